@@ -1,0 +1,45 @@
+# A fresh machine needs Python 3.11 or newer, make and a package registry; everything else is installed into .venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+# One BLAS thread: results are the same bits, and two processes on two cores do not spin against each other.
+export OMP_NUM_THREADS = 1
+export OPENBLAS_NUM_THREADS = 1
+export MKL_NUM_THREADS = 1
+
+.PHONY: demo test test-slow check bench proto clean
+
+demo: $(INSTALLED)
+	rm -rf runs/demo
+	$(BIN)/coterie run hsb --hosts 4 --output runs/demo
+	$(BIN)/coterie ledger runs/demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(INSTALLED)
+	$(BIN)/python -m pytest -m slow --timeout 900
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy common server client deploy protos/generate.py tests
+	$(BIN)/buf lint protos
+
+bench: $(INSTALLED)
+	$(BIN)/pip install -q -c constraints.txt -e ".[bench]"
+	$(BIN)/python -m tests.benchmarks
+
+proto: $(INSTALLED)
+	$(BIN)/python protos/generate.py
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs build dist

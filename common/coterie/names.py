@@ -1,0 +1,106 @@
+"""User names: their natural order, what a name may be, and the command line's `--users` selection.
+
+Names only: whose rows they stand for is the business of `coterie_client.data`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+
+from coterie.errors import ConfigError
+
+NaturalKey = tuple[tuple[tuple[str, int, str], ...], str]
+
+_RUN = re.compile(r"([^0-9]*)([0-9]*)")
+_POSITION = re.compile(r"[0-9]{1,9}")
+_POSITIONS = re.compile(r"([0-9]{1,9})\s*-\s*([0-9]{1,9})")
+
+
+def natural_key(name: str) -> NaturalKey:
+    """Sort key of the natural order: runs of digits compare as numbers, the rest by code point, so "u2" < "u10".
+
+    Names that differ in leading zeros only ("u2", "u02") are told apart by their text, so the order is total.
+    """
+    # A number is compared by its length, then its digits: equal to comparing integers, and without int()'s limit of 4300 digits.
+    runs = []
+    for text, digits in _RUN.findall(name):
+        number = digits.lstrip("0")
+        runs.append((text, len(number) if digits else -1, number))
+    return tuple(runs), name
+
+
+def check_name(name: str, where: str) -> str:
+    """`name` itself if it may name a user or a cluster, else a ConfigError that begins with `where`."""
+    if not name:
+        raise ConfigError(f"{where}: the name is empty, want at least one character")
+    if name != name.strip() or not name.isprintable():
+        raise ConfigError(f"{where}: the name {name!r} has spaces around it or unprintable characters, want none")
+    return name
+
+
+def similar_names(name: str, names: Iterable[str]) -> list[str]:
+    """Up to three of `names` that look like `name`, most similar first."""
+    return difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
+
+
+def unknown_user(name: str, names: Sequence[str]) -> ConfigError:
+    """The error for a user that is not among `names`."""
+    similar = similar_names(name, names)
+    if similar:
+        return ConfigError(f"user {name!r} is not in the data, want one like {', '.join(map(repr, similar))}")
+    return ConfigError(f"user {name!r} is not in the data, want one of its {len(names)} users")
+
+
+def parse_users(selection: str, names: Iterable[str]) -> list[str]:
+    """The users that `selection` chooses among `names`, in natural order and each once.
+
+    A selection is a comma-separated list. An integer or a range of integers ("25", "0-19") is a position in the naturally
+    ordered list of all names, from 0; anything else is a name ("u30") or a range of names ("u30-u39"). Ranges include both
+    ends. Integers are always positions, also where names are integers. Any other token that is itself a name is that name, so
+    names with hyphens work.
+
+    Raises ConfigError for an empty token, a position outside the list, an unknown name, and a range whose ends are reversed.
+    """
+    ordered = sorted(set(names), key=natural_key)
+    place = {name: position for position, name in enumerate(ordered)}
+    chosen: set[int] = set()
+    for token in (part.strip() for part in selection.split(",")):
+        first, last = _ends(token, selection, ordered, place)
+        if first > last:
+            raise ConfigError(f"users {token!r} is a range from {first} down to {last}, want the first end before the last")
+        chosen.update(range(first, last + 1))
+    return [ordered[position] for position in sorted(chosen)]
+
+
+def _ends(token: str, selection: str, ordered: Sequence[str], place: dict[str, int]) -> tuple[int, int]:
+    """First and last position that one token stands for."""
+    if not token:
+        raise ConfigError(f"users {selection!r} has an empty part, want names, positions or ranges between the commas")
+    if _POSITION.fullmatch(token):
+        position = _position(token, token, len(ordered))
+        return position, position
+    if match := _POSITIONS.fullmatch(token):
+        return _position(match[1], token, len(ordered)), _position(match[2], token, len(ordered))
+    if token in place:
+        return place[token], place[token]
+    for hyphen in re.finditer("-", token):
+        first, last = token[: hyphen.start()].strip(), token[hyphen.end() :].strip()
+        if first in place and last in place:
+            return place[first], place[last]
+    # A range with one unknown end: name that end, not the whole token.
+    head, hyphen_text, tail = token.partition("-")
+    if hyphen_text and head.strip() in place:
+        raise unknown_user(tail.strip(), ordered)
+    head, hyphen_text, tail = token.rpartition("-")
+    if hyphen_text and tail.strip() in place:
+        raise unknown_user(head.strip(), ordered)
+    raise unknown_user(token, ordered)
+
+
+def _position(digits: str, token: str, n_users: int) -> int:
+    position = int(digits)
+    if position >= n_users:
+        raise ConfigError(f"users {token!r} asks for position {position} of {n_users} users, want 0 to {n_users - 1}")
+    return position

@@ -1,0 +1,170 @@
+from coterie.v1 import tensor_pb2 as _tensor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetExperimentRequest(_message.Message):
+    __slots__ = ("protocol", "host")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    host: str
+    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
+
+class GetExperimentResponse(_message.Message):
+    __slots__ = ("run_id", "experiment_json")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPERIMENT_JSON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    experiment_json: str
+    def __init__(self, run_id: _Optional[str] = ..., experiment_json: _Optional[str] = ...) -> None: ...
+
+class JoinRequest(_message.Message):
+    __slots__ = ("hello", "reply", "chunk", "heartbeat", "failure", "book")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    BOOK_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    reply: Reply
+    chunk: Chunk
+    heartbeat: Heartbeat
+    failure: Failure
+    book: Book
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., book: _Optional[_Union[Book, _Mapping]] = ...) -> None: ...
+
+class JoinResponse(_message.Message):
+    __slots__ = ("welcome", "task", "chunk", "heartbeat", "finish")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    task: Task
+    chunk: Chunk
+    heartbeat: Heartbeat
+    finish: Finish
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
+
+class User(_message.Message):
+    __slots__ = ("name", "cluster")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    cluster: str
+    def __init__(self, name: _Optional[str] = ..., cluster: _Optional[str] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol", "host", "users", "more", "run_id", "last_seq", "numerics", "instance")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    host: str
+    users: _containers.RepeatedCompositeFieldContainer[User]
+    more: bool
+    run_id: str
+    last_seq: int
+    numerics: str
+    instance: str
+    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., more: _Optional[bool] = ..., run_id: _Optional[str] = ..., last_seq: _Optional[int] = ..., numerics: _Optional[str] = ..., instance: _Optional[str] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("run_id", "member_indices", "n_members", "heartbeat_s")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_INDICES_FIELD_NUMBER: _ClassVar[int]
+    N_MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    member_indices: _containers.RepeatedScalarFieldContainer[int]
+    n_members: int
+    heartbeat_s: float
+    def __init__(self, run_id: _Optional[str] = ..., member_indices: _Optional[_Iterable[int]] = ..., n_members: _Optional[int] = ..., heartbeat_s: _Optional[float] = ...) -> None: ...
+
+class Task(_message.Message):
+    __slots__ = ("seq", "attempt", "stage", "round", "durable_seq", "snapshot", "replay", "resent", "stage_json", "parts")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_SEQ_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_FIELD_NUMBER: _ClassVar[int]
+    RESENT_FIELD_NUMBER: _ClassVar[int]
+    STAGE_JSON_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    attempt: int
+    stage: int
+    round: int
+    durable_seq: int
+    snapshot: int
+    replay: int
+    resent: int
+    stage_json: str
+    parts: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Part]
+    def __init__(self, seq: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., durable_seq: _Optional[int] = ..., snapshot: _Optional[int] = ..., replay: _Optional[int] = ..., resent: _Optional[int] = ..., stage_json: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.Part, _Mapping]]] = ...) -> None: ...
+
+class Reply(_message.Message):
+    __slots__ = ("seq", "attempt", "resent", "durable_seq", "parts")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RESENT_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_SEQ_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    attempt: int
+    resent: int
+    durable_seq: int
+    parts: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Part]
+    def __init__(self, seq: _Optional[int] = ..., attempt: _Optional[int] = ..., resent: _Optional[int] = ..., durable_seq: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.Part, _Mapping]]] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("seq",)
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    def __init__(self, seq: _Optional[int] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("reason", "config")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    config: bool
+    def __init__(self, reason: _Optional[str] = ..., config: _Optional[bool] = ...) -> None: ...
+
+class Book(_message.Message):
+    __slots__ = ("names", "rows", "n_rows")
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    N_ROWS_FIELD_NUMBER: _ClassVar[int]
+    names: str
+    rows: bytes
+    n_rows: int
+    def __init__(self, names: _Optional[str] = ..., rows: _Optional[bytes] = ..., n_rows: _Optional[int] = ...) -> None: ...
+
+class Finish(_message.Message):
+    __slots__ = ("outcome", "failed")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    outcome: str
+    failed: bool
+    def __init__(self, outcome: _Optional[str] = ..., failed: _Optional[bool] = ...) -> None: ...
