@@ -1,0 +1,23 @@
+"""A client's private data: the users it has, their rows, the held-out split, and standardisation.
+
+Importing this is light: NumPy and pydantic; pyarrow is imported by the Parquet reader alone, on first use. The configuration is
+`coterie.data.DataConfig`.
+"""
+
+from coterie_client.data.load import list_users, load_users
+from coterie_client.data.python_source import UserRecord, UserSource, user_source
+from coterie_client.data.standardize import Moments, moments, standardize
+from coterie_client.data.users import UserData, UserHead
+
+__all__ = [
+    "Moments",
+    "UserData",
+    "UserHead",
+    "UserRecord",
+    "UserSource",
+    "list_users",
+    "load_users",
+    "moments",
+    "standardize",
+    "user_source",
+]

@@ -1,0 +1,33 @@
+"""The data's own random numbers: one stream per (seed, purpose, index), so that no user's data depends on another's.
+
+Built on raw Philox words, whose stream NumPy guarantees, and not on `Generator` methods, whose results it may change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from coterie.arrays import Array, Indices
+from coterie.streams import philox
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A named stream of random numbers; each call moves it on."""
+
+    words: np.random.Philox
+
+    def uniform(self, n: int) -> Array:
+        """(n,) numbers uniform in [0, 1), multiples of 2**-53."""
+        return (self.words.random_raw(n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def order(self, n: int) -> Indices:
+        """(n,) a random permutation of 0..n-1."""
+        return np.argsort(self.words.random_raw(n), kind="stable").astype(np.int64)
+
+
+def stream(seed: int, purpose: str, *index: int | str) -> Stream:
+    """The stream of (seed, purpose, index)."""
+    return Stream(philox(seed, purpose, *index))

@@ -1,0 +1,75 @@
+"""The two questions a client asks of its data: which users are there, and what are the rows of mine.
+
+Both give the same answers for a user whichever other users are asked for, so data does not depend on how users are
+spread over hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import assert_never
+
+from coterie.data import CsvData, DataConfig, EllipsesData, HsbData, NpzData, ParquetData, PythonData
+from coterie.names import natural_key, unknown_user
+from coterie_client.data import csv_table, ellipses, hsb, npz_table, parquet_table, python_source
+from coterie_client.data.users import UserData, UserHead
+
+
+def list_users(config: DataConfig, seed: int, data_dir: Path | None = None) -> list[UserHead]:
+    """All users of the data in natural order (u2 before u10), without their rows where the source allows it.
+
+    `data_dir` is the client's data folder: paths in `config` start there and must not leave it; None: the current working directory, and
+    any path. `seed` is the experiment's. Raises ConfigError when the data cannot be read.
+    """
+    return sorted(_heads(config, seed, data_dir), key=lambda head: natural_key(head.name))
+
+
+def load_users(config: DataConfig, seed: int, names: Sequence[str] | None, data_dir: Path | None = None) -> list[UserData]:
+    """The users in `names` (None: all) with their rows, in natural order of names, whatever the order or repetitions of `names`.
+
+    `seed` and `data_dir` are as in `list_users`. Raises ConfigError when the data cannot be read, a row of one of these users is wrong, or
+    a name is unknown. Rows of other users are neither kept nor, but for their user's name, checked.
+    """
+    wanted = None if names is None else frozenset(names)
+    users = sorted(_load(config, seed, wanted, data_dir), key=lambda user: natural_key(user.name))
+    unknown = (wanted or frozenset()) - {user.name for user in users}
+    if unknown:
+        raise unknown_user(min(unknown, key=natural_key), [head.name for head in list_users(config, seed, data_dir)])
+    return users
+
+
+def _heads(config: DataConfig, seed: int, data_dir: Path | None) -> list[UserHead]:
+    match config:
+        case CsvData():
+            return csv_table.heads(config, data_dir)
+        case HsbData():
+            return csv_table.heads(hsb.as_csv(config), None)
+        case ParquetData():
+            return parquet_table.heads(config, data_dir)
+        case NpzData():
+            return npz_table.heads(config, data_dir)
+        case EllipsesData():
+            return ellipses.heads(config)
+        case PythonData():
+            return python_source.heads(config, seed)
+        case _:
+            assert_never(config)
+
+
+def _load(config: DataConfig, seed: int, names: Collection[str] | None, data_dir: Path | None) -> list[UserData]:
+    match config:
+        case CsvData():
+            return csv_table.load(config, seed, names, data_dir)
+        case HsbData():
+            return csv_table.load(hsb.as_csv(config), seed, names, None)
+        case ParquetData():
+            return parquet_table.load(config, seed, names, data_dir)
+        case NpzData():
+            return npz_table.load(config, seed, names, data_dir)
+        case EllipsesData():
+            return ellipses.load(config, seed, names)
+        case PythonData():
+            return python_source.load(config, seed, names)
+        case _:
+            assert_never(config)

@@ -1,0 +1,112 @@
+"""Which files a configured path stands for, and the wall around the client's data folder.
+
+A client's configuration may come from the coordinator, so a path in it is not trusted: with a data folder, only files whose
+real place is inside that folder are read, whatever "..", absolute paths or symbolic links say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from coterie.data import USER
+from coterie.errors import ConfigError
+from coterie.names import check_name, natural_key
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file to read; `label` is how messages call it: as configured, without the client's own folders."""
+
+    path: Path
+    label: str
+    user: str | None  # the file holds this user's rows alone; None: a column tells the users
+
+
+def resolve(path: str | Path, data_dir: Path | None) -> Path:
+    """The real place of `path`. Raises ConfigError when it is outside of `data_dir`, or `data_dir` is no folder.
+
+    Without `data_dir`, relative paths start at the current working directory and all places are allowed.
+    """
+    if data_dir is None:
+        return _real(Path(path), path)
+    root = _real(Path(data_dir), data_dir)
+    if not root.is_dir():
+        raise ConfigError(f"data folder {str(data_dir)!r} is {_what(root)}, want an existing folder")
+    place = _real(root / path, path)
+    if not place.is_relative_to(root):
+        raise ConfigError(f"data path {str(path)!r} leaves the data folder, want a path inside it")
+    return place
+
+
+def one_file(path: str, data_dir: Path | None) -> DataFile:
+    """The regular file at `path`; ConfigError if there is none."""
+    place = resolve(path, data_dir)
+    if not place.is_file():
+        raise ConfigError(f"data file {path!r} is {_what(place)}, want a readable file")
+    return DataFile(place, path, user=None)
+
+
+def data_files(path: str, data_dir: Path | None, suffixes: tuple[str, ...]) -> list[DataFile]:
+    """The files that `path` stands for, per-user files in natural order of their users.
+
+    A folder stands for its files that end in one of `suffixes`, each named after its user; other and hidden files are passed over.
+    """
+    if USER in path:
+        return _per_user(path, data_dir)
+    if not resolve(path, data_dir).is_dir():
+        return [one_file(path, data_dir)]
+    found: dict[str, DataFile] = {}
+    for suffix in suffixes:
+        for file in _matches(str(Path(path) / f"{USER}{suffix}"), data_dir):
+            name = str(file.user)
+            if name in found:
+                raise ConfigError(f"user {name!r} has the files {found[name].label!r} and {file.label!r}, want one")
+            found[name] = file
+    return _in_order(path, list(found.values()))
+
+
+def _per_user(pattern: str, data_dir: Path | None) -> list[DataFile]:
+    return _in_order(pattern, _matches(pattern, data_dir))
+
+
+def _in_order(path: str, files: list[DataFile]) -> list[DataFile]:
+    if not files:
+        raise ConfigError(f"data path {path!r} matches 0 files, want one file per user")
+    return sorted(files, key=lambda file: natural_key(str(file.user)))
+
+
+def _matches(pattern: str, data_dir: Path | None) -> list[DataFile]:
+    parts = Path(pattern).parts
+    place = next(index for index, part in enumerate(parts) if USER in part)
+    folder, after = Path(*parts[:place]), parts[place + 1 :]
+    prefix, suffix = parts[place].split(USER)
+    real_folder = resolve(folder, data_dir)
+    if not real_folder.is_dir():
+        raise ConfigError(f"data folder {str(folder)!r} is {_what(real_folder)}, want a folder with one file per user")
+    files = []
+    for entry in real_folder.iterdir():
+        name = entry.name[len(prefix) : len(entry.name) - len(suffix)]
+        is_hidden = not prefix and entry.name.startswith(".")
+        if entry.name != f"{prefix}{name}{suffix}" or not name or is_hidden:
+            continue
+        label = str(Path(folder, entry.name, *after))
+        real = resolve(label, data_dir)
+        if real.is_file():
+            files.append(DataFile(real, label, check_name(name, label)))
+    return files
+
+
+def _real(place: Path, called: str | Path) -> Path:
+    try:
+        real = place.resolve()
+        real.exists()
+    except (OSError, RuntimeError) as error:  # a loop of symbolic links, a name too long
+        raise ConfigError(f"data path {str(called)!r} cannot be followed, want the path of a file or folder") from error
+    return real
+
+
+def _what(place: Path) -> str:
+    if not place.exists():
+        return "missing"
+    return "a folder" if place.is_dir() else "not a regular file"

@@ -1,0 +1,138 @@
+"""Where the users' rows come from: the `data` section of an experiment.
+
+Configuration only. The readers and generators are in `coterie_client.data`; the coordinator never sees a row.
+Every source names its users, optionally gives each a known cluster label, and holds out test rows per user by seed, except
+where the source brings test rows of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+FilePath = Annotated[str, StringConstraints(min_length=1, max_length=4000, pattern=r"^[^\x00]+$")]
+TestFraction = Annotated[float, Field(ge=0, lt=1)]
+
+USER = "{user}"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    # Centre and scale the features by constants that the members agree on in a federated round of sums.
+    standardize: bool = False
+
+
+class _Table(_Model):
+    """A table with one row per example: one file for all users of a host, or one file per user."""
+
+    # One file; a folder with one file per user; or a pattern such as "users/{user}.csv". Relative to the client's data folder.
+    path: FilePath
+    user_column: Name | None = None  # absent where the file name is the user's name
+    target_column: Name | None = None  # absent: the loss has no target, and targets are 0
+    feature_columns: tuple[Name, ...] | None = Field(default=None, min_length=1)  # absent: all other numeric columns
+    cluster_column: Name | None = None  # the user's known cluster label, constant within a user
+    test_fraction: TestFraction = 0.2  # of a user's rows, rounded to whole rows
+
+    @model_validator(mode="after")
+    def _columns_and_pattern_agree(self) -> _Table:
+        if self.path.count(USER) > 1:
+            raise ValueError(f"path {self.path!r} has {self.path.count(USER)} places for {USER}, want at most one")
+        if USER in self.path and self.user_column is not None:
+            raise ValueError(f"path {self.path!r} names the user, and user_column {self.user_column!r} names it again, want one of the two")
+        roles = [("user_column", self.user_column), ("target_column", self.target_column)]
+        roles += [("cluster_column", self.cluster_column)]
+        roles += [("feature_columns", column) for column in self.feature_columns or ()]
+        seen: dict[str, str] = {}
+        for role, column in roles:
+            if column is None:
+                continue
+            if column in seen:
+                raise ValueError(f"column {column!r} is in {seen[column]} and again in {role}, want it once")
+            seen[column] = role
+        return self
+
+
+class CsvData(_Table):
+    """Comma-separated text, `.csv` or `.csv.gz`, in UTF-8, the first line its header."""
+
+    source: Literal["csv"]
+
+
+class ParquetData(_Table):
+    """Parquet files; needs the extra `data` (pyarrow) on the client."""
+
+    source: Literal["parquet"]
+
+
+class NpzData(_Model):
+    """One NumPy archive of arrays with n rows each; the fields say what the arrays are called in it."""
+
+    source: Literal["npz"]
+    path: FilePath
+    features: Name = "features"  # (n, p) numbers
+    target: Name | None = "target"  # (n,) numbers; null: the loss has no target, and targets are 0
+    user: Name = "user"  # (n,) integers or text
+    cluster: Name | None = None  # (n,) integers or text, constant within a user
+    test_fraction: TestFraction = 0.2
+
+
+class EllipsesData(_Model):
+    """Synthetic classification in the plane: each cluster's two classes are uniform in two overlapping ellipses.
+
+    The data of section V of Armacki, Bajovic, Jakovetic and Kar (2022); the geometry is in `coterie_client.data.ellipses`.
+    """
+
+    source: Literal["ellipses"]
+    clusters: int = Field(default=3, ge=1, le=1000)
+    users_per_cluster: int = Field(default=20, ge=1, le=100_000)
+    rows_per_user: int = Field(default=10, ge=2)  # 2: each user holds both classes
+    points_per_class: int = Field(default=100, ge=1, le=1_000_000)  # the pool of a cluster, from which its users draw
+    test_per_class: int = Field(default=2000, ge=0, le=1_000_000)  # the test set that a cluster's users share
+    seed: int | None = Field(default=None, ge=0)  # absent: the experiment's
+
+    @model_validator(mode="after")
+    def _pool_is_large_enough(self) -> EllipsesData:
+        if self.rows_per_user > 2 * self.points_per_class:
+            raise ValueError(
+                f"rows_per_user is {self.rows_per_user}, want at most the {2 * self.points_per_class} points of a cluster's pool"
+            )
+        return self
+
+
+HsbColumn = Literal["minority", "female", "ses", "meanses", "cses"]
+
+
+class HsbData(_Model):
+    """High School and Beyond, 1982: 7,185 students of 160 schools; bundled.
+
+    A user is a school, its cluster the sector (Public or Catholic), the target a student's mathematics achievement.
+    """
+
+    source: Literal["hsb"]
+    feature_columns: tuple[HsbColumn, ...] = Field(default=("ses", "minority", "female"), min_length=1)
+    test_fraction: TestFraction = 0.2
+
+    @model_validator(mode="after")
+    def _columns_are_distinct(self) -> HsbData:
+        for column in self.feature_columns:
+            if self.feature_columns.count(column) > 1:
+                raise ValueError(f"feature_columns names {column!r} more than once, want it once")
+        return self
+
+
+class PythonData(_Model):
+    """Users made by a function of the client's own code, marked `@coterie_client.data.user_source`."""
+
+    source: Literal["python"]
+    path: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]  # package.module:function
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    test_fraction: TestFraction = 0.2  # for users that come without test rows
+
+
+DataConfig = Annotated[
+    CsvData | ParquetData | NpzData | EllipsesData | HsbData | PythonData,
+    Field(discriminator="source"),
+]

@@ -1,0 +1,85 @@
+"""Natural order of user names and the `--users` selection."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coterie.errors import ConfigError
+from coterie.names import check_name, natural_key, parse_users
+
+NAMES = [f"u{i}" for i in range(60)]
+
+
+def test_numbers_in_names_sort_as_numbers() -> None:
+    names = ["u10", "u2", "u", "v1", "u2b", "10", "9", "u02", "u1", "a1b10", "a1b9"]
+    assert sorted(names, key=natural_key) == ["9", "10", "a1b9", "a1b10", "u", "u1", "u02", "u2", "u2b", "u10", "v1"]
+
+
+def test_a_name_of_five_thousand_digits_has_a_place() -> None:
+    assert natural_key("9" * 5000) < natural_key("1" + "0" * 5000)
+
+
+@given(st.lists(st.text(alphabet="ab0129-", max_size=6), unique=True))
+def test_the_natural_order_is_total_and_does_not_depend_on_the_order_given(names: list[str]) -> None:
+    backwards = names[::-1]
+    assert sorted(names, key=natural_key) == sorted(backwards, key=natural_key)
+    assert len({natural_key(name) for name in names}) == len(names)
+
+
+@given(st.integers(0, 10**30), st.integers(0, 10**30))
+def test_the_natural_order_agrees_with_integers(a: int, b: int) -> None:
+    assert (natural_key(f"u{a}") < natural_key(f"u{b}")) == (a < b)
+
+
+def test_positions_names_and_ranges_are_united_in_natural_order_and_each_once() -> None:
+    chosen = parse_users("u30-u32, 25,0-2,1 , u2,u59", reversed(NAMES))
+    assert chosen == ["u0", "u1", "u2", "u25", "u30", "u31", "u32", "u59"]
+
+
+def test_positions_count_in_natural_order_not_in_the_order_given() -> None:
+    assert parse_users("1-2", ["u10", "u2", "u1"]) == ["u2", "u10"]
+
+
+def test_an_integer_is_a_position_also_where_names_are_integers() -> None:
+    assert parse_users("0", ["7", "8"]) == ["7"]
+
+
+def test_names_with_hyphens_can_be_chosen_and_ranged() -> None:
+    names = ["site-1", "site-2", "site-3", "x"]
+    assert parse_users("site-2", names) == ["site-2"]
+    assert parse_users("site-1-site-3", names) == ["site-1", "site-2", "site-3"]
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        ("", "users '' has an empty part, want names, positions or ranges between the commas"),
+        ("u1,,u2", "users 'u1,,u2' has an empty part, want names, positions or ranges between the commas"),
+        ("60", "users '60' asks for position 60 of 60 users, want 0 to 59"),
+        ("5-60", "users '5-60' asks for position 60 of 60 users, want 0 to 59"),
+        ("5-3", "users '5-3' is a range from 5 down to 3, want the first end before the last"),
+        ("u5-u3", "users 'u5-u3' is a range from 5 down to 3, want the first end before the last"),
+        ("u77-u3", "user 'u77' is not in the data, want one like 'u7'"),
+        ("zebra", "user 'zebra' is not in the data, want one of its 60 users"),
+        ("u1-zebra", "user 'zebra' is not in the data, want one of its 60 users"),
+    ],
+)
+def test_a_wrong_selection_says_what_is_wrong(selection: str, message: str) -> None:
+    with pytest.raises(ConfigError, match="^" + re.escape(message)):
+        parse_users(selection, NAMES)
+
+
+def test_at_most_three_similar_names_are_offered() -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_users("u5x", NAMES)
+    assert str(error.value).count("'u") == 4
+
+
+@pytest.mark.parametrize("name", ["", " u1", "u1\n", "u\x00"])
+def test_names_that_cannot_be_seen_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^here: "):
+        check_name(name, "here")
