@@ -1,0 +1,240 @@
+"""All users of one host and what each of them minimises.
+
+The host's users are worked on together, in stacks of like row counts, and user i's result is the same to the last bit
+whether the host holds it alone, among others, or is asked about it in a subset. This holds within one version of
+numpy and one CPU kernel, with one BLAS thread, and for a row loss whose functions are elementwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from coterie.arrays import Array, Indices
+from coterie.errors import ConfigError, RunError
+from coterie.problem import ProblemConfig
+from coterie_client.problems.assembly import make_block, read_stacks
+from coterie_client.problems.blocks import Block
+from coterie_client.problems.coercivity import margin_reasons
+from coterie_client.problems.losses import RowLoss
+from coterie_client.problems.margins import MarginBlock, design
+from coterie_client.problems.newton import MAX_STEPS, minimise
+from coterie_client.problems.resolve import resolve_row_loss
+from coterie_client.problems.rows import read_features, stack_rows
+
+_NAMED_OFFENDERS = 3
+PIECE_ROWS = 16_384  # of rows to judge at a time
+
+
+@dataclass(frozen=True)
+class ConvexProblem:
+    """The `Problem` that `build_problem` makes."""
+
+    config: ProblemConfig
+    names: tuple[str, ...]
+    n_rows: Indices  # (n_users,)
+    n_features: int  # p
+    loss: RowLoss | None  # None: distances
+    stacks: tuple[tuple[Indices, Block], ...]  # positions among the host's users, and their losses
+
+    @property
+    def n_users(self) -> int:
+        return len(self.names)
+
+    @property
+    def d(self) -> int:
+        return self.n_features + self.config.has_intercept
+
+    def value(self, x: Array, users: Indices | None = None) -> Array:
+        return self._each(lambda block, x: block.value(x, block.look(x)), x, users, ())
+
+    def gradient(self, x: Array, users: Indices | None = None) -> Array:
+        return self._each(lambda block, x: block.gradient(x, block.look(x)), x, users, (self.d,))
+
+    def hessian(self, x: Array, users: Indices | None = None) -> Array:
+        return self._each(lambda block, x: block.hessian(x, block.look(x)), x, users, (self.d, self.d))
+
+    def smoothness(self) -> Array:
+        return self._of_all(lambda block: block.smoothness())
+
+    def strong_convexity(self) -> Array:
+        return self._of_all(lambda block: block.strong_convexity())
+
+    def argmin(
+        self,
+        tilt: Array,
+        ridge: Array | float,
+        start: Array | None = None,
+        users: Indices | None = None,
+        *,
+        allow_unbounded: bool = False,
+    ) -> Array:
+        """As `Problem.argmin`, to the gradient norm stated in `coterie_client.problems.newton`.
+
+        Raises `RunError` naming the users whose problem is unbounded or does not converge; with `allow_unbounded`
+        their rows are NaN instead. A user with neither tilt nor ridge whose loss is not coercive is one of them.
+        """
+        n = self.n_users if users is None else len(users)
+        tilt, ridges = self._models(tilt, n), np.broadcast_to(np.asarray(ridge, dtype=np.float64), (n,))
+        if not (ridges >= 0.0).all():
+            raise ValueError(f"ridge is {ridges.min()}, it must be >= 0")
+        start = np.zeros((n, self.d)) if start is None else self._models(start, n)
+        result = np.empty((n, self.d))
+        for listed, block in self._blocks(users):
+            x, converged = minimise(block, tilt[listed], ridges[listed], start[listed])
+            x[~converged] = np.nan
+            result[listed] = x
+        if (ridges == 0.0).any():
+            result[self._idle_and_flat(tilt, ridges, users)] = np.nan
+        lost = np.isnan(result[:, 0])
+        if lost.any() and not allow_unbounded:
+            positions = np.flatnonzero(lost) if users is None else users[lost]
+            offenders = ", ".join(repr(self.names[i]) for i in positions[:_NAMED_OFFENDERS])
+            more = f" and {len(positions) - _NAMED_OFFENDERS} more" if len(positions) > _NAMED_OFFENDERS else ""
+            raise RunError(
+                f"the local problem of user {offenders}{more} has no minimiser that {MAX_STEPS} Newton steps can find, "
+                "wanted a bounded one: its loss, ridge and tilt leave a direction without growth"
+            )
+        return result
+
+    def coercive(self) -> list[str | None]:
+        return list(self._reasons)
+
+    def check(self) -> None:
+        offenders = [f"user {name!r}: {reason}" for name, reason in zip(self.names, self._reasons, strict=True) if reason]
+        if offenders:
+            more = len(offenders) - _NAMED_OFFENDERS
+            listed = "; ".join(offenders[:_NAMED_OFFENDERS]) + (f"; and {more} more" if more > 0 else "")
+            raise ConfigError(
+                f"{len(offenders)} of {self.n_users} users have a {self.config.loss} loss without a unique minimiser: {listed}"
+            )
+
+    def predict(self, x: Array, features: Array) -> Array:
+        """As `Problem.predict`; a distance loss predicts nothing, hence `ConfigError`."""
+        if self.loss is None:
+            raise ConfigError(f"loss {self.config.loss!r} has no predictions, wanted a loss with targets")
+        (a,) = read_features(["predict"], [features], self.n_features)
+        if not len(a):
+            return np.empty(0)
+        (stack,) = stack_rows([a], [np.zeros(len(a))])  # padded, so that scores agree with `evaluate` to the last bit
+        rows = design(stack.features, self.config.has_intercept)
+        scores = np.matmul(rows, self._models(x[None], 1)[:, :, None])[0, : len(a), 0]
+        return self.loss.predict(scores)
+
+    def evaluate(self, x: Array, features: Sequence[Array], targets: Sequence[Array], users: Indices | None = None) -> tuple[Array, Array]:
+        """As `Problem.evaluate`, with the reduction of the config; for distances the squared error is |x - a_r|^2.
+
+        features: (m_i, p) and targets: (m_i,) for each listed user; NaN for users without rows. Raises `ConfigError`.
+        """
+        names = self.names if users is None else [self.names[i] for i in users]
+        x = self._models(x, len(names))
+        losses, metrics = np.full(len(names), np.nan), np.full(len(names), np.nan)
+        for first, last in _pieces([len(rows) for rows in features]):
+            here = slice(first, last)
+            losses[here], metrics[here] = self._evaluate_piece(x[here], names[here], features[here], targets[here])
+        return losses, metrics
+
+    def _evaluate_piece(self, x: Array, names: Sequence[str], features: Sequence[Array], targets: Sequence[Array]) -> tuple[Array, Array]:
+        losses, metrics = np.full(len(names), np.nan), np.full(len(names), np.nan)
+        for stack in read_stacks(self.loss, names, features, targets, self.n_features):
+            models = x[stack.members]
+            block = make_block(self.config, self.loss, stack, 0.0)
+            seen = block.look(models)
+            losses[stack.members] = block.value(models, seen)
+            if self.loss is None:
+                errors = np.vecdot(seen, seen)
+            elif self.loss.is_classifier:
+                errors = (self.loss.predict(seen) == stack.targets).astype(np.float64)
+            else:
+                errors = np.square(self.loss.predict(seen) - stack.targets)
+            metrics[stack.members] = np.vecdot(stack.valid, errors) / stack.counts
+        return losses, metrics
+
+    @cached_property
+    def _reasons(self) -> list[str | None]:
+        reasons: list[str | None] = [None] * self.n_users
+        for positions, block in self.stacks:
+            if isinstance(block, MarginBlock):  # a distance grows in every direction
+                for position, reason in zip(positions, margin_reasons(block, self.config.has_intercept), strict=True):
+                    reasons[position] = reason
+        return reasons
+
+    def _idle_and_flat(self, tilt: Array, ridges: Array, users: Indices | None) -> Array:
+        flat = np.array([reason is not None for reason in self._reasons])
+        idle = (ridges == 0.0) & ~tilt.any(axis=1)
+        found: Array = idle & (flat if users is None else flat[users])
+        return found
+
+    def _models(self, x: Array, n: int) -> Array:
+        x = np.array(x, dtype=np.float64, order="C")  # the strides of the caller's array must not reach BLAS
+        if x.shape != (n, self.d):
+            raise ValueError(f"models have shape {x.shape}, wanted {(n, self.d)}")
+        return x
+
+    @cached_property
+    def _places(self) -> tuple[Indices, Indices]:
+        """(n_users,) the stack of each user, and its row there."""
+        stack_of, row_of = np.empty(self.n_users, dtype=np.int64), np.empty(self.n_users, dtype=np.int64)
+        for number, (positions, _) in enumerate(self.stacks):
+            stack_of[positions], row_of[positions] = number, np.arange(len(positions))
+        return stack_of, row_of
+
+    def _blocks(self, users: Indices | None) -> Iterator[tuple[Indices | slice, Block]]:
+        """Where the listed users of each stack stand in the list, and their losses."""
+        if users is None:
+            whole = len(self.stacks) == 1
+            for positions, block in self.stacks:
+                yield (slice(None) if whole else positions), block
+            return
+        stack_of, row_of = self._places
+        for number, (_, block) in enumerate(self.stacks):
+            listed = np.flatnonzero(stack_of[users] == number)
+            if listed.size:
+                yield listed, block.take(row_of[users[listed]])
+
+    def _each(self, function: Callable[[Block, Array], Array], x: Array, users: Indices | None, shape: tuple[int, ...]) -> Array:
+        n = self.n_users if users is None else len(users)
+        x, result = self._models(x, n), np.empty((n, *shape))
+        for listed, block in self._blocks(users):
+            result[listed] = function(block, x[listed])
+        return result
+
+    def _of_all(self, function: Callable[[Block], Array]) -> Array:
+        result = np.empty(self.n_users)
+        for positions, block in self.stacks:
+            result[positions] = function(block)
+        return result
+
+
+def build_problem(config: ProblemConfig, names: Sequence[str], features: Sequence[Array], targets: Sequence[Array]) -> ConvexProblem:
+    """The losses of a host's users.
+
+    features: (m_i, p) for each user. targets: (m_i,) for each user, not looked at by the distance losses.
+    Raises `ConfigError` for users without rows, numbers that are not finite, labels a loss does not know, or arrays
+    of the wrong shape. Whether the losses have minimisers is another question: `Problem.check`.
+    """
+    if not names:
+        raise ConfigError("the host has 0 users, it needs at least one")
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if list(names).count(name) > 1)
+        raise ConfigError(f"user {twice!r} is listed twice, names must differ")
+    loss = None if config.is_distance else resolve_row_loss(config)
+    stacks = read_stacks(loss, names, features, targets)
+    n_rows = np.array([len(a) for a in features], dtype=np.int64)
+    blocks = tuple((stack.members, make_block(config, loss, stack, config.l2)) for stack in stacks)
+    return ConvexProblem(config, tuple(names), n_rows, stacks[0].features.shape[2], loss, blocks)
+
+
+def _pieces(n_rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Runs of users with about PIECE_ROWS rows together: rows to judge are many, and need not be padded all at once."""
+    first, held = 0, 0
+    for position, rows in enumerate(n_rows):
+        if held and held + rows > PIECE_ROWS:
+            yield first, position
+            first, held = position, 0
+        held += rows
+    if first < len(n_rows):
+        yield first, len(n_rows)

@@ -1,0 +1,113 @@
+"""Distances to a user's points: f_i(x) = sum_r weight_r h(|x - a_r|) + c/2 |x|^2 for one stack of users.
+
+h(t) = t^2/2, with which the sum-of-norms penalty is plain convex clustering, or the Huber function of t.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from coterie.arrays import Array, Indices
+from coterie.problem import ProblemConfig
+from coterie_client.problems.blocks import diagonal, norm
+from coterie_client.problems.losses import huber
+from coterie_client.problems.rows import Stack
+
+
+@dataclass(frozen=True)
+class DistanceBlock:
+    """A `Block` of k users; see `coterie_client.problems.blocks`."""
+
+    delta: float | None  # None: squared distances
+    l2: float  # c
+    points: Array  # (k, R, d)
+    weights: Array  # (k, R), zero for padding
+    counts: Array  # (k,), the m_i
+    steepness: Array  # (k,), the sum of weights plus c
+    pull: Array  # (k,)
+    floor: Array  # (k,)
+
+    def take(self, rows: Indices) -> Self:
+        return type(self)(
+            self.delta,
+            self.l2,
+            self.points[rows],
+            self.weights[rows],
+            self.counts[rows],
+            self.steepness[rows],
+            self.pull[rows],
+            self.floor[rows],
+        )
+
+    def look(self, x: Array) -> Array:  # (k, R, d), x - a_r
+        return x[:, None, :] - self.points
+
+    def value(self, x: Array, seen: Array) -> Array:
+        squares = np.vecdot(seen, seen)
+        costs = 0.5 * squares if self.delta is None else huber(np.sqrt(squares), self.delta)
+        value: Array = np.vecdot(self.weights, costs) + 0.5 * self.l2 * np.vecdot(x, x)
+        return value
+
+    def gradient(self, x: Array, seen: Array) -> Array:
+        pulls = self.weights if self.delta is None else self.weights * _shortening(seen, self.delta)
+        gradient: Array = np.matmul(pulls[:, None, :], seen)[:, 0, :] + self.l2 * x
+        return gradient
+
+    def hessian(self, x: Array, seen: Array) -> Array:
+        if self.delta is None:
+            isotropic = np.zeros((*x.shape, x.shape[1]))
+            diagonal(isotropic)[...] = self.steepness[:, None]
+            return isotropic
+        # Beyond delta the Huber function of the distance r is linear along the ray: (delta/r)(I - u u').
+        ratio = _shortening(seen, self.delta)
+        along = np.where(ratio < 1.0, self.weights * ratio * ratio * ratio, 0.0) / (self.delta * self.delta)
+        hessian: Array = np.matmul((seen * -along[:, :, None]).transpose(0, 2, 1), seen)
+        diagonal(hessian)[...] += (np.vecdot(self.weights, ratio) + self.l2)[:, None]
+        return hessian
+
+    def closed_form(self, tilt: Array, ridge: Array) -> Array | None:
+        if self.delta is None:
+            total = np.matmul(self.weights[:, None, :], self.points)[:, 0, :]
+            return _quotient(total + tilt, self.steepness + ridge)
+        single = self.counts == 1.0
+        if not single.any():
+            return None
+        nearest: Array = np.where(single[:, None], self._nearest_to_one(tilt, ridge, self.delta), np.nan)
+        return nearest
+
+    def smoothness(self) -> Array:
+        return self.steepness
+
+    def strong_convexity(self) -> Array:
+        return self.floor
+
+    def _nearest_to_one(self, tilt: Array, ridge: Array, delta: float) -> Array:
+        """Huber function of the distance to the user's first point, its only one: a shrunken step towards tilt/k."""
+        a, k = self.points[:, 0, :], (self.l2 + ridge)[:, None]
+        e = tilt - k * a
+        far = np.maximum(norm(e)[:, None] - delta * (1.0 + k), 0.0)
+        # Within delta, r = |e| / (1+k). Beyond, k r = |e| - delta, written so that both agree at the border exactly.
+        stretch = np.where(far > 0.0, delta + _quotient(far, k[:, 0]), norm(e)[:, None] / (1.0 + k))
+        return a + stretch * _quotient(e, np.maximum(norm(e), np.finfo(np.float64).tiny))
+
+
+def _shortening(seen: Array, delta: float) -> Array:  # (k, R), min(1, delta/r)
+    ratio: Array = delta / np.maximum(np.sqrt(np.vecdot(seen, seen)), delta)
+    return ratio
+
+
+def _quotient(x: Array, k: Array) -> Array:  # (k, d) by (k,), NaN where the divisor is zero: no minimiser
+    return x / np.where(k > 0.0, k, np.nan)[:, None]
+
+
+def distance_block(stack: Stack, config: ProblemConfig, l2: float) -> DistanceBlock:
+    """The block of one stack; `l2` is c, apart from the config since evaluation has none."""
+    weights = stack.weights(config.reduction)
+    total = np.ones(len(weights)) if config.reduction == "mean" else stack.counts
+    reach = np.sqrt(np.vecdot(stack.features, stack.features).max(axis=1))
+    delta = None if config.loss == "squared_distance" else config.huber_delta
+    floor = total + l2 if delta is None else np.full(len(weights), l2)
+    return DistanceBlock(delta, l2, stack.features, weights, stack.counts, total + l2, total * reach, floor)

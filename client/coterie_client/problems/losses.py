@@ -1,0 +1,175 @@
+"""Row losses phi(s, y): what one row costs when the model says s and the target is y.
+
+Source of the squared hinge (without a factor 1/2): Armacki, Bajovic, Jakovetic, Kar (2022), section V.
+Every function here is elementwise, so a row's value cannot depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from coterie.arrays import Array
+from coterie.errors import ConfigError
+
+
+class RowLoss(Protocol):
+    """A convex, once differentiable function phi(s, y) of the prediction s, with bounded curvature.
+
+    The arrays s and y have one shape, the result has it too, and each entry depends on its own s and y alone.
+    A classifier's targets are -1 or +1 and its loss is flat towards the right label only; any other loss must grow
+    both ways. `coercive` relies on this.
+    """
+
+    @property
+    def is_classifier(self) -> bool:
+        """Whether targets are labels -1 and +1: rows are scored by accuracy, else by squared error."""
+
+    @property
+    def curvature_bound(self) -> float:
+        """Supremum of the second derivative in s."""
+
+    @property
+    def curvature_floor(self) -> float:
+        """Infimum of the second derivative in s; 0 is always right, and positive only for a strongly convex loss."""
+
+    def value(self, s: Array, y: Array) -> Array:
+        """phi(s, y)."""
+
+    def slope(self, s: Array, y: Array) -> Array:
+        """Derivative of phi in s."""
+
+    def curvature(self, s: Array, y: Array) -> Array:
+        """Second derivative of phi in s; where there is none, an element of the generalised derivative."""
+
+    def check_targets(self, y: Array, user: str) -> None:
+        """Raise `ConfigError`, naming `user` and the value found, when a target is outside the loss's domain."""
+
+    def predict(self, s: Array) -> Array:
+        """What is said to the world: the label -1 or +1, or s itself."""
+
+
+def check_labels(y: Array, user: str) -> None:
+    """Raise `ConfigError` unless each target is -1 or +1."""
+    wrong = y[np.abs(y) != 1.0]
+    if wrong.size:
+        raise ConfigError(f"user {user!r} has the label {wrong[0]:g}, labels must be -1 or +1")
+
+
+def _sign(s: Array) -> Array:
+    sign: Array = np.where(s >= 0.0, 1.0, -1.0)
+    return sign  # never 0, which would be no label
+
+
+@dataclass(frozen=True)
+class SquaredHinge:
+    """phi = max(0, 1 - y s)^2."""
+
+    is_classifier: bool = True
+    curvature_bound: float = 2.0
+    curvature_floor: float = 0.0
+
+    def value(self, s: Array, y: Array) -> Array:
+        short = np.maximum(1.0 - y * s, 0.0)
+        return short * short
+
+    def slope(self, s: Array, y: Array) -> Array:
+        return -2.0 * y * np.maximum(1.0 - y * s, 0.0)
+
+    def curvature(self, s: Array, y: Array) -> Array:
+        curvature: Array = np.multiply(2.0, y * s < 1.0)
+        return curvature
+
+    def check_targets(self, y: Array, user: str) -> None:
+        check_labels(y, user)
+
+    def predict(self, s: Array) -> Array:
+        return _sign(s)
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """phi = log(1 + exp(-y s))."""
+
+    is_classifier: bool = True
+    curvature_bound: float = 0.25
+    curvature_floor: float = 0.0
+
+    def value(self, s: Array, y: Array) -> Array:
+        margin = y * s
+        return np.log1p(np.exp(-np.abs(margin))) + np.maximum(-margin, 0.0)
+
+    def slope(self, s: Array, y: Array) -> Array:
+        margin = y * s
+        e = np.exp(-np.abs(margin))
+        return -y * np.where(margin >= 0.0, e, 1.0) / (1.0 + e)
+
+    def curvature(self, s: Array, y: Array) -> Array:
+        e = np.exp(-np.abs(y * s))
+        return e / ((1.0 + e) * (1.0 + e))
+
+    def check_targets(self, y: Array, user: str) -> None:
+        check_labels(y, user)
+
+    def predict(self, s: Array) -> Array:
+        return _sign(s)
+
+
+@dataclass(frozen=True)
+class LeastSquares:
+    """phi = (s - y)^2 / 2."""
+
+    is_classifier: bool = False
+    curvature_bound: float = 1.0
+    curvature_floor: float = 1.0
+
+    def value(self, s: Array, y: Array) -> Array:
+        miss = s - y
+        return 0.5 * miss * miss
+
+    def slope(self, s: Array, y: Array) -> Array:
+        return s - y
+
+    def curvature(self, s: Array, y: Array) -> Array:  # noqa: ARG002 (the protocol's signature)
+        return np.ones_like(s)
+
+    def check_targets(self, y: Array, user: str) -> None:
+        pass
+
+    def predict(self, s: Array) -> Array:
+        return s
+
+
+@dataclass(frozen=True)
+class Huber:
+    """phi = t^2 / 2 for t = |s - y| <= delta, and delta (t - delta/2) beyond."""
+
+    delta: float = 1.0
+    is_classifier: bool = False
+    curvature_bound: float = 1.0
+    curvature_floor: float = 0.0
+
+    def value(self, s: Array, y: Array) -> Array:
+        return huber(np.abs(s - y), self.delta)
+
+    def slope(self, s: Array, y: Array) -> Array:
+        slope: Array = np.clip(s - y, -self.delta, self.delta)
+        return slope
+
+    def curvature(self, s: Array, y: Array) -> Array:
+        curvature: Array = np.multiply(1.0, np.abs(s - y) <= self.delta)
+        return curvature
+
+    def check_targets(self, y: Array, user: str) -> None:
+        pass
+
+    def predict(self, s: Array) -> Array:
+        return s
+
+
+def huber(t: Array, delta: float) -> Array:
+    """The Huber function of t >= 0, in a form without the difference of two large squares."""
+    inner = np.minimum(t, delta)
+    return inner * (t - 0.5 * inner)

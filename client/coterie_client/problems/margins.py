@@ -1,0 +1,100 @@
+"""Losses of the form f_i(x) = sum_r weight_r phi(a_r.x, y_r) + 1/2 sum_j c_j x_j^2 for one stack of users."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from coterie.arrays import Array, Indices
+from coterie.problem import ProblemConfig
+from coterie_client.problems.blocks import diagonal, spectrum
+from coterie_client.problems.losses import RowLoss
+from coterie_client.problems.rows import Stack
+
+
+def design(features: Array, intercept: bool) -> Array:
+    """Features (..., p) with a last column of -1 when there is an intercept, so that a.x = <w, a> - b."""
+    if not intercept:
+        return features
+    return np.concatenate([features, np.full((*features.shape[:-1], 1), -1.0)], axis=-1)
+
+
+@dataclass(frozen=True)
+class MarginBlock:
+    """A `Block` of k users; see `coterie_client.problems.blocks`."""
+
+    loss: RowLoss
+    rows: Array  # (k, R, d), design rows a_r
+    targets: Array  # (k, R)
+    weights: Array  # (k, R), zero for padding
+    shrink: Array  # (d,), the c_j: c, and 0 for the intercept
+    steepness: Array  # (k,)
+    pull: Array  # (k,)
+    floor: Array  # (k,)
+
+    def take(self, rows: Indices) -> Self:
+        return type(self)(
+            self.loss,
+            self.rows[rows],
+            self.targets[rows],
+            self.weights[rows],
+            self.shrink,
+            self.steepness[rows],
+            self.pull[rows],
+            self.floor[rows],
+        )
+
+    def look(self, x: Array) -> Array:  # (k, R), the s_r
+        s: Array = np.matmul(self.rows, x[:, :, None])[:, :, 0]
+        return s
+
+    def value(self, x: Array, seen: Array) -> Array:
+        fit = np.vecdot(self.weights, self.loss.value(seen, self.targets))
+        value: Array = fit + 0.5 * np.vecdot(x * self.shrink, x)
+        return value
+
+    def gradient(self, x: Array, seen: Array) -> Array:
+        slopes = self.weights * self.loss.slope(seen, self.targets)
+        gradient: Array = np.matmul(slopes[:, None, :], self.rows)[:, 0, :] + self.shrink * x
+        return gradient
+
+    def hessian(self, x: Array, seen: Array) -> Array:  # noqa: ARG002 (the protocol's signature)
+        return self._gram(self.weights * self.loss.curvature(seen, self.targets))
+
+    def closed_form(self, tilt: Array, ridge: Array) -> None:  # noqa: ARG002 (the protocol's signature)
+        return None
+
+    def smoothness(self) -> Array:
+        largest: Array = spectrum(self._gram(self.loss.curvature_bound * self.weights))[:, -1]
+        return largest
+
+    def strong_convexity(self) -> Array:
+        if self.loss.curvature_floor == 0.0:
+            return self.floor
+        moduli = spectrum(self._gram(self.loss.curvature_floor * self.weights))
+        # An eigenvalue at rounding level is a zero: the rows do not span the space.
+        known = moduli[:, 0] > moduli[:, -1] * moduli.shape[1] * np.finfo(np.float64).eps
+        modulus: Array = np.maximum(np.where(known, moduli[:, 0], 0.0), self.floor)
+        return modulus
+
+    def _gram(self, weights: Array) -> Array:  # (k, R) -> (k, d, d), sum_r weight_r a_r a_r' + diag(c)
+        gram: Array = np.matmul((self.rows * weights[:, :, None]).transpose(0, 2, 1), self.rows)
+        diagonal(gram)[...] += self.shrink
+        return gram
+
+
+def margin_block(stack: Stack, loss: RowLoss, config: ProblemConfig, l2: float) -> MarginBlock:
+    """The block of one stack; `l2` is c, apart from the config since evaluation has none."""
+    rows = design(stack.features, config.has_intercept)
+    weights = stack.weights(config.reduction)
+    shrink = np.full(rows.shape[2], l2)
+    if config.has_intercept:
+        shrink[-1] = 0.0
+    mass = np.vecdot(weights, np.vecdot(rows, rows))  # (k,), the trace of the Gram matrix
+    reach = np.maximum(1.0, np.abs(stack.targets).max(axis=1))
+    steepness = loss.curvature_bound * mass + l2
+    pull = loss.curvature_bound * np.sqrt(mass * np.vecdot(weights, stack.valid)) * reach
+    floor = np.full(len(rows), shrink.min())
+    return MarginBlock(loss, rows, stack.targets, weights, shrink, steepness, pull, floor)

@@ -1,0 +1,65 @@
+"""What a host can ask about the losses of its users: the interface that the client halves of the methods are written to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from coterie.arrays import Array, Indices
+from coterie.problem import ProblemConfig
+
+
+class Problem(Protocol):
+    """The losses f_i of a host's users; n is the number of listed users, `users=None` lists all.
+
+    `users` holds positions among the host's users. Results have one row for each listed user, in that order.
+    """
+
+    @property
+    def config(self) -> ProblemConfig: ...
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def n_users(self) -> int: ...
+    @property
+    def n_rows(self) -> Indices: ...  # (n_users,)
+    @property
+    def d(self) -> int: ...
+
+    def value(self, x: Array, users: Indices | None = None) -> Array:
+        """(n,) f_i(x_i), for x (n, d)."""
+
+    def gradient(self, x: Array, users: Indices | None = None) -> Array:
+        """(n, d), for x (n, d)."""
+
+    def hessian(self, x: Array, users: Indices | None = None) -> Array:
+        """(n, d, d), for x (n, d); an element of the generalised Hessian at kinks of the slope."""
+
+    def smoothness(self) -> Array:
+        """(n_users,) L_i: the largest curvature f_i can have, exact for worst-case targets."""
+
+    def strong_convexity(self) -> Array:
+        """(n_users,) mu_i >= 0, a lower bound on the curvature of f_i that holds everywhere."""
+
+    def argmin(
+        self,
+        tilt: Array,
+        ridge: Array | float,
+        start: Array | None = None,
+        users: Indices | None = None,
+        *,
+        allow_unbounded: bool = False,
+    ) -> Array:
+        """(n, d) argmin_x f_i(x) + ridge_i/2 |x|^2 - tilt_i.x; tilt and start (n, d), ridge >= 0 a scalar or (n,)."""
+
+    def coercive(self) -> list[str | None]:
+        """For each user None, or why f_i alone has no unique bounded minimiser."""
+
+    def check(self) -> None:
+        """Raise `ConfigError` naming users whose f_i is not coercive."""
+
+    def predict(self, x: Array, features: Array) -> Array:
+        """(m,) labels -1/+1 or values that the model x (d,) gives to features (m, p)."""
+
+    def evaluate(self, x: Array, features: Sequence[Array], targets: Sequence[Array], users: Indices | None = None) -> tuple[Array, Array]:
+        """(n,) loss without c, and (n,) accuracy or mean squared error, of x (n, d) on other rows of each user."""

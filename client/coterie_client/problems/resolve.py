@@ -1,0 +1,68 @@
+"""From the name in the configuration to the row loss, built in or the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import cast
+
+from coterie.errors import ConfigError
+from coterie.problem import ProblemConfig
+from coterie_client.problems.losses import Huber, LeastSquares, Logistic, RowLoss, SquaredHinge
+
+_FUNCTIONS = ("value", "slope", "curvature", "check_targets", "predict")
+_BOUNDS = ("curvature_bound", "curvature_floor")
+
+
+def resolve_row_loss(config: ProblemConfig) -> RowLoss:
+    """The row loss that `config.loss` names; its class is called without arguments when the path names a class.
+
+    Raises `ConfigError` when the path cannot be imported or what it names is not a `RowLoss`.
+    """
+    match config.loss:
+        case "squared_hinge":
+            return SquaredHinge()
+        case "logistic":
+            return Logistic()
+        case "least_squares":
+            return LeastSquares()
+        case "huber":
+            return Huber(config.huber_delta)
+        case path:
+            return _imported(path)
+
+
+def _imported(path: str) -> RowLoss:
+    module_name, colon, name = path.partition(":")
+    if not colon:
+        raise ConfigError(f"loss {path!r} is not a row loss: wanted a built-in one or 'package.module:name'")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # the user's module may fail in any way of its own
+        raise ConfigError(f"loss {path!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not hasattr(module, name):
+        raise ConfigError(f"loss {path!r} does not exist: module {module_name!r} has no {name!r}")
+    found = getattr(module, name)
+    if isinstance(found, type):
+        try:
+            found = found()
+        except Exception as error:
+            raise ConfigError(f"loss {path!r} cannot be made, its class must take no arguments: {type(error).__name__}: {error}") from error
+    _check_is_row_loss(found, path)
+    return cast(RowLoss, found)
+
+
+def _check_is_row_loss(found: object, path: str) -> None:
+    missing = [f"{name}()" for name in _FUNCTIONS if not callable(getattr(found, name, None))]
+    missing += [name for name in ("is_classifier", *_BOUNDS) if not hasattr(found, name)]
+    if missing:
+        raise ConfigError(f"loss {path!r} is a {type(found).__name__} without {', '.join(missing)}: wanted all of a RowLoss")
+    if not isinstance(flag := getattr(found, "is_classifier"), bool):  # noqa: B009 (found is an object here)
+        raise ConfigError(f"loss {path!r} has is_classifier {flag!r}, it must be True or False")
+    for name in _BOUNDS:
+        bound = getattr(found, name)
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not math.isfinite(bound) or bound < 0:
+            raise ConfigError(f"loss {path!r} has {name} {bound!r}, it must be a finite number, not negative")
+    low, high = getattr(found, "curvature_floor"), getattr(found, "curvature_bound")  # noqa: B009
+    if low > high or high == 0:
+        raise ConfigError(f"loss {path!r} has curvature from {low!r} to {high!r}, wanted floor <= bound and bound > 0")

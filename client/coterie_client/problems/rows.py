@@ -1,0 +1,101 @@
+"""Rows of many users in a few rectangular stacks.
+
+Users of one stack have the same padded row count, a function of a user's own row count alone. Who else is on the host
+therefore decides neither the shape of any user's arithmetic nor, by that, the order of its sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from coterie.arrays import Array, Indices
+from coterie.errors import ConfigError
+
+MIN_ROWS = 8
+
+
+def padded_rows(m: int) -> int:
+    """The next power of two, at least `MIN_ROWS`."""
+    return max(MIN_ROWS, 1 << (m - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class Stack:
+    """k users whose rows are padded to R. All arrays are C-contiguous.
+
+    A padding row repeats its user's first row (a point where any loss is defined) and counts for nothing.
+    """
+
+    members: Indices  # (k,) positions among the host's users, ascending
+    features: Array  # (k, R, p)
+    targets: Array  # (k, R)
+    counts: Array  # (k,) the m_i, as float
+    valid: Array  # (k, R) 1 for a row, 0 for padding
+
+    def weights(self, reduction: str) -> Array:  # (k, R)
+        """What each row counts for: 1/m_i or 1, and 0 for padding."""
+        return self.valid / self.counts[:, None] if reduction == "mean" else self.valid
+
+
+def stack_rows(features: Sequence[Array], targets: Sequence[Array]) -> list[Stack]:
+    """Stacks by padded row count, ascending; users without rows are in none.
+
+    features: (m_i, p) for each user. targets: (m_i,) for each user.
+    """
+    by_size: dict[int, list[int]] = {}
+    for position, a in enumerate(features):
+        if len(a):
+            by_size.setdefault(padded_rows(len(a)), []).append(position)
+    return [_stack(by_size[size], size, features, targets) for size in sorted(by_size)]
+
+
+def _stack(members: list[int], size: int, features: Sequence[Array], targets: Sequence[Array]) -> Stack:
+    counts = np.array([len(features[i]) for i in members], dtype=np.int64)
+    a = np.empty((len(members), size, features[members[0]].shape[1]))
+    y = np.empty((len(members), size))
+    for k, i in enumerate(members):
+        m = len(features[i])
+        a[k, :m], a[k, m:] = features[i], features[i][0]
+        y[k, :m], y[k, m:] = targets[i], targets[i][0]
+    valid = (np.arange(size) < counts[:, None]).astype(np.float64)
+    return Stack(np.array(members, dtype=np.int64), a, y, counts.astype(np.float64), valid)
+
+
+def read_features(names: Sequence[str], features: Sequence[Array], width: int | None) -> list[Array]:
+    """Features as float64 (m_i, p), or `ConfigError` naming the user.
+
+    `width` is p where it is known already; where it is not, each user needs a row.
+    """
+    need_rows = width is None
+    read: list[Array] = []
+    for name, given in zip(names, features, strict=True):
+        a = np.asarray(given, dtype=np.float64)
+        if a.ndim != 2:
+            raise ConfigError(f"user {name!r} has features of shape {a.shape}, wanted (rows, columns)")
+        if not len(a) and need_rows:
+            raise ConfigError(f"user {name!r} has no rows, it needs at least one")
+        width = a.shape[1] if width is None else width
+        if a.shape[1] != width:
+            raise ConfigError(f"user {name!r} has rows of {a.shape[1]} features, the problem has {width}")
+        if not np.isfinite(a).all():
+            row, column = np.argwhere(~np.isfinite(a))[0]
+            raise ConfigError(f"user {name!r} has {a[row, column]} in row {row}, feature {column}: wanted finite numbers")
+        read.append(a)
+    return read
+
+
+def read_targets(names: Sequence[str], targets: Sequence[Array], features: Sequence[Array]) -> list[Array]:
+    """Targets as float64 (m_i,), or `ConfigError` naming the user."""
+    read: list[Array] = []
+    for name, given, a in zip(names, targets, features, strict=True):
+        y = np.asarray(given, dtype=np.float64)
+        if y.shape != (len(a),):
+            raise ConfigError(f"user {name!r} has targets of shape {y.shape}, wanted {(len(a),)}: one for each row")
+        if not np.isfinite(y).all():
+            row = np.argmin(np.isfinite(y))
+            raise ConfigError(f"user {name!r} has the target {y[row]} in row {row}: wanted finite numbers")
+        read.append(y)
+    return read

@@ -1,0 +1,55 @@
+"""What the users of a convex experiment minimise: the loss of their rows, as both sides write it in the configuration.
+
+The arithmetic is the client's alone, in `coterie_client.problems`; the coordinator reads this page and never the data.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat
+
+MARGIN_LOSSES: Final = ("squared_hinge", "logistic", "least_squares", "huber")
+DISTANCE_LOSSES: Final = ("squared_distance", "huber_distance")
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def _known_or_importable(loss: str) -> str:
+    if loss in MARGIN_LOSSES or loss in DISTANCE_LOSSES or _IMPORT_PATH.fullmatch(loss):
+        return loss
+    known = ", ".join((*MARGIN_LOSSES, *DISTANCE_LOSSES))
+    raise ValueError(f"loss {loss!r} is unknown: wanted one of {known}, or an import path 'package.module:name'")
+
+
+class ProblemConfig(BaseModel):
+    """The loss f_i of each user i, over its own rows r = 1..m_i.
+
+    For all but the two distance losses
+
+        f_i(x) = (1/m_i or 1) sum_r phi(s_r, y_r) + c/2 |w|^2,     x = [w, b],  s_r = <w, a_r> - b,
+
+    the convention of Armacki, Bajovic, Jakovetic and Kar (2022), section V: the intercept enters with a minus sign
+    (a column of -1 beside the features, for every loss) and is never penalised. Without `intercept`, x = w.
+
+    For the distance losses a user's rows are points: no target, no intercept, and
+    f_i(x) = (1/m_i or 1) sum_r h(|x - a_r|) + c/2 |x|^2, with h(t) = t^2/2 or the Huber function of t.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    loss: Annotated[str, AfterValidator(_known_or_importable)]
+    l2: NonNegativeFloat = 0.0  # c above
+    huber_delta: PositiveFloat = 1.0  # where the Huber function turns from quadratic to linear
+    intercept: bool = True
+    reduction: Literal["mean", "sum"] = "mean"
+
+    @property
+    def is_distance(self) -> bool:
+        """Whether rows are points to be near to, without targets."""
+        return self.loss in DISTANCE_LOSSES
+
+    @property
+    def has_intercept(self) -> bool:
+        """Whether the last entry of x is an intercept."""
+        return self.intercept and not self.is_distance
