@@ -25,7 +25,7 @@ test-slow: $(INSTALLED)
 check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy common server client deploy protos/generate.py tests
+	$(BIN)/mypy common server client deploy protos/generate.py
 	$(BIN)/buf lint protos
 
 bench: $(INSTALLED)

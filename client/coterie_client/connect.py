@@ -1,0 +1,455 @@
+"""The client host's end of the wire: dials the parent, joins, and joins again when the stream is lost.
+
+It moves frames for a `Host` and decides nothing about them. The host's work is done in one thread of its own, so that heartbeats go on
+while it computes; tasks of a sort that has been quick are done at once, since the way to a thread and back takes longer than they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+
+from coterie.config import Experiment, experiment_from
+from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
+from coterie.v1 import session_pb2
+from coterie.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Assembler, Encoded, Received
+from coterie_client.host import Host
+
+SERVICE = "coterie.v1.FederationService"
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 2.0  # between two attempts to join again
+SILENT_HEARTBEATS = 10  # without a frame for so many of them, the parent is given up
+CLOSE_S = 10.0  # how long one waits for the parent to end a stream
+QUICK_S = 0.005  # a task that takes less is not worth the way to the thread
+QUICK_TIMES = 3  # so often in a row a sort of task must have been quick
+
+# See the options of `coterie_server.serve`: the pings must come no more often than the server permits.
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.enable_http_proxy", 0),  # a stray http_proxy breaks even localhost
+)
+
+# What the parent's status says about who must act; all others are worth another attempt or are failures of the run.
+_TRY_AGAIN = frozenset({"OK", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
+_FAMILIES: dict[str, type[CoterieError]] = {
+    "ALREADY_EXISTS": ConfigError,
+    "UNAUTHENTICATED": ConfigError,
+    "PERMISSION_DENIED": ConfigError,
+    "FAILED_PRECONDITION": ProtocolError,
+    "INVALID_ARGUMENT": ProtocolError,
+    "RESOURCE_EXHAUSTED": ProtocolError,
+    "UNIMPLEMENTED": ProtocolError,
+}
+_HEARTBEAT = session_pb2.JoinRequest(heartbeat=session_pb2.Heartbeat()).SerializeToString()
+
+Call = grpc.aio.StreamStreamCall[bytes, bytes]
+MakeHost = Callable[[Experiment, str], Host]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The parent has ended the run."""
+
+    outcome: str
+    failed: bool
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The stream has ended before the run."""
+
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """This side has ended the stream, as it was asked to."""
+
+
+End = Finished | Lost | Stopped
+
+
+async def serve_host(
+    make_host: MakeHost,
+    server_address: str,
+    *,
+    name: str,
+    credentials: grpc.ChannelCredentials | None = None,
+    patience_s: float = 60.0,
+    stop: asyncio.Event | None = None,
+    quick_s: float = QUICK_S,
+) -> str | None:
+    """Serves the run at HOST:PORT to its end and returns its outcome; None when `stop` was set before.
+
+    `make_host(experiment, run_id)` is called in the compute thread once the experiment is known. `patience_s` is the longest time without
+    a server, at the start and between two streams. Sorts of tasks below `quick_s` seconds are done on the event loop; 0 never does that.
+    Raises RunError when the run failed or patience is over, ConfigError and ProtocolError when the parent turned the host away or the
+    experiment is wrong, and whatever a half or `make_host` raised, after telling the parent.
+    """
+    parent = _Parent(server_address, name, patience_s, stop or asyncio.Event(), credentials)
+    computer = _Computer(quick_s)
+    try:
+        answer = await parent.ask()
+        if answer is None:
+            return None
+        try:
+            experiment = experiment_from(json.loads(answer.experiment_json))
+            host = await computer.run(make_host, experiment, answer.run_id)
+        except Exception as error:
+            await parent.report(error)
+            raise
+        return await parent.serve(host, computer)
+    finally:
+        await parent.close()
+        await computer.close()
+
+
+def _failure(error: BaseException) -> bytes:
+    """An error as the frame that tells the parent."""
+    reason = str(error) if isinstance(error, CoterieError) else f"{type(error).__name__}: {error}"
+    failure = session_pb2.Failure(reason=reason[:10_000], config=isinstance(error, ConfigError))
+    return session_pb2.JoinRequest(failure=failure).SerializeToString()
+
+
+class _Parent:
+    """The way to the parent: one channel, and a stream after the other."""
+
+    def __init__(
+        self, address: str, name: str, patience_s: float, stop: asyncio.Event, credentials: grpc.ChannelCredentials | None
+    ) -> None:
+        self._address, self._name, self._patience_s, self._stop = address, name, patience_s, stop
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(address, credentials, options=OPTIONS)
+        self._join: Any = self._channel.stream_stream(f"/{SERVICE}/Join")  # no serialisers: frames are bytes
+        self._random = random.Random()  # noqa: S311 - spreads attempts in time, decides nothing
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def ask(self) -> session_pb2.GetExperimentResponse | None:
+        """What the run is about, once there is a server; None when stopped before."""
+        get: Any = self._channel.unary_unary(
+            f"/{SERVICE}/GetExperiment",
+            request_serializer=session_pb2.GetExperimentRequest.SerializeToString,
+            response_deserializer=session_pb2.GetExperimentResponse.FromString,
+        )
+        request = session_pb2.GetExperimentRequest(protocol=PROTOCOL_VERSION, host=self._name)
+        deadline = time.monotonic() + self._patience_s
+        while not self._stop.is_set():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise RunError(f"waited {self._patience_s:g} s for a server at {self._address}: none answered")
+            try:
+                answer: session_pb2.GetExperimentResponse | None = await self._unless_stopped(
+                    get(request, timeout=left, wait_for_ready=True)
+                )
+                return answer
+            except grpc.aio.AioRpcError as error:
+                if error.code().name not in _TRY_AGAIN:
+                    raise self._refused(Lost(error.code().name, error.details() or "")) from None
+            await self._pause(FIRST_DELAY_S)
+        return None
+
+    async def _unless_stopped(self, call: Any) -> Any:
+        """The call's result, or None when `stop` is set first."""
+
+        async def result() -> Any:
+            return await call
+
+        answering, stopping = asyncio.create_task(result()), asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((answering, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return answering.result() if answering.done() else None
+        finally:
+            for task in (answering, stopping):
+                task.cancel()
+            await asyncio.gather(answering, stopping, return_exceptions=True)
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+        except TimeoutError:
+            return
+
+    def _refused(self, end: Lost) -> CoterieError:
+        family = _FAMILIES.get(end.code, RunError)
+        reason = end.reason or f"no reason is given (status {end.code})"
+        return family(f"the server at {self._address} refused host {self._name!r}: {reason}")
+
+    async def report(self, error: Exception) -> None:
+        """Tells the parent why there will be no host; a parent that cannot be told has its own deadline."""
+        call = self._join()
+        hello = session_pb2.Hello(protocol=PROTOCOL_VERSION, host=self._name, more=True)
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await call.write(session_pb2.JoinRequest(hello=hello).SerializeToString())
+                await call.write(_failure(error))
+                await call.done_writing()
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+            call.cancel()
+
+    async def serve(self, host: Host, computer: _Computer) -> str | None:
+        """Joins, and joins again after a lost stream until patience is over."""
+        heard_at, delay = time.monotonic(), FIRST_DELAY_S
+        while not self._stop.is_set():
+            session = _Session(self._join(), host, computer, self._stop)
+            end = await session.run()
+            if isinstance(end, Finished):
+                if end.failed:
+                    raise RunError(f"the run has failed: {end.outcome}")
+                return end.outcome
+            if isinstance(end, Stopped):
+                return None
+            if end.code not in _TRY_AGAIN:
+                raise self._refused(end)
+            if session.was_welcomed:
+                heard_at, delay = time.monotonic(), FIRST_DELAY_S
+            if time.monotonic() - heard_at > self._patience_s:
+                raise RunError(f"host {self._name!r} has had no session with {self._address} for {self._patience_s:g} s: {end.reason}")
+            await self._pause(self._random.uniform(0.5, 1.0) * delay)
+            delay = min(2 * delay, LONGEST_DELAY_S)
+        await computer.run(host.save)
+        return None
+
+
+class _Computer:
+    """Does the host's work in order: one piece at a time, on one thread or, if it is quick, at once."""
+
+    def __init__(self, quick_s: float) -> None:
+        self._quick_s = quick_s
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="coterie-compute")
+        self._last: Future[Any] | None = None
+        self._quick_times: dict[tuple[Any, ...], int] = {}
+
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        """Does a piece of work in the thread."""
+        future = self._last = self._thread.submit(work, *args)
+        return await asyncio.wrap_future(future)
+
+    def is_quick(self, task: Received) -> bool:
+        """Whether tasks of this sort have been quick, and the thread is free (what was begun for a lost stream may still be under way)."""
+        return (self._last is None or self._last.done()) and self._quick_times.get(_sort_of(task), 0) >= QUICK_TIMES
+
+    def handle(self, host: Host, task: Received) -> Encoded | None:
+        """Handles a task, in the calling thread, and learns how long its sort takes."""
+        start = time.perf_counter()
+        encoded = host.handle(task)
+        if time.perf_counter() - start >= self._quick_s:
+            self._quick_times[_sort_of(task)] = 0
+        else:
+            sort = _sort_of(task)
+            self._quick_times[sort] = self._quick_times.get(sort, 0) + 1
+        return encoded
+
+    async def close(self) -> None:
+        """Waits for the piece under way, which cannot be interrupted."""
+        if self._last is not None and not self._last.done():
+            await asyncio.wait((asyncio.wrap_future(self._last),))
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _sort_of(task: Received) -> tuple[Any, ...]:
+    """Tasks of the same sort take about the same time: same messages, same side work, all small or not."""
+    frame = task.frame
+    if not isinstance(frame, session_pb2.Task):
+        return ()
+    return (bool(frame.stage_json), frame.snapshot, bool(task.tails), *(part.kind for part in frame.parts))
+
+
+class _Session:
+    """One stream, from hello to its end."""
+
+    def __init__(self, call: Call, host: Host, computer: _Computer, stop: asyncio.Event) -> None:
+        self.was_welcomed = False
+        self._call, self._host, self._computer, self._stop = call, host, computer, stop
+        self._rules = host.experiment.federation
+        self._heartbeat_s = self._rules.heartbeat_s  # until the welcome says
+        self._queue: deque[Received | session_pb2.Welcome] = deque()
+        self._wake = asyncio.Event()
+        self._working = asyncio.Lock()  # from the start of a task until its reply is written
+        self._framing = asyncio.Lock()  # one frame: gRPC takes no second write before the first is done
+        self._n_received = self._n_written = 0
+        self._is_leaving = False  # tasks are dropped from here on
+        self._is_ending = False  # the parent may be silent from here on; other deadlines hold
+
+    async def run(self) -> End:
+        """Serves the stream. Raises what a half raised, after telling the parent."""
+        reading = asyncio.create_task(self._read_all())
+        others = [asyncio.create_task(work) for work in (self._introduce(), self._work(), self._beat(), self._watch_stop())]
+        waiting: set[asyncio.Task[Any]] = {reading, *others}
+        tasks = tuple(waiting)
+        try:
+            while True:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                error = next((task.exception() for task in done if task.exception() is not None), None)
+                if error is not None:
+                    await self._leave_with(error, reading)
+                    raise error
+                end: End | None = next((task.result() for task in done if task.result() is not None), None)
+                if end is not None:
+                    return end
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._call.cancel()
+
+    # ---- outgoing
+
+    async def _write(self, frame: bytes) -> None:
+        """Writes one frame. A stream that is gone swallows it: the reader learns why."""
+        async with self._framing:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await self._call.write(frame)
+                self._n_written += 1
+
+    async def _half_close(self) -> None:
+        async with self._framing:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await self._call.done_writing()
+
+    async def _introduce(self) -> None:
+        for frame in self._host.hello():
+            await self._write(frame.SerializeToString())
+
+    async def _beat(self) -> End:
+        """Sends a heartbeat when nothing else was sent, and notices a silent parent; counts its own turns rather than seconds."""
+        turns = 0
+        silence_s = SILENT_HEARTBEATS * self._heartbeat_s
+        while turns < 2 * SILENT_HEARTBEATS:
+            received, written = self._n_received, self._n_written
+            await asyncio.sleep(self._heartbeat_s / 2)
+            turns = turns + 1 if received == self._n_received and not self._is_ending else 0
+            # A frame that is being written is sign enough, and a write that is stuck must not keep us from counting.
+            if written != self._n_written or self._framing.locked():
+                continue
+            try:
+                async with asyncio.timeout(silence_s):
+                    await self._write(_HEARTBEAT)
+            except TimeoutError:
+                return Lost("DEADLINE_EXCEEDED", f"the parent has taken no frame for {silence_s:g} s")
+        return Lost("DEADLINE_EXCEEDED", f"nothing heard from the parent for {silence_s:g} s")
+
+    # ---- incoming
+
+    async def _read_all(self) -> End:
+        assembler = Assembler(session_pb2.JoinResponse)
+        call = self._call
+        try:
+            while True:
+                data: Any = await call.read()
+                if not isinstance(data, bytes):
+                    return Stopped() if self._is_leaving else Lost("OK", "the parent has closed the stream")
+                self._n_received += 1
+                item = assembler.feed(data)
+                if item is None or self._is_leaving or isinstance(item, session_pb2.Heartbeat):
+                    continue
+                if isinstance(item, session_pb2.Finish):
+                    return await self._finish(item)
+                await self._take(item)
+        except grpc.aio.AioRpcError as error:
+            return Lost(error.code().name, error.details() or "")
+
+    async def _take(self, item: Any) -> None:
+        """Handles a quick task here and now, and leaves all else to the worker."""
+        if isinstance(item, Received):
+            if not self._queue and not self._working.locked() and self._computer.is_quick(item):
+                async with self._working:
+                    await self._send(self._computer.handle(self._host, item))
+                return
+        elif not isinstance(item, session_pb2.Welcome):
+            raise ProtocolError(f"the parent sent a {type(item).__name__.lower()}, wanted a welcome, a task or the finish")
+        self._queue.append(item)
+        self._wake.set()
+
+    async def _send(self, encoded: Encoded | None) -> None:
+        if encoded is not None:
+            for frame in encoded.frames():
+                await self._write(frame)
+
+    async def _work(self) -> None:
+        while True:
+            await self._work_off()
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _work_off(self) -> None:
+        async with self._working:
+            while self._queue and not self._is_leaving:
+                item = self._queue.popleft()
+                if isinstance(item, session_pb2.Welcome):
+                    await self._computer.run(self._host.welcome, item)
+                    self._heartbeat_s = item.heartbeat_s
+                    self.was_welcomed = True
+                else:
+                    await self._send(await self._computer.run(self._computer.handle, self._host, item))
+
+    # ---- the end
+
+    async def _finish(self, finish: session_pb2.Finish) -> End:
+        """Brings the books and waits for the parent to close."""
+        self._is_ending = True
+        if finish.failed:
+            self._queue.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S if finish.failed else self._rules.task_timeout_s):
+                await self._work_off()  # also waits for a task under way; the books must be complete
+                for frame in await self._computer.run(lambda: [book.SerializeToString() for book in self._host.books()]):
+                    await self._write(frame)
+                await self._half_close()
+            async with asyncio.timeout(CLOSE_S):
+                await self._drain()
+        return Finished(finish.outcome, finish.failed)
+
+    async def _drain(self) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await self._call.read() is not grpc.aio.EOF:
+                pass
+
+    async def _watch_stop(self) -> End:
+        """When asked to stop: finishes the task under way, writes the state down and leaves."""
+        await self._stop.wait()
+        self._is_leaving = self._is_ending = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._rules.task_timeout_s), self._working:
+                await self._computer.run(self._host.save)
+            async with asyncio.timeout(CLOSE_S):
+                await self._half_close()
+        await asyncio.sleep(CLOSE_S)  # the reader is faster when the parent closes the stream
+        return Stopped()
+
+    async def _leave_with(self, error: BaseException, reading: asyncio.Task[End]) -> None:
+        """Tells the parent why this host cannot go on, and lets it close the stream."""
+        self._is_leaving = self._is_ending = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._write(_failure(error))
+                await self._half_close()
+                if reading.done():
+                    await self._drain()
+                else:
+                    await asyncio.wait((reading,))

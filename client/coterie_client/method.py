@@ -1,0 +1,71 @@
+"""The interface of a client half.
+
+A method is one object `CLIENT` in `coterie_client/methods/NAME.py` with two pure functions: `init` makes the state of a host's users,
+`step` maps (state, messages, private data) to (new state, replies). All users of the host are handled at once, with arithmetic per
+user, so that a user's numbers do not depend on who shares its host. The state never leaves the host unless a declared message carries it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from coterie.arrays import Indices
+from coterie.messages import Message
+from coterie.wire import Precision
+from coterie_client.data import UserData
+from coterie_client.problems import Problem
+
+M = TypeVar("M", bound=Message)
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a client half may know: its users, their data and their losses."""
+
+    seed: int
+    names: tuple[str, ...]  # of the host's users, in member order
+    indices: Indices  # (n_own,) their member indices, ascending
+    n_members: int  # of the whole run
+    precision: Precision
+    users: Sequence[UserData]  # in the order of `names`, standardised when the run says so
+    problem: Problem
+
+    @property
+    def n_own(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class Inbox:
+    """The messages of one task for one method. `users` of a `Rows` message are positions among the host's users, None: all."""
+
+    stage: str
+    round: int  # 0 while a stage starts
+    messages: Mapping[type[Message], Message]
+
+    def get(self, cls: type[M]) -> M | None:
+        return self.messages.get(cls)  # type: ignore[return-value]
+
+    def __getitem__(self, cls: type[M]) -> M:
+        return self.messages[cls]  # type: ignore[return-value]
+
+    def __contains__(self, cls: type[Message]) -> bool:
+        return cls in self.messages
+
+
+class ClientMethod(Protocol[S]):
+    """The client half of a method."""
+
+    def init(self, options: Mapping[str, Any], local: Local, previous: S | None) -> S:
+        """The state when a stage of this method starts; `previous` is its state in an earlier stage, if there was one."""
+        ...
+
+    def step(self, state: S, inbox: Inbox, local: Local) -> tuple[S, Sequence[Message]]:
+        """Handles one task. The messages returned have `users` as positions among the host's users, None for all."""
+        ...
+
+
+__all__ = ["ClientMethod", "Inbox", "Local"]

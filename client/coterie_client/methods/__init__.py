@@ -1,0 +1,1 @@
+"""Client halves of the methods: pure functions of (state, messages, private data)."""

@@ -1,0 +1,46 @@
+"""Client half of `prepare`: sums for standardisation, and facts about the users' losses. The agreed constants are its state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coterie.arrays import Array
+from coterie.messages import Message
+from coterie.methods.prepare import AskFacts, AskMoments, Constants, UserFacts, UserMoments
+from coterie_client.data import moments
+from coterie_client.method import Inbox, Local
+
+
+@dataclass(frozen=True)
+class State:
+    """Mean and scale (p,) of the features, once agreed on; None before."""
+
+    mean: Array | None = None
+    scale: Array | None = None
+
+
+class _Prepare:
+    def init(self, options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG002
+        return previous or State()
+
+    def step(self, state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
+        replies: list[Message] = []
+        if AskMoments in inbox:
+            found = moments(local.users)
+            replies.append(UserMoments(found.n_rows, found.sums, found.sums_of_squares))
+        if Constants in inbox:
+            constants = inbox[Constants]
+            state = State(constants.mean, constants.scale)
+        if AskFacts in inbox:
+            problem = local.problem
+            problem.check()
+            d = np.full(problem.n_users, problem.d, dtype=np.int64)
+            replies.append(UserFacts(problem.n_rows, d, problem.smoothness(), problem.strong_convexity()))
+        return state, replies
+
+
+CLIENT = _Prepare()

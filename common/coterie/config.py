@@ -1,0 +1,197 @@
+"""The experiment: one YAML file that describes a run entirely.
+
+Frozen models; unknown keys, NaN and infinity are mistakes, and all mistakes are reported at once. Only the command line reads the
+environment.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from coterie.data import DataConfig
+from coterie.errors import ConfigError
+from coterie.problem import ProblemConfig
+
+# A method is one name in three rooms; the names are the modules in `coterie.methods` (less a trailing underscore).
+METHODS = ("pdmm", "local", "global", "oracle", "squared", "certify")
+MODULES = {"global": "global_"}
+
+
+def method_module(package: str, name: str) -> Any:
+    """The room of a method, for example method_module("coterie_server", "pdmm")."""
+    return importlib.import_module(f"{package}.methods.{MODULES.get(name, name)}")
+
+
+class Model(BaseModel):
+    """Root of all configuration models."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class StopRule(Model):
+    """When a stage ends: the first rule that holds."""
+
+    rounds: PositiveInt = 2000
+    # Both relative residuals of the method at most this.
+    residual: PositiveFloat | None = None
+    # (objective - reference_objective) / |reference_objective| at most this; needs the reference.
+    objective_gap: PositiveFloat | None = None
+    reference_objective: float | None = None
+    # Depends on the clock, so the round at which it strikes is written down as a decision.
+    wall_time_s: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def _gap_needs_a_reference(self) -> Self:
+        if (self.objective_gap is None) != (self.reference_objective is None):
+            raise ValueError("objective_gap and reference_objective belong together: give both or neither")
+        return self
+
+
+class FederationRules(Model):
+    """Who must be there, and how long one waits for whom. Seconds."""
+
+    hosts: PositiveInt = 1
+    min_hosts: PositiveInt | None = None  # to start with when join_timeout_s is over; all of them by default
+    users: PositiveInt | None = None  # how many users the hosts bring together, when known beforehand
+    join_timeout_s: PositiveFloat = 60.0
+    absence_timeout_s: PositiveFloat = 60.0  # without a connection
+    task_timeout_s: PositiveFloat = 600.0  # connected, but without an answer
+    heartbeat_s: PositiveFloat = 2.0
+    silence_s: PositiveFloat = 20.0  # connected, but without any frame: the connection is given up
+    late: Literal["wait", "skip"] = "wait"
+    late_after_s: PositiveFloat = 5.0  # with late: skip, how long the others wait
+
+    @model_validator(mode="after")
+    def _bounds_agree(self) -> Self:
+        if self.min_hosts is not None and self.min_hosts > self.hosts:
+            raise ValueError(f"min_hosts is {self.min_hosts}, want at most hosts, which is {self.hosts}")
+        if self.silence_s < 2 * self.heartbeat_s:
+            raise ValueError(f"silence_s is {self.silence_s}, want at least twice heartbeat_s, which is {self.heartbeat_s}")
+        return self
+
+
+class Snapshots(Model):
+    """How often everyone writes its state down. What lies between two snapshots is kept in memory and replayed."""
+
+    every_rounds: PositiveInt = 200
+    # A snapshot is also due when the messages kept for replay exceed this many bytes.
+    max_log_bytes: PositiveInt = 256 << 20
+
+
+class Experiment(Model):
+    """A run, entirely."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+    description: str = ""
+    seed: NonNegativeInt = 0
+    data: DataConfig
+    problem: ProblemConfig
+    method: Any  # the hyper-parameters of the method it names; validated by that method's own model
+    references: tuple[Literal["local", "global", "oracle"], ...] = ()  # run first, on the same federation
+    stop: StopRule = StopRule()
+    payload: Literal["float64", "float32"] = "float64"
+    evaluate: bool = True  # after each stage: losses of the final models on training and held-out rows
+    federation: FederationRules = FederationRules()
+    snapshots: Snapshots = Snapshots()
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _method_by_name(cls, value: Any) -> Any:
+        if isinstance(value, BaseModel):
+            return value
+        if not isinstance(value, Mapping) or "name" not in value:
+            raise ValueError(f"want a mapping with a name, one of {', '.join(METHODS)}")
+        name = value["name"]
+        if name not in METHODS:
+            raise ValueError(f"the method {name!r} is unknown, want one of {', '.join(METHODS)}")
+        return method_module("coterie", name).Config.model_validate(value)
+
+
+def experiment_from(content: Any, where: str = "the experiment") -> Experiment:
+    """The experiment in a mapping; ConfigError with every mistake in it, each with its place and the value found."""
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{where} is a {type(content).__name__}, want a mapping with name, data, problem and method")
+    try:
+        return Experiment.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {_sentences(error)}") from None
+
+
+def experiment_to_json(experiment: Experiment) -> str:
+    """The frozen experiment as canonical JSON; `experiment_from(json.loads(...))` gives it back."""
+    content = experiment.model_dump(mode="json", exclude={"method"})
+    content["method"] = experiment.method.model_dump(mode="json")
+    return json.dumps(content, sort_keys=True)
+
+
+def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Reads a YAML file and applies `--set` overrides such as "method.penalty=0.05"."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the experiment {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    return experiment_from(apply_overrides(content, overrides), str(path))
+
+
+def apply_overrides(content: Any, overrides: Sequence[str]) -> Any:
+    """A copy of `content` with each "a.b.c=VALUE" applied; VALUE is read as YAML, and null takes a key away."""
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise ConfigError(f"--set {override!r} wants the form key.key=value, for example method.penalty=0.05")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {override!r}: the value is not YAML: {' '.join(str(error).split())}") from None
+        content = _with_value(content, keys, value, override)
+    return content
+
+
+def _with_value(content: Any, keys: Sequence[str], value: Any, override: str) -> Any:
+    if content is None:
+        content = {}
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"--set {override!r}: {keys[0]!r} would be a key of {content!r}, which is not a mapping")
+    changed = dict(content)
+    if len(keys) > 1:
+        changed[keys[0]] = _with_value(changed.get(keys[0]), keys[1:], value, override)
+    elif value is None:
+        changed.pop(keys[0], None)
+    else:
+        changed[keys[0]] = value
+    return changed
+
+
+def _sentences(error: ValidationError) -> str:
+    parts = []
+    for item in error.errors(include_url=False):
+        place = ".".join(str(key) for key in item["loc"]) or "the experiment"
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = "unknown key"
+        elif item["type"] == "missing":
+            message = "is missing"
+        elif item["type"] != "value_error":
+            message = f"{message} (found {item['input']!r})"
+        parts.append(f"{place}: {message}")
+    return "; ".join(parts)

@@ -1,0 +1,31 @@
+"""`certify`: for which penalties does a partition of the users solve convex clustering (3) exactly? See `coterie_server.certificate`.
+
+Group models, gradients and Hessians travel, in the messages of `coterie.methods.consensus`; rows never do.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, StringConstraints, model_validator
+
+Label = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+
+
+class Config(BaseModel):
+    """Which partition, how precisely, and the penalty at which the conditions of Theorems 1 and 2 are evaluated."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: Literal["certify"] = "certify"
+    # The users' cluster labels, or the clusters of the stage it starts from; `labels`, by user name, take the place of both.
+    partition: Literal["known", "found"] = "known"
+    labels: dict[str, Label] | None = None
+    tolerance: Annotated[float, Field(ge=1e-8, le=0.5)] = 1e-3  # of both ends, relative
+    at: PositiveFloat | None = None  # LAM; None: the middle of the interval
+
+    @model_validator(mode="after")
+    def _one_partition(self) -> Self:
+        if self.labels is not None and self.partition == "found":
+            raise ValueError("partition is found and labels are given, want one of the two")
+        return self

@@ -1,0 +1,27 @@
+"""The final models of a stage, judged by their users on training and held-out rows. Booked apart from training, under "evaluate"."""
+
+from __future__ import annotations
+
+from coterie.messages import Annotated, Array, Indices, Positions, Rows, Scalars, Vectors, dataclass, declare
+
+
+@declare(method="evaluation", step="evaluate")
+@dataclass(frozen=True)
+class FinalModels(Rows):
+    """Each user's final model."""
+
+    x: Annotated[Array, Vectors("rows", "d")]
+
+
+@declare(method="evaluation", step="evaluate", may_be_infinite=True)
+@dataclass(frozen=True)
+class Scores(Rows):
+    """f_i at the model, and loss (without its l2 term) and metric on held-out rows; NaN for a user without held-out rows.
+
+    The metric is the accuracy of a classifier, else the mean squared error.
+    """
+
+    objective: Annotated[Array, Scalars("rows")]
+    test_loss: Annotated[Array, Scalars("rows")]
+    test_metric: Annotated[Array, Scalars("rows")]
+    n_test: Annotated[Indices, Positions("rows")]

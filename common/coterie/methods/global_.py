@@ -1,0 +1,17 @@
+"""`global`, problem (1): one model for all users, by damped Newton (L-BFGS for large d) on sums of the users' answers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+
+
+class Config(BaseModel):
+    """How far, and with which derivatives."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: Literal["global"] = "global"
+    tolerance: PositiveFloat = 1e-10  # of the gradient norm, relative to 1 + its first value
+    newton_up_to: PositiveInt = 64  # dimensions; above, users send no Hessians

@@ -1,0 +1,18 @@
+"""`oracle`: one model for each cluster of a known partition; also the refit of the clusters that another stage has found."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+
+
+class Config(BaseModel):
+    """Which partition, how far, and with which derivatives."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: Literal["oracle"] = "oracle"
+    partition: Literal["known", "found"] = "known"  # the users' cluster labels, or the clusters of the stage it starts from
+    tolerance: PositiveFloat = 1e-10
+    newton_up_to: PositiveInt = 64

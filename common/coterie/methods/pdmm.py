@@ -1,0 +1,318 @@
+"""Convex clustering by PDMM: hyper-parameters and messages.
+
+Armacki, Bajovic, Jakovetic and Kar (2022), Algorithm 1, on the problem
+
+    minimize  Phi(x) = sum_i f_i(x_i) + LAM sum_{i<j} |x_i - x_j|      (unordered pairs, no 1/N)
+
+The paper writes lambda = LAM/(2N) in (3), LAM/2 in (14) and LAM in its updates (16)-(17); `Config` takes any of the three.
+Messages carry the paper's steps. In placement `paper` users keep z_ij and mu^_ij and S5, S6, S7, S10 are as printed, except that S7 goes to
+all users, since those inside S_P need each other's models too. In placement `lean`, which is not in the paper, the server keeps everything
+about pairs and sends each user the one vector that (16) needs of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+from coterie.arrays import Array, Indices
+from coterie.errors import ConfigError
+from coterie.messages import Broadcast, Positions, Rows, Scalars, Vectors, declare
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Blocks = tuple[Annotated[int, Field(ge=0)], ...]
+
+_PENALTIES = ("penalty", "lambda_eq3", "lambda_eq14", "path")
+_COUNTS = ("primal_fraction", "s_p", "dual_fraction", "s_d")
+# Above the stability bound of `least_nu`, which is sharp: on it the iterates neither shrink nor grow.
+_NU_MARGIN = 0.01
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The constants of (16)-(19) once the number of users and their losses are known."""
+
+    rho: float  # weight of the quadratic term, per unordered pair
+    eta: float  # eta_i, with B_i(u, v) = |u - v|^2 / 2; eta_ij is 0
+    nu: float
+    tau: float
+
+
+def least_nu(n: int, tau: float) -> float:
+    """The least nu with which full participation in Jacobi order is stable for every convex quadratic f_i.
+
+    tau/2 + 1/(2N - 1): the spectral radius of the linear iteration where all z are zero, or none is, is at most 1 from there on.
+    """
+    return tau / 2 + 1 / (2 * n - 1)
+
+
+class Config(BaseModel):
+    """Hyper-parameters. Exactly one of `penalty`, `lambda_eq3`, `lambda_eq14`, `path`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: Literal["pdmm"] = "pdmm"
+    penalty: PositiveFloat | None = None  # LAM
+    lambda_eq3: PositiveFloat | None = None  # lambda of (3): LAM = 2 N lambda
+    lambda_eq14: PositiveFloat | None = None  # lambda of (14): LAM = 2 lambda
+    path: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] | None = None  # decreasing LAMs, one stage each: see `stages`
+
+    placement: Literal["lean", "paper"] = "lean"
+    # jacobi: S3 uses x^t, as printed. z_after_x: S3 uses x^{t+1}, about half the rounds. None: z_after_x where it is possible.
+    order: Literal["jacobi", "z_after_x"] | None = None
+    # paired draws (i,j) and (j,i) together (footnote 3). uniform draws ordered pairs as printed: in placement paper the limit then
+    # depends on the draws; in placement lean x sees both orders, (15) in full, which has no such bias. recorded replays `schedule`.
+    sampling: Literal["full", "paired", "uniform", "recorded"] = "full"
+    primal_fraction: Fraction | None = None  # S_P / N^2
+    s_p: PositiveInt | None = None  # S_P
+    dual: Literal["aligned", "independent"] = "aligned"  # aligned: S_D is the pairs whose z was just updated
+    dual_fraction: Fraction | None = None  # S_D / (N (N-1)); with neither this nor s_d the primal fraction
+    s_d: PositiveInt | None = None  # S_D
+    schedule: tuple[tuple[Blocks, Blocks, Blocks], ...] | None = None  # per round: x blocks, z pairs, mu pairs, numbered i N + j
+
+    x_update: Literal["exact", "linearized"] = "exact"
+    steps: Literal["recommended", "wang"] = "recommended"  # where rho, eta, nu, tau are None
+    rho: PositiveFloat | None = None
+    eta: Annotated[float, Field(ge=0)] | None = None
+    nu: Annotated[float, Field(ge=0, lt=1)] | None = None
+    tau: PositiveFloat | None = None
+
+    start: Literal["zero", "global"] = "global"  # global: the solution of (1), found in a stage of its own before
+    cluster_tolerance: Annotated[float, Field(ge=0)] = 1e-4  # of the largest model norm
+    persistence: PositiveInt | None = None  # updates in a row that a z must be zero to join two users; None: 1 when full, else 3
+    refit: bool = False  # a last stage: one model for each found cluster
+    evaluate_every: Annotated[int, Field(ge=0)] = 1  # rounds between objective values; 0: never
+
+    @model_validator(mode="after")
+    def _penalty_is_given_once(self) -> Config:
+        given = [name for name in _PENALTIES if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"the penalty is given by {' and '.join(given) or 'nothing'}, want exactly one of {', '.join(_PENALTIES)}")
+        if self.path is not None and any(b >= a for a, b in zip(self.path, self.path[1:], strict=False)):
+            raise ValueError(f"path is {list(self.path)}, want strictly decreasing penalties")
+        return self
+
+    @model_validator(mode="after")
+    def _choices_fit(self) -> Config:
+        given = [name for name in _COUNTS if getattr(self, name) is not None]
+        if self.sampling in ("full", "recorded") and (given or self.dual == "independent"):
+            raise ValueError(f"sampling is {self.sampling}, which draws nothing: {', '.join(given) or 'dual: independent'} has no meaning")
+        if self.sampling in ("paired", "uniform") and (self.primal_fraction is None) == (self.s_p is None):
+            raise ValueError(f"sampling is {self.sampling}, want exactly one of primal_fraction and s_p")
+        if self.dual == "aligned" and (self.dual_fraction is not None or self.s_d is not None):
+            raise ValueError("dual is aligned, so S_D follows from the draw: dual_fraction and s_d need dual: independent")
+        if self.dual_fraction is not None and self.s_d is not None:
+            raise ValueError("dual_fraction and s_d are both given, want at most one")
+        if (self.schedule is None) == (self.sampling == "recorded"):
+            raise ValueError(f"sampling is {self.sampling}: a schedule belongs to sampling: recorded, which needs one")
+        if self.order == "z_after_x" and self.sampling != "full":
+            raise ValueError(f"order is z_after_x with sampling {self.sampling}, want sampling: full, or order: jacobi")
+        if self.steps == "wang" and (self.order == "z_after_x" or self.nu is not None or self.tau is not None):
+            raise ValueError("steps is wang, which sets nu and tau of the jacobi order: leave out order: z_after_x, nu and tau")
+        return self
+
+    def stages(self) -> tuple[Config, ...]:
+        """One config per penalty of the path, to be run one after the other, each from the outcome of the one before."""
+        if self.path is None:
+            return (self,)
+        return tuple(self.model_copy(update={"path": None, "penalty": penalty}) for penalty in self.path)
+
+    def lam(self, n: int) -> float:
+        """LAM for n users. Raises ConfigError for a path of several."""
+        if self.path is not None and len(self.path) > 1:
+            raise ConfigError(f"path has {len(self.path)} penalties, want one per stage: run the stages of the path one after the other")
+        if self.lambda_eq3 is not None:
+            return 2 * n * self.lambda_eq3
+        if self.lambda_eq14 is not None:
+            return 2 * self.lambda_eq14
+        return self.penalty if self.penalty is not None else (self.path or (0.0,))[0]
+
+    def z_after_x(self) -> bool:
+        """Whether S3 uses x^{t+1}."""
+        if self.order is None:
+            return self.sampling == "full" and self.steps == "recommended"
+        return self.order == "z_after_x"
+
+    def primal_blocks(self, n: int) -> int:
+        """S_P of N^2. Raises ConfigError when it is more."""
+        wanted = self.s_p if self.s_p is not None else max(1, round((self.primal_fraction or 1.0) * n * n))
+        if wanted > n * n:
+            raise ConfigError(f"s_p is {wanted}, want at most N^2 = {n * n} for {n} users")
+        return wanted
+
+    def dual_blocks(self, n: int) -> int:
+        """S_D of N(N-1), for an independent draw. Raises ConfigError when it is more."""
+        total = n * (n - 1)
+        fraction = self.dual_fraction if self.dual_fraction is not None else self.primal_blocks(n) / n**2
+        wanted = self.s_d if self.s_d is not None else max(1, round(fraction * total))
+        if wanted > total:
+            raise ConfigError(f"s_d is {wanted}, want at most N(N-1) = {total} for {n} users")
+        return wanted
+
+    def steps_for(self, n: int, mean_smoothness: float | None) -> Steps:
+        """The constants for n users; the default rho needs the mean smoothness constant Lbar of the f_i.
+
+        Defaults: rho = 3 Lbar/(N-1), times 5/3 when paired with S_P <= N^2/10; tau = .8, nu = .51 or what `least_nu` asks of few
+        users; with a dual draw of its own, and with the printed uniform draw, tau = .45 min(1, theta/phi), theta = S_P/N^2, phi =
+        S_D/(N(N-1)); with z after x tau = 1.6, nu = 0, eta = rho. `wang`: tau = K/(K~(2J-K)), nu = 1 - 1/K~, J = N^2, K = S_P,
+        K~ = min(K, 3), which always converges. Raises ConfigError when a needed number is missing or nu is below `least_nu`.
+        """
+        if n < 2:
+            raise ConfigError(f"there is {n} user, want at least 2: pdmm couples pairs of users")
+        if self.rho is None and mean_smoothness is None:
+            raise ConfigError("rho is not given and no smoothness constants are known, want one of the two")
+        sampled = self.sampling in ("paired", "uniform")
+        theta = self.primal_blocks(n) / n**2 if sampled else 1.0
+        sparse = self.sampling == "paired" and theta <= 0.1
+        rho = self.rho if self.rho is not None else 3 * (mean_smoothness or 0.0) / (n - 1) * (5 / 3 if sparse else 1.0)
+        tau, nu = self._tau_nu(n, theta)
+        eta = self.eta if self.eta is not None else (rho if self.z_after_x() else 0.0)
+        # In a random round fewer blocks move at once, and less damping is enough.
+        if self.sampling == "full" and not self.z_after_x() and nu < least_nu(n, tau):
+            raise ConfigError(f"nu is {nu}, want at least tau/2 + 1/(2N-1) = {least_nu(n, tau):.4g} for {n} users in jacobi order")
+        return Steps(rho, eta, nu, tau)
+
+    def _tau_nu(self, n: int, theta: float) -> tuple[float, float]:
+        if self.steps == "wang":
+            blocks = self.primal_blocks(n) if self.sampling != "full" else n * n
+            few = min(blocks, 3)
+            return blocks / (few * (2 * n * n - blocks)), 1 - 1 / few
+        phi = self.dual_blocks(n) / (n * (n - 1)) if self.dual == "independent" else theta
+        careful = self.dual == "independent" or self.sampling == "uniform"
+        default = 1.6 if self.z_after_x() else 0.45 * min(1.0, theta / phi) if careful else 0.8
+        tau = self.tau if self.tau is not None else default
+        if self.nu is not None:
+            return tau, self.nu
+        return tau, 0.0 if self.z_after_x() else max(0.51, min(least_nu(n, tau) + _NU_MARGIN, 0.99))
+
+
+@declare(method="pdmm", step="S0")
+@dataclass(frozen=True)
+class StartModels(Broadcast):
+    """S0, the initialization: x_j^0 of all users j in member order, or one row that is everyone's ("y^(0)")."""
+
+    x: Annotated[Array, Vectors("models", "d")]
+
+
+@declare(method="pdmm", step="S0")
+@dataclass(frozen=True)
+class OwnStart(Rows):
+    """S0 in placement lean, where users need no model but their own."""
+
+    x: Annotated[Array, Vectors("rows", "d")]
+
+
+@declare(method="pdmm", step="S1")
+@dataclass(frozen=True)
+class AllBlocks(Broadcast):
+    """S1 at full participation: every x_i is to be updated, and every z_ij."""
+
+
+@declare(method="pdmm", step="S1")
+@dataclass(frozen=True)
+class ChosenModels(Rows):
+    """S1: the owners i of the chosen x_i."""
+
+
+@declare(method="pdmm", step="S1")
+@dataclass(frozen=True)
+class ChosenSplits(Rows):
+    """S1: owner i and partner j of each chosen z_ij."""
+
+    partner: Annotated[Indices, Positions("rows")]
+
+
+@declare(method="pdmm", step="S5")
+@dataclass(frozen=True)
+class UpdatedModels(Rows):
+    """S5: user i sends x_i^{t+1}."""
+
+    x: Annotated[Array, Vectors("rows", "d")]
+
+
+@declare(method="pdmm", step="S6")
+@dataclass(frozen=True)
+class UpdatedSplits(Rows):
+    """S6: user i sends z_ij^{t+1}; when drawn in pairs only the user with i < j does, and z_ji = -z_ij."""
+
+    z: Annotated[Array, Vectors("rows", "d")]
+    partner: Annotated[Indices, Positions("rows")]
+
+
+@declare(method="pdmm", step="S6")
+@dataclass(frozen=True)
+class AllSplits(Rows):
+    """S6 at full participation: user i sends z_ij^{t+1} for its N-1 partners j in member order."""
+
+    z: Annotated[Array, Vectors("rows", "partners", "d")]
+
+
+@declare(method="pdmm", step="S7")
+@dataclass(frozen=True)
+class BroadcastModels(Broadcast):
+    """S7: the updated x_j^{t+1}, to all users; `members` is empty when all N are sent."""
+
+    x: Annotated[Array, Vectors("models", "d")]
+    members: Annotated[Indices, Positions("named")]
+
+
+@declare(method="pdmm", step="S10")
+@dataclass(frozen=True)
+class Duals(Rows):
+    """S10: mu_ij^{t+1} to user i, for the pairs in S_D."""
+
+    mu: Annotated[Array, Vectors("rows", "d")]
+    partner: Annotated[Indices, Positions("rows")]
+
+
+@declare(method="pdmm", step="S10")
+@dataclass(frozen=True)
+class AllDuals(Rows):
+    """S10 at full participation: mu_ij^{t+1} to user i, for its N-1 partners j in member order."""
+
+    mu: Annotated[Array, Vectors("rows", "partners", "d")]
+
+
+@declare(method="pdmm", step="S7+S10")
+@dataclass(frozen=True)
+class Aggregates(Rows):
+    """Placement lean, in the place of S7 and S10: v_i = rho sum_{j!=i} (x_j + z_ij) + eta x_i - sum_{j!=i} mu^_ij."""
+
+    v: Annotated[Array, Vectors("rows", "d")]
+
+
+@declare(method="pdmm", step="evaluate")
+@dataclass(frozen=True)
+class ValuesWanted(Broadcast):
+    """Every user is asked for its loss after this round."""
+
+
+@declare(method="pdmm", step="evaluate")
+@dataclass(frozen=True)
+class Values(Rows):
+    """f_i(x_i^{t+1})."""
+
+    f: Annotated[Array, Scalars("rows")]
+
+
+__all__ = [
+    "Aggregates",
+    "AllBlocks",
+    "AllDuals",
+    "AllSplits",
+    "BroadcastModels",
+    "ChosenModels",
+    "ChosenSplits",
+    "Config",
+    "Duals",
+    "OwnStart",
+    "StartModels",
+    "Steps",
+    "UpdatedModels",
+    "UpdatedSplits",
+    "Values",
+    "ValuesWanted",
+    "least_nu",
+]

@@ -1,0 +1,35 @@
+"""`squared`, problem (4): the squared distances between models are penalized.
+
+    (4) times N:  sum_i f_i(x_i) + GAM sum_{i<j} |x_i - x_j|^2,   gamma of (4) = GAM / (2N)
+
+Since sum_{i<j} |x_i - x_j|^2 = N sum_i |x_i - mean|^2, the models are the proximal points x_i(y) of the minimizer y of
+sum_i min_x [f_i(x) + GAM N |x - y|^2]: one group on the users' Moreau envelopes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, model_validator
+
+
+class Config(BaseModel):
+    """The penalty, in one of two conventions; how far, and with which derivatives."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: Literal["squared"] = "squared"
+    penalty: PositiveFloat | None = None  # GAM
+    gamma_eq4: PositiveFloat | None = None  # gamma in (4)
+    tolerance: PositiveFloat = 1e-10
+    newton_up_to: PositiveInt = 64
+
+    @model_validator(mode="after")
+    def _one_penalty(self) -> Self:
+        if (self.penalty is None) == (self.gamma_eq4 is None):
+            raise ValueError("want exactly one of penalty (GAM) and gamma_eq4 (gamma in (4) = GAM / (2N))")
+        return self
+
+    def gam(self, n_users: int) -> float:
+        """GAM for n users."""
+        return self.penalty if self.penalty is not None else 2 * n_users * (self.gamma_eq4 or 0.0)

@@ -1,0 +1,228 @@
+"""The coordinator: a run folder, a hub, an engine, and how a run begins, ends and is taken up again.
+
+runs/NAME/experiment.json    the frozen experiment
+runs/NAME/run.db             ledger, figures, events, decisions
+runs/NAME/models/STAGE.npz   users, models x (n, d) and clusters of each stage
+runs/NAME/checkpoints/       where a killed run goes on
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from coterie import __version__
+from coterie.config import Experiment, experiment_to_json
+from coterie.errors import ConfigError, CoterieError, RunError
+from coterie_server.engine import Engine, Observer, Point, best
+from coterie_server.hub import Hub
+from coterie_server.method import Facts, Members, Outcome
+from coterie_server.rundb import RunDatabase, open_run
+
+TICK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has ended well."""
+
+    run_id: str
+    folder: Path | None
+    members: Members
+    facts: Facts
+    outcomes: Mapping[str, Outcome]
+    final_stage: str
+    database: RunDatabase  # closed when the run has a folder; still open, in memory, when it has none
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is started, beside the experiment itself."""
+
+    folder: Path | None = None  # None: nothing is written, and nothing can be resumed
+    resume: bool = False
+    decisions_of: Path | None = None  # another run whose decisions are repeated
+    observer: Observer | None = None
+    stop: asyncio.Event | None = None  # set it to stop after the round under way
+
+
+Connect = Callable[[Hub], AbstractAsyncContextManager[object]]
+
+
+async def coordinate(experiment: Experiment, connect: Connect, options: Options) -> Finished:
+    """Runs an experiment to its end. `connect(hub)` is the transport: while it is entered, hosts can join.
+
+    Raises ConfigError before anything has started, RunError when the run cannot go on; hosts are told why.
+    """
+    folder = options.folder
+    with _locked(folder, resume=options.resume):
+        _check_folder(experiment, folder, resume=options.resume)
+        database = RunDatabase(None if folder is None else folder / "run.db")
+        try:
+            return await _run(experiment, connect, options, database)
+        finally:
+            if folder is not None:
+                database.close()
+
+
+async def _run(experiment: Experiment, connect: Connect, options: Options, database: RunDatabase) -> Finished:
+    run_id = database.get("run_id") or secrets.token_hex(8)
+    attempt = int(database.get("attempt") or 0) + 1
+    for key, value in _facts_of_run(experiment, run_id, attempt).items():
+        database.put(key, value)
+    hub = Hub(experiment, run_id, database, time.monotonic, keep_log=options.folder is not None)
+    hub.attempt = attempt
+    engine = Engine(experiment, hub, database, options.folder, options.observer)
+    if options.decisions_of is not None:
+        _repeat_decisions(options.decisions_of, hub, engine)
+    point = engine.load_checkpoint(attempt) if options.resume else None
+    async with connect(hub), _ticking(hub), _stopping(options.stop, engine):
+        try:
+            last = await engine.run(point)
+        except CoterieError as error:
+            database.put("status", f"failed: {error}")
+            database.event("failed", str(error))
+            if engine.stop_requested is None:
+                await hub.finish(str(error), failed=True)
+            raise
+        finished = _finished(experiment, hub, engine, last, options.folder, database)
+        await hub.finish("the run has finished", failed=False)
+        database.put("status", "finished")
+        database.event("finished", "the run has finished")
+        database.flush()
+    return finished
+
+
+def _facts_of_run(experiment: Experiment, run_id: str, attempt: int) -> dict[str, str]:
+    return {
+        "run_id": run_id,
+        "name": experiment.name,
+        "attempt": str(attempt),
+        "status": "running",
+        "version": __version__,
+        "experiment": experiment_to_json(experiment),
+    }
+
+
+def _finished(experiment: Experiment, hub: Hub, engine: Engine, last: Point, folder: Path | None, database: RunDatabase) -> Finished:
+    if hub.members is None or last.facts is None:
+        raise RunError("the run ended without members")
+    name = experiment.method.name
+    candidates = tuple(stage.name for stage in engine.stages if stage.method == name) or (engine.stages[-1].name,)
+    final = engine.stages[-1].name if engine.stages[-1].name == "refit" else best(candidates, last.outcomes)
+    database.put("final_stage", final)
+    if folder is not None:
+        _save_models(folder, hub.members, last.facts, last.outcomes)
+    return Finished(hub.run_id, folder, hub.members, last.facts, last.outcomes, final, database)
+
+
+def _save_models(folder: Path, members: Members, facts: Facts, outcomes: Mapping[str, Outcome]) -> None:
+    models = folder / "models"
+    try:
+        models.mkdir(exist_ok=True)
+        for stage, outcome in outcomes.items():
+            found = {"x": outcome.models, "labels": outcome.labels, "mean": facts.mean, "scale": facts.scale}
+            arrays = {key: array for key, array in found.items() if array is not None}
+            np.savez(models / f"{stage}.npz", users=np.array(members.names), **arrays)  # type: ignore[arg-type]
+    except OSError as error:
+        raise RunError(f"cannot write the models to {models}: {error.strerror or error}") from error
+
+
+def _check_folder(experiment: Experiment, folder: Path | None, *, resume: bool) -> None:
+    """Prepares an empty run folder, or checks that an old one is of the same experiment."""
+    if folder is None:
+        if resume:
+            raise ConfigError("a run without a folder cannot be resumed")
+        return
+    frozen = folder / "experiment.json"
+    text = experiment_to_json(experiment)
+    if not resume:
+        if frozen.exists():
+            raise ConfigError(f"the run folder {folder} is already used: choose another one, or --resume the run in it")
+        try:
+            frozen.write_text(json.dumps(json.loads(text), indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"cannot write the run folder {folder}: {error.strerror or error}") from error
+        return
+    if not frozen.exists():
+        raise ConfigError(f"there is no run to resume in {folder}: it has no experiment.json")
+    if json.loads(frozen.read_text(encoding="utf-8")) != json.loads(text):
+        raise ConfigError(f"the experiment differs from the one that {folder} was started with; resume it as it was frozen in {frozen}")
+
+
+@contextlib.contextmanager
+def _locked(folder: Path | None, *, resume: bool) -> Iterator[None]:
+    """One coordinator for one folder: an advisory lock that goes away with the process."""
+    if folder is None:
+        yield
+        return
+    try:
+        if resume and not folder.is_dir():
+            raise ConfigError(f"there is no run to resume: {folder} does not exist")
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "run.lock").open("w")
+    except OSError as error:
+        raise RunError(f"cannot write the run folder {folder}: {error.strerror or error}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            raise ConfigError(f"the run folder {folder} is in use by another coordinator") from None
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _ticking(hub: Hub) -> AsyncIterator[None]:
+    """Lets the hub check its deadlines."""
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            hub.tick()
+
+    task = asyncio.create_task(tick())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def _stopping(stop: asyncio.Event | None, engine: Engine) -> AsyncIterator[None]:
+    """Passes a request to stop on to the engine."""
+    if stop is None:
+        yield
+        return
+
+    async def wait() -> None:
+        await stop.wait()
+        engine.request_stop("a signal")
+
+    task = asyncio.create_task(wait())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _repeat_decisions(folder: Path, hub: Hub, engine: Engine) -> None:
+    """Makes the time-dependent decisions of another run the decisions of this one."""
+    with contextlib.closing(open_run(folder)) as connection:
+        rows = [(seq, kind, json.loads(value)) for seq, kind, value in connection.execute("SELECT * FROM decisions ORDER BY rowid")]
+    hub.skips = {seq: frozenset(value) for seq, kind, value in rows if kind == "skip"}
+    engine.wall_stops = frozenset((value[0], value[1]) for _, kind, value in rows if kind == "wall_time")

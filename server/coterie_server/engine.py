@@ -1,0 +1,222 @@
+"""The round engine: one loop that runs every method, with checkpoints, stop rules and the evaluation of what comes out.
+
+A run is a sequence of stages on one joined federation. Nothing survives a round but the method's state, so a checkpoint is generic: a
+resumed run takes the newest one and repeats what came after; hosts answer what they have answered before from what they have stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.config import Experiment, StopRule, method_module
+from coterie.errors import RunError
+from coterie.methods.evaluation import FinalModels, Scores
+from coterie.snapshot import SnapshotFile
+from coterie.wire import Precision
+from coterie_server.hub import Hub
+from coterie_server.method import Facts, Federation, Members, Outcome, ServerMethod, Setting
+from coterie_server.methods.prepare import prepare
+from coterie_server.plan import Stage, stages_of
+from coterie_server.rundb import RunDatabase
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a run stands between two rounds: what a checkpoint holds beside the hub's memory."""
+
+    stage: int = 0
+    round: int = 0
+    state: Any = None  # of the method; None before the stage has begun
+    ended: str = ""  # why the stage has ended, when only its finish is missing
+    facts: Facts | None = None
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What an observer is told after each round."""
+
+    stage: Stage
+    number: int
+    n_stages: int
+    round: int
+    figures: Mapping[str, float]
+
+
+Observer = Callable[[Progress], None]
+
+
+class Engine:
+    """Runs the stages of one experiment."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        hub: Hub,
+        database: RunDatabase,
+        folder: Path | None,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.experiment = experiment
+        self.hub = hub
+        self.database = database
+        self.stages = stages_of(experiment)
+        self.stop_requested: str | None = None
+        self.wall_stops: frozenset[tuple[int, int]] | None = None  # decisions to repeat: (stage, round) at which the clock struck
+        self._observer = observer
+        self._clock = clock
+        self._store = SnapshotFile(folder / "checkpoints", "run") if folder is not None else None
+        self._checkpoint_seq = 0
+
+    def load_checkpoint(self, attempt: int) -> Point | None:
+        """The newest checkpoint, with the hub and the database brought back to it; None when there is none."""
+        tree = self._store.load() if self._store is not None else None
+        if tree is None:
+            return None
+        point: Point = tree["point"]
+        self.hub.restore(tree["hub"], attempt)
+        self._checkpoint_seq = self.hub.seq
+        self.database.rewind(self.hub.seq, point.stage, point.round)
+        text = f"resumed at stage {point.stage}, round {point.round}, exchange {self.hub.seq}"
+        self.database.event("resume", text, attempt=attempt)
+        return point
+
+    def checkpoint(self, point: Point) -> None:
+        """Writes the point down; replies that the checkpoint before made needless may then be forgotten by their hosts."""
+        if self._store is None:
+            return
+        self.database.flush()
+        self._store.save({"point": point, "hub": self.hub.memory()})
+        self.hub.durable_seq, self._checkpoint_seq = self._checkpoint_seq, self.hub.seq
+        self.hub.request_snapshots()
+
+    def request_stop(self, reason: str) -> None:
+        """Stops after the round under way, with a checkpoint; while the run waits for members, at once."""
+        self.stop_requested = reason
+        if self.hub.members is None or not self.hub.has_everyone:
+            self.hub.fail(RunError(f"stopped by {reason} while waiting for hosts"))
+
+    async def run(self, point: Point | None = None) -> Point:
+        """Runs all stages, from the start or from a checkpoint; the last point holds their outcomes by name. Raises CoterieError."""
+        members = await self.hub.gather()
+        host_of = {user: host.name for host in self.hub.hosts.values() for user in host.users}
+        self.database.members(members, host_of)
+        if point is None:
+            point = Point()
+            self.checkpoint(point)
+        if point.facts is None:
+            point = replace(point, facts=await prepare(self.hub, members, standardize=self.experiment.data.standardize))
+        while point.stage < len(self.stages):
+            point = await self._stage(self.stages[point.stage], point, members)
+        return point
+
+    async def _stage(self, stage: Stage, point: Point, members: Members) -> Point:
+        method = self._build(stage, point, members)
+        settings = json.dumps({"stage": stage.name, "options": dict(method.client_options)})
+        started = self._clock()
+        if point.state is None:
+            self.database.stage(point.stage, stage.name, stage.method, 0, "", 0.0)
+            self.hub.begin_stage(point.stage, settings)
+            point = replace(point, state=await method.init(self.hub), round=0)
+        else:
+            self.hub.resume_stage(point.stage, point.round, settings)
+        self.hub.may_skip = bool(getattr(method, "tolerates_absence", False))
+        figures = self.database.figures_of(point.stage)
+        while not point.ended:
+            self.hub.round = point.round + 1
+            state, latest = await method.round(point.state, self.hub, point.round + 1)
+            point = replace(point, state=state, round=point.round + 1)
+            figures.append(dict(latest))
+            self.database.figures(point.stage, point.round, latest)
+            point = replace(point, ended=self._stop_reason(stage.stop, latest, point, started))
+            self._after_round(stage, point, latest)
+            await asyncio.sleep(0)  # where the transport never waits, signals and deadlines get their turn here
+        outcome = await method.finish(point.state, self.hub)
+        if self.experiment.evaluate and outcome.models is not None:
+            outcome = replace(outcome, figures={**outcome.figures, **await self._evaluated(outcome, self.hub)})
+        self.database.result(point.stage, outcome.figures, method.expected_vectors(figures))
+        self.database.stage(point.stage, stage.name, stage.method, point.round, point.ended, self._clock() - started)
+        # What a stage carried for its successor has served; along a path it would otherwise pile up in the checkpoints.
+        served = {name: replace(before, carry=None) if name in stage.start else before for name, before in point.outcomes.items()}
+        point = replace(point, stage=point.stage + 1, round=0, state=None, ended="", outcomes={**served, stage.name: outcome})
+        self.checkpoint(point)
+        return point
+
+    def _build(self, stage: Stage, point: Point, members: Members) -> ServerMethod[Any]:
+        start = best(stage.start, point.outcomes) if stage.start else None
+        setting = Setting(
+            seed=self.experiment.seed,
+            stage=stage.name,
+            members=members,
+            precision=Precision.of(self.experiment.payload),
+            facts=point.facts,
+            start=point.outcomes[start] if start else None,
+        )
+        method: ServerMethod[Any] = method_module("coterie_server", stage.method).build(stage.config, setting)
+        if self.experiment.federation.late == "skip" and not getattr(method, "tolerates_absence", False):
+            text = f"stage {stage.name!r} needs every member in every round, so it waits for late ones"
+            self.database.event("wait", text, stage=stage.name)
+        return method
+
+    def _after_round(self, stage: Stage, point: Point, figures: Mapping[str, float]) -> None:
+        self.database.flush_if_due()
+        snapshots = self.experiment.snapshots
+        if point.round % snapshots.every_rounds == 0 or self.hub.log_bytes > snapshots.max_log_bytes:
+            self.checkpoint(point)
+        if self._observer is not None:
+            self._observer(Progress(stage, point.stage, len(self.stages), point.round, figures))
+        if self.stop_requested is not None:
+            self.checkpoint(point)
+            raise RunError(
+                f"stopped by {self.stop_requested} in stage {stage.name!r} after round {point.round}; --resume goes on from there"
+            )
+
+    def _stop_reason(self, stop: StopRule, figures: Mapping[str, float], point: Point, started: float) -> str:
+        """Why the stage ends after this round; empty when it goes on."""
+        if figures.get("converged", 0.0) >= 1.0:
+            return "converged"
+        residuals = [figures[name] for name in ("primal_residual", "dual_residual") if name in figures]
+        if stop.residual is not None and residuals and max(residuals) <= stop.residual:
+            return f"residuals at most {stop.residual:g}"
+        if stop.objective_gap is not None and stop.reference_objective is not None and "objective" in figures:
+            gap = (figures["objective"] - stop.reference_objective) / max(abs(stop.reference_objective), np.finfo(float).tiny)
+            if gap <= stop.objective_gap:
+                return f"objective gap at most {stop.objective_gap:g}"
+        if point.round >= stop.rounds:
+            return f"{stop.rounds} rounds"
+        if stop.wall_time_s is not None and self._clock_strikes(stop.wall_time_s, point, started):
+            return f"{stop.wall_time_s:g} s"
+        return ""
+
+    def _clock_strikes(self, seconds: float, point: Point, started: float) -> bool:
+        if self.wall_stops is not None:
+            return (point.stage, point.round) in self.wall_stops
+        strikes = self._clock() - started > seconds
+        if strikes:
+            self.database.decide(self.hub.seq, "wall_time", [point.stage, point.round])
+        return strikes
+
+    async def _evaluated(self, outcome: Outcome, federation: Federation) -> dict[str, float]:
+        """Delivers the final models and collects the users' judgement: means over the users (with held-out rows)."""
+        assert outcome.models is not None  # noqa: S101 - the caller has checked
+        scores = (await federation.exchange(FinalModels(outcome.models)))[Scores]
+        figures = {"sum_of_losses": float(scores.objective.sum())}
+        judged = scores.n_test > 0
+        if judged.any():
+            figures["heldout_loss"] = float(scores.test_loss[judged].mean())
+            figures["heldout_metric"] = float(scores.test_metric[judged].mean())
+        return figures
+
+
+def best(names: tuple[str, ...], outcomes: Mapping[str, Outcome]) -> str:
+    """The stage with the smallest held-out loss, the earlier one of equals; without held-out rows the first of the names."""
+    return min(names, key=lambda name: outcomes[name].figures.get("heldout_loss", np.inf))

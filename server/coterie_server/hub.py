@@ -1,0 +1,542 @@
+"""The parent's side of all sessions: who is there, what was sent to whom, who has answered.
+
+No I/O and no clock of its own: transports report events (a hello, a frame, a lost stream) and carry what `Link` is told to send; time comes
+in through `tick`. All calls are made on one event loop. It keeps the messages of each host since the host's last snapshot, so
+that a host that comes back is sent what it missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from coterie.arrays import Indices
+from coterie.config import Experiment
+from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
+from coterie.ledger import DOWN, SESSION, UP, Row, rows_of, unpack
+from coterie.messages import Message
+from coterie.names import natural_key
+from coterie.v1 import session_pb2
+from coterie.wire import PROTOCOL_VERSION, Encoded, Precision, Received, encode, reheaded
+from coterie_server.merge import Layout, check_finite, check_owners, merged
+from coterie_server.method import Members, Replies
+
+
+class Refusal(CoterieError):  # noqa: N818 - a decision, not a fault of ours
+    """A host is turned away; `code` is the gRPC status it gets."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class Link(Protocol):
+    """One host's stream, as the hub sees it. Sending never blocks; a link that cannot send reports the loss."""
+
+    def send(self, encoded: Encoded) -> None: ...
+
+    def send_frame(self, frame: session_pb2.JoinResponse) -> None: ...
+
+    def close(self, code: str, reason: str) -> None: ...
+
+
+class Recorder(Protocol):
+    """Where the hub writes down what happens (the run database)."""
+
+    def book(self, link: str, where: tuple[int, int], rows: Iterable[tuple[Row, Indices | None]], useful: bool) -> None: ...
+
+    def book_host(self, link: str, rows: Iterable[Row]) -> None: ...
+
+    def event(self, kind: str, text: str, **data: Any) -> None: ...
+
+    def decide(self, seq: int, kind: str, value: Any) -> None: ...
+
+
+@dataclass
+class Sent:
+    """A task kept for replay."""
+
+    seq: int
+    encoded: Encoded
+    times: int  # it was sent in this attempt
+
+
+@dataclass
+class Host:
+    """What the parent knows of one host."""
+
+    name: str
+    users: tuple[str, ...]
+    clusters: tuple[str, ...]
+    link: Link | None = None
+    instance: str = ""
+    log: deque[Sent] = field(default_factory=deque)
+    acked: int = 0  # the last task that it answered
+    forgotten: int = 0  # tasks up to this one are no longer in the log
+    reached: int = 0  # the last task that its state contains, as told by hello or reply
+    snapshot_due: bool = False
+    heard_at: float = 0.0
+    absent_since: float | None = None
+    session_bytes: dict[str, int] = field(default_factory=lambda: {UP: 0, DOWN: 0})
+    has_closed: bool = False
+
+
+@dataclass
+class Pending:
+    """The exchange under way."""
+
+    seq: int
+    waiting: set[str]
+    answers: dict[str, list[Message]]
+    done: asyncio.Future[None]
+    since: float
+
+
+class Hub:
+    """All sessions of one parent, and the `Federation` that its method speaks to."""
+
+    def __init__(
+        self, experiment: Experiment, run_id: str, recorder: Recorder, clock: Callable[[], float], *, keep_log: bool = True
+    ) -> None:
+        self.rules = experiment.federation
+        self.run_id = run_id
+        self.precision = Precision.of(experiment.payload)
+        self.recorder = recorder
+        self.hosts: dict[str, Host] = {}
+        self.members: Members | None = None
+        self.layout: Layout | None = None
+        self.attempt = 1
+        self.seq = 0
+        self.durable_seq = 0
+        self.stage = 0
+        self.round = 0
+        self.log_bytes = 0
+        self.may_skip = False
+        self.skips: Mapping[int, frozenset[str]] | None = None  # decisions to repeat: exchange -> hosts skipped
+        self._clock = clock
+        self._keep_log = keep_log
+        self._stage_json = ""
+        self._told: set[str] = set()  # hosts that have the settings of this stage
+        self._pending: Pending | None = None
+        self._failure: CoterieError | None = None
+        self._changed = asyncio.Event()
+        self._numerics: dict[str, str] = {}
+        self._finish: session_pb2.JoinResponse | None = None  # what hosts are told at the end
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended, so that nobody can join any more."""
+        return self._finish is not None
+
+    # ---- joining
+
+    def hello(self, hello: session_pb2.Hello, link: Link) -> None:
+        """A host introduces itself. Raises Refusal."""
+        self._check_hello(hello)
+        host = self.hosts.get(hello.host)
+        if host is None:
+            host = self.hosts[hello.host] = Host(hello.host, tuple(u.name for u in hello.users), tuple(u.cluster for u in hello.users))
+        elif host.link is not None:
+            host.link.close("UNAVAILABLE", f"host {host.name!r} has opened a new stream")
+        host.link, host.instance, host.absent_since, host.heard_at = link, hello.instance, None, self._clock()
+        host.reached = hello.last_seq
+        host.has_closed = False
+        self._compare_numerics(hello)
+        n_here = sum(1 for other in self.hosts.values() if other.link is not None)
+        self.recorder.event("join", f"host {host.name!r} joined with {len(host.users)} users", host=host.name, hosts_here=n_here)
+        if self.members is not None:
+            self._welcome(host)
+        if self._finish is not None:
+            self._send_frame(host, self._finish)
+        elif self.members is not None:
+            self._catch_up(host)
+        self._changed.set()
+
+    def _check_hello(self, hello: session_pb2.Hello) -> None:
+        if hello.protocol != PROTOCOL_VERSION:
+            raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} speaks protocol {hello.protocol}, wanted {PROTOCOL_VERSION}")
+        if not hello.host or not hello.users:
+            raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} brings {len(hello.users)} users, wanted a name and at least one user")
+        names = [user.name for user in hello.users]
+        if len(set(names)) != len(names) or not all(names):
+            twice = next((name for name in names if not name or names.count(name) > 1), "")
+            raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} names user {twice!r} more than once or without a name")
+        if hello.run_id and hello.run_id != self.run_id:
+            raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} holds the state of run {hello.run_id}, this is run {self.run_id}")
+        known = self.hosts.get(hello.host)
+        if known is not None and known.link is not None and known.instance != hello.instance:
+            raise Refusal("UNAVAILABLE", f"host {hello.host!r} is still connected from another process; give each process its own name")
+        if known is not None and set(known.users) != set(names) and (self.members is not None or known.link is not None):
+            raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} came back with other users than it had")
+        if known is not None and set(known.users) != set(names):
+            del self.hosts[hello.host]
+        owners = {user: host.name for host in self.hosts.values() if host.name != hello.host for user in host.users}
+        for name in names:
+            if name in owners:
+                raise Refusal("ALREADY_EXISTS", f"user {name!r} is claimed by host {hello.host!r}, but host {owners[name]!r} speaks for it")
+        if self.members is not None and known is None:
+            known_users = set(self.members.names)
+            unknown = next((name for name in names if name not in known_users), names[0])
+            raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} brings user {unknown!r}, whom the run, already started, does not know")
+        if len(self.hosts) >= self.rules.hosts and hello.host not in self.hosts:
+            raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} would be host {len(self.hosts) + 1} of {self.rules.hosts}")
+
+    def _compare_numerics(self, hello: session_pb2.Hello) -> None:
+        self._numerics[hello.host] = hello.numerics
+        if len(set(self._numerics.values())) > 1:
+            text = "; ".join(f"{host}: {numerics}" for host, numerics in sorted(self._numerics.items()))
+            self.recorder.event("numerics", f"hosts compute with different libraries, bits may differ: {text}")
+
+    async def gather(self) -> Members:
+        """The join barrier: waits for the hosts, fixes the member order and welcomes everyone. RunError when too few came."""
+        rules = self.rules
+        deadline = self._clock() + rules.join_timeout_s
+        while len(self._connected()) < rules.hosts and self._clock() < deadline:
+            self._raise_failure()
+            self._changed.clear()
+            await self._changed_within(min(0.5, deadline - self._clock()))
+        self._raise_failure()
+        here = self._connected()
+        needed = rules.min_hosts or rules.hosts
+        if self.members is None and len(here) < needed:
+            names = ", ".join(sorted(host.name for host in here)) or "none"
+            raise RunError(f"need {needed} of {rules.hosts} hosts, have {len(here)} after {rules.join_timeout_s:g} s: {names}")
+        if self.members is None:
+            self.hosts = {
+                name: host for name, host in sorted(self.hosts.items(), key=lambda item: natural_key(item[0])) if host.link is not None
+            }
+            self._fix_members()
+            for host in self.hosts.values():
+                self._welcome(host)
+        assert self.members is not None  # noqa: S101 - set above
+        return self.members
+
+    @property
+    def has_everyone(self) -> bool:
+        """Whether every member's host is connected."""
+        return bool(self.hosts) and all(host.link is not None for host in self.hosts.values())
+
+    def _connected(self) -> list[Host]:
+        return [host for host in self.hosts.values() if host.link is not None]
+
+    async def _changed_within(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._changed.wait(), max(seconds, 0.0))
+        except TimeoutError:
+            return
+
+    def _fix_members(self) -> None:
+        clusters = {user: cluster for host in self.hosts.values() for user, cluster in zip(host.users, host.clusters, strict=True)}
+        names = tuple(sorted(clusters, key=natural_key))
+        if self.rules.users is not None and len(names) != self.rules.users:
+            raise RunError(f"the hosts bring {len(names)} users together, wanted {self.rules.users}")
+        place = {name: i for i, name in enumerate(names)}
+        self.members = Members(names, tuple(clusters[name] for name in names))
+        own = {name: np.array(sorted(place[user] for user in host.users), dtype=np.int64) for name, host in self.hosts.items()}
+        self.layout = Layout(own, len(names))
+
+    def _welcome(self, host: Host) -> None:
+        assert self.members is not None  # noqa: S101 - callers check
+        place = {name: i for i, name in enumerate(self.members.names)}
+        welcome = session_pb2.Welcome(
+            run_id=self.run_id,
+            member_indices=[place[user] for user in host.users],
+            n_members=len(self.members),
+            heartbeat_s=self.rules.heartbeat_s,
+        )
+        self._send_frame(host, session_pb2.JoinResponse(welcome=welcome))
+
+    def _catch_up(self, host: Host) -> None:
+        """Sends a returning host what it missed, and asks again for what it has not answered."""
+        if host.reached < host.forgotten:
+            reason = f"host {host.name!r} came back without its state: it is at task {host.reached}, wanted at least {host.forgotten}"
+            self.fail(RunError(reason))
+            return
+        for sent in host.log:
+            if sent.seq > host.reached or sent.seq > host.acked:
+                self._send(host, sent, is_replay=sent.seq <= host.acked)
+        if host.acked > host.reached:
+            text = f"host {host.name!r} is sent tasks {host.reached + 1} to {host.acked} again"
+            self.recorder.event("replay", text, host=host.name, reached=host.reached, acked=host.acked)
+
+    # ---- exchange
+
+    def begin_stage(self, number: int, stage_json: str) -> None:
+        """The next exchange with each host carries the settings of this stage."""
+        self.stage, self.round, self._stage_json = number, 0, stage_json
+        self._told = set()
+
+    async def exchange(self, *messages: Message, to: Indices | None = None) -> Replies:
+        """See `Federation`."""
+        layout = self._layout()
+        self._raise_failure()
+        self.seq += 1
+        parts = {host: self._parts(host, messages) for host in layout.hosts_of(to)}
+        parts = {host: listed for host, listed in parts.items() if listed}
+        loop = asyncio.get_running_loop()
+        pending = self._pending = Pending(self.seq, set(parts), {}, loop.create_future(), self._clock())
+        if self.skips is not None:
+            self._leave_out(self.skips.get(self.seq, frozenset()) & pending.waiting)
+        for name, listed in parts.items():
+            self._ask(self.hosts[name], listed)
+        if pending.waiting:
+            await pending.done
+        self._pending = None
+        answers = pending.answers
+        answered = None if len(answers) == len(parts) and to is None else self._members_of(answers)
+        return Replies(merged(answers, layout), answered)
+
+    def _layout(self) -> Layout:
+        if self.layout is None:
+            raise RunError("no members yet: the join barrier has not been passed")
+        return self.layout
+
+    def _members_of(self, hosts: Iterable[str]) -> Indices:
+        own = [self._layout().own[name] for name in hosts]
+        return np.sort(np.concatenate(own)) if own else np.zeros(0, dtype=np.int64)
+
+    def _parts(self, host: str, messages: Sequence[Message]) -> list[Message]:
+        listed = (self._layout().part_for(host, message) for message in messages)
+        return [message for message in listed if message is not None]
+
+    def _ask(self, host: Host, messages: Sequence[Message]) -> None:
+        task = session_pb2.Task(seq=self.seq, attempt=self.attempt, stage=self.stage, round=self.round)
+        # A parent that keeps no log is never started again, so it asks for no reply twice.
+        task.durable_seq = self.durable_seq if self._keep_log else host.acked
+        if host.snapshot_due:
+            task.snapshot, host.snapshot_due = 1, False
+        if host.name not in self._told:
+            task.stage_json = self._stage_json
+            self._told.add(host.name)
+        sent = Sent(self.seq, encode(task, messages, self.precision), 0)
+        if not self._keep_log and host.log:
+            host.forgotten = host.log[-1].seq
+            host.log.clear()
+        host.log.append(sent)
+        self.log_bytes += sent.encoded.n_bytes if self._keep_log else 0
+        if host.link is not None:
+            self._send(host, sent, is_replay=False)
+
+    def _send(self, host: Host, sent: Sent, *, is_replay: bool) -> None:
+        if host.link is None:
+            return
+        encoded = sent.encoded
+        is_first = sent.times == 0 and not is_replay
+        resent = sent.times
+        if not is_first:
+            frame = session_pb2.JoinResponse.FromString(encoded.head).task
+            frame.replay, frame.resent, frame.attempt = int(is_replay), resent, self.attempt
+            encoded = reheaded(frame, encoded)
+        sent.times += 1
+        rows = zip(
+            rows_of(encoded.entries, seq=sent.seq, attempt=self.attempt, direction=DOWN, resent=resent),
+            _users(encoded.entries),
+            strict=True,
+        )
+        self.recorder.book(host.name, (self.stage, self.round), rows, is_first)
+        host.link.send(encoded)
+
+    # ---- events from transports
+
+    def received(self, name: str, received: Received) -> None:
+        """A whole reply of a host has arrived. A malformed one fails the run, naming the host."""
+        host = self.hosts[name]
+        host.heard_at = self._clock()
+        reply = received.frame
+        try:
+            own = self._layout().own[name]
+            if not isinstance(reply, session_pb2.Reply):
+                raise ProtocolError(f"host {name!r} sent a task, wanted a reply")
+            messages, entries = received.decode(own.size)
+            pending = self._pending
+            is_awaited = pending is not None and pending.seq == reply.seq and name in pending.waiting
+            rows = zip(
+                rows_of(entries, seq=reply.seq, attempt=reply.attempt, direction=UP, resent=reply.resent), _users(entries), strict=True
+            )
+            self.recorder.book(name, (self.stage, self.round), rows, is_awaited)
+            host.reached = max(host.reached, reply.seq)
+            host.acked = max(host.acked, reply.seq)
+            self._forget(host, reply.durable_seq)
+            if pending is None or not is_awaited:
+                self.recorder.event("late", f"host {name!r} answered task {reply.seq} too late or twice", host=name, seq=reply.seq)
+                return
+            for message in messages:
+                check_owners(name, message, own)
+                check_finite(name, message, own, self.members.names if self.members else (), self.round)
+        except CoterieError as error:
+            self.fail(error if isinstance(error, RunError) else RunError(f"host {name!r} broke the protocol: {error}"))
+            return
+        pending.answers[name] = messages
+        pending.waiting.discard(name)
+        if not pending.waiting and not pending.done.done():
+            pending.done.set_result(None)
+
+    def _forget(self, host: Host, durable_seq: int) -> None:
+        while host.log and host.log[0].seq <= durable_seq and host.log[0].seq <= host.acked:
+            sent = host.log.popleft()
+            host.forgotten = sent.seq
+            self.log_bytes -= sent.encoded.n_bytes if self._keep_log else 0
+
+    def heard(self, name: str) -> None:
+        """Any frame has come from a host."""
+        self.hosts[name].heard_at = self._clock()
+
+    def tally(self, name: str, direction: str, n_bytes: int) -> None:
+        """Bytes of frames that are neither tasks nor replies."""
+        if name in self.hosts:
+            self.hosts[name].session_bytes[direction] += n_bytes
+
+    def lost(self, name: str, link: Link, reason: str) -> None:
+        """A host's stream has ended."""
+        host = self.hosts.get(name)
+        if host is None or host.link is not link:
+            return
+        host.link, host.absent_since, host.has_closed = None, self._clock(), True
+        if self.members is None:
+            # Its place is free again, for it or for another: nothing was asked of it yet.
+            del self.hosts[name]
+            self._numerics.pop(name, None)
+        if self._finish is None:
+            self.recorder.event("lost", f"host {name!r} is gone: {reason}", host=name, round=self.round)
+        self._changed.set()
+
+    def failed(self, name: str, failure: session_pb2.Failure) -> None:
+        """A host says that it cannot go on."""
+        reason = f"host {name!r} cannot go on: {failure.reason}"
+        self.fail(ConfigError(reason) if failure.config else RunError(reason))
+
+    def book_of(self, name: str, book: session_pb2.Book) -> None:
+        """A piece of a host's own ledger has arrived."""
+        try:
+            self.recorder.book_host(name, unpack(book))
+        except ProtocolError as error:
+            self.fail(RunError(f"host {name!r} broke the protocol: {error}"))
+
+    def fail(self, error: CoterieError) -> None:
+        """The run cannot go on: whoever waits gets this error."""
+        self._failure = self._failure or error
+        if self._pending is not None and not self._pending.done.done():
+            self._pending.done.set_exception(self._failure)
+        self._changed.set()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # ---- time
+
+    def tick(self) -> None:
+        """Checks all deadlines; call it about twice a second."""
+        now = self._clock()
+        for host in self._connected():
+            if now - host.heard_at > self.rules.silence_s and host.link is not None:
+                link = host.link
+                link.close("DEADLINE_EXCEEDED", f"nothing heard from host {host.name!r} for {self.rules.silence_s:g} s")
+                self.lost(host.name, link, f"nothing heard for {self.rules.silence_s:g} s")
+            else:
+                self._send_frame(host, session_pb2.JoinResponse(heartbeat=session_pb2.Heartbeat(seq=self.seq)))
+        pending = self._pending
+        if pending is None or pending.done.done():
+            return
+        is_late = now - pending.since > self.rules.late_after_s and bool(pending.answers)
+        if self.rules.late == "skip" and self.may_skip and self.skips is None and is_late:
+            self._skip(pending)
+            return
+        for name in sorted(pending.waiting):
+            self._check_deadline(self.hosts[name], pending, now)
+
+    def _check_deadline(self, host: Host, pending: Pending, now: float) -> None:
+        n_here = len(self._connected())
+        users = f"{host.users[0]} to {host.users[-1]}" if len(host.users) > 1 else host.users[0]
+        state = f"need {len(self.hosts)} hosts, have {n_here}: host {host.name!r} (users {users})"
+        if host.link is None and now - (host.absent_since or pending.since) > self.rules.absence_timeout_s:
+            self.fail(RunError(f"{state} absent since round {self.round} for {self.rules.absence_timeout_s:g} s"))
+        elif host.link is not None and now - max(pending.since, 0.0) > self.rules.task_timeout_s:
+            self.fail(RunError(f"host {host.name!r} has not answered task {pending.seq} for {self.rules.task_timeout_s:g} s"))
+
+    def _skip(self, pending: Pending) -> None:
+        late = sorted(pending.waiting)
+        self.recorder.decide(pending.seq, "skip", late)
+        self.recorder.event("skip", f"going on without {', '.join(late)} in exchange {pending.seq}", seq=pending.seq)
+        self._leave_out(late)
+        if not pending.done.done():
+            pending.done.set_result(None)
+
+    def _leave_out(self, names: Iterable[str]) -> None:
+        if self._pending is not None:
+            self._pending.waiting.difference_update(names)
+
+    # ---- the end, and the memory of a resumed run
+
+    def _send_frame(self, host: Host, frame: session_pb2.JoinResponse) -> None:
+        if host.link is not None:
+            host.session_bytes[DOWN] += frame.ByteSize()
+            host.link.send_frame(frame)
+
+    async def finish(self, outcome: str, *, failed: bool, timeout_s: float = 10.0) -> None:
+        """Tells every host that the run is over, and waits for their books."""
+        self._finish = session_pb2.JoinResponse(finish=session_pb2.Finish(outcome=outcome, failed=failed))
+        for host in self._connected():
+            self._send_frame(host, self._finish)
+        deadline = self._clock() + timeout_s
+        while self._connected() and self._clock() < deadline:
+            self._changed.clear()
+            await self._changed_within(min(0.5, deadline - self._clock()))
+        for host in self.hosts.values():
+            rows = [(Row(0, self.attempt, 0, way, SESSION, 0, 0, 0, host.session_bytes[way], 0), None) for way in (UP, DOWN)]
+            self.recorder.book(host.name, (0, 0), rows, True)
+
+    def request_snapshots(self) -> None:
+        """The next task of each host asks it to write its state down."""
+        for host in self.hosts.values():
+            host.snapshot_due = True
+
+    def memory(self) -> dict[str, Any]:
+        """What a resumed parent needs to know, as a snapshot tree."""
+        return {
+            "seq": self.seq,
+            "hosts": [
+                {
+                    "name": host.name,
+                    "users": list(host.users),
+                    "clusters": list(host.clusters),
+                    "acked": host.acked,
+                    "forgotten": host.forgotten,
+                    "told": host.name in self._told,
+                    "log": [{"seq": s.seq, "head": s.encoded.head, "tails": [bytes(tail) for tail in s.encoded.tails]} for s in host.log],
+                }
+                for host in self.hosts.values()
+            ],
+        }
+
+    def restore(self, memory: Mapping[str, Any], attempt: int) -> None:
+        """Takes up the memory of an earlier attempt; the hosts have yet to come back."""
+        self.seq, self.attempt = memory["seq"], attempt
+        now = self._clock()
+        for entry in memory["hosts"]:
+            host = Host(entry["name"], tuple(entry["users"]), tuple(entry["clusters"]), absent_since=now)
+            host.acked, host.forgotten = entry["acked"], entry["forgotten"]
+            for item in entry["log"]:
+                task = session_pb2.JoinResponse.FromString(item["head"]).task
+                tails = tuple(memoryview(tail) for tail in item["tails"])
+                received = Received(task, tuple(bytearray(tail) for tail in tails), len(item["head"]))
+                _, entries = received.decode(len(host.users))
+                host.log.append(Sent(item["seq"], Encoded(item["head"], tails, tuple(entries), is_task=True), 1))
+                self.log_bytes += host.log[-1].encoded.n_bytes
+            self.hosts[host.name] = host
+            if entry["told"]:
+                self._told.add(host.name)
+        self._fix_members()
+
+    def resume_stage(self, number: int, round_number: int, stage_json: str) -> None:
+        """Goes on in the middle of a stage: hosts that were told its settings are not told again."""
+        self.stage, self.round, self._stage_json = number, round_number, stage_json
+
+
+def _users(entries: Iterable[Any]) -> Iterable[Indices | None]:
+    return (entry.users for entry in entries)

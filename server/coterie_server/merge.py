@@ -1,0 +1,123 @@
+"""Splitting a parent's messages over hosts and putting the hosts' answers together in member order. Pure functions of arrays.
+
+The result never depends on how users are spread over hosts nor on the order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from coterie.arrays import Indices
+from coterie.errors import ProtocolError, RunError
+from coterie.messages import Message, Rows
+from coterie.wire import has_rows, select
+
+
+class Layout:
+    """Which members live on which host."""
+
+    def __init__(self, own: Mapping[str, Indices], n_members: int) -> None:
+        self.own = dict(own)  # host -> its member indices, ascending
+        self.hosts = tuple(self.own)
+        self.host_of = np.full(n_members, -1, dtype=np.int64)
+        for place, indices in enumerate(self.own.values()):
+            self.host_of[indices] = place
+        self.slices = {host: _as_slice(indices) for host, indices in self.own.items()}
+
+    def hosts_of(self, members: Indices | None) -> list[str]:
+        """The hosts of these members (all hosts for None), in a fixed order."""
+        if members is None:
+            return list(self.hosts)
+        return [self.hosts[place] for place in np.unique(self.host_of[members])]
+
+    def part_for(self, host: str, message: Message) -> Message | None:
+        """What of `message` goes to `host`; None when nothing does."""
+        if not isinstance(message, Rows):
+            return message
+        if message.users is None:
+            return message if len(self.hosts) == 1 else select(message, self.slices[host], None)
+        rows = np.flatnonzero(self.host_of[message.users] == self.hosts.index(host))
+        return select(message, rows, message.users[rows]) if rows.size else None
+
+
+def _as_slice(indices: Indices) -> Indices | slice:
+    """A slice where possible: its rows are then a view, not a copy."""
+    if indices.size and indices[-1] - indices[0] == indices.size - 1:
+        return slice(int(indices[0]), int(indices[-1]) + 1)
+    return indices
+
+
+def check_owners(host: str, message: Message, own: Indices) -> None:
+    """ProtocolError unless every row belongs to a user of the host."""
+    users = message.users if isinstance(message, Rows) else None
+    if users is None or users.size == 0:
+        return
+    places = np.searchsorted(own, users)
+    wrong = users[(places == own.size) | (own[np.minimum(places, own.size - 1)] != users)]
+    if wrong.size:
+        raise ProtocolError(f"host {host!r} sent {message.kind} for member {wrong[0]}, which is not one of its users")
+
+
+def check_finite(host: str, message: Message, own: Indices, names: Sequence[str], round_number: int) -> None:
+    """RunError that names host, user, field and round of a NaN or an infinity."""
+    if message.may_be_infinite:
+        return
+    for name, spec in message.specs:
+        array = getattr(message, name)
+        if not spec.is_float or np.isfinite(array).all():
+            continue
+        where = np.argwhere(~np.isfinite(array))[0]
+        users = message.users if isinstance(message, Rows) else None
+        member = (own if users is None else users)[where[0]] if has_rows(spec) else own[0]
+        found = array[tuple(where)]
+        place = f"{message.kind}.{name} in round {round_number}"
+        raise RunError(f"host {host!r} returned {found} for user {names[member]!r} in {place}, wanted finite numbers")
+
+
+def merged(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict[type[Message], Message]:
+    """One message of each kind from the hosts' messages, its rows in member order; users=None when everyone answered."""
+    by_kind: dict[type[Message], list[tuple[str, Rows]]] = {}
+    for host in layout.hosts:
+        for message in answers.get(host, ()):
+            if not isinstance(message, Rows):
+                raise ProtocolError(f"host {host!r} sent {message.kind}, but a host's messages must have owners")
+            by_kind.setdefault(type(message), []).append((host, message))
+    return {cls: _merge_kind(cls, parts, layout) for cls, parts in by_kind.items()}
+
+
+def _merge_kind(cls: type[Message], parts: Sequence[tuple[str, Rows]], layout: Layout) -> Message:
+    if len({host for host, _ in parts}) != len(parts):
+        raise ProtocolError(f"host {parts[0][0]!r} sent {cls.kind} twice in one reply")
+    complete = len(parts) == len(layout.hosts) and all(message.users is None for _, message in parts)
+    if complete and len(parts) == 1:
+        return parts[0][1]
+    if complete:
+        return cls(**{name: _interleaved(name, parts, layout) for name, _ in cls.specs})
+    users = np.concatenate([layout.own[host] if message.users is None else message.users for host, message in parts])
+    order = np.argsort(users, kind="stable")
+    for name, _ in cls.specs:
+        _check_rows_agree(name, parts)
+    arrays = {name: np.concatenate([getattr(message, name) for _, message in parts])[order] for name, _ in cls.specs}
+    return cls(users=users[order], **arrays)  # type: ignore[call-arg]
+
+
+def _interleaved(name: str, parts: Sequence[tuple[str, Rows]], layout: Layout) -> np.ndarray[Any, Any]:
+    first = _check_rows_agree(name, parts)
+    result = np.empty((layout.host_of.size, *first.shape[1:]), dtype=first.dtype)
+    for host, message in parts:
+        result[layout.slices[host]] = getattr(message, name)
+    result.flags.writeable = False
+    return result
+
+
+def _check_rows_agree(name: str, parts: Sequence[tuple[str, Rows]]) -> np.ndarray[Any, Any]:
+    """The first host's array, after making sure that the others' rows look like its rows."""
+    first: np.ndarray[Any, Any] = getattr(parts[0][1], name)
+    for host, message in parts:
+        shape = getattr(message, name).shape
+        if shape[1:] != first.shape[1:]:
+            raise ProtocolError(f"host {host!r} sent {message.kind}.{name} with rows of shape {shape[1:]}, wanted {first.shape[1:]}")
+    return first

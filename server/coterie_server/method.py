@@ -1,0 +1,119 @@
+"""The interface of a server half.
+
+A method is `build(config, setting)` in `coterie_server/methods/NAME.py`, which returns a `ServerMethod`. Within one round it reads like the
+paper's pseudo-code and speaks to a `Federation`; nothing survives a round but the state, a frozen dataclass of arrays and
+plain values, so that a checkpoint is generic. Halves know neither gRPC nor files nor clocks nor processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from coterie.arrays import Array, Indices
+from coterie.messages import Message
+from coterie.wire import Precision
+
+M = TypeVar("M", bound=Message)
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Members:
+    """The users of a run in member order: natural order of their names, whatever host they came with."""
+
+    names: tuple[str, ...]
+    clusters: tuple[str, ...]  # the known cluster of each user, "" for none
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What users told about themselves once, in member order; one exchange of scalars, booked."""
+
+    n_rows: Indices  # (n,) training rows
+    smoothness: Array  # (n,) L_i of f_i
+    strong_convexity: Array  # (n,) mu_i of f_i
+    d: int
+    mean: Array | None = None  # (p,) constants of standardisation, when the members have agreed on some
+    scale: Array | None = None  # (p,)
+
+
+class Replies:
+    """What the members answered to one exchange, put together in member order."""
+
+    def __init__(self, messages: Mapping[type[Message], Message], answered: Indices | None) -> None:
+        self._messages = messages
+        self.answered = answered  # member indices, sorted; None: everyone asked
+
+    def get(self, cls: type[M]) -> M | None:
+        """The message of this kind with the rows of all who sent it; None when nobody did."""
+        return self._messages.get(cls)  # type: ignore[return-value]
+
+    def __getitem__(self, cls: type[M]) -> M:
+        return self._messages[cls]  # type: ignore[return-value]
+
+
+class Federation(Protocol):
+    """The members as a method sees them."""
+
+    async def exchange(self, *messages: Message, to: Indices | None = None) -> Replies:
+        """Sends `Rows` to their owners and `Broadcast`s to everyone, and awaits the replies.
+
+        `to` (sorted member indices) limits the exchange to the hosts of these members; by default every host is asked.
+        Raises RunError when a member cannot be reached before the deadline or returns NaN.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a stage leaves."""
+
+    models: Array | None  # (n, d), None when models stay at their users
+    labels: Indices | None = None  # (n,) cluster of each user, numbered by first member
+    figures: Mapping[str, float] = field(default_factory=dict)
+    carry: Any = None  # what a following stage of the same method may start from (a snapshot tree)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a server half may know when its stage starts."""
+
+    seed: int
+    stage: str  # its name, part of every random stream
+    members: Members
+    precision: Precision
+    facts: Facts | None = None
+    start: Outcome | None = None  # the outcome of the stage that this one starts from
+
+
+class ServerMethod(Protocol[S]):
+    """The server half of a method, set up for one stage (in practice a frozen dataclass)."""
+
+    @property
+    def client_options(self) -> Mapping[str, Any]:
+        """JSON-able settings that the client half gets with the first task of the stage."""
+        ...
+
+    async def init(self, federation: Federation) -> S:
+        """The state before round 1."""
+        ...
+
+    async def round(self, state: S, federation: Federation, number: int) -> tuple[S, Mapping[str, float]]:
+        """Round `number` (from 1): the new state, and figures such as "objective" or "primal_residual"."""
+        ...
+
+    async def finish(self, state: S, federation: Federation) -> Outcome:
+        """What the stage leaves, after its last round."""
+        ...
+
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
+        """The closed form of the stage's communication: d-vectors by (step, "up" | "down"), given each round's figures."""
+        ...
+
+
+__all__ = ["Facts", "Federation", "Members", "Outcome", "Replies", "ServerMethod", "Setting"]

@@ -1,0 +1,1 @@
+"""Server halves of the methods: pure functions of (state, answers)."""

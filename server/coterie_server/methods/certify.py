@@ -1,0 +1,165 @@
+"""`certify`: the penalties for which a partition solves (3), and what Theorems 1 and 2 say at one of them. One round, many exchanges.
+
+Armacki, Bajovic, Jakovetic and Kar (2022), conditions (6) and (13); penalties are LAM, the lambda of (6). The ends of the interval are
+those of `certificate.recovery_interval`, which asks less than the theorems do. An exchange moves one vector each way for each user, and
+a Hessian up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from coterie.arrays import Array, Indices
+from coterie.errors import ConfigError, RunError
+from coterie.methods.certify import Config
+from coterie.methods.consensus import Curvatures, GroupModel, Slopes
+from coterie_server import certificate
+from coterie_server.clusters import canonical
+from coterie_server.method import Federation, Members, Outcome, Setting
+from coterie_server.methods.oracle import known_labels
+
+
+@dataclass(frozen=True)
+class State:
+    """The group models w_k of (5) at the penalty `at`, and the findings; empty before the only round."""
+
+    w: Array  # (K, d)
+    figures: Mapping[str, float]
+
+
+@dataclass
+class _Asking:
+    """The oracles of `certificate` on a federation. An answer is kept until the next point: users' gradients come with the sums."""
+
+    federation: Federation
+    labels: Indices
+    n_exchanges: int = 0
+    point: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    gradients: Array = field(default_factory=lambda: np.zeros((0, 0)))  # (n, d), at the point of each user's group
+
+    async def groups(self, w: Array) -> tuple[Array, Array, Array]:
+        """Sums over each group at w (K, d): values (K,), gradients (K, d), Hessians (K, d, d)."""
+        replies = await self.federation.exchange(GroupModel(w[self.labels]))
+        slopes, triangles = replies[Slopes], replies[Curvatures].triangle
+        self.n_exchanges, self.point, self.gradients = self.n_exchanges + 1, w, slopes.gradient
+        n_groups, d = w.shape
+        values, gradients, hessians = np.zeros(n_groups), np.zeros((n_groups, d)), np.zeros((n_groups, d, d))
+        np.add.at(values, self.labels, slopes.value)
+        np.add.at(gradients, self.labels, slopes.gradient)
+        rows, columns = np.triu_indices(d)
+        upper = np.zeros((n_groups, rows.size))
+        np.add.at(upper, self.labels, triangles)
+        hessians[:, rows, columns] = hessians[:, columns, rows] = upper
+        return values, gradients, hessians
+
+    async def users(self, w: Array) -> Array:
+        """The users' gradients (n, d) at w (K, d)."""
+        if not np.array_equal(w, self.point):
+            await self.groups(w)
+        return self.gradients
+
+
+@dataclass(frozen=True)
+class Certify:
+    """The server half for one stage."""
+
+    config: Config
+    labels: Indices  # (n,), numbered from 0
+    d: int
+
+    @property
+    def client_options(self) -> Mapping[str, Any]:
+        """Settings of the client half, which is the room `consensus`."""
+        return {"consensus": {"ridge": None, "with_hessians": True}}
+
+    async def init(self, federation: Federation) -> State:  # noqa: ARG002
+        """Nothing is known yet."""
+        return State(np.zeros((int(self.labels.max()) + 1, self.d)), {})
+
+    async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:  # noqa: ARG002
+        """Finds the interval, then looks at one penalty. Figures: penalties as LAM, right sides of conditions, and 0 or 1 for verdicts.
+
+        lower_end, upper_end: the penalties that give exactly these clusters; lower_end is infinite when none does, upper_end for one
+        cluster. merging_penalty: where (5) merges two groups. theorem1, theorem2: the right sides of (6) and (13) `at` a penalty, and
+        whether they hold there; exact: the least penalty that (9) asks for there, and whether that holds with all groups apart.
+        """
+        asking, sizes = _Asking(federation, self.labels), np.bincount(self.labels)
+        found = await certificate.recovery_interval(asking.groups, asking.users, self.labels, state.w, self.config.tolerance)
+        at = self.config.at or _inside(found)
+        solution = await certificate.solve_blocks(asking.groups, state.w, sizes, at)
+        gradients = await asking.users(solution.w)
+        theorem1 = certificate.theorem1_bound(gradients, self.labels)
+        theorem2 = certificate.theorem2_bound(solution.gradients / sizes[:, None], sizes)
+        exact = certificate.exact_lower_end(gradients, self.labels, self.config.tolerance / 100).upper
+        apart = len(np.unique(solution.merged)) == len(sizes)
+        figures = {
+            "lower_end": found.lower,
+            "upper_end": found.upper,
+            "merging_penalty": found.merging,
+            "at": at,
+            "theorem1": theorem1,
+            "theorem1_holds": float(at >= theorem1),
+            "theorem2": theorem2,
+            "theorem2_holds": float(at < theorem2),
+            "exact": exact,
+            "exact_holds": float(at >= exact and apart),
+            "clusters": float(len(sizes)),
+            "exchanges": float(asking.n_exchanges),
+        }
+        return State(solution.w, figures), {**figures, "converged": 1.0}
+
+    async def finish(self, state: State, federation: Federation) -> Outcome:  # noqa: ARG002
+        """The solution of (5) at the penalty `at`, which solves (3) where the certificate holds."""
+        return Outcome(state.w[self.labels], self.labels, state.figures)
+
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
+        """One vector down and one up for each user and exchange."""
+        n_vectors = sum(f["exchanges"] for f in figures) * len(self.labels)
+        return {("query", "down"): n_vectors, ("gradient", "up"): n_vectors}
+
+
+def _inside(found: certificate.RecoveryInterval) -> float:
+    """A penalty to look at: the middle of the interval, its lower end when it has no upper one, half the merging penalty without any.
+
+    At a penalty of 0 nothing pulls groups together; it is avoided, since conditions at 0 say nothing.
+    """
+    if np.isinf(found.lower):
+        at = found.merging / 2
+    elif np.isinf(found.upper):
+        at = found.lower
+    else:
+        at = (found.lower + found.upper) / 2
+    return at or float(np.finfo(float).eps)
+
+
+def build(config: Config, setting: Setting) -> Certify:
+    """The server half for one stage. ConfigError when there is no partition of all users."""
+    if setting.facts is None:
+        raise RunError("method 'certify' needs the facts of the stage 'prepare'")
+    return Certify(config, _labels(config, setting), setting.facts.d)
+
+
+def _labels(config: Config, setting: Setting) -> Indices:
+    if config.labels is not None:
+        return _given_labels(config.labels, setting.members)
+    if config.partition == "known":
+        return known_labels(setting.members)
+    if setting.start is None or setting.start.labels is None:
+        raise ConfigError("method 'certify' with partition 'found' needs a stage before it that finds clusters")
+    return setting.start.labels
+
+
+def _given_labels(given: Mapping[str, str], members: Members) -> Indices:
+    """The clusters (n,) of users by name."""
+    for name in members.names:
+        if name not in given:
+            raise ConfigError(f"user {name!r} has no label, want one for each of the {len(members)} users")
+    for name in given:
+        if name not in members.names:
+            raise ConfigError(f"labels names user {name!r}, who is not a member, want the {len(members)} users of the run")
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(given.values()))}
+    return canonical(np.array([numbers[given[name]] for name in members.names], dtype=np.int64))

@@ -1,0 +1,19 @@
+"""`global`, problem (1): one model for all users."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from coterie.errors import RunError
+from coterie.methods.global_ import Config
+from coterie_server.method import Setting
+from coterie_server.methods.consensus import GroupSolver
+
+
+def build(config: Config, setting: Setting) -> GroupSolver:
+    """The server half for one stage: a single group."""
+    if setting.facts is None:
+        raise RunError("method 'global' needs the facts of the stage 'prepare'")
+    labels = np.zeros(len(setting.members), dtype=np.int64)
+    start = setting.start.models if setting.start else None
+    return GroupSolver(setting.facts, labels, config.tolerance, config.newton_up_to, start=start)

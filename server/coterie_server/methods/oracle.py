@@ -1,0 +1,34 @@
+"""`oracle`: one model for each cluster, of the known partition or of the one that the stage before has found (refit)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from coterie.arrays import Indices
+from coterie.errors import ConfigError, RunError
+from coterie.methods.oracle import Config
+from coterie_server.method import Members, Setting
+from coterie_server.methods.consensus import GroupSolver
+
+
+def build(config: Config, setting: Setting) -> GroupSolver:
+    """The server half for one stage. ConfigError when a user has no known cluster, and the known partition is wanted."""
+    if setting.facts is None:
+        raise RunError("method 'oracle' needs the facts of the stage 'prepare'")
+    start = setting.start.models if setting.start else None
+    if config.partition == "known":
+        labels = known_labels(setting.members)
+    elif setting.start is not None and setting.start.labels is not None:
+        labels = setting.start.labels
+    else:
+        raise ConfigError("method 'oracle' with partition 'found' needs a stage before it that finds clusters")
+    return GroupSolver(setting.facts, labels, config.tolerance, config.newton_up_to, start=start)
+
+
+def known_labels(members: Members) -> Indices:
+    """The known clusters (n,), numbered by their first member."""
+    for name, cluster in zip(members.names, members.clusters, strict=True):
+        if not cluster:
+            raise ConfigError(f"user {name!r} has no known cluster, which method 'oracle' needs")
+    order = {cluster: number for number, cluster in enumerate(dict.fromkeys(members.clusters))}
+    return np.array([order[cluster] for cluster in members.clusters], dtype=np.int64)

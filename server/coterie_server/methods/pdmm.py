@@ -1,0 +1,313 @@
+"""Convex clustering by PDMM: the server half.
+
+Armacki, Bajovic, Jakovetic and Kar (2022), Algorithm 1; steps S1 to S11 are named where they happen. Deviations from the print:
+
+- Drawn in pairs, z_ji = -z_ij and mu_ji = -mu_ij hold throughout, which is footnote 3's halved form; (16) as printed sees only the pairs
+  with i first, and with the printed uniform draw the limit depends on the draws (`sampling: uniform`, placement paper, keeps that).
+- S7 reaches the users inside S_P too. S7 and S10 of a round travel with S1 of the next, and `finish` delivers the last ones: one
+  round trip per iteration. With z after x, S3 uses x^{t+1}, at the price of a second round trip in placement paper.
+- Placement lean (not in the paper): z, mu and mu^ stay here and a user receives the one vector v_i that (16) needs of them. With
+  uniform or recorded ordered pairs it minimizes (15) in full, rho/2 and lambda = LAM/2 per ordered pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from coterie.arrays import Array, Indices
+from coterie.errors import ConfigError, RunError
+from coterie.messages import Message
+from coterie.methods.pdmm import Aggregates, Config, Steps, Values, ValuesWanted
+from coterie.streams import stream
+from coterie_server import pairs, pdmm_messages
+from coterie_server.clusters import partition, persistent
+from coterie_server.method import Federation, Outcome, Replies, Setting
+from coterie_server.paths import stages  # the hook of `coterie_server.plan`
+from coterie_server.pdmm_messages import NOBODY
+
+
+@dataclass(frozen=True)
+class State:
+    """The iterate after a round, and what of it the users have yet to hear. Pairs as in `pairs.Layout`."""
+
+    x: Array  # (n, d)
+    z: Array  # (d, m)
+    mu: Array  # (d, m)
+    muhat: Array  # (d, m), (d, 0) where it is kept by the users
+    zero_for: Indices  # (P,) updates in a row that z was zero, (0,) when one is enough
+    x_moved: Array  # (n,) how far each block went at its latest update, (0,) at full participation
+    z_moved: Array  # (m,) likewise
+    owed_x: Indices | None  # S7: users whose new models have not been broadcast, None for all
+    owed_mu: Indices | None  # S10: places whose new mu has not been sent, None for all
+
+
+@dataclass(frozen=True)
+class Carry:
+    """What a following stage with another penalty starts from; the users keep their part."""
+
+    stage: str
+    placement: str
+    copies: int
+    x: Array
+    z: Array
+    mu: Array
+    muhat: Array
+
+
+@dataclass(frozen=True)
+class Pdmm:
+    """The server half for one stage."""
+
+    config: Config
+    setting: Setting
+    steps: Steps
+    lam: float  # LAM
+    d: int
+
+    @property
+    def n(self) -> int:
+        return len(self.setting.members)
+
+    @cached_property
+    def layout(self) -> pairs.Layout:
+        return pairs.ordered(self.n) if self.config.sampling in ("uniform", "recorded") else pairs.half(self.n)
+
+    @property
+    def is_lean(self) -> bool:
+        return self.config.placement == "lean"
+
+    @property
+    def persistence(self) -> int:
+        return self.config.persistence or (1 if self.config.sampling == "full" else 3)
+
+    @cached_property
+    def warm(self) -> Carry | None:
+        """The iterate of the stage before, when that was one of this method."""
+        start = self.setting.start
+        return start.carry if self.config.start == "global" and start is not None and isinstance(start.carry, Carry) else None
+
+    @property
+    def client_options(self) -> Mapping[str, Any]:
+        options = {
+            "stage": self.setting.stage,
+            "warm_from": self.warm.stage if self.warm else "",
+            "placement": self.config.placement,
+            "z_after_x": self.config.z_after_x(),
+            "linearized": self.config.x_update == "linearized",
+            "in_pairs": self.layout.copies == 1,
+            "penalty": self.lam,
+            "rho": self.steps.rho,
+            "eta": self.steps.eta,
+            "nu": self.steps.nu,
+        }
+        return {"pdmm": options}
+
+    def start_models(self) -> Array | None:
+        """x^0 (n, d) as S0 tells it to the users; None for zeros, and along a path, where they know it."""
+        start = self.setting.start
+        if self.config.start == "zero" or self.warm is not None or start is None or start.models is None:
+            return None
+        return self.setting.precision.rounded(start.models)
+
+    async def init(self, federation: Federation) -> State:  # noqa: ARG002 - S0 travels with round 1
+        """x^0 from the stage before, z, mu and mu^ zero; all of them kept along a path."""
+        zero_for = np.zeros(self.n * (self.n - 1) // 2 if self.persistence > 1 else 0, dtype=np.int64)
+        is_sampled = self.config.sampling != "full"
+        unknown = self.lam / self.steps.rho  # a block not yet drawn is as far from rest as a mu can be
+        x_moved = np.full(self.n if is_sampled else 0, unknown)
+        z_moved = np.where(self.layout.first == self.layout.second, 0.0, unknown) if is_sampled else np.zeros(0)
+        rest = (zero_for, x_moved, z_moved, NOBODY, NOBODY)
+        if self.warm is not None:
+            return State(self.warm.x, self.warm.z, self.warm.mu, self.warm.muhat, *rest)
+        x, nothing = self.start_models(), pairs.zeros(self.layout, self.d)
+        muhat = nothing if self.is_lean else np.zeros((self.d, 0))
+        return State(np.zeros((self.n, self.d)) if x is None else x, nothing, nothing, muhat, *rest)
+
+    async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
+        """One iteration; figures: blocks updated, residuals, and when due the objective and the clusters joined by exact zeros.
+
+        primal_residual: |x_i - x_j - z_ij| over the pairs, relative to sqrt(N) |x|. dual_residual: rho (N |x^{t+1} - x^t|^2 + |z^{t+1} -
+        z^t|^2)^(1/2) over LAM sqrt(N(N-1)/2), the norm that the mu have at most; a block that was not drawn counts with its latest move.
+        """
+        chosen = self.chosen(number)
+        is_due = self.config.evaluate_every > 0 and number % self.config.evaluate_every == 0
+        extra = pdmm_messages.start(self.start_models(), is_lean=self.is_lean) if number == 1 else []
+        if is_due:
+            extra.append(ValuesWanted())
+        advance = self._lean_round if self.is_lean else self._paper_round
+        new, replies, gap = await advance(state, federation, chosen, extra)
+        if self.persistence > 1:
+            updated = None if chosen.z is None else pairs.touched(self.layout, chosen.z)
+            new = replace(new, zero_for=persistent(state.zero_for, pairs.zero_pairs(self.layout, new.z), updated))
+        new = self._moved(state, new, chosen)
+        figures = self._blocks(chosen) | self._residuals(state, new, gap)
+        if is_due:
+            figures["objective"] = float(replies[Values].f.sum()) + self.lam * pairs.total_distance(new.x)
+            figures["clusters"] = float(partition(new.x, pairs.zero_pairs(self.layout, new.z), tolerance=0.0).max() + 1)
+        return new, figures
+
+    async def finish(self, state: State, federation: Federation) -> Outcome:
+        """Delivers the last S7 and S10 and finds the clusters."""
+        if owed := self._owed(state):
+            await federation.exchange(*owed)
+        zero = state.zero_for >= self.persistence if self.persistence > 1 else pairs.zero_pairs(self.layout, state.z)
+        labels = partition(state.x, zero, self.config.cluster_tolerance)
+        figures = {"clusters": float(labels.max() + 1)}
+        carry = Carry(self.setting.stage, self.config.placement, self.layout.copies, state.x, state.z, state.mu, state.muhat)
+        return Outcome(state.x, labels, figures, carry)
+
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
+        """S5 = X, S6 = Z (one per unordered pair when drawn in pairs), S7 = X counted once, S10 = S_D; lean: X each way."""
+        x, z, mu = (sum(f.get(key, 0.0) for f in figures) for key in ("x_blocks", "z_blocks", "dual_blocks"))
+        expected: dict[tuple[str, str], float] = {("S5", "up"): x}
+        start = self.start_models()
+        if start is not None and figures:
+            expected["S0", "down"] = 1.0 if pdmm_messages.is_common(start) else float(self.n)
+        if self.is_lean:
+            expected["S7+S10", "down"] = x
+        else:
+            expected["S6", "up"] = z / 2 if self.config.sampling == "paired" else z
+            expected["S7", "down"], expected["S10", "down"] = x, mu
+        return expected
+
+    def printed_vectors(self, n_rounds: int) -> Mapping[str, float]:
+        """The paper's own count, an upper bound of placement paper: S_P up, S_P + S_D down per iteration."""
+        n = self.n
+        if self.config.sampling in ("full", "recorded"):
+            s_p, s_d = n * n, n * (n - 1)
+        else:
+            s_p = self.config.primal_blocks(n)
+            s_d = self.config.dual_blocks(n) if self.config.dual == "independent" else s_p
+        return {"up": float(n_rounds * s_p), "down": float(n_rounds * (s_p + s_d))}
+
+    def chosen(self, number: int) -> pairs.Chosen:
+        """S1 and S8: the blocks of round `number`."""
+        config = self.config
+        if config.schedule is not None:
+            if number > len(config.schedule):
+                raise RunError(f"round {number} is not in the schedule, which has {len(config.schedule)} rounds")
+            return pairs.Chosen(*(np.array(sorted(blocks), dtype=np.int64) for blocks in config.schedule[number - 1]))
+        if config.sampling == "full":
+            return pairs.EVERYTHING
+        draw = pairs.draw_paired if config.sampling == "paired" else pairs.draw_uniform
+        duals = config.dual_blocks(self.n) if config.dual == "independent" else None
+        random = stream(self.setting.seed, f"pdmm blocks of {self.setting.stage}", round_number=number)
+        return draw(self.layout, config.primal_blocks(self.n), duals, random)
+
+    async def _paper_round(
+        self, state: State, federation: Federation, chosen: pairs.Chosen, extra: Sequence[Message]
+    ) -> tuple[State, Replies, float]:
+        """S1 with the S7 and S10 of the round before; S5 and S6 come back; S8 and S9 happen here."""
+        replies = await federation.exchange(*self._owed(state), *pdmm_messages.selection(self.layout, chosen), *extra)
+        x = pdmm_messages.with_models(state.x, chosen.x, replies)
+        splits, owed_x = replies, chosen.x
+        if self.config.z_after_x():
+            splits, owed_x = await federation.exchange(*pdmm_messages.models(x, chosen.x)), NOBODY
+        z = pdmm_messages.with_splits(self.layout, state.z, chosen.z, splits)
+        mu, gap = pairs.dual_step(self.layout, self.steps.tau * self.steps.rho, chosen.mu, x, z, state.mu)
+        mu = self.setting.precision.rounded(mu)
+        new = replace(state, x=x, z=z, mu=mu, owed_x=owed_x, owed_mu=chosen.mu)
+        return new, replies, gap
+
+    async def _lean_round(
+        self, state: State, federation: Federation, chosen: pairs.Chosen, extra: Sequence[Message]
+    ) -> tuple[State, Replies, float]:
+        """v_i to the users drawn, x_i back (S5), and all about pairs here; users not drawn are not contacted unless `extra` asks."""
+        replies = Replies({}, NOBODY)
+        if chosen.x is None:
+            replies = await federation.exchange(Aggregates(self._aggregates(state)), *extra)
+        elif chosen.x.size or extra:
+            messages = [Aggregates(self._aggregates(state)[chosen.x], users=chosen.x)] if chosen.x.size else []
+            replies = await federation.exchange(*messages, *extra, to=None if extra else chosen.x)
+        x = pdmm_messages.with_models(state.x, chosen.x, replies)
+        seen = x if self.config.z_after_x() else state.x
+        held = (seen, x, state.z, state.mu, state.muhat)
+        if chosen.z is None:
+            new = pairs.advance_all(self.layout, self.steps, self.lam, *held)
+        else:
+            new = pairs.advance_some(self.layout, self.steps, self.lam, chosen, *held)
+        return replace(state, x=x, z=new.z, mu=new.mu, muhat=new.muhat), replies, new.gap
+
+    def _aggregates(self, state: State) -> Array:
+        """v (n, d). A pair stored twice has half of rho each."""
+        rho, eta = self.steps.rho, self.steps.eta
+        weighted = state.z * (rho / self.layout.copies)
+        weighted -= state.muhat
+        v: Array = rho * (state.x.sum(axis=0) - state.x) + eta * state.x + pairs.sums(self.layout, weighted)
+        return v
+
+    def _owed(self, state: State) -> list[Message]:
+        """S7 and S10 of the round before."""
+        if self.is_lean:
+            return []
+        return pdmm_messages.models(state.x, state.owed_x) + pdmm_messages.duals(self.layout, state.mu, state.owed_mu)
+
+    def _blocks(self, chosen: pairs.Chosen) -> dict[str, float]:
+        per_place = 2 // self.layout.copies
+        everything = self.n * (self.n - 1)
+        return {
+            "x_blocks": float(self.n if chosen.x is None else chosen.x.size),
+            "z_blocks": float(everything if chosen.z is None else per_place * chosen.z.size),
+            "dual_blocks": float(everything if chosen.mu is None else per_place * chosen.mu.size),
+        }
+
+    def _moved(self, old: State, new: State, chosen: pairs.Chosen) -> State:
+        """Notes how far the drawn blocks went."""
+        if chosen.x is None or chosen.z is None:
+            return new
+        x_moved, z_moved = old.x_moved.copy(), old.z_moved.copy()
+        x_moved[chosen.x] = np.linalg.norm(new.x[chosen.x] - old.x[chosen.x], axis=1)
+        z_moved[chosen.z] = pairs.lengths(new.z[:, chosen.z] - old.z[:, chosen.z])
+        return replace(new, x_moved=x_moved, z_moved=z_moved)
+
+    def _residuals(self, old: State, new: State, gap: float) -> dict[str, float]:
+        is_full = self.config.sampling == "full"
+        x_move = np.linalg.norm(new.x - old.x if is_full else new.x_moved)
+        z_move = np.linalg.norm(pairs.lengths(new.z - old.z) if is_full else new.z_moved) / np.sqrt(self.layout.copies)
+        dual = self.steps.rho * np.hypot(np.sqrt(self.n) * x_move, z_move) / (self.lam * np.sqrt(self.n * (self.n - 1) / 2))
+        scale = pairs.distance_norm(new.x)
+        return {"primal_residual": gap / scale if scale else 0.0, "dual_residual": float(dual)}
+
+
+def build(config: Config, setting: Setting) -> Pdmm:
+    """The server half for one stage. Raises ConfigError when config, members and start do not fit together."""
+    n = len(setting.members)
+    if setting.facts is None:
+        raise ConfigError("pdmm needs the users' facts (number of coefficients, smoothness), found none")
+    method = Pdmm(config, setting, config.steps_for(n, float(setting.facts.smoothness.mean())), config.lam(n), setting.facts.d)
+    _check_start(method)
+    _check_draws(method)
+    return method
+
+
+def _check_start(method: Pdmm) -> None:
+    start, carry = method.setting.start, method.warm
+    if method.config.start == "global" and (start is None or start.models is None):
+        raise ConfigError("start is global, but no models come from a stage before: name one, or write start: zero")
+    if carry is not None and (carry.placement, carry.copies) != (method.config.placement, method.layout.copies):
+        raise ConfigError(
+            f"stage {carry.stage!r} kept its pairs in placement {carry.placement}, {'half' if carry.copies == 1 else 'ordered'}: "
+            f"stage {method.setting.stage!r} cannot go on from them with placement {method.config.placement} "
+            f"and sampling {method.config.sampling}"
+        )
+    shape = None if start is None or start.models is None else start.models.shape
+    if shape is not None and shape != (method.n, method.d):
+        raise ConfigError(f"the models to start from have shape {shape}, want {(method.n, method.d)}")
+
+
+def _check_draws(method: Pdmm) -> None:
+    n, config = method.n, method.config
+    config.primal_blocks(n)
+    config.dual_blocks(n)
+    for number, (users, *places) in enumerate(config.schedule or (), 1):
+        wrong = [user for user in users if user >= n] + [p for part in places for p in part if p >= n * n or p // n == p % n]
+        if wrong:
+            raise ConfigError(f"round {number} of the schedule names block {wrong[0]}, which {n} users do not have")
+
+
+__all__ = ["Carry", "Pdmm", "State", "build", "stages"]

@@ -1,0 +1,43 @@
+"""Server half of `prepare`: standardisation by sums in member order, then the users' facts. Not a stage of rounds, two exchanges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from coterie.errors import ConfigError, RunError
+from coterie.methods.prepare import AskFacts, AskMoments, Constants, UserFacts, UserMoments
+from coterie_server.method import Facts, Federation, Members
+
+
+async def prepare(federation: Federation, members: Members, *, standardize: bool) -> Facts:
+    """Agrees on the constants of standardisation if asked to, and learns n_rows, d, L_i and mu_i.
+
+    Raises ConfigError for a constant feature, RunError when users disagree on the number of features.
+    """
+    if not standardize:
+        return _facts(await _ask_facts(federation), members)
+    sums = (await federation.exchange(AskMoments()))[UserMoments]
+    count = int(sums.n_rows.sum())
+    mean = sums.sums.sum(axis=0) / count
+    variance = sums.sums_of_squares.sum(axis=0) / count - mean**2
+    # Below rounding level of the sums a variance is that of a constant.
+    constant = np.flatnonzero(variance <= 1e-12 * (1.0 + mean**2))
+    if constant.size:
+        raise ConfigError(f"feature {constant[0]} is the same in all {count} training rows, want one that varies (or standardize: false)")
+    scale = np.sqrt(variance)
+    replies = await federation.exchange(Constants(mean, scale), AskFacts())
+    return replace(_facts(replies[UserFacts], members), mean=mean, scale=scale)
+
+
+async def _ask_facts(federation: Federation) -> UserFacts:
+    return (await federation.exchange(AskFacts()))[UserFacts]
+
+
+def _facts(told: UserFacts, members: Members) -> Facts:
+    if len(set(told.d.tolist())) != 1:
+        other = int(np.flatnonzero(told.d != told.d[0])[0])
+        names = members.names
+        raise RunError(f"user {names[other]!r} has models of dimension {told.d[other]}, user {names[0]!r} of {told.d[0]}: want the same")
+    return Facts(told.n_rows, told.smoothness, told.strong_convexity, int(told.d[0]))

@@ -1,0 +1,289 @@
+"""Arithmetic on one vector per pair of users, as PDMM needs it: storage, draws, and steps S3, S8 and S11 over whole rounds.
+
+Armacki, Bajovic, Jakovetic and Kar (2022), Algorithm 1 and its halved form. `half` storage keeps the pairs i < j in lexicographic
+order, P = n(n-1)/2 of them, and z_ji = -z_ij, mu_ji = -mu_ij; `ordered` storage keeps (i, j) at i n + j, n^2 places, the diagonal
+unused and zero. Arrays of pairs are component-major, (d, m), so that a vector's few components do not become the innermost loop.
+Work goes in tiles that fit the cache, and sums are made in a fixed order: the same input gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.distance import pdist
+
+from coterie.arrays import Array, Indices
+from coterie.methods.pdmm import Steps
+
+_TILE_SCALARS = 12288  # of one array in a tile: six such arrays are in use at once and fit 600 kB
+_SHORTEST_TILE = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Which users the m stored pairs belong to."""
+
+    n: int
+    first: Indices  # (m,) i
+    second: Indices  # (m,) j
+    copies: int  # how often an unordered pair is stored: 1 half, 2 ordered
+
+    @property
+    def size(self) -> int:
+        return len(self.first)
+
+    def place(self, i: Indices, j: Indices) -> Indices:
+        """Where the pairs (i, j) are stored; half storage needs i < j."""
+        return i * self.n + j if self.copies == 2 else i * self.n - i * (i + 1) // 2 + j - i - 1
+
+    def directed(self, places: Indices) -> tuple[Indices, Indices, Indices, Array]:
+        """Owner, partner, place and sign of the ordered pairs behind `places`, by owner and then by partner.
+
+        Half storage stands for (i, j) with sign 1 and (j, i) with sign -1.
+        """
+        i, j = self.first[places], self.second[places]
+        if self.copies == 2:
+            return i, j, places, np.ones(len(places))
+        owner, partner = np.concatenate([i, j]), np.concatenate([j, i])
+        order = np.lexsort((partner, owner))
+        sign = np.repeat([1.0, -1.0], len(places))
+        return owner[order], partner[order], np.concatenate([places, places])[order], sign[order]
+
+
+@lru_cache(maxsize=4)
+def half(n: int) -> Layout:
+    """The pairs i < j."""
+    first, second = np.triu_indices(n, 1)
+    return Layout(n, first.astype(np.int64), second.astype(np.int64), 1)
+
+
+@lru_cache(maxsize=4)
+def ordered(n: int) -> Layout:
+    """All (i, j), numbered i n + j; `place` never gives the diagonal for i != j."""
+    place = np.arange(n * n, dtype=np.int64)
+    return Layout(n, place // n, place % n, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """The blocks of one round, ascending; None means all of them."""
+
+    x: Indices | None  # users
+    z: Indices | None  # places
+    mu: Indices | None  # places
+
+
+EVERYTHING = Chosen(None, None, None)
+
+
+def draw_paired(layout: Layout, blocks: int, duals: int | None, random: np.random.Generator) -> Chosen:
+    """Users and unordered pairs in the proportion `blocks` of n^2; `duals` of n(n-1) for a draw of its own, None for the drawn pairs.
+
+    Each of the n + P units (x_i, or z_ij with z_ji) is equally likely, so the expected number of blocks is `blocks`.
+    """
+    n, pairs = layout.n, layout.size
+    n_units = min(n + pairs, max(1, round(blocks / n**2 * (n + pairs))))
+    units = np.sort(random.choice(n + pairs, n_units, replace=False, shuffle=False))
+    x, z = units[units < n], units[units >= n] - n
+    if duals is None:
+        return Chosen(x, z, z)
+    n_duals = min(pairs, max(1, round(duals / 2)))
+    return Chosen(x, z, np.sort(random.choice(pairs, n_duals, replace=False, shuffle=False)))
+
+
+def draw_uniform(layout: Layout, blocks: int, duals: int | None, random: np.random.Generator) -> Chosen:
+    """S1 and S8 as printed: `blocks` of the n^2 blocks, and `duals` of the n(n-1) ordered pairs (None: the pairs drawn in S1)."""
+    n = layout.n
+    units = np.sort(random.choice(n * n, blocks, replace=False, shuffle=False))
+    x, z = units[units < n], _off_diagonal(units[units >= n] - n, n)
+    if duals is None:
+        return Chosen(x, z, z)
+    return Chosen(x, z, _off_diagonal(np.sort(random.choice(n * (n - 1), duals, replace=False, shuffle=False)), n))
+
+
+def _off_diagonal(rank: Indices, n: int) -> Indices:
+    """Ordered storage's place of the pair with this lexicographic rank among the n(n-1)."""
+    i, k = rank // (n - 1), rank % (n - 1)
+    place: Indices = i * n + k + (k >= i)
+    return place
+
+
+def zeros(layout: Layout, d: int) -> Array:
+    return np.zeros((d, layout.size))
+
+
+def differences(columns: Array, layout: Layout, places: Indices | slice = slice(None)) -> Array:
+    """x_i - x_j (d, m) for models as `columns` (d, n)."""
+    return columns.take(layout.first[places], axis=1) - columns.take(layout.second[places], axis=1)
+
+
+def shrink(w: Array, threshold: float) -> Array:
+    """Block soft threshold of each column in place: the prox of `threshold` |.|, the minimizer in (17)."""
+    with np.errstate(divide="ignore"):
+        w *= np.maximum(0.0, 1.0 - threshold / lengths(w))  # a norm of 0 gives -inf, hence 0
+    return w
+
+
+def sums(layout: Layout, values: Array) -> Array:
+    """(n, d): for user i the sum over its pairs, (i, j) counted with sign 1 and (j, i) with -1. `values` (d, m)."""
+    n = layout.n
+    total = np.zeros((len(values), n))
+    # Runs of equal `first` are contiguous; only in half storage the last user has none.
+    starts = np.searchsorted(layout.first, np.arange(n - 1 if layout.copies == 1 else n))
+    np.add.reduceat(values, starts, axis=1, out=total[:, : len(starts)])
+    for component, sums_of_first in zip(values, total, strict=True):
+        sums_of_first -= np.bincount(layout.second, component, n)  # noqa: PLW2901 - a row of `total`, changed in place
+    return np.ascontiguousarray(total.T)
+
+
+def total_distance(x: Array) -> float:
+    """sum_{i<j} |x_i - x_j| for x (n, d)."""
+    return float(pdist(x).sum())
+
+
+def distance_norm(x: Array) -> float:
+    """The Euclidean norm that x_i - x_j, i < j, would have if the models were uncorrelated: sqrt(n) |x|."""
+    return float(np.sqrt(len(x)) * np.linalg.norm(x))
+
+
+@dataclass(frozen=True, eq=False)
+class Advance:
+    """What (17)-(19) made of z, mu and mu^, and how far z is from the differences."""
+
+    z: Array  # (d, m)
+    mu: Array  # (d, m)
+    muhat: Array  # (d, m)
+    gap: float  # |x_i - x_j - z_ij| over the unordered pairs, Euclidean
+
+
+def advance_all(layout: Layout, steps: Steps, lam: float, x_seen: Array, x_new: Array, z: Array, mu: Array, muhat: Array) -> Advance:
+    """(17), (18) and (19) on every pair. `x_seen` (n, d) are the models that z is computed from, `x_new` those after S5."""
+    seen, new = np.ascontiguousarray(x_seen.T), np.ascontiguousarray(x_new.T)
+    z_new, mu_new, muhat_new = np.empty_like(z), np.empty_like(z), np.empty_like(z)
+    gap = 0.0
+    for tile in _tiles(layout.size, len(z)):
+        difference = differences(new, layout, tile)
+        w = muhat[:, tile] * (1 / steps.rho)
+        w += difference if x_seen is x_new else differences(seen, layout, tile)
+        z_new[:, tile] = shrink(w, lam / steps.rho)
+        difference -= w
+        gap += _square(difference)
+        dual = np.multiply(difference, steps.tau * steps.rho, out=mu_new[:, tile])
+        dual += mu[:, tile]
+        difference *= steps.nu * steps.rho
+        np.subtract(dual, difference, out=muhat_new[:, tile])
+    return Advance(z_new, mu_new, muhat_new, float(np.sqrt(gap)))
+
+
+def advance_some(
+    layout: Layout, steps: Steps, lam: float, chosen: Chosen, x_seen: Array, x_new: Array, z: Array, mu: Array, muhat: Array
+) -> Advance:
+    """The same on the chosen places; what is not chosen stays (S4, S9). A pair stored twice has half the weights each, as in (15)."""
+    rho = steps.rho / layout.copies
+    z_new = z.copy()
+    if chosen.z is not None:
+        w = muhat[:, chosen.z] / rho + differences(np.ascontiguousarray(x_seen.T), layout, chosen.z)
+        z_new[:, chosen.z] = shrink(w, lam / steps.rho)
+    mu_new, gap = dual_step(layout, steps.tau * rho, chosen.mu, x_new, z_new, mu)
+    muhat_new = muhat.copy()
+    if chosen.mu is not None:
+        residual = differences(np.ascontiguousarray(x_new.T), layout, chosen.mu) - z_new[:, chosen.mu]
+        muhat_new[:, chosen.mu] = mu_new[:, chosen.mu] - steps.nu * rho * residual
+    return Advance(z_new, mu_new, muhat_new, gap)
+
+
+def dual_step(layout: Layout, weight: float, places: Indices | None, x: Array, z: Array, mu: Array) -> tuple[Array, float]:
+    """S8 and S9: mu + weight (x_i - x_j - z_ij) at `places` (None: all), and the norm of that residual over all unordered pairs."""
+    residual = differences(np.ascontiguousarray(x.T), layout) - z
+    gap = float(np.sqrt(_square(residual) / layout.copies))
+    if places is None:
+        return mu + weight * residual, gap
+    new = mu.copy()
+    new[:, places] += weight * residual[:, places]
+    return new, gap
+
+
+def lengths(vectors: Array) -> Array:
+    """(m,): the Euclidean norm of each pair's vector in (d, m)."""
+    norms: Array = np.sqrt(np.add.reduce(vectors * vectors, axis=0))
+    return norms
+
+
+def zero_pairs(layout: Layout, values: Array) -> NDArray[np.bool_]:
+    """(P,): which unordered pairs have a vector of exact zeros; both of the two where they are stored twice."""
+    is_zero: NDArray[np.bool_] = np.asarray(~values.any(axis=0))
+    if layout.copies == 1:
+        return is_zero
+    upper = half(layout.n)
+    both: NDArray[np.bool_] = np.logical_and(
+        is_zero[layout.place(upper.first, upper.second)], is_zero[layout.place(upper.second, upper.first)]
+    )
+    return both
+
+
+def touched(layout: Layout, places: Indices) -> NDArray[np.bool_]:
+    """(P,): the unordered pairs with at least one stored vector among `places`."""
+    marked = np.zeros(layout.size, dtype=bool)
+    marked[places] = True
+    if layout.copies == 1:
+        return marked
+    upper = half(layout.n)
+    either: NDArray[np.bool_] = np.logical_or(
+        marked[layout.place(upper.first, upper.second)], marked[layout.place(upper.second, upper.first)]
+    )
+    return either
+
+
+def to_users(layout: Layout, values: Array) -> Array:
+    """Half storage (d, P) as every user sees it, (n, n-1, d): user i's vectors for its partners in member order."""
+    n = layout.n
+    i, k = np.divmod(np.arange(n * (n - 1)), n - 1)
+    j = k + (k >= i)
+    places = layout.place(np.minimum(i, j), np.maximum(i, j))
+    seen: Array = values[:, places] * np.where(i < j, 1.0, -1.0)
+    return np.ascontiguousarray(seen.T).reshape(n, n - 1, len(values))
+
+
+def from_users(layout: Layout, values: Array) -> Array:
+    """The inverse of `to_users`: the vectors that the users with i < j hold, (d, P)."""
+    flat = values.reshape(layout.n * (layout.n - 1), -1)
+    return np.ascontiguousarray(flat[layout.first * (layout.n - 1) + layout.second - 1].T)
+
+
+def _square(values: Array) -> float:
+    return float(np.einsum("dm,dm->", values, values))
+
+
+def _tiles(size: int, d: int) -> Iterator[slice]:
+    width = max(_SHORTEST_TILE, _TILE_SCALARS // max(1, d))
+    return (slice(start, min(start + width, size)) for start in range(0, size, width))
+
+
+__all__ = [
+    "EVERYTHING",
+    "Advance",
+    "Chosen",
+    "Layout",
+    "advance_all",
+    "advance_some",
+    "differences",
+    "distance_norm",
+    "draw_paired",
+    "draw_uniform",
+    "dual_step",
+    "from_users",
+    "half",
+    "lengths",
+    "ordered",
+    "shrink",
+    "sums",
+    "to_users",
+    "total_distance",
+    "touched",
+    "zero_pairs",
+    "zeros",
+]

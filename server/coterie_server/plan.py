@@ -1,0 +1,53 @@
+"""From an experiment to its stages: references, a start, the method itself (a stage for each penalty of a path), a refit.
+
+All stages run on the same joined federation, one after the other, each with its own part of the ledger. A method that needs several stages
+says so with `stages(config, experiment)` in its server room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.config import Experiment, StopRule, method_module
+
+# The reference methods end by themselves; this bounds what a wrong gradient could cost.
+REFERENCE_STOP = StopRule(rounds=500)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run of one method.
+
+    It starts from the outcome of the stage named in `start`; of several, from the one with the smallest held-out loss.
+    """
+
+    name: str
+    method: str
+    config: Any
+    stop: StopRule
+    start: tuple[str, ...] = ()
+
+
+def stages_of(experiment: Experiment) -> list[Stage]:
+    """All stages of an experiment, in order, each name once (a reference may also be the start of the method)."""
+    references = [reference(name) for name in experiment.references]
+    listed: dict[str, Stage] = {}
+    for stage in (*references, *_method_stages(experiment)):
+        listed.setdefault(stage.name, stage)
+    return list(listed.values())
+
+
+def _method_stages(experiment: Experiment) -> Sequence[Stage]:
+    config = experiment.method
+    module = method_module("coterie_server", config.name)
+    if hasattr(module, "stages"):
+        stages: Sequence[Stage] = module.stages(config, experiment)
+        return stages
+    return [Stage(config.name, config.name, config, experiment.stop)]
+
+
+def reference(name: str) -> Stage:
+    """The stage of a reference method, with the settings it has by default."""
+    return Stage(name, name, method_module("coterie", name).Config(), REFERENCE_STOP)

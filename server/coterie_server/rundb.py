@@ -1,0 +1,231 @@
+"""The run database: ledger, figures, events and decisions of one run, in SQLite, readable while the run goes on.
+
+Rows are buffered and written in batches. Units: see `coterie.ledger`; times are seconds since the epoch. `useful` is 1 for the traffic of
+the committed history: what was sent again, came too late, or belongs to rounds that a killed coordinator had to repeat has 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from coterie.arrays import Indices
+from coterie.errors import ConfigError, RunError
+from coterie.ledger import CONTROL, Row, as_ranges, step_of
+from coterie.messages import Broadcast, kind_class
+from coterie_server.method import Members
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS run (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS members (position INTEGER PRIMARY KEY, name TEXT NOT NULL, cluster TEXT NOT NULL, host TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS stages (
+    number INTEGER PRIMARY KEY, name TEXT NOT NULL, method TEXT NOT NULL, rounds INTEGER NOT NULL, outcome TEXT NOT NULL,
+    seconds REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS figures (
+    stage INTEGER NOT NULL, round INTEGER NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY (stage, round, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS results (stage INTEGER NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY (stage, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS expected (
+    stage INTEGER NOT NULL, step TEXT NOT NULL, direction TEXT NOT NULL, vectors REAL NOT NULL,
+    PRIMARY KEY (stage, step, direction)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS user_sets (id INTEGER PRIMARY KEY, members TEXT NOT NULL UNIQUE);
+CREATE TABLE IF NOT EXISTS ledger (
+    seq INTEGER NOT NULL, attempt INTEGER NOT NULL, resent INTEGER NOT NULL, useful INTEGER NOT NULL, stage INTEGER NOT NULL,
+    round INTEGER NOT NULL, step TEXT NOT NULL, kind TEXT NOT NULL, direction TEXT NOT NULL, scope TEXT NOT NULL, link TEXT NOT NULL,
+    user_set INTEGER, is_broadcast INTEGER NOT NULL, vectors INTEGER NOT NULL, scalars INTEGER NOT NULL, payload_bytes INTEGER NOT NULL,
+    message_bytes INTEGER NOT NULL, frames INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS host_ledger (
+    seq INTEGER NOT NULL, attempt INTEGER NOT NULL, resent INTEGER NOT NULL, direction TEXT NOT NULL, kind TEXT NOT NULL,
+    link TEXT NOT NULL, vectors INTEGER NOT NULL, scalars INTEGER NOT NULL, payload_bytes INTEGER NOT NULL,
+    message_bytes INTEGER NOT NULL, frames INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS events (at REAL NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS decisions (seq INTEGER NOT NULL, kind TEXT NOT NULL, value TEXT NOT NULL);
+"""
+_FLUSH_ROWS = 5000
+_FLUSH_S = 0.5
+_INSERTS = {
+    "ledger": 18,
+    "host_ledger": 11,
+    "figures": 4,
+    "events": 4,
+    "decisions": 3,
+}
+
+
+class RunDatabase:
+    """One run's database; `path` None keeps it in memory. RunError when the disk refuses."""
+
+    def __init__(self, path: Path | None, clock: Any = time.time) -> None:
+        self._path = path
+        self._clock = clock
+        self._rows: dict[str, list[tuple[Any, ...]]] = {table: [] for table in _INSERTS}
+        self._n_rows = 0
+        self._flushed_at = clock()
+        self._sets: dict[str, int] = {}
+        self._scopes: dict[str, str] = {}
+        try:
+            self.connection = sqlite3.connect(path or ":memory:", timeout=30.0, isolation_level=None)
+            if path is not None:
+                self.connection.execute("PRAGMA journal_mode=WAL")
+                self.connection.execute("PRAGMA synchronous=NORMAL")
+            self.connection.executescript(_SCHEMA)
+            self._sets = {members: number for number, members in self.connection.execute("SELECT id, members FROM user_sets")}
+        except sqlite3.Error as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: sqlite3.Error) -> RunError:
+        return RunError(f"cannot write the run database {self._path}: {error}")
+
+    # ---- what the hub writes down
+
+    def book(self, link: str, where: tuple[int, int], rows: Iterable[tuple[Row, Indices | None]], useful: bool) -> None:
+        """The parent's own rows for one message on one link; `where` is (stage, round)."""
+        stage, round_number = where
+        scope = self._scopes.get(link, "direct")
+        for row, users in rows:
+            user_set = None if users is None else self._set_of(users)
+            values = (row.seq, row.attempt, row.resent, int(useful), stage, round_number, step_of(row.kind), row.kind, row.direction)
+            self._add("ledger", (*values, scope, link, user_set, _is_broadcast(row.kind), *row[5:]))
+
+    def book_host(self, link: str, rows: Iterable[Row]) -> None:
+        """A host's own rows."""
+        for row in rows:
+            self._add("host_ledger", (*row[:5], link, *row[5:]))
+
+    def event(self, kind: str, text: str, **data: Any) -> None:
+        """Something a person may want to know."""
+        self._add("events", (self._clock(), kind, text, json.dumps(data)))
+
+    def decide(self, seq: int, kind: str, value: Any) -> None:
+        """A decision that depended on the clock; written at once, since a repeated run needs it."""
+        self._add("decisions", (seq, kind, json.dumps(value)))
+        self.flush()
+
+    def _set_of(self, users: Indices) -> int:
+        text = as_ranges(users)
+        number = self._sets.get(text)
+        if number is None:
+            number = self._sets[text] = len(self._sets) + 1
+            self._execute("INSERT INTO user_sets VALUES (?, ?)", (number, text))
+        return number
+
+    # ---- what the engine writes down
+
+    def figures(self, stage: int, round_number: int, figures: Mapping[str, float]) -> None:
+        """The figures of one round."""
+        for name, value in figures.items():
+            self._add("figures", (stage, round_number, name, float(value)))
+
+    def figures_of(self, stage: int) -> list[dict[str, float]]:
+        """The figures of a stage, one mapping per round."""
+        self.flush()
+        rounds: dict[int, dict[str, float]] = {}
+        rows = self.connection.execute("SELECT round, name, value FROM figures WHERE stage = ? ORDER BY round", (stage,))
+        for number, name, value in rows:
+            rounds.setdefault(number, {})[name] = float("nan") if value is None else value
+        return [rounds[number] for number in sorted(rounds)]
+
+    def stage(self, number: int, name: str, method: str, rounds: int, outcome: str, seconds: float) -> None:
+        """A stage has ended (or, with an empty outcome, has begun)."""
+        self._execute("INSERT OR REPLACE INTO stages VALUES (?, ?, ?, ?, ?, ?)", (number, name, method, rounds, outcome, seconds))
+
+    def result(self, stage: int, figures: Mapping[str, float], expected: Mapping[tuple[str, str], float]) -> None:
+        """What a stage has left: its closing figures, and the closed form of its communication in d-vectors."""
+        for name, value in figures.items():
+            self._execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", (stage, name, float(value)))
+        for (step, direction), vectors in expected.items():
+            self._execute("INSERT OR REPLACE INTO expected VALUES (?, ?, ?, ?)", (stage, step, direction, float(vectors)))
+
+    def members(self, members: Members, host_of: Mapping[str, str]) -> None:
+        """Who takes part, and on which host."""
+        self._execute("DELETE FROM members", ())
+        for position, (name, cluster) in enumerate(zip(members.names, members.clusters, strict=True)):
+            self._execute("INSERT INTO members VALUES (?, ?, ?, ?)", (position, name, cluster, host_of[name]))
+
+    def put(self, key: str, value: str) -> None:
+        """A fact about the run: run_id, name, status, attempt, ..."""
+        self._execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (key, value))
+
+    def get(self, key: str) -> str | None:
+        """A fact about the run."""
+        row = self.connection.execute("SELECT value FROM run WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def rewind(self, seq: int, stage: int, round_number: int) -> None:
+        """A resumed run repeats everything after this point: traffic that was booked later brought nothing, figures are made again."""
+        self._execute("UPDATE ledger SET useful = 0 WHERE seq > ?", (seq,))
+        self._execute("DELETE FROM figures WHERE stage > ? OR (stage = ? AND round > ?)", (stage, stage, round_number))
+        for table in ("results", "expected"):
+            self._execute(f"DELETE FROM {table} WHERE stage >= ?", (stage,))  # noqa: S608 - two fixed names
+        self._execute("DELETE FROM stages WHERE number > ?", (stage,))
+        self._execute("DELETE FROM decisions WHERE seq > ?", (seq,))
+
+    def decisions(self) -> list[tuple[int, str, Any]]:
+        """All decisions, in order."""
+        self.flush()
+        return [(seq, kind, json.loads(value)) for seq, kind, value in self.connection.execute("SELECT * FROM decisions ORDER BY rowid")]
+
+    # ---- writing
+
+    def _add(self, table: str, values: tuple[Any, ...]) -> None:
+        self._rows[table].append(values)
+        self._n_rows += 1
+
+    def _execute(self, statement: str, values: tuple[Any, ...]) -> None:
+        try:
+            self.connection.execute(statement, values)
+        except sqlite3.Error as error:
+            raise self._refused(error) from error
+
+    def flush_if_due(self) -> None:
+        """Writes the buffered rows when they are many or old."""
+        if self._n_rows >= _FLUSH_ROWS or self._clock() - self._flushed_at > _FLUSH_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes all buffered rows in one transaction."""
+        self._flushed_at = self._clock()
+        if not self._n_rows:
+            return
+        try:
+            self.connection.execute("BEGIN")
+            for table, n_columns in _INSERTS.items():
+                marks = ",".join("?" * n_columns)
+                verb = "INSERT OR REPLACE" if table == "figures" else "INSERT"
+                self.connection.executemany(f"{verb} INTO {table} VALUES ({marks})", self._rows[table])
+            self.connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+            raise self._refused(error) from error
+        for rows in self._rows.values():
+            rows.clear()
+        self._n_rows = 0
+
+    def close(self) -> None:
+        """Flushes and closes. A closed run is one file that can be read from a read-only place; a reader that is still there prevents it."""
+        try:
+            self.flush()
+            with contextlib.suppress(sqlite3.Error):
+                self.connection.execute("PRAGMA busy_timeout=0")
+                self.connection.execute("PRAGMA journal_mode=DELETE")
+        finally:
+            self.connection.close()
+
+
+@functools.cache
+def _is_broadcast(kind: str) -> int:
+    return int(kind not in CONTROL and issubclass(kind_class(kind), Broadcast))
+
+
+def open_run(folder: Path) -> sqlite3.Connection:
+    """Opens the database of a run for reading; ConfigError when there is none."""
+    path = folder / "run.db"
+    if not path.is_file():
+        raise ConfigError(f"{folder} is not a run folder: it has no run.db")
+    return sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30.0)

@@ -1,0 +1,358 @@
+"""The parent's end of the wire: a gRPC server in front of a `Hub`.
+
+It moves frames and decides nothing: what a frame means is the hub's to say. Join frames are (de)serialised here rather than by gRPC, so
+that a large tensor is cut into chunks one at a time and never held twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from coterie.errors import ConfigError, ProtocolError, RunError
+from coterie.ledger import UP
+from coterie.v1 import session_pb2
+from coterie.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Assembler, Encoded, Received
+from coterie_server.hub import Hub, Refusal
+
+SERVICE = "coterie.v1.FederationService"
+TICK_S = 0.5
+STOP_GRACE_S = 2.0
+MAX_QUEUED = 100_000  # messages a host may leave unread before its stream is given up
+MAX_REASON_CHARS = 1000  # of a status message: HTTP/2 trailers have a size limit
+MAX_HELLO_USERS = 1_000_000
+
+# These and the options of `coterie_client.connect` belong together: a server counts pings that come more often than it permits, and ends
+# the connection after the third.
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.so_reuseport", 0),  # otherwise two servers could share a port, and hosts would join either
+    ("grpc.enable_http_proxy", 0),
+)
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+@dataclass
+class Serving:
+    """A running server. `port` is the one listened on, also when 0 was asked for."""
+
+    port: int
+    _health: Any = field(repr=False)
+
+    async def drain(self) -> None:
+        """From now on the health service says NOT_SERVING; sessions go on."""
+        await self._health.enter_graceful_shutdown()
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    hub: Hub,
+    experiment_json: str,
+    address: str,
+    credentials: grpc.ServerCredentials | None = None,
+    *,
+    insecure: bool = False,
+) -> AsyncIterator[Serving]:
+    """Serves `hub` at HOST:PORT while the block runs; streams still open at its end get UNAVAILABLE.
+
+    Raises ConfigError when the address is not a loopback address and there are neither credentials nor `insecure`, and RunError when it
+    cannot be listened on.
+    """
+    _check_address(hub, address, credentials, insecure)
+    service = _Service(hub, experiment_json)
+    health_service: Any = health.aio.HealthServicer()
+    await health_service.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+    server = grpc.aio.server(options=OPTIONS)
+    server.add_generic_rpc_handlers((service.handlers(),))
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    port = await _listen(server, address, credentials)
+    await server.start()
+    running = Serving(port, health_service)
+    ticking = asyncio.create_task(_tick(hub, running))
+    try:
+        yield running
+    finally:
+        ticking.cancel()
+        await asyncio.gather(ticking, return_exceptions=True)
+        await running.drain()
+        await service.close()
+        await server.stop(STOP_GRACE_S)
+
+
+def _check_address(hub: Hub, address: str, credentials: grpc.ServerCredentials | None, insecure: bool) -> None:
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"the address to listen on is {address!r}, want HOST:PORT")
+    if credentials is not None or _is_loopback(host.strip("[]")):
+        return
+    if not insecure:
+        raise ConfigError(f"listening on {address} without TLS would let anyone join: give certificates, or allow it with insecure")
+    hub.recorder.event("insecure", f"listening on {address} without TLS: anyone who reaches it can join and read the models")
+
+
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+async def _listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+    try:
+        return server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
+    except RuntimeError:
+        await server.stop(None)
+        raise RunError(f"cannot listen on {address}: {_why_not(address)}") from None
+
+
+def _why_not(address: str) -> str:
+    """gRPC keeps the operating system's reason to itself, so it is asked for again."""
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            probe.listen(1)
+    except OSError as error:
+        return error.strerror or str(error)
+    return "the address was taken a moment ago"
+
+
+async def _tick(hub: Hub, running: Serving) -> None:
+    """The hub's clock, and the health service's view of the run."""
+    is_drained = False
+    while True:
+        await asyncio.sleep(TICK_S)
+        hub.tick()
+        if hub.is_over and not is_drained:
+            is_drained = True
+            await running.drain()
+
+
+class _Service:
+    """The two rpcs."""
+
+    def __init__(self, hub: Hub, experiment_json: str) -> None:
+        self._hub = hub
+        self._answer = session_pb2.GetExperimentResponse(run_id=hub.run_id, experiment_json=experiment_json)
+        self._sessions: dict[asyncio.Task[Any], _Session] = {}
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Generic handlers; Join's frames stay bytes."""
+        request, response = session_pb2.GetExperimentRequest, session_pb2.GetExperimentResponse
+        rpcs: dict[str, Any] = {
+            "GetExperiment": grpc.unary_unary_rpc_method_handler(
+                self._get_experiment,
+                request_deserializer=request.FromString,
+                response_serializer=response.SerializeToString,
+            ),
+            "Join": grpc.stream_stream_rpc_method_handler(self._join),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, rpcs)
+
+    async def _get_experiment(self, request: session_pb2.GetExperimentRequest, context: Any) -> session_pb2.GetExperimentResponse:
+        if request.protocol != PROTOCOL_VERSION:
+            reason = f"host {request.host!r} speaks protocol {request.protocol}, wanted {PROTOCOL_VERSION}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
+        if self._hub.is_over:
+            await context.abort(grpc.StatusCode.ABORTED, f"run {self._hub.run_id} has ended")
+        return self._answer
+
+    async def _join(self, _: Any, context: Context) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - gRPC runs every rpc in a task
+        session = self._sessions[task] = _Session(self._hub, context)
+        try:
+            await session.run()
+        finally:
+            del self._sessions[task]
+
+    async def close(self) -> None:
+        """Ends all sessions and waits for their tasks, which gRPC itself does not wait for."""
+        for session in self._sessions.values():
+            session.link.close("UNAVAILABLE", "the parent is stopping")
+        if self._sessions:
+            await asyncio.wait(tuple(self._sessions), timeout=STOP_GRACE_S)
+
+
+class GrpcLink:
+    """The outgoing half of one stream."""
+
+    def __init__(self, context: Context) -> None:
+        self.closed: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+        self._context = context
+        self._queue: deque[Encoded | bytes] = deque()
+        self._beats: deque[bytes] = deque()  # they may overtake, and go between the chunks of a large message
+        self._wake = asyncio.Event()
+
+    def send(self, encoded: Encoded) -> None:
+        """Queues a task; its chunks are cut when their turn comes."""
+        self._put(encoded)
+
+    def send_frame(self, frame: session_pb2.JoinResponse) -> None:
+        """Queues a frame of the session itself."""
+        if frame.WhichOneof("frame") == "heartbeat":
+            self._beats.append(frame.SerializeToString())
+            self._wake.set()
+        else:
+            self._put(frame.SerializeToString())
+
+    def close(self, code: str, reason: str) -> None:
+        """Ends the stream with the gRPC status `code`. The first call counts."""
+        if not self.closed.done():
+            self.closed.set_result((code, reason))
+
+    def _put(self, item: Encoded | bytes) -> None:
+        self._queue.append(item)
+        self._wake.set()
+        if len(self._queue) > MAX_QUEUED:
+            self.close("DEADLINE_EXCEEDED", f"the host has left {len(self._queue)} messages unread, allowed are {MAX_QUEUED}")
+
+    async def write_all(self) -> None:
+        """Writes what is queued until cancelled; a stream that cannot be written to is closed."""
+        try:
+            while True:
+                while self._queue or self._beats:
+                    await self._write_next()
+                self._wake.clear()
+                await self._wake.wait()
+        except Exception as error:  # gRPC raises several kinds, all of which mean that the stream is gone
+            self.close("UNAVAILABLE", f"the stream broke while it was written to: {type(error).__name__} {error}")
+
+    async def _write_next(self) -> None:
+        while self._beats:
+            await self._context.write(self._beats.popleft())
+        if not self._queue:
+            return
+        item = self._queue.popleft()
+        if isinstance(item, bytes):
+            await self._context.write(item)
+            return
+        for frame in item.frames():
+            await self._context.write(frame)
+            while self._beats:
+                await self._context.write(self._beats.popleft())
+
+
+class _Session:
+    """One host's stream: the tasks that read and write it."""
+
+    def __init__(self, hub: Hub, context: Context) -> None:
+        self.link = GrpcLink(context)
+        self._hub = hub
+        self._context = context
+        self._assembler = Assembler(session_pb2.JoinRequest)
+        self._name = ""
+
+    async def run(self) -> None:
+        """Serves the stream until it ends, then gives it its status."""
+        reading = asyncio.create_task(self._read_all())
+        writing = asyncio.create_task(self.link.write_all())
+        code, reason = "CANCELLED", "the connection broke"
+        try:
+            code, reason = await self.link.closed
+        finally:
+            self.link.close(code, reason)  # frames still under way are ignored from here on
+            if self._name:
+                self._hub.lost(self._name, self.link, reason)
+            reading.cancel()
+            writing.cancel()
+            await asyncio.gather(reading, writing, return_exceptions=True)
+        if code != "OK":
+            await self._context.abort(grpc.StatusCode[code], reason[:MAX_REASON_CHARS])
+
+    async def _read_all(self) -> None:
+        link = self.link
+        try:
+            async with asyncio.timeout(self._hub.rules.silence_s):
+                hello = await self._read_hello()
+            if hello is not None:
+                self._name = hello.host
+                await self._read_frames()
+            link.close("OK", "it closed its stream")
+        except Refusal as refusal:
+            self._name = ""
+            link.close(refusal.code, str(refusal))
+        except ProtocolError as error:
+            link.close("INVALID_ARGUMENT", str(error))
+        except TimeoutError:
+            link.close("DEADLINE_EXCEEDED", f"no hello came within {self._hub.rules.silence_s:g} s")
+        except Exception as error:
+            # A mistake of ours: nobody may wait for this host any longer, and the traceback goes to the log.
+            self._hub.fail(RunError(f"the session of host {self._name!r} broke with {type(error).__name__}: {error}"))
+            link.close("ABORTED", f"the parent broke with {type(error).__name__}: {error}")
+            raise
+
+    async def _read(self) -> tuple[Any, int]:
+        """The next whole item and the size of its last frame; (None, 0) at the end of the stream."""
+        while True:
+            data: Any = await self._context.read()
+            if not isinstance(data, bytes):
+                return None, 0
+            if self._name:
+                self._hub.heard(self._name)
+            item = self._assembler.feed(data)
+            if item is not None:
+                return item, len(data)
+
+    async def _read_hello(self) -> session_pb2.Hello | None:
+        """The hello of all frames together; None when the host has only come to say why it cannot."""
+        whole = session_pb2.Hello()
+        n_bytes = 0
+        while True:
+            item, size = await self._read()
+            n_bytes += size
+            if isinstance(item, session_pb2.Failure):
+                self._hub.failed(whole.host, item)
+            elif isinstance(item, session_pb2.Hello):
+                if whole.users and (item.host, item.instance) != (whole.host, whole.instance):
+                    raise ProtocolError(f"a hello of host {item.host!r} came in the middle of that of host {whole.host!r}")
+                whole.MergeFrom(item)
+                if len(whole.users) > MAX_HELLO_USERS:
+                    raise ProtocolError(f"host {whole.host!r} brings more than {MAX_HELLO_USERS} users, which is the most")
+                if not item.more:
+                    break
+            elif item is None:
+                return None
+            elif not isinstance(item, session_pb2.Heartbeat):
+                raise ProtocolError(f"the first frame is a {_kind(item)}, wanted a hello")
+        self._hub.hello(whole, self.link)
+        self._hub.tally(whole.host, UP, n_bytes)
+        return whole
+
+    async def _read_frames(self) -> None:
+        hub, name, closed = self._hub, self._name, self.link.closed
+        while True:
+            item, size = await self._read()
+            if item is None or closed.done():
+                return
+            if isinstance(item, Received):
+                hub.received(name, item)
+                continue
+            hub.tally(name, UP, size)
+            if isinstance(item, session_pb2.Failure):
+                hub.failed(name, item)
+            elif isinstance(item, session_pb2.Book):
+                hub.book_of(name, item)
+            elif not isinstance(item, session_pb2.Heartbeat):
+                raise ProtocolError(f"host {name!r} sent a {_kind(item)} in the middle of its session")
+
+
+def _kind(item: Any) -> str:
+    return type(item.frame if isinstance(item, Received) else item).__name__.lower()

@@ -1,0 +1,229 @@
+"""Questions to the database of a run, finished or under way: stages, figures, traffic beside its closed form, and whether both books agree.
+
+Plain SQL on a connection of `coterie_server.rundb.open_run`. Units are those of `coterie.ledger`. A broadcast counts once in vectors and
+scalars, and once for each receiving host in bytes and frames.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from coterie.errors import ConfigError
+from coterie.wire import GRPC_FRAME_HEADER_BYTES
+
+SESSION = -1  # the "stage" of traffic outside all exchanges: hello, welcome, heartbeats, books, finish
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """One stage: `outcome` says why it ended, "" while it is under way; `results` are its closing figures."""
+
+    number: int
+    name: str
+    method: str
+    rounds: int
+    outcome: str
+    seconds: float
+    results: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one step moved in one direction. `expected` is the closed form in d-vectors, None where there is none."""
+
+    stage: int
+    step: str
+    direction: str
+    scope: str
+    vectors: int = 0
+    scalars: int = 0
+    payload_bytes: int = 0
+    message_bytes: int = 0
+    frames: int = 0
+    expected: float | None = None
+
+    @property
+    def wire_bytes(self) -> int:
+        """Message bytes and the header of each gRPC frame."""
+        return self.message_bytes + GRPC_FRAME_HEADER_BYTES * self.frames
+
+
+@dataclass(frozen=True)
+class Books:
+    """The parent's book against those of the hosts. Rows are counted; `differences` are sentences."""
+
+    n_agreed: int
+    lost_by_host: Mapping[str, int]  # booked by the parent alone: the host's process or connection was lost
+    lost_by_parent: Mapping[str, int]  # booked by the host alone: in an attempt whose coordinator was killed
+    absent: tuple[str, ...]  # hosts whose books have not arrived
+    n_differences: int
+    differences: tuple[str, ...]  # the first few
+
+    @property
+    def agree(self) -> bool:
+        """Whether nothing is left unexplained."""
+        return self.n_differences == 0
+
+
+def facts(connection: sqlite3.Connection) -> dict[str, str]:
+    """What the run says about itself: run_id, name, status, attempt, version, final_stage, ..."""
+    return dict(connection.execute("SELECT key, value FROM run"))
+
+
+def hosts(connection: sqlite3.Connection) -> dict[str, int]:
+    """How many users each host has, in member order of their first users."""
+    return dict(connection.execute("SELECT host, COUNT(*) FROM members GROUP BY host ORDER BY MIN(position)"))
+
+
+def stages(connection: sqlite3.Connection) -> list[StageSummary]:
+    """All stages that have begun, in order."""
+    results: dict[int, dict[str, float]] = {}
+    for number, name, value in connection.execute("SELECT stage, name, value FROM results"):
+        results.setdefault(number, {})[name] = float("nan") if value is None else value
+    rows = connection.execute("SELECT number, name, method, rounds, outcome, seconds FROM stages ORDER BY number")
+    return [
+        StageSummary(number, name, method, rounds, outcome, seconds, results.get(number, {}))
+        for number, name, method, rounds, outcome, seconds in rows
+    ]
+
+
+def stage_named(connection: sqlite3.Connection, name: str) -> StageSummary:
+    """The stage of this name; ConfigError when the run has none."""
+    listed = stages(connection)
+    for stage in listed:
+        if stage.name == name:
+            return stage
+    raise ConfigError(f"the run has no stage {name!r}, want one of {', '.join(stage.name for stage in listed) or 'none yet'}")
+
+
+def history(connection: sqlite3.Connection, stage: int) -> list[dict[str, float]]:
+    """The figures of each round of a stage, with its number as "round"."""
+    rounds: dict[int, dict[str, float]] = {}
+    rows = connection.execute("SELECT round, name, value FROM figures WHERE stage = ? ORDER BY round", (stage,))
+    for number, name, value in rows:
+        rounds.setdefault(number, {"round": float(number)})[name] = float("nan") if value is None else value
+    return list(rounds.values())
+
+
+def has_rounds(connection: sqlite3.Connection) -> bool:
+    """Whether any round has been made."""
+    return connection.execute("SELECT 1 FROM figures LIMIT 1").fetchone() is not None
+
+
+# ---- traffic
+
+_TRAFFIC = f"""
+SELECT stage, step, direction, scope, SUM(v), SUM(s), SUM(p), SUM(m), SUM(f) FROM (
+    SELECT CASE WHEN seq = 0 THEN {SESSION} ELSE stage END AS stage, step, direction, scope,
+        CASE WHEN is_broadcast THEN MAX(vectors) ELSE SUM(vectors) END AS v,
+        CASE WHEN is_broadcast THEN MAX(scalars) ELSE SUM(scalars) END AS s,
+        SUM(payload_bytes) AS p, SUM(message_bytes) AS m, SUM(frames) AS f, MIN(rowid) AS first
+    FROM ledger WHERE useful = ?
+    GROUP BY seq, attempt, resent, stage, step, direction, scope, kind, is_broadcast)
+GROUP BY stage, step, direction, scope ORDER BY stage, MIN(first)
+"""  # noqa: S608 - a constant of ours
+
+
+def traffic(connection: sqlite3.Connection, *, repeats: bool = False) -> list[Traffic]:
+    """Totals by stage, step, direction and scope, in order of first appearance, with the closed form beside the measured vectors.
+
+    With `repeats`, instead, what was sent again, came too late or was repeated by a resumed run; a closed form has no such traffic.
+    """
+    measured = [Traffic(*row) for row in connection.execute(_TRAFFIC, (0 if repeats else 1,))]
+    if repeats:
+        return measured
+    wanted = {
+        (stage, step, direction): vectors
+        for stage, step, direction, vectors in connection.execute("SELECT stage, step, direction, vectors FROM expected")
+    }
+    listed = []
+    for row in measured:
+        # A step in two scopes shares one closed form: it stands at the first.
+        expected = wanted.pop((row.stage, row.step, row.direction), None)
+        listed.append(replace(row, expected=expected))
+    missing = [Traffic(*key, scope="direct", expected=vectors) for key, vectors in wanted.items() if vectors]
+    return sorted([*listed, *missing], key=lambda row: row.stage)
+
+
+def total(rows: Sequence[Traffic], *, stage: int = SESSION, step: str = "total", direction: str = "", scope: str = "") -> Traffic:
+    """The sum of some rows; its closed form is that of the rows that have one."""
+    expected = [row.expected for row in rows if row.expected is not None]
+    return Traffic(
+        stage,
+        step,
+        direction,
+        scope,
+        vectors=sum(row.vectors for row in rows),
+        scalars=sum(row.scalars for row in rows),
+        payload_bytes=sum(row.payload_bytes for row in rows),
+        message_bytes=sum(row.message_bytes for row in rows),
+        frames=sum(row.frames for row in rows),
+        expected=sum(expected) if expected else None,
+    )
+
+
+def by_step(rows: Sequence[Traffic]) -> list[Traffic]:
+    """The same traffic summed over stages and scopes, in order of first appearance."""
+    groups: dict[tuple[str, str], list[Traffic]] = {}
+    for row in rows:
+        groups.setdefault((row.step, row.direction), []).append(row)
+    return [total(listed, step=step, direction=direction) for (step, direction), listed in groups.items()]
+
+
+# ---- the two books
+
+_KEY = "link, seq, attempt, resent, direction, kind"
+_SUMS = "COUNT(*) AS n, SUM(vectors) AS v, SUM(scalars) AS s, SUM(payload_bytes) AS p, SUM(message_bytes) AS m, SUM(frames) AS f"
+_BOTH = f"""
+WITH parent AS (SELECT {_KEY}, {_SUMS} FROM ledger WHERE seq > 0 GROUP BY {_KEY}),
+     host AS (SELECT {_KEY}, {_SUMS} FROM host_ledger GROUP BY {_KEY}),
+     same AS (SELECT * FROM parent INTERSECT SELECT * FROM host)
+SELECT 'same', '', 0, 0, '', '', SUM(n), 0 FROM same
+UNION ALL SELECT 'parent', link, seq, attempt, direction, kind, n, m FROM (SELECT * FROM parent EXCEPT SELECT * FROM host)
+UNION ALL SELECT 'host', link, seq, attempt, direction, kind, n, m FROM (SELECT * FROM host EXCEPT SELECT * FROM parent)
+"""  # noqa: S608 - constants of ours
+_MAX_SENTENCES = 5
+
+
+def reconcile(connection: sqlite3.Connection) -> Books:
+    """Compares the books on (link, exchange, attempt, resending, direction, kind), to the byte.
+
+    Rows that only one side has are no differences where that side alone survived: a host that lost its process or its stream forgets what
+    it booked since its last snapshot, and what was on its way; a killed coordinator what it had not yet written.
+    """
+    attempt = int(facts(connection).get("attempt", "1"))
+    unsteady = {link for (link,) in connection.execute("SELECT json_extract(data, '$.host') FROM events WHERE kind = 'lost'")}
+    with_books = {link for (link,) in connection.execute("SELECT DISTINCT link FROM host_ledger")}
+    links = {link for (link,) in connection.execute("SELECT DISTINCT link FROM ledger WHERE seq > 0")}
+    one_sided: dict[tuple[object, ...], list[tuple[str, int, int]]] = {}
+    n_agreed = 0
+    for side, link, seq, row_attempt, direction, kind, n, n_bytes in connection.execute(_BOTH):
+        if side == "same":
+            n_agreed = n or 0
+        elif link in with_books:
+            one_sided.setdefault((link, seq, row_attempt, direction, kind), []).append((side, n, n_bytes))
+    lost_by_host: dict[str, int] = {}
+    lost_by_parent: dict[str, int] = {}
+    sentences: list[str] = []
+    n_differences = 0
+    for (link, seq, row_attempt, direction, kind), found in one_sided.items():
+        n_rows = sum(n for _, n, _ in found)
+        sides = {side for side, _, _ in found}
+        if sides == {"parent"} and (link in unsteady or _as_int(row_attempt) < attempt):
+            lost_by_host[str(link)] = lost_by_host.get(str(link), 0) + n_rows
+        elif sides == {"host"} and _as_int(row_attempt) < attempt:
+            lost_by_parent[str(link)] = lost_by_parent.get(str(link), 0) + n_rows
+        else:
+            n_differences += n_rows
+            booked = {side: sum(n_bytes for other, _, n_bytes in found if other == side) for side in ("parent", "host")}
+            sentences.append(
+                f"exchange {seq}, {direction}, {kind}: the coordinator booked {booked['parent']} bytes, host {link!r} {booked['host']}"
+            )
+    absent = tuple(sorted(links - with_books))
+    return Books(n_agreed, lost_by_host, lost_by_parent, absent, n_differences, tuple(sentences[:_MAX_SENTENCES]))
+
+
+def _as_int(value: object) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,82 @@
+"""Snapshots and resume by replay: whoever dies and whenever, the models are the same bits and the ledger calls repeats repeats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.simulation import Faults, World, bits, query, random_faults, small_experiment
+
+METHODS = {
+    "squared": {"name": "squared", "penalty": 0.07},
+    "lean": {"name": "pdmm", "penalty": 0.3, "start": "zero"},
+    "paper": {"name": "pdmm", "penalty": 0.3, "placement": "paper", "order": "jacobi"},
+    "paired": {"name": "pdmm", "penalty": 0.3, "placement": "paper", "sampling": "paired", "primal_fraction": 0.5},
+}
+
+
+def n_exchanges(folder: Path) -> int:
+    return int(query(folder, "SELECT max(seq) FROM ledger")[0][0])
+
+
+@pytest.mark.parametrize("n_hosts", [1, 3, 7])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_number_of_hosts_does_not_change_a_bit(method: str, n_hosts: int, tmp_path: Path) -> None:
+    experiment = small_experiment(METHODS[method])
+    alone = World(experiment, tmp_path / "one", 1).run()
+    several = World(experiment, tmp_path / "several", n_hosts).run()
+    assert bits(several) == bits(alone)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_hosts_and_a_killed_coordinator_end_with_the_same_bits(method: str, seed: int, tmp_path: Path) -> None:
+    experiment = small_experiment(METHODS[method])
+    calm = World(experiment, tmp_path / "calm", 3).run()
+    faults = random_faults(seed, n_exchanges(tmp_path / "calm"), ["h0", "h1", "h2"])
+    world = World(experiment, tmp_path / "faulty", 3, faults, keeps_hosts=bool(seed % 2))
+    assert bits(world.run()) == bits(calm)
+    assert len(world.done) == 3, "all faults must have struck"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_useful_traffic_is_counted_once_whatever_was_repeated(seed: int, tmp_path: Path) -> None:
+    experiment = small_experiment(METHODS["paper"])
+    World(experiment, tmp_path / "calm", 3).run()
+    faults = random_faults(seed, n_exchanges(tmp_path / "calm"), ["h0", "h1", "h2"])
+    World(experiment, tmp_path / "faulty", 3, faults).run()
+    totals = (
+        "SELECT stage, round, step, direction, link, sum(vectors), sum(scalars), sum(payload_bytes) FROM ledger "
+        "WHERE useful AND step != 'control' GROUP BY 1, 2, 3, 4, 5"
+    )
+    assert query(tmp_path / "faulty", totals) == query(tmp_path / "calm", totals)
+    repeats = query(tmp_path / "faulty", "SELECT count(*) FROM ledger WHERE NOT useful AND step != 'control'")[0][0]
+    assert repeats > 0
+
+
+def test_a_host_that_lost_its_state_after_it_was_forgotten_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    import shutil
+
+    experiment = small_experiment(METHODS["squared"], snapshots={"every_rounds": 1})
+    World(experiment, tmp_path / "calm", 2).run()
+    last = n_exchanges(tmp_path / "calm")
+
+    class Amnesia(World):
+        def kill(self, hub, name, link):  # type: ignore[no-untyped-def]
+            shutil.rmtree(self.folder / "hosts" / name)
+            super().kill(hub, name, link)
+
+    from coterie.errors import RunError
+
+    with pytest.raises(RunError, match=r"host 'h1' came back without its state: it is at task 0, wanted at least \d+"):
+        Amnesia(experiment, tmp_path / "faulty", 2, Faults(hosts_before={last: "h1"})).run()
+
+
+def test_both_books_agree_to_the_byte(tmp_path: Path) -> None:
+    World(small_experiment(METHODS["paired"]), tmp_path / "run", 3).run()
+    columns = "link, seq, attempt, resent, direction, kind, vectors, scalars, payload_bytes, message_bytes, frames"
+    parent = query(tmp_path / "run", f"SELECT {columns} FROM ledger WHERE seq > 0 ORDER BY {columns}")
+    hosts = query(tmp_path / "run", f"SELECT {columns} FROM host_ledger ORDER BY {columns}")
+    assert len(parent) > 100
+    assert parent == hosts
