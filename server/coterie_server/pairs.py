@@ -213,6 +213,12 @@ def lengths(vectors: Array) -> Array:
     return norms
 
 
+def distance(before: Array, after: Array) -> float:
+    """|after - before| over all stored vectors (d, m), without a temporary of their size."""
+    parts = (after[:, tile] - before[:, tile] for tile in _tiles(before.shape[1], len(before)))
+    return float(np.sqrt(sum(_square(part) for part in parts)))
+
+
 def zero_pairs(layout: Layout, values: Array) -> NDArray[np.bool_]:
     """(P,): which unordered pairs have a vector of exact zeros; both of the two where they are stored twice."""
     is_zero: NDArray[np.bool_] = np.asarray(~values.any(axis=0))
@@ -271,6 +277,7 @@ __all__ = [
     "advance_all",
     "advance_some",
     "differences",
+    "distance",
     "distance_norm",
     "draw_paired",
     "draw_uniform",

@@ -1,7 +1,8 @@
 """The stages of `pdmm`: the global model to start from, one stage for each penalty, and with `refit` one model for each cluster found.
 
-A decreasing path costs the fewest rounds: each stage goes on from the iterate of the one before, duals included. Held-out rows choose: the
-refit starts from the penalty whose models have the smallest held-out loss. It is a stage of `oracle`, so the ledger shows what it costs.
+A decreasing path costs the fewest rounds: each stage goes on from the iterate of the one before, duals included. Every penalty's clusters are
+refitted, and held-out rows choose among all of these models: the penalty that is best as it is shrinks too much to find good clusters,
+and the one whose clusters are best shrinks too much to be best as it is. A refit is a stage of `oracle`, so the ledger shows its cost.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ def stages(config: pdmm.Config, experiment: Experiment) -> list[Stage]:
         hyper = single.model_copy(update={"refit": False, "start": "global" if solved else config.start})
         start = tuple(stage.name for stage in listed[-1:])
         solved.append(config.name if config.path is None else f"{config.name}-{single.penalty!r}")
-        listed.append(Stage(solved[-1], config.name, hyper, experiment.stop, start))
+        is_result = config.path is not None or not config.refit
+        listed.append(Stage(solved[-1], config.name, hyper, experiment.stop, start, is_result))
     if config.refit:
-        listed.append(Stage("refit", "oracle", oracle.Config(partition="found"), REFERENCE_STOP, tuple(solved)))
+        found = oracle.Config(partition="found")
+        listed += [Stage(name.replace(config.name, "refit", 1), "oracle", found, REFERENCE_STOP, (name,), True) for name in solved]
     return listed
 
 

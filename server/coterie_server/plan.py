@@ -28,14 +28,15 @@ class Stage:
     config: Any
     stop: StopRule
     start: tuple[str, ...] = ()
+    is_result: bool = False  # whether its models may be the run's: of several, held-out rows choose
 
 
 def stages_of(experiment: Experiment) -> list[Stage]:
-    """All stages of an experiment, in order, each name once (a reference may also be the start of the method)."""
+    """All stages of an experiment, in order, each name once: a reference may also be the start of the method, or the method itself."""
     references = [reference(name) for name in experiment.references]
     listed: dict[str, Stage] = {}
     for stage in (*references, *_method_stages(experiment)):
-        listed.setdefault(stage.name, stage)
+        listed[stage.name] = stage
     return list(listed.values())
 
 
@@ -45,7 +46,7 @@ def _method_stages(experiment: Experiment) -> Sequence[Stage]:
     if hasattr(module, "stages"):
         stages: Sequence[Stage] = module.stages(config, experiment)
         return stages
-    return [Stage(config.name, config.name, config, experiment.stop)]
+    return [Stage(config.name, config.name, config, experiment.stop, is_result=True)]
 
 
 def reference(name: str) -> Stage:

@@ -268,7 +268,7 @@ class Pdmm:
     def _residuals(self, old: State, new: State, gap: float) -> dict[str, float]:
         is_full = self.config.sampling == "full"
         x_move = np.linalg.norm(new.x - old.x if is_full else new.x_moved)
-        z_move = np.linalg.norm(pairs.lengths(new.z - old.z) if is_full else new.z_moved) / np.sqrt(self.layout.copies)
+        z_move = pairs.distance(old.z, new.z) if is_full else np.linalg.norm(new.z_moved) / np.sqrt(self.layout.copies)
         dual = self.steps.rho * np.hypot(np.sqrt(self.n) * x_move, z_move) / (self.lam * np.sqrt(self.n * (self.n - 1) / 2))
         scale = pairs.distance_norm(new.x)
         return {"primal_residual": gap / scale if scale else 0.0, "dual_residual": float(dual)}
