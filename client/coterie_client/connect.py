@@ -47,7 +47,8 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 # What the parent's status says about who must act; all others are worth another attempt or are failures of the run.
-_TRY_AGAIN = frozenset({"OK", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
+# (INTERNAL and UNKNOWN come from gRPC itself, when a stream is cut while it is written to or closed.)
+_TRY_AGAIN = frozenset({"OK", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "INTERNAL", "UNKNOWN"})
 _FAMILIES: dict[str, type[CoterieError]] = {
     "ALREADY_EXISTS": ConfigError,
     "UNAUTHENTICATED": ConfigError,
@@ -339,10 +340,10 @@ class _Session:
     async def _beat(self) -> End:
         """Sends a heartbeat when nothing else was sent, and notices a silent parent; counts its own turns rather than seconds."""
         turns = 0
-        silence_s = SILENT_HEARTBEATS * self._heartbeat_s
         while turns < 2 * SILENT_HEARTBEATS:
             received, written = self._n_received, self._n_written
             await asyncio.sleep(self._heartbeat_s / 2)
+            silence_s = SILENT_HEARTBEATS * self._heartbeat_s
             turns = turns + 1 if received == self._n_received and not self._is_ending else 0
             # A frame that is being written is sign enough, and a write that is stuck must not keep us from counting.
             if written != self._n_written or self._framing.locked():
@@ -352,7 +353,7 @@ class _Session:
                     await self._write(_HEARTBEAT)
             except TimeoutError:
                 return Lost("DEADLINE_EXCEEDED", f"the parent has taken no frame for {silence_s:g} s")
-        return Lost("DEADLINE_EXCEEDED", f"nothing heard from the parent for {silence_s:g} s")
+        return Lost("DEADLINE_EXCEEDED", f"nothing heard from the parent for {SILENT_HEARTBEATS * self._heartbeat_s:g} s")
 
     # ---- incoming
 

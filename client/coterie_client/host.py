@@ -18,7 +18,7 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.config import Experiment, method_module
 from coterie.errors import ProtocolError, RunError
-from coterie.ledger import DOWN, UP, Row, pack, rows_of, unpack
+from coterie.ledger import DOWN, UP, Row, pack, rows_of
 from coterie.messages import Message, Rows
 from coterie.snapshot import SnapshotFile
 from coterie.v1 import session_pb2
@@ -27,6 +27,7 @@ from coterie_client.data import UserData
 from coterie_client.method import ClientMethod, Inbox, Local
 
 _USERS_PER_HELLO = 5000
+_ROWS_UNPACKED = 10_000
 
 
 def numerics() -> str:
@@ -65,6 +66,7 @@ class Host:
         self._stage = ""
         self._replies: dict[int, tuple[Encoded, int]] = {}  # exchange -> (reply, how often it was sent)
         self._rows: list[Row] = []
+        self._books: list[bytes] = []  # rows that are packed already: a long run has many
         self._durable_seq = 0
         self._newest_seq = 0
         self._restore()
@@ -111,6 +113,8 @@ class Host:
         self._rows.extend(rows_of(entries, seq=task.seq, attempt=task.attempt, direction=DOWN, resent=task.resent))
         while self._replies and next(iter(self._replies)) <= task.durable_seq:  # they are kept in order
             del self._replies[next(iter(self._replies))]
+        if len(self._rows) > _ROWS_UNPACKED:
+            self._pack_rows()
         if task.seq <= self.last_seq:
             return None if task.replay else self._stored(task)
         if task.stage_json:
@@ -191,8 +195,13 @@ class Host:
 
     def books(self) -> Iterator[session_pb2.JoinRequest]:
         """The host's own ledger."""
-        for book in pack(self._rows):
-            yield session_pb2.JoinRequest(book=book)
+        self._pack_rows()
+        for book in self._books:
+            yield session_pb2.JoinRequest(book=session_pb2.Book.FromString(book))
+
+    def _pack_rows(self) -> None:
+        self._books.extend(book.SerializeToString() for book in pack(self._rows))
+        self._rows.clear()
 
     # ---- snapshots
 
@@ -200,6 +209,7 @@ class Host:
         """Writes the state of all users down; without a store nothing is kept."""
         if self._store is None:
             return
+        self._pack_rows()
         self._store.save(
             {
                 "run_id": self.run_id,
@@ -210,7 +220,7 @@ class Host:
                 "stage": self._stage,
                 "states": self.states,
                 "replies": [_stored_reply(seq, encoded, times) for seq, (encoded, times) in self._replies.items()],
-                "rows": [book.SerializeToString() for book in pack(self._rows)],
+                "books": self._books,
             }
         )
         self._durable_seq, self._newest_seq = self._newest_seq, self.last_seq
@@ -229,7 +239,7 @@ class Host:
         self.indices, self.n_members, self._stage = snapshot["indices"], snapshot["n_members"], snapshot["stage"]
         self.states = snapshot["states"]
         self._replies = {item["seq"]: (_restored_reply(item, len(self.users)), item["times"]) for item in snapshot["replies"]}
-        self._rows = _restored_rows(snapshot["rows"])
+        self._books = snapshot["books"]
 
 
 def _stored_reply(seq: int, encoded: Encoded, times: int) -> Mapping[str, Any]:
@@ -241,7 +251,3 @@ def _restored_reply(item: Mapping[str, Any], n_own: int) -> Encoded:
     received = Received(reply, tuple(bytearray(tail) for tail in item["tails"]), len(item["head"]))
     _, entries = received.decode(n_own)
     return Encoded(item["head"], tuple(memoryview(tail) for tail in item["tails"]), tuple(entries), is_task=False)
-
-
-def _restored_rows(books: Sequence[bytes]) -> list[Row]:
-    return [row for book in books for row in unpack(session_pb2.Book.FromString(book))]

@@ -88,9 +88,13 @@ class FederationRules(Model):
 
 
 class Snapshots(Model):
-    """How often everyone writes its state down. What lies between two snapshots is kept in memory and replayed."""
+    """How often everyone writes its state down, whichever comes first; the result does not depend on it.
 
-    every_rounds: PositiveInt = 200
+    What lies between two snapshots is kept in memory and replayed.
+    """
+
+    every_rounds: PositiveInt = 100
+    every_s: PositiveFloat = 60.0
     # A snapshot is also due when the messages kept for replay exceed this many bytes.
     max_log_bytes: PositiveInt = 256 << 20
 

@@ -6,7 +6,9 @@ two books must agree. The dtype of payloads is decided here and nowhere else; re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +40,12 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     tensor_pb2.ELEMENT_TYPE_FLOAT16: np.dtype("<f2"),
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
+# Field numbers of the contract that are written and read by hand; a test holds them against the descriptors.
+_TASK_OR_REPLY, _CHUNK, _CHUNK_DATA = 2, 3, 1
+_TASK_PARTS, _REPLY_PARTS, _PART_KIND, _PART_USERS, _PART_TENSORS, _TENSOR_DATA = 9, 5, 1, 2, 3, 4
+_CHUNK_TAG, _CHUNK_DATA_TAG = bytes((_CHUNK << 3 | 2,)), bytes((_CHUNK_DATA << 3 | 2,))
+# Tensors above this size are taken out of a frame before protobuf copies them; below it that is not worth the while.
+_PLAIN_BYTES = 16 << 10
 _FLOAT64 = np.dtype("<f8")
 _INT32 = np.dtype("<i4")
 
@@ -85,11 +93,11 @@ class Encoded:
     def frames(self) -> Iterator[bytes]:
         """The frames in order; chunks are cut when asked for, so that a large message is never held twice."""
         yield self.head
-        wrap = session_pb2.JoinResponse if self.is_task else session_pb2.JoinRequest
         for tail in self.tails:
             for start in range(0, len(tail), CHUNK_BYTES):
-                chunk = session_pb2.Chunk(data=bytes(tail[start : start + CHUNK_BYTES]))
-                yield wrap(chunk=chunk).SerializeToString()
+                data = tail[start : start + CHUNK_BYTES]
+                inner = _header(_CHUNK_DATA, len(data))
+                yield b"".join((_header(_CHUNK, len(inner) + len(data)), inner, data))
 
     @property
     def n_bytes(self) -> int:
@@ -98,6 +106,17 @@ class Encoded:
 
 def _varint_bytes(value: int) -> int:
     return max(1, (value.bit_length() + 6) // 7)
+
+
+@functools.lru_cache(maxsize=4096)
+def _header(number: int, size: int) -> bytes:
+    """Tag and length of a length-delimited field (number below 16) of `size` bytes."""
+    header = bytearray((number << 3 | 2,))
+    while size > 0x7F:
+        header.append(size & 0x7F | 0x80)
+        size >>= 7
+    header.append(size)
+    return bytes(header)
 
 
 def _delimited(size: int) -> int:
@@ -114,18 +133,54 @@ def _chunk_frame_bytes(total: int) -> tuple[int, int]:
     return n_bytes, full + bool(rest)
 
 
-def _put(tensor: tensor_pb2.Tensor, name: str, array: AnyArray, dtype: np.dtype[Any], tails: list[memoryview], budget: int) -> int:
-    """Fills one tensor; returns the inline bytes it took from the frame's budget."""
-    array = np.ascontiguousarray(array, dtype=dtype)
-    tensor.name = name
-    tensor.dtype = _CODES[dtype]  # type: ignore[assignment]
-    tensor.shape.extend(array.shape)
-    if array.nbytes <= budget:
-        tensor.data = array.tobytes()
-        return array.nbytes
-    tensor.chunked_bytes = array.nbytes
-    tails.append(array.reshape(-1).view(np.uint8).data)
-    return 0
+@functools.lru_cache(maxsize=4096)
+def _tensor_text(name: str, code: int, shape: tuple[int, ...], chunked_bytes: int) -> bytes:
+    """A tensor without its data: the same in every round."""
+    tensor = tensor_pb2.Tensor(name=name, dtype=code, shape=shape, chunked_bytes=chunked_bytes)  # type: ignore[arg-type]
+    return tensor.SerializeToString()
+
+
+class _Writer:
+    """Writes the parts of one frame by hand, so that the bytes of a tensor are copied once: into the frame."""
+
+    def __init__(self, part_number: int) -> None:
+        self._part_number = part_number
+        self.pieces: list[bytes | memoryview] = []
+        self.tails: list[memoryview] = []
+        self.n_bytes = 0
+        self._budget = INLINE_BYTES
+        self._part: list[bytes | memoryview] = []
+        self._part_bytes = 0
+
+    def tensor(self, number: int, name: str, array: AnyArray, dtype: np.dtype[Any]) -> None:
+        """Adds a tensor to the part that is open."""
+        array = np.asarray(array, dtype=dtype, order="C")
+        n_bytes = array.nbytes
+        if n_bytes > self._budget:
+            text = _tensor_text(name, _CODES[dtype], array.shape, n_bytes)
+            self.tails.append(array.reshape(-1).view(np.uint8).data)
+            self._add(_header(number, len(text)), text)
+            return
+        self._budget -= n_bytes
+        text = _tensor_text(name, _CODES[dtype], array.shape, 0)
+        inner = _header(_TENSOR_DATA, n_bytes) if n_bytes else b""
+        self._add(_header(number, len(text) + len(inner) + n_bytes), text, inner)
+        self._part.append(array.data)
+        self._part_bytes += n_bytes
+
+    def _add(self, *pieces: bytes) -> None:
+        self._part += pieces
+        self._part_bytes += sum(map(len, pieces))
+
+    def close_part(self, kind: str) -> int:
+        """Ends the part; returns its size in the frame."""
+        text = kind.encode()
+        head = _header(_PART_KIND, len(text)) + text
+        size = self._part_bytes + len(head)
+        self.pieces += (_header(self._part_number, size), head, *self._part)
+        self._part, self._part_bytes = [], 0
+        self.n_bytes += _delimited(size)
+        return _delimited(size)
 
 
 def _wire_dtype(spec: Spec, precision: Precision, array: AnyArray) -> np.dtype[Any]:
@@ -135,39 +190,32 @@ def _wire_dtype(spec: Spec, precision: Precision, array: AnyArray) -> np.dtype[A
     return _INT32 if small else np.dtype("<i8")
 
 
-def _encode_parts(
-    frame: session_pb2.Task | session_pb2.Reply, messages: Sequence[Message], precision: Precision
-) -> tuple[list[memoryview], list[Entry]]:
-    tails: list[memoryview] = []
-    entries: list[Entry] = []
-    budget = INLINE_BYTES
-    for message in messages:
-        if not message.kind or type(message) is not kind_class(message.kind):
-            raise TypeError(f"{type(message).__name__} is not a declared message: what has no declaration is private")
-        part = frame.parts.add()
-        part.kind = message.kind
-        users = message.users if isinstance(message, Rows) else None
-        if users is not None:
-            budget -= _put(part.users, "", users, _INT32, tails, budget)
-        vectors = scalars = payload = 0
-        first_tail = len(tails) - bool(users is not None and part.users.chunked_bytes)
-        for name, spec in message.specs:
-            array = getattr(message, name)
-            dtype = _wire_dtype(spec, precision, array)
-            budget -= _put(part.tensors.add(), name, array, dtype, tails, budget)
-            n_vectors, n_scalars = spec.count(array)
-            vectors, scalars = vectors + n_vectors, scalars + n_scalars
-            payload += n_scalars * dtype.itemsize
-        entries.append(_entry(part, vectors, scalars, payload, [len(tail) for tail in tails[first_tail:]], users))
-    return tails, entries
+def _encode_part(writer: _Writer, message: Message, precision: Precision) -> Entry:
+    if not message.kind or type(message) is not kind_class(message.kind):
+        raise TypeError(f"{type(message).__name__} is not a declared message: what has no declaration is private")
+    first_tail = len(writer.tails)
+    users = message.users if isinstance(message, Rows) else None
+    if users is not None:
+        writer.tensor(_PART_USERS, "", users, _INT32)
+    vectors = scalars = payload = 0
+    for name, spec in message.specs:
+        array = getattr(message, name)
+        dtype = _wire_dtype(spec, precision, array)
+        writer.tensor(_PART_TENSORS, name, array, dtype)
+        n_vectors, n_scalars = spec.count(array)
+        vectors, scalars = vectors + n_vectors, scalars + n_scalars
+        payload += n_scalars * dtype.itemsize
+    size = writer.close_part(message.kind)
+    return _entry(message.kind, size, vectors, scalars, payload, [len(tail) for tail in writer.tails[first_tail:]], users)
 
 
-def _entry(part: tensor_pb2.Part, vectors: int, scalars: int, payload: int, tails: Sequence[int], users: Indices | None) -> Entry:
-    message_bytes, frames = _delimited(part.ByteSize()), 0
+def _entry(kind: str, size: int, vectors: int, scalars: int, payload: int, tails: Sequence[int], users: Indices | None) -> Entry:
+    """`size` is that of the part in its frame; `tails` are the sizes of its chunked tensors."""
+    message_bytes, frames = size, 0
     for tail in tails:
         chunk_bytes, chunk_frames = _chunk_frame_bytes(tail)
         message_bytes, frames = message_bytes + chunk_bytes, frames + chunk_frames
-    return Entry(part.kind, vectors, scalars, payload, message_bytes, frames, users)
+    return Entry(kind, vectors, scalars, payload, message_bytes, frames, users)
 
 
 def _envelope(head_bytes: int, inline: int) -> Entry:
@@ -181,8 +229,13 @@ def _inline_bytes(frame: session_pb2.Task | session_pb2.Reply) -> int:
 
 def encode(frame: session_pb2.Task | session_pb2.Reply, messages: Sequence[Message], precision: Precision) -> Encoded:
     """A task or reply with its header set, plus typed messages, as frames. TypeError for what is not declared."""
-    tails, entries = _encode_parts(frame, messages, precision)
-    return _finished(frame, tuple(tails), entries)
+    is_task = isinstance(frame, session_pb2.Task)
+    writer = _Writer(_TASK_PARTS if is_task else _REPLY_PARTS)
+    entries = [_encode_part(writer, message, precision) for message in messages]
+    text = frame.SerializeToString()
+    head = b"".join((_header(_TASK_OR_REPLY, len(text) + writer.n_bytes), text, *writer.pieces))
+    entries.append(_envelope(len(head), writer.n_bytes))
+    return Encoded(head, tuple(writer.tails), tuple(entries), is_task)
 
 
 def reheaded(frame: session_pb2.Task | session_pb2.Reply, sent: Encoded) -> Encoded:
@@ -205,6 +258,7 @@ class Received:
     frame: session_pb2.Task | session_pb2.Reply
     tails: tuple[bytearray, ...]
     head_bytes: int
+    lifted: _Lifted | None = None
 
     def decode(self, n_own: int, dims: dict[str, int] | None = None) -> tuple[list[Message], list[Entry]]:
         """The typed messages and what the ledger books for them.
@@ -215,26 +269,33 @@ class Received:
         tails = iter(self.tails)
         messages: list[Message] = []
         entries: list[Entry] = []
-        for part in self.frame.parts:
-            message, entry = _decode_part(part, tails, n_own, dims or {})
+        inline = 0
+        for place, part in enumerate(self.frame.parts):
+            size = self.lifted.sizes.get(place) if self.lifted is not None else None
+            size = _delimited(part.ByteSize()) if size is None else size
+            inline += size
+            data = self.lifted.data.get(place, {}) if self.lifted is not None else {}
+            message, entry = _decode_part(part, size, data, tails, n_own, dims or {})
             messages.append(message)
             entries.append(entry)
-        entries.append(_envelope(self.head_bytes, _inline_bytes(self.frame)))
+        entries.append(_envelope(self.head_bytes, inline))
         return messages, entries
 
 
-def _decode_part(part: tensor_pb2.Part, tails: Iterator[bytearray], n_own: int, dims: dict[str, int]) -> tuple[Message, Entry]:
+def _decode_part(
+    part: tensor_pb2.Part, size: int, lifted: Mapping[int, memoryview], tails: Iterator[bytearray], n_own: int, dims: dict[str, int]
+) -> tuple[Message, Entry]:
     cls = kind_class(part.kind)
     chunked: list[int] = []
-    users = _get(part.users, part.kind, tails, chunked).astype(np.int64) if part.HasField("users") else None
+    users = _get_users(part, tails, chunked) if part.HasField("users") else None
     if len(part.tensors) != len(cls.specs):
         raise ProtocolError(f"{part.kind} has {len(part.tensors)} tensors, wanted {len(cls.specs)}")
     arrays: dict[str, Any] = {}
     vectors = scalars = payload = 0
-    for (name, spec), tensor in zip(cls.specs, part.tensors, strict=True):
+    for place, ((name, spec), tensor) in enumerate(zip(cls.specs, part.tensors, strict=True)):
         if tensor.name != name:
             raise ProtocolError(f"{part.kind} has field {tensor.name!r}, wanted {name!r}")
-        array = _get(tensor, part.kind, tails, chunked)
+        array = _get(tensor, part.kind, tails, chunked, lifted.get(place))
         if (array.dtype.kind == "f") != spec.is_float:
             raise ProtocolError(f"{part.kind}.{name} has dtype {array.dtype}, wanted {'float' if spec.is_float else 'integer'}")
         n_vectors, n_scalars = spec.count(array)
@@ -246,26 +307,128 @@ def _decode_part(part: tensor_pb2.Part, tails: Iterator[bytearray], n_own: int, 
         raise ProtocolError(f"{part.kind} is a broadcast, but it names users")
     message = cls(users=users, **arrays) if is_rows else cls(**arrays)  # type: ignore[call-arg]
     check_shapes(message, (n_own if users is None else users.size) if is_rows else None, dims)
-    return message, _entry(part, vectors, scalars, payload, chunked, users)
+    return message, _entry(part.kind, size, vectors, scalars, payload, chunked, users)
 
 
-def _get(tensor: tensor_pb2.Tensor, kind: str, tails: Iterator[bytearray], chunked: list[int]) -> AnyArray:
+def _get_users(part: tensor_pb2.Part, tails: Iterator[bytearray], chunked: list[int]) -> Indices:
+    users = _get(part.users, part.kind, tails, chunked)
+    if users.dtype.kind != "i" or users.ndim != 1:
+        raise ProtocolError(f"{part.kind} names its users by {users.dtype} of shape {users.shape}, wanted a list of integers")
+    return users.astype(np.int64)
+
+
+def _get(
+    tensor: tensor_pb2.Tensor, kind: str, tails: Iterator[bytearray], chunked: list[int], lifted: memoryview | None = None
+) -> AnyArray:
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
         raise ProtocolError(f"{kind}.{tensor.name} has element type {tensor.dtype}, which is unknown")
-    data: bytes | bytearray = tensor.data
+    data: bytes | bytearray | memoryview = tensor.data if lifted is None else lifted
     if tensor.chunked_bytes:
         data = next(tails)
         chunked.append(len(data))
-    count = 1
-    for extent in tensor.shape:
-        count *= extent
-    if len(data) != count * dtype.itemsize:
-        wanted = count * dtype.itemsize
-        raise ProtocolError(f"{kind}.{tensor.name} brings {len(data)} bytes, wanted {wanted} for shape {list(tensor.shape)}")
-    array = np.frombuffer(data, dtype=dtype).reshape(tuple(tensor.shape))
+    shape = tuple(tensor.shape)
+    wanted = math.prod(shape) * dtype.itemsize
+    if len(data) != wanted:
+        raise ProtocolError(f"{kind}.{tensor.name} brings {len(data)} bytes, wanted {wanted} for shape {list(shape)}")
+    try:
+        array = np.frombuffer(data, dtype=dtype).reshape(shape)
+    except (ValueError, OverflowError) as error:  # an empty tensor may still claim any extent
+        raise ProtocolError(f"{kind}.{tensor.name} has shape {list(shape)}, which no array can have") from error
+    if not array.flags.aligned:
+        array = array.copy()  # sums over unaligned numbers run in another order, and bits would depend on the frame's layout
     array.flags.writeable = False
     return array
+
+
+@dataclass(frozen=True, slots=True)
+class _Lifted:
+    """Large tensors taken out of a frame before protobuf copies them: part -> tensor -> bytes, and the sizes those parts had."""
+
+    data: dict[int, dict[int, memoryview]]
+    sizes: dict[int, int]
+
+
+def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """(number, start, start of contents, end) of each field of a protobuf message. ValueError for what is not well formed."""
+    while start < end:
+        tag, at = _varint(data, start)
+        if tag & 7 == 2:
+            size, inner = _varint(data, at)
+            stop = inner + size
+        elif tag & 7 == 0:
+            inner = at
+            _, stop = _varint(data, at)
+        elif tag & 7 in (1, 5):
+            inner, stop = at, at + (8 if tag & 7 == 1 else 4)
+        else:
+            raise ValueError("a group")
+        if stop > end:
+            raise ValueError("a field ends after its message")
+        yield (tag >> 3 if tag & 7 == 2 else 0), start, inner, stop
+        start = stop
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(data) or shift > 63:
+            raise ValueError("a number without an end")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+def _lift(data: bytes, part_number: int) -> tuple[bytes, _Lifted | None]:
+    """A task or reply frame without its large tensors. Frames of any other form come back as they are: protobuf decides about them."""
+    view, lifted, rest, place = memoryview(data), _Lifted({}, {}), bytearray(), 0
+    try:
+        number, _, start, end = next(_fields(data, 0, len(data)))
+        if number != _TASK_OR_REPLY or end != len(data):
+            return data, None
+        for number, begin, inner, stop in _fields(data, start, end):
+            if number == part_number and stop - inner > _PLAIN_BYTES:
+                part, tensors = _lift_part(data, view, inner, stop)
+                rest += _header(part_number, len(part)) + part
+                lifted.data[place], lifted.sizes[place] = tensors, stop - begin
+            else:
+                rest += view[begin:stop]
+            place += number == part_number
+    except ValueError:
+        return data, None
+    return _header(_TASK_OR_REPLY, len(rest)) + bytes(rest), lifted
+
+
+def _lift_part(data: bytes, view: memoryview, start: int, end: int) -> tuple[bytes, dict[int, memoryview]]:
+    rest, tensors, place = bytearray(), dict[int, memoryview](), 0
+    for number, begin, inner, stop in _fields(data, start, end):
+        if number == _PART_TENSORS and stop - inner > _PLAIN_BYTES:
+            tensor = bytearray()
+            for field, at, contents, after in _fields(data, inner, stop):
+                if field == _TENSOR_DATA:
+                    tensors[place] = view[contents:after]
+                else:
+                    tensor += view[at:after]
+            rest += _header(number, len(tensor)) + tensor
+        else:
+            rest += view[begin:stop]
+        place += number == _PART_TENSORS
+    return bytes(rest), tensors
+
+
+def _chunk_data(data: bytes) -> memoryview | None:
+    """The bytes of a chunk frame without a copy; None when it is written in another way than `Encoded.frames` does."""
+    try:
+        size, inner = _varint(data, 1)
+        if data[inner : inner + 1] != _CHUNK_DATA_TAG or inner + size != len(data):
+            return None
+        size, start = _varint(data, inner + 1)
+    except ValueError:
+        return None
+    return memoryview(data)[start:] if start + size == len(data) else None
 
 
 class Assembler:
@@ -276,13 +439,17 @@ class Assembler:
 
     def __init__(self, outer: type[session_pb2.JoinRequest | session_pb2.JoinResponse]) -> None:
         self._outer = outer
+        self._part_number = _TASK_PARTS if outer is session_pb2.JoinResponse else _REPLY_PARTS
         self._open: Received | None = None
         self._missing: list[tuple[bytearray, int]] = []  # buffers in order, with the position filled so far
 
     def feed(self, data: bytes) -> Received | Any | None:
         """A whole `Received`, another kind of frame, or None while chunks are missing. ProtocolError for what is malformed."""
+        if data[:1] == _CHUNK_TAG and (chunk := _chunk_data(data)) is not None:
+            return self._chunk(chunk)
+        small, lifted = _lift(data, self._part_number) if len(data) > _PLAIN_BYTES else (data, None)
         try:
-            outer = self._outer.FromString(data)
+            outer = self._outer.FromString(small)
         except Exception as error:  # protobuf's DecodeError type is not part of its typed interface
             raise ProtocolError(f"a frame of {len(data)} bytes is not a {self._outer.__name__}: {error}") from error
         which = outer.WhichOneof("frame")
@@ -296,15 +463,18 @@ class Assembler:
         if self._missing:
             raise ProtocolError(f"a {which} came while {len(self._missing)} tensors of the one before were incomplete")
         sizes = [tensor.chunked_bytes for part in frame.parts for tensor in (part.users, *part.tensors) if tensor.chunked_bytes]
-        if any(size > MAX_TENSOR_BYTES for size in sizes):
-            raise ProtocolError(f"a tensor of {max(sizes)} bytes was announced, wanted at most {MAX_TENSOR_BYTES}")
-        received = Received(frame, tuple(bytearray(size) for size in sizes), len(data))
+        if sum(sizes) > MAX_TENSOR_BYTES:
+            raise ProtocolError(f"tensors of {sum(sizes)} bytes were announced, wanted at most {MAX_TENSOR_BYTES}")
+        try:
+            received = Received(frame, tuple(bytearray(size) for size in sizes), len(data), lifted)
+        except MemoryError as error:
+            raise ProtocolError(f"tensors of {sum(sizes)} bytes were announced, which do not fit into memory") from error
         if not sizes:
             return received
         self._open, self._missing = received, [(tail, 0) for tail in received.tails]
         return None
 
-    def _chunk(self, data: bytes) -> Received | None:
+    def _chunk(self, data: bytes | memoryview) -> Received | None:
         if not self._missing or self._open is None:
             raise ProtocolError(f"a chunk of {len(data)} bytes came, but no tensor is incomplete")
         buffer, start = self._missing[0]

@@ -87,21 +87,31 @@ async def _run(experiment: Experiment, connect: Connect, options: Options, datab
     if options.decisions_of is not None:
         _repeat_decisions(options.decisions_of, hub, engine)
     point = engine.load_checkpoint(attempt) if options.resume else None
-    async with connect(hub), _ticking(hub), _stopping(options.stop, engine):
+    async with _failures_written(database), connect(hub), _ticking(hub), _stopping(options.stop, engine):
         try:
             last = await engine.run(point)
         except CoterieError as error:
-            database.put("status", f"failed: {error}")
-            database.event("failed", str(error))
             if engine.stop_requested is None:
                 await hub.finish(str(error), failed=True)
             raise
-        finished = _finished(experiment, hub, engine, last, options.folder, database)
+        finished = _finished(hub, engine, last, options.folder, database)
         await hub.finish("the run has finished", failed=False)
         database.put("status", "finished")
         database.event("finished", "the run has finished")
         database.flush()
     return finished
+
+
+@contextlib.asynccontextmanager
+async def _failures_written(database: RunDatabase) -> AsyncIterator[None]:
+    """Leaves in the database why a run failed, if the disk lets it."""
+    try:
+        yield
+    except CoterieError as error:
+        with contextlib.suppress(CoterieError):
+            database.put("status", f"failed: {error}")
+            database.event("failed", str(error))
+        raise
 
 
 def _facts_of_run(experiment: Experiment, run_id: str, attempt: int) -> dict[str, str]:
@@ -115,12 +125,10 @@ def _facts_of_run(experiment: Experiment, run_id: str, attempt: int) -> dict[str
     }
 
 
-def _finished(experiment: Experiment, hub: Hub, engine: Engine, last: Point, folder: Path | None, database: RunDatabase) -> Finished:
+def _finished(hub: Hub, engine: Engine, last: Point, folder: Path | None, database: RunDatabase) -> Finished:
     if hub.members is None or last.facts is None:
         raise RunError("the run ended without members")
-    name = experiment.method.name
-    candidates = tuple(stage.name for stage in engine.stages if stage.method == name) or (engine.stages[-1].name,)
-    final = engine.stages[-1].name if engine.stages[-1].name == "refit" else best(candidates, last.outcomes)
+    final = best(tuple(stage.name for stage in engine.stages if stage.is_result), last.outcomes)
     database.put("final_stage", final)
     if folder is not None:
         _save_models(folder, hub.members, last.facts, last.outcomes)

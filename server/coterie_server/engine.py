@@ -76,6 +76,7 @@ class Engine:
         self._clock = clock
         self._store = SnapshotFile(folder / "checkpoints", "run") if folder is not None else None
         self._checkpoint_seq = 0
+        self._checkpoint_at = clock()
 
     def load_checkpoint(self, attempt: int) -> Point | None:
         """The newest checkpoint, with the hub and the database brought back to it; None when there is none."""
@@ -97,6 +98,7 @@ class Engine:
         self.database.flush()
         self._store.save({"point": point, "hub": self.hub.memory()})
         self.hub.durable_seq, self._checkpoint_seq = self._checkpoint_seq, self.hub.seq
+        self._checkpoint_at = self._clock()
         self.hub.request_snapshots()
 
     def request_stop(self, reason: str) -> None:
@@ -170,7 +172,8 @@ class Engine:
     def _after_round(self, stage: Stage, point: Point, figures: Mapping[str, float]) -> None:
         self.database.flush_if_due()
         snapshots = self.experiment.snapshots
-        if point.round % snapshots.every_rounds == 0 or self.hub.log_bytes > snapshots.max_log_bytes:
+        is_old = self._clock() - self._checkpoint_at > snapshots.every_s
+        if point.round % snapshots.every_rounds == 0 or is_old or self.hub.log_bytes > snapshots.max_log_bytes:
             self.checkpoint(point)
         if self._observer is not None:
             self._observer(Progress(stage, point.stage, len(self.stages), point.round, figures))
@@ -218,5 +221,6 @@ class Engine:
 
 
 def best(names: tuple[str, ...], outcomes: Mapping[str, Outcome]) -> str:
-    """The stage with the smallest held-out loss, the earlier one of equals; without held-out rows the first of the names."""
-    return min(names, key=lambda name: outcomes[name].figures.get("heldout_loss", np.inf))
+    """The stage with the smallest held-out loss, the earlier one of equals; where no user has held-out rows the last of the names."""
+    judged = [name for name in names if "heldout_loss" in outcomes[name].figures]
+    return min(judged, key=lambda name: outcomes[name].figures["heldout_loss"]) if judged else names[-1]

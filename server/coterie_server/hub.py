@@ -126,6 +126,7 @@ class Hub:
         self._failure: CoterieError | None = None
         self._changed = asyncio.Event()
         self._numerics: dict[str, str] = {}
+        self._refused = ""  # why a host was turned away last
         self._finish: session_pb2.JoinResponse | None = None  # what hosts are told at the end
 
     @property
@@ -137,7 +138,12 @@ class Hub:
 
     def hello(self, hello: session_pb2.Hello, link: Link) -> None:
         """A host introduces itself. Raises Refusal."""
-        self._check_hello(hello)
+        try:
+            self._check_hello(hello)
+        except Refusal as refusal:
+            self._refused = f"; refused: {refusal}"
+            self.recorder.event("refused", str(refusal), host=hello.host)
+            raise
         host = self.hosts.get(hello.host)
         if host is None:
             host = self.hosts[hello.host] = Host(hello.host, tuple(u.name for u in hello.users), tuple(u.cluster for u in hello.users))
@@ -205,7 +211,7 @@ class Hub:
         needed = rules.min_hosts or rules.hosts
         if self.members is None and len(here) < needed:
             names = ", ".join(sorted(host.name for host in here)) or "none"
-            raise RunError(f"need {needed} of {rules.hosts} hosts, have {len(here)} after {rules.join_timeout_s:g} s: {names}")
+            raise RunError(f"need {needed} of {rules.hosts} hosts, have {len(here)} after {rules.join_timeout_s:g} s: {names}{self._refused}")
         if self.members is None:
             self.hosts = {
                 name: host for name, host in sorted(self.hosts.items(), key=lambda item: natural_key(item[0])) if host.link is not None

@@ -89,8 +89,10 @@ def merged(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict[typ
 
 
 def _merge_kind(cls: type[Message], parts: Sequence[tuple[str, Rows]], layout: Layout) -> Message:
-    if len({host for host, _ in parts}) != len(parts):
-        raise ProtocolError(f"host {parts[0][0]!r} sent {cls.kind} twice in one reply")
+    senders = [host for host, _ in parts]
+    twice = next((host for host in senders if senders.count(host) > 1), None) if len(set(senders)) < len(senders) else None
+    if twice is not None:
+        raise ProtocolError(f"host {twice!r} sent {cls.kind} twice in one reply")
     complete = len(parts) == len(layout.hosts) and all(message.users is None for _, message in parts)
     if complete and len(parts) == 1:
         return parts[0][1]

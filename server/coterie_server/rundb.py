@@ -208,7 +208,7 @@ class RunDatabase:
         self._n_rows = 0
 
     def close(self) -> None:
-        """Flushes and closes. A closed run is one file that can be read from a read-only place; a reader that is still there prevents it."""
+        """Flushes and closes. A closed run is one file, readable from a read-only place too, unless a reader is still there."""
         try:
             self.flush()
             with contextlib.suppress(sqlite3.Error):

@@ -31,8 +31,8 @@ MAX_QUEUED = 100_000  # messages a host may leave unread before its stream is gi
 MAX_REASON_CHARS = 1000  # of a status message: HTTP/2 trailers have a size limit
 MAX_HELLO_USERS = 1_000_000
 
-# These and the options of `coterie_client.connect` belong together: a server counts pings that come more often than it permits, and ends
-# the connection after the third.
+# These and the options of `coterie_client.connect` belong together. gRPC also pings to measure the bandwidth of large messages; where
+# that counts as too many pings, a server ends the connection in the middle of a round, so the count is switched off.
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
     ("grpc.max_send_message_length", MAX_FRAME_BYTES),
@@ -41,6 +41,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # otherwise two servers could share a port, and hosts would join either
     ("grpc.enable_http_proxy", 0),
 )

@@ -108,7 +108,9 @@ def test_a_used_folder_is_refused_and_a_changed_experiment_is_not_resumed(tmp_pa
 def test_the_best_stage_has_the_smallest_held_out_loss_and_the_earlier_wins_a_tie() -> None:
     outcomes = {name: Outcome(None, figures={"heldout_loss": loss}) for name, loss in (("a", 2.0), ("b", 1.0), ("c", 1.0))}
     assert best(("a", "b", "c"), outcomes) == "b"
-    assert best(("a", "d"), {**outcomes, "d": Outcome(None)}) == "a"
+    unjudged = {"d": Outcome(None), "e": Outcome(None)}
+    assert best(("d", "a"), {**outcomes, **unjudged}) == "a"
+    assert best(("d", "e"), unjudged) == "e"
 
 
 def test_single_precision_halves_the_payload_and_keeps_the_solution() -> None:

@@ -61,7 +61,8 @@ class GroupSolver:
         """The group's model for each user; for envelopes, each user's proximal point."""
         models = state.points[self.labels]
         if self.ridge is None:
-            return Outcome(models, self.labels, {"objective": float(state.values.sum())})
+            figures = {"objective": float(state.values.sum()), "clusters": float(len(state.points))}
+            return Outcome(models, self.labels, figures)
         replies = await federation.exchange(AskModels(models))
         return Outcome(replies[UserModels].x, None, {"objective": float(state.values.sum())})
 

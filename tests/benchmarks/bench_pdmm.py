@@ -1,0 +1,111 @@
+"""What a PDMM round costs: over gRPC beside its own arithmetic and an echo, and in simulation with many users.
+
+Usage:  python -m tests.benchmarks.bench_pdmm [--rounds 400] [--hosts 1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from typing import Any
+
+import numpy as np
+
+from coterie.config import Experiment, experiment_from
+from coterie.wire import Precision
+from coterie_client.build import build_host
+from coterie_client.method import Inbox
+from coterie_client.methods.pdmm import CLIENT
+from coterie_deploy import run
+from coterie_server.engine import Progress
+from coterie_server.method import Facts, Members, Replies, Setting
+from coterie_server.methods.pdmm import build
+from tests.benchmarks import bench_transport
+
+
+def experiment(n_users: int, rounds: int, **method: Any) -> Experiment:
+    """The paper's kind of data: three clusters, ten rows each, d = 3, a penalty inside the recovery interval."""
+    content = {
+        "name": "bench",
+        "seed": 3,
+        "data": {"source": "ellipses", "users_per_cluster": n_users // 3, "test_per_class": 0},
+        "problem": {"loss": "squared_hinge", "l2": 1e-3},
+        "method": {"name": "pdmm", "penalty": 5.4 / n_users, "start": "zero", "evaluate_every": 0, **method},
+        "stop": {"rounds": rounds},
+        "evaluate": False,
+    }
+    return experiment_from(content)
+
+
+class _InPlace:
+    """A federation without messages: the halves call each other, so only arithmetic is left."""
+
+    def __init__(self, described: Experiment) -> None:
+        self.host = build_host("all", described, "bench", None)
+        self.host.indices, self.host.n_members = np.arange(len(self.host.users)), len(self.host.users)
+        self.state: Any = None
+        self.number = 0
+
+    async def exchange(self, *messages: Any, to: Any = None) -> Replies:
+        inbox = Inbox("pdmm", self.number, {type(message): message for message in messages})
+        self.state, answers = CLIENT.step(self.state, inbox, self.host.local)
+        return Replies({type(answer): answer for answer in answers}, None)
+
+
+def arithmetic_s(described: Experiment, rounds: int) -> float:
+    """Seconds for a round of both halves' plain numpy, without messages."""
+    federation = _InPlace(described)
+    local = federation.host.local
+    n = local.n_own
+    facts = Facts(local.problem.n_rows, local.problem.smoothness(), local.problem.strong_convexity(), local.problem.d)
+    members = Members(local.names, ("",) * n)
+    method = build(described.method, Setting(3, "pdmm", members, Precision.of("float64"), facts))
+    federation.state = CLIENT.init(method.client_options["pdmm"], local, None)
+
+    async def go() -> float:
+        state = await method.init(federation)
+        started = 0.0
+        for number in range(1, rounds + 1):
+            if number == rounds // 2:
+                started = time.perf_counter()
+            federation.number = number
+            state, _ = await method.round(state, federation, number)
+        return (time.perf_counter() - started) / (rounds - rounds // 2 + 1)
+
+    return asyncio.run(go())
+
+
+def round_s(described: Experiment, transport: Any, hosts: int) -> float:
+    """Seconds for a round of the whole system, over the second half of its rounds."""
+    times: list[float] = []
+
+    def watch(progress: Progress) -> None:
+        if progress.stage.method == "pdmm":
+            times.append(time.perf_counter())
+
+    run(described, transport=transport, hosts=hosts, observer=watch)
+    half = len(times) // 2
+    return (times[-1] - times[half]) / (len(times) - 1 - half)
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--hosts", type=int, default=1)
+    parser.add_argument("--large", type=int, default=999, help="users of the simulation")
+    options = parser.parse_args()
+    described = experiment(60, options.rounds)
+    arithmetic = arithmetic_s(described, options.rounds)
+    echo = 1 / asyncio.run(bench_transport.bare(60, 3, options.hosts, 2.0))
+    whole = round_s(described, "grpc", options.hosts)
+    print(f"PDMM lean, 60 users x 3, {options.hosts} host(s), ms a round")
+    print(f"  arithmetic {arithmetic * 1e3:.2f}   echo {echo * 1e3:.2f}   over gRPC {whole * 1e3:.2f}")
+    print(f"  over gRPC / (arithmetic + echo) = {whole / (arithmetic + echo):.2f}   (wanted: at most 1.5)")
+    simulated = round_s(experiment(options.large, 40), "loopback", 1)
+    print(f"PDMM lean in simulation, {options.large} users x 3: {1 / simulated:.1f} rounds/s   (wanted: at least 5)")
+
+
+if __name__ == "__main__":
+    main()

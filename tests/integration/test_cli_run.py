@@ -1,0 +1,340 @@
+"""`coterie run`, `server` and `client` as real processes: a run over gRPC, its bits, how it stops, goes on and fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+DEADLINE_S = 40.0
+EXPERIMENT = """
+name: small
+seed: 3
+data: {source: ellipses, users_per_cluster: 2, test_per_class: 50}
+problem: {loss: squared_hinge, l2: 0.001}
+method: {name: squared, penalty: 0.07}
+references: [local, global, oracle]
+"""
+# Enough rounds to be interrupted: the residual is never that small.
+LONG = """
+name: long
+seed: 3
+data: {source: ellipses, users_per_cluster: 2, test_per_class: 50}
+problem: {loss: squared_hinge, l2: 0.001}
+method: {name: pdmm, penalty: 0.07, evaluate_every: 0}
+stop: {rounds: 1500}
+snapshots: {every_rounds: 60}
+federation: {absence_timeout_s: 30}
+"""
+
+
+class Command:
+    """A `coterie` process of this test, in a folder of its own."""
+
+    def __init__(self, here: Path, *arguments: str, **options: Any) -> None:
+        environment = {**os.environ, "COLUMNS": "60"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "coterie_deploy", *arguments],
+            cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
+        )  # fmt: skip
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code, output, errors."""
+        out, err = self.process.communicate(timeout=DEADLINE_S)
+        assert "Traceback" not in err
+        return self.process.returncode, out, err
+
+    def fails(self, code: int) -> str:
+        """Its last line, the sentence."""
+        found, _, err = self.end()
+        last = err.strip().splitlines()[-1]
+        assert (found, last[:7]) == (code, "error: "), err
+        return last
+
+    def address(self) -> str:
+        """Where a server says that it listens."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if match := re.search(r"listens on (\S+)", line):
+                return match[1]
+        raise AssertionError("the server did not start")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    """Starts commands in one folder with both experiments; kills what a failed test leaves running."""
+    (tmp_path / "small.yaml").write_text(EXPERIMENT)
+    (tmp_path / "long.yaml").write_text(LONG)
+    commands: list[Command] = []
+
+    def run(*arguments: str, **options: Any) -> Command:
+        commands.append(Command(tmp_path, *arguments, **options))
+        return commands[-1]
+
+    yield run
+    for command in commands:
+        if command.process.poll() is None:
+            command.process.kill()
+        command.process.communicate()
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    """The first true value of `condition`, asked for until the deadline."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.01)
+    raise AssertionError("the deadline has passed")
+
+
+def n_rounds(folder: Path) -> int:
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(f"file:{folder}/run.db?mode=ro", uri=True)) as connection:
+        return int(connection.execute("SELECT COALESCE(MAX(round), 0) FROM figures WHERE stage = 1").fetchone()[0])
+    return 0
+
+
+def events(folder: Path, kind: str) -> list[str]:
+    with contextlib.closing(sqlite3.connect(f"file:{folder}/run.db?mode=ro", uri=True)) as connection:
+        return [text for (text,) in connection.execute("SELECT text FROM events WHERE kind = ?", (kind,))]
+
+
+def models(folder: Path) -> dict[str, bytes]:
+    found = {}
+    for path in (folder / "models").glob("*.npz"):
+        with np.load(path) as arrays:
+            found[path.stem] = b"".join(arrays[name].tobytes() for name in sorted(arrays.files))
+    return found
+
+
+def children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def is_running(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The models of the long run, made in one process."""
+    here = tmp_path_factory.mktemp("undisturbed")
+    (here / "long.yaml").write_text(LONG)
+    code, _, err = Command(here, "run", "long.yaml", "--transport", "loopback").end()
+    assert code == 0, err
+    return models(here / "runs/long")
+
+
+def test_a_run_over_grpc_reports_and_has_the_bits_of_loopback(start: Callable[..., Command], tmp_path: Path) -> None:
+    distributed = start("run", "small.yaml", "--hosts", "2", "--output", "grpc")
+    simulated = start("run", "small.yaml", "--transport", "loopback", "--output", "loopback")
+    code, report, progress = distributed.end()
+    assert code == 0
+    assert report.startswith("small finished: 6 users, 2 hosts, ")
+    assert "squared *" in report
+    assert max(map(len, report.splitlines())) <= 60
+    assert "stage 4/4 squared: round" in progress
+    assert simulated.end()[0] == 0
+    assert len(models(tmp_path / "grpc")) == 4
+    assert models(tmp_path / "grpc") == models(tmp_path / "loopback")
+    text = start("ledger", "grpc").end()[1]
+    assert "to the byte" in " ".join(text.split())
+    assert "DIFFER" not in text
+
+
+def test_a_run_stopped_by_a_signal_goes_on_to_the_same_bits(
+    start: Callable[..., Command], tmp_path: Path, undisturbed: dict[str, bytes]
+) -> None:
+    command = start("run", "long.yaml", "--hosts", "2")
+    wait_for(lambda: n_rounds(tmp_path / "runs/long") > 60)
+    command.process.send_signal(signal.SIGINT)
+    sentence = command.fails(3)
+    assert "stopped by a signal in stage 'pdmm' after round" in sentence
+    assert sentence.endswith("coterie run runs/long --resume")
+    assert n_rounds(tmp_path / "runs/long") < 1500
+    code, report, err = start("run", "runs/long", "--resume").end()
+    assert code == 0, err
+    assert "2 hosts" in report
+    assert models(tmp_path / "runs/long") == undisturbed
+
+
+def test_a_run_in_one_process_hears_signals_too(start: Callable[..., Command], tmp_path: Path) -> None:
+    command = start("run", "long.yaml", "--transport", "loopback", "--set", "stop.rounds=1000000")
+    wait_for(lambda: n_rounds(tmp_path / "runs/long") > 60)
+    command.process.terminate()
+    assert "after round" in command.fails(3)
+
+
+def test_a_killed_host_is_started_again_and_the_bits_stay(
+    start: Callable[..., Command], tmp_path: Path, undisturbed: dict[str, bytes]
+) -> None:
+    command = start("run", "long.yaml", "--hosts", "2")
+    wait_for(lambda: n_rounds(tmp_path / "runs/long") > 60)
+    os.kill(children(command.process.pid)[0], signal.SIGKILL)
+    code, _, err = command.end()
+    assert code == 0, err
+    assert len(events(tmp_path / "runs/long", "restart")) == 1
+    assert models(tmp_path / "runs/long") == undisturbed
+    ledger = " ".join(start("ledger", "runs/long").end()[1].split())
+    assert "sent again, late or repeated" in ledger
+    assert "DIFFER" not in ledger
+
+
+def test_hosts_end_with_a_killed_launcher_and_its_run_can_be_resumed(
+    start: Callable[..., Command], tmp_path: Path, undisturbed: dict[str, bytes]
+) -> None:
+    command = start("run", "long.yaml", "--hosts", "2")
+    wait_for(lambda: n_rounds(tmp_path / "runs/long") > 60)
+    hosts = children(command.process.pid)
+    assert len(hosts) == 2
+    command.process.kill()
+    command.process.communicate()
+    wait_for(lambda: not any(is_running(host) for host in hosts))
+    code, _, err = start("run", "long.yaml", "--hosts", "2", "--resume", "--quiet").end()
+    assert code == 0, err
+    assert models(tmp_path / "runs/long") == undisturbed
+    assert "DIFFER" not in start("ledger", "runs/long").end()[1]
+
+
+def test_server_and_clients_stop_on_sigterm_and_go_on(start: Callable[..., Command], tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
+    server = start("server", "long.yaml", "--listen", "127.0.0.1:0", "--hosts", "2")
+    address = server.address()
+    first, second = (("client", "--server", address, "--users", users) for users in ("0-2", "u3,u4,u5"))
+    clients = [start(*first), start(*second)]
+    wait_for(lambda: n_rounds(tmp_path / "runs/long") > 60)
+    clients[0].process.terminate()
+    assert clients[0].end()[0] == 143
+    clients[0] = start(*first)
+    before = n_rounds(tmp_path / "runs/long")
+    wait_for(lambda: n_rounds(tmp_path / "runs/long") > before + 50)
+    server.process.terminate()
+    assert "--resume" in server.fails(3)
+    server = start("server", "long.yaml", "--listen", address, "--hosts", "2", "--resume")
+    code, report, err = server.end()
+    assert code == 0, err
+    assert "2 hosts" in report
+    assert [client.end()[0] for client in clients] == [0, 0]
+    assert models(tmp_path / "runs/long") == undisturbed
+
+
+def test_a_client_is_light(start: Callable[..., Command]) -> None:
+    server = start("server", "small.yaml", "--listen", "127.0.0.1:0")
+    # A process inherits the peak of the one it was forked from, so a small one stands between it and the tests.
+    code = """
+import resource, subprocess, sys
+subprocess.run([sys.executable, "-P", "-m", "coterie_deploy", "client", "--server", sys.argv[1]], stdout=subprocess.DEVNULL, check=True)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(used.ru_maxrss / 1024, used.ru_utime + used.ru_stime)
+"""
+    done = subprocess.run([sys.executable, "-c", code, server.address()], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    peak_mb, cpu_s = map(float, done.stdout.split())
+    assert peak_mb < 80
+    assert cpu_s < 2.0  # of a whole short run; about 0.5 for the start
+    assert server.end()[0] == 0
+
+
+# ---- what goes wrong
+
+
+def test_wrong_rows_of_one_host_end_the_run_with_their_sentence(start: Callable[..., Command], tmp_path: Path) -> None:
+    rows = [f"u{user},{0.1 * row},{(-1) ** row}" for user in range(4) for row in range(6)]
+    rows[20] = "u3,lots,1"
+    (tmp_path / "rows.csv").write_text("\n".join(["user,a,y", *rows, ""]))
+    (tmp_path / "rows.yaml").write_text(
+        "name: rows\ndata: {source: csv, path: rows.csv, user_column: user, target_column: y, feature_columns: [a]}\n"
+        "problem: {loss: logistic, l2: 0.01}\nmethod: {name: global}\n"
+    )
+    assert "rows.csv line 22, column 'a': 'lots'" in start("run", "rows.yaml", "--hosts", "2").fails(2)
+
+
+NAN_LOSS = """
+import numpy as np
+from coterie_client.problems.losses import LeastSquares
+
+class Loss(LeastSquares):
+    def slope(self, s, y):
+        return np.where(y > 2, np.nan, s - y)
+"""
+
+
+def test_a_host_that_returns_nan_is_named_with_the_user(start: Callable[..., Command], tmp_path: Path) -> None:
+    (tmp_path / "nan_loss.py").write_text(NAN_LOSS)
+    rows = [f"u{user},{0.1 * row},{3 if (user, row) == (2, 4) else (-1) ** row}" for user in range(3) for row in range(6)]
+    (tmp_path / "rows.csv").write_text("\n".join(["user,a,y", *rows, ""]))
+    (tmp_path / "nan.yaml").write_text(
+        "name: nan\nproblem: {loss: 'nan_loss:Loss'}\nmethod: {name: global}\n"
+        "data: {source: csv, path: rows.csv, user_column: user, target_column: y, feature_columns: [a], test_fraction: 0}\n"
+    )
+    sentence = start("run", "nan.yaml").fails(3)
+    assert "'u2'" in sentence
+    assert "'host-3'" in sentence
+
+
+def test_a_user_of_two_hosts_is_named_and_so_are_they(start: Callable[..., Command]) -> None:
+    server = start("server", "small.yaml", "--listen", "127.0.0.1:0", "--hosts", "2", "--set", "federation.join_timeout_s=2")
+    address = server.address()
+    hosts = {name: start("client", "--server", address, "--users", users, "--name", name) for name, users in (("A", "0-3"), ("B", "3-5"))}
+    codes = {name: host.end() for name, host in hosts.items()}
+    assert sorted(code for code, _, _ in codes.values()) == [2, 3]
+    sentence = next(err for code, _, err in codes.values() if code == 2)
+    assert all(name in sentence for name in ("'u3'", "'A'", "'B'"))
+    assert "need 2 of 2 hosts, have 1" in server.fails(3)
+
+
+def test_a_host_that_dies_and_stays_away_is_named(start: Callable[..., Command], tmp_path: Path) -> None:
+    server = start("server", "long.yaml", "--listen", "127.0.0.1:0", "--hosts", "2", "--set", "federation.absence_timeout_s=1")
+    address = server.address()
+    stays = start("client", "--server", address, "--users", "0-2", "--name", "stays")
+    leaves = start("client", "--server", address, "--users", "3-5", "--name", "leaves")
+    wait_for(lambda: n_rounds(tmp_path / "runs/long") > 5)
+    leaves.process.kill()
+    sentence = server.fails(3)
+    assert "host 'leaves' (users u3 to u5) absent since round" in sentence
+    assert sentence.removeprefix("error: ") in stays.fails(3)
+
+
+def test_hosts_that_never_come_are_counted(start: Callable[..., Command]) -> None:
+    command = start("server", "small.yaml", "--listen", "127.0.0.1:0", "--hosts", "3", "--set", "federation.join_timeout_s=0.5")
+    assert "need 3 of 3 hosts, have 0" in command.fails(3)
+
+
+def test_a_port_in_use_is_named(start: Callable[..., Command]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert f"cannot listen on {address}: Address already in use" in start("server", "small.yaml", "--listen", address).fails(3)
+
+
+def test_a_run_folder_is_used_by_one_coordinator_only(start: Callable[..., Command], tmp_path: Path) -> None:
+    server = start("server", "small.yaml", "--listen", "127.0.0.1:0")
+    server.address()
+    assert "runs/small" in start("server", "small.yaml", "--listen", "127.0.0.1:0", "--resume").fails(2)
+
+
+@pytest.mark.parametrize("bytes_left", [0, 60_000])
+def test_a_full_disk_is_named(start: Callable[..., Command], bytes_left: int) -> None:
+    def fill() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_left, bytes_left))
+
+    command = start("run", "long.yaml", "--transport", "loopback", "--quiet", preexec_fn=fill)
+    assert re.search(r"cannot write .*runs/long", command.fails(3))
+
+
+def test_a_folder_that_cannot_be_made_is_named(start: Callable[..., Command], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "file/run" in start("run", "small.yaml", "--output", "file/run").fails(3)

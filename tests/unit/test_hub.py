@@ -1,0 +1,655 @@
+"""The parent's book-keeping, driven event by event: no network, and a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+import pytest
+
+from coterie.arrays import Array, Indices
+from coterie.config import experiment_from
+from coterie.errors import ConfigError, RunError
+from coterie.ledger import Row
+from coterie.messages import Broadcast, Message, Rows, Scalars, Vectors, declare
+from coterie.v1 import session_pb2
+from coterie.wire import PROTOCOL_VERSION, Assembler, Encoded, Precision, Received, encode
+from coterie_server.hub import Hub, Refusal
+
+DOUBLE = Precision.of("float64")
+
+
+@declare(method="hubtest", step="H1")
+@dataclass(frozen=True)
+class Ask(Rows):
+    x: Annotated[Array, Vectors("rows", "d")]
+
+
+@declare(method="hubtest", step="H1")
+@dataclass(frozen=True)
+class All(Broadcast):
+    y: Annotated[Array, Vectors("d")]
+
+
+@declare(method="hubtest", step="H2")
+@dataclass(frozen=True)
+class Answer(Rows):
+    x: Annotated[Array, Vectors("rows", "d")]
+    f: Annotated[Array, Scalars("rows")]
+
+
+@dataclass
+class Clock:
+    """Seconds; moves on by `drift` whenever it is read."""
+
+    now: float = 1000.0
+    drift: float = 0.0
+
+    def __call__(self) -> float:
+        self.now += self.drift
+        return self.now
+
+
+@dataclass
+class Notes:
+    """What the hub writes down."""
+
+    events: list[tuple[str, str]] = field(default_factory=list)
+    decisions: list[tuple[int, str, Any]] = field(default_factory=list)
+    booked: list[tuple[str, str, Row, bool]] = field(default_factory=list)
+
+    def book(self, link: str, where: tuple[int, int], rows: Iterable[tuple[Row, Indices | None]], useful: bool) -> None:
+        self.booked += [(link, row.direction, row, useful) for row, _ in rows]
+
+    def book_host(self, link: str, rows: Iterable[Row]) -> None: ...
+
+    def event(self, kind: str, text: str, **data: Any) -> None:
+        self.events.append((kind, text))
+
+    def decide(self, seq: int, kind: str, value: Any) -> None:
+        self.decisions.append((seq, kind, value))
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.events]
+
+
+@dataclass
+class FakeLink:
+    """Keeps what it is told to send."""
+
+    tasks: list[session_pb2.Task] = field(default_factory=list)
+    frames: list[session_pb2.JoinResponse] = field(default_factory=list)
+    closed: tuple[str, str] | None = None
+
+    def send(self, encoded: Encoded) -> None:
+        self.tasks.append(session_pb2.JoinResponse.FromString(encoded.head).task)
+
+    def send_frame(self, frame: session_pb2.JoinResponse) -> None:
+        self.frames.append(frame)
+
+    def close(self, code: str, reason: str) -> None:
+        self.closed = (code, reason)
+
+    def sent(self, which: str) -> list[session_pb2.JoinResponse]:
+        return [frame for frame in self.frames if frame.WhichOneof("frame") == which]
+
+
+def hello(**changes: Any) -> session_pb2.Hello:
+    fields: dict[str, Any] = {"protocol": PROTOCOL_VERSION, "numerics": "n", "instance": "1"}
+    return session_pb2.Hello(**{**fields, **changes})
+
+
+@dataclass
+class World:
+    """A hub with its clock, its notes and the links of its hosts."""
+
+    hub: Hub
+    clock: Clock
+    notes: Notes
+    links: dict[str, FakeLink] = field(default_factory=dict)
+
+    def join(self, host: str, users: Sequence[str], **changes: Any) -> FakeLink:
+        link = FakeLink()
+        self.hub.hello(hello(host=host, users=[session_pb2.User(name=user) for user in users], **changes), link)
+        self.links[host] = link
+        return link
+
+    def cut(self, host: str) -> None:
+        self.hub.lost(host, self.links[host], "cut")
+
+    def answer(self, host: str, seq: int, *messages: Message, **changes: Any) -> None:
+        assembler = Assembler(session_pb2.JoinRequest)
+        reply = session_pb2.Reply(seq=seq, attempt=self.hub.attempt, **changes)
+        for frame in encode(reply, messages, DOUBLE).frames():
+            received = assembler.feed(frame)
+        assert isinstance(received, Received)
+        self.hub.received(host, received)
+
+
+def world(**rules: Any) -> World:
+    content = {
+        "name": "hub",
+        "data": {"source": "ellipses"},
+        "problem": {"loss": "least_squares"},
+        "method": {"name": "pdmm", "penalty": 1.0},
+        "federation": {"hosts": 2, **rules},
+    }
+    clock, notes = Clock(), Notes()
+    return World(Hub(experiment_from(content), "run-1", notes, clock), clock, notes)
+
+
+async def two_hosts(**rules: Any) -> World:
+    w = world(**rules)
+    w.join("b", ["u10", "u2"])
+    w.join("a", ["u1", "u3"])
+    await w.hub.gather()
+    w.hub.begin_stage(1, '{"stage": "s", "options": {}}')
+    return w
+
+
+async def asked(w: World, *messages: Message, to: Indices | None = None) -> asyncio.Task[Any]:
+    """An exchange under way."""
+    task = asyncio.create_task(w.hub.exchange(*messages, to=to))
+    await asyncio.sleep(0)
+    return task
+
+
+def rows(n: int, scale: float = 1.0) -> Answer:
+    return Answer(scale * np.arange(2.0 * n).reshape(n, 2), np.arange(float(n)))
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(10):
+            await test
+
+    asyncio.run(limited())
+
+
+# ---- the barrier
+
+
+def test_the_barrier_says_how_many_hosts_are_missing() -> None:
+    async def test() -> None:
+        w = world(hosts=6, min_hosts=4, join_timeout_s=60)
+        for i in range(3):
+            w.join(f"h{i}", [f"u{i}"])
+        w.clock.drift = 100.0
+        with pytest.raises(RunError, match=r"need 4 of 6 hosts, have 3 after 60 s: h0, h1, h2"):
+            await w.hub.gather()
+
+    run(test())
+
+
+def test_enough_hosts_start_when_the_joining_time_is_over() -> None:
+    async def test() -> None:
+        w = world(hosts=6, min_hosts=3, join_timeout_s=60)
+        for i in range(3):
+            w.join(f"h{i}", [f"u{i}"])
+        w.clock.drift = 100.0
+        members = await w.hub.gather()
+        assert members.names == ("u0", "u1", "u2")
+
+    run(test())
+
+
+def test_members_are_in_natural_order_whatever_host_they_come_with() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        assert w.hub.members is not None
+        assert w.hub.members.names == ("u1", "u2", "u3", "u10")
+        (welcome,) = w.links["b"].sent("welcome")
+        assert list(welcome.welcome.member_indices) == [3, 1]  # in the order of the hello
+
+    run(test())
+
+
+def test_a_host_lost_before_the_barrier_leaves_its_place_and_its_users() -> None:
+    async def test() -> None:
+        w = world()
+        w.join("a", ["u1"])
+        w.cut("a")
+        w.join("other", ["u1"])
+        w.join("b", ["u2"])
+        assert (await w.hub.gather()).names == ("u1", "u2")
+        assert list(w.hub.hosts) == ["b", "other"]
+
+    run(test())
+
+
+def test_the_number_of_users_can_be_required() -> None:
+    async def test() -> None:
+        w = world(users=5)
+        w.join("a", ["u1", "u2"])
+        w.join("b", ["u3", "u4"])
+        with pytest.raises(RunError, match="the hosts bring 4 users together, wanted 5"):
+            await w.hub.gather()
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "sentence"),
+    [
+        ({"protocol": 9}, "FAILED_PRECONDITION", "host 'c' speaks protocol 9, wanted 1"),
+        ({"run_id": "run-0"}, "FAILED_PRECONDITION", "holds the state of run run-0, this is run run-1"),
+        ({"host": ""}, "INVALID_ARGUMENT", "wanted a name and at least one user"),
+        ({"users": []}, "INVALID_ARGUMENT", "brings 0 users"),
+        ({"users": [session_pb2.User(name="x")] * 2}, "INVALID_ARGUMENT", "names user 'x' more than once"),
+        ({"users": [session_pb2.User(name="")]}, "INVALID_ARGUMENT", "without a name"),
+        ({"users": [session_pb2.User(name="u1")]}, "ALREADY_EXISTS", "user 'u1' is claimed by host 'c', but host 'a' speaks for it"),
+        ({"host": "a", "instance": "2"}, "UNAVAILABLE", "host 'a' is still connected from another process"),
+        ({"host": "a"}, "INVALID_ARGUMENT", "host 'a' came back with other users"),
+    ],
+)
+def test_a_hello_that_does_not_fit_is_refused(change: dict[str, Any], code: str, sentence: str) -> None:
+    w = world()
+    w.join("a", ["u1"])
+    with pytest.raises(Refusal, match=sentence) as refusal:
+        w.hub.hello(hello(**{"host": "c", "users": [session_pb2.User(name="u9")], **change}), FakeLink())
+    assert refusal.value.code == code
+
+
+def test_a_host_too_many_is_refused() -> None:
+    w = world()
+    w.join("a", ["u1"])
+    w.join("b", ["u2"])
+    with pytest.raises(Refusal, match="host 'c' would be host 3 of 2"):
+        w.join("c", ["u3"])
+
+
+def test_a_user_unknown_to_the_started_run_is_refused() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        with pytest.raises(Refusal, match="brings user 'u77', whom the run, already started, does not know") as refusal:
+            w.join("c", ["u77"])
+        assert refusal.value.code == "INVALID_ARGUMENT"
+
+    run(test())
+
+
+def test_a_hello_with_ten_thousand_users_is_a_matter_of_moments() -> None:
+    async def test() -> None:
+        w = world(hosts=1)
+        w.join("a", [f"u{i}" for i in range(10_000)])
+        members = await w.hub.gather()
+        assert len(members) == 10_000
+        assert len(w.links["a"].sent("welcome")[0].welcome.member_indices) == 10_000
+
+    run(test())
+
+
+def test_different_libraries_are_an_event() -> None:
+    w = world()
+    w.join("a", ["u1"])
+    w.join("b", ["u2"], numerics="another")
+    assert "numerics" in w.notes.kinds()
+
+
+# ---- exchange
+
+
+def test_rows_go_to_their_owners_and_come_back_in_member_order() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        exchange = await asked(w, Ask(np.arange(8.0).reshape(4, 2)), All(np.ones(2)))
+        (task,) = w.links["b"].tasks  # owns members 1 and 3
+        sent, _ = Received(task, (), 0).decode(2)
+        assert isinstance(sent[0], Ask)
+        np.testing.assert_array_equal(sent[0].x, [[2, 3], [6, 7]])
+        assert task.stage_json
+        w.answer("b", 1, rows(2, 10))
+        assert not exchange.done()
+        w.answer("a", 1, rows(2))
+        replies = await exchange
+        assert replies.answered is None
+        np.testing.assert_array_equal(replies[Answer].x, [[0, 1], [0, 10], [2, 3], [20, 30]])
+
+    run(test())
+
+
+def test_only_the_hosts_of_the_members_asked_are_asked() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        exchange = await asked(w, All(np.ones(2)), to=np.array([0]))
+        assert not w.links["b"].tasks
+        w.answer("a", 1, rows(2))
+        replies = await exchange
+        assert replies.answered is not None
+        np.testing.assert_array_equal(replies.answered, [0, 2])
+
+    run(test())
+
+
+def test_nan_names_host_user_field_and_round() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        w.hub.round = 12
+        exchange = await asked(w, All(np.ones(2)))
+        bad = rows(2)
+        bad.x[1, 0] = np.nan
+        w.answer("b", 1, bad)
+        with pytest.raises(RunError, match=r"host 'b' returned nan for user 'u10' in hubtest.Answer.x in round 12, wanted finite numbers"):
+            await exchange
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [
+        ([Answer(np.zeros((1, 2)), np.zeros(1), users=np.array([0]))], "host 'b' sent hubtest.Answer for member 0, which is not one of"),
+        ([rows(3)], "axis 'rows' is 3, wanted 2"),
+        ([rows(2), rows(2)], "host 'b' sent hubtest.Answer twice in one reply"),
+        ([All(np.ones(2))], "a host's messages must have owners"),
+        ([Answer(np.zeros((2, 5)), np.zeros(2))], "with rows of shape"),
+        ([Answer(np.zeros((1, 5)), np.zeros(1), users=np.array([1]))], "with rows of shape"),
+    ],
+)
+def test_a_reply_that_breaks_the_contract_fails_the_run(messages: list[Message], sentence: str) -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        exchange = await asked(w, All(np.ones(2)))
+        w.answer("b", 1, *messages)
+        w.answer("a", 1, rows(2))
+        with pytest.raises(Exception, match=sentence) as error:
+            await exchange
+        assert getattr(error.value, "exit_code", None) == 3
+
+    run(test())
+
+
+def test_a_reply_before_the_barrier_fails_the_run() -> None:
+    async def test() -> None:
+        w = world()
+        w.join("a", ["u1"])
+        w.answer("a", 1, rows(1))
+        with pytest.raises(RunError, match="no members yet"):
+            await w.hub.gather()
+
+    run(test())
+
+
+@pytest.mark.parametrize(("config", "family"), [(True, ConfigError), (False, RunError)])
+def test_a_host_that_cannot_go_on_ends_the_run_with_its_reason(config: bool, family: type[Exception]) -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        exchange = await asked(w, All(np.ones(2)))
+        w.hub.failed("b", session_pb2.Failure(reason="no such file", config=config))
+        with pytest.raises(family, match="host 'b' cannot go on: no such file"):
+            await exchange
+
+    run(test())
+
+
+# ---- time
+
+
+def test_a_silent_host_is_given_up() -> None:
+    async def test() -> None:
+        w = await two_hosts(silence_s=20)
+        w.clock.now += 15
+        w.hub.heard("a")
+        w.hub.tick()
+        assert w.links["b"].closed is None
+        w.clock.now += 6
+        w.hub.tick()
+        assert w.links["b"].closed == ("DEADLINE_EXCEEDED", "nothing heard from host 'b' for 20 s")
+        assert w.links["a"].closed is None
+        assert w.hub.hosts["b"].link is None
+
+    run(test())
+
+
+def test_everyone_gets_heartbeats() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        w.hub.tick()
+        assert all(link.sent("heartbeat") for link in w.links.values())
+
+    run(test())
+
+
+def test_an_absent_host_ends_the_run_with_a_sentence() -> None:
+    async def test() -> None:
+        w = await two_hosts(absence_timeout_s=30)
+        w.hub.round = 12
+        exchange = await asked(w, All(np.ones(2)))
+        w.answer("a", 1, rows(2))
+        w.cut("b")
+        w.clock.now += 29
+        w.hub.heard("a")
+        w.hub.tick()
+        assert not exchange.done()
+        w.clock.now += 2
+        w.hub.tick()
+        sentence = r"need 2 hosts, have 1: host 'b' \(users u10 to u2\) absent since round 12 for 30 s"
+        with pytest.raises(RunError, match=sentence):
+            await exchange
+
+    run(test())
+
+
+def test_a_host_that_never_answers_ends_the_run() -> None:
+    async def test() -> None:
+        w = await two_hosts(task_timeout_s=600)
+        exchange = await asked(w, All(np.ones(2)))
+        w.answer("a", 1, rows(2))
+        w.clock.now += 601
+        for host in w.links:
+            w.hub.heard(host)
+        w.hub.tick()
+        with pytest.raises(RunError, match="host 'b' has not answered task 1 for 600 s"):
+            await exchange
+
+    run(test())
+
+
+# ---- coming back
+
+
+def test_a_host_that_comes_back_is_asked_again_for_what_it_has_not_answered() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        exchange = await asked(w, All(np.ones(2)))
+        w.answer("a", 1, rows(2))
+        w.cut("b")
+        link = w.join("b", ["u10", "u2"])
+        assert [(task.seq, task.replay, task.resent, bool(task.stage_json)) for task in link.tasks] == [(1, 0, 1, True)]
+        w.answer("b", 1, rows(2))
+        await exchange
+        downs = [(row.kind, row.resent, useful) for host, way, row, useful in w.notes.booked if (host, way) == ("b", "down")]
+        assert ("hubtest.All", 0, True) in downs
+        assert ("hubtest.All", 1, False) in downs  # a repeat is booked as a repeat
+
+    run(test())
+
+
+def test_a_host_that_comes_back_without_its_state_is_brought_up_to_date() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        for seq in (1, 2):
+            exchange = await asked(w, All(np.ones(2)))
+            w.answer("a", seq, rows(2))
+            w.answer("b", seq, rows(2))
+            await exchange
+        w.cut("b")
+        link = w.join("b", ["u10", "u2"], instance="2")
+        assert [(task.seq, task.replay) for task in link.tasks] == [(1, 1), (2, 1)]
+        assert "replay" in w.notes.kinds()
+
+    run(test())
+
+
+def test_a_host_whose_missed_tasks_are_forgotten_ends_the_run() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        exchange = await asked(w, All(np.ones(2)))
+        w.answer("a", 1, rows(2), durable_seq=1)
+        w.answer("b", 1, rows(2), durable_seq=1)
+        await exchange
+        w.cut("b")
+        w.join("b", ["u10", "u2"])
+        with pytest.raises(RunError, match="host 'b' came back without its state: it is at task 0, wanted at least 1"):
+            await w.hub.exchange(All(np.ones(2)))
+
+    run(test())
+
+
+def test_a_new_stream_of_the_same_process_takes_the_place_of_the_old_one() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        old = w.links["b"]
+        w.join("b", ["u10", "u2"])
+        assert old.closed == ("UNAVAILABLE", "host 'b' has opened a new stream")
+        w.hub.lost("b", old, "closed")  # the old stream's end says nothing about the new one
+        assert w.hub.hosts["b"].link is w.links["b"]
+
+    run(test())
+
+
+@pytest.mark.parametrize("keep_log", [True, False])
+def test_the_memory_for_replay_is_given_back(keep_log: bool) -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        w.hub._keep_log = keep_log
+        for seq in (1, 2, 3):
+            exchange = await asked(w, All(np.ones(1000)))
+            w.answer("a", seq, rows(2), durable_seq=seq - 1)
+            w.answer("b", seq, rows(2), durable_seq=seq - 1)
+            await exchange
+        assert [len(host.log) for host in w.hub.hosts.values()] == [1, 1]
+        assert (w.hub.log_bytes > 16_000) == keep_log
+        assert 0 <= w.hub.log_bytes < 17_000
+
+    run(test())
+
+
+# ---- late
+
+
+def test_late_and_repeated_replies_are_dropped_and_booked_as_such() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        exchange = await asked(w, All(np.ones(2)))
+        w.answer("b", 1, rows(2))
+        w.answer("b", 1, rows(2, 5.0), resent=1)
+        w.answer("a", 1, rows(2))
+        replies = await exchange
+        np.testing.assert_array_equal(replies[Answer].x[1], [0, 1])
+        w.answer("a", 1, rows(2), resent=1)
+        assert w.notes.kinds().count("late") == 2
+        ups = [useful for host, way, row, useful in w.notes.booked if way == "up" and row.kind == "hubtest.Answer"]
+        assert ups == [True, False, True, False]
+
+    run(test())
+
+
+async def skipping() -> World:
+    w = await two_hosts(late="skip", late_after_s=5)
+    w.hub.may_skip = True
+    exchange = await asked(w, All(np.ones(2)))
+    w.answer("a", 1, rows(2))
+    w.clock.now += 4
+    w.hub.tick()
+    assert not exchange.done()
+    w.clock.now += 2
+    w.hub.tick()
+    replies = await exchange
+    assert replies.answered is not None
+    np.testing.assert_array_equal(replies.answered, [0, 2])
+    np.testing.assert_array_equal(replies[Answer].users, [0, 2])
+    return w
+
+
+def test_the_others_go_on_without_a_late_host_and_the_decision_is_written_down() -> None:
+    async def test() -> None:
+        w = await skipping()
+        assert w.notes.decisions == [(1, "skip", ["b"])]
+        w.answer("b", 1, rows(2))
+        assert w.notes.kinds().count("late") == 1
+
+    run(test())
+
+
+def test_a_repeated_decision_leaves_out_the_same_host_without_waiting() -> None:
+    async def test() -> None:
+        w = await two_hosts(late="skip", late_after_s=5)
+        w.hub.may_skip, w.hub.skips = True, {1: frozenset({"b"})}
+        exchange = await asked(w, All(np.ones(2)))
+        w.answer("b", 1, rows(2))  # this time it is quick, and left out all the same
+        assert not exchange.done()
+        w.answer("a", 1, rows(2))
+        replies = await exchange
+        np.testing.assert_array_equal(replies[Answer].users, [0, 2])
+        assert w.notes.decisions == []
+
+    run(test())
+
+
+def test_nobody_is_skipped_where_skipping_is_not_allowed() -> None:
+    async def test() -> None:
+        w = await two_hosts(late="wait")
+        w.hub.may_skip = True
+        exchange = await asked(w, All(np.ones(2)))
+        w.answer("a", 1, rows(2))
+        w.clock.now += 100
+        for host in w.links:
+            w.hub.heard(host)
+        w.hub.tick()
+        assert not exchange.done()
+        w.answer("b", 1, rows(2))
+        await exchange
+
+    run(test())
+
+
+# ---- the end
+
+
+def test_everyone_is_told_of_the_end_also_who_comes_back_late() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        w.cut("b")
+        ending = asyncio.create_task(w.hub.finish("all done", failed=False))
+        await asyncio.sleep(0)
+        assert w.hub.is_over
+        assert w.links["a"].sent("finish")[0].finish.outcome == "all done"
+        w.cut("a")
+        late = w.join("b", ["u10", "u2"])
+        assert [frame.WhichOneof("frame") for frame in late.frames] == ["welcome", "finish"]
+        w.cut("b")
+        await ending
+
+    run(test())
+
+
+def test_a_host_that_does_not_leave_is_not_waited_for_for_ever() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        w.clock.drift = 3.0
+        await w.hub.finish("all done", failed=False)
+        assert w.hub.hosts["a"].link is not None
+
+    run(test())
+
+
+def test_a_restored_parent_goes_on_with_the_members_it_had() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        exchange = await asked(w, All(np.ones(2)))
+        w.answer("a", 1, rows(2))
+        w.answer("b", 1, rows(2))
+        await exchange
+        other = world()
+        other.hub.restore(w.hub.memory(), attempt=2)
+        assert other.hub.members == w.hub.members
+        link = other.join("b", ["u10", "u2"], run_id="run-1", last_seq=1)
+        assert not link.tasks
+        fresh = other.join("a", ["u1", "u3"])
+        assert [(task.seq, task.replay, task.attempt) for task in fresh.tasks] == [(1, 1, 2)]
+
+    run(test())

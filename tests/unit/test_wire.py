@@ -1,0 +1,309 @@
+"""The codec: what goes in comes out, both sides count the same bytes, and hostile frames are the sender's fault, not a crash of ours."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import pytest
+
+from coterie import wire
+from coterie.arrays import Array, Indices
+from coterie.errors import ProtocolError
+from coterie.messages import Broadcast, Message, Positions, Rows, Scalars, Vectors, declare
+from coterie.v1 import session_pb2, tensor_pb2
+from coterie.wire import Assembler, Encoded, Precision, Received, encode, reheaded
+
+DOUBLE, SINGLE = Precision.of("float64"), Precision.of("float32")
+MIB = 1 << 20
+
+
+@declare(method="wiretest", step="W1")
+@dataclass(frozen=True)
+class Block(Rows):
+    """Vectors, exact scalars and positions of some users."""
+
+    x: Annotated[Array, Vectors("rows", "d")]
+    loss: Annotated[Array, Scalars("rows")]
+    partner: Annotated[Indices, Positions("rows")]
+
+
+@declare(method="wiretest", step="W2")
+@dataclass(frozen=True)
+class Common(Broadcast):
+    """The same for everyone, with a single number."""
+
+    models: Annotated[Array, Vectors("models", "d")]
+    weight: Annotated[Array, Scalars()]
+
+
+@declare(method="wiretest", step="W3")
+@dataclass(frozen=True)
+class Nothing(Broadcast):
+    """A part without fields."""
+
+
+@dataclass(frozen=True)
+class Secret(Rows):
+    """Not declared."""
+
+    x: Array
+
+
+def block(n: int, d: int, users: Sequence[int] | None = None) -> Block:
+    rng = np.random.default_rng(n * 1000 + d)
+    indices = None if users is None else np.array(users, dtype=np.int64)
+    return Block(rng.standard_normal((n, d)), rng.standard_normal(n), rng.integers(0, 1 << 40, n), users=indices)
+
+
+def common(models: int, d: int) -> Common:
+    return Common(np.random.default_rng(models).standard_normal((models, d)), np.array(0.25))
+
+
+def task(*messages: Message, precision: Precision = DOUBLE) -> Encoded:
+    return encode(session_pb2.Task(seq=7, attempt=1, stage=2, round=3, stage_json='{"a": 1}'), messages, precision)
+
+
+def reply(*messages: Message, precision: Precision = DOUBLE) -> Encoded:
+    return encode(session_pb2.Reply(seq=7, attempt=1), messages, precision)
+
+
+def carried(encoded: Encoded) -> Received:
+    """What the other side makes of the frames."""
+    assembler = Assembler(session_pb2.JoinResponse if encoded.is_task else session_pb2.JoinRequest)
+    results = [assembler.feed(frame) for frame in encoded.frames()]
+    assert all(result is None for result in results[:-1])
+    assert isinstance(results[-1], Received)
+    return results[-1]
+
+
+def assert_equal(sent: Message, got: Message) -> None:
+    assert type(sent) is type(got)
+    for name, _ in sent.specs:
+        np.testing.assert_array_equal(getattr(sent, name), getattr(got, name), strict=True)
+    if isinstance(sent, Rows):
+        assert isinstance(got, Rows)
+        assert (sent.users is None) == (got.users is None)
+        np.testing.assert_array_equal([] if sent.users is None else sent.users, [] if got.users is None else got.users)
+
+
+SHAPES = [(0, 3), (1, 1), (5, 0), (3, 2), (60, 3), (60, 1000), (3, 50_000), (2, 400_000), (1, 131_072), (1, 131_073)]
+
+
+@pytest.mark.parametrize("wrap", [task, reply])
+@pytest.mark.parametrize(("n", "d"), SHAPES)
+def test_what_is_sent_is_what_arrives(wrap: Callable[..., Encoded], n: int, d: int) -> None:
+    messages = [common(2, d), block(n, d), Nothing()]
+    got, _ = carried(wrap(*messages)).decode(n)
+    for sent, arrived in zip(messages, got, strict=True):
+        assert_equal(sent, arrived)
+
+
+@pytest.mark.parametrize(("n", "d"), SHAPES)
+@pytest.mark.parametrize("precision", [DOUBLE, SINGLE])
+def test_both_sides_book_the_same_bytes_and_those_are_the_bytes_on_the_wire(n: int, d: int, precision: Precision) -> None:
+    encoded = task(common(2, d), block(n, d, users=range(3, 3 + n)), Nothing(), block(n, d), precision=precision)
+    frames = list(encoded.frames())
+    _, received = carried(encoded).decode(n)
+    for ours, theirs in zip(encoded.entries, received, strict=True):
+        assert _numbers(ours) == _numbers(theirs)
+    assert sum(entry.message_bytes for entry in encoded.entries) == sum(len(frame) for frame in frames)
+    assert sum(entry.frames for entry in encoded.entries) == len(frames)
+    assert max(len(frame) for frame in frames) <= MIB + 4096
+
+
+def _numbers(entry: wire.Entry) -> tuple[Any, ...]:
+    users = None if entry.users is None else entry.users.tolist()
+    return (entry.kind, entry.vectors, entry.scalars, entry.payload_bytes, entry.message_bytes, entry.frames, users)
+
+
+def test_vectors_and_scalars_are_counted_as_declared() -> None:
+    entry = next(entry for entry in task(block(4, 3)).entries if entry.kind == "wiretest.Block")
+    assert (entry.vectors, entry.scalars, entry.payload_bytes) == (4, 4 * 3 + 4, (4 * 3 + 4) * 8)
+    entry = next(entry for entry in task(block(4, 3), precision=SINGLE).entries if entry.kind == "wiretest.Block")
+    assert entry.payload_bytes == 4 * 3 * 4 + 4 * 8  # exact scalars stay in double precision
+
+
+@pytest.mark.parametrize("d", [3, 10_000, 400_000])
+def test_float32_payload_arrives_as_it_was_rounded(d: int) -> None:
+    sent = block(2, d)
+    (got,), _ = carried(task(sent, precision=SINGLE)).decode(2)
+    assert isinstance(got, Block)
+    np.testing.assert_array_equal(got.x, SINGLE.rounded(sent.x))
+    np.testing.assert_array_equal(got.loss, sent.loss)
+    assert got.x.dtype == np.float64
+
+
+@pytest.mark.parametrize("d", [3, 10_000, 400_000])
+def test_received_arrays_are_aligned_and_read_only(d: int) -> None:
+    for offset in range(9):  # the header's length moves the payload within its frame
+        frame = session_pb2.Task(seq=1, stage_json="x" * offset)
+        (got,), _ = carried(encode(frame, [block(1, d)], DOUBLE)).decode(1)
+        assert isinstance(got, Block)
+        assert got.x.flags.aligned
+        with pytest.raises(ValueError, match="read-only"):
+            got.x[0, 0] = 1.0
+
+
+def test_arrays_of_any_layout_are_sent_in_c_order() -> None:
+    x = np.asfortranarray(np.arange(60_000.0).reshape(6, 10_000))[::2]
+    sent = Block(x, np.zeros(3), np.zeros(3, dtype=np.int64))
+    (got,), _ = carried(task(sent)).decode(3)
+    assert_equal(sent, got)
+
+
+def test_an_undeclared_message_cannot_be_sent() -> None:
+    with pytest.raises(TypeError, match="Secret is not a declared message"):
+        task(Secret(np.zeros((1, 1))))  # type: ignore[arg-type, unused-ignore]
+
+
+def test_a_heartbeat_may_stand_between_two_chunks() -> None:
+    encoded = task(block(2, 400_000))
+    beat = session_pb2.JoinResponse(heartbeat=session_pb2.Heartbeat(seq=3)).SerializeToString()
+    assembler = Assembler(session_pb2.JoinResponse)
+    got = [assembler.feed(data) for frame in encoded.frames() for data in (beat, frame)]
+    assert isinstance(got[-1], Received)
+    assert_equal(block(2, 400_000), got[-1].decode(2)[0][0])
+
+
+@pytest.mark.parametrize("d", [3, 10_000, 400_000])
+def test_a_message_sent_again_has_another_header_and_the_same_parts(d: int) -> None:
+    first = task(block(2, d))
+    frame = session_pb2.JoinResponse.FromString(first.head).task
+    frame.resent, frame.replay = 4, 1
+    again = reheaded(frame, first)
+    received = carried(again)
+    assert isinstance(received.frame, session_pb2.Task)
+    assert (received.frame.resent, received.frame.replay, received.frame.seq) == (4, 1, 7)
+    messages, entries = received.decode(2)
+    assert_equal(block(2, d), messages[0])
+    assert [_numbers(entry) for entry in entries] == [_numbers(entry) for entry in again.entries]
+
+
+def test_the_hand_written_frames_are_those_of_protobuf() -> None:
+    for encoded in (task(block(60, 1000), common(2, 5)), reply(block(2, 10_000, users=[1, 4]))):
+        outer = session_pb2.JoinResponse if encoded.is_task else session_pb2.JoinRequest
+        parsed = outer.FromString(encoded.head)
+        assert len(parsed.SerializeToString()) == len(encoded.head)
+        frame = parsed.task if isinstance(parsed, session_pb2.JoinResponse) else parsed.reply
+        again, _ = Received(frame, (), len(encoded.head)).decode(60 if encoded.is_task else 2)
+        for one, other in zip(again, carried(encoded).decode(60 if encoded.is_task else 2)[0], strict=True):
+            assert_equal(one, other)
+    chunks = list(task(block(1, 200_000)).frames())[1:]
+    assert all(session_pb2.JoinResponse.FromString(frame).SerializeToString() == frame for frame in chunks)
+
+
+# ---- hostile frames
+
+
+def tensor(**changes: Any) -> tensor_pb2.Tensor:
+    fields: dict[str, Any] = {"name": "models", "dtype": tensor_pb2.ELEMENT_TYPE_FLOAT64, "shape": [2, 3], "data": bytes(48)}
+    return tensor_pb2.Tensor(**{**fields, **changes})
+
+
+def weight() -> tensor_pb2.Tensor:
+    return tensor_pb2.Tensor(name="weight", dtype=tensor_pb2.ELEMENT_TYPE_FLOAT64, data=bytes(8))
+
+
+def part(**changes: Any) -> tensor_pb2.Part:
+    fields: dict[str, Any] = {"kind": "wiretest.Common", "tensors": [tensor(), weight()]}
+    return tensor_pb2.Part(**{**fields, **changes})
+
+
+def fed(*parts: tensor_pb2.Part, after: Sequence[bytes] = ()) -> Received:
+    assembler = Assembler(session_pb2.JoinRequest)
+    frame = session_pb2.JoinRequest(reply=session_pb2.Reply(seq=1, parts=parts)).SerializeToString()
+    got = [assembler.feed(data) for data in (frame, *after)][-1]
+    assert isinstance(got, Received)
+    return got
+
+
+def chunk(size: int) -> bytes:
+    return session_pb2.JoinRequest(chunk=session_pb2.Chunk(data=bytes(size))).SerializeToString()
+
+
+def test_the_harmless_frame_that_the_hostile_ones_are_made_from_is_accepted() -> None:
+    (message,), _ = fed(part()).decode(1)
+    assert isinstance(message, Common)
+
+
+BIG = 3 * wire._PLAIN_BYTES
+HOSTILE = {
+    "too few bytes": part(tensors=[tensor(data=bytes(40)), weight()]),
+    "too many bytes": part(tensors=[tensor(data=bytes(56)), weight()]),
+    "too many bytes, large": part(tensors=[tensor(data=bytes(BIG)), weight()]),
+    "a shape that overflows": part(tensors=[tensor(shape=[1 << 63, 1 << 63]), weight()]),
+    "an empty tensor of absurd extent": part(tensors=[tensor(shape=[0, (1 << 64) - 1], data=b""), weight()]),
+    "another number of axes": part(tensors=[tensor(shape=[6]), weight()]),
+    "integers for floats": part(tensors=[tensor(dtype=tensor_pb2.ELEMENT_TYPE_INT64), weight()]),
+    "an unknown element type": part(tensors=[tensor(dtype=99), weight()]),
+    "no element type": part(tensors=[tensor(dtype=0), weight()]),
+    "an undeclared kind": part(kind="wiretest.Undeclared"),
+    "a kind that is a path": part(kind="os.path"),
+    "a kind of nothing": part(kind=""),
+    "another field": part(tensors=[tensor(name="y"), weight()]),
+    "a field missing": part(tensors=[tensor()]),
+    "a field too many": part(tensors=[tensor(), weight(), weight()]),
+    "users of a broadcast": part(users=tensor_pb2.Tensor(dtype=tensor_pb2.ELEMENT_TYPE_INT32, shape=[1], data=bytes(4))),
+    "floats as users": part(kind="wiretest.Block", users=tensor()),
+    "a chunked tensor with the wrong shape": part(tensors=[tensor(data=b"", chunked_bytes=40), weight()]),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_malformed_part_is_a_protocol_error(name: str) -> None:
+    after = [chunk(40)] if "chunked" in name else []
+    with pytest.raises(ProtocolError):
+        fed(HOSTILE[name], after=after).decode(2)
+
+
+def test_a_message_with_the_wrong_number_of_rows_is_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError, match="axis 'rows' is 3, wanted 2"):
+        carried(reply(block(3, 2))).decode(2)
+
+
+ANNOUNCED = part(tensors=[tensor(data=b"", shape=[2, 3], chunked_bytes=48), weight()])
+
+
+@pytest.mark.parametrize(
+    ("frames", "sentence"),
+    [
+        ([chunk(8)], "no tensor is incomplete"),
+        ([b"\xff\xff\xff"], "is not a JoinRequest"),
+        ([b""], "has no kind that protocol"),
+        ([b"\x1a\x05\x0a\x09abc"], "is not a JoinRequest"),
+        ([b"\x7a\x01a"], "has no kind that protocol"),
+        ([ANNOUNCED, chunk(49)], "a chunk ends at byte 49 of a tensor of 48 bytes"),
+        ([ANNOUNCED, chunk(0)], "a chunk ends at byte 0"),
+        ([ANNOUNCED, ANNOUNCED], "came while 1 tensors of the one before were incomplete"),
+        ([part(tensors=[tensor(data=b"", chunked_bytes=1 << 50), weight()])], "were announced, wanted at most"),
+        ([part(tensors=[tensor(data=b"", chunked_bytes=12 << 30), tensor(chunked_bytes=12 << 30)])], "were announced, wanted at most"),
+    ],
+)
+def test_frames_out_of_order_or_out_of_bounds_are_protocol_errors(frames: list[Any], sentence: str) -> None:
+    def as_bytes(frame: Any) -> bytes:
+        is_part = isinstance(frame, tensor_pb2.Part)
+        return session_pb2.JoinRequest(reply=session_pb2.Reply(parts=[frame])).SerializeToString() if is_part else frame
+
+    assembler = Assembler(session_pb2.JoinRequest)
+    for frame in frames[:-1]:
+        assembler.feed(as_bytes(frame))
+    with pytest.raises(ProtocolError, match=sentence):
+        assembler.feed(as_bytes(frames[-1]))
+
+
+def test_no_mutilation_of_a_frame_does_more_than_a_protocol_error() -> None:
+    rng = np.random.default_rng(0)
+    whole = reply(block(3, 2), common(2, 3000)).head
+    for length, position in itertools.product((*range(0, 200, 7), len(whole)), range(0, 120, 3)):
+        data = bytearray(whole[:length] if length else whole)
+        data[position % len(data)] = int(rng.integers(256))
+        try:
+            got = Assembler(session_pb2.JoinRequest).feed(bytes(data))
+            if isinstance(got, Received):
+                got.decode(3)
+        except ProtocolError:
+            continue
