@@ -1,0 +1,86 @@
+"""`coterie ledger`: the traffic of a run beside its closed form, and whether the coordinator's book and the hosts' agree."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from coterie_deploy.tables import count, is_narrow, size, table
+from coterie_server import summary
+from coterie_server.rundb import open_run
+from coterie_server.summary import Books, Traffic
+
+SHORT_NOTES = "vectors beside the closed form; wire = message + 5 bytes for each gRPC frame"
+NOTES = (
+    "A vector is one model of d numbers. payload: the numbers; message: protobuf; wire: message and 5 bytes for each gRPC frame. "
+    "closed form: the vectors that the method's own formula gives."
+)
+
+
+def print_ledger(folder: Path, stage: str | None, console: Console) -> None:
+    """Totals by stage, step, direction and scope; traffic that brought nothing apart. ConfigError for an unknown run or stage."""
+    with contextlib.closing(open_run(folder)) as connection:
+        only = None if stage is None else summary.stage_named(connection, stage).number
+        names = {one.number: one.name for one in summary.stages(connection)} | {summary.SESSION: "session"}
+        useful, repeats = summary.traffic(connection), summary.traffic(connection, repeats=True)
+        books = summary.reconcile(connection)
+        facts = summary.facts(connection)
+    console.print(Text(f"{facts.get('name', folder.name)}, run {facts.get('run_id', '?')}, {facts.get('status', '?')}", style="bold"))
+    console.print()
+    for number in sorted({row.stage for row in useful}, key=lambda number: (number == summary.SESSION, number)):
+        if only is None or number == only:
+            rows = [row for row in useful if row.stage == number]
+            name = names.get(number, str(number))
+            title = "session (hello, heartbeats, books)" if number == summary.SESSION else f"stage {name}"
+            console.print(traffic_table(title, rows, narrow=is_narrow(console)))
+            console.print()
+    if only is None:
+        console.print(traffic_table("all stages", summary.by_step(useful), narrow=is_narrow(console)))
+        console.print()
+    repeated = [row for row in repeats if only is None or row.stage == only]
+    if repeated:
+        console.print(traffic_table("apart: sent again, late or repeated", summary.by_step(repeated), narrow=is_narrow(console)))
+        console.print()
+    console.print(Text(NOTES, style="dim"))
+    for sentence in book_sentences(books, is_finished=facts.get("status") == "finished"):
+        console.print(Text(sentence))
+
+
+def traffic_table(title: str, rows: Sequence[Traffic], *, narrow: bool) -> Table:
+    """One line for each step and direction, and their total."""
+    scopes = {row.scope for row in rows if row.scope}
+    with_scope = len(scopes) > 1
+    lines = []
+    whole = summary.total(rows)
+    if any(row.vectors and row.expected is None for row in rows):
+        whole = replace(whole, expected=None)  # it would not be comparable
+    for row in (*rows, whole):
+        names = [row.step, row.direction] + ([row.scope] if with_scope else [])
+        numbers = [count(row.vectors), count(row.expected), size(row.payload_bytes), size(row.message_bytes), size(row.wire_bytes)]
+        lines.append([*names, *numbers] if narrow else [*names, numbers[0], numbers[1], count(row.scalars), *numbers[2:]])
+    names = ["step", "way"] + (["scope"] if with_scope else [])
+    columns = ["vectors", "formula"] if narrow else ["vectors", "closed form", "scalars"]
+    return table(title, [*names, *columns, "payload", "message", "wire"], lines, n_text=len(names), last=1, gap=1 if narrow else 2)
+
+
+def book_sentences(books: Books, *, is_finished: bool) -> list[str]:
+    """Whether the two books agree, in words."""
+    said = []
+    if books.n_agreed:
+        said.append(f"The hosts' own books agree with the coordinator's in {count(books.n_agreed)} rows, to the byte.")
+    for host, n_rows in books.lost_by_host.items():
+        said.append(f"{count(n_rows)} rows are the coordinator's alone: host {host!r} lost its process or stream, and its notes.")
+    for host, n_rows in books.lost_by_parent.items():
+        said.append(f"{count(n_rows)} rows are those of host {host!r} alone: the coordinator was killed before it wrote them.")
+    if books.absent:
+        why = "did not arrive" if is_finished else "arrive when the run finishes"
+        said.append(f"The books of {len(books.absent)} hosts {why}: {', '.join(books.absent)}.")
+    if books.n_differences:
+        said.append(f"THE BOOKS DIFFER in {count(books.n_differences)} rows, for example {books.differences[0]}.")
+    return said or ["Nothing has been booked yet."]

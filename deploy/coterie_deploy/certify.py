@@ -1,0 +1,106 @@
+"""`coterie certify`: for which penalties does a partition of an experiment's users solve convex clustering exactly?
+
+The partition is the one the users know, or the one that a finished run has found. It is a federated run of the method `certify`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from coterie.config import Experiment, load_experiment
+from coterie.errors import ConfigError
+from coterie.methods import pdmm
+from coterie.methods.certify import Config
+from coterie_client.data import list_users
+from coterie_deploy.api import Result, run
+from coterie_deploy.tables import figure, table
+from coterie_server.rundb import open_run
+
+# The penalty in the text's conventions is LAM over these.
+CONVENTIONS = ("LAM", "lambda_eq3", "lambda_eq14")
+LINES = (
+    ("lower end", "lower_end", ""),
+    ("upper end", "upper_end", ""),
+    ("two clusters merge", "merging_penalty", ""),
+    ("looked at", "at", "exact_holds"),
+    ("  needed there, at least", "exact", "exact_holds"),
+    ("  Theorem 1 (6), at least", "theorem1", "theorem1_holds"),
+    ("  Theorem 2 (13), less than", "theorem2", "theorem2_holds"),
+)
+
+
+def certify(experiment: Experiment | Path, *, hosts: int = 1, overrides: Sequence[str] = (), partition: str | Path = "known") -> None:
+    """Certifies "known", or the final clusters of the run in the folder `partition`, and prints the interval as a table.
+
+    The experiment's data and loss are taken, and of its method the penalty, if it has a single one: there the theorems are looked at.
+    Raises ConfigError for a folder that is no finished run with clusters, and for users without a known cluster.
+    """
+    chosen = load_experiment(experiment, overrides) if isinstance(experiment, Path) else experiment
+    wanted = certification(chosen, partition)
+    show(run(wanted, hosts=hosts, overrides=() if isinstance(experiment, Path) else overrides), Console(highlight=False))
+
+
+def certification(experiment: Experiment, partition: str | Path = "known") -> Experiment:
+    """The experiment with the method `certify` in the place of its own."""
+    method = experiment.method if isinstance(experiment.method, Config) else Config(at=_penalty_of(experiment))
+    if str(partition) != "known":
+        method = Config(labels=found_labels(Path(partition)), tolerance=method.tolerance, at=method.at)
+    return experiment.model_copy(update={"method": method, "references": ()})
+
+
+def found_labels(folder: Path) -> dict[str, str]:
+    """The clusters of the run's final stage, by user name. Raises ConfigError when there are none."""
+    with contextlib.closing(open_run(folder)) as connection:
+        row = connection.execute("SELECT value FROM run WHERE key = 'final_stage'").fetchone()
+    if row is None:
+        raise ConfigError(f"the run in {folder} has not finished, want one with final models")
+    path = folder / "models" / f"{row[0]}.npz"
+    try:
+        with np.load(path) as arrays:
+            users, labels = arrays["users"], arrays["labels"]
+    except KeyError:
+        raise ConfigError(f"the final stage {row[0]!r} of the run in {folder} has no clusters, want a run that finds some") from None
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"cannot read the clusters in {path}: {error}") from None
+    return {str(user): str(int(label)) for user, label in zip(users, labels, strict=True)}
+
+
+def show(result: Result, console: Console) -> None:
+    """Prints the interval, the theorems' conditions and what it cost; each penalty in three conventions."""
+    figures, n_users = result.metrics[result.final_stage], len(result.users)
+    rows = [
+        (title, *(figure(figures[key] / factor) for factor in (1, 2 * n_users, 2)), _answer(figures, verdict))
+        for title, key, verdict in LINES
+    ]
+    console.print(f"{int(figures['clusters'])} clusters of {n_users} users: {_verdict(figures)}\n")
+    console.print(table("Penalties", ("", *CONVENTIONS, "holds"), rows))
+    vectors = sum(line["vectors"] for line in result.ledger() if line["stage"] == result.final_stage and line["step"] != "evaluate")
+    exchanges = int(figures["exchanges"])
+    console.print(f"\n{exchanges} exchanges, {vectors:,} vectors; only cluster models, gradients and Hessians travelled")
+
+
+def _answer(figures: Mapping[str, float], verdict: str) -> str:
+    return "" if not verdict else "yes" if figures[verdict] else "no"
+
+
+def _verdict(figures: Mapping[str, float]) -> str:
+    if np.isinf(figures["lower_end"]):
+        return "no penalty gives exactly these"
+    return f"exact for LAM in [{figure(figures['lower_end'])}, {figure(figures['upper_end'])}]"
+
+
+def _penalty_of(experiment: Experiment) -> float | None:
+    """LAM of the experiment's method, when that is convex clustering with a single penalty."""
+    method = experiment.method
+    if not isinstance(method, pdmm.Config) or (method.path is not None and len(method.path) > 1):
+        return None
+    return method.lam(len(list_users(experiment.data, experiment.seed)))
+
+
+__all__ = ["certification", "certify", "found_labels", "show"]

@@ -1,0 +1,53 @@
+"""The command `coterie`: from its arguments to a role, and from an error to one sentence and an exit code.
+
+0 done, 2 the command line, the experiment or its data is wrong, 3 the run cannot go on; 130 and 143: stopped by SIGINT or SIGTERM where
+there is nothing to report. Anything else is a mistake of ours and shows its traceback.
+"""
+
+# ruff: noqa: PLC0415 - the environment comes first
+
+from __future__ import annotations
+
+import os
+import sys
+
+# One thread for each process: many would compete for the processors, and sums split over threads may differ in their last bits.
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def main() -> None:
+    """Runs the command and exits."""
+    os.environ.update(dict.fromkeys(_THREADS, "1"))  # before numpy is imported
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said by us
+    sys.path.append(os.getcwd())  # losses and sources named by import path
+    sys.exit(_run(sys.argv[1:]))
+
+
+def _run(arguments: list[str]) -> int:
+    import typer
+
+    from coterie.errors import CoterieError
+    from coterie_deploy.commands import app
+
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(arguments, prog_name="coterie", standalone_mode=False)
+    except CoterieError as error:
+        return _failed(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
+        return 141
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        # The parser refuses something. Where its exceptions live depends on the version of typer.
+        return _failed(f"{error.format_message()} (see coterie --help)", 2)
+    return code if isinstance(code, int) else 0
+
+
+def _failed(sentence: str, code: int) -> int:
+    """Prints one line, however narrow the terminal: wrapping it is the terminal's business."""
+    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)  # noqa: T201
+    return code

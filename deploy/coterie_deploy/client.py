@@ -1,0 +1,99 @@
+"""The role of a client host: the users of this process, in the run of a server elsewhere.
+
+Imports no server and no scipy: a client starts in well under a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from coterie.config import Experiment
+from coterie.errors import ConfigError, RunError
+from coterie.names import parse_users
+from coterie.snapshot import SnapshotFile
+from coterie_client.build import build_host
+from coterie_client.connect import serve_host
+from coterie_client.data import list_users
+from coterie_client.host import Host
+from coterie_deploy.signals import stopping_at_end_of_input, stopping_on_signals
+
+STATE = Path("coterie-state")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class Client:
+    """What the command line says about a client."""
+
+    server: str
+    users: str | None  # a selection, None: all of the data
+    name: str | None
+    data: Path | None  # None: the working directory
+    state: Path
+    patience_s: float
+    insecure: bool
+    launched: bool  # by `coterie run`: ends with its launcher, and trusts the paths of the experiment
+
+
+def default_name(users: str | None) -> str:
+    """The same after a restart: the machine, and which users."""
+    return socket.gethostname() if users is None else f"{socket.gethostname()}:{users}"
+
+
+def store_of(folder: Path, name: str, run_id: str) -> SnapshotFile:
+    """Where a host of a run keeps its state: a file of its own for each run, so that runs do not meet."""
+    return SnapshotFile(folder, f"{_UNSAFE.sub('_', name)}.{run_id}")
+
+
+def run_client(client: Client) -> int:
+    """Serves the run to its end: 0; 130 or 143 when stopped before, with the state written down. Raises CoterieError."""
+    _check_address(client)
+    return asyncio.run(_serve(client))
+
+
+async def _serve(client: Client) -> int:
+    name = client.name or default_name(client.users)
+
+    def make_host(experiment: Experiment, run_id: str) -> Host:
+        data = client.data if client.data is not None or client.launched else Path()
+        users = None
+        if client.users is not None:
+            users = parse_users(client.users, [head.name for head in list_users(experiment.data, experiment.seed, data)])
+        store = store_of(client.state, name, run_id)
+        host = build_host(name, experiment, run_id, users, data_dir=data, store=store, instance=secrets.token_hex(8))
+        _check_writable(client.state)
+        print(f"host {name!r} with {len(host.users)} users joins run {run_id} at {client.server}", flush=True)  # noqa: T201
+        return host
+
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(stopping_on_signals())
+        if client.launched:
+            stack.enter_context(stopping_at_end_of_input(stop))
+        outcome = await serve_host(make_host, client.server, name=name, patience_s=client.patience_s, stop=stop)
+    if outcome is None:
+        print(f"stopped by {stop.by}; the same command goes on from here", flush=True)  # noqa: T201
+        return stop.exit_code
+    print(outcome, flush=True)  # noqa: T201
+    return 0
+
+
+def _check_writable(state: Path) -> None:
+    """Better now than at the first snapshot."""
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot write the state folder {state}: {error.strerror or error}") from error
+
+
+def _check_address(client: Client) -> None:
+    host, colon, port = client.server.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"--server is {client.server!r}, want HOST:PORT")
+    if not client.insecure and host.strip("[]") not in ("localhost", "::1") and not host.startswith("127."):
+        raise ConfigError(f"joining {client.server} without TLS sends models in plain text: allow it with --insecure")

@@ -1,0 +1,187 @@
+"""The commands and their options. Each imports what it needs when it is called, so that a client does not pay for a server."""
+
+# ruff: noqa: PLC0415
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Personalized federated learning over gRPC, with every byte of communication accounted for.",
+)
+
+
+class TransportName(StrEnum):
+    """How coordinator and hosts speak."""
+
+    grpc = "grpc"
+    loopback = "loopback"
+
+
+ExperimentName = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="Shipped name, YAML file or run folder.", show_default=False)]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the experiment: method.penalty=0.05.")]
+Output = Annotated[Path | None, typer.Option(metavar="DIR", help="The run folder.  [default: runs/NAME]", show_default=False)]
+Seed = Annotated[int | None, typer.Option(min=0, help="Replaces the experiment's.", show_default=False)]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the run folder.")]
+Replay = Annotated[Path | None, typer.Option(metavar="RUN", help="Repeat the time-dependent decisions of that run.", show_default=False)]
+Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where data paths start.  [default: here]", show_default=False)]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plain text beyond this machine.")]
+
+
+@app.callback(invoke_without_command=True)
+def coterie(context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Personalized federated learning over gRPC, with every byte of communication accounted for."""
+    if version:
+        from coterie import __version__
+
+        typer.echo(f"coterie {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def experiments() -> None:
+    """List the shipped experiments."""
+    from coterie_deploy.listing import print_experiments
+
+    print_experiments(_console())
+
+
+@app.command()
+def run(
+    experiment: ExperimentName,
+    hosts: Annotated[int | None, typer.Option(min=1, help="[default: 4, loopback 1]", show_default=False)] = None,
+    transport: Annotated[TransportName, typer.Option(help="Processes over gRPC, or all in this process.")] = TransportName.grpc,
+    overrides: Overrides = None,
+    output: Output = None,
+    resume: Resume = False,
+    replay_decisions: Replay = None,
+    seed: Seed = None,
+    data: Data = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run an experiment on this machine: a coordinator and its client hosts."""
+    from coterie_deploy.launch import Launch, default_hosts
+    from coterie_deploy.local import run_here
+    from coterie_deploy.shipped import choose
+
+    chosen = choose(
+        experiment,
+        overrides or (),
+        seed=seed,
+        hosts=hosts,
+        default_hosts=lambda wanted: default_hosts(wanted, transport.value, data),
+        output=output,
+        resume=resume,
+    )
+    how = Launch(transport=transport.value, folder=chosen.folder, data=data, resume=resume, decisions_of=replay_decisions)
+    run_here(chosen.experiment, how, _console(), _console(stderr=True), quiet=quiet)
+
+
+@app.command()
+def server(
+    experiment: ExperimentName,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where hosts find this server.")],
+    hosts: Annotated[int | None, typer.Option(min=1, help="How many join.  [default: the experiment's]", show_default=False)] = None,
+    overrides: Overrides = None,
+    output: Output = None,
+    resume: Resume = False,
+    replay_decisions: Replay = None,
+    seed: Seed = None,
+    insecure: Insecure = False,
+    quiet: Quiet = False,
+) -> None:
+    """Coordinate a run whose hosts are elsewhere. SIGTERM: checkpoint, exit code 3."""
+    from coterie_deploy.local import serve_here
+    from coterie_deploy.server import Serve
+    from coterie_deploy.shipped import choose
+
+    chosen = choose(experiment, overrides or (), seed=seed, hosts=hosts, default_hosts=lambda _: 1, output=output, resume=resume)
+    how = Serve(chosen.folder, listen, insecure=insecure, resume=resume, decisions_of=replay_decisions)
+    serve_here(chosen.experiment, how, _console(), _console(stderr=True), quiet=quiet)
+
+
+@app.command()
+def client(
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="The coordinator.")],
+    users: Annotated[str | None, typer.Option(help="0-19 or u1,u2.  [default: all]", show_default=False)] = None,
+    name: Annotated[str | None, typer.Option(metavar="HOST", help="[default: the machine's and --users]", show_default=False)] = None,
+    data: Data = None,
+    state: Annotated[Path, typer.Option(metavar="DIR", help="What a restart needs.")] = Path("coterie-state"),
+    patience: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Without a server.")] = 60.0,
+    insecure: Insecure = False,
+    launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
+) -> None:
+    """Serve some users in the run of a server. SIGTERM: state is written down, exit code 143."""
+    from coterie_deploy.client import Client, run_client
+
+    code = run_client(Client(server, users, name, data, state, patience, insecure, launched))
+    raise typer.Exit(code)
+
+
+@app.command()
+def ledger(run: RunFolder, stage: Annotated[str | None, typer.Option(help="Only this stage.", show_default=False)] = None) -> None:
+    """Show what a run communicated, beside the closed form."""
+    from coterie_deploy.books import print_ledger
+
+    print_ledger(run, stage, _console())
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    table: Annotated[Path, typer.Argument(metavar="DATA.CSV", help="Rows with the feature columns.", show_default=False)],
+    user: Annotated[str, typer.Option(help="Whose model.")],
+    stage: Annotated[str | None, typer.Option(help="[default: the final one]", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="[default: standard output]", show_default=False)] = None,
+) -> None:
+    """Apply a user's final model to the rows of a table."""
+    import sys
+
+    from coterie_deploy.predict import predict as write_predictions
+
+    write_predictions(run, user, table, stage, out, sys.stdout)
+
+
+@app.command()
+def certify(
+    experiment: ExperimentName,
+    hosts: Annotated[int, typer.Option(min=1)] = 1,
+    overrides: Overrides = None,
+    partition: Annotated[str, typer.Option(metavar="known|RUN", help="The known clusters, or those a run has found.")] = "known",
+) -> None:
+    """Certify for which penalties clusters are provably found."""
+    from coterie_deploy.certify import certify as print_certificate
+    from coterie_deploy.shipped import find
+
+    print_certificate(find(experiment), hosts=hosts, overrides=overrides or (), partition=partition)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="What to reproduce; without it, what there is.", show_default=False)] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 8,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Where plots and tables go.")] = Path("reproduced"),
+) -> None:
+    """Reproduce a paper's figure: its table beside the paper's, and plots."""
+    from coterie_deploy import reproduce as papers
+
+    if name is None:
+        typer.echo("\n".join(papers.names()))
+    else:
+        papers.reproduce(name, seeds=seeds, output=output)
+
+
+def _console(*, stderr: bool = False) -> Any:
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)

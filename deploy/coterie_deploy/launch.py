@@ -1,0 +1,104 @@
+"""A whole run at once: the coordinator in this process, its hosts in processes of their own (gRPC) or in this one (loopback)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from coterie.config import Experiment, experiment_to_json
+from coterie.errors import ConfigError
+from coterie_client.build import build_host
+from coterie_client.data import list_users
+from coterie_deploy.client import store_of
+from coterie_deploy.hosts import HostProcess, host_processes
+from coterie_deploy.loopback import join_all
+from coterie_server.coordinator import Connect, Finished, Options, coordinate
+from coterie_server.engine import Observer
+from coterie_server.hub import Hub
+from coterie_server.serve import serving
+
+Transport = Literal["grpc", "loopback"]
+TRANSPORTS: tuple[Transport, ...] = ("grpc", "loopback")
+DEFAULT_HOSTS = 4  # processes
+HOSTS = "hosts"  # in the run folder: state and log of each launched host
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How an experiment is run, beside what it says itself."""
+
+    transport: Transport = "grpc"
+    folder: Path | None = None
+    data: Path | None = None
+    resume: bool = False
+    decisions_of: Path | None = None
+    observer: Observer | None = None
+    stop: asyncio.Event | None = None
+    on_hub: Callable[[Hub], None] | None = None  # is told the hub before hosts join
+
+
+def default_hosts(experiment: Experiment, transport: Transport, data: Path | None) -> int:
+    """How many hosts, when nobody says: a few processes, but none without users."""
+    return 1 if transport == "loopback" else min(DEFAULT_HOSTS, len(list_users(experiment.data, experiment.seed, data)))
+
+
+async def launch(experiment: Experiment, how: Launch) -> Finished:
+    """Runs the experiment with its users spread evenly over `federation.hosts` hosts. Raises CoterieError."""
+    n_hosts = experiment.federation.hosts
+    names = [head.name for head in await asyncio.to_thread(list_users, experiment.data, experiment.seed, how.data)]
+    if n_hosts > len(names):
+        raise ConfigError(f"{n_hosts} hosts for {len(names)} users: want at most one host for each user")
+    bounds = [len(names) * i // n_hosts for i in range(n_hosts + 1)]
+    shares = {f"host-{i + 1}": range(bounds[i], bounds[i + 1]) for i in range(n_hosts)}
+    connect = _in_processes(experiment, how, shares) if how.transport == "grpc" else _in_this_process(experiment, how, shares, names)
+    options = Options(how.folder, how.resume, how.decisions_of, how.observer, how.stop)
+    return await coordinate(experiment, connect, options)
+
+
+def _in_processes(experiment: Experiment, how: Launch, shares: dict[str, range]) -> Connect:
+    @contextlib.asynccontextmanager
+    async def connect(hub: Hub) -> AsyncIterator[None]:
+        _announce(how, hub)
+        with contextlib.ExitStack() as stack:
+            folder = how.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coterie-")))
+            hosts = [
+                HostProcess(name, f"{share.start}-{share.stop - 1}", folder / HOSTS / name, how.data) for name, share in shares.items()
+            ]
+            async with (
+                serving(hub, experiment_to_json(experiment), "127.0.0.1:0") as server,
+                host_processes(hub, server.port, hosts),
+            ):
+                yield
+
+    return connect
+
+
+def _in_this_process(experiment: Experiment, how: Launch, shares: dict[str, range], names: list[str]) -> Connect:
+    @contextlib.asynccontextmanager
+    async def connect(hub: Hub) -> AsyncIterator[None]:
+        _announce(how, hub)
+        hosts = [
+            build_host(
+                name,
+                experiment,
+                hub.run_id,
+                [names[place] for place in share],
+                data_dir=how.data,
+                store=None if how.folder is None else store_of(how.folder / HOSTS / name, name, hub.run_id),
+            )
+            for name, share in shares.items()
+        ]
+        join_all(hub, hosts)
+        yield
+
+    return connect
+
+
+def _announce(how: Launch, hub: Hub) -> None:
+    if how.on_hub is not None:
+        how.on_hub(hub)

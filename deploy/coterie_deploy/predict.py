@@ -1,0 +1,142 @@
+"""`coterie predict`: the model of one user, applied to the rows of a table."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from coterie.arrays import Array
+from coterie.config import Experiment, load_experiment
+from coterie.data import CsvData, HsbData, ParquetData
+from coterie.errors import ConfigError, RunError
+from coterie.names import unknown_user
+from coterie_client.problems.resolve import resolve_row_loss
+from coterie_deploy.shipped import FROZEN
+from coterie_server import summary
+from coterie_server.rundb import open_run
+
+PREDICTION = "prediction"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A user's final model and the constants that its features were standardised with."""
+
+    x: Array  # (d,)
+    mean: Array | None  # (p,)
+    scale: Array | None  # (p,)
+
+    def features_wanted(self, experiment: Experiment) -> int:
+        """p."""
+        return len(self.x) - experiment.problem.has_intercept
+
+
+def predict(folder: Path, user: str, table: Path, stage: str | None, out: Path | None, stdout: IO[str]) -> None:
+    """Writes the table with a column "prediction": the label -1 or 1 of a classifier, else the value. Raises ConfigError."""
+    path = folder / FROZEN
+    if not path.is_file():
+        raise ConfigError(f"{folder} is not a run folder: it has no {FROZEN}")
+    experiment = load_experiment(path)
+    if experiment.problem.is_distance:
+        raise ConfigError(f"the loss {experiment.problem.loss} makes no predictions: its models are points")
+    model = _model(folder, user, stage)
+    header, rows = _read(table)
+    features = _features(table, header, rows, _columns(experiment, table, header, rows, model.features_wanted(experiment)))
+    if model.mean is not None and model.scale is not None:
+        features = (features - model.mean) / model.scale
+    if experiment.problem.has_intercept:
+        features = np.column_stack([features, np.full(len(rows), -1.0)])
+    loss = resolve_row_loss(experiment.problem)
+    predictions = loss.predict((features * model.x).sum(axis=1))
+    said = [f"{value:g}" if loss.is_classifier else repr(float(value)) for value in predictions]
+    _write(out, stdout, [*header, PREDICTION], [[*cells, value] for (_, cells), value in zip(rows, said, strict=True)])
+
+
+def _model(folder: Path, user: str, stage: str | None) -> Model:
+    with contextlib.closing(open_run(folder)) as connection:
+        name = summary.facts(connection).get("final_stage") if stage is None else summary.stage_named(connection, stage).name
+    if name is None:
+        raise ConfigError(f"the run in {folder} has not finished, so it has no models yet")
+    path = folder / "models" / f"{name}.npz"
+    if not path.is_file():
+        raise ConfigError(f"stage {name!r} has left no models in {folder}")
+    with np.load(path) as arrays:
+        users = [str(known) for known in arrays["users"]]
+        if user not in users:
+            raise unknown_user(user, users)
+        if "x" not in arrays:
+            raise ConfigError(f"the models of stage {name!r} have stayed with their users")
+        constants = [arrays.get(key) for key in ("mean", "scale")]
+        return Model(arrays["x"][users.index(user)], constants[0], constants[1])
+
+
+def _read(table: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Header, and rows with their line numbers."""
+    try:
+        with table.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            lines = [(reader.line_num, cells) for cells in reader if cells]
+    except OSError as error:
+        raise ConfigError(f"cannot read {table}: {error.strerror or error}") from None
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{table} is not comma-separated text in UTF-8: {error}") from None
+    if not lines:
+        raise ConfigError(f"{table} is empty, want a header and rows")
+    header = lines[0][1]
+    for line, cells in lines[1:]:
+        if len(cells) != len(header):
+            raise ConfigError(f"{table} line {line} has {len(cells)} fields, want the {len(header)} of the header")
+    return header, lines[1:]
+
+
+def _columns(experiment: Experiment, table: Path, header: list[str], rows: list[tuple[int, list[str]]], wanted: int) -> list[str]:
+    """The feature columns: those that the experiment names, else all numeric ones that have no other role there."""
+    data = experiment.data
+    named = getattr(data, "feature_columns", None)
+    if isinstance(data, CsvData | ParquetData | HsbData) and named:
+        missing = [column for column in named if column not in header]
+        if missing:
+            raise ConfigError(f"{table}: column {missing[0]!r} is missing, found {', '.join(map(repr, header))}")
+        return list(named)
+    roles = {getattr(data, role, None) for role in ("user_column", "cluster_column", "target_column")}
+    first = rows[0][1] if rows else header
+    found = [column for column, cell in zip(header, first, strict=True) if column not in roles and _is_number(cell)]
+    if rows and len(found) != wanted:
+        raise ConfigError(f"{table} has {len(found)} numeric columns for features ({', '.join(found) or 'none'}), the model wants {wanted}")
+    return found
+
+
+def _features(table: Path, header: list[str], rows: list[tuple[int, list[str]]], columns: list[str]) -> Array:
+    """(m, p)."""
+    places = [header.index(column) for column in columns]
+    features = np.empty((len(rows), len(columns)))
+    for number, (line, cells) in enumerate(rows):
+        for column, place in enumerate(places):
+            if not _is_number(cells[place]):
+                raise ConfigError(f"{table} line {line}, column {header[place]!r}: {cells[place]!r} is not a finite number, want one")
+            features[number, column] = float(cells[place])
+    return features
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return math.isfinite(float(cell)) and "_" not in cell
+    except ValueError:
+        return False
+
+
+def _write(out: Path | None, stdout: IO[str], header: list[str], rows: list[list[str]]) -> None:
+    if out is None:
+        csv.writer(stdout, lineterminator="\n").writerows([header, *rows])
+        return
+    try:
+        with out.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([header, *rows])
+    except OSError as error:
+        raise RunError(f"cannot write {out}: {error.strerror or error}") from None

@@ -1,0 +1,143 @@
+"""What a run shows while it goes on: a live display in a terminal, plain lines elsewhere.
+
+A round costs an observer one assignment; drawing is the business of the display's own clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from coterie_deploy.tables import duration, figure
+from coterie_server.engine import Progress
+from coterie_server.hub import Hub
+
+LINES_EVERY_S = 10.0
+_DRAWS_PER_S = 6.0
+_RATE_OVER_S = 3.0
+
+
+class Display:
+    """The state that is shown; call it after each round."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.latest: Progress | None = None
+        self.hub: Hub | None = None
+        self._samples: deque[tuple[float, int, int]] = deque()  # (time, stage, round)
+
+    def __call__(self, progress: Progress) -> None:
+        """A round has been made."""
+        self.latest = progress
+
+    def rate(self) -> float:
+        """Rounds per second over the last few seconds, 0 while unknown."""
+        latest, now = self.latest, time.monotonic()
+        if latest is None:
+            return 0.0
+        samples = self._samples
+        samples.append((now, latest.number, latest.round))
+        while len(samples) > 2 and (samples[0][1] != latest.number or now - samples[0][0] > _RATE_OVER_S):
+            samples.popleft()
+        began, stage, first = samples[0]
+        return (latest.round - first) / (now - began) if stage == latest.number and now > began else 0.0
+
+    def waiting(self) -> str:
+        """What one waits for before the first round."""
+        if self.hub is None:
+            return "starting"
+        hosts = list(self.hub.hosts.values())
+        n_here, n_wanted = sum(host.link is not None for host in hosts), self.hub.rules.hosts
+        return f"waiting for hosts: {n_here} of {n_wanted} here" if n_here < n_wanted else "preparing"
+
+
+def figures_of(progress: Progress) -> list[str]:
+    """Objective, residual and clusters of a round, as far as its method knows them."""
+    known = progress.figures
+    parts = []
+    if "objective" in known:
+        parts.append(f"objective {figure(known['objective'], 6)}")
+    residuals = [known[name] for name in ("primal_residual", "dual_residual") if name in known]
+    if residuals:
+        parts.append(f"residual {figure(max(residuals), 2)}")
+    elif "gradient_norm" in known:
+        parts.append(f"gradient {figure(known['gradient_norm'], 2)}")
+    if "clusters" in known:
+        parts.append(f"clusters {known['clusters']:.0f}")
+    return parts
+
+
+def _stage_of(progress: Progress) -> str:
+    return f"{progress.number + 1}/{progress.n_stages} {progress.stage.name}"
+
+
+class _Drawing:
+    """What the live display draws, each time anew."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+
+    def __rich__(self) -> Table | Group:
+        latest = self._display.latest
+        if latest is None:
+            return Group(Text(self._display.waiting(), style="dim"))
+        rate, limit = self._display.rate(), latest.stage.stop.rounds
+        left = f"  at most {duration((limit - latest.round) / rate)}" if rate > 0 else ""
+        grid = Table.grid(padding=(0, 1), expand=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(no_wrap=True, justify="right")
+        bar = ProgressBar(total=limit, completed=latest.round)
+        grid.add_row(Text(_stage_of(latest), style="bold"), bar, Text(f"{latest.round}/{limit}{left}"))
+        parts = [*figures_of(latest), f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s"]
+        return Group(grid, Text("  " + "  ".join(parts), no_wrap=True, overflow="ellipsis"))
+
+
+class _Lines(Display):
+    """A line when a stage ends and every few seconds."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._printed_at = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        before, self.latest = self.latest, progress
+        if before is not None and before.number != progress.number:
+            self._print(before)
+        elif time.monotonic() - self._printed_at > LINES_EVERY_S:
+            self._print(progress)
+
+    def last(self) -> None:
+        """The line of the round that was made last."""
+        if self.latest is not None:
+            self._print(self.latest)
+
+    def _print(self, progress: Progress) -> None:
+        self._printed_at = time.monotonic()
+        rounds = f"stage {_stage_of(progress)}: round {progress.round} of at most {progress.stage.stop.rounds}"
+        print(", ".join([rounds, *figures_of(progress)]), file=self.console.file, flush=True)
+
+
+@contextlib.contextmanager
+def display(console: Console, *, quiet: bool) -> Iterator[Display]:
+    """Shows a run while the block runs, on a console of standard error."""
+    if quiet:
+        yield Display(console)
+    elif console.is_terminal:
+        shown = Display(console)
+        with Live(_Drawing(shown), console=console, refresh_per_second=_DRAWS_PER_S, transient=True):
+            yield shown
+    else:
+        lines = _Lines(console)
+        try:
+            yield lines
+        finally:
+            lines.last()

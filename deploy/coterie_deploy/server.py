@@ -1,0 +1,86 @@
+"""The role of a coordinator for hosts on other machines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from coterie.config import Experiment, experiment_to_json
+from coterie.errors import RunError
+from coterie_deploy.progress import Display, display
+from coterie_deploy.signals import Stop, stopping_on_signals
+from coterie_deploy.tables import counted
+from coterie_server.coordinator import Connect, Options, coordinate
+from coterie_server.hub import Hub
+from coterie_server.serve import serving
+
+_LOOK_EVERY_S = 0.25
+
+
+@dataclass(frozen=True)
+class Serve:
+    """How an experiment is served, beside what it says itself."""
+
+    folder: Path
+    address: str
+    insecure: bool = False
+    resume: bool = False
+    decisions_of: Path | None = None
+
+
+async def serve(experiment: Experiment, how: Serve, console: Console, *, quiet: bool) -> None:
+    """Serves the run at HOST:PORT to its end. Raises CoterieError; when asked to stop, a RunError that says how to go on."""
+    with stopping_on_signals() as stop, display(console, quiet=quiet) as shown:
+        options = Options(how.folder, how.resume, how.decisions_of, shown, stop)
+        try:
+            await coordinate(experiment, _connect(experiment, how, shown, quiet=quiet), options)
+        except RunError as error:
+            raise with_advice(error, stop, f"coterie server {how.folder} --listen {how.address} --resume") from None
+
+
+def with_advice(error: RunError, stop: Stop, command: str) -> RunError:
+    """The error itself, or when the run was asked to stop the same with the command that goes on."""
+    return RunError(f"{error}: {command}") if stop.is_set() else error
+
+
+def _connect(experiment: Experiment, how: Serve, shown: Display, *, quiet: bool) -> Connect:
+    @contextlib.asynccontextmanager
+    async def connect(hub: Hub) -> AsyncIterator[None]:
+        shown.hub = hub
+        async with serving(hub, experiment_to_json(experiment), how.address, insecure=how.insecure) as server:
+            place = f"{how.address.rpartition(':')[0]}:{server.port}"
+            if quiet:
+                yield
+                return
+            _say(shown, f"run {hub.run_id} of {experiment.name} listens on {place} for {counted(experiment.federation.hosts, 'host')}")
+            reporting = asyncio.create_task(_report_hosts(hub, shown))
+            try:
+                yield
+            finally:
+                reporting.cancel()
+                await asyncio.gather(reporting, return_exceptions=True)
+
+    return connect
+
+
+async def _report_hosts(hub: Hub, shown: Display) -> None:
+    """Says who comes and goes."""
+    here: set[str] = set()
+    while True:
+        now = {host.name for host in list(hub.hosts.values()) if host.link is not None}
+        for name in sorted(now - here):
+            _say(shown, f"host {name!r} is here with {counted(len(hub.hosts[name].users), 'user')}: {len(now)} of {hub.rules.hosts} hosts")
+        for name in sorted(here - now):
+            if not hub.is_over:
+                _say(shown, f"host {name!r} is gone: {len(now)} of {hub.rules.hosts} hosts are left")
+        here = now
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def _say(shown: Display, sentence: str) -> None:
+    shown.console.print(sentence, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,69 @@
+"""How numbers and tables look in a terminal, wide or narrow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+NARROW = 76  # columns below which tables leave out what can be done without
+
+
+def count(value: float | None) -> str:
+    """An exact number with thousands separated, "-" for none."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+
+
+def counted(number: int, what: str) -> str:
+    """ "1 host", "2 hosts"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def size(n_bytes: float) -> str:
+    """Bytes in powers of 1000 with three digits: "1.62 MB"."""
+    units = ("B", "kB", "MB", "GB", "TB")
+    power = 0
+    while n_bytes >= 999.5 and power < len(units) - 1:
+        n_bytes, power = n_bytes / 1000, power + 1
+    digits = 0 if power == 0 else 2 if n_bytes < 9.995 else 1 if n_bytes < 99.95 else 0
+    return f"{n_bytes:.{digits}f} {units[power]}"
+
+
+def figure(value: float | None, digits: int = 4) -> str:
+    """A measured value with a few significant digits, "-" for none."""
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{value:#.{digits}g}" if digits > 2 and abs(value) < 10**digits else f"{value:.{digits}g}"
+
+
+def duration(seconds: float) -> str:
+    """A length of time: "2.4 s", "41 s", "12:03", "1:02:03"."""
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def is_narrow(console: Console) -> bool:
+    """Whether there is little room."""
+    return console.width < NARROW
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, n_text: int = 1, last: int = 0, gap: int = 2) -> Table:
+    """A borderless table: the first `n_text` columns are text, the others numbers; the `last` rows stand apart; `gap` between columns."""
+    built = Table(
+        title=Text(title, style="bold"), title_justify="left", box=None, padding=(0, gap, 0, 0), header_style="dim", pad_edge=False
+    )
+    for place, column in enumerate(columns):
+        built.add_column(column, justify="left" if place < n_text else "right", no_wrap=place >= n_text, overflow="fold")
+    first_of_last = len(rows) - last
+    for place, row in enumerate(rows):
+        style = "bold" if place >= first_of_last else ""
+        built.add_row(*(Text(cell) for cell in row), end_section=place == first_of_last - 1, style=style)
+    return built
