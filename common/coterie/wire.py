@@ -256,7 +256,7 @@ class Received:
     """A complete task or reply: its frame, the bytes of each chunked tensor, and the size of its first frame."""
 
     frame: session_pb2.Task | session_pb2.Reply
-    tails: tuple[bytearray, ...]
+    tails: tuple[bytearray | memoryview, ...]
     head_bytes: int
     lifted: _Lifted | None = None
 
@@ -283,7 +283,12 @@ class Received:
 
 
 def _decode_part(
-    part: tensor_pb2.Part, size: int, lifted: Mapping[int, memoryview], tails: Iterator[bytearray], n_own: int, dims: dict[str, int]
+    part: tensor_pb2.Part,
+    size: int,
+    lifted: Mapping[int, memoryview],
+    tails: Iterator[bytearray | memoryview],
+    n_own: int,
+    dims: dict[str, int],
 ) -> tuple[Message, Entry]:
     cls = kind_class(part.kind)
     chunked: list[int] = []
@@ -310,7 +315,7 @@ def _decode_part(
     return message, _entry(part.kind, size, vectors, scalars, payload, chunked, users)
 
 
-def _get_users(part: tensor_pb2.Part, tails: Iterator[bytearray], chunked: list[int]) -> Indices:
+def _get_users(part: tensor_pb2.Part, tails: Iterator[bytearray | memoryview], chunked: list[int]) -> Indices:
     users = _get(part.users, part.kind, tails, chunked)
     if users.dtype.kind != "i" or users.ndim != 1:
         raise ProtocolError(f"{part.kind} names its users by {users.dtype} of shape {users.shape}, wanted a list of integers")
@@ -318,7 +323,7 @@ def _get_users(part: tensor_pb2.Part, tails: Iterator[bytearray], chunked: list[
 
 
 def _get(
-    tensor: tensor_pb2.Tensor, kind: str, tails: Iterator[bytearray], chunked: list[int], lifted: memoryview | None = None
+    tensor: tensor_pb2.Tensor, kind: str, tails: Iterator[bytearray | memoryview], chunked: list[int], lifted: memoryview | None = None
 ) -> AnyArray:
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
@@ -441,7 +446,7 @@ class Assembler:
         self._outer = outer
         self._part_number = _TASK_PARTS if outer is session_pb2.JoinResponse else _REPLY_PARTS
         self._open: Received | None = None
-        self._missing: list[tuple[bytearray, int]] = []  # buffers in order, with the position filled so far
+        self._missing: list[tuple[bytearray | memoryview, int]] = []  # buffers in order, with the position filled so far
 
     def feed(self, data: bytes) -> Received | Any | None:
         """A whole `Received`, another kind of frame, or None while chunks are missing. ProtocolError for what is malformed."""
@@ -466,9 +471,11 @@ class Assembler:
         if sum(sizes) > MAX_TENSOR_BYTES:
             raise ProtocolError(f"tensors of {sum(sizes)} bytes were announced, wanted at most {MAX_TENSOR_BYTES}")
         try:
-            received = Received(frame, tuple(bytearray(size) for size in sizes), len(data), lifted)
+            # numpy's memory comes in larger pages than a bytearray's: a quarter of the time to fill it.
+            tails = tuple(np.empty(size, dtype=np.uint8).data for size in sizes)
         except MemoryError as error:
             raise ProtocolError(f"tensors of {sum(sizes)} bytes were announced, which do not fit into memory") from error
+        received = Received(frame, tails, len(data), lifted)
         if not sizes:
             return received
         self._open, self._missing = received, [(tail, 0) for tail in received.tails]

@@ -142,6 +142,7 @@ class Engine:
             point = replace(point, ended=self._stop_reason(stage.stop, latest, point, started))
             self._after_round(stage, point, latest)
             await asyncio.sleep(0)  # where the transport never waits, signals and deadlines get their turn here
+        self.hub.may_skip = False
         outcome = await method.finish(point.state, self.hub)
         if self.experiment.evaluate and outcome.models is not None:
             outcome = replace(outcome, figures={**outcome.figures, **await self._evaluated(outcome, self.hub)})

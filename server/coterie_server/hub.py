@@ -76,6 +76,7 @@ class Host:
     link: Link | None = None
     instance: str = ""
     log: deque[Sent] = field(default_factory=deque)
+    asked: int = 0  # the last task that it was to answer
     acked: int = 0  # the last task that it answered
     forgotten: int = 0  # tasks up to this one are no longer in the log
     reached: int = 0  # the last task that its state contains, as told by hello or reply
@@ -126,6 +127,7 @@ class Hub:
         self._failure: CoterieError | None = None
         self._changed = asyncio.Event()
         self._numerics: dict[str, str] = {}
+        self._skipped: set[str] = set()  # the hosts skipped last, to say so once
         self._refused = ""  # why a host was turned away last
         self._finish: session_pb2.JoinResponse | None = None  # what hosts are told at the end
 
@@ -211,7 +213,9 @@ class Hub:
         needed = rules.min_hosts or rules.hosts
         if self.members is None and len(here) < needed:
             names = ", ".join(sorted(host.name for host in here)) or "none"
-            raise RunError(f"need {needed} of {rules.hosts} hosts, have {len(here)} after {rules.join_timeout_s:g} s: {names}{self._refused}")
+            raise RunError(
+                f"need {needed} of {rules.hosts} hosts, have {len(here)} after {rules.join_timeout_s:g} s: {names}{self._refused}"
+            )
         if self.members is None:
             self.hosts = {
                 name: host for name, host in sorted(self.hosts.items(), key=lambda item: natural_key(item[0])) if host.link is not None
@@ -288,13 +292,15 @@ class Hub:
         pending = self._pending = Pending(self.seq, set(parts), {}, loop.create_future(), self._clock())
         if self.skips is not None:
             self._leave_out(self.skips.get(self.seq, frozenset()) & pending.waiting)
+        elif self._skips_late:
+            self._skip_those_behind(pending)
         for name, listed in parts.items():
             self._ask(self.hosts[name], listed)
         if pending.waiting:
             await pending.done
         self._pending = None
         answers = pending.answers
-        answered = None if len(answers) == len(parts) and to is None else self._members_of(answers)
+        answered = None if len(answers) == len(parts) else self._members_of(answers)
         return Replies(merged(answers, layout), answered)
 
     def _layout(self) -> Layout:
@@ -324,6 +330,7 @@ class Hub:
             host.forgotten = host.log[-1].seq
             host.log.clear()
         host.log.append(sent)
+        host.asked = self.seq
         self.log_bytes += sent.encoded.n_bytes if self._keep_log else 0
         if host.link is not None:
             self._send(host, sent, is_replay=False)
@@ -449,9 +456,11 @@ class Hub:
         pending = self._pending
         if pending is None or pending.done.done():
             return
-        is_late = now - pending.since > self.rules.late_after_s and bool(pending.answers)
-        if self.rules.late == "skip" and self.may_skip and self.skips is None and is_late:
-            self._skip(pending)
+        is_late = now - pending.since > self.rules.late_after_s
+        if self._skips_late and is_late and len(pending.answers) >= self._fewest:
+            self._skip(pending, sorted(pending.waiting))
+            if not pending.done.done():
+                pending.done.set_result(None)
             return
         for name in sorted(pending.waiting):
             self._check_deadline(self.hosts[name], pending, now)
@@ -465,13 +474,27 @@ class Hub:
         elif host.link is not None and now - max(pending.since, 0.0) > self.rules.task_timeout_s:
             self.fail(RunError(f"host {host.name!r} has not answered task {pending.seq} for {self.rules.task_timeout_s:g} s"))
 
-    def _skip(self, pending: Pending) -> None:
-        late = sorted(pending.waiting)
-        self.recorder.decide(pending.seq, "skip", late)
-        self.recorder.event("skip", f"going on without {', '.join(late)} in exchange {pending.seq}", seq=pending.seq)
+    @property
+    def _skips_late(self) -> bool:
+        return self.rules.late == "skip" and self.may_skip and self.skips is None
+
+    @property
+    def _fewest(self) -> int:
+        """How many hosts must answer for the others to be skipped."""
+        return self.rules.min_hosts or 1
+
+    def _skip_those_behind(self, pending: Pending) -> None:
+        """Hosts that still owe an answer are not waited for again: the others would wait in every round for one that is gone."""
+        behind = sorted(name for name in pending.waiting if self.hosts[name].acked < self.hosts[name].asked)
+        if behind and len(pending.waiting) - len(behind) >= self._fewest:
+            self._skip(pending, behind)
+
+    def _skip(self, pending: Pending, late: Sequence[str]) -> None:
+        self.recorder.decide(pending.seq, "skip", list(late))
+        if set(late) != self._skipped:
+            self.recorder.event("skip", f"going on without {', '.join(late)} from exchange {pending.seq} on", seq=pending.seq)
+        self._skipped = set(late)
         self._leave_out(late)
-        if not pending.done.done():
-            pending.done.set_result(None)
 
     def _leave_out(self, names: Iterable[str]) -> None:
         if self._pending is not None:

@@ -47,7 +47,7 @@ class Replies:
 
     def __init__(self, messages: Mapping[type[Message], Message], answered: Indices | None) -> None:
         self._messages = messages
-        self.answered = answered  # member indices, sorted; None: everyone asked
+        self.answered = answered  # member indices, sorted; None: everyone who was asked
 
     def get(self, cls: type[M]) -> M | None:
         """The message of this kind with the rows of all who sent it; None when nobody did."""

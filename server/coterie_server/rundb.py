@@ -102,9 +102,8 @@ class RunDatabase:
         self._add("events", (self._clock(), kind, text, json.dumps(data)))
 
     def decide(self, seq: int, kind: str, value: Any) -> None:
-        """A decision that depended on the clock; written at once, since a repeated run needs it."""
+        """A decision that depended on the clock, for a run that repeats it."""
         self._add("decisions", (seq, kind, json.dumps(value)))
-        self.flush()
 
     def _set_of(self, users: Indices) -> int:
         text = as_ranges(users)

@@ -107,9 +107,8 @@ def main() -> None:
         print(f"  PDMM over gRPC, {options.hosts} host(s): {seconds:.3f} s, {rounds} rounds")
         for name in SOLVERS:
             whole, alone, gap = cvxpy_s(name, features, labels, penalty, optimum)
-            print(
-                f"  CVXPY {name:9s} {whole:7.3f} s ({alone:.3f} s of it the solver), gap {gap:.1e}; PDMM is {whole / seconds:.2f} times as fast"
-            )
+            ratio = whole / seconds
+            print(f"  CVXPY {name:9s} {whole:7.3f} s ({alone:.3f} s of it the solver), gap {gap:.1e}; PDMM is {ratio:.2f} times as fast")
 
 
 if __name__ == "__main__":

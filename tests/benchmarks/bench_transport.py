@@ -123,7 +123,7 @@ def echo_process(address: str, n_bytes: int) -> None:
     async def run() -> None:
         async with grpc.aio.insecure_channel(address, options=connect.OPTIONS) as channel:
             call: Any = channel.stream_stream("/bare.Echo/Join")()
-            await call.write(b"hello")
+            await call.write(b"%d" % n_bytes)
             pieces: list[bytes] = []
             missing = n_bytes
             while isinstance(data := await call.read(), bytes):
@@ -145,8 +145,7 @@ async def bare(n_users: int, d: int, n_hosts: int, seconds: float) -> float:
     over = asyncio.Event()
 
     async def join(_: Any, context: Any) -> None:
-        await context.read()
-        await contexts.put(context)
+        await contexts.put((int(await context.read()), context))
         await over.wait()
 
     server = grpc.aio.server(options=OPTIONS)
@@ -156,7 +155,9 @@ async def bare(n_users: int, d: int, n_hosts: int, seconds: float) -> float:
     await server.start()
     processes = [_started(echo_process, f"127.0.0.1:{port}", block.nbytes) for block in split]
     try:
-        streams = [await asyncio.wait_for(contexts.get(), 60) for _ in processes]
+        arrived = [await asyncio.wait_for(contexts.get(), 60) for _ in processes]
+        # In whatever order they came: each gets a block of the size that it waits for.
+        streams = [context for _, context in sorted(arrived, key=lambda one: -one[0])]
 
         async def there_and_back(context: Any, block: Array) -> None:
             data = block.reshape(-1).view(np.uint8).data

@@ -107,6 +107,11 @@ class Pdmm:
         }
         return {"pdmm": options}
 
+    @property
+    def tolerates_absence(self) -> bool:
+        """Whether a round may go on without some members: they count as not drawn (S4). Placement paper needs everyone's copies equal."""
+        return self.is_lean
+
     def start_models(self) -> Array | None:
         """x^0 (n, d) as S0 tells it to the users; None for zeros, and along a path, where they know it."""
         start = self.setting.start
@@ -146,8 +151,11 @@ class Pdmm:
             new = replace(new, zero_for=persistent(state.zero_for, pairs.zero_pairs(self.layout, new.z), updated))
         new = self._moved(state, new, chosen)
         figures = self._blocks(chosen) | self._residuals(state, new, gap)
-        if is_due:
+        if (present := _present(chosen.x, replies)) is not chosen.x and present is not None:
+            figures["absent"] = figures["x_blocks"] - present.size
+        if is_due and replies.answered is None:
             figures["objective"] = float(replies[Values].f.sum()) + self.lam * pairs.total_distance(new.x)
+        if is_due:
             figures["clusters"] = float(partition(new.x, pairs.zero_pairs(self.layout, new.z), tolerance=0.0).max() + 1)
         return new, figures
 
@@ -163,8 +171,8 @@ class Pdmm:
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
         """S5 = X, S6 = Z (one per unordered pair when drawn in pairs), S7 = X counted once, S10 = S_D; lean: X each way."""
-        x, z, mu = (sum(f.get(key, 0.0) for f in figures) for key in ("x_blocks", "z_blocks", "dual_blocks"))
-        expected: dict[tuple[str, str], float] = {("S5", "up"): x}
+        x, z, mu, absent = (sum(f.get(key, 0.0) for f in figures) for key in ("x_blocks", "z_blocks", "dual_blocks", "absent"))
+        expected: dict[tuple[str, str], float] = {("S5", "up"): x - absent}
         start = self.start_models()
         if start is not None and figures:
             expected["S0", "down"] = 1.0 if pdmm_messages.is_common(start) else float(self.n)
@@ -218,13 +226,13 @@ class Pdmm:
         self, state: State, federation: Federation, chosen: pairs.Chosen, extra: Sequence[Message]
     ) -> tuple[State, Replies, float]:
         """v_i to the users drawn, x_i back (S5), and all about pairs here; users not drawn are not contacted unless `extra` asks."""
-        replies = Replies({}, NOBODY)
+        replies = Replies({}, None)
         if chosen.x is None:
             replies = await federation.exchange(Aggregates(self._aggregates(state)), *extra)
         elif chosen.x.size or extra:
             messages = [Aggregates(self._aggregates(state)[chosen.x], users=chosen.x)] if chosen.x.size else []
             replies = await federation.exchange(*messages, *extra, to=None if extra else chosen.x)
-        x = pdmm_messages.with_models(state.x, chosen.x, replies)
+        x = pdmm_messages.with_models(state.x, _present(chosen.x, replies), replies)
         seen = x if self.config.z_after_x() else state.x
         held = (seen, x, state.z, state.mu, state.muhat)
         if chosen.z is None:
@@ -272,6 +280,13 @@ class Pdmm:
         dual = self.steps.rho * np.hypot(np.sqrt(self.n) * x_move, z_move) / (self.lam * np.sqrt(self.n * (self.n - 1) / 2))
         scale = pairs.distance_norm(new.x)
         return {"primal_residual": gap / scale if scale else 0.0, "dual_residual": float(dual)}
+
+
+def _present(users: Indices | None, replies: Replies) -> Indices | None:
+    """Those of `users` (None: all) who have answered, for a round that goes on without the late ones."""
+    if replies.answered is None or users is None:
+        return users if replies.answered is None else replies.answered
+    return np.intersect1d(users, replies.answered)
 
 
 def build(config: Config, setting: Setting) -> Pdmm:

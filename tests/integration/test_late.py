@@ -1,0 +1,94 @@
+"""late: skip. A round goes on without a host that is late; that is a decision, and another run can repeat it to the bit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coterie.config import Experiment
+from coterie.wire import Encoded
+from coterie_client.build import build_host
+from coterie_client.data import list_users
+from coterie_deploy.loopback import LoopbackLink
+from coterie_server.coordinator import Finished, Options, coordinate
+from coterie_server.hub import Hub
+from tests.simulation import bits, query, small_experiment
+
+RULES = {"hosts": 3, "late": "skip", "late_after_s": 0.01}
+SLOW_FROM, SLOW_UNTIL = 6, 12
+SKIPPED = range(SLOW_FROM, SLOW_UNTIL + 1)  # when exchange 12 begins, the host still owes its answers
+
+
+class SlowLink(LoopbackLink):
+    """Keeps the tasks of some exchanges back until a later one comes."""
+
+    held: list[Encoded]
+
+    def send(self, encoded: Encoded) -> None:
+        if SLOW_FROM <= self._hub.seq < SLOW_UNTIL:
+            self.held.append(encoded)
+            return
+        for late in self.held:
+            super().send(late)
+        self.held.clear()
+        super().send(encoded)
+
+
+def run(experiment: Experiment, folder: Path, *, slow: bool, decisions_of: Path | None = None) -> Finished:
+    names = [user.name for user in list_users(experiment.data, experiment.seed)]
+
+    @contextlib.asynccontextmanager
+    async def connect(hub: Hub) -> AsyncIterator[None]:
+        for i in range(3):
+            host = build_host(f"h{i}", experiment, hub.run_id, names[i::3])
+            link = SlowLink(hub, host) if slow and i == 1 else LoopbackLink(hub, host)
+            link.held = []  # type: ignore[attr-defined]
+            link.join()
+        yield
+
+    return asyncio.run(coordinate(experiment, connect, Options(folder=folder, decisions_of=decisions_of)))
+
+
+def test_a_late_host_is_skipped_and_the_decision_can_be_repeated(tmp_path: Path) -> None:
+    experiment = small_experiment({"name": "pdmm", "penalty": 0.3, "start": "zero"}, federation=RULES)
+    late = run(experiment, tmp_path / "late", slow=True)
+    decisions = {seq: json.loads(value) for seq, value in query(tmp_path / "late", "SELECT seq, value FROM decisions WHERE kind = 'skip'")}
+    assert decisions == {seq: ["h1"] for seq in SKIPPED}
+    assert query(tmp_path / "late", "SELECT count(*) FROM events WHERE kind = 'skip'") == [(1,)]
+    repeated = run(experiment, tmp_path / "repeated", slow=False, decisions_of=tmp_path / "late")
+    assert bits(repeated) == bits(late)
+    calm = run(experiment, tmp_path / "calm", slow=False)
+    assert bits(calm) != bits(late)
+
+
+def test_traffic_of_a_skipped_host_is_not_useful_and_the_closed_form_knows(tmp_path: Path) -> None:
+    experiment = small_experiment({"name": "pdmm", "penalty": 0.3, "start": "zero"}, federation=RULES)
+    run(experiment, tmp_path / "late", slow=True)
+    useful = query(tmp_path / "late", "SELECT sum(vectors) FROM ledger WHERE useful AND stage = 0 AND step = 'S5'")[0][0]
+    assert useful == 30 * 9 - len(SKIPPED) * 3
+    assert query(tmp_path / "late", "SELECT vectors FROM expected WHERE step = 'S5'") == [(useful,)]
+    assert query(tmp_path / "late", "SELECT sum(vectors) FROM ledger WHERE NOT useful AND step = 'S5'") == [(len(SKIPPED) * 3,)]
+
+
+def test_the_models_still_converge(tmp_path: Path) -> None:
+    method = {"name": "pdmm", "penalty": 0.3, "start": "zero"}
+    late = run(small_experiment(method, federation=RULES, stop={"rounds": 2000, "residual": 1e-9}), tmp_path / "late", slow=True)
+    calm = run(small_experiment(method, federation=RULES, stop={"rounds": 2000, "residual": 1e-9}), tmp_path / "calm", slow=False)
+    np.testing.assert_allclose(late.outcomes["pdmm"].models, calm.outcomes["pdmm"].models, atol=1e-5)
+
+
+def test_a_method_that_needs_everyone_waits_and_says_so(tmp_path: Path) -> None:
+    experiment = small_experiment(
+        {"name": "pdmm", "penalty": 0.3, "placement": "paper", "start": "zero"}, federation={**RULES, "task_timeout_s": 1}
+    )
+    from coterie.errors import RunError
+
+    with pytest.raises(RunError, match="host 'h1' has not answered task"):
+        run(experiment, tmp_path / "run", slow=True)
+    assert "needs every member in every round" in query(tmp_path / "run", "SELECT text FROM events WHERE kind = 'wait'")[0][0]
