@@ -17,11 +17,30 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Indices
 from coterie.errors import ProtocolError
+from coterie.frames import (
+    CHUNK,
+    CHUNK_BYTES,
+    CHUNK_DATA,
+    CHUNK_TAG,
+    PART_KIND,
+    PART_TENSORS,
+    PART_USERS,
+    PLAIN_BYTES,
+    REPLY_PARTS,
+    TASK_OR_REPLY,
+    TASK_PARTS,
+    TENSOR_DATA,
+    Lifted,
+    chunk_data,
+    chunk_frame_bytes,
+    delimited_bytes,
+    field_header,
+    lift,
+)
 from coterie.messages import Broadcast, Message, Rows, Spec, check_shapes, kind_class
 from coterie.v1 import session_pb2, tensor_pb2
 
 PROTOCOL_VERSION = 1
-CHUNK_BYTES = 1 << 20
 # A frame holds inline tensors of at most this many bytes together; larger ones follow in chunks.
 INLINE_BYTES = 1 << 20
 MAX_FRAME_BYTES = 8 << 20
@@ -40,12 +59,6 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     tensor_pb2.ELEMENT_TYPE_FLOAT16: np.dtype("<f2"),
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
-# Field numbers of the contract that are written and read by hand; a test holds them against the descriptors.
-_TASK_OR_REPLY, _CHUNK, _CHUNK_DATA = 2, 3, 1
-_TASK_PARTS, _REPLY_PARTS, _PART_KIND, _PART_USERS, _PART_TENSORS, _TENSOR_DATA = 9, 5, 1, 2, 3, 4
-_CHUNK_TAG, _CHUNK_DATA_TAG = bytes((_CHUNK << 3 | 2,)), bytes((_CHUNK_DATA << 3 | 2,))
-# Tensors above this size are taken out of a frame before protobuf copies them; below it that is not worth the while.
-_PLAIN_BYTES = 16 << 10
 _FLOAT64 = np.dtype("<f8")
 _INT32 = np.dtype("<i4")
 
@@ -96,41 +109,12 @@ class Encoded:
         for tail in self.tails:
             for start in range(0, len(tail), CHUNK_BYTES):
                 data = tail[start : start + CHUNK_BYTES]
-                inner = _header(_CHUNK_DATA, len(data))
-                yield b"".join((_header(_CHUNK, len(inner) + len(data)), inner, data))
+                inner = field_header(CHUNK_DATA, len(data))
+                yield b"".join((field_header(CHUNK, len(inner) + len(data)), inner, data))
 
     @property
     def n_bytes(self) -> int:
         return len(self.head) + sum(len(tail) for tail in self.tails)
-
-
-def _varint_bytes(value: int) -> int:
-    return max(1, (value.bit_length() + 6) // 7)
-
-
-@functools.lru_cache(maxsize=4096)
-def _header(number: int, size: int) -> bytes:
-    """Tag and length of a length-delimited field (number below 16) of `size` bytes."""
-    header = bytearray((number << 3 | 2,))
-    while size > 0x7F:
-        header.append(size & 0x7F | 0x80)
-        size >>= 7
-    header.append(size)
-    return bytes(header)
-
-
-def _delimited(size: int) -> int:
-    """Bytes of a length-delimited field (number below 16) around `size` bytes."""
-    return 1 + _varint_bytes(size) + size
-
-
-def _chunk_frame_bytes(total: int) -> tuple[int, int]:
-    """(protobuf bytes, frames) of the Chunk frames that carry `total` bytes."""
-    full, rest = divmod(total, CHUNK_BYTES)
-    n_bytes = full * _delimited(_delimited(CHUNK_BYTES))
-    if rest:
-        n_bytes += _delimited(_delimited(rest))
-    return n_bytes, full + bool(rest)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -159,12 +143,12 @@ class _Writer:
         if n_bytes > self._budget:
             text = _tensor_text(name, _CODES[dtype], array.shape, n_bytes)
             self.tails.append(array.reshape(-1).view(np.uint8).data)
-            self._add(_header(number, len(text)), text)
+            self._add(field_header(number, len(text)), text)
             return
         self._budget -= n_bytes
         text = _tensor_text(name, _CODES[dtype], array.shape, 0)
-        inner = _header(_TENSOR_DATA, n_bytes) if n_bytes else b""
-        self._add(_header(number, len(text) + len(inner) + n_bytes), text, inner)
+        inner = field_header(TENSOR_DATA, n_bytes) if n_bytes else b""
+        self._add(field_header(number, len(text) + len(inner) + n_bytes), text, inner)
         self._part.append(array.data)
         self._part_bytes += n_bytes
 
@@ -175,12 +159,12 @@ class _Writer:
     def close_part(self, kind: str) -> int:
         """Ends the part; returns its size in the frame."""
         text = kind.encode()
-        head = _header(_PART_KIND, len(text)) + text
+        head = field_header(PART_KIND, len(text)) + text
         size = self._part_bytes + len(head)
-        self.pieces += (_header(self._part_number, size), head, *self._part)
+        self.pieces += (field_header(self._part_number, size), head, *self._part)
         self._part, self._part_bytes = [], 0
-        self.n_bytes += _delimited(size)
-        return _delimited(size)
+        self.n_bytes += delimited_bytes(size)
+        return delimited_bytes(size)
 
 
 def _wire_dtype(spec: Spec, precision: Precision, array: AnyArray) -> np.dtype[Any]:
@@ -196,12 +180,12 @@ def _encode_part(writer: _Writer, message: Message, precision: Precision) -> Ent
     first_tail = len(writer.tails)
     users = message.users if isinstance(message, Rows) else None
     if users is not None:
-        writer.tensor(_PART_USERS, "", users, _INT32)
+        writer.tensor(PART_USERS, "", users, _INT32)
     vectors = scalars = payload = 0
     for name, spec in message.specs:
         array = getattr(message, name)
         dtype = _wire_dtype(spec, precision, array)
-        writer.tensor(_PART_TENSORS, name, array, dtype)
+        writer.tensor(PART_TENSORS, name, array, dtype)
         n_vectors, n_scalars = spec.count(array)
         vectors, scalars = vectors + n_vectors, scalars + n_scalars
         payload += n_scalars * dtype.itemsize
@@ -213,7 +197,7 @@ def _entry(kind: str, size: int, vectors: int, scalars: int, payload: int, tails
     """`size` is that of the part in its frame; `tails` are the sizes of its chunked tensors."""
     message_bytes, frames = size, 0
     for tail in tails:
-        chunk_bytes, chunk_frames = _chunk_frame_bytes(tail)
+        chunk_bytes, chunk_frames = chunk_frame_bytes(tail)
         message_bytes, frames = message_bytes + chunk_bytes, frames + chunk_frames
     return Entry(kind, vectors, scalars, payload, message_bytes, frames, users)
 
@@ -224,16 +208,16 @@ def _envelope(head_bytes: int, inline: int) -> Entry:
 
 
 def _inline_bytes(frame: session_pb2.Task | session_pb2.Reply) -> int:
-    return sum(_delimited(part.ByteSize()) for part in frame.parts)
+    return sum(delimited_bytes(part.ByteSize()) for part in frame.parts)
 
 
 def encode(frame: session_pb2.Task | session_pb2.Reply, messages: Sequence[Message], precision: Precision) -> Encoded:
     """A task or reply with its header set, plus typed messages, as frames. TypeError for what is not declared."""
     is_task = isinstance(frame, session_pb2.Task)
-    writer = _Writer(_TASK_PARTS if is_task else _REPLY_PARTS)
+    writer = _Writer(TASK_PARTS if is_task else REPLY_PARTS)
     entries = [_encode_part(writer, message, precision) for message in messages]
     text = frame.SerializeToString()
-    head = b"".join((_header(_TASK_OR_REPLY, len(text) + writer.n_bytes), text, *writer.pieces))
+    head = b"".join((field_header(TASK_OR_REPLY, len(text) + writer.n_bytes), text, *writer.pieces))
     entries.append(_envelope(len(head), writer.n_bytes))
     return Encoded(head, tuple(writer.tails), tuple(entries), is_task)
 
@@ -258,7 +242,7 @@ class Received:
     frame: session_pb2.Task | session_pb2.Reply
     tails: tuple[bytearray | memoryview, ...]
     head_bytes: int
-    lifted: _Lifted | None = None
+    lifted: Lifted | None = None
 
     def decode(self, n_own: int, dims: dict[str, int] | None = None) -> tuple[list[Message], list[Entry]]:
         """The typed messages and what the ledger books for them.
@@ -272,7 +256,7 @@ class Received:
         inline = 0
         for place, part in enumerate(self.frame.parts):
             size = self.lifted.sizes.get(place) if self.lifted is not None else None
-            size = _delimited(part.ByteSize()) if size is None else size
+            size = delimited_bytes(part.ByteSize()) if size is None else size
             inline += size
             data = self.lifted.data.get(place, {}) if self.lifted is not None else {}
             message, entry = _decode_part(part, size, data, tails, n_own, dims or {})
@@ -346,96 +330,6 @@ def _get(
     return array
 
 
-@dataclass(frozen=True, slots=True)
-class _Lifted:
-    """Large tensors taken out of a frame before protobuf copies them: part -> tensor -> bytes, and the sizes those parts had."""
-
-    data: dict[int, dict[int, memoryview]]
-    sizes: dict[int, int]
-
-
-def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """(number, start, start of contents, end) of each field of a protobuf message. ValueError for what is not well formed."""
-    while start < end:
-        tag, at = _varint(data, start)
-        if tag & 7 == 2:
-            size, inner = _varint(data, at)
-            stop = inner + size
-        elif tag & 7 == 0:
-            inner = at
-            _, stop = _varint(data, at)
-        elif tag & 7 in (1, 5):
-            inner, stop = at, at + (8 if tag & 7 == 1 else 4)
-        else:
-            raise ValueError("a group")
-        if stop > end:
-            raise ValueError("a field ends after its message")
-        yield (tag >> 3 if tag & 7 == 2 else 0), start, inner, stop
-        start = stop
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if at >= len(data) or shift > 63:
-            raise ValueError("a number without an end")
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-
-
-def _lift(data: bytes, part_number: int) -> tuple[bytes, _Lifted | None]:
-    """A task or reply frame without its large tensors. Frames of any other form come back as they are: protobuf decides about them."""
-    view, lifted, rest, place = memoryview(data), _Lifted({}, {}), bytearray(), 0
-    try:
-        number, _, start, end = next(_fields(data, 0, len(data)))
-        if number != _TASK_OR_REPLY or end != len(data):
-            return data, None
-        for number, begin, inner, stop in _fields(data, start, end):
-            if number == part_number and stop - inner > _PLAIN_BYTES:
-                part, tensors = _lift_part(data, view, inner, stop)
-                rest += _header(part_number, len(part)) + part
-                lifted.data[place], lifted.sizes[place] = tensors, stop - begin
-            else:
-                rest += view[begin:stop]
-            place += number == part_number
-    except ValueError:
-        return data, None
-    return _header(_TASK_OR_REPLY, len(rest)) + bytes(rest), lifted
-
-
-def _lift_part(data: bytes, view: memoryview, start: int, end: int) -> tuple[bytes, dict[int, memoryview]]:
-    rest, tensors, place = bytearray(), dict[int, memoryview](), 0
-    for number, begin, inner, stop in _fields(data, start, end):
-        if number == _PART_TENSORS and stop - inner > _PLAIN_BYTES:
-            tensor = bytearray()
-            for field, at, contents, after in _fields(data, inner, stop):
-                if field == _TENSOR_DATA:
-                    tensors[place] = view[contents:after]
-                else:
-                    tensor += view[at:after]
-            rest += _header(number, len(tensor)) + tensor
-        else:
-            rest += view[begin:stop]
-        place += number == _PART_TENSORS
-    return bytes(rest), tensors
-
-
-def _chunk_data(data: bytes) -> memoryview | None:
-    """The bytes of a chunk frame without a copy; None when it is written in another way than `Encoded.frames` does."""
-    try:
-        size, inner = _varint(data, 1)
-        if data[inner : inner + 1] != _CHUNK_DATA_TAG or inner + size != len(data):
-            return None
-        size, start = _varint(data, inner + 1)
-    except ValueError:
-        return None
-    return memoryview(data)[start:] if start + size == len(data) else None
-
-
 class Assembler:
     """Puts frames back together: feed it each frame's bytes in order, and it calls back with whole tasks or replies.
 
@@ -444,15 +338,15 @@ class Assembler:
 
     def __init__(self, outer: type[session_pb2.JoinRequest | session_pb2.JoinResponse]) -> None:
         self._outer = outer
-        self._part_number = _TASK_PARTS if outer is session_pb2.JoinResponse else _REPLY_PARTS
+        self._part_number = TASK_PARTS if outer is session_pb2.JoinResponse else REPLY_PARTS
         self._open: Received | None = None
         self._missing: list[tuple[bytearray | memoryview, int]] = []  # buffers in order, with the position filled so far
 
     def feed(self, data: bytes) -> Received | Any | None:
         """A whole `Received`, another kind of frame, or None while chunks are missing. ProtocolError for what is malformed."""
-        if data[:1] == _CHUNK_TAG and (chunk := _chunk_data(data)) is not None:
+        if data[:1] == CHUNK_TAG and (chunk := chunk_data(data)) is not None:
             return self._chunk(chunk)
-        small, lifted = _lift(data, self._part_number) if len(data) > _PLAIN_BYTES else (data, None)
+        small, lifted = lift(data, self._part_number) if len(data) > PLAIN_BYTES else (data, None)
         try:
             outer = self._outer.FromString(small)
         except Exception as error:  # protobuf's DecodeError type is not part of its typed interface

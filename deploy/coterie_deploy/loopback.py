@@ -38,6 +38,9 @@ class LoopbackLink:
             if isinstance(received, Received):
                 self._handle(received)
 
+    async def flush(self) -> None:
+        """Nothing waits."""
+
     def _handle(self, received: Received) -> None:
         try:
             reply = self._host.handle(received)

@@ -40,6 +40,9 @@ class Link(Protocol):
 
     def send(self, encoded: Encoded) -> None: ...
 
+    async def flush(self) -> None:
+        """Sends what is small and waits at once, rather than at the next turn of the event loop."""
+
     def send_frame(self, frame: session_pb2.JoinResponse) -> None: ...
 
     def close(self, code: str, reason: str) -> None: ...
@@ -296,7 +299,11 @@ class Hub:
             self._skip_those_behind(pending)
         for name, listed in parts.items():
             self._ask(self.hosts[name], listed)
-        if pending.waiting:
+        for name in parts:
+            link = self.hosts[name].link
+            if link is not None:
+                await link.flush()
+        if pending.waiting or pending.done.done():
             await pending.done
         self._pending = None
         answers = pending.answers

@@ -1,8 +1,8 @@
 """The stages of `pdmm`: the global model to start from, one stage for each penalty, and with `refit` one model for each cluster found.
 
 A decreasing path costs the fewest rounds: each stage goes on from the iterate of the one before, duals included. Every penalty's
-clusters are refitted, and held-out rows choose among all of these models: the penalty that is best as it is shrinks too much to find good clusters,
-and the one whose clusters are best shrinks too much to be best as it is. A refit is a stage of `oracle`, so the ledger shows its cost.
+clusters are refitted, and held-out rows choose among all of these models: the penalty that is best as it is finds no clusters, and the
+one that finds good clusters shrinks too much to be best as it is. A refit is a stage of `oracle`, so the ledger shows its cost.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ SERVICE = "coterie.v1.FederationService"
 TICK_S = 0.5
 STOP_GRACE_S = 2.0
 MAX_QUEUED = 100_000  # messages a host may leave unread before its stream is given up
+SMALL_BYTES = 64 << 10  # a task up to this size does not keep other hosts waiting while it is written
 MAX_REASON_CHARS = 1000  # of a status message: HTTP/2 trailers have a size limit
 MAX_HELLO_USERS = 1_000_000
 
@@ -201,6 +202,7 @@ class GrpcLink:
         self._queue: deque[Encoded | bytes] = deque()
         self._beats: deque[bytes] = deque()  # they may overtake, and go between the chunks of a large message
         self._wake = asyncio.Event()
+        self._is_writing = False
 
     def send(self, encoded: Encoded) -> None:
         """Queues a task; its chunks are cut when their turn comes."""
@@ -225,16 +227,32 @@ class GrpcLink:
         if len(self._queue) > MAX_QUEUED:
             self.close("DEADLINE_EXCEEDED", f"the host has left {len(self._queue)} messages unread, allowed are {MAX_QUEUED}")
 
+    async def flush(self) -> None:
+        """Writes a small task that waits alone, in the caller's own turn; everything else is left to the writer."""
+        if len(self._queue) != 1 or self._beats or self._is_writing:
+            return
+        item = self._queue[0]
+        if isinstance(item, Encoded) and item.n_bytes <= SMALL_BYTES:
+            await self._write_queued()
+
     async def write_all(self) -> None:
-        """Writes what is queued until cancelled; a stream that cannot be written to is closed."""
+        """Writes what is queued until cancelled."""
+        while True:
+            if not self._is_writing:
+                await self._write_queued()
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _write_queued(self) -> None:
+        """Writes until nothing is left; a stream that cannot be written to is closed. One caller at a time."""
+        self._is_writing = True
         try:
-            while True:
-                while self._queue or self._beats:
-                    await self._write_next()
-                self._wake.clear()
-                await self._wake.wait()
+            while self._queue or self._beats:
+                await self._write_next()
         except Exception as error:  # gRPC raises several kinds, all of which mean that the stream is gone
             self.close("UNAVAILABLE", f"the stream broke while it was written to: {type(error).__name__} {error}")
+        finally:
+            self._is_writing = False
 
     async def _write_next(self) -> None:
         while self._beats:

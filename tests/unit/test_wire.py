@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 
-from coterie import wire
+from coterie import frames, wire
 from coterie.arrays import Array, Indices
 from coterie.errors import ProtocolError
 from coterie.messages import Broadcast, Message, Positions, Rows, Scalars, Vectors, declare
@@ -230,7 +230,7 @@ def test_the_harmless_frame_that_the_hostile_ones_are_made_from_is_accepted() ->
     assert isinstance(message, Common)
 
 
-BIG = 3 * wire._PLAIN_BYTES
+BIG = 3 * frames.PLAIN_BYTES
 HOSTILE = {
     "too few bytes": part(tensors=[tensor(data=bytes(40)), weight()]),
     "too many bytes": part(tensors=[tensor(data=bytes(56)), weight()]),

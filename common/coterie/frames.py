@@ -1,0 +1,137 @@
+"""Protobuf framing by hand, where protobuf itself would copy large tensors once more than need be. Bytes in, bytes out.
+
+A frame that is written in any other way than this module expects is left to protobuf; a test holds the field numbers against the contract.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+CHUNK_BYTES = 1 << 20
+# Field numbers of the contract that are written and read by hand; a test holds them against the descriptors.
+TASK_OR_REPLY, CHUNK, CHUNK_DATA = 2, 3, 1
+TASK_PARTS, REPLY_PARTS, PART_KIND, PART_USERS, PART_TENSORS, TENSOR_DATA = 9, 5, 1, 2, 3, 4
+CHUNK_TAG, CHUNK_DATA_TAG = bytes((CHUNK << 3 | 2,)), bytes((CHUNK_DATA << 3 | 2,))
+# Tensors above this size are taken out of a frame before protobuf copies them; below it that is not worth the while.
+PLAIN_BYTES = 16 << 10
+
+
+def _varint_bytes(value: int) -> int:
+    return max(1, (value.bit_length() + 6) // 7)
+
+
+@functools.lru_cache(maxsize=4096)
+def field_header(number: int, size: int) -> bytes:
+    """Tag and length of a length-delimited field (number below 16) of `size` bytes."""
+    header = bytearray((number << 3 | 2,))
+    while size > 0x7F:
+        header.append(size & 0x7F | 0x80)
+        size >>= 7
+    header.append(size)
+    return bytes(header)
+
+
+def delimited_bytes(size: int) -> int:
+    """Bytes of a length-delimited field (number below 16) around `size` bytes."""
+    return 1 + _varint_bytes(size) + size
+
+
+def chunk_frame_bytes(total: int) -> tuple[int, int]:
+    """(protobuf bytes, frames) of the Chunk frames that carry `total` bytes."""
+    full, rest = divmod(total, CHUNK_BYTES)
+    n_bytes = full * delimited_bytes(delimited_bytes(CHUNK_BYTES))
+    if rest:
+        n_bytes += delimited_bytes(delimited_bytes(rest))
+    return n_bytes, full + bool(rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Lifted:
+    """Large tensors taken out of a frame before protobuf copies them: part -> tensor -> bytes, and the sizes those parts had."""
+
+    data: dict[int, dict[int, memoryview]]
+    sizes: dict[int, int]
+
+
+def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """(number, start, start of contents, end) of each field of a protobuf message. ValueError for what is not well formed."""
+    while start < end:
+        tag, at = _varint(data, start)
+        if tag & 7 == 2:
+            size, inner = _varint(data, at)
+            stop = inner + size
+        elif tag & 7 == 0:
+            inner = at
+            _, stop = _varint(data, at)
+        elif tag & 7 in (1, 5):
+            inner, stop = at, at + (8 if tag & 7 == 1 else 4)
+        else:
+            raise ValueError("a group")
+        if stop > end:
+            raise ValueError("a field ends after its message")
+        yield (tag >> 3 if tag & 7 == 2 else 0), start, inner, stop
+        start = stop
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(data) or shift > 63:
+            raise ValueError("a number without an end")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+def lift(data: bytes, part_number: int) -> tuple[bytes, Lifted | None]:
+    """A task or reply frame without its large tensors. Frames of any other form come back as they are: protobuf decides about them."""
+    view, lifted, rest, place = memoryview(data), Lifted({}, {}), bytearray(), 0
+    try:
+        number, _, start, end = next(_fields(data, 0, len(data)))
+        if number != TASK_OR_REPLY or end != len(data):
+            return data, None
+        for number, begin, inner, stop in _fields(data, start, end):
+            if number == part_number and stop - inner > PLAIN_BYTES:
+                part, tensors = _lift_part(data, view, inner, stop)
+                rest += field_header(part_number, len(part)) + part
+                lifted.data[place], lifted.sizes[place] = tensors, stop - begin
+            else:
+                rest += view[begin:stop]
+            place += number == part_number
+    except ValueError:
+        return data, None
+    return field_header(TASK_OR_REPLY, len(rest)) + bytes(rest), lifted
+
+
+def _lift_part(data: bytes, view: memoryview, start: int, end: int) -> tuple[bytes, dict[int, memoryview]]:
+    rest, tensors, place = bytearray(), dict[int, memoryview](), 0
+    for number, begin, inner, stop in _fields(data, start, end):
+        if number == PART_TENSORS and stop - inner > PLAIN_BYTES:
+            tensor = bytearray()
+            for field, at, contents, after in _fields(data, inner, stop):
+                if field == TENSOR_DATA:
+                    tensors[place] = view[contents:after]
+                else:
+                    tensor += view[at:after]
+            rest += field_header(number, len(tensor)) + tensor
+        else:
+            rest += view[begin:stop]
+        place += number == PART_TENSORS
+    return bytes(rest), tensors
+
+
+def chunk_data(data: bytes) -> memoryview | None:
+    """The bytes of a chunk frame without a copy; None when it is written in another way than `Encoded.frames` does."""
+    try:
+        size, inner = _varint(data, 1)
+        if data[inner : inner + 1] != CHUNK_DATA_TAG or inner + size != len(data):
+            return None
+        size, start = _varint(data, inner + 1)
+    except ValueError:
+        return None
+    return memoryview(data)[start:] if start + size == len(data) else None
