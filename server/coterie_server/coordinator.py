@@ -30,8 +30,6 @@ from coterie_server.hub import Hub
 from coterie_server.method import Facts, Members, Outcome
 from coterie_server.rundb import RunDatabase, open_run
 
-TICK_S = 0.5
-
 
 @dataclass(frozen=True)
 class Finished:
@@ -61,7 +59,8 @@ Connect = Callable[[Hub], AbstractAsyncContextManager[object]]
 
 
 async def coordinate(experiment: Experiment, connect: Connect, options: Options) -> Finished:
-    """Runs an experiment to its end. `connect(hub)` is the transport: while it is entered, hosts can join.
+    """Runs an experiment to its end. `connect(hub)` is the transport: while it is entered, hosts can
+    join, and the hub's clock ticks.
 
     Raises ConfigError before anything has started, RunError when the run cannot go on; hosts are told why.
     """
@@ -87,7 +86,7 @@ async def _run(experiment: Experiment, connect: Connect, options: Options, datab
     if options.decisions_of is not None:
         _repeat_decisions(options.decisions_of, hub, engine)
     point = engine.load_checkpoint(attempt) if options.resume else None
-    async with _failures_written(database), connect(hub), _ticking(hub), _stopping(options.stop, engine):
+    async with _failures_written(database), connect(hub), _stopping(options.stop, engine):
         try:
             last = await engine.run(point)
         except CoterieError as error:
@@ -190,23 +189,6 @@ def _locked(folder: Path | None, *, resume: bool) -> Iterator[None]:
                 raise
             raise ConfigError(f"the run folder {folder} is in use by another coordinator") from None
         yield
-
-
-@contextlib.asynccontextmanager
-async def _ticking(hub: Hub) -> AsyncIterator[None]:
-    """Lets the hub check its deadlines."""
-
-    async def tick() -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            hub.tick()
-
-    task = asyncio.create_task(tick())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager

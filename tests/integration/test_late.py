@@ -40,6 +40,12 @@ class SlowLink(LoopbackLink):
         super().send(encoded)
 
 
+async def tick(hub: Hub) -> None:
+    while True:
+        await asyncio.sleep(0.02)
+        hub.tick()
+
+
 def run(experiment: Experiment, folder: Path, *, slow: bool, decisions_of: Path | None = None) -> Finished:
     names = [user.name for user in list_users(experiment.data, experiment.seed)]
 
@@ -50,7 +56,9 @@ def run(experiment: Experiment, folder: Path, *, slow: bool, decisions_of: Path 
             link = SlowLink(hub, host) if slow and i == 1 else LoopbackLink(hub, host)
             link.held = []  # type: ignore[attr-defined]
             link.join()
+        ticking = asyncio.create_task(tick(hub))
         yield
+        ticking.cancel()
 
     return asyncio.run(coordinate(experiment, connect, Options(folder=folder, decisions_of=decisions_of)))
 
