@@ -87,6 +87,7 @@ class Host:
                 last_seq=self.last_seq,
                 numerics=numerics(),
                 instance=self._instance,
+                features=self.users[0].columns if start == 0 else (),
             )
             yield session_pb2.JoinRequest(hello=hello)
 

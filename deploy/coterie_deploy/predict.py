@@ -13,7 +13,6 @@ import numpy as np
 
 from coterie.arrays import Array
 from coterie.config import Experiment, load_experiment
-from coterie.data import CsvData, HsbData, ParquetData
 from coterie.errors import ConfigError, RunError
 from coterie.names import unknown_user
 from coterie_client.problems.resolve import resolve_row_loss
@@ -31,6 +30,7 @@ class Model:
     x: Array  # (d,)
     mean: Array | None  # (p,)
     scale: Array | None  # (p,)
+    columns: tuple[str, ...]  # the names of the p features, in order; empty where the data named none
 
     def features_wanted(self, experiment: Experiment) -> int:
         """p."""
@@ -47,7 +47,8 @@ def predict(folder: Path, user: str, table: Path, stage: str | None, out: Path |
         raise ConfigError(f"the loss {experiment.problem.loss} makes no predictions: its models are points")
     model = _model(folder, user, stage)
     header, rows = _read(table)
-    features = _features(table, header, rows, _columns(experiment, table, header, rows, model.features_wanted(experiment)))
+    columns = _named(model.columns, table, header) if model.columns else _numeric(experiment, table, header, rows, model)
+    features = _features(table, header, rows, columns)
     if model.mean is not None and model.scale is not None:
         features = (features - model.mean) / model.scale
     if experiment.problem.has_intercept:
@@ -73,7 +74,8 @@ def _model(folder: Path, user: str, stage: str | None) -> Model:
         if "x" not in arrays:
             raise ConfigError(f"the models of stage {name!r} have stayed with their users")
         constants = [arrays.get(key) for key in ("mean", "scale")]
-        return Model(arrays["x"][users.index(user)], constants[0], constants[1])
+        columns = tuple(str(column) for column in arrays["features"])
+        return Model(arrays["x"][users.index(user)], constants[0], constants[1], columns)
 
 
 def _read(table: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -95,16 +97,18 @@ def _read(table: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     return header, lines[1:]
 
 
-def _columns(experiment: Experiment, table: Path, header: list[str], rows: list[tuple[int, list[str]]], wanted: int) -> list[str]:
-    """The feature columns: those that the experiment names, else all numeric ones that have no other role there."""
-    data = experiment.data
-    named = getattr(data, "feature_columns", None)
-    if isinstance(data, CsvData | ParquetData | HsbData) and named:
-        missing = [column for column in named if column not in header]
-        if missing:
-            raise ConfigError(f"{table}: column {missing[0]!r} is missing, found {', '.join(map(repr, header))}")
-        return list(named)
-    roles = {getattr(data, role, None) for role in ("user_column", "cluster_column", "target_column")}
+def _named(columns: tuple[str, ...], table: Path, header: list[str]) -> list[str]:
+    """The features that the model was trained on, wherever they stand in the table."""
+    missing = [column for column in columns if column not in header]
+    if missing:
+        raise ConfigError(f"{table}: column {missing[0]!r} is missing, found {', '.join(map(repr, header))}")
+    return list(columns)
+
+
+def _numeric(experiment: Experiment, table: Path, header: list[str], rows: list[tuple[int, list[str]]], model: Model) -> list[str]:
+    """For a model whose features have no names: all numeric columns that have no other role, in their order."""
+    wanted = model.features_wanted(experiment)
+    roles = {getattr(experiment.data, role, None) for role in ("user_column", "cluster_column", "target_column")}
     first = rows[0][1] if rows else header
     found = [column for column, cell in zip(header, first, strict=True) if column not in roles and _is_number(cell)]
     if rows and len(found) != wanted:

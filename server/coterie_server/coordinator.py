@@ -130,18 +130,20 @@ def _finished(hub: Hub, engine: Engine, last: Point, folder: Path | None, databa
     final = best(tuple(stage.name for stage in engine.stages if stage.is_result), last.outcomes)
     database.put("final_stage", final)
     if folder is not None:
-        _save_models(folder, hub.members, last.facts, last.outcomes)
+        _save_models(folder, hub, last.facts, last.outcomes)
     return Finished(hub.run_id, folder, hub.members, last.facts, last.outcomes, final, database)
 
 
-def _save_models(folder: Path, members: Members, facts: Facts, outcomes: Mapping[str, Outcome]) -> None:
+def _save_models(folder: Path, hub: Hub, facts: Facts, outcomes: Mapping[str, Outcome]) -> None:
     models = folder / "models"
     try:
         models.mkdir(exist_ok=True)
+        names = np.array(hub.members.names if hub.members else (), dtype=np.str_)
+        features = np.array(hub.features, dtype=np.str_)
         for stage, outcome in outcomes.items():
             found = {"x": outcome.models, "labels": outcome.labels, "mean": facts.mean, "scale": facts.scale}
             arrays = {key: array for key, array in found.items() if array is not None}
-            np.savez(models / f"{stage}.npz", users=np.array(members.names), **arrays)  # type: ignore[arg-type]
+            np.savez(models / f"{stage}.npz", users=names, features=features, **arrays)  # type: ignore[arg-type]
     except OSError as error:
         raise RunError(f"cannot write the models to {models}: {error.strerror or error}") from error
 

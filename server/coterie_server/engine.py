@@ -116,7 +116,9 @@ class Engine:
             point = Point()
             self.checkpoint(point)
         if point.facts is None:
-            point = replace(point, facts=await prepare(self.hub, members, standardize=self.experiment.data.standardize))
+            standardize = self.experiment.data.standardize
+            facts = await prepare(self.hub, members, standardize=standardize, features=self.hub.features)
+            point = replace(point, facts=facts)
         while point.stage < len(self.stages):
             point = await self._stage(self.stages[point.stage], point, members)
         return point

@@ -114,6 +114,7 @@ class Hub:
         self.hosts: dict[str, Host] = {}
         self.members: Members | None = None
         self.layout: Layout | None = None
+        self.features: tuple[str, ...] = ()  # the names of the features, where the hosts' data has names
         self.attempt = 1
         self.seq = 0
         self.durable_seq = 0
@@ -156,6 +157,7 @@ class Hub:
             host.link.close("UNAVAILABLE", f"host {host.name!r} has opened a new stream")
         host.link, host.instance, host.absent_since, host.heard_at = link, hello.instance, None, self._clock()
         host.reached = hello.last_seq
+        self.features = self.features or tuple(hello.features)
         host.has_closed = False
         self._compare_numerics(hello)
         n_here = sum(1 for other in self.hosts.values() if other.link is not None)
@@ -186,6 +188,11 @@ class Hub:
             raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} came back with other users than it had")
         if known is not None and set(known.users) != set(names):
             del self.hosts[hello.host]
+        if self.features and hello.features and tuple(hello.features) != self.features:
+            found, wanted = ", ".join(hello.features), ", ".join(self.features)
+            raise Refusal(
+                "INVALID_ARGUMENT", f"host {hello.host!r} has the features {found}; the hosts before have {wanted}, in this order"
+            )
         owners = {user: host.name for host in self.hosts.values() if host.name != hello.host for user in host.users}
         for name in names:
             if name in owners:
@@ -536,6 +543,7 @@ class Hub:
         """What a resumed parent needs to know, as a snapshot tree."""
         return {
             "seq": self.seq,
+            "features": self.features,
             "hosts": [
                 {
                     "name": host.name,
@@ -553,6 +561,7 @@ class Hub:
     def restore(self, memory: Mapping[str, Any], attempt: int) -> None:
         """Takes up the memory of an earlier attempt; the hosts have yet to come back."""
         self.seq, self.attempt = memory["seq"], attempt
+        self.features = memory["features"]
         now = self._clock()
         for entry in memory["hosts"]:
             host = Host(entry["name"], tuple(entry["users"]), tuple(entry["clusters"]), absent_since=now)

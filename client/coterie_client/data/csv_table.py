@@ -32,6 +32,7 @@ _SUFFIXES = (".csv", ".csv.gz")
 class _Rows:
     """What is kept of one user while its rows stream by."""
 
+    columns: tuple[str, ...]  # the names of the features
     cluster: str | None = None
     n_rows: int = 0
     values: array[float] = field(default_factory=lambda: array("d"))  # rows one after the other: features, then target
@@ -50,7 +51,7 @@ def load(config: CsvData, seed: int, names: Collection[str] | None, data_dir: Pa
     for name, rows in users.items():
         table = np.frombuffer(rows.values).reshape(rows.n_rows, -1)
         features, target = (table, np.zeros(rows.n_rows)) if config.target_column is None else (table[:, :-1], table[:, -1])
-        loaded.append(hold_out(name, rows.cluster, features, target, test_fraction=config.test_fraction, seed=seed))
+        loaded.append(hold_out(name, rows.cluster, features, target, test_fraction=config.test_fraction, seed=seed, columns=rows.columns))
     return loaded
 
 
@@ -91,7 +92,7 @@ def _read_file(
                 check_name(user, f"{file.label} line {line}, column {columns.user!r}")
         if names is not None and user not in names:
             continue
-        rows = users.setdefault(user, _Rows())
+        rows = users.setdefault(user, _Rows(columns.features))
         rows.n_rows += 1
         if cluster_at is not None:
             _note_cluster(rows, user, cells[cluster_at], f"{file.label} line {line}, column {columns.cluster!r}")

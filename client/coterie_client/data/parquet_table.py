@@ -37,6 +37,7 @@ from coterie_client.data.users import UserData, UserHead
 class _Rows:
     """What is kept of one user while its row groups stream by."""
 
+    columns: tuple[str, ...]  # the names of the features
     cluster: str | None = None
     n_rows: int = 0
     blocks: list[Array] = field(default_factory=list)  # (rows of one group, p or p + 1), the target last
@@ -54,7 +55,7 @@ def load(config: ParquetData, seed: int, names: Collection[str] | None, data_dir
     for name, rows in _read(config, data_dir, names, keep_values=True).items():
         table = np.concatenate(rows.blocks)
         features, target = (table, np.zeros(len(table))) if config.target_column is None else (table[:, :-1], table[:, -1])
-        loaded.append(hold_out(name, rows.cluster, features, target, test_fraction=config.test_fraction, seed=seed))
+        loaded.append(hold_out(name, rows.cluster, features, target, test_fraction=config.test_fraction, seed=seed, columns=rows.columns))
     return loaded
 
 
@@ -98,7 +99,7 @@ def _read_file(
             clusters = _text(file, table, group, columns.cluster, start, np.concatenate(list(mine.values())))
         values = _values(file, table, group, value_columns, mine, start) if keep_values else {}
         for name, at in mine.items():
-            rows = users.setdefault(name, _Rows())
+            rows = users.setdefault(name, _Rows(columns.features))
             rows.n_rows += len(at)
             if clusters is not None:
                 found = one_cluster(name, clusters, at, file.label, first_row=start)

@@ -21,7 +21,9 @@ def n_test_rows(n_rows: int, test_fraction: float) -> int:
     return max(0, min(math.floor(n_rows * test_fraction + 0.5), n_rows - 2))
 
 
-def hold_out(name: str, cluster: str | None, features: Array, target: Array, *, test_fraction: float, seed: int) -> UserData:
+def hold_out(
+    name: str, cluster: str | None, features: Array, target: Array, *, test_fraction: float, seed: int, columns: tuple[str, ...] = ()
+) -> UserData:
     """Split one user's rows, features (n, p) and target (n,), into training and test rows, both in their given order.
 
     A target with exactly two values is split in proportion to them, and both stay in training.
@@ -36,6 +38,7 @@ def hold_out(name: str, cluster: str | None, features: Array, target: Array, *, 
         target=frozen(target[~is_test]),
         test_features=frozen(features[is_test]),
         test_target=frozen(target[is_test]),
+        columns=columns,
     )
 
 

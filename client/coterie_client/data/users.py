@@ -31,6 +31,7 @@ class UserData:
     target: Array  # (m,)
     test_features: Array  # (m_test, p)
     test_target: Array  # (m_test,)
+    columns: tuple[str, ...] = ()  # the names of the p features, where the data has names
 
 
 def frozen(array: Array) -> Array:

@@ -62,7 +62,7 @@ class User(_message.Message):
     def __init__(self, name: _Optional[str] = ..., cluster: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "host", "users", "more", "run_id", "last_seq", "numerics", "instance")
+    __slots__ = ("protocol", "host", "users", "more", "run_id", "last_seq", "numerics", "instance", "features")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     USERS_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class Hello(_message.Message):
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     host: str
     users: _containers.RepeatedCompositeFieldContainer[User]
@@ -79,7 +80,8 @@ class Hello(_message.Message):
     last_seq: int
     numerics: str
     instance: str
-    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., more: _Optional[bool] = ..., run_id: _Optional[str] = ..., last_seq: _Optional[int] = ..., numerics: _Optional[str] = ..., instance: _Optional[str] = ...) -> None: ...
+    features: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., more: _Optional[bool] = ..., run_id: _Optional[str] = ..., last_seq: _Optional[int] = ..., numerics: _Optional[str] = ..., instance: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("run_id", "member_indices", "n_members", "heartbeat_s")

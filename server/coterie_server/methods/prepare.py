@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from coterie.methods.prepare import AskFacts, AskMoments, Constants, UserFacts, 
 from coterie_server.method import Facts, Federation, Members
 
 
-async def prepare(federation: Federation, members: Members, *, standardize: bool) -> Facts:
+async def prepare(federation: Federation, members: Members, *, standardize: bool, features: Sequence[str] = ()) -> Facts:
     """Agrees on the constants of standardisation if asked to, and learns n_rows, d, L_i and mu_i.
 
     Raises ConfigError for a constant feature, RunError when users disagree on the number of features.
@@ -25,10 +26,12 @@ async def prepare(federation: Federation, members: Members, *, standardize: bool
     # Below rounding level of the sums a variance is that of a constant.
     constant = np.flatnonzero(variance <= 1e-12 * (1.0 + mean**2))
     if constant.size:
-        raise ConfigError(f"feature {constant[0]} is the same in all {count} training rows, want one that varies (or standardize: false)")
+        name = repr(features[constant[0]]) if features else f"{constant[0] + 1} of {mean.size}"
+        raise ConfigError(f"feature {name} is the same in all {count} training rows, want one that varies (or standardize: false)")
     scale = np.sqrt(variance)
-    replies = await federation.exchange(Constants(mean, scale), AskFacts())
-    return replace(_facts(replies[UserFacts], members), mean=mean, scale=scale)
+    await federation.exchange(Constants(mean, scale))
+    # In an exchange of its own: L_i and mu_i are those of the standardised rows, which a host has once it has handled the constants.
+    return replace(_facts(await _ask_facts(federation), members), mean=mean, scale=scale)
 
 
 async def _ask_facts(federation: Federation) -> UserFacts:

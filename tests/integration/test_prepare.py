@@ -1,0 +1,115 @@
+"""What the members agree on before the first stage: constants of standardisation, facts about losses, names of features."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coterie.errors import ConfigError, CoterieError
+from coterie_deploy import run
+
+
+def table(
+    folder: Path, name: str = "rows.csv", *, scale: float = 1.0, order: tuple[str, ...] = ("a", "b"), users: range = range(6)
+) -> None:
+    draws = np.random.default_rng(2)
+    (folder / name).parent.mkdir(exist_ok=True)
+    with (folder / name).open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["user", *order, "y"])
+        for user in users:
+            for _ in range(20):
+                row = {"a": draws.standard_normal(), "b": draws.standard_normal()}
+                y = row["a"] * (1 if user % 2 else -1) + row["b"] + 0.1 * draws.standard_normal()
+                row["b"] = 100.0 * scale + 7.0 * scale * row["b"]
+                writer.writerow([f"u{user}", *(repr(row[column]) for column in order), repr(y)])
+
+
+def experiment(**data: object) -> dict[str, object]:
+    return {
+        "name": "prepared",
+        "data": {"source": "csv", "path": "rows.csv", "user_column": "user", "target_column": "y", "standardize": True, **data},
+        "problem": {"loss": "least_squares", "l2": 1e-3},
+        "method": {"name": "pdmm", "penalty": 0.1},
+        "stop": {"rounds": 2000, "residual": 1e-6},
+    }
+
+
+def test_the_facts_are_those_of_the_standardised_rows(tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    (tmp_path / "large").mkdir()
+    table(tmp_path / "small")
+    table(tmp_path / "large", scale=1000.0)
+    small, large = (run(experiment(), data=tmp_path / name) for name in ("small", "large"))
+    assert len(small.history()) == len(large.history()) < 500, "rho depends on L_i, and the rounds on rho"
+    for user, model in small.models.items():
+        np.testing.assert_allclose(large.models[user], model, atol=1e-8)
+
+
+def test_hosts_agree_on_standardisation_whatever_their_number(tmp_path: Path) -> None:
+    table(tmp_path)
+    one, three = (run(experiment(), data=tmp_path, hosts=hosts) for hosts in (1, 3))
+    for user, model in one.models.items():
+        np.testing.assert_array_equal(three.models[user], model)
+
+
+def test_a_constant_feature_is_named(tmp_path: Path) -> None:
+    rows = [f"u{i % 3},{i},5,{i * i}" for i in range(30)]
+    (tmp_path / "rows.csv").write_text("\n".join(["user,a,flat,y", *rows]) + "\n")
+    with pytest.raises(ConfigError, match="feature 'flat' is the same in all 24 training rows"):
+        run(experiment(), data=tmp_path)
+
+
+def test_models_know_the_names_of_their_features(tmp_path: Path) -> None:
+    table(tmp_path)
+    run(experiment(), data=tmp_path, output=tmp_path / "run")
+    with np.load(tmp_path / "run" / "models" / "pdmm.npz") as arrays:
+        assert arrays["features"].tolist() == ["a", "b"]
+
+
+def test_hosts_with_features_in_another_order_are_refused(tmp_path: Path) -> None:
+    import asyncio
+    import contextlib
+    from collections.abc import AsyncIterator
+
+    from coterie.config import experiment_from
+    from coterie_client.build import build_host
+    from coterie_deploy.loopback import join_all
+    from coterie_server.coordinator import Options, coordinate
+    from coterie_server.hub import Hub
+
+    table(tmp_path, "one/rows.csv", users=range(3))
+    table(tmp_path, "two/rows.csv", users=range(3, 6), order=("b", "a"))
+    described = experiment_from({**experiment(), "federation": {"hosts": 2}})
+
+    @contextlib.asynccontextmanager
+    async def connect(hub: Hub) -> AsyncIterator[None]:
+        join_all(hub, [build_host(name, described, hub.run_id, None, data_dir=tmp_path / name) for name in ("one", "two")])
+        yield
+
+    with pytest.raises(CoterieError, match="host 'two' has the features b, a; the hosts before have a, b, in this order"):
+        asyncio.run(coordinate(described, connect, Options()))
+
+
+def test_predictions_go_by_the_names_of_the_columns_wherever_they_stand(tmp_path: Path) -> None:
+    import io
+
+    from coterie_deploy.predict import predict
+
+    table(tmp_path)
+    run(experiment(), data=tmp_path, output=tmp_path / "run")
+    (tmp_path / "new.csv").write_text("a,b\n1.0,107.0\n-2.0,93.0\n")
+    (tmp_path / "turned.csv").write_text("b,size,a\n107.0,9,1.0\n93.0,9,-2.0\n")
+    said = []
+    for name in ("new.csv", "turned.csv"):
+        out = io.StringIO()
+        predict(tmp_path / "run", "u1", tmp_path / name, None, None, out)
+        said.append([line.rpartition(",")[2] for line in out.getvalue().splitlines()])
+    assert said[0] == said[1]
+    assert float(said[0][1]) > float(said[0][2])
+    (tmp_path / "short.csv").write_text("a,size\n1.0,2.0\n")
+    with pytest.raises(ConfigError, match=r"short.csv: column 'b' is missing, found 'a', 'size'"):
+        predict(tmp_path / "run", "u1", tmp_path / "short.csv", None, None, io.StringIO())
