@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from coterie.config import Experiment
+from coterie.config import Experiment, method_module
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision
 from coterie_client.data import load_users, standardize
@@ -27,6 +28,9 @@ def build_host(
 ) -> Host:
     """A host for these users (None: all of its data). Raises ConfigError for what is wrong with the data, naming it."""
     loaded = load_users(experiment.data, experiment.seed, users, data_dir)
+    for room in {"prepare", "evaluation", "consensus", experiment.method.name}:
+        with contextlib.suppress(ModuleNotFoundError):  # several methods share one room
+            method_module("coterie_client", room)  # before the run waits for it
     return Host(name, experiment, run_id, loaded, local_of, store, instance)
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_matrix, csr_matrix
-from scipy.sparse.csgraph import connected_components
+from scipy.sparse import csr_matrix
 from scipy.spatial.distance import cdist, pdist
 
 from coterie.arrays import Array, Indices
@@ -43,8 +42,24 @@ def partition(x: Array, joined: Mask | None = None, tolerance: float = 1e-4, sca
     if joined is not None:
         edges.append(_joined_pairs(joined, n))
     first, second = np.concatenate(edges, axis=1)
-    graph = coo_matrix((np.ones(len(first), np.int8), (first, second)), shape=(n, n))
-    return canonical(connected_components(graph, directed=False)[1])
+    return _components(first, second, n)
+
+
+def _components(first: Indices, second: Indices, n: int) -> Indices:
+    """Connected components (n,), numbered by their first member, of the graph with edges (first, second), both (m,).
+
+    Everyone takes the smallest label among its neighbours, then that label's own label, until nothing changes.
+    """
+    labels = np.arange(n)
+    while True:
+        lower = np.minimum(labels[first], labels[second])
+        new = labels.copy()
+        np.minimum.at(new, first, lower)
+        np.minimum.at(new, second, lower)
+        new = new[new]
+        if np.array_equal(new, labels):
+            return np.unique(labels, return_inverse=True)[1].reshape(-1)
+        labels = new
 
 
 def _near_pairs(x: Array, radius: float) -> Indices:
