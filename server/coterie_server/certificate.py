@@ -1,4 +1,4 @@
-"""For which penalties does a given partition solve convex clustering exactly? Only gradients and Hessians at cluster models travel.
+"""For which penalties does a given partition solve convex clustering exactly? Values, gradients and Hessians at cluster models decide.
 
 Source: Armacki, Bajovic, Jakovetic and Kar (2022), Theorems 1 and 2 and problem (5). `penalty` is everywhere the lambda of (6) and (7):
 

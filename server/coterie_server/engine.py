@@ -19,6 +19,7 @@ import numpy as np
 from coterie.config import Experiment, StopRule, method_module
 from coterie.errors import RunError
 from coterie.methods.evaluation import FinalModels, Scores
+from coterie.methods.prepare import FEW_ROWS
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision
 from coterie_server.hub import Hub
@@ -119,6 +120,8 @@ class Engine:
             standardize = self.experiment.data.standardize
             facts = await prepare(self.hub, members, standardize=standardize, features=self.hub.features)
             point = replace(point, facts=facts)
+            if standardize:
+                self._warn_of_few_rows(facts)
         while point.stage < len(self.stages):
             point = await self._stage(self.stages[point.stage], point, members)
         return point
@@ -129,6 +132,8 @@ class Engine:
         started = self._clock()
         if point.state is None:
             self.database.stage(point.stage, stage.name, stage.method, 0, "", 0.0)
+            for sentence in getattr(method, "warnings", ()):
+                self.database.event("warning", sentence, stage=stage.name)
             self.hub.begin_stage(point.stage, settings)
             point = replace(point, state=await method.init(self.hub), round=0)
         else:
@@ -141,6 +146,7 @@ class Engine:
             point = replace(point, state=state, round=point.round + 1)
             figures.append(dict(latest))
             self.database.figures(point.stage, point.round, latest)
+            self._note_labels(method, point)
             point = replace(point, ended=self._stop_reason(stage.stop, latest, point, started))
             self._after_round(stage, point, latest)
             await asyncio.sleep(0)  # where the transport never waits, signals and deadlines get their turn here
@@ -149,6 +155,8 @@ class Engine:
         if self.experiment.evaluate and outcome.models is not None:
             outcome = replace(outcome, figures={**outcome.figures, **await self._evaluated(outcome, self.hub)})
         self.database.result(point.stage, outcome.figures, method.expected_vectors(figures))
+        if printed_vectors := getattr(method, "printed_vectors", None):
+            self.database.printed(point.stage, printed_vectors(point.round))
         self.database.stage(point.stage, stage.name, stage.method, point.round, point.ended, self._clock() - started)
         # What a stage carried for its successor has served; along a path it would otherwise pile up in the checkpoints.
         served = {name: replace(before, carry=None) if name in stage.start else before for name, before in point.outcomes.items()}
@@ -171,6 +179,22 @@ class Engine:
             text = f"stage {stage.name!r} needs every member in every round, so it waits for late ones"
             self.database.event("wait", text, stage=stage.name)
         return method
+
+    def _warn_of_few_rows(self, facts: Facts) -> None:
+        n_users = int((facts.n_rows < FEW_ROWS).sum())
+        if n_users:
+            who = "1 user has" if n_users == 1 else f"{n_users} users have"
+            text = (
+                f"{who} fewer than {FEW_ROWS} training rows, and standardize is true: whoever reads the sums they sent knows the features "
+                "of a single row exactly, and of two rows both values of each feature, though not which belong together"
+            )
+            self.database.event("warning", text, users=n_users)
+
+    def _note_labels(self, method: ServerMethod[Any], point: Point) -> None:
+        labels_of = getattr(method, "labels_of", None)
+        labels = labels_of(point.state) if labels_of is not None else None
+        if labels is not None:
+            self.database.membership(point.stage, point.round, labels)
 
     def _after_round(self, stage: Stage, point: Point, figures: Mapping[str, float]) -> None:
         self.database.flush_if_due()

@@ -92,7 +92,12 @@ class Setting:
 
 
 class ServerMethod(Protocol[S]):
-    """The server half of a method, set up for one stage (in practice a frozen dataclass)."""
+    """The server half of a method, set up for one stage (in practice a frozen dataclass).
+
+    A half may also have `tolerates_absence` (bool: a round may go on without some members), `warnings` (sentences about its settings,
+    recorded when the stage starts), `labels_of(state)` (clusters so far, recorded when they change), and `printed_vectors(n_rounds)` (the
+    paper's own count of vectors by direction, where it differs from the closed form). The engine asks for them by name.
+    """
 
     @property
     def client_options(self) -> Mapping[str, Any]:

@@ -83,7 +83,8 @@ EVERYTHING = Chosen(None, None, None)
 def draw_paired(layout: Layout, blocks: int, duals: int | None, random: np.random.Generator) -> Chosen:
     """Users and unordered pairs in the proportion `blocks` of n^2; `duals` of n(n-1) for a draw of its own, None for the drawn pairs.
 
-    Each of the n + P units (x_i, or z_ij with z_ji) is equally likely, so the expected number of blocks is `blocks`.
+    Each of the n + P units (x_i, or z_ij with z_ji) is equally likely, so the expected number of blocks is `blocks`, up to rounding of the
+    units.
     """
     n, pairs = layout.n, layout.size
     n_units = min(n + pairs, max(1, round(blocks / n**2 * (n + pairs))))
@@ -146,7 +147,7 @@ def total_distance(x: Array) -> float:
 
 
 def distance_norm(x: Array) -> float:
-    """The Euclidean norm that x_i - x_j, i < j, would have if the models were uncorrelated: sqrt(n) |x|."""
+    """sqrt(n) |x|: the Euclidean norm of all x_i - x_j, i < j, when the models sum to zero, else an upper bound."""
     return float(np.sqrt(len(x)) * np.linalg.norm(x))
 
 

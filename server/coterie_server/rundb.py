@@ -1,7 +1,9 @@
 """The run database: ledger, figures, events and decisions of one run, in SQLite, readable while the run goes on.
 
 Rows are buffered and written in batches. Units: see `coterie.ledger`; times are seconds since the epoch. `useful` is 1 for the traffic of
-the committed history: what was sent again, came too late, or belongs to rounds that a killed coordinator had to repeat has 0.
+the committed history: what was sent again, came too late, or belongs to rounds that a killed coordinator had to repeat has 0. `expected` is
+the closed form of what a stage sends, `printed` the paper's own count. `memberships` has the users' clusters in member order, as a JSON
+array, for each round in which they changed.
 """
 
 from __future__ import annotations
@@ -33,6 +35,10 @@ CREATE TABLE IF NOT EXISTS results (stage INTEGER NOT NULL, name TEXT NOT NULL, 
 CREATE TABLE IF NOT EXISTS expected (
     stage INTEGER NOT NULL, step TEXT NOT NULL, direction TEXT NOT NULL, vectors REAL NOT NULL,
     PRIMARY KEY (stage, step, direction)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS printed (
+    stage INTEGER NOT NULL, direction TEXT NOT NULL, vectors REAL NOT NULL, PRIMARY KEY (stage, direction)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS memberships (
+    stage INTEGER NOT NULL, round INTEGER NOT NULL, labels TEXT NOT NULL, PRIMARY KEY (stage, round)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS user_sets (id INTEGER PRIMARY KEY, members TEXT NOT NULL UNIQUE);
 CREATE TABLE IF NOT EXISTS ledger (
     seq INTEGER NOT NULL, attempt INTEGER NOT NULL, resent INTEGER NOT NULL, useful INTEGER NOT NULL, stage INTEGER NOT NULL,
@@ -52,6 +58,7 @@ _INSERTS = {
     "ledger": 18,
     "host_ledger": 11,
     "figures": 4,
+    "memberships": 3,
     "events": 4,
     "decisions": 3,
 }
@@ -68,6 +75,7 @@ class RunDatabase:
         self._flushed_at = clock()
         self._sets: dict[str, int] = {}
         self._scopes: dict[str, str] = {}
+        self._labels: tuple[int, str] | None = None  # stage and text of the latest memberships
         try:
             self.connection = sqlite3.connect(path or ":memory:", timeout=30.0, isolation_level=None)
             if path is not None:
@@ -129,6 +137,21 @@ class RunDatabase:
             rounds.setdefault(number, {})[name] = float("nan") if value is None else value
         return [rounds[number] for number in sorted(rounds)]
 
+    def membership(self, stage: int, round_number: int, labels: Indices) -> None:
+        """The users' clusters (n,) after a round, written when they are not those written last."""
+        text = json.dumps(labels.tolist(), separators=(",", ":"))
+        if self._labels is None or self._labels[0] != stage:
+            self._labels = (stage, self._last_labels(stage))
+        if self._labels[1] != text:
+            self._add("memberships", (stage, round_number, text))
+            self._labels = (stage, text)
+
+    def _last_labels(self, stage: int) -> str:
+        self.flush()
+        last = "SELECT labels FROM memberships WHERE stage = ? ORDER BY round DESC LIMIT 1"
+        row = self.connection.execute(last, (stage,)).fetchone()
+        return "" if row is None else str(row[0])
+
     def stage(self, number: int, name: str, method: str, rounds: int, outcome: str, seconds: float) -> None:
         """A stage has ended (or, with an empty outcome, has begun)."""
         self._execute("INSERT OR REPLACE INTO stages VALUES (?, ?, ?, ?, ?, ?)", (number, name, method, rounds, outcome, seconds))
@@ -139,6 +162,11 @@ class RunDatabase:
             self._execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", (stage, name, float(value)))
         for (step, direction), vectors in expected.items():
             self._execute("INSERT OR REPLACE INTO expected VALUES (?, ?, ?, ?)", (stage, step, direction, float(vectors)))
+
+    def printed(self, stage: int, vectors: Mapping[str, float]) -> None:
+        """The paper's own count of the d-vectors of a stage, by direction."""
+        for direction, count in vectors.items():
+            self._execute("INSERT OR REPLACE INTO printed VALUES (?, ?, ?)", (stage, direction, float(count)))
 
     def members(self, members: Members, host_of: Mapping[str, str]) -> None:
         """Who takes part, and on which host."""
@@ -158,9 +186,12 @@ class RunDatabase:
     def rewind(self, seq: int, stage: int, round_number: int) -> None:
         """A resumed run repeats everything after this point: traffic that was booked later brought nothing, figures are made again."""
         self._execute("UPDATE ledger SET useful = 0 WHERE seq > ?", (seq,))
-        self._execute("DELETE FROM figures WHERE stage > ? OR (stage = ? AND round > ?)", (stage, stage, round_number))
-        for table in ("results", "expected"):
-            self._execute(f"DELETE FROM {table} WHERE stage >= ?", (stage,))  # noqa: S608 - two fixed names
+        for table in ("figures", "memberships"):
+            later = f"DELETE FROM {table} WHERE stage > ? OR (stage = ? AND round > ?)"  # noqa: S608 - two fixed names
+            self._execute(later, (stage, stage, round_number))
+        self._labels = None
+        for table in ("results", "expected", "printed"):
+            self._execute(f"DELETE FROM {table} WHERE stage >= ?", (stage,))  # noqa: S608 - three fixed names
         self._execute("DELETE FROM stages WHERE number > ?", (stage,))
         self._execute("DELETE FROM decisions WHERE seq > ?", (seq,))
 
@@ -195,7 +226,7 @@ class RunDatabase:
             self.connection.execute("BEGIN")
             for table, n_columns in _INSERTS.items():
                 marks = ",".join("?" * n_columns)
-                verb = "INSERT OR REPLACE" if table == "figures" else "INSERT"
+                verb = "INSERT OR REPLACE" if table in ("figures", "memberships") else "INSERT"
                 self.connection.executemany(f"{verb} INTO {table} VALUES ({marks})", self._rows[table])
             self.connection.execute("COMMIT")
         except sqlite3.Error as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 
 import numpy as np
@@ -11,11 +12,12 @@ from scipy.spatial.distance import pdist
 from coterie.config import experiment_from
 from coterie.errors import ConfigError
 from coterie.methods.certify import Config
+from coterie.methods.consensus import Curvatures, Slopes
 from coterie.wire import Precision
 from coterie_deploy.api import run
 from coterie_deploy.certify import certification, certify, found_labels
 from coterie_server.clusters import same_partition
-from coterie_server.method import Facts, Members, Outcome, Setting
+from coterie_server.method import Facts, Members, Outcome, Replies, Setting
 from coterie_server.methods.certify import build
 from tests.papers.fixture_data import experiment, fixture
 
@@ -63,6 +65,36 @@ def test_theorem_1_is_sufficient_and_loose_and_theorem_2_certifies_nothing():
         assert figures["theorem2_holds"] == 0
 
 
+class PointUsers:
+    """A federation of users with f_i(x) = |x - a_i|^2 / 2."""
+
+    def __init__(self, points):
+        self.points = np.array(points)
+
+    async def exchange(self, *messages, to=None):
+        (asked,) = messages
+        away = asked.x - self.points
+        n, d = away.shape
+        triangle = np.tile(np.eye(d)[np.triu_indices(d)], (n, 1))
+        return Replies({Slopes: Slopes((away**2).sum(axis=1) / 2, away), Curvatures: Curvatures(triangle)}, None)
+
+
+def test_for_two_clusters_of_one_size_theorem_2_asks_for_the_penalty_itself_and_rounding_does_not_decide():
+    """|grad g_1 - grad g_2| = 2 (LAM n) by (7), so the right side of (13) is LAM: "lambda < lambda" holds for no penalty."""
+    strict = []
+    for seed in range(12):
+        random = np.random.default_rng(seed)
+        points = np.array([[-3.0, 0], [-3, 0], [3, 0], [3, 0]]) + 0.1 * random.normal(size=(4, 2))
+        config = Config(at=float(random.uniform(0.2, 1.2)))
+        method = build(config, setting(("a", "a", "b", "b")))
+        _, figures = asyncio.run(method.round(asyncio.run(method.init(None)), PointUsers(points), 1))
+        assert figures["exact_holds"] == 1
+        assert figures["theorem2"] == pytest.approx(config.at, rel=1e-7)
+        assert figures["theorem2_holds"] == 0
+        strict.append(config.at < figures["theorem2"])
+    assert any(strict), "without a margin rounding would have certified some"
+
+
 def test_three_hosts_give_the_bits_of_one():
     one, three = certified(), certified(hosts=3)
     assert one.metrics["certify"] == three.metrics["certify"]
@@ -99,7 +131,7 @@ def test_a_wrong_partition_has_no_interval():
 
 def setting(clusters=("a", "a", "b"), labels=None):
     names = tuple(f"u{place}" for place in range(len(clusters)))
-    facts = Facts(np.full(3, 5), np.ones(3), np.zeros(3), 2)
+    facts = Facts(np.full(len(clusters), 5), np.ones(len(clusters)), np.zeros(len(clusters)), 2)
     start = Outcome(np.zeros((3, 2)), labels) if labels is not None else None
     return Setting(0, "certify", Members(names, tuple(clusters)), Precision.of("float64"), facts, start)
 

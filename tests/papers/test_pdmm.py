@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from coterie import snapshot
 from coterie.config import experiment_from
 from coterie.errors import ConfigError, ProtocolError, RunError
-from coterie.methods.pdmm import Config, least_nu
+from coterie.methods.pdmm import Config, Steps, least_nu
 from coterie_client.methods.pdmm import CLIENT
 from coterie_server.clusters import same_partition
 from coterie_server.method import Outcome
@@ -39,7 +39,7 @@ TRACES = SIX.fixture["traces"]
 
 
 def way_name(way):
-    return "-".join(str(value) for value in way.values())
+    return "-".join(str(value) for value in way.values()) if isinstance(way, dict) else str(way)
 
 
 # ---- one step, and 40
@@ -57,6 +57,15 @@ def test_two_steps_by_hand_on_two_points_of_the_line(placement):
     np.testing.assert_allclose(run.state.z, [[-0.3]], atol=1e-12)
     np.testing.assert_allclose(run.state.mu, [[-0.56]], atol=1e-12)
     assert run.figures[-1]["objective"] == pytest.approx(0.08 + 0.405 + 0.5 * 0.7)
+
+
+def test_the_residuals_of_the_two_steps_by_hand():
+    """x^1 = (0, 1), z = 0; x^2 = (.4, 1.1), z = -.3. |x_1 - x_2 - z| over sqrt(2) |x|; rho (2 |dx|^2 + |dz|^2)^(1/2) over LAM."""
+    run = Run(Points([[0.0], [2.0]]), start="zero", order="jacobi", penalty=0.5, rho=1, tau=0.4, nu=0.6)
+    assert run.round().figures[-1]["primal_residual"] == pytest.approx(1 / 2**0.5)
+    assert run.figures[-1]["dual_residual"] == pytest.approx(2**0.5 / 0.5)
+    assert run.round().figures[-1]["primal_residual"] == pytest.approx(0.4 / (2 * (0.16 + 1.21)) ** 0.5)
+    assert run.figures[-1]["dual_residual"] == pytest.approx((2 * (0.16 + 0.01) + 0.09) ** 0.5 / 0.5)
 
 
 @pytest.mark.parametrize("n_hosts", [1, 4])
@@ -229,10 +238,53 @@ def test_the_closed_form_counts_what_was_really_encoded(way, n_hosts):
         expected = {key: count for key, count in run.method.expected_vectors(run.figures).items() if count}
         assert dict(run.memory.vectors) == expected
         run.memory.vectors = type(run.memory.vectors)(before)  # the second half goes on as if not finished
-    if way["placement"] == "paper" and "primal_fraction" not in way:
-        bound = run.method.printed_vectors(14)
-        assert sum(count for (_, direction), count in expected.items() if direction == "up") <= bound["up"]
-        assert sum(count for (_, direction), count in expected.items() if direction == "down") <= bound["down"] + 1  # S0
+
+
+SCHEDULE = [[[0, 1], [1], [1, 2]], [[2], [6, 8, 9], []], [[], [], [3]]]
+
+
+@pytest.mark.parametrize(
+    ("way", "up", "down"),
+    [
+        ({}, 36, 66),
+        ({"sampling": "paired", "s_p": 9}, 9, 18),
+        ({"sampling": "paired", "s_p": 36}, 36, 66),
+        ({"sampling": "paired", "s_p": 9, "dual": "independent", "s_d": 7}, 9, 17),  # of 7 dual blocks four pairs are drawn
+        ({"sampling": "paired", "s_p": 9, "dual": "independent", "s_d": 1}, 9, 11),
+        ({"sampling": "uniform", "s_p": 9, "dual": "independent", "s_d": 7}, 9, 16),
+        ({"sampling": "uniform", "s_p": 9}, 9, 18),
+    ],
+    ids=way_name,
+)
+def test_the_papers_own_count_is_s_p_up_and_s_p_plus_s_d_down(way, up, down):
+    run = Run(SIX, penalty=0.7, placement="paper", **way)
+    assert run.method.printed_vectors(3) == {"up": 3 * up, "down": 3 * down}
+
+
+def test_the_papers_own_count_of_a_schedule_is_that_of_its_rounds():
+    run = Run(SIX, penalty=0.7, placement="paper", sampling="recorded", schedule=SCHEDULE)
+    assert run.method.printed_vectors(1) == {"up": 3, "down": 5}
+    assert run.method.printed_vectors(2) == {"up": 7, "down": 9}
+    assert run.method.printed_vectors(3) == {"up": 7, "down": 10}
+
+
+@pytest.mark.parametrize("placement", ["lean", "paper"])
+@pytest.mark.parametrize("sampling", ["full", "recorded", "paired", "uniform"])
+def test_the_papers_own_count_bounds_what_is_sent(sampling, placement):
+    """ "the server receives exactly S_P", "[sends] S_P + S_D": S0 is not in that count."""
+    ways = [{"schedule": SCHEDULE} if sampling == "recorded" else {}]
+    if sampling in ("paired", "uniform"):
+        ways = [
+            {"s_p": s_p, **dual} for s_p in (1, 2, 3, 20, 36) for dual in ({}, *({"dual": "independent", "s_d": s} for s in (1, 3, 30)))
+        ]
+    for way in ways:
+        run = Run(SIX, penalty=0.7, placement=placement, sampling=sampling, evaluate_every=0, nu=0.7 if sampling != "full" else None, **way)
+        run.rounds(3 if sampling == "recorded" else 8)
+        run.finish()
+        bound = run.method.printed_vectors(len(run.figures))
+        for direction in ("up", "down"):
+            sent = sum(count for (step, way_), count in run.memory.vectors.items() if way_ == direction and step != "S0")
+            assert sent <= bound[direction], (way, direction)
 
 
 def test_the_vectors_of_the_table_are_reproduced():
@@ -390,12 +442,12 @@ def test_the_penalty_has_the_same_meaning_in_all_conventions():
     assert Config(lambda_eq14=entry["lam14"]).lam(6) == pytest.approx(0.7)
 
 
-def spectral_radius(n, nu, tau, curvature, all_zero):
+def spectral_radius(n, nu, tau, curvature, all_zero, eta_over_rho=0.0):
     """Of the jacobi iteration at full participation for f_i = rho curvature |x|^2/2, off consensus: all z zero, or none shrunk.
 
     In x, D'z, D'mu^/rho, D'mu/rho, where D x are the differences and D'D = N on such x.
     """
-    x = np.array([-1, 1, -1, 0.0]) / (curvature + n - 1)
+    x = np.array([eta_over_rho - 1, 1, -1, 0.0]) / (curvature + n - 1 + eta_over_rho)
     w = np.zeros(4) if all_zero else np.array([n, 0, 1, 0.0])
     residual = n * x - w
     dual = np.array([0, 0, 0, 1.0]) + tau * residual
@@ -413,6 +465,110 @@ def test_jacobi_is_stable_from_tau_half_plus_one_over_2n_minus_1_on(n, tau):
     assert enough <= 1 + 1e-9
     assert too_little > 1 + 1e-6
     assert least_nu(2, 0.8) > 2 / 3 > 6 / 11 > 0.51 > least_nu(6, 0.8)
+
+
+@pytest.mark.parametrize("n", [2, 3, 6, 60])
+@pytest.mark.parametrize("e", [0.3, 1.0, 3.0])
+def test_eta_lessens_the_damping_that_is_needed(n, e):
+    """tau/2 + (1 - e)/(2N - 1 + e), e = eta/rho: sharp again, and enough for the larger eta_i that a linearized x-update amounts to."""
+    least = least_nu(n, 0.8, e)
+    cases = [(curvature, all_zero) for curvature in (0, 0.01 * n, n / 3, n) for all_zero in (False, True)]
+    assert max(spectral_radius(n, least + 1e-3, 0.8, *case, larger) for case in cases for larger in (e, 2 * e, 10 * e + 5)) <= 1 + 1e-9
+    assert max(spectral_radius(n, least - 1e-3, 0.8, *case, e) for case in cases) > 1 + 1e-6
+    assert least <= least_nu(n, 0.8)
+
+
+def test_a_setting_that_eta_makes_stable_is_taken_and_converges():
+    rho = 3 * SIX.facts.smoothness.mean() / 5
+    with pytest.raises(ConfigError, match=r"nu is 0.3, want at least tau/2 \+ 1/\(2N-1\) = 0.4909"):
+        Run(SIX, penalty=0.7, order="jacobi", nu=0.3)
+    run = Run(SIX, penalty=0.7, order="jacobi", nu=0.3, eta=3 * rho)
+    assert run.until(1e-6, 500) > 10
+    with pytest.raises(ConfigError, match=r"nu is 0.2, want at least tau/2 \+ \(1-e\)/\(2N-1\+e\), e = eta/rho, = 0.2571"):
+        Run(SIX, penalty=0.7, order="jacobi", nu=0.2, eta=3 * rho)
+
+
+def forced(run, **steps):
+    """The same run with constants that its config would refuse."""
+    run.method = dataclasses.replace(run.method, steps=dataclasses.replace(run.method.steps, **steps))
+    return run
+
+
+NEARLY_ALL = {"sampling": "paired", "primal_fraction": 0.9}
+ALL_RECORDED = {
+    "sampling": "recorded",
+    "schedule": [[list(range(6)), *[[p for p in range(36) if p // 6 != p % 6]] * 2]] * 60,
+    "evaluate_every": 1,
+}
+
+
+@pytest.mark.parametrize(("way", "part"), [(NEARLY_ALL, "89%"), (ALL_RECORDED, "100%")], ids=["paired", "recorded"])
+def test_rounds_that_draw_nearly_everything_need_the_damping_of_full_participation(way, part):
+    with pytest.raises(ConfigError, match=f"nu is 0.0, want at least .* in jacobi order, with {part} of the blocks in a round"):
+        Run(SIX, penalty=0.05, nu=0.0, **way)
+    undamped, default = forced(Run(SIX, penalty=0.05, **way), nu=0.0), Run(SIX, penalty=0.05, **way)
+    for run in (undamped, default):
+        run.rounds(60)
+    first, last = (undamped.figures[place]["primal_residual"] for place in (0, -1))
+    assert last > 1e3 * first or undamped.figures[-1]["objective"] > 1e3 * undamped.figures[0]["objective"]
+    assert default.figures[-1]["objective"] < default.figures[0]["objective"]
+
+
+def test_half_of_the_blocks_need_no_damping():
+    run = Run(SIX, penalty=0.7, nu=0.0, **HALF)
+    assert run.until(1e-6, 1000) > 10
+    assert run.method.warnings == ()
+
+
+def test_with_z_after_x_tau_stays_below_the_golden_ratio():
+    for tau in (1.62, 2.1):
+        with pytest.raises(ConfigError, match=rf"tau is {tau}, want less than \(1 \+ sqrt 5\)/2 = 1.618 with z after x"):
+            Run(SIX, penalty=0.7, tau=tau)
+    too_far, default = forced(Run(SIX, penalty=0.7), tau=2.1), Run(SIX, penalty=0.7)
+    for run in (too_far, default):
+        run.rounds(150)
+    assert not too_far.gaps()[-1] < 1
+    assert default.gaps()[-1] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("way", "sentence"),
+    [
+        (UNIFORM | {"placement": "paper"}, "sampling uniform in placement paper is biased"),
+        ({"eta": 0.0}, "eta is 0 with z after x: convergence is proven for eta of at least rho"),
+        ({"sampling": "paired", "primal_fraction": 0.6, "nu": 0.1}, "nu is 0.1 and a round updates 61% of the blocks"),
+    ],
+)
+def test_what_is_let_through_but_not_proven_is_said(way, sentence):
+    (said,) = Run(SIX, penalty=0.7, **way).method.warnings
+    assert said.startswith(sentence)
+
+
+@pytest.mark.parametrize("way", [*ALL_WAYS[:5], UNIFORM, {"steps": "wang"}, NEARLY_ALL], ids=way_name)
+def test_defaults_need_no_warning(way):
+    assert Run(SIX, penalty=0.7, **way).method.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("n", "config", "wanted"),
+    [
+        (4, {"sampling": "paired", "s_p": 4, "dual": "independent", "s_d": 6}, Steps(2.0, 0.0, 0.51, 0.45 * (4 / 16) / (6 / 12))),
+        (4, {"sampling": "paired", "s_p": 4, "dual": "independent", "s_d": 2}, Steps(2.0, 0.0, 0.51, 0.45)),
+        (4, {"sampling": "uniform", "s_p": 8}, Steps(2.0, 0.0, 0.51, 0.45)),
+        (4, {"steps": "wang"}, Steps(2.0, 0.0, 2 / 3, 1 / 3)),
+        (3, {"steps": "wang", "sampling": "paired", "s_p": 6}, Steps(3.0, 0.0, 2 / 3, 1 / 6)),
+        (3, {"steps": "wang", "sampling": "paired", "s_p": 2}, Steps(3.0, 0.0, 1 / 2, 2 / (2 * (18 - 2)))),
+        (10, {"sampling": "paired", "s_p": 10}, Steps(2 / 3 * 5 / 3, 0.0, 0.51, 0.8)),
+        (10, {"sampling": "paired", "s_p": 11}, Steps(2 / 3, 0.0, 0.51, 0.8)),
+        (10, {"sampling": "uniform", "s_p": 10}, Steps(2 / 3, 0.0, 0.51, 0.45)),
+        (4, {}, Steps(2.0, 2.0, 0.0, 1.6)),
+        (2, {"order": "jacobi"}, Steps(6.0, 0.0, 0.8 / 2 + 1 / 3 + 0.01, 0.8)),
+    ],
+)
+def test_the_constants_are_exactly_these(n, config, wanted):
+    """For a mean smoothness of 2."""
+    found = Config(penalty=1, **config).steps_for(n, 2.0)
+    assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(wanted), rel=1e-12)
 
 
 @pytest.mark.parametrize("n", [2, 4])
@@ -463,6 +619,10 @@ def test_a_dual_step_of_the_wrong_sign_is_seen():
         ({"penalty": 1, "order": "z_after_x", **HALF}, "sampling: full, or order: jacobi"),
         ({"penalty": 1, "dual_fraction": 0.5, **HALF}, "need dual: independent"),
         ({"penalty": 1, "sampling": "recorded"}, "needs one"),
+        (
+            {"penalty": 1, "sampling": "recorded", "schedule": [[[0], [], []], [[1], [7, 8, 7], []]]},
+            "round 2 of the schedule names z block 7 twice",
+        ),
         ({"penalty": 1, "steps": "wang", "tau": 0.1}, "leave out"),
         ({"penalty": float("nan")}, "finite number"),
         ({"penalty": 1, "lambda": 1}, "Extra inputs"),

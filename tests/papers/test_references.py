@@ -8,6 +8,13 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import pdist
 
+from coterie.messages import Message
+from coterie.methods.consensus import Curvatures, GroupModel, Slopes
+from coterie.problem import ProblemConfig
+from coterie.wire import Precision
+from coterie_client.method import Inbox, Local
+from coterie_client.methods.consensus import CLIENT
+from coterie_client.problems import build_problem
 from coterie_deploy.api import Result, run
 from coterie_server.clusters import within_distance
 from tests.papers.fixture_data import experiment, fixture
@@ -78,3 +85,32 @@ def test_the_traffic_is_the_closed_form(n_users):
     assert {(line["stage"], line["step"]) for line in counted} >= {("squared", "query"), ("squared", "model"), ("global", "gradient")}
     for line in counted:
         assert line["vectors"] == line["expected"], line
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared_hinge", "huber"])
+@pytest.mark.parametrize("ridge", [None, 0.3, 5.0])
+def test_the_hessian_of_a_users_term_is_the_slope_of_its_gradient(ridge: float | None, loss: str) -> None:
+    """By central differences; `ridge` q gives the Moreau envelope, whose Hessian is q (I - q (H + q I)^-1)."""
+    random = np.random.default_rng(4)
+    rows, targets = random.normal(size=(2, 12, 3)), np.sign(random.normal(size=(2, 12)))
+    problem = build_problem(ProblemConfig(loss=loss, l2=0.1), ["u0", "u1"], list(rows), list(targets))
+    local = Local(0, ("u0", "u1"), np.arange(2), 2, Precision.of("float64"), (), problem)
+    state = CLIENT.init({"ridge": ridge, "with_hessians": True}, local, None)
+
+    def answer(x: np.ndarray) -> dict[type[Message], Message]:
+        return {type(m): m for m in CLIENT.step(state, Inbox("", 1, {GroupModel: GroupModel(x)}), local)[1]}
+
+    point, step = random.normal(size=(2, problem.d)), 1e-5
+    curvatures = answer(point)[Curvatures]
+    assert isinstance(curvatures, Curvatures)
+    rows_of, columns = np.triu_indices(problem.d)
+    found = np.zeros((2, problem.d, problem.d))
+    found[:, rows_of, columns] = found[:, columns, rows_of] = curvatures.triangle
+    for k, direction in enumerate(np.eye(problem.d)):
+        ahead, behind = (answer(point + sign * step * direction)[Slopes] for sign in (1, -1))
+        assert isinstance(ahead, Slopes)
+        assert isinstance(behind, Slopes)
+        np.testing.assert_allclose((ahead.gradient - behind.gradient) / (2 * step), found[:, k], rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(
+            (ahead.value - behind.value) / (2 * step), (ahead.gradient + behind.gradient)[:, k] / 2, rtol=1e-5, atol=1e-7
+        )

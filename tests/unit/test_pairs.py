@@ -130,3 +130,20 @@ def test_distances_between_models_are_summed_once_per_pair():
     x = some((5, 3))
     wanted = sum(np.linalg.norm(x[i] - x[j]) for i in range(5) for j in range(i + 1, 5))
     assert pairs.total_distance(x) == pytest.approx(wanted)
+
+
+def test_the_scale_of_distances_is_exact_when_the_models_sum_to_zero_and_else_a_bound():
+    x = some((5, 3))
+    centred = x - x.mean(axis=0)
+    for models, exact in ((centred, True), (x, False)):
+        wanted = sum(np.square(models[i] - models[j]).sum() for i in range(5) for j in range(i + 1, 5)) ** 0.5
+        assert wanted <= pairs.distance_norm(models) * (1 + 1e-12)
+        assert (pairs.distance_norm(models) == pytest.approx(wanted)) == exact
+
+
+def test_a_paired_draw_has_the_rounded_number_of_units():
+    layout = pairs.half(6)  # 6 + 15 units for 36 blocks
+    for blocks, units in ((1, 1), (2, 1), (3, 2), (18, 10), (36, 21)):
+        drawn = pairs.draw_paired(layout, blocks, 7, stream(0, "test", round_number=blocks))
+        assert drawn.x.size + drawn.z.size == units
+        assert drawn.mu.size == 4

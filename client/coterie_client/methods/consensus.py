@@ -3,6 +3,10 @@
 The term is f_i, or with the option `ridge` q its Moreau envelope (see `coterie.methods.squared`):
 
     env_i(y) = min_x f_i(x) + q/2 |x - y|^2,   grad = q (y - x_i(y)),   Hessian = q (I - q (H_i + q I)^{-1})
+
+Rows are not sent, but answers are per user and can be solved for them. The first point is zero as a rule, where a user with the single
+row (a, y) has the gradient phi'(0, y) [a, -1]: that tells a, and y with it. The Hessian of m < d rows tells the space that they span,
+and each further point adds d equations about the m rows.
 """
 
 from __future__ import annotations

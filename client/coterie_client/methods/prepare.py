@@ -1,4 +1,7 @@
-"""Client half of `prepare`: sums for standardisation, and facts about the users' losses. The agreed constants are its state."""
+"""Client half of `prepare`: sums for standardisation, and facts about the users' losses. The agreed constants are its state.
+
+Sums are of one user, not of a host: those of a user with one or two rows determine its features (see `coterie.methods.prepare`).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """`certify`: for which penalties does a partition of the users solve convex clustering (3) exactly? See `coterie_server.certificate`.
 
-Group models, gradients and Hessians travel, in the messages of `coterie.methods.consensus`; rows never do.
+Group models travel to the users, each user's value, gradient and Hessian there travel back, in the messages of `coterie.methods.consensus`.
+Before them go the facts of `coterie.methods.prepare`, after them the evaluation of the final models. No message carries rows, but the
+answers of a user with few rows can give them away: see `coterie_client.methods.consensus`.
 """
 
 from __future__ import annotations

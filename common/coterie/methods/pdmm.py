@@ -6,12 +6,14 @@ Armacki, Bajovic, Jakovetic and Kar (2022), Algorithm 1, on the problem
 
 The paper writes lambda = LAM/(2N) in (3), LAM/2 in (14) and LAM in its updates (16)-(17); `Config` takes any of the three.
 Messages carry the paper's steps. In placement `paper` users keep z_ij and mu^_ij and S5, S6, S7, S10 are as printed, except that S7 goes to
-all users, since those inside S_P need each other's models too. In placement `lean`, which is not in the paper, the server keeps everything
-about pairs and sends each user the one vector that (16) needs of it.
+all users, since those inside S_P need each other's models too. At full participation both z_ij and z_ji go up, and both mu_ij and mu_ji
+down, as printed, though the second half is redundant: it is the first with the other sign. In placement `lean`, which is not in the
+paper, the server keeps everything about pairs and sends each user the one vector that (16) needs of it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -28,6 +30,12 @@ _PENALTIES = ("penalty", "lambda_eq3", "lambda_eq14", "path")
 _COUNTS = ("primal_fraction", "s_p", "dual_fraction", "s_d")
 # Above the stability bound of `least_nu`, which is sharp: on it the iterates neither shrink nor grow.
 _NU_MARGIN = 0.01
+# Share of the blocks in a round from which random and recorded rounds are held to `least_nu` too. By experiment (quadratics, N of 3 to 20,
+# tau = .8): nu = 0 diverges from .7 on, converges at .5, and the least nu that converges has grown to `least_nu` at .9.
+NEARLY_FULL = 0.7
+_SPARSE_ENOUGH = 0.5
+# (1 + sqrt 5)/2: below it alternating directions are known to converge, with eta >= rho.
+_GOLDEN = 1.6180
 
 
 @dataclass(frozen=True)
@@ -39,13 +47,19 @@ class Steps:
     nu: float
     tau: float
 
+    @property
+    def eta_over_rho(self) -> float:
+        """Without a weight there is no penalty to damp, and no ratio."""
+        return self.eta / self.rho if self.rho else 0.0
 
-def least_nu(n: int, tau: float) -> float:
+
+def least_nu(n: int, tau: float, eta_over_rho: float = 0.0) -> float:
     """The least nu with which full participation in Jacobi order is stable for every convex quadratic f_i.
 
-    tau/2 + 1/(2N - 1): the spectral radius of the linear iteration where all z are zero, or none is, is at most 1 from there on.
+    tau/2 + (1 - e)/(2N - 1 + e), e = eta/rho: the spectral radius of the linear iteration where all z are zero, or none is, is at most 1
+    from there on. Sharp for losses without curvature; the linearized x-update acts as a larger eta, for which it holds too.
     """
-    return tau / 2 + 1 / (2 * n - 1)
+    return tau / 2 + (1 - eta_over_rho) / (2 * n - 1 + eta_over_rho)
 
 
 class Config(BaseModel):
@@ -62,8 +76,9 @@ class Config(BaseModel):
     placement: Literal["lean", "paper"] = "lean"
     # jacobi: S3 uses x^t, as printed. z_after_x: S3 uses x^{t+1}, about half the rounds. None: z_after_x where it is possible.
     order: Literal["jacobi", "z_after_x"] | None = None
-    # paired draws (i,j) and (j,i) together (footnote 3). uniform draws ordered pairs as printed: in placement paper the limit then
-    # depends on the draws; in placement lean x sees both orders, (15) in full, which has no such bias. recorded replays `schedule`.
+    # paired draws (i,j) and (j,i) together (the halved form of section IV). uniform draws ordered pairs as printed: in placement paper
+    # the limit then depends on the draws; in placement lean x sees both orders, (15) in full, which has no such bias. recorded replays
+    # `schedule`.
     sampling: Literal["full", "paired", "uniform", "recorded"] = "full"
     primal_fraction: Fraction | None = None  # S_P / N^2
     s_p: PositiveInt | None = None  # S_P
@@ -74,6 +89,10 @@ class Config(BaseModel):
 
     x_update: Literal["exact", "linearized"] = "exact"
     steps: Literal["recommended", "wang"] = "recommended"  # where rho, eta, nu, tau are None
+    # The default goes by the losses alone and is slow for a small LAM. Rounds to residuals of 1e-4 (ellipses, N = 60, z after x) at LAM =
+    # .001, .003, .01, .03, .05, .09: over 1500, over 1500, 373, 146, 90, 52. LAM over the mean |x_i - x_j| of the solution has rho's
+    # unit and took 24, 21, 23, 91, 129, 158: better where it is less than a third of the default. 6 LAM, whose factor belongs to models
+    # of this size, took 140, 83, 44, 53, 98, 54.
     rho: PositiveFloat | None = None
     eta: Annotated[float, Field(ge=0)] | None = None
     nu: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -92,6 +111,15 @@ class Config(BaseModel):
             raise ValueError(f"the penalty is given by {' and '.join(given) or 'nothing'}, want exactly one of {', '.join(_PENALTIES)}")
         if self.path is not None and any(b >= a for a, b in zip(self.path, self.path[1:], strict=False)):
             raise ValueError(f"path is {list(self.path)}, want strictly decreasing penalties")
+        return self
+
+    @model_validator(mode="after")
+    def _schedule_names_a_block_once(self) -> Config:
+        for number, blocks in enumerate(self.schedule or (), 1):
+            for kind, listed in zip(("x", "z", "mu"), blocks, strict=True):
+                twice = [block for block, count in Counter(listed).items() if count > 1]
+                if twice:
+                    raise ValueError(f"round {number} of the schedule names {kind} block {twice[0]} twice, want each block once")
         return self
 
     @model_validator(mode="after")
@@ -157,7 +185,8 @@ class Config(BaseModel):
         Defaults: rho = 3 Lbar/(N-1), times 5/3 when paired with S_P <= N^2/10; tau = .8, nu = .51 or what `least_nu` asks of few
         users; with a dual draw of its own, and with the printed uniform draw, tau = .45 min(1, theta/phi), theta = S_P/N^2, phi =
         S_D/(N(N-1)); with z after x tau = 1.6, nu = 0, eta = rho. `wang`: tau = K/(K~(2J-K)), nu = 1 - 1/K~, J = N^2, K = S_P,
-        K~ = min(K, 3), which always converges. Raises ConfigError when a needed number is missing or nu is below `least_nu`.
+        K~ = min(K, 3), proven where every round updates all duals, as full participation does, and a cautious choice elsewhere.
+        Raises ConfigError when a needed number is missing and for a tau or nu that diverges; see `unproven` for what is let through.
         """
         if n < 2:
             raise ConfigError(f"there is {n} user, want at least 2: pdmm couples pairs of users")
@@ -167,14 +196,48 @@ class Config(BaseModel):
         theta = self.primal_blocks(n) / n**2 if sampled else 1.0
         sparse = self.sampling == "paired" and theta <= 0.1
         rho = self.rho if self.rho is not None else 3 * (mean_smoothness or 0.0) / (n - 1) * (5 / 3 if sparse else 1.0)
-        tau, nu = self._tau_nu(n, theta)
         eta = self.eta if self.eta is not None else (rho if self.z_after_x() else 0.0)
-        # In a random round fewer blocks move at once, and less damping is enough.
-        if self.sampling == "full" and not self.z_after_x() and nu < least_nu(n, tau):
-            raise ConfigError(f"nu is {nu}, want at least tau/2 + 1/(2N-1) = {least_nu(n, tau):.4g} for {n} users in jacobi order")
-        return Steps(rho, eta, nu, tau)
+        tau, nu = self._tau_nu(n, theta, eta / rho if rho else 0.0)
+        steps = Steps(rho, eta, nu, tau)
+        self._check_stability(n, steps)
+        return steps
 
-    def _tau_nu(self, n: int, theta: float) -> tuple[float, float]:
+    def share(self, n: int) -> float:
+        """The part of the N^2 blocks that a round updates, of a schedule in the mean."""
+        if self.schedule is not None:
+            return sum(len(x) + len(z) for x, z, _ in self.schedule) / max(1, len(self.schedule)) / n**2
+        return self.primal_blocks(n) / n**2 if self.sampling != "full" else 1.0
+
+    def unproven(self, n: int, steps: Steps) -> tuple[str, ...]:
+        """A sentence for each setting that is let through although the limit may be wrong, or not be reached."""
+        found = []
+        if self.sampling == "uniform" and self.placement == "paper":
+            found.append(
+                "sampling uniform in placement paper is biased: (16) as printed sees a pair from one side only, and the limit depends "
+                "on the draws; sampling: paired has no such bias"
+            )
+        if self.z_after_x() and steps.eta < steps.rho:
+            found.append(f"eta is {steps.eta:.4g} with z after x: convergence is proven for eta of at least rho = {steps.rho:.4g} only")
+        enough = least_nu(n, steps.tau, steps.eta_over_rho)
+        if not self.z_after_x() and _SPARSE_ENOUGH < self.share(n) < NEARLY_FULL and steps.nu < enough:
+            found.append(
+                f"nu is {steps.nu:.4g} and a round updates {self.share(n):.0%} of the blocks: stable for certain from {enough:.4g} on only"
+            )
+        return tuple(found)
+
+    def _check_stability(self, n: int, steps: Steps) -> None:
+        if self.z_after_x():
+            if steps.tau >= _GOLDEN:
+                raise ConfigError(f"tau is {steps.tau}, want less than (1 + sqrt 5)/2 = 1.618 with z after x: above it nothing is proven")
+            return
+        if self.share(n) < NEARLY_FULL:  # where fewer blocks move at once, less damping is enough
+            return
+        if steps.nu < (enough := least_nu(n, steps.tau, steps.eta_over_rho)):
+            term = "(1-e)/(2N-1+e), e = eta/rho," if steps.eta else "1/(2N-1)"
+            part = "" if self.sampling == "full" else f", with {self.share(n):.0%} of the blocks in a round"
+            raise ConfigError(f"nu is {steps.nu}, want at least tau/2 + {term} = {enough:.4g} for {n} users in jacobi order{part}")
+
+    def _tau_nu(self, n: int, theta: float, eta_over_rho: float) -> tuple[float, float]:
         if self.steps == "wang":
             blocks = self.primal_blocks(n) if self.sampling != "full" else n * n
             few = min(blocks, 3)
@@ -185,7 +248,7 @@ class Config(BaseModel):
         tau = self.tau if self.tau is not None else default
         if self.nu is not None:
             return tau, self.nu
-        return tau, 0.0 if self.z_after_x() else max(0.51, min(least_nu(n, tau) + _NU_MARGIN, 0.99))
+        return tau, 0.0 if self.z_after_x() else max(0.51, min(least_nu(n, tau, eta_over_rho) + _NU_MARGIN, 0.99))
 
 
 @declare(method="pdmm", step="S0")
@@ -244,7 +307,7 @@ class UpdatedSplits(Rows):
 @declare(method="pdmm", step="S6")
 @dataclass(frozen=True)
 class AllSplits(Rows):
-    """S6 at full participation: user i sends z_ij^{t+1} for its N-1 partners j in member order."""
+    """S6 at full participation: user i sends z_ij^{t+1} for its N-1 partners j in member order, those with j < i too, as printed."""
 
     z: Annotated[Array, Vectors("rows", "partners", "d")]
 
@@ -292,12 +355,13 @@ class ValuesWanted(Broadcast):
 @declare(method="pdmm", step="evaluate")
 @dataclass(frozen=True)
 class Values(Rows):
-    """f_i(x_i^{t+1})."""
+    """f_i(x_i^{t+1}), for the objective: the one number about its rows that a user sends beside models. `evaluate_every: 0` keeps it."""
 
     f: Annotated[Array, Scalars("rows")]
 
 
 __all__ = [
+    "NEARLY_FULL",
     "Aggregates",
     "AllBlocks",
     "AllDuals",

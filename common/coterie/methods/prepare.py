@@ -1,11 +1,18 @@
 """Before the first stage: constants of standardisation agreed on by sums, and what each user tells about its loss.
 
-Rows never move: users send the sums and the sums of squares of their training rows, or three constants.
+No message carries rows. For standardisation users send the sums and the sums of squares of their training rows, feature by feature, and
+these do give the rows of a small user away: of one row all values, of two rows both values of each feature, though not which belong
+together. From `FEW_ROWS` rows on, m, the sums leave each value free within sqrt(m-1) deviations of the user's mean, unless the feature is
+coarse, such as a code of 0 and 1. Targets are not summed. Of two members each knows much of the other's sums from the common constants.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from coterie.messages import Annotated, Array, Broadcast, Indices, Positions, Rows, Scalars, dataclass, declare
+
+FEW_ROWS: Final = 3  # 2 numbers per feature determine up to 2 rows
 
 
 @declare(method="prepare", step="standardize")
@@ -42,7 +49,10 @@ class AskFacts(Broadcast):
 @declare(method="prepare", step="describe")
 @dataclass(frozen=True)
 class UserFacts(Rows):
-    """A user's number of training rows, the dimension d of its model, smoothness L_i and strong convexity mu_i of its loss."""
+    """A user's number of training rows, the dimension d of its model, smoothness L_i and strong convexity mu_i of its loss.
+
+    Default steps need d and L_i alone. The number of rows says whose sums would tell too much, and mu_i how fast a method can be.
+    """
 
     n_rows: Annotated[Indices, Positions("rows")]
     d: Annotated[Indices, Positions("rows")]

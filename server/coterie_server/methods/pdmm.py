@@ -2,8 +2,9 @@
 
 Armacki, Bajovic, Jakovetic and Kar (2022), Algorithm 1; steps S1 to S11 are named where they happen. Deviations from the print:
 
-- Drawn in pairs, z_ji = -z_ij and mu_ji = -mu_ij hold throughout, which is footnote 3's halved form; (16) as printed sees only the pairs
-  with i first, and with the printed uniform draw the limit depends on the draws (`sampling: uniform`, placement paper, keeps that).
+- Drawn in pairs, z_ji = -z_ij and mu_ji = -mu_ij hold throughout, which is the halved form that section IV mentions; (16) as printed sees
+  only the pairs with i first, and with the printed uniform draw the limit depends on the draws (`sampling: uniform`, placement paper,
+  keeps that, with a warning). At full participation users send z_ij and z_ji as printed, though the second half says nothing new.
 - S7 reaches the users inside S_P too. S7 and S10 of a round travel with S1 of the next, and `finish` delivers the last ones: one
   round trip per iteration. With z after x, S3 uses x^{t+1}, at the price of a second round trip in placement paper.
 - Placement lean (not in the paper): z, mu and mu^ stay here and a user receives the one vector v_i that (16) needs of them. With
@@ -25,7 +26,7 @@ from coterie.messages import Message
 from coterie.methods.pdmm import Aggregates, Config, Steps, Values, ValuesWanted
 from coterie.streams import stream
 from coterie_server import pairs, pdmm_messages
-from coterie_server.clusters import partition, persistent
+from coterie_server.clusters import Mask, partition, persistent
 from coterie_server.method import Federation, Outcome, Replies, Setting
 from coterie_server.paths import stages  # the hook of `coterie_server.plan`
 from coterie_server.pdmm_messages import NOBODY
@@ -44,6 +45,7 @@ class State:
     z_moved: Array  # (m,) likewise
     owed_x: Indices | None  # S7: users whose new models have not been broadcast, None for all
     owed_mu: Indices | None  # S10: places whose new mu has not been sent, None for all
+    labels: Indices  # (n,) clusters joined by zeros alone when they were last due, (0,) before
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,11 @@ class Pdmm:
         """Whether a round may go on without some members: they count as not drawn (S4). Placement paper needs everyone's copies equal."""
         return self.is_lean
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know about the settings before the stage starts."""
+        return self.config.unproven(self.n, self.steps)
+
     def start_models(self) -> Array | None:
         """x^0 (n, d) as S0 tells it to the users; None for zeros, and along a path, where they know it."""
         start = self.setting.start
@@ -126,7 +133,7 @@ class Pdmm:
         unknown = self.lam / self.steps.rho  # a block not yet drawn is as far from rest as a mu can be
         x_moved = np.full(self.n if is_sampled else 0, unknown)
         z_moved = np.where(self.layout.first == self.layout.second, 0.0, unknown) if is_sampled else np.zeros(0)
-        rest = (zero_for, x_moved, z_moved, NOBODY, NOBODY)
+        rest = (zero_for, x_moved, z_moved, NOBODY, NOBODY, NOBODY)
         if self.warm is not None:
             return State(self.warm.x, self.warm.z, self.warm.mu, self.warm.muhat, *rest)
         x, nothing = self.start_models(), pairs.zeros(self.layout, self.d)
@@ -134,7 +141,7 @@ class Pdmm:
         return State(np.zeros((self.n, self.d)) if x is None else x, nothing, nothing, muhat, *rest)
 
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
-        """One iteration; figures: blocks updated, residuals, and when due the objective and the clusters joined by exact zeros.
+        """One iteration; figures: blocks updated, residuals, and when due the objective and the number of `labels_of`.
 
         primal_residual: |x_i - x_j - z_ij| over the pairs, relative to sqrt(N) |x|. dual_residual: rho (N |x^{t+1} - x^t|^2 + |z^{t+1} -
         z^t|^2)^(1/2) over LAM sqrt(N(N-1)/2), the norm that the mu have at most; a block that was not drawn counts with its latest move.
@@ -156,15 +163,23 @@ class Pdmm:
         if is_due and replies.answered is None:
             figures["objective"] = float(replies[Values].f.sum()) + self.lam * pairs.total_distance(new.x)
         if is_due:
-            figures["clusters"] = float(partition(new.x, pairs.zero_pairs(self.layout, new.z), tolerance=0.0).max() + 1)
+            new = replace(new, labels=_joined(self.n, self._zeros(new)))
+            figures["clusters"] = float(new.labels.max() + 1)
         return new, figures
+
+    def labels_of(self, state: State) -> Indices | None:
+        """Clusters (n,) joined by lasting exact zeros of z when they were last due; models that are merely near join in `finish` only."""
+        return state.labels if state.labels.size else None
+
+    def _zeros(self, state: State) -> Mask:
+        """(P,): whose z counts as zero: it has been for `persistence` updates."""
+        return state.zero_for >= self.persistence if self.persistence > 1 else pairs.zero_pairs(self.layout, state.z)
 
     async def finish(self, state: State, federation: Federation) -> Outcome:
         """Delivers the last S7 and S10 and finds the clusters."""
         if owed := self._owed(state):
             await federation.exchange(*owed)
-        zero = state.zero_for >= self.persistence if self.persistence > 1 else pairs.zero_pairs(self.layout, state.z)
-        labels = partition(state.x, zero, self.config.cluster_tolerance)
+        labels = partition(state.x, self._zeros(state), self.config.cluster_tolerance)
         figures = {"clusters": float(labels.max() + 1)}
         carry = Carry(self.setting.stage, self.config.placement, self.layout.copies, state.x, state.z, state.mu, state.muhat)
         return Outcome(state.x, labels, figures, carry)
@@ -184,13 +199,18 @@ class Pdmm:
         return expected
 
     def printed_vectors(self, n_rounds: int) -> Mapping[str, float]:
-        """The paper's own count, an upper bound of placement paper: S_P up, S_P + S_D down per iteration."""
-        n = self.n
-        if self.config.sampling in ("full", "recorded"):
-            s_p, s_d = n * n, n * (n - 1)
-        else:
-            s_p = self.config.primal_blocks(n)
-            s_d = self.config.dual_blocks(n) if self.config.dual == "independent" else s_p
+        """The paper's own count, S_P up and S_P + S_D down per iteration: a bound of what any placement sends, S0 apart."""
+        n, config = self.n, self.config
+        if config.schedule is not None:
+            rounds = config.schedule[:n_rounds]
+            s_p, s_d = sum(len(x) + len(z) for x, z, _ in rounds), sum(len(mu) for _, _, mu in rounds)
+            return {"up": float(s_p), "down": float(s_p + s_d)}
+        s_p, s_d = n * n, n * (n - 1)
+        if config.sampling != "full":
+            s_p = config.primal_blocks(n)
+            s_d = config.dual_blocks(n) if config.dual == "independent" else min(s_p, s_d)
+        if config.sampling == "paired" and config.dual == "independent":
+            s_d = 2 * max(1, round(s_d / 2))  # both of a pair are drawn, or neither
         return {"up": float(n_rounds * s_p), "down": float(n_rounds * (s_p + s_d))}
 
     def chosen(self, number: int) -> pairs.Chosen:
@@ -280,6 +300,11 @@ class Pdmm:
         dual = self.steps.rho * np.hypot(np.sqrt(self.n) * x_move, z_move) / (self.lam * np.sqrt(self.n * (self.n - 1) / 2))
         scale = pairs.distance_norm(new.x)
         return {"primal_residual": gap / scale if scale else 0.0, "dual_residual": float(dual)}
+
+
+def _joined(n: int, zero: Mask) -> Indices:
+    """Clusters (n,) by the marked pairs (P,) alone: users who have not moved from a common start have said nothing."""
+    return partition(np.arange(n, dtype=float)[:, None], zero, tolerance=0.0)
 
 
 def _present(users: Indices | None, replies: Replies) -> Indices | None:
