@@ -14,7 +14,6 @@ export MKL_NUM_THREADS = 1
 demo: $(INSTALLED)
 	rm -rf runs/demo
 	$(BIN)/coterie run hsb --hosts 4 --output runs/demo
-	$(BIN)/coterie ledger runs/demo
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -m "not slow"

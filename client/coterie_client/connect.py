@@ -12,7 +12,7 @@ import json
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from coterie_client.host import Host
 
 SERVICE = "coterie.v1.FederationService"
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 2.0  # between two attempts to join again
+SAY_S = 1.0  # so long one waits for a server without a word
 SILENT_HEARTBEATS = 10  # without a frame for so many of them, the parent is given up
 CLOSE_S = 10.0  # how long one waits for the parent to end a stream
 QUICK_S = 0.005  # a task that takes less is not worth the way to the thread
@@ -98,18 +99,19 @@ async def serve_host(
     patience_s: float = 60.0,
     stop: asyncio.Event | None = None,
     quick_s: float = QUICK_S,
+    on_wait: Callable[[], None] | None = None,
 ) -> str | None:
     """Serves the run at HOST:PORT to its end and returns its outcome; None when `stop` was set before.
 
     `make_host(experiment, run_id)` is called in the compute thread once the experiment is known. `patience_s` is the longest time without
-    a server, at the start and between two streams. Sorts of tasks below `quick_s` seconds are done on the event loop; 0 never does that.
-    Raises RunError when the run failed or patience is over, ConfigError and ProtocolError when the parent turned the host away or the
-    experiment is wrong, and whatever a half or `make_host` raised, after telling the parent.
+    a server, at the start and between two streams; `on_wait` is called once when there is none yet. Sorts of tasks below `quick_s` seconds
+    are done on the event loop; 0 never does that. Raises RunError when the run failed or patience is over, ConfigError and ProtocolError
+    when the parent turned the host away or the experiment is wrong, and whatever a half or `make_host` raised, after telling the parent.
     """
     parent = _Parent(server_address, name, patience_s, stop or asyncio.Event(), credentials)
     computer = _Computer(quick_s)
     try:
-        answer = await parent.ask()
+        answer = await _watched(parent.ask(), on_wait)
         if answer is None:
             return None
         try:
@@ -122,6 +124,17 @@ async def serve_host(
     finally:
         await parent.close()
         await computer.close()
+
+
+async def _watched(answer: Coroutine[Any, Any, T], on_wait: Callable[[], None] | None) -> T:
+    """The answer; `on_wait` is called when it takes a while."""
+    if on_wait is None:
+        return await answer
+    timer = asyncio.get_running_loop().call_later(SAY_S, on_wait)
+    try:
+        return await answer
+    finally:
+        timer.cancel()
 
 
 def _failure(error: BaseException) -> bytes:

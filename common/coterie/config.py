@@ -23,6 +23,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from coterie.data import DataConfig
 from coterie.errors import ConfigError
@@ -31,6 +32,32 @@ from coterie.problem import ProblemConfig
 # A method is one name in three rooms; the names are the modules in `coterie.methods` (less a trailing underscore).
 METHODS = ("pdmm", "local", "global", "oracle", "squared", "certify")
 MODULES = {"global": "global_"}
+
+# Keys of a method that say the same thing in different conventions: a file has one of them.
+_PENALTIES = frozenset({"penalty", "lambda_eq3", "lambda_eq14", "gamma_eq4", "path"})
+_SOURCES = ("csv", "parquet", "npz", "python", "ellipses", "hsb")
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+_PATTERNS = {_NAME: "at most 100 letters, digits, dots, hyphens and underscores, of which the first is a letter or a digit"}
+# By the beginning of what pydantic calls the mistake; the first that fits.
+_WANTED = {
+    "greater_than_equal": "at least {ge:g}",
+    "greater_than": "more than {gt:g}",
+    "less_than_equal": "at most {le:g}",
+    "less_than": "less than {lt:g}",
+    "finite_number": "a finite number",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string_too_short": "at least {min_length} characters",
+    "string_too_long": "at most {max_length} characters",
+    "string": "text",
+    "too_short": "at least {min_length} items",
+    "too_long": "at most {max_length} items",
+    "tuple": "a list",
+    "list": "a list",
+    "model": "a mapping",
+    "dict": "a mapping",
+}
 
 
 def method_module(package: str, name: str) -> Any:
@@ -101,7 +128,7 @@ class Snapshots(Model):
 class Experiment(Model):
     """A run, entirely."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+    name: Annotated[str, Field(pattern=_NAME)]
     description: str = ""
     seed: NonNegativeInt = 0
     data: DataConfig
@@ -154,11 +181,16 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
         raise ConfigError(f"cannot read the experiment {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if content is None:
+        raise ConfigError(f"{path} is empty, want an experiment with name, data, problem and method")
     return experiment_from(apply_overrides(content, overrides), str(path))
 
 
 def apply_overrides(content: Any, overrides: Sequence[str]) -> Any:
-    """A copy of `content` with each "a.b.c=VALUE" applied; VALUE is read as YAML, and null takes a key away."""
+    """A copy of `content` with each "a.b.c=VALUE" applied, the last of several; VALUE is read as YAML, and null takes a key away.
+
+    A value for one of several keys that stand for each other takes the others away: a penalty replaces a path.
+    """
     import yaml  # noqa: PLC0415 - as above
 
     for override in overrides:
@@ -170,6 +202,9 @@ def apply_overrides(content: Any, overrides: Sequence[str]) -> Any:
             value = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise ConfigError(f"--set {override!r}: the value is not YAML: {' '.join(str(error).split())}") from None
+        if value is not None and tuple(keys[:-1]) == ("method",) and keys[-1] in _PENALTIES:
+            for other in _PENALTIES - {keys[-1]}:
+                content = _with_value(content, ("method", other), None, override)
         content = _with_value(content, keys, value, override)
     return content
 
@@ -190,15 +225,38 @@ def _with_value(content: Any, keys: Sequence[str], value: Any, override: str) ->
 
 
 def _sentences(error: ValidationError) -> str:
-    parts = []
-    for item in error.errors(include_url=False):
-        place = ".".join(str(key) for key in item["loc"]) or "the experiment"
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            message = "unknown key"
-        elif item["type"] == "missing":
-            message = "is missing"
-        elif item["type"] != "value_error":
-            message = f"{message} (found {item['input']!r})"
-        parts.append(f"{place}: {message}")
-    return "; ".join(parts)
+    listed = error.errors(include_url=False)
+    inside = {item["loc"][:length] for item in listed for length in range(len(item["loc"]))}
+    # pydantic counts the items that are right, so a list of wrong ones is called too short besides.
+    return "; ".join(_sentence(item) for item in listed if not (item["type"] == "too_short" and item["loc"] in inside))
+
+
+def _sentence(item: ErrorDetails) -> str:
+    """One mistake: its place, and what is wrong with the value there."""
+    kind, keys = item["type"], list(item["loc"])
+    if keys[:1] == ["data"]:
+        del keys[1:2]  # pydantic names the chosen source there, which is no key of the file
+    if kind.startswith("union_tag"):
+        keys.append("source")
+    return f"{'.'.join(map(str, keys)) or 'the experiment'}: {_complaint(kind, item)}"
+
+
+def _complaint(kind: str, item: ErrorDetails) -> str:
+    context = item.get("ctx", {})
+    match kind:
+        case "value_error":
+            return item["msg"].removeprefix("Value error, ")
+        case "extra_forbidden":
+            return "unknown key"
+        case "missing":
+            return "is missing"
+        case "union_tag_not_found":
+            return f"is missing, want one of {', '.join(_SOURCES)}"
+        case "union_tag_invalid":
+            return f"is {context['tag']!r}, want one of {', '.join(_SOURCES)}"
+        case "literal_error":
+            return f"is {item['input']!r}, want {context['expected']}"
+        case "string_pattern_mismatch":
+            return f"is {item['input']!r}, want {_PATTERNS.get(context['pattern'], 'text that matches ' + context['pattern'])}"
+    wanted = next((wanted.format(**context) for start, wanted in _WANTED.items() if kind.startswith(start)), item["msg"])
+    return f"is {item['input']!r}, want {wanted}"

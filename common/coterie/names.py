@@ -102,5 +102,8 @@ def _ends(token: str, selection: str, ordered: Sequence[str], place: dict[str, i
 def _position(digits: str, token: str, n_users: int) -> int:
     position = int(digits)
     if position >= n_users:
-        raise ConfigError(f"users {token!r} asks for position {position} of {n_users} users, want 0 to {n_users - 1}")
+        raise ConfigError(
+            f"users {token!r} asks for position {position} of {n_users} users, want 0 to {n_users - 1}: positions count the users in this "
+            "machine's data; leave --users out to serve all of them"
+        )
     return position

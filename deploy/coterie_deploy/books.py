@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,30 +11,52 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from coterie_deploy.cautions import cautions_of
 from coterie_deploy.tables import count, is_narrow, size, table
 from coterie_server import summary
 from coterie_server.rundb import open_run
 from coterie_server.summary import Books, Traffic
 
 SHORT_NOTES = "vectors beside the closed form; wire = message + 5 bytes for each gRPC frame"
+# What each step carries; methods declare them with their messages.
+STEPS = {
+    "control": "hello, heartbeats, books, the envelopes of tasks and replies",
+    "standardize": "sums of features, and the constants",
+    "describe": "constants of the losses",
+    "evaluate": "final models, and how their users judge them",
+    "query": "a cluster's model",
+    "gradient": "value and gradient there",
+    "hessian": "second derivatives there",
+    "S0": "the start",
+    "S1": "who is drawn",
+    "S5": "users' models",
+    "S6": "users' pair variables",
+    "S7": "all models to all users",
+    "S10": "pairs' duals",
+    "S7+S10": "one vector to each user, in place of both",
+}
 NOTES = (
     "A vector is one model of d numbers. payload: the numbers; message: protobuf; wire: message and 5 bytes for each gRPC frame. "
     "closed form: the vectors that the method's own formula gives."
 )
 
 
-def print_ledger(folder: Path, stage: str | None, console: Console) -> None:
-    """Totals by stage, step, direction and scope; traffic that brought nothing apart. ConfigError for an unknown run or stage."""
+def print_ledger(folder: Path, stage: str | None, console: Console, *, total: bool = False) -> None:
+    """Totals by stage, step, direction and scope, or of all stages alone; traffic that brought nothing apart.
+
+    ConfigError for an unknown run or stage.
+    """
     with contextlib.closing(open_run(folder)) as connection:
         only = None if stage is None else summary.stage_named(connection, stage).number
         names = {one.number: one.name for one in summary.stages(connection)} | {summary.SESSION: "session"}
         useful, repeats = summary.traffic(connection), summary.traffic(connection, repeats=True)
         books = summary.reconcile(connection)
         facts = summary.facts(connection)
+        cautions = cautions_of(connection)
     console.print(Text(f"{facts.get('name', folder.name)}, run {facts.get('run_id', '?')}, {facts.get('status', '?')}", style="bold"))
     console.print()
     for number in sorted({row.stage for row in useful}, key=lambda number: (number == summary.SESSION, number)):
-        if only is None or number == only:
+        if number == only or (only is None and not total):
             rows = [row for row in useful if row.stage == number]
             name = names.get(number, str(number))
             title = "session (hello, heartbeats, books)" if number == summary.SESSION else f"stage {name}"
@@ -48,6 +70,9 @@ def print_ledger(folder: Path, stage: str | None, console: Console) -> None:
         console.print(traffic_table("apart: sent again, late or repeated", summary.by_step(repeated), narrow=is_narrow(console)))
         console.print()
     console.print(Text(NOTES, style="dim"))
+    console.print(Text(steps_said(row for row in useful if only is None or row.stage == only), style="dim"))
+    for caution in cautions:
+        console.print(Text(caution, style="yellow"))
     for sentence in book_sentences(books, is_finished=facts.get("status") == "finished"):
         console.print(Text(sentence))
 
@@ -67,6 +92,12 @@ def traffic_table(title: str, rows: Sequence[Traffic], *, narrow: bool) -> Table
     names = ["step", "way"] + (["scope"] if with_scope else [])
     columns = ["vectors", "formula"] if narrow else ["vectors", "closed form", "scalars"]
     return table(title, [*names, *columns, "payload", "message", "wire"], lines, n_text=len(names), last=1, gap=1 if narrow else 2)
+
+
+def steps_said(rows: Iterable[Traffic], *, paper: bool = False) -> str:
+    """What the steps in these rows carry, in order of appearance; with `paper` only those whose names are no words."""
+    steps = [step for step in dict.fromkeys(row.step for row in rows) if not paper or step == "control" or step[1:2].isdigit()]
+    return "; ".join(f"{step}: {STEPS[step]}" for step in steps if step in STEPS)
 
 
 def book_sentences(books: Books, *, is_finished: bool) -> list[str]:

@@ -19,36 +19,50 @@ from coterie.methods import pdmm
 from coterie.methods.certify import Config
 from coterie_client.data import list_users
 from coterie_deploy.api import Result, run
-from coterie_deploy.tables import figure, table
+from coterie_deploy.tables import counted, figure, is_narrow, table
 from coterie_server.rundb import open_run
 
 # The penalty in the text's conventions is LAM over these.
 CONVENTIONS = ("LAM", "lambda_eq3", "lambda_eq14")
-LINES = (
+INTERVAL = (
     ("lower end", "lower_end", ""),
     ("upper end", "upper_end", ""),
-    ("two clusters merge", "merging_penalty", ""),
-    ("looked at", "at", "exact_holds"),
-    ("  needed there, at least", "exact", "exact_holds"),
-    ("  Theorem 1 (6), at least", "theorem1", "theorem1_holds"),
-    ("  Theorem 2 (13), less than", "theorem2", "theorem2_holds"),
+)
+LINES = (
+    ("two clusters merge at", "merging_penalty", ""),
+    ("penalty looked at", "at", ""),
+    ("  exact: at least", "exact", "exact_holds"),
+    ("  Theorem 1: at least", "theorem1", "theorem1_holds"),
+    ("  Theorem 2: less than", "theorem2", "theorem2_holds"),
+)
+NOTES = (
+    "Every penalty between the ends, if there are any, gives exactly these clusters. holds: whether the penalty looked at meets the "
+    "condition; exact: there is a certificate of optimality; Theorems 1 and 2: (6) and (13) of the paper, which ask for more."
 )
 
 
-def certify(experiment: Experiment | Path, *, hosts: int = 1, overrides: Sequence[str] = (), partition: str | Path = "known") -> None:
+def certify(
+    experiment: Experiment | Path,
+    *,
+    hosts: int = 1,
+    overrides: Sequence[str] = (),
+    partition: str | Path = "known",
+    data: Path | None = None,
+) -> None:
     """Certifies "known", or the final clusters of the run in the folder `partition`, and prints the interval as a table.
 
     The experiment's data and loss are taken, and of its method the penalty, if it has a single one: there the theorems are looked at.
-    Raises ConfigError for a folder that is no finished run with clusters, and for users without a known cluster.
+    `data` is the folder that data paths start in. Raises ConfigError for a folder that is no finished run with clusters, and for users
+    without a known cluster.
     """
     chosen = load_experiment(experiment, overrides) if isinstance(experiment, Path) else experiment
-    wanted = certification(chosen, partition)
-    show(run(wanted, hosts=hosts, overrides=() if isinstance(experiment, Path) else overrides), Console(highlight=False))
+    wanted = certification(chosen, partition, data)
+    show(run(wanted, hosts=hosts, overrides=() if isinstance(experiment, Path) else overrides, data=data), Console(highlight=False))
 
 
-def certification(experiment: Experiment, partition: str | Path = "known") -> Experiment:
+def certification(experiment: Experiment, partition: str | Path = "known", data: Path | None = None) -> Experiment:
     """The experiment with the method `certify` in the place of its own."""
-    method = experiment.method if isinstance(experiment.method, Config) else Config(at=_penalty_of(experiment))
+    method = experiment.method if isinstance(experiment.method, Config) else Config(at=_penalty_of(experiment, data))
     if str(partition) != "known":
         method = Config(labels=found_labels(Path(partition)), tolerance=method.tolerance, at=method.at)
     return experiment.model_copy(update={"method": method, "references": ()})
@@ -72,17 +86,19 @@ def found_labels(folder: Path) -> dict[str, str]:
 
 
 def show(result: Result, console: Console) -> None:
-    """Prints the interval, the theorems' conditions and what it cost; each penalty in three conventions."""
+    """Prints the interval, if there is one, the theorems' conditions and what it cost; each penalty in three conventions."""
     figures, n_users = result.metrics[result.final_stage], len(result.users)
+    lines = LINES if np.isinf(figures["lower_end"]) else (*INTERVAL, *LINES)
     rows = [
         (title, *(figure(figures[key] / factor) for factor in (1, 2 * n_users, 2)), _answer(figures, verdict))
-        for title, key, verdict in LINES
+        for title, key, verdict in lines
     ]
-    console.print(f"{int(figures['clusters'])} clusters of {n_users} users: {_verdict(figures)}\n")
-    console.print(table("Penalties", ("", *CONVENTIONS, "holds"), rows))
+    console.print(f"{counted(int(figures['clusters']), 'cluster')} of {counted(n_users, 'user')}: {_verdict(figures)}\n")
+    console.print(table("Penalties, in three conventions", ("", *CONVENTIONS, "holds"), rows, gap=1 if is_narrow(console) else 2))
     vectors = sum(line["vectors"] for line in result.ledger() if line["stage"] == result.final_stage and line["step"] != "evaluate")
     exchanges = int(figures["exchanges"])
-    console.print(f"\n{exchanges} exchanges, {vectors:,} vectors; only cluster models, gradients and Hessians travelled")
+    console.print(f"\n{NOTES}\n")
+    console.print(f"{exchanges} exchanges, {vectors:,} vectors; only cluster models, gradients and Hessians travelled")
 
 
 def _answer(figures: Mapping[str, float], verdict: str) -> str:
@@ -91,16 +107,16 @@ def _answer(figures: Mapping[str, float], verdict: str) -> str:
 
 def _verdict(figures: Mapping[str, float]) -> str:
     if np.isinf(figures["lower_end"]):
-        return "no penalty gives exactly these"
+        return "no penalty recovers them exactly"
     return f"exact for LAM in [{figure(figures['lower_end'])}, {figure(figures['upper_end'])}]"
 
 
-def _penalty_of(experiment: Experiment) -> float | None:
+def _penalty_of(experiment: Experiment, data: Path | None) -> float | None:
     """LAM of the experiment's method, when that is convex clustering with a single penalty."""
     method = experiment.method
     if not isinstance(method, pdmm.Config) or (method.path is not None and len(method.path) > 1):
         return None
-    return method.lam(len(list_users(experiment.data, experiment.seed)))
+    return method.lam(len(list_users(experiment.data, experiment.seed, data)))
 
 
 __all__ = ["certification", "certify", "found_labels", "show"]

@@ -20,7 +20,18 @@ def main() -> None:
     os.environ.update(dict.fromkeys(_THREADS, "1"))  # before numpy is imported
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said by us
     sys.path.append(os.getcwd())  # losses and sources named by import path
-    sys.exit(_run(sys.argv[1:]))
+    sys.exit(_run_to_the_last_line(sys.argv[1:]))
+
+
+def _run_to_the_last_line(arguments: list[str]) -> int:
+    """Whoever reads what is printed may stop reading, as `head` does: that is no error of theirs or ours."""
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # rich and click make SystemExit of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
+        return 141
+    return code
 
 
 def _run(arguments: list[str]) -> int:
@@ -36,9 +47,6 @@ def _run(arguments: list[str]) -> int:
         return _failed(str(error), error.exit_code)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
-        return 141
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise

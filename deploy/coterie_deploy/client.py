@@ -71,11 +71,14 @@ async def _serve(client: Client) -> int:
         print(f"host {name!r} with {len(host.users)} users joins run {run_id} at {client.server}", flush=True)  # noqa: T201
         return host
 
+    def say_waiting() -> None:
+        print(f"waiting for a server at {client.server} (up to {client.patience_s:g} s)", flush=True)  # noqa: T201
+
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(stopping_on_signals())
         if client.launched:
             stack.enter_context(stopping_at_end_of_input(stop))
-        outcome = await serve_host(make_host, client.server, name=name, patience_s=client.patience_s, stop=stop)
+        outcome = await serve_host(make_host, client.server, name=name, patience_s=client.patience_s, stop=stop, on_wait=say_waiting)
     if outcome is None:
         print(f"stopped by {stop.by}; the same command goes on from here", flush=True)  # noqa: T201
         return stop.exit_code

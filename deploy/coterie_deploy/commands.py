@@ -83,6 +83,7 @@ def run(
         output=output,
         resume=resume,
     )
+    _say(chosen.note)
     how = Launch(transport=transport.value, folder=chosen.folder, data=data, resume=resume, decisions_of=replay_decisions)
     run_here(chosen.experiment, how, _console(), _console(stderr=True), quiet=quiet)
 
@@ -105,7 +106,17 @@ def server(
     from coterie_deploy.server import Serve
     from coterie_deploy.shipped import choose
 
-    chosen = choose(experiment, overrides or (), seed=seed, hosts=hosts, default_hosts=lambda _: 1, output=output, resume=resume)
+    chosen = choose(
+        experiment,
+        overrides or (),
+        seed=seed,
+        hosts=hosts,
+        default_hosts=lambda _: 1,
+        output=output,
+        resume=resume,
+        command=f"server --listen {listen}",
+    )
+    _say(chosen.note)
     how = Serve(chosen.folder, listen, insecure=insecure, resume=resume, decisions_of=replay_decisions)
     serve_here(chosen.experiment, how, _console(), _console(stderr=True), quiet=quiet)
 
@@ -129,11 +140,30 @@ def client(
 
 
 @app.command()
-def ledger(run: RunFolder, stage: Annotated[str | None, typer.Option(help="Only this stage.", show_default=False)] = None) -> None:
-    """Show what a run communicated, beside the closed form."""
+def show(
+    run: RunFolder,
+    stage: Annotated[str | None, typer.Option(help="Whose clusters.  [default: the result's]", show_default=False)] = None,
+) -> None:
+    """Show a run, finished or under way: all stages, warnings, and who is in which cluster."""
+    from coterie_deploy.show import print_run
+
+    print_run(run, stage, _console())
+
+
+@app.command()
+def ledger(
+    run: RunFolder,
+    stage: Annotated[str | None, typer.Option(help="Only this stage.", show_default=False)] = None,
+    total: Annotated[bool, typer.Option("--total", help="Only all stages together.")] = False,
+) -> None:
+    """Show what a run communicated, beside the closed form.
+
+    A row is a step of the method: S1 to S10 as numbered in the paper's Algorithm 1, S7+S10 the one vector that takes the place of both in
+    placement lean, S0 the start, control what is no message of a method. A vector is one model; wire = message + 5 bytes a gRPC frame.
+    """
     from coterie_deploy.books import print_ledger
 
-    print_ledger(run, stage, _console())
+    print_ledger(run, stage, _console(), total=total)
 
 
 @app.command()
@@ -158,12 +188,13 @@ def certify(
     hosts: Annotated[int, typer.Option(min=1)] = 1,
     overrides: Overrides = None,
     partition: Annotated[str, typer.Option(metavar="known|RUN", help="The known clusters, or those a run has found.")] = "known",
+    data: Data = None,
 ) -> None:
     """Certify for which penalties clusters are provably found."""
     from coterie_deploy.certify import certify as print_certificate
     from coterie_deploy.shipped import find
 
-    print_certificate(find(experiment), hosts=hosts, overrides=overrides or (), partition=partition)
+    print_certificate(find(experiment), hosts=hosts, overrides=overrides or (), partition=partition, data=data)
 
 
 @app.command()
@@ -179,6 +210,11 @@ def reproduce(
         typer.echo("\n".join(papers.names()))
     else:
         papers.reproduce(name, seeds=seeds, output=output)
+
+
+def _say(note: str) -> None:
+    if note:
+        typer.echo(f"note: {note}", err=True)
 
 
 def _console(*, stderr: bool = False) -> Any:

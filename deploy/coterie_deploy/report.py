@@ -1,9 +1,10 @@
-"""What is said about a run at its end, from its folder alone."""
+"""What is said about a run, at its end and by `coterie show`, from its folder alone."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,45 +13,164 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.config import Experiment, load_experiment
-from coterie_deploy.books import SHORT_NOTES, traffic_table
+from coterie.errors import ConfigError
+from coterie_client.problems.resolve import resolve_row_loss
+from coterie_deploy.books import SHORT_NOTES, steps_said, traffic_table
+from coterie_deploy.cautions import events_of, shortfall_sentences, shortfalls_of
 from coterie_deploy.shipped import FROZEN
 from coterie_deploy.tables import count, counted, duration, figure, is_narrow, table
 from coterie_server import summary
 from coterie_server.rundb import open_run
-from coterie_server.summary import StageSummary
+from coterie_server.summary import StageSummary, Traffic
 
-MAX_STAGES = 12  # shown one by one
-_KNOWN_CLUSTERS = ("global", "oracle")  # stages that are given their clusters
+MAX_STAGES = 12  # shown at the end of a run
+_GIVEN = ("global", "local", "oracle")  # methods whose clusters nobody has to find
+_REFIT = "refit"  # how the stages begin that refit found clusters
+_ENDS = {"residuals": "residual", "objective": "gap", "converged": "converged"}  # by the first word of an outcome
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run folder says."""
+
+    folder: Path
+    experiment: Experiment
+    facts: Mapping[str, str]
+    hosts: Mapping[str, int]  # how many users each has
+    stages: Sequence[StageSummary]
+    clusters: Mapping[str, float | None]  # of each stage
+    traffic: Sequence[Traffic]  # by step
+    n_repeated_bytes: int
+    short: Mapping[str, None]  # stages that ended too early
+    cautions: Sequence[str]
+    events: Sequence[str]
+
+    @property
+    def final(self) -> StageSummary | None:
+        """The stage whose models are the result."""
+        return next((stage for stage in self.stages if stage.name == self.facts.get("final_stage")), None)
+
+    @property
+    def best_refit(self) -> StageSummary | None:
+        """Of the models for found clusters, those that held-out rows like best."""
+        judged = [stage for stage in self.stages if stage.name.startswith(_REFIT) and "heldout_loss" in stage.results]
+        return min(judged, key=lambda stage: stage.results["heldout_loss"], default=None)
+
+
+def report_of(folder: Path) -> Report:
+    """Reads a run folder, also of a run under way. ConfigError when it is none."""
+    with contextlib.closing(open_run(folder)) as connection:
+        stages, short = summary.stages(connection), shortfalls_of(connection)
+        return Report(
+            folder,
+            load_experiment(folder / FROZEN),
+            summary.facts(connection),
+            summary.hosts(connection),
+            stages,
+            {stage.name: _n_clusters(folder, stage) for stage in stages},
+            summary.by_step(summary.traffic(connection)),
+            sum(row.message_bytes for row in summary.traffic(connection, repeats=True)),
+            dict.fromkeys(shortfall.stage for shortfall in short),
+            [f"warning: {sentence}" for sentence in shortfall_sentences(short)],
+            events_of(connection),
+        )
+
+
+def print_report(folder: Path, console: Console) -> None:
+    """Users, hosts, rounds, clusters, held-out figures of stages, traffic beside its closed form, the result, and where everything is."""
+    report, narrow = report_of(folder), is_narrow(console)
+    console.print(Text(f"{report.facts.get('name', folder.name)} {report.facts.get('status', '')}: {extent(report)}", style="bold"))
+    console.print()
+    shown = chosen_stages(report)
+    console.print(stage_table(report, shown, narrow=narrow))
+    if len(shown) < len(report.stages):
+        print(f"all {len(report.stages)} stages: coterie show {folder}", file=console.file)  # not by the console, which would wrap it
+    print_cautions(report, console)
+    console.print()
+    console.print(traffic_table("Traffic by step", report.traffic, narrow=narrow))
+    console.print(Text(SHORT_NOTES, style="dim"))
+    console.print(Text(steps_said(report.traffic, paper=True), style="dim"))
+    if report.n_repeated_bytes:
+        console.print(Text("Some traffic was repeated: coterie ledger shows it apart.", style="dim"))
+    console.print()
+    if sentence := result_sentence(report):
+        console.print(Text(sentence, style="bold"))
+    print(f"run folder: {folder}", file=console.file)
+
+
+def print_cautions(report: Report, console: Console) -> None:
+    """The warnings, if any."""
+    for caution in report.cautions:
+        console.print(Text(caution, style="yellow"))
+
+
+def extent(report: Report) -> str:
+    """Users, hosts, rounds, time, clusters."""
+    n_users, final = sum(report.hosts.values()), report.final
+    rounds, seconds = sum(stage.rounds for stage in report.stages), sum(stage.seconds for stage in report.stages)
+    parts = [counted(n_users, "user"), counted(len(report.hosts), "host"), f"{counted(rounds, 'round')} in {duration(seconds)}"]
+    n_clusters = None if final is None or final.name in _GIVEN else report.clusters[final.name]
+    if n_clusters is not None:
+        parts.append("every user has its own model" if n_clusters == n_users > 1 else f"{counted(int(n_clusters), 'cluster')} found")
+    return ", ".join(parts)
+
+
+def chosen_stages(report: Report) -> list[StageSummary]:
+    """References, start, result and best refit; of the others those near the result, as long as there is room."""
+    final, refit = report.final, report.best_refit
+    wanted = {stage.number for stage in report.stages if stage in (final, refit) or stage.name in _GIVEN}
+    centre = len(report.stages) if final is None else final.number
+    others = sorted(
+        (stage for stage in report.stages if stage.number not in wanted),
+        key=lambda stage: (stage.name.startswith(_REFIT), abs(stage.number - centre)),
+    )
+    wanted |= {stage.number for stage in others[: max(0, MAX_STAGES - len(wanted))]}
+    return [stage for stage in report.stages if stage.number in wanted]
+
+
+def stage_table(report: Report, stages: Sequence[StageSummary], *, narrow: bool) -> Table:
+    """One line for each stage. The held-out loss is left out where it is half of the squared error, and says nothing more."""
+    judged = [(stage.results["heldout_loss"], stage.results["heldout_metric"]) for stage in stages if "heldout_metric" in stage.results]
+    with_loss = not judged or any(abs(metric - 2 * loss) > 1e-9 * abs(metric) for loss, metric in judged)
+    rows = []
+    for stage in stages:
+        name = f"{stage.name} *" if stage.name == report.facts.get("final_stage") else stage.name
+        loss = [figure(stage.results.get("heldout_loss"))] if with_loss else []
+        numbers = [count(stage.rounds), count(report.clusters[stage.name]), *loss, figure(stage.results.get("heldout_metric"))]
+        rows.append([name, ended_by(stage, report.short), *numbers])
+    columns = ["stage", "ended by", "rounds", "clusters", *(["loss"] if with_loss else []), metric_name(report.experiment)]
+    return table("Stages (* the result), judged on held-out rows", columns, rows, n_text=2, gap=1 if narrow else 2)
+
+
+def ended_by(stage: StageSummary, short: Mapping[str, None]) -> str:
+    """Why a stage ended, in a word or two."""
+    first = stage.outcome.partition(" ")[0]
+    limit = "time" if stage.outcome.endswith(" s") else "rounds"
+    return "under way" if not stage.outcome else _ENDS.get(first, f"max {limit}!" if stage.name in short else limit)
 
 
 def metric_name(experiment: Experiment) -> str:
     """What `heldout_metric` is."""
-    return {"squared_hinge": "accuracy", "logistic": "accuracy"}.get(experiment.problem.loss, "squared error")
+    if experiment.problem.is_distance:
+        return "squared error"
+    try:
+        return "accuracy" if resolve_row_loss(experiment.problem).is_classifier else "squared error"
+    except ConfigError:
+        return "metric"  # the loss is code that is not here
 
 
-def print_report(folder: Path, console: Console) -> None:
-    """Users, hosts, rounds, clusters, held-out figures of each stage, traffic beside its closed form, and where everything is."""
-    experiment = load_experiment(folder / FROZEN)
-    with contextlib.closing(open_run(folder)) as connection:
-        facts, hosts, stages = summary.facts(connection), summary.hosts(connection), summary.stages(connection)
-        traffic = summary.by_step(summary.traffic(connection))
-        n_repeated = sum(row.message_bytes for row in summary.traffic(connection, repeats=True))
-    final = facts.get("final_stage", "")
-    rounds, seconds = sum(stage.rounds for stage in stages), sum(stage.seconds for stage in stages)
-    parts = [counted(sum(hosts.values()), "user"), counted(len(hosts), "host"), f"{counted(rounds, 'round')} in {duration(seconds)}"]
-    clusters = {stage.name: _n_clusters(folder, stage) for stage in stages}
-    if clusters.get(final) is not None and final not in _KNOWN_CLUSTERS:
-        parts.append(f"{counted(int(clusters[final] or 0), 'cluster')} found")
-    console.print(Text(f"{facts.get('name', folder.name)} {facts.get('status', '')}: {', '.join(parts)}", style="bold"))
-    console.print()
-    console.print(_stage_table(stages, clusters, final, metric_name(experiment), narrow=is_narrow(console)))
-    console.print()
-    console.print(traffic_table("Traffic by step", traffic, narrow=is_narrow(console)))
-    console.print(Text(SHORT_NOTES, style="dim"))
-    if n_repeated:
-        console.print(Text("Some traffic was repeated: coterie ledger shows it apart.", style="dim"))
-    console.print()
-    print(f"run folder: {folder}", file=console.file)  # not by the console, which would wrap it
+def result_sentence(report: Report) -> str:
+    """How well the result does beside the references; "" where nobody has held-out rows."""
+    final, refit = report.final, report.best_refit
+    value = {stage.name: figure(stage.results.get("heldout_metric"), 3) for stage in report.stages if "heldout_metric" in stage.results}
+    parts = []
+    if final is not None and final.name in value and final.name not in _GIVEN:
+        parts.append(f"personalized {value[final.name]} ({final.name})")
+    if refit is not None and refit is not final and refit.name in value:
+        parts.append(f"refitted clusters {value[refit.name]} ({refit.name}, {counted(int(report.clusters[refit.name] or 0), 'cluster')})")
+    parts += [f"{name} {value[name]}" for name in _GIVEN if name in value]
+    metric = metric_name(report.experiment).replace("squared", "mean squared")
+    return f"held-out {metric}: {', '.join(parts)}" if parts else ""
 
 
 def _n_clusters(folder: Path, stage: StageSummary) -> float | None:
@@ -60,24 +180,3 @@ def _n_clusters(folder: Path, stage: StageSummary) -> float | None:
         return stage.results.get("clusters")
     with np.load(path) as arrays:
         return float(arrays["labels"].max() + 1) if "labels" in arrays else None
-
-
-def _stage_table(stages: list[StageSummary], clusters: Mapping[str, float | None], final: str, metric: str, *, narrow: bool) -> Table:
-    shown = [stage for stage in stages if stage.name == final or len(stages) <= MAX_STAGES or stage.method != stages[-1].method]
-    columns = ["stage", "ended by", "rounds", "clusters", "held-out loss", metric]
-    rows = [
-        [
-            f"{stage.name} *" if stage.name == final else stage.name,
-            stage.outcome,
-            count(stage.rounds),
-            count(clusters[stage.name]),
-            figure(stage.results.get("heldout_loss")),
-            figure(stage.results.get("heldout_metric")),
-        ]
-        for stage in shown
-    ]
-    hidden = len(stages) - len(shown)
-    title = "Stages (* the personalized models)" + (f", {hidden} more in coterie ledger" if hidden else "")
-    if narrow:
-        columns, rows = [columns[0], *columns[2:4], "loss", *columns[5:]], [[row[0], *row[2:]] for row in rows]
-    return table(title, columns, rows, n_text=1 if narrow else 2)

@@ -40,7 +40,11 @@ async def serve(experiment: Experiment, how: Serve, console: Console, *, quiet: 
         try:
             await coordinate(experiment, _connect(experiment, how, shown, quiet=quiet), options)
         except RunError as error:
-            raise with_advice(error, stop, f"coterie server {how.folder} --listen {how.address} --resume") from None
+            raise with_advice(error, stop, _again(how)) from None
+
+
+def _again(how: Serve) -> str:
+    return f"coterie server {how.folder} --listen {how.address} --resume{' --insecure' if how.insecure else ''}"
 
 
 def with_advice(error: RunError, stop: Stop, command: str) -> RunError:
@@ -69,8 +73,9 @@ def _connect(experiment: Experiment, how: Serve, shown: Display, *, quiet: bool)
 
 
 async def _report_hosts(hub: Hub, shown: Display) -> None:
-    """Says who comes and goes."""
+    """Says who comes and goes, and who is turned away why."""
     here: set[str] = set()
+    refused: dict[str, str] = {}
     while True:
         now = {host.name for host in list(hub.hosts.values()) if host.link is not None}
         for name in sorted(now - here):
@@ -78,7 +83,9 @@ async def _report_hosts(hub: Hub, shown: Display) -> None:
         for name in sorted(here - now):
             if not hub.is_over:
                 _say(shown, f"host {name!r} is gone: {len(now)} of {hub.rules.hosts} hosts are left")
-        here = now
+        for reason in (reason for name, reason in hub.refused.items() if refused.get(name) != reason):
+            _say(shown, reason)
+        here, refused = now, dict(hub.refused)
         await asyncio.sleep(_LOOK_EVERY_S)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from coterie.config import Experiment, load_experiment
+from coterie.config import Experiment, experiment_to_json, load_experiment
 from coterie.errors import ConfigError
 from coterie.names import natural_key, similar_names
 
@@ -21,6 +23,7 @@ class Chosen:
 
     experiment: Experiment
     folder: Path
+    note: str = ""  # what may surprise
 
 
 def shipped() -> dict[str, Path]:
@@ -64,13 +67,44 @@ def choose(
     default_hosts: Callable[[Experiment], int],
     output: Path | None,
     resume: bool,
+    command: str = "run",
 ) -> Chosen:
-    """The experiment and its run folder; without `hosts` their number is the experiment's own, the resumed run's, or the default."""
+    """The experiment and its run folder; without `hosts` their number is the experiment's own, the resumed run's, or the default.
+
+    A run is resumed as it was frozen, unless something else is asked for. ConfigError when the folder is used by another run, or
+    the run to resume is another one; `command` is what could go on with it.
+    """
     path = find(name_or_path)
     experiment = load(name_or_path, overrides, seed=seed, hosts=hosts)
     folder = output or (path.parent if path.name == FROZEN and resume else RUNS / experiment.name)
+    frozen = folder / FROZEN
+    if frozen.is_file() and not resume:
+        raise ConfigError(f"the run folder {folder} is already used: choose another one with --output, or go on with its run with --resume")
+    started = load_experiment(frozen) if frozen.is_file() else None
     if hosts is None and "hosts" not in experiment.federation.model_fields_set:
-        frozen = folder / FROZEN
-        number = load_experiment(frozen).federation.hosts if resume and frozen.is_file() else default_hosts(experiment)
+        number = default_hosts(experiment) if started is None else started.federation.hosts
         experiment = load(name_or_path, overrides, seed=seed, hosts=number)
-    return Chosen(experiment, folder)
+    found = None if started is None else difference(experiment, started)
+    if started is None or found is None:
+        return Chosen(experiment, folder)
+    if overrides or seed is not None or hosts not in (None, started.federation.hosts) or experiment.name != started.name:
+        key, old, new = found
+        raise ConfigError(f"{key} is {new}, but {folder} was started with {old}: resume it with `coterie {command} {folder} --resume`")
+    return Chosen(started, folder, "{0} stays {1}: the run goes on as frozen in {3}, not with {2}".format(*found, frozen))
+
+
+def difference(experiment: Experiment, started: Experiment) -> tuple[str, str, str] | None:
+    """The first key in which an experiment differs from the one that a run was started with, with the old and the new value."""
+    new, old = (_flat(json.loads(experiment_to_json(one))) for one in (experiment, started))
+    for key in sorted(new.keys() | old.keys()):
+        if new.get(key) != old.get(key):
+            return key, json.dumps(old.get(key)), json.dumps(new.get(key))
+    return None
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """All values by dotted key."""
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat

@@ -26,6 +26,9 @@ from coterie.wire import PROTOCOL_VERSION, Encoded, Precision, Received, encode,
 from coterie_server.merge import Layout, check_finite, check_owners, merged
 from coterie_server.method import Members, Replies
 
+_MAX_REFUSED = 100  # hosts that were turned away and are remembered
+_MAX_REASONS = 3  # of these, how many a sentence names
+
 
 class Refusal(CoterieError):  # noqa: N818 - a decision, not a fault of ours
     """A host is turned away; `code` is the gRPC status it gets."""
@@ -132,7 +135,8 @@ class Hub:
         self._changed = asyncio.Event()
         self._numerics: dict[str, str] = {}
         self._skipped: set[str] = set()  # the hosts skipped last, to say so once
-        self._refused = ""  # why a host was turned away last
+        self.refused: dict[str, str] = {}  # why hosts that are not here were turned away: the latest reason of each, oldest host first
+        self._has_started = False  # the join barrier has been passed in this attempt
         self._finish: session_pb2.JoinResponse | None = None  # what hosts are told at the end
 
     @property
@@ -147,8 +151,7 @@ class Hub:
         try:
             self._check_hello(hello)
         except Refusal as refusal:
-            self._refused = f"; refused: {refusal}"
-            self.recorder.event("refused", str(refusal), host=hello.host)
+            self.turned_away(hello.host, str(refusal))
             raise
         host = self.hosts.get(hello.host)
         if host is None:
@@ -157,6 +160,7 @@ class Hub:
             host.link.close("UNAVAILABLE", f"host {host.name!r} has opened a new stream")
         host.link, host.instance, host.absent_since, host.heard_at = link, hello.instance, None, self._clock()
         host.reached = hello.last_seq
+        self.refused.pop(host.name, None)
         self.features = self.features or tuple(hello.features)
         host.has_closed = False
         self._compare_numerics(hello)
@@ -169,6 +173,14 @@ class Hub:
         elif self.members is not None:
             self._catch_up(host)
         self._changed.set()
+
+    def turned_away(self, name: str, reason: str) -> None:
+        """A host could not join."""
+        self.refused.pop(name, None)
+        self.refused[name] = reason
+        if len(self.refused) > _MAX_REFUSED:
+            del self.refused[next(iter(self.refused))]
+        self.recorder.event("refused", reason, host=name)
 
     def _check_hello(self, hello: session_pb2.Hello) -> None:
         if hello.protocol != PROTOCOL_VERSION:
@@ -223,9 +235,8 @@ class Hub:
         needed = rules.min_hosts or rules.hosts
         if self.members is None and len(here) < needed:
             names = ", ".join(sorted(host.name for host in here)) or "none"
-            raise RunError(
-                f"need {needed} of {rules.hosts} hosts, have {len(here)} after {rules.join_timeout_s:g} s: {names}{self._refused}"
-            )
+            refused = "".join(f"; {reason}" for reason in list(self.refused.values())[-_MAX_REASONS:])
+            raise RunError(f"need {needed} of {rules.hosts} hosts, have {len(here)} after {rules.join_timeout_s:g} s: {names}{refused}")
         if self.members is None:
             self.hosts = {
                 name: host for name, host in sorted(self.hosts.items(), key=lambda item: natural_key(item[0])) if host.link is not None
@@ -234,6 +245,7 @@ class Hub:
             for host in self.hosts.values():
                 self._welcome(host)
         assert self.members is not None  # noqa: S101 - set above
+        self._has_started = True
         return self.members
 
     @property
@@ -433,9 +445,12 @@ class Hub:
         self._changed.set()
 
     def failed(self, name: str, failure: session_pb2.Failure) -> None:
-        """A host says that it cannot go on."""
-        reason = f"host {name!r} cannot go on: {failure.reason}"
-        self.fail(ConfigError(reason) if failure.config else RunError(reason))
+        """A host says that it cannot go on: the end of a run that has started with it; else others may come in its place."""
+        if self._has_started and name in self.hosts:
+            reason = f"host {name!r} cannot go on: {failure.reason}"
+            self.fail(ConfigError(reason) if failure.config else RunError(reason))
+        else:
+            self.turned_away(name, f"host {name!r} cannot join: {failure.reason}")
 
     def book_of(self, name: str, book: session_pb2.Book) -> None:
         """A piece of a host's own ledger has arrived."""
@@ -484,7 +499,8 @@ class Hub:
         users = f"{host.users[0]} to {host.users[-1]}" if len(host.users) > 1 else host.users[0]
         state = f"need {len(self.hosts)} hosts, have {n_here}: host {host.name!r} (users {users})"
         if host.link is None and now - (host.absent_since or pending.since) > self.rules.absence_timeout_s:
-            self.fail(RunError(f"{state} absent since round {self.round} for {self.rules.absence_timeout_s:g} s"))
+            why = f"; {self.refused[host.name]}" if host.name in self.refused else ""
+            self.fail(RunError(f"{state} absent since round {self.round} for {self.rules.absence_timeout_s:g} s{why}"))
         elif host.link is not None and now - max(pending.since, 0.0) > self.rules.task_timeout_s:
             self.fail(RunError(f"host {host.name!r} has not answered task {pending.seq} for {self.rules.task_timeout_s:g} s"))
 

@@ -171,6 +171,7 @@ class _Service:
     async def _get_experiment(self, request: session_pb2.GetExperimentRequest, context: Any) -> session_pb2.GetExperimentResponse:
         if request.protocol != PROTOCOL_VERSION:
             reason = f"host {request.host!r} speaks protocol {request.protocol}, wanted {PROTOCOL_VERSION}"
+            self._hub.turned_away(request.host, reason)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
         if self._hub.is_over:
             await context.abort(grpc.StatusCode.ABORTED, f"run {self._hub.run_id} has ended")

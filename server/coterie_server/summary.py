@@ -6,13 +6,17 @@ scalars, and once for each receiving host in bytes and frames.
 
 from __future__ import annotations
 
+import re
 import sqlite3
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from coterie.config import StopRule
 from coterie.errors import ConfigError
 from coterie.wire import GRPC_FRAME_HEADER_BYTES
 
+_LIMIT = re.compile(r"\d+ rounds|\S+ s")  # outcomes of stages that something else should have ended
 SESSION = -1  # the "stage" of traffic outside all exchanges: hello, welcome, heartbeats, books, finish
 
 
@@ -77,6 +81,17 @@ def hosts(connection: sqlite3.Connection) -> dict[str, int]:
     return dict(connection.execute("SELECT host, COUNT(*) FROM members GROUP BY host ORDER BY MIN(position)"))
 
 
+@dataclass(frozen=True)
+class Shortfall:
+    """A stage that ran into a limit before the rule held that should have ended it."""
+
+    stage: str
+    limit: str  # "2000 rounds", "5 s"
+    rule: str  # "residual" or "objective gap"; "" when the method itself says whether it has converged
+    found: float = 0.0
+    wanted: float = 0.0
+
+
 def stages(connection: sqlite3.Connection) -> list[StageSummary]:
     """All stages that have begun, in order."""
     results: dict[int, dict[str, float]] = {}
@@ -105,6 +120,27 @@ def history(connection: sqlite3.Connection, stage: int) -> list[dict[str, float]
     for number, name, value in rows:
         rounds.setdefault(number, {"round": float(number)})[name] = float("nan") if value is None else value
     return list(rounds.values())
+
+
+def shortfalls(connection: sqlite3.Connection, stop: StopRule) -> list[Shortfall]:
+    """The stages whose models are not those of the optimum. A stage that has only a limit to end it, and knows of no other end, is none."""
+    found = [_shortfall(connection, stage, stop) for stage in stages(connection) if _LIMIT.fullmatch(stage.outcome)]
+    return [shortfall for shortfall in found if shortfall is not None]
+
+
+def _shortfall(connection: sqlite3.Connection, stage: StageSummary, stop: StopRule) -> Shortfall | None:
+    # SQLite takes a bare column from the row of the maximum, so this is the last value of each figure.
+    rows = connection.execute("SELECT name, value, MAX(round) FROM figures WHERE stage = ? GROUP BY name", (stage.number,))
+    last = {name: float("nan") if value is None else value for name, value, _ in rows}
+    residuals = [last[name] for name in ("primal_residual", "dual_residual") if name in last]
+    if "converged" in last:
+        return Shortfall(stage.name, stage.outcome, "")
+    if stop.residual is not None and residuals:
+        return Shortfall(stage.name, stage.outcome, "residual", max(residuals), stop.residual)
+    if stop.objective_gap is not None and stop.reference_objective is not None and "objective" in last:
+        gap = (last["objective"] - stop.reference_objective) / max(abs(stop.reference_objective), sys.float_info.min)
+        return Shortfall(stage.name, stage.outcome, "objective gap", gap, stop.objective_gap)
+    return None
 
 
 def has_rounds(connection: sqlite3.Connection) -> bool:

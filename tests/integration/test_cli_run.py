@@ -72,6 +72,14 @@ class Command:
                 return match[1]
         raise AssertionError("the server did not start")
 
+    def line(self, part: str) -> str:
+        """The next line of a server's progress with this part."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if part in line:
+                return line
+        raise AssertionError(f"the server did not say {part!r}")
+
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
@@ -243,12 +251,73 @@ print(used.ru_maxrss / 1024, used.ru_utime + used.ru_stime)
 """
     done = subprocess.run([sys.executable, "-c", code, server.address()], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     peak_mb, cpu_s = map(float, done.stdout.split())
-    assert peak_mb < 80
-    assert cpu_s < 2.0  # of a whole short run; about 0.5 for the start
+    # Generous, since a test must not depend on the machine: tests/benchmarks/bench_memory.py measures.
+    assert peak_mb < 120
+    assert cpu_s < 5.0
     assert server.end()[0] == 0
 
 
 # ---- what goes wrong
+
+
+ROWS = """
+name: rows
+data: {source: csv, path: rows.csv, user_column: user, target_column: y, feature_columns: [a]}
+problem: {loss: logistic, l2: 0.01}
+method: {name: global}
+federation: {hosts: 2, join_timeout_s: 30}
+"""
+
+
+def write_users(folder: Path, first: int, wrong: bool = False) -> None:
+    folder.mkdir(exist_ok=True)
+    rows = [f"u{first + user},{0.1 * row},{(-1) ** row}" for user in range(2) for row in range(6)]
+    if wrong:
+        rows[4] = f"u{first},lots,1"
+    (folder / "rows.csv").write_text("\n".join(["user,a,y", *rows, ""]))
+
+
+def test_a_host_with_bad_data_is_reported_and_the_server_waits_for_a_better_one(start: Callable[..., Command], tmp_path: Path) -> None:
+    (tmp_path / "rows.yaml").write_text(ROWS)
+    write_users(tmp_path / "a", 0)
+    write_users(tmp_path / "b", 2, wrong=True)
+    server = start("server", "rows.yaml", "--listen", "127.0.0.1:0")
+    address = server.address()
+    good = start("client", "--server", address, "--name", "a", "--data", "a")
+    bad = ("client", "--server", address, "--name", "b", "--data", "b")
+    assert "rows.csv line 6, column 'a': 'lots'" in start(*bad).fails(2)
+    assert server.line("host 'b' cannot join: rows.csv line 6, column 'a': 'lots'")
+    write_users(tmp_path / "b", 2)
+    better = start(*bad)
+    code, report, err = server.end()
+    assert code == 0, err
+    assert report.startswith("rows finished: 4 users, 2 hosts")
+    assert [good.end()[0], better.end()[0]] == [0, 0]
+    assert len(events(tmp_path / "runs/rows", "refused")) == 1
+
+
+def test_a_host_with_bad_data_is_named_when_nobody_came_in_its_place_also_to_the_others(
+    start: Callable[..., Command], tmp_path: Path
+) -> None:
+    (tmp_path / "rows.yaml").write_text(ROWS)
+    write_users(tmp_path / "a", 0)
+    write_users(tmp_path / "b", 2, wrong=True)
+    server = start("server", "rows.yaml", "--listen", "127.0.0.1:0", "--set", "federation.join_timeout_s=4")
+    address = server.address()
+    good = start("client", "--server", address, "--name", "a", "--data", "a")
+    start("client", "--server", address, "--name", "b", "--data", "b").fails(2)
+    sentence = server.fails(3)
+    assert "need 2 of 2 hosts, have 1" in sentence
+    assert "host 'b' cannot join: rows.csv line 6" in sentence
+    assert sentence.removeprefix("error: ") in good.fails(3)
+
+
+def test_a_client_without_a_server_says_once_that_it_waits(start: Callable[..., Command]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    client = start("client", "--server", address, "--patience", "3")
+    code, out, _ = client.end()
+    assert (code, out) == (3, f"waiting for a server at {address} (up to 3 s)\n")
 
 
 def test_wrong_rows_of_one_host_end_the_run_with_their_sentence(start: Callable[..., Command], tmp_path: Path) -> None:
@@ -293,7 +362,10 @@ def test_a_user_of_two_hosts_is_named_and_so_are_they(start: Callable[..., Comma
     assert sorted(code for code, _, _ in codes.values()) == [2, 3]
     sentence = next(err for code, _, err in codes.values() if code == 2)
     assert all(name in sentence for name in ("'u3'", "'A'", "'B'"))
-    assert "need 2 of 2 hosts, have 1" in server.fails(3)
+    code, _, err = server.end()
+    assert code == 3
+    assert [line for line in err.splitlines() if line.startswith("user 'u3' is claimed by host")]
+    assert "need 2 of 2 hosts, have 1" in err.splitlines()[-1]
 
 
 def test_a_host_that_dies_and_stays_away_is_named(start: Callable[..., Command], tmp_path: Path) -> None:

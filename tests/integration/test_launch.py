@@ -93,6 +93,11 @@ def test_a_run_that_was_stopped_is_resumed_to_the_same_models(tmp_path: Path) ->
     assert resumed.history("oracle") == undisturbed.history("oracle")
 
 
+def test_a_path_in_a_mapping_is_overridden_by_one_penalty() -> None:
+    content = {**EXPERIMENT, "method": {"name": "pdmm", "path": [0.2, 0.1]}, "references": []}
+    assert run(content, overrides=["method.penalty=0.1", "stop.rounds=5"]).stages == ("global", "pdmm")
+
+
 def test_an_observer_sees_every_round() -> None:
     seen: list[tuple[str, int]] = []
     result = run(EXPERIMENT, observer=lambda progress: seen.append((progress.stage.name, progress.round)))

@@ -582,10 +582,9 @@ def test_data_that_cannot_be_loaded_is_reported_before_the_host_exits() -> None:
     async def test() -> None:
         hub = new_hub()
         async with served(hub) as (_, address), hosts(serve_host(make_host, address, name="a")) as (host,):
-            with pytest.raises(ConfigError, match=r"host 'a' cannot go on: cannot read users.csv: no such file"):
-                await hub.gather()
             with pytest.raises(ConfigError, match=r"^cannot read users.csv"):
                 await host
+            assert hub.refused == {"a": "host 'a' cannot join: cannot read users.csv: no such file"}
 
     run(test())
 

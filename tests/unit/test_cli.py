@@ -108,6 +108,16 @@ def test_the_ledger_prints_measured_beside_expected_vectors_and_that_the_books_a
     assert max(map(len, text.splitlines())) <= 60
 
 
+def test_the_ledger_in_total_has_one_table_and_names_the_steps(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    said(capsys, *RUN)
+    text = said(capsys, "ledger", "runs/small", "--total")
+    assert text.count("closed form") == 1
+    assert text.count("formula") == 2  # the heading of one table, and the note under it
+    assert "all stages" in text
+    assert "hello, heartbeats" in text
+    assert "to the byte" in text
+
+
 def test_a_finished_run_that_is_resumed_reports_again(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     first = said(capsys, *RUN)
     assert said(capsys, "run", "runs/small", "--resume", "--transport", "loopback", "--quiet") == first
@@ -124,10 +134,143 @@ def test_decisions_of_the_clock_are_repeated(capsys: pytest.CaptureFixture[str],
     first = said(capsys, *pdmm, "--set", "stop.wall_time_s=0.05", "--output", "first")
     # Without the decisions of the first run the clock would have to strike at the same round by chance.
     second = said(capsys, *pdmm, "--set", "stop.wall_time_s=0.05", "--output", "second", "--replay-decisions", "first")
-    rounds = [re.search(r"^pdmm \S+ +([0-9,]+) ", report, re.MULTILINE) for report in (first, second)]
+    rounds = [re.search(r"^pdmm \S+ time +([0-9,]+) ", report, re.MULTILINE) for report in (first, second)]
     assert rounds[0] is not None
     assert rounds[1] is not None
     assert rounds[0][1] == rounds[1][1] != "1,000,000"
+
+
+# ---- what it says of the result
+
+
+LEAST_SQUARES = ("--set", "problem.loss=least_squares", "--set", "problem.l2=0.1")
+
+
+def path_run(capsys: pytest.CaptureFixture[str]) -> str:
+    """The report of a run of pdmm over 12 penalties, with refits."""
+    penalties = ", ".join(f"{0.3 / 1.5**place:.4f}" for place in range(12))
+    method = f"method={{name: pdmm, path: [{penalties}], refit: true}}"
+    return said(capsys, *RUN, "--set", method, "--set", "references=[local, global]", "--set", "stop.residual=0.001", *LEAST_SQUARES)
+
+
+def stages_in(report: str) -> dict[str, list[str]]:
+    """The rows of the table of stages by name."""
+    lines = report.partition("ended by")[2].partition("\n\n")[0].splitlines()[1:]
+    return {line.split()[0]: line.split() for line in lines if line.startswith(("local", "global", "pdmm", "refit"))}
+
+
+def test_a_report_is_closed_by_the_held_out_error_of_result_and_references(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    sentence = " ".join(path_run(capsys).rpartition("held-out mean")[2].split())
+    assert re.match(r"squared error: personalized \S+ \((pdmm|refit)-\S+\)", sentence)
+    assert ", global " in sentence
+    assert ", local " in sentence
+
+
+@pytest.mark.parametrize("columns", [60, 80, 110])
+def test_a_report_fits_the_terminal_and_shows_references_start_result_and_best_refit(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    report = path_run(capsys)
+    assert max(map(len, report.splitlines())) <= columns
+    rows, whole = stages_in(report), stages_in(said(capsys, "show", "runs/small"))
+    assert "all 26 stages: coterie show runs/small" in report
+    assert len(whole) == 26
+    assert len(rows) == 12
+    refits = {name: float(row[-1]) for name, row in whole.items() if name.startswith("refit")}
+    assert {"local", "global", min(refits, key=lambda name: refits[name])} <= rows.keys()
+    assert any("*" in row for row in rows.values())
+    assert {"residual", "converged"} == {row[2] if row[1] == "*" else row[1] for row in rows.values()}
+
+
+def test_the_held_out_loss_is_left_out_where_it_is_half_of_the_error(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    assert re.search(r"clusters +squared error$", said(capsys, *RUN, *LEAST_SQUARES), re.MULTILINE)
+    assert re.search(r"clusters +loss +accuracy$", said(capsys, *RUN, "--output", "other"), re.MULTILINE)
+
+
+def test_as_many_clusters_as_users_are_no_clusters_found(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    report = said(capsys, *RUN, "--set", "method={name: pdmm, penalty: 1.0e-6}", "--set", "stop.residual=1.0e-4", *LEAST_SQUARES)
+    assert "every user has its own model" in " ".join(report.split())
+    assert "clusters found" not in report
+
+
+def test_a_run_that_stopped_before_its_residual_warns_in_every_view(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    limits = ("--set", "stop={rounds: 3, residual: 1.0e-9}", "--set", "method={name: pdmm, path: [0.1, 0.05]}")
+    views = [said(capsys, *RUN, *limits), said(capsys, "show", "runs/small"), said(capsys, "ledger", "runs/small")]
+    for view in views:
+        text = " ".join(view.split())
+        assert re.search(r"warning: pdmm-0.1, pdmm-0.05 stopped at 3 rounds with residual up to \S+ \(wanted 1e-09\): models and", text)
+    assert views[0].count("max rounds!") == 2
+
+
+def test_a_run_without_a_rule_to_miss_has_no_warning(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    report = said(capsys, *RUN, "--set", "stop.rounds=3", "--set", "method={name: pdmm, penalty: 0.1}")
+    assert "warning" not in report
+    assert "!" not in report
+
+
+# ---- show
+
+
+def test_show_names_the_members_of_each_cluster(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    write_rows(here / "rows.csv", [(f"{row[0]}-{copy}", *row[1:]) for copy in range(9) for row in ROWS])
+    said(capsys, *RUN, "--set", "references=[]")
+    text = said(capsys, "show", "runs/small")
+    assert re.search(r"^small, run [0-9a-f]{16}: finished$", text, re.MULTILINE)
+    assert re.search(r"^  27 users: u0-0, u0-1, .*, \d+ more$", text, re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 60
+
+
+def test_show_lists_users_on_their_own_together_and_takes_a_stage(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    said(capsys, *RUN, "--set", "method={name: pdmm, path: [5.0, 1.0e-6]}", "--set", "stop.residual=1.0e-4", *LEAST_SQUARES)
+    assert "  3 users: u0, u1, u2\n" in said(capsys, "show", "runs/small", "--stage", "pdmm-5.0")
+    assert "  3 on their own: u0, u1, u2\n" in said(capsys, "show", "runs/small", "--stage", "pdmm-1e-06")
+    assert "no stage 'refit', want one of local, " in refused(capsys, 2, "show", "runs/small", "--stage", "refit")
+
+
+def test_show_has_something_to_say_of_a_run_that_has_not_finished(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    said(capsys, *RUN)
+    with contextlib.closing(sqlite3.connect(here / "runs/small/run.db")) as connection, connection:
+        connection.execute("UPDATE run SET value = 'running' WHERE key = 'status'")
+        connection.execute("DELETE FROM run WHERE key = 'final_stage'")
+        connection.execute("UPDATE stages SET outcome = '', rounds = 0 WHERE name = 'global'")
+    text = said(capsys, "show", "runs/small")
+    assert "running" in text
+    assert "under way" in text
+    assert "when the run has finished" in text
+
+
+def test_what_happened_on_the_way_is_shown(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    said(capsys, *RUN)
+    with contextlib.closing(sqlite3.connect(here / "runs/small/run.db")) as connection, connection:
+        connection.execute("INSERT INTO events VALUES (0, 'numerics', 'bits may differ', '{}')")
+    assert "note: bits may differ" in said(capsys, "show", "runs/small")
+
+
+# ---- certify
+
+
+def test_users_without_known_clusters_are_told_of_both_ways_to_give_them(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    sentence = refused(capsys, 2, "certify", "small.yaml")
+    assert all(word in sentence for word in ("'u0'", "data.cluster_column", "--partition RUN"))
+
+
+def test_clusters_are_certified_of_data_elsewhere(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    (here / "elsewhere").mkdir()
+    write_rows(here / "elsewhere/rows.csv", [(*row, "k" if row[0] == "u0" else "m") for row in ROWS], "user,a,b,y,known")
+    (here / "rows.csv").unlink()
+    text = said(capsys, "certify", "small.yaml", "--data", "elsewhere", "--set", "data.cluster_column=known")
+    assert text.startswith("2 clusters of 3 users: ")
+
+
+def test_clusters_that_no_penalty_gives_have_no_ends(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    rows = [(user, 0.3 * row, 0.1 * (row % 3), slope * 0.3 * row + 0.01 * (row % 2), known) for row in range(6) for user, slope, known in
+            (("u0", 5, "k"), ("u1", -5, "k"), ("u2", 5, "m"), ("u3", -5, "m"))]  # fmt: skip
+    write_rows(here / "rows.csv", rows, "user,a,b,y,known")
+    text = said(capsys, "certify", "small.yaml", *LEAST_SQUARES, "--set", "data.cluster_column=known")
+    assert text.startswith("2 clusters of 4 users: no penalty recovers them exactly\n")
+    assert "lower end" not in text
+    assert "inf" not in text
 
 
 # ---- predict
@@ -220,15 +363,38 @@ def test_a_used_run_folder_is_left_alone(capsys: pytest.CaptureFixture[str], her
     said(capsys, *RUN)
     before = (here / "runs/small/run.db").read_bytes()
     sentence = refused(capsys, 2, *RUN)
-    assert "runs/small" in sentence
-    assert "--resume" in sentence
+    assert all(word in sentence for word in ("runs/small", "--output", "--resume"))
     assert (here / "runs/small/run.db").read_bytes() == before
 
 
 def test_a_run_is_not_resumed_with_another_experiment(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     said(capsys, *RUN)
     unfinish(here / "runs/small")
-    assert "experiment.json" in refused(capsys, 2, *RUN, "--resume", "--set", "problem.l2=0.5")
+    sentence = refused(capsys, 2, *RUN, "--resume", "--set", "problem.l2=0.5")
+    assert "problem.l2 is 0.5, but runs/small was started with 0.01" in sentence
+    assert sentence.endswith("resume it with `coterie run runs/small --resume`")
+
+
+def test_resume_alone_goes_on_with_the_frozen_experiment(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    said(capsys, *RUN, "--set", "problem.l2=0.5", "--seed", "3", "--hosts", "2")
+    unfinish(here / "runs/small")
+    assert cli._run([*RUN, "--resume"]) == 0
+    out, err = capsys.readouterr()
+    assert "2 hosts" in out
+    assert err == "note: problem.l2 stays 0.5: the run goes on as frozen in runs/small/experiment.json, not with 0.01\n"
+
+
+def test_an_experiment_of_another_name_does_not_resume_a_run(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    said(capsys, *RUN)
+    (here / "other.yaml").write_text(EXPERIMENT.replace("name: small", "name: other"))
+    sentence = refused(capsys, 2, "run", "other.yaml", "--resume", "--output", "runs/small")
+    assert 'name is "other", but runs/small was started with "small"' in sentence
+
+
+def test_a_server_that_cannot_resume_names_its_own_command(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    said(capsys, *RUN)
+    sentence = refused(capsys, 2, "server", "small.yaml", "--listen", "127.0.0.1:0", "--resume", "--seed", "9")
+    assert sentence.endswith("`coterie server --listen 127.0.0.1:0 runs/small --resume`")
 
 
 def unfinish(folder: Path) -> None:
@@ -282,6 +448,20 @@ def test_users_that_are_not_there_are_named(capsys: pytest.CaptureFixture[str], 
 def test_a_client_waits_no_longer_than_its_patience(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     sentence = refused(capsys, 3, "client", "--server", "127.0.0.1:9", "--patience", "0.2")
     assert "127.0.0.1:9" in sentence
+
+
+@pytest.mark.parametrize("command", ["show", "ledger"])
+def test_a_reader_that_has_seen_enough_ends_the_command_silently(capsys: pytest.CaptureFixture[str], here: Path, command: str) -> None:
+    said(capsys, *RUN)
+    run = subprocess.Popen(
+        [sys.executable, "-P", "-m", "coterie_deploy", command, "runs/small"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert run.stdout is not None
+    assert run.stderr is not None
+    run.stdout.close()
+    with run.stderr:
+        assert run.stderr.read() == b""
+    assert run.wait(timeout=30) in (0, 141)
 
 
 def test_a_client_imports_neither_server_nor_heavy_libraries() -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
+from coterie.config import StopRule
 from coterie.errors import ConfigError
 from coterie.ledger import DOWN, SESSION, UP, Row
 from coterie.wire import ENVELOPE
 from coterie_server import summary
 from coterie_server.rundb import RunDatabase
+from coterie_server.summary import Shortfall
 
 QUERY, SLOPES, CONSTANTS = "consensus.GroupModel", "consensus.Slopes", "prepare.Constants"
 
@@ -82,6 +84,39 @@ def test_stages_and_histories_are_read_back(database: RunDatabase) -> None:
     assert summary.has_rounds(connection)
     with pytest.raises(ConfigError, match="no stage 'pdmm', want one of global"):
         summary.stage_named(connection, "pdmm")
+
+
+# ---- stages that ended too early
+
+
+def stopped(database: RunDatabase, outcome: str, rounds: Sequence[Mapping[str, float]]) -> sqlite3.Connection:
+    database.stage(0, "pdmm", "pdmm", len(rounds), outcome, 0.5)
+    for number, figures in enumerate(rounds, 1):
+        database.figures(0, number, figures)
+    return connection_of(database)
+
+
+def test_a_stage_that_ended_by_its_rounds_falls_short_by_the_residual_of_its_last_round(database: RunDatabase) -> None:
+    rounds = [{"primal_residual": 9.0, "dual_residual": 8.0}, {"primal_residual": 0.5, "dual_residual": 0.7}]
+    connection = stopped(database, "2 rounds", rounds)
+    assert summary.shortfalls(connection, StopRule(residual=1e-5)) == [Shortfall("pdmm", "2 rounds", "residual", 0.7, 1e-5)]
+    assert summary.shortfalls(connection, StopRule()) == []
+
+
+def test_a_stage_that_ended_by_the_clock_falls_short_of_the_objective_wanted(database: RunDatabase) -> None:
+    connection = stopped(database, "5 s", [{"objective": 3.0}, {"objective": 2.5}])
+    stop = StopRule(objective_gap=0.01, reference_objective=2.0)
+    assert summary.shortfalls(connection, stop) == [Shortfall("pdmm", "5 s", "objective gap", 0.25, 0.01)]
+
+
+def test_a_method_that_knows_when_it_has_converged_falls_short_when_it_has_not(database: RunDatabase) -> None:
+    assert summary.shortfalls(stopped(database, "500 rounds", [{"converged": 0.0}]), StopRule()) == [Shortfall("pdmm", "500 rounds", "")]
+
+
+@pytest.mark.parametrize("outcome", ["residuals at most 1e-05", "objective gap at most 0.01", "converged", ""])
+def test_a_stage_that_ended_by_its_rule_or_is_under_way_does_not_fall_short(database: RunDatabase, outcome: str) -> None:
+    connection = stopped(database, outcome, [{"primal_residual": 1.0, "converged": 1.0}])
+    assert summary.shortfalls(connection, StopRule(residual=1e-5)) == []
 
 
 # ---- the two books

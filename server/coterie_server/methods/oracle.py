@@ -29,6 +29,9 @@ def known_labels(members: Members) -> Indices:
     """The known clusters (n,), numbered by their first member."""
     for name, cluster in zip(members.names, members.clusters, strict=True):
         if not cluster:
-            raise ConfigError(f"user {name!r} has no known cluster, which method 'oracle' needs")
+            raise ConfigError(
+                f"user {name!r} has no known cluster, want one for every user: name their column in data.cluster_column (npz: cluster), "
+                "or certify the clusters that a run has found with --partition RUN"
+            )
     order = {cluster: number for number, cluster in enumerate(dict.fromkeys(members.clusters))}
     return np.array([order[cluster] for cluster in members.clusters], dtype=np.int64)

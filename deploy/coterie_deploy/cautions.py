@@ -1,0 +1,54 @@
+"""What one should know before believing a run: stages that ended before their optimum, and what happened on the way."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+
+from coterie.config import experiment_from
+from coterie_deploy.tables import figure
+from coterie_server import summary
+from coterie_server.summary import Shortfall
+
+_EVENTS = ("refused", "numerics", "wait", "skip")  # those that a person may want to act on
+_MAX_EVENTS = 5  # of a kind
+_MAX_NAMES = 6
+
+
+def cautions_of(connection: sqlite3.Connection) -> list[str]:
+    """A warning for each kind of shortfall."""
+    return [f"warning: {sentence}" for sentence in shortfall_sentences(shortfalls_of(connection))]
+
+
+def shortfalls_of(connection: sqlite3.Connection) -> list[Shortfall]:
+    """By the stop rule of the run's own experiment."""
+    frozen = summary.facts(connection).get("experiment")
+    return [] if frozen is None else summary.shortfalls(connection, experiment_from(json.loads(frozen)).stop)
+
+
+def shortfall_sentences(found: Sequence[Shortfall]) -> list[str]:
+    """One for each limit and rule, with its stages."""
+    groups: dict[tuple[str, str, float], list[Shortfall]] = {}
+    for shortfall in found:
+        groups.setdefault((shortfall.limit, shortfall.rule, shortfall.wanted), []).append(shortfall)
+    return [_sentence(limit, rule, wanted, listed) for (limit, rule, wanted), listed in groups.items()]
+
+
+def _sentence(limit: str, rule: str, wanted: float, listed: Sequence[Shortfall]) -> str:
+    names = ", ".join(one.stage for one in listed[:_MAX_NAMES])
+    more = f" and {len(listed) - _MAX_NAMES} more" if len(listed) > _MAX_NAMES else ""
+    worst = f"{'up to ' if len(listed) > 1 else ''}{figure(max(one.found for one in listed), 2)}"
+    state = f"with {rule} {worst} (wanted {wanted:g})" if rule else "before converging"
+    return f"{names}{more} stopped at {limit} {state}: models and clusters are not those of the optimum"
+
+
+def events_of(connection: sqlite3.Connection) -> list[str]:
+    """What happened on the way that a person may want to act on: the latest of each kind, each once."""
+    said: dict[str, None] = {}
+    for kind in _EVENTS:
+        rows = connection.execute(
+            "SELECT text FROM events WHERE kind = ? GROUP BY text ORDER BY MAX(rowid) DESC LIMIT ?", (kind, _MAX_EVENTS)
+        )
+        said |= dict.fromkeys(text for (text,) in rows)
+    return list(said)
