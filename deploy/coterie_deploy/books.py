@@ -52,7 +52,7 @@ def print_ledger(folder: Path, stage: str | None, console: Console, *, total: bo
         useful, repeats = summary.traffic(connection), summary.traffic(connection, repeats=True)
         books = summary.reconcile(connection)
         facts = summary.facts(connection)
-        cautions = cautions_of(connection)
+        cautions, printed = cautions_of(connection), summary.printed(connection)
     console.print(Text(f"{facts.get('name', folder.name)}, run {facts.get('run_id', '?')}, {facts.get('status', '?')}", style="bold"))
     console.print()
     for number in sorted({row.stage for row in useful}, key=lambda number: (number == summary.SESSION, number)):
@@ -61,6 +61,9 @@ def print_ledger(folder: Path, stage: str | None, console: Console, *, total: bo
             name = names.get(number, str(number))
             title = "session (hello, heartbeats, books)" if number == summary.SESSION else f"stage {name}"
             console.print(traffic_table(title, rows, narrow=is_narrow(console)))
+            if counts := printed.get(number):
+                said = ", ".join(f"{count(vectors)} vectors {direction}" for direction, vectors in counts.items())
+                console.print(Text(f"the paper's own count, an upper bound: {said}", style="dim"))
             console.print()
     if only is None:
         console.print(traffic_table("all stages", summary.by_step(useful), narrow=is_narrow(console)))

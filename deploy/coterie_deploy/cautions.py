@@ -17,8 +17,10 @@ _MAX_NAMES = 6
 
 
 def cautions_of(connection: sqlite3.Connection) -> list[str]:
-    """A warning for each kind of shortfall."""
-    return [f"warning: {sentence}" for sentence in shortfall_sentences(shortfalls_of(connection))]
+    """A warning for each kind of shortfall, and those that the methods gave when their stages started."""
+    given = connection.execute("SELECT text FROM events WHERE kind = 'warning' GROUP BY text ORDER BY MIN(rowid)")
+    sentences = [*shortfall_sentences(shortfalls_of(connection)), *(text for (text,) in given)]
+    return [f"warning: {sentence}" for sentence in sentences]
 
 
 def shortfalls_of(connection: sqlite3.Connection) -> list[Shortfall]:

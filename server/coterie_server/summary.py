@@ -104,6 +104,14 @@ def stages(connection: sqlite3.Connection) -> list[StageSummary]:
     ]
 
 
+def printed(connection: sqlite3.Connection) -> dict[int, dict[str, float]]:
+    """Vectors by direction, for each stage whose paper prints a count of its own: an upper bound of the closed form."""
+    found: dict[int, dict[str, float]] = {}
+    for stage, direction, vectors in connection.execute("SELECT stage, direction, vectors FROM printed ORDER BY stage, direction DESC"):
+        found.setdefault(stage, {})[direction] = vectors
+    return found
+
+
 def stage_named(connection: sqlite3.Connection, name: str) -> StageSummary:
     """The stage of this name; ConfigError when the run has none."""
     listed = stages(connection)
