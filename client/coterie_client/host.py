@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import platform
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -65,6 +66,7 @@ class Host:
         self._precision = Precision.of(experiment.payload)
         self._stage = ""
         self._replies: dict[int, tuple[Encoded, int]] = {}  # exchange -> (reply, how often it was sent)
+        self._fingerprints: dict[int, int] = {}  # exchange -> checksum of the task that the reply answers
         self._rows: list[Row] = []
         self._books: list[bytes] = []  # rows that are packed already: a long run has many
         self._durable_seq = 0
@@ -113,7 +115,8 @@ class Host:
         messages, entries = received.decode(len(self.users))
         self._rows.extend(rows_of(entries, seq=task.seq, attempt=task.attempt, direction=DOWN, resent=task.resent))
         while self._replies and next(iter(self._replies)) <= task.durable_seq:  # they are kept in order
-            del self._replies[next(iter(self._replies))]
+            oldest = next(iter(self._replies))
+            del self._replies[oldest], self._fingerprints[oldest]
         if len(self._rows) > _ROWS_UNPACKED:
             self._pack_rows()
         if task.seq <= self.last_seq:
@@ -124,6 +127,7 @@ class Host:
         encoded = encode(reply, self._dispatch(messages, task.round), self._precision)
         self.last_seq = task.seq
         self._replies[task.seq] = (encoded, 0 if task.replay else 1)
+        self._fingerprints[task.seq] = _fingerprint(task)
         if not task.replay:
             self._book_up(encoded, task, 0)
         if task.snapshot:
@@ -133,6 +137,8 @@ class Host:
     def _stored(self, task: session_pb2.Task) -> Encoded:
         if task.seq not in self._replies:
             raise RunError(f"host {self.name!r} is asked for task {task.seq} again, but has kept only replies to {sorted(self._replies)}")
+        if self._fingerprints[task.seq] != _fingerprint(task):
+            raise RunError(f"task {task.seq} is not the one that host {self.name!r} answered before: the coordinator has gone another way")
         kept, times = self._replies[task.seq]
         reply = session_pb2.JoinRequest.FromString(kept.head).reply
         reply.attempt, reply.resent, reply.durable_seq = task.attempt, times, self._durable_seq
@@ -220,7 +226,7 @@ class Host:
                 "n_members": self.n_members,
                 "stage": self._stage,
                 "states": self.states,
-                "replies": [_stored_reply(seq, encoded, times) for seq, (encoded, times) in self._replies.items()],
+                "replies": [_stored_reply(seq, *reply, self._fingerprints[seq]) for seq, reply in self._replies.items()],
                 "books": self._books,
             }
         )
@@ -240,11 +246,20 @@ class Host:
         self.indices, self.n_members, self._stage = snapshot["indices"], snapshot["n_members"], snapshot["stage"]
         self.states = snapshot["states"]
         self._replies = {item["seq"]: (_restored_reply(item, len(self.users)), item["times"]) for item in snapshot["replies"]}
+        self._fingerprints = {item["seq"]: item["fingerprint"] for item in snapshot["replies"]}
         self._books = snapshot["books"]
 
 
-def _stored_reply(seq: int, encoded: Encoded, times: int) -> Mapping[str, Any]:
-    return {"seq": seq, "times": times, "head": encoded.head, "tails": [bytes(tail) for tail in encoded.tails]}
+def _fingerprint(task: session_pb2.Task) -> int:
+    """A checksum of what a task asks, without its fences; large tensors are not looked at."""
+    checksum = zlib.crc32(b"%d %d" % (task.stage, task.round))
+    for part in task.parts:
+        checksum = zlib.crc32(part.SerializeToString(), checksum)
+    return checksum
+
+
+def _stored_reply(seq: int, encoded: Encoded, times: int, fingerprint: int) -> Mapping[str, Any]:
+    return {"seq": seq, "times": times, "fingerprint": fingerprint, "head": encoded.head, "tails": [bytes(tail) for tail in encoded.tails]}
 
 
 def _restored_reply(item: Mapping[str, Any], n_own: int) -> Encoded:

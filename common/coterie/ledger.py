@@ -83,6 +83,8 @@ def unpack(book: session_pb2.Book) -> list[Row]:
         raise ProtocolError(f"a ledger book brings {len(data)} bytes for {book.n_rows} rows, wanted {wanted}")
     table = np.frombuffer(data, dtype="<i8").reshape(n_columns, book.n_rows).T.tolist()
     kinds = book.names.split("\n")
+    for kind in kinds if book.n_rows else ():
+        step_of(kind)
     try:
         return [Row._make((*line[:3], _DIRECTIONS[line[3]], kinds[line[4]], *line[5:])) for line in table]
     except IndexError as error:

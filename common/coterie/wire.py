@@ -44,6 +44,7 @@ PROTOCOL_VERSION = 1
 # A frame holds inline tensors of at most this many bytes together; larger ones follow in chunks.
 INLINE_BYTES = 1 << 20
 MAX_FRAME_BYTES = 8 << 20
+MAX_AXES = 8
 MAX_TENSOR_BYTES = 16 << 30
 GRPC_FRAME_HEADER_BYTES = 5
 ENVELOPE = "envelope"
@@ -316,6 +317,8 @@ def _get(
     if tensor.chunked_bytes:
         data = next(tails)
         chunked.append(len(data))
+    if len(tensor.shape) > MAX_AXES or any(extent > MAX_TENSOR_BYTES for extent in tensor.shape):
+        raise ProtocolError(f"{kind}.{tensor.name} has {len(tensor.shape)} axes, the longest {max(tensor.shape)}, which no array here has")
     shape = tuple(tensor.shape)
     wanted = math.prod(shape) * dtype.itemsize
     if len(data) != wanted:

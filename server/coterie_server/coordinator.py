@@ -13,7 +13,9 @@ import contextlib
 import errno
 import fcntl
 import json
+import os
 import secrets
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -29,6 +31,10 @@ from coterie_server.engine import Engine, Observer, Point, best
 from coterie_server.hub import Hub
 from coterie_server.method import Facts, Members, Outcome
 from coterie_server.rundb import RunDatabase, open_run
+
+CHECKPOINTS = "checkpoints"
+RUN_ID = "run_id"  # beside the checkpoints: whose they are
+_START_AGAIN = "start again with another --output"
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,8 @@ async def coordinate(experiment: Experiment, connect: Connect, options: Options)
         _check_folder(experiment, folder, resume=options.resume)
         database = RunDatabase(None if folder is None else folder / "run.db")
         try:
+            if folder is not None and options.resume:
+                _check_database(folder, database)
             return await _run(experiment, connect, options, database)
         finally:
             if folder is not None:
@@ -77,6 +85,8 @@ async def coordinate(experiment: Experiment, connect: Connect, options: Options)
 
 async def _run(experiment: Experiment, connect: Connect, options: Options, database: RunDatabase) -> Finished:
     run_id = database.get("run_id") or secrets.token_hex(8)
+    if options.folder is not None:
+        _write_whole(options.folder / CHECKPOINTS / RUN_ID, run_id + "\n")
     attempt = int(database.get("attempt") or 0) + 1
     for key, value in _facts_of_run(experiment, run_id, attempt).items():
         database.put(key, value)
@@ -84,7 +94,11 @@ async def _run(experiment: Experiment, connect: Connect, options: Options, datab
     hub.attempt = attempt
     engine = Engine(experiment, hub, database, options.folder, options.observer)
     if options.decisions_of is not None:
-        _repeat_decisions(options.decisions_of, hub, engine)
+        with contextlib.closing(open_run(options.decisions_of)) as connection:
+            _repeat_decisions(connection, hub, engine)
+        hub.repeats_all = True
+    elif options.resume:
+        _repeat_decisions(database.connection, hub, engine)
     point = engine.load_checkpoint(attempt) if options.resume else None
     async with _failures_written(database), connect(hub), _stopping(options.stop, engine):
         try:
@@ -159,15 +173,47 @@ def _check_folder(experiment: Experiment, folder: Path | None, *, resume: bool) 
     if not resume:
         if frozen.exists():
             raise ConfigError(f"the run folder {folder} is already used: choose another one, or --resume the run in it")
-        try:
-            frozen.write_text(json.dumps(json.loads(text), indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise RunError(f"cannot write the run folder {folder}: {error.strerror or error}") from error
+        _write_whole(frozen, json.dumps(json.loads(text), indent=2) + "\n")
         return
     if not frozen.exists():
         raise ConfigError(f"there is no run to resume in {folder}: it has no experiment.json")
-    if json.loads(frozen.read_text(encoding="utf-8")) != json.loads(text):
+    try:
+        started = json.loads(frozen.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the frozen experiment {frozen} is damaged ({error}): {_START_AGAIN}") from None
+    if started != json.loads(text):
         raise ConfigError(f"the experiment differs from the one that {folder} was started with; resume it as it was frozen in {frozen}")
+
+
+def _check_database(folder: Path, database: RunDatabase) -> None:
+    """Refuses to resume with a run database that is damaged, or is not that of the checkpoints."""
+    path, checkpoints = folder / "run.db", folder / CHECKPOINTS
+    database.check()
+    run_id = database.get("run_id")
+    if run_id is None and any(checkpoints.glob("*.snapshot*")):
+        raise ConfigError(f"the run database {path} is missing or empty, but there are checkpoints: {_START_AGAIN}")
+    try:
+        started = (checkpoints / RUN_ID).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {checkpoints / RUN_ID} ({error}): {_START_AGAIN}") from None
+    if run_id is not None and run_id != started:
+        raise ConfigError(f"the run database {path} is of run {run_id!r}, but the checkpoints are of run {started!r}: {_START_AGAIN}")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Whoever reads the file finds all of it or what was there before, also after a crash."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
@@ -212,9 +258,8 @@ async def _stopping(stop: asyncio.Event | None, engine: Engine) -> AsyncIterator
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _repeat_decisions(folder: Path, hub: Hub, engine: Engine) -> None:
-    """Makes the time-dependent decisions of another run the decisions of this one."""
-    with contextlib.closing(open_run(folder)) as connection:
-        rows = [(seq, kind, json.loads(value)) for seq, kind, value in connection.execute("SELECT * FROM decisions ORDER BY rowid")]
+def _repeat_decisions(connection: sqlite3.Connection, hub: Hub, engine: Engine) -> None:
+    """Makes the time-dependent decisions of an earlier attempt, or of another run, the decisions of this one."""
+    rows = [(seq, kind, json.loads(value)) for seq, kind, value in connection.execute("SELECT * FROM decisions ORDER BY rowid")]
     hub.skips = {seq: frozenset(value) for seq, kind, value in rows if kind == "skip"}
     engine.wall_stops = frozenset((value[0], value[1]) for _, kind, value in rows if kind == "wall_time")

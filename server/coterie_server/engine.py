@@ -72,12 +72,13 @@ class Engine:
         self.database = database
         self.stages = stages_of(experiment)
         self.stop_requested: str | None = None
-        self.wall_stops: frozenset[tuple[int, int]] | None = None  # decisions to repeat: (stage, round) at which the clock struck
+        self.wall_stops: frozenset[tuple[int, int]] = frozenset()  # decisions to repeat: (stage, round) at which the clock struck
         self._observer = observer
         self._clock = clock
         self._store = SnapshotFile(folder / "checkpoints", "run") if folder is not None else None
         self._checkpoint_seq = 0
         self._checkpoint_at = clock()
+        self._log_bytes = 0  # that the hub keeps for replay, at the newest checkpoint
 
     def load_checkpoint(self, attempt: int) -> Point | None:
         """The newest checkpoint, with the hub and the database brought back to it; None when there is none."""
@@ -99,7 +100,7 @@ class Engine:
         self.database.flush()
         self._store.save({"point": point, "hub": self.hub.memory()})
         self.hub.durable_seq, self._checkpoint_seq = self._checkpoint_seq, self.hub.seq
-        self._checkpoint_at = self._clock()
+        self._checkpoint_at, self._log_bytes = self._clock(), self.hub.log_bytes
         self.hub.request_snapshots()
 
     def request_stop(self, reason: str) -> None:
@@ -122,6 +123,8 @@ class Engine:
             point = replace(point, facts=facts)
             if standardize:
                 self._warn_of_few_rows(facts)
+        if point.facts is not None:
+            self.hub.dims = {"d": point.facts.d}
         while point.stage < len(self.stages):
             point = await self._stage(self.stages[point.stage], point, members)
         return point
@@ -200,7 +203,7 @@ class Engine:
         self.database.flush_if_due()
         snapshots = self.experiment.snapshots
         is_old = self._clock() - self._checkpoint_at > snapshots.every_s
-        if point.round % snapshots.every_rounds == 0 or is_old or self.hub.log_bytes > snapshots.max_log_bytes:
+        if point.round % snapshots.every_rounds == 0 or is_old or self.hub.log_bytes - self._log_bytes > snapshots.max_log_bytes:
             self.checkpoint(point)
         if self._observer is not None:
             self._observer(Progress(stage, point.stage, len(self.stages), point.round, figures))
@@ -228,8 +231,10 @@ class Engine:
         return ""
 
     def _clock_strikes(self, seconds: float, point: Point, started: float) -> bool:
-        if self.wall_stops is not None:
-            return (point.stage, point.round) in self.wall_stops
+        if (point.stage, point.round) in self.wall_stops:
+            return True
+        if not self.hub.decides:
+            return False
         strikes = self._clock() - started > seconds
         if strikes:
             self.database.decide(self.hub.seq, "wall_time", [point.stage, point.round])

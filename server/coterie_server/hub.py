@@ -27,6 +27,7 @@ from coterie_server.merge import Layout, check_finite, check_owners, merged
 from coterie_server.method import Members, Replies
 
 _MAX_REFUSED = 100  # hosts that were turned away and are remembered
+_MAX_ROWS_ALONE = 1_000_000  # of a host's book that the parent has no counterpart of
 _MAX_REASONS = 3  # of these, how many a sentence names
 
 
@@ -89,8 +90,9 @@ class Host:
     snapshot_due: bool = False
     heard_at: float = 0.0
     absent_since: float | None = None
+    absent_s: float = 0.0  # without a connection since its last answer, up to the last time it came back
     session_bytes: dict[str, int] = field(default_factory=lambda: {UP: 0, DOWN: 0})
-    has_closed: bool = False
+    n_booked: int = 0  # rows of the ledger that concern it, which bounds those it may bring itself
 
 
 @dataclass
@@ -118,6 +120,7 @@ class Hub:
         self.members: Members | None = None
         self.layout: Layout | None = None
         self.features: tuple[str, ...] = ()  # the names of the features, where the hosts' data has names
+        self.dims: dict[str, int] = {}  # extents that replies must have, once they are known
         self.attempt = 1
         self.seq = 0
         self.durable_seq = 0
@@ -125,7 +128,9 @@ class Hub:
         self.round = 0
         self.log_bytes = 0
         self.may_skip = False
-        self.skips: Mapping[int, frozenset[str]] | None = None  # decisions to repeat: exchange -> hosts skipped
+        self.skips: Mapping[int, frozenset[str]] = {}  # decisions to repeat: exchange -> hosts skipped
+        self.repeats_all = False  # another run's decisions are repeated: nothing is decided here
+        self.furthest = 0  # the last exchange of an earlier attempt that any host has seen: up to it, decisions are repeated
         self._clock = clock
         self._keep_log = keep_log
         self._stage_json = ""
@@ -158,11 +163,14 @@ class Hub:
             host = self.hosts[hello.host] = Host(hello.host, tuple(u.name for u in hello.users), tuple(u.cluster for u in hello.users))
         elif host.link is not None:
             host.link.close("UNAVAILABLE", f"host {host.name!r} has opened a new stream")
-        host.link, host.instance, host.absent_since, host.heard_at = link, hello.instance, None, self._clock()
+        now = self._clock()
+        if host.absent_since is not None:
+            host.absent_s += now - host.absent_since
+        host.link, host.instance, host.absent_since, host.heard_at = link, hello.instance, None, now
         host.reached = hello.last_seq
+        self.furthest = max(self.furthest, hello.last_seq)
         self.refused.pop(host.name, None)
         self.features = self.features or tuple(hello.features)
-        host.has_closed = False
         self._compare_numerics(hello)
         n_here = sum(1 for other in self.hosts.values() if other.link is not None)
         self.recorder.event("join", f"host {host.name!r} joined with {len(host.users)} users", host=host.name, hosts_here=n_here)
@@ -183,17 +191,14 @@ class Hub:
         self.recorder.event("refused", reason, host=name)
 
     def _check_hello(self, hello: session_pb2.Hello) -> None:
-        if hello.protocol != PROTOCOL_VERSION:
-            raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} speaks protocol {hello.protocol}, wanted {PROTOCOL_VERSION}")
-        if not hello.host or not hello.users:
-            raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} brings {len(hello.users)} users, wanted a name and at least one user")
+        _check_form(hello)
         names = [user.name for user in hello.users]
-        if len(set(names)) != len(names) or not all(names):
-            twice = next((name for name in names if not name or names.count(name) > 1), "")
-            raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} names user {twice!r} more than once or without a name")
         if hello.run_id and hello.run_id != self.run_id:
             raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} holds the state of run {hello.run_id}, this is run {self.run_id}")
         known = self.hosts.get(hello.host)
+        if known is not None and self.members is not None and hello.last_seq < known.forgotten:
+            state = f"it is at task {hello.last_seq}, wanted at least {known.forgotten}"
+            raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} came back without its state: {state}")
         if known is not None and known.link is not None and known.instance != hello.instance:
             raise Refusal("UNAVAILABLE", f"host {hello.host!r} is still connected from another process; give each process its own name")
         if known is not None and set(known.users) != set(names) and (self.members is not None or known.link is not None):
@@ -285,10 +290,6 @@ class Hub:
 
     def _catch_up(self, host: Host) -> None:
         """Sends a returning host what it missed, and asks again for what it has not answered."""
-        if host.reached < host.forgotten:
-            reason = f"host {host.name!r} came back without its state: it is at task {host.reached}, wanted at least {host.forgotten}"
-            self.fail(RunError(reason))
-            return
         for sent in host.log:
             if sent.seq > host.reached or sent.seq > host.acked:
                 self._send(host, sent, is_replay=sent.seq <= host.acked)
@@ -312,13 +313,13 @@ class Hub:
         parts = {host: listed for host, listed in parts.items() if listed}
         loop = asyncio.get_running_loop()
         pending = self._pending = Pending(self.seq, set(parts), {}, loop.create_future(), self._clock())
-        if self.skips is not None:
-            self._leave_out(self.skips.get(self.seq, frozenset()) & pending.waiting)
-        elif self._skips_late:
+        self._leave_out(self.skips.get(self.seq, frozenset()) & pending.waiting)
+        if self._skips_late:
             self._skip_those_behind(pending)
+        reading = [name for name in parts if self.hosts[name].acked == self.hosts[name].asked]
         for name, listed in parts.items():
             self._ask(self.hosts[name], listed)
-        for name in parts:
+        for name in reading:  # they have taken all that was sent before, so that one more small task does not wait
             link = self.hosts[name].link
             if link is not None:
                 await link.flush()
@@ -378,6 +379,7 @@ class Hub:
             strict=True,
         )
         self.recorder.book(host.name, (self.stage, self.round), rows, is_first)
+        host.n_booked += len(encoded.entries)
         host.link.send(encoded)
 
     # ---- events from transports
@@ -387,19 +389,27 @@ class Hub:
         host = self.hosts[name]
         host.heard_at = self._clock()
         reply = received.frame
+        if self.layout is None and host.link is not None:
+            host.link.close("INVALID_ARGUMENT", f"host {name!r} sent a reply before it was welcomed")
+            return
         try:
             own = self._layout().own[name]
             if not isinstance(reply, session_pb2.Reply):
                 raise ProtocolError(f"host {name!r} sent a task, wanted a reply")
-            messages, entries = received.decode(own.size)
+            if reply.seq > host.asked or reply.attempt > self.attempt or reply.durable_seq > reply.seq:
+                fences = f"task {reply.seq}, attempt {reply.attempt}, snapshot {reply.durable_seq}"
+                raise ProtocolError(f"a reply to {fences}, wanted at most task {host.asked}, attempt {self.attempt}, a snapshot before it")
+            messages, entries = received.decode(own.size, self.dims)
             pending = self._pending
             is_awaited = pending is not None and pending.seq == reply.seq and name in pending.waiting
             rows = zip(
                 rows_of(entries, seq=reply.seq, attempt=reply.attempt, direction=UP, resent=reply.resent), _users(entries), strict=True
             )
             self.recorder.book(name, (self.stage, self.round), rows, is_awaited)
+            host.n_booked += len(entries)
             host.reached = max(host.reached, reply.seq)
             host.acked = max(host.acked, reply.seq)
+            host.absent_s = 0.0
             self._forget(host, reply.durable_seq)
             if pending is None or not is_awaited:
                 self.recorder.event("late", f"host {name!r} answered task {reply.seq} too late or twice", host=name, seq=reply.seq)
@@ -435,7 +445,7 @@ class Hub:
         host = self.hosts.get(name)
         if host is None or host.link is not link:
             return
-        host.link, host.absent_since, host.has_closed = None, self._clock(), True
+        host.link, host.absent_since = None, self._clock()
         if self.members is None:
             # Its place is free again, for it or for another: nothing was asked of it yet.
             del self.hosts[name]
@@ -444,9 +454,12 @@ class Hub:
             self.recorder.event("lost", f"host {name!r} is gone: {reason}", host=name, round=self.round)
         self._changed.set()
 
-    def failed(self, name: str, failure: session_pb2.Failure) -> None:
-        """A host says that it cannot go on: the end of a run that has started with it; else others may come in its place."""
-        if self._has_started and name in self.hosts:
+    def failed(self, name: str, failure: session_pb2.Failure, link: Link | None = None) -> None:
+        """A host says that it cannot go on: the end of a run that has started with it; else it may come again, or another in its place.
+
+        `link` is the stream of the host's session; whoever speaks on another one, or before a hello, is not (yet) the host.
+        """
+        if self._has_started and link is not None and name in self.hosts and self.hosts[name].link is link:
             reason = f"host {name!r} cannot go on: {failure.reason}"
             self.fail(ConfigError(reason) if failure.config else RunError(reason))
         else:
@@ -454,8 +467,16 @@ class Hub:
 
     def book_of(self, name: str, book: session_pb2.Book) -> None:
         """A piece of a host's own ledger has arrived."""
+        host = self.hosts[name]
         try:
-            self.recorder.book_host(name, unpack(book))
+            if self._finish is None:
+                raise ProtocolError("its book came before the end of the run")
+            rows = unpack(book)
+            host.n_booked -= len(rows)
+            # Rows of an attempt that was killed may be the host's alone.
+            if host.n_booked < -_MAX_ROWS_ALONE:
+                raise ProtocolError("its book has many more rows than messages were exchanged")
+            self.recorder.book_host(name, rows)
         except ProtocolError as error:
             self.fail(RunError(f"host {name!r} broke the protocol: {error}"))
 
@@ -498,15 +519,25 @@ class Hub:
         n_here = len(self._connected())
         users = f"{host.users[0]} to {host.users[-1]}" if len(host.users) > 1 else host.users[0]
         state = f"need {len(self.hosts)} hosts, have {n_here}: host {host.name!r} (users {users})"
-        if host.link is None and now - (host.absent_since or pending.since) > self.rules.absence_timeout_s:
+        # A host that comes and goes without ever answering is absent for as long as it was gone in all.
+        absent_s = host.absent_s + (0.0 if host.link is not None else now - (host.absent_since or pending.since))
+        if absent_s > self.rules.absence_timeout_s:
             why = f"; {self.refused[host.name]}" if host.name in self.refused else ""
             self.fail(RunError(f"{state} absent since round {self.round} for {self.rules.absence_timeout_s:g} s{why}"))
-        elif host.link is not None and now - max(pending.since, 0.0) > self.rules.task_timeout_s:
+        elif now - pending.since > self.rules.task_timeout_s:
             self.fail(RunError(f"host {host.name!r} has not answered task {pending.seq} for {self.rules.task_timeout_s:g} s"))
 
     @property
     def _skips_late(self) -> bool:
-        return self.rules.late == "skip" and self.may_skip and self.skips is None
+        return self.rules.late == "skip" and self.may_skip and self.decides
+
+    @property
+    def decides(self) -> bool:
+        """Whether what depends on the clock is decided here and now, rather than repeated from an earlier attempt or another run.
+
+        Hosts answer exchanges that they have seen in an earlier attempt from what they stored, so these must be the same exchanges.
+        """
+        return not self.repeats_all and self.seq >= self.furthest
 
     @property
     def _fewest(self) -> int:
@@ -582,6 +613,7 @@ class Hub:
         for entry in memory["hosts"]:
             host = Host(entry["name"], tuple(entry["users"]), tuple(entry["clusters"]), absent_since=now)
             host.acked, host.forgotten = entry["acked"], entry["forgotten"]
+            host.asked = max([host.acked, *(item["seq"] for item in entry["log"])])
             for item in entry["log"]:
                 task = session_pb2.JoinResponse.FromString(item["head"]).task
                 tails = tuple(memoryview(tail) for tail in item["tails"])
@@ -601,3 +633,16 @@ class Hub:
 
 def _users(entries: Iterable[Any]) -> Iterable[Indices | None]:
     return (entry.users for entry in entries)
+
+
+def _check_form(hello: session_pb2.Hello) -> None:
+    """Refusal of what is wrong with a hello, whatever the run."""
+    if hello.protocol != PROTOCOL_VERSION:
+        raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} speaks protocol {hello.protocol}, wanted {PROTOCOL_VERSION}")
+    if not hello.host or not hello.users:
+        raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} brings {len(hello.users)} users, wanted a name and at least one user")
+    names = [user.name for user in hello.users]
+    if len(set(names)) != len(names) or not all(names):
+        seen: set[str] = set()
+        twice = next((name for name in names if not name or name in seen or seen.add(name)), "")  # type: ignore[func-returns-value]
+        raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} names user {twice!r} more than once or without a name")

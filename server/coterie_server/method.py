@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from coterie.arrays import Array, Indices
+from coterie.errors import RunError
 from coterie.messages import Message
 from coterie.wire import Precision
 
@@ -54,6 +55,9 @@ class Replies:
         return self._messages.get(cls)  # type: ignore[return-value]
 
     def __getitem__(self, cls: type[M]) -> M:
+        """The message of this kind; RunError when nobody sent one."""
+        if cls not in self._messages:
+            raise RunError(f"no member answered with {cls.kind}, which the method waits for")
         return self._messages[cls]  # type: ignore[return-value]
 
 

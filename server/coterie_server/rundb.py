@@ -62,6 +62,7 @@ _INSERTS = {
     "events": 4,
     "decisions": 3,
 }
+_LINKS = {"ledger": 10, "host_ledger": 5}  # the column that names the link
 
 
 class RunDatabase:
@@ -86,8 +87,13 @@ class RunDatabase:
         except sqlite3.Error as error:
             raise self._refused(error) from error
 
-    def _refused(self, error: sqlite3.Error) -> RunError:
+    def _refused(self, error: sqlite3.Error | OverflowError) -> RunError:
+        if type(error) is sqlite3.DatabaseError:  # of its kinds, those of a damaged file
+            return self._damaged(str(error))
         return RunError(f"cannot write the run database {self._path}: {error}")
+
+    def _damaged(self, how: str) -> RunError:
+        return RunError(f"the run database {self._path} is damaged ({' '.join(how.split())}): start again with another --output")
 
     # ---- what the hub writes down
 
@@ -110,8 +116,9 @@ class RunDatabase:
         self._add("events", (self._clock(), kind, text, json.dumps(data)))
 
     def decide(self, seq: int, kind: str, value: Any) -> None:
-        """A decision that depended on the clock, for a run that repeats it."""
+        """A decision that depended on the clock, written before anything that follows from it: a later attempt must repeat it."""
         self._add("decisions", (seq, kind, json.dumps(value)))
+        self.flush()
 
     def _set_of(self, users: Indices) -> int:
         text = as_ranges(users)
@@ -193,12 +200,6 @@ class RunDatabase:
         for table in ("results", "expected", "printed"):
             self._execute(f"DELETE FROM {table} WHERE stage >= ?", (stage,))  # noqa: S608 - three fixed names
         self._execute("DELETE FROM stages WHERE number > ?", (stage,))
-        self._execute("DELETE FROM decisions WHERE seq > ?", (seq,))
-
-    def decisions(self) -> list[tuple[int, str, Any]]:
-        """All decisions, in order."""
-        self.flush()
-        return [(seq, kind, json.loads(value)) for seq, kind, value in self.connection.execute("SELECT * FROM decisions ORDER BY rowid")]
 
     # ---- writing
 
@@ -209,7 +210,7 @@ class RunDatabase:
     def _execute(self, statement: str, values: tuple[Any, ...]) -> None:
         try:
             self.connection.execute(statement, values)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError) as error:
             raise self._refused(error) from error
 
     def flush_if_due(self) -> None:
@@ -229,13 +230,40 @@ class RunDatabase:
                 verb = "INSERT OR REPLACE" if table in ("figures", "memberships") else "INSERT"
                 self.connection.executemany(f"{verb} INTO {table} VALUES ({marks})", self._rows[table])
             self.connection.execute("COMMIT")
-        except sqlite3.Error as error:
+        except BaseException as error:
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
-            raise self._refused(error) from error
+            if isinstance(error, OverflowError):
+                raise self._without_large_numbers() from error
+            if isinstance(error, sqlite3.Error):
+                raise self._refused(error) from error
+            raise
         for rows in self._rows.values():
             rows.clear()
         self._n_rows = 0
+
+    def _without_large_numbers(self) -> RunError:
+        """Drops the rows that no table takes, so that the others can be written after all, and names the first of them."""
+        found = ""
+        for table, rows in self._rows.items():
+            kept = [values for values in rows if not any(map(_is_too_large, values))]
+            if len(kept) < len(rows) and not found:
+                values = next(values for values in rows if any(map(_is_too_large, values)))
+                link = f" of host {values[_LINKS[table]]!r}" if table in _LINKS else ""
+                number = next(filter(_is_too_large, values))
+                found = f"table {table!r}{link} was to have the number {number}, want -2^63 to 2^63 - 1"
+            self._n_rows -= len(rows) - len(kept)
+            rows[:] = kept
+        return RunError(found or f"cannot write the run database {self._path}: a number is too large")
+
+    def check(self) -> None:
+        """RunError when the file is damaged."""
+        try:
+            found = self.connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        except sqlite3.Error as error:
+            raise self._refused(error) from error
+        if found != "ok":
+            raise self._damaged(str(found))
 
     def close(self) -> None:
         """Flushes and closes. A closed run is one file, readable from a read-only place too, unless a reader is still there."""
@@ -246,6 +274,11 @@ class RunDatabase:
                 self.connection.execute("PRAGMA journal_mode=DELETE")
         finally:
             self.connection.close()
+
+
+def _is_too_large(value: object) -> bool:
+    """For SQLite, whose integers have 64 bits."""
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
 @functools.cache

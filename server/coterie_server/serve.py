@@ -27,7 +27,8 @@ from coterie_server.hub import Hub, Refusal
 SERVICE = "coterie.v1.FederationService"
 TICK_S = 0.5
 STOP_GRACE_S = 2.0
-MAX_QUEUED = 100_000  # messages a host may leave unread before its stream is given up
+FLUSH_S = 5.0  # how long a small task may hold the run up when it is written in the run's own turn
+MAX_HELLO_BYTES = 64 << 20
 SMALL_BYTES = 64 << 10  # a task up to this size does not keep other hosts waiting while it is written
 MAX_REASON_CHARS = 1000  # of a status message: HTTP/2 trailers have a size limit
 MAX_HELLO_USERS = 1_000_000
@@ -197,13 +198,15 @@ class _Service:
 class GrpcLink:
     """The outgoing half of one stream."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, silence_s: float) -> None:
         self.closed: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
         self._context = context
         self._queue: deque[Encoded | bytes] = deque()
         self._beats: deque[bytes] = deque()  # they may overtake, and go between the chunks of a large message
         self._wake = asyncio.Event()
         self._is_writing = False
+        self._silence_s = silence_s  # how long one frame may wait for the host to take it
+        self._patience_s = silence_s
 
     def send(self, encoded: Encoded) -> None:
         """Queues a task; its chunks are cut when their turn comes."""
@@ -225,8 +228,6 @@ class GrpcLink:
     def _put(self, item: Encoded | bytes) -> None:
         self._queue.append(item)
         self._wake.set()
-        if len(self._queue) > MAX_QUEUED:
-            self.close("DEADLINE_EXCEEDED", f"the host has left {len(self._queue)} messages unread, allowed are {MAX_QUEUED}")
 
     async def flush(self) -> None:
         """Writes a small task that waits alone, in the caller's own turn; everything else is left to the writer."""
@@ -234,7 +235,9 @@ class GrpcLink:
             return
         item = self._queue[0]
         if isinstance(item, Encoded) and item.n_bytes <= SMALL_BYTES:
+            self._patience_s = min(FLUSH_S, self._silence_s)
             await self._write_queued()
+            self._patience_s = self._silence_s
 
     async def write_all(self) -> None:
         """Writes what is queued until cancelled."""
@@ -250,31 +253,37 @@ class GrpcLink:
         try:
             while self._queue or self._beats:
                 await self._write_next()
+        except TimeoutError:
+            self.close("DEADLINE_EXCEEDED", f"the host has taken no frame for {self._patience_s:g} s")
         except Exception as error:  # gRPC raises several kinds, all of which mean that the stream is gone
             self.close("UNAVAILABLE", f"the stream broke while it was written to: {type(error).__name__} {error}")
         finally:
             self._is_writing = False
 
+    async def _write(self, frame: bytes) -> None:
+        async with asyncio.timeout(self._patience_s):
+            await self._context.write(frame)
+
     async def _write_next(self) -> None:
         while self._beats:
-            await self._context.write(self._beats.popleft())
+            await self._write(self._beats.popleft())
         if not self._queue:
             return
         item = self._queue.popleft()
         if isinstance(item, bytes):
-            await self._context.write(item)
+            await self._write(item)
             return
         for frame in item.frames():
-            await self._context.write(frame)
+            await self._write(frame)
             while self._beats:
-                await self._context.write(self._beats.popleft())
+                await self._write(self._beats.popleft())
 
 
 class _Session:
     """One host's stream: the tasks that read and write it."""
 
     def __init__(self, hub: Hub, context: Context) -> None:
-        self.link = GrpcLink(context)
+        self.link = GrpcLink(context, hub.rules.silence_s)
         self._hub = hub
         self._context = context
         self._assembler = Assembler(session_pb2.JoinRequest)
@@ -327,6 +336,8 @@ class _Session:
                 return None, 0
             if self._name:
                 self._hub.heard(self._name)
+            elif data[:1] not in _BEFORE_HELLO:
+                raise ProtocolError(f"a frame of {len(data)} bytes came before the hello was complete, wanted a hello")
             item = self._assembler.feed(data)
             if item is not None:
                 return item, len(data)
@@ -338,6 +349,8 @@ class _Session:
         while True:
             item, size = await self._read()
             n_bytes += size
+            if n_bytes > MAX_HELLO_BYTES:
+                raise ProtocolError(f"the hello of host {whole.host!r} has more than {MAX_HELLO_BYTES} bytes, which is the most")
             if isinstance(item, session_pb2.Failure):
                 self._hub.failed(whole.host, item)
             elif isinstance(item, session_pb2.Hello):
@@ -367,11 +380,16 @@ class _Session:
                 continue
             hub.tally(name, UP, size)
             if isinstance(item, session_pb2.Failure):
-                hub.failed(name, item)
+                hub.failed(name, item, self.link)
             elif isinstance(item, session_pb2.Book):
                 hub.book_of(name, item)
             elif not isinstance(item, session_pb2.Heartbeat):
                 raise ProtocolError(f"host {name!r} sent a {_kind(item)} in the middle of its session")
+
+
+# The first byte of frames that may come before a hello is complete: hello, heartbeat, failure. No tensor is put together for a stranger.
+_JOIN_FIELDS = session_pb2.JoinRequest.DESCRIPTOR.fields_by_name
+_BEFORE_HELLO = tuple(bytes((_JOIN_FIELDS[name].number << 3 | 2,)) for name in ("hello", "heartbeat", "failure"))
 
 
 def _kind(item: Any) -> str:

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from coterie.config import Experiment
+from coterie.snapshot import SnapshotFile
 from coterie.wire import Encoded
 from coterie_client.build import build_host
 from coterie_client.data import list_users
+from coterie_client.host import Host
 from coterie_deploy.loopback import LoopbackLink
 from coterie_server.coordinator import Finished, Options, coordinate
 from coterie_server.hub import Hub
@@ -44,6 +46,50 @@ async def tick(hub: Hub) -> None:
     while True:
         await asyncio.sleep(0.02)
         hub.tick()
+
+
+class Killed(BaseException):
+    """The coordinator is gone at once."""
+
+
+class KillingLink(LoopbackLink):
+    """The coordinator dies when it is about to send this exchange."""
+
+    at: int
+
+    def send(self, encoded: Encoded) -> None:
+        if self._hub.seq == self.at and self._hub.attempt == 1:
+            raise Killed
+        super().send(encoded)
+
+
+def test_a_coordinator_killed_after_skips_repeats_them(tmp_path: Path) -> None:
+    """Hosts answer from what they stored, so another decision would put answers to other questions together."""
+    experiment = small_experiment({"name": "pdmm", "penalty": 0.3, "start": "zero"}, federation=RULES, snapshots={"every_rounds": 1000})
+    names = [user.name for user in list_users(experiment.data, experiment.seed)]
+    stores = {f"h{i}": SnapshotFile(tmp_path / "hosts" / f"h{i}", "host") for i in range(3)}
+    kept: dict[str, Host] = {}
+
+    @contextlib.asynccontextmanager
+    async def connect(hub: Hub) -> AsyncIterator[None]:
+        for i, kind in enumerate((LoopbackLink, SlowLink if hub.attempt == 1 else LoopbackLink, KillingLink)):
+            host = kept.setdefault(f"h{i}", build_host(f"h{i}", experiment, hub.run_id, names[i::3], store=stores[f"h{i}"]))
+            link = kind(hub, host)
+            link.held, link.at = [], SLOW_UNTIL + 5  # type: ignore[attr-defined]
+            link.join()
+        ticking = asyncio.create_task(tick(hub))
+        try:
+            yield
+        finally:
+            ticking.cancel()
+
+    with pytest.raises(Killed):
+        asyncio.run(coordinate(experiment, connect, Options(folder=tmp_path / "run")))
+    resumed = asyncio.run(coordinate(experiment, connect, Options(folder=tmp_path / "run", resume=True)))
+    decided = [seq for (seq,) in query(tmp_path / "run", "SELECT seq FROM decisions WHERE kind = 'skip'")]
+    assert decided == list(SKIPPED)
+    repeated = run(experiment, tmp_path / "repeated", slow=False, decisions_of=tmp_path / "run")
+    assert bits(repeated) == bits(resumed)
 
 
 def run(experiment: Experiment, folder: Path, *, slow: bool, decisions_of: Path | None = None) -> Finished:

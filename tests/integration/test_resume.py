@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from coterie.errors import RunError
+from coterie_deploy.loopback import LoopbackLink
 from tests.simulation import Faults, World, bits, query, random_faults, small_experiment
 
 METHODS = {
@@ -55,8 +57,10 @@ def test_useful_traffic_is_counted_once_whatever_was_repeated(seed: int, tmp_pat
     assert repeats > 0
 
 
-def test_a_host_that_lost_its_state_after_it_was_forgotten_ends_the_run_with_its_name(tmp_path: Path) -> None:
+def test_a_host_that_lost_its_state_after_it_was_forgotten_is_turned_away(tmp_path: Path) -> None:
     import shutil
+
+    from coterie_server.hub import Refusal
 
     experiment = small_experiment(METHODS["squared"], snapshots={"every_rounds": 1})
     World(experiment, tmp_path / "calm", 2).run()
@@ -65,11 +69,12 @@ def test_a_host_that_lost_its_state_after_it_was_forgotten_ends_the_run_with_its
     class Amnesia(World):
         def kill(self, hub, name, link):  # type: ignore[no-untyped-def]
             shutil.rmtree(self.folder / "hosts" / name)
-            super().kill(hub, name, link)
+            hub.lost(name, link, "killed")
+            with pytest.raises(Refusal, match=r"host 'h1' came back without its state: it is at task 0, wanted at least \d+"):
+                LoopbackLink(hub, self.host(name, hub.run_id)).join()
+            hub.fail(RunError(hub.refused[name]))
 
-    from coterie.errors import RunError
-
-    with pytest.raises(RunError, match=r"host 'h1' came back without its state: it is at task 0, wanted at least \d+"):
+    with pytest.raises(RunError, match="host 'h1' came back without its state"):
         Amnesia(experiment, tmp_path / "faulty", 2, Faults(hosts_before={last: "h1"})).run()
 
 

@@ -621,9 +621,10 @@ def test_a_failed_run_is_a_run_error_at_the_host() -> None:
 @pytest.mark.parametrize(
     ("frames", "code", "sentence"),
     [
-        ([b"\xff\xff"], "INVALID_ARGUMENT", "is not a JoinRequest"),
-        ([session_pb2.JoinRequest(chunk=session_pb2.Chunk(data=b"a")).SerializeToString()], "INVALID_ARGUMENT", "no tensor is incomplete"),
-        ([session_pb2.JoinRequest(reply=session_pb2.Reply(seq=1)).SerializeToString()], "INVALID_ARGUMENT", "the first frame is a reply"),
+        ([b"\xff\xff"], "INVALID_ARGUMENT", "before the hello was complete"),
+        ([b"\x0a\xff"], "INVALID_ARGUMENT", "is not a JoinRequest"),
+        ([session_pb2.JoinRequest(chunk=session_pb2.Chunk(data=b"a")).SerializeToString()], "INVALID_ARGUMENT", "wanted a hello"),
+        ([session_pb2.JoinRequest(reply=session_pb2.Reply(seq=1)).SerializeToString()], "INVALID_ARGUMENT", "wanted a hello"),
         ([session_pb2.JoinRequest(hello=session_pb2.Hello(host="x")).SerializeToString()], "FAILED_PRECONDITION", "speaks protocol 0"),
         ([bytes(9 << 20)], "RESOURCE_EXHAUSTED", "larger than max"),
         ([], "DEADLINE_EXCEEDED", "no hello came within 0.5 s"),

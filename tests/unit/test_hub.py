@@ -365,13 +365,13 @@ def test_a_reply_that_breaks_the_contract_fails_the_run(messages: list[Message],
     run(test())
 
 
-def test_a_reply_before_the_barrier_fails_the_run() -> None:
+def test_a_reply_before_the_barrier_ends_that_stream_and_not_the_run() -> None:
     async def test() -> None:
         w = world()
         w.join("a", ["u1"])
         w.answer("a", 1, rows(1))
-        with pytest.raises(RunError, match="no members yet"):
-            await w.hub.gather()
+        assert w.links["a"].closed == ("INVALID_ARGUMENT", "host 'a' sent a reply before it was welcomed")
+        assert w.hub._failure is None
 
     run(test())
 
@@ -381,9 +381,78 @@ def test_a_host_that_cannot_go_on_ends_the_run_with_its_reason(config: bool, fam
     async def test() -> None:
         w = await two_hosts()
         exchange = await asked(w, All(np.ones(2)))
-        w.hub.failed("b", session_pb2.Failure(reason="no such file", config=config))
+        w.hub.failed("b", session_pb2.Failure(reason="no such file", config=config), w.links["b"])
         with pytest.raises(family, match="host 'b' cannot go on: no such file"):
             await exchange
+
+    run(test())
+
+
+@pytest.mark.parametrize("name", ["", "b", "oops"])
+def test_a_stranger_that_cannot_go_on_does_not_end_the_run(name: str) -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        exchange = await asked(w, All(np.ones(2)))
+        w.hub.failed(name, session_pb2.Failure(reason="I am nobody"), FakeLink())
+        w.answer("a", 1, rows(2))
+        w.answer("b", 1, rows(2))
+        await exchange
+
+    run(test())
+
+
+@pytest.mark.parametrize("fences", [{"seq": 2**63}, {"seq": 2}, {"seq": 1, "attempt": 9}, {"seq": 1, "durable_seq": 2}])
+def test_a_reply_to_what_was_never_asked_names_its_host(fences: dict[str, int]) -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        exchange = await asked(w, All(np.ones(2)))
+        frame = session_pb2.Reply(**{"attempt": 1, **fences})
+        received = Assembler(session_pb2.JoinRequest).feed(encode(frame, [rows(2)], DOUBLE).head)
+        w.hub.received("b", received)
+        with pytest.raises(RunError, match="host 'b' broke the protocol: a reply to task"):
+            await exchange
+
+    run(test())
+
+
+def test_models_of_another_dimension_name_the_host_that_sent_them() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        w.hub.dims = {"d": 2}
+        exchange = await asked(w, All(np.ones(2)))
+        w.answer("a", 1, Answer(np.ones((2, 7)), np.ones(2)))
+        with pytest.raises(RunError, match=r"host 'a' broke the protocol: .*axis 'd' is 7, wanted 2"):
+            await exchange
+
+    run(test())
+
+
+def test_a_host_that_comes_and_goes_without_answering_is_absent_for_as_long_as_it_was_gone() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        exchange = await asked(w, All(np.ones(2)))
+        for _ in range(200):
+            w.cut("b")
+            w.clock.now += 1.0
+            w.hub.tick()
+            if exchange.done():
+                break
+            w.join("b", ["u10", "u2"])
+            w.clock.now += 0.1
+            w.hub.heard("a")
+            w.hub.tick()
+        with pytest.raises(RunError, match=r"host 'b' .* absent since round"):
+            await exchange
+
+    run(test())
+
+
+def test_a_book_before_the_end_of_the_run_is_refused() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        w.hub.book_of("b", session_pb2.Book())
+        with pytest.raises(RunError, match="host 'b' broke the protocol: its book came before the end"):
+            await w.hub.exchange(All(np.ones(2)))
 
     run(test())
 
@@ -487,7 +556,7 @@ def test_a_host_that_comes_back_without_its_state_is_brought_up_to_date() -> Non
     run(test())
 
 
-def test_a_host_whose_missed_tasks_are_forgotten_ends_the_run() -> None:
+def test_a_host_whose_missed_tasks_are_forgotten_is_turned_away() -> None:
     async def test() -> None:
         w = await two_hosts()
         exchange = await asked(w, All(np.ones(2)))
@@ -495,9 +564,10 @@ def test_a_host_whose_missed_tasks_are_forgotten_ends_the_run() -> None:
         w.answer("b", 1, rows(2), durable_seq=1)
         await exchange
         w.cut("b")
-        w.join("b", ["u10", "u2"])
-        with pytest.raises(RunError, match="host 'b' came back without its state: it is at task 0, wanted at least 1"):
-            await w.hub.exchange(All(np.ones(2)))
+        with pytest.raises(Refusal, match="host 'b' came back without its state: it is at task 0, wanted at least 1") as refusal:
+            w.join("b", ["u10", "u2"])
+        assert refusal.value.code == "FAILED_PRECONDITION"
+        assert w.hub.refused["b"] == str(refusal.value)
 
     run(test())
 

@@ -11,6 +11,8 @@ from coterie.errors import ConfigError, RunError
 from coterie.methods.prepare import AskFacts, AskMoments, Constants, UserFacts, UserMoments
 from coterie_server.method import Facts, Federation, Members
 
+MAX_D = 100_000_000  # dimensions of a model
+
 
 async def prepare(federation: Federation, members: Members, *, standardize: bool, features: Sequence[str] = ()) -> Facts:
     """Agrees on the constants of standardisation if asked to, and learns n_rows, d, L_i and mu_i.
@@ -39,6 +41,13 @@ async def _ask_facts(federation: Federation) -> UserFacts:
 
 
 def _facts(told: UserFacts, members: Members) -> Facts:
+    if told.d.size != len(members):
+        raise RunError(f"{told.d.size} of {len(members)} users told about their losses, wanted all")
+    wrong = (told.d < 1) | (told.d > MAX_D) | (told.n_rows < 1) | (told.smoothness <= 0) | (told.strong_convexity < 0)
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        facts = f"d = {told.d[i]}, {told.n_rows[i]} rows, L = {told.smoothness[i]:g}, mu = {told.strong_convexity[i]:g}"
+        raise RunError(f"user {members.names[i]!r} told {facts}, wanted positive numbers, d at most {MAX_D}, and mu at least 0")
     if len(set(told.d.tolist())) != 1:
         other = int(np.flatnonzero(told.d != told.d[0])[0])
         names = members.names
