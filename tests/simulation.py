@@ -74,7 +74,7 @@ class _Deaf:
     def received(self, name: str, received: Any) -> None:
         pass
 
-    def failed(self, name: str, failure: Any) -> None:
+    def failed(self, name: str, failure: Any, link: Any) -> None:
         raise AssertionError(failure.reason)
 
 

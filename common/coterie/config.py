@@ -16,9 +16,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     ValidationError,
     field_validator,
     model_validator,
@@ -28,10 +26,22 @@ from pydantic_core import ErrorDetails
 from coterie.data import DataConfig
 from coterie.errors import ConfigError
 from coterie.problem import ProblemConfig
+from coterie.shown import shortened, shown
 
 # A method is one name in three rooms; the names are the modules in `coterie.methods` (less a trailing underscore).
 METHODS = ("pdmm", "local", "global", "oracle", "squared", "certify")
 MODULES = {"global": "global_"}
+
+MAX_ROUNDS = 10**9
+MAX_SEED = 2**63 - 1
+_MAX_SECONDS = 1e9
+_MAX_COUNT = 10**9
+_MAX_KEYS = 20  # of an override, in each other
+_MAX_MISTAKES = 20  # reported at once
+_MAX_MISTAKE, _MAX_KEY = 1000, 100  # characters
+
+Seconds = Annotated[float, Field(gt=0, le=_MAX_SECONDS)]
+Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
 
 # Keys of a method that say the same thing in different conventions: a file has one of them.
 _PENALTIES = frozenset({"penalty", "lambda_eq3", "lambda_eq14", "gamma_eq4", "path"})
@@ -74,14 +84,14 @@ class Model(BaseModel):
 class StopRule(Model):
     """When a stage ends: the first rule that holds."""
 
-    rounds: PositiveInt = 2000
+    rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)] = 2000
     # Both relative residuals of the method at most this.
     residual: PositiveFloat | None = None
     # (objective - reference_objective) / |reference_objective| at most this; needs the reference.
     objective_gap: PositiveFloat | None = None
     reference_objective: float | None = None
     # Depends on the clock, so the round at which it strikes is written down as a decision.
-    wall_time_s: PositiveFloat | None = None
+    wall_time_s: Seconds | None = None
 
     @model_validator(mode="after")
     def _gap_needs_a_reference(self) -> Self:
@@ -93,16 +103,16 @@ class StopRule(Model):
 class FederationRules(Model):
     """Who must be there, and how long one waits for whom. Seconds."""
 
-    hosts: PositiveInt = 1
-    min_hosts: PositiveInt | None = None  # to start with when join_timeout_s is over; all of them by default
-    users: PositiveInt | None = None  # how many users the hosts bring together, when known beforehand
-    join_timeout_s: PositiveFloat = 60.0
-    absence_timeout_s: PositiveFloat = 60.0  # without a connection
-    task_timeout_s: PositiveFloat = 600.0  # connected, but without an answer
-    heartbeat_s: PositiveFloat = 2.0
-    silence_s: PositiveFloat = 20.0  # connected, but without any frame: the connection is given up
+    hosts: Count = 1
+    min_hosts: Count | None = None  # to start with when join_timeout_s is over; all of them by default
+    users: Count | None = None  # how many users the hosts bring together, when known beforehand
+    join_timeout_s: Seconds = 60.0
+    absence_timeout_s: Seconds = 60.0  # without a connection
+    task_timeout_s: Seconds = 600.0  # connected, but without an answer
+    heartbeat_s: Annotated[float, Field(ge=0.001, le=_MAX_SECONDS)] = 2.0
+    silence_s: Seconds = 20.0  # connected, but without any frame: the connection is given up
     late: Literal["wait", "skip"] = "wait"
-    late_after_s: PositiveFloat = 5.0  # with late: skip, how long the others wait
+    late_after_s: Seconds = 5.0  # with late: skip, how long the others wait
 
     @model_validator(mode="after")
     def _bounds_agree(self) -> Self:
@@ -119,10 +129,10 @@ class Snapshots(Model):
     What lies between two snapshots is kept in memory and replayed.
     """
 
-    every_rounds: PositiveInt = 100
-    every_s: PositiveFloat = 60.0
+    every_rounds: Count = 100
+    every_s: Seconds = 60.0
     # A snapshot is also due when the messages kept for replay exceed this many bytes.
-    max_log_bytes: PositiveInt = 256 << 20
+    max_log_bytes: Annotated[int, Field(ge=1, le=1 << 50)] = 256 << 20
 
 
 class Experiment(Model):
@@ -130,7 +140,7 @@ class Experiment(Model):
 
     name: Annotated[str, Field(pattern=_NAME)]
     description: str = ""
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
     data: DataConfig
     problem: ProblemConfig
     method: Any  # the hyper-parameters of the method it names; validated by that method's own model
@@ -150,7 +160,7 @@ class Experiment(Model):
             raise ValueError(f"want a mapping with a name, one of {', '.join(METHODS)}")
         name = value["name"]
         if name not in METHODS:
-            raise ValueError(f"the method {name!r} is unknown, want one of {', '.join(METHODS)}")
+            raise ValueError(f"the method {shown(name)} is unknown, want one of {', '.join(METHODS)}")
         return method_module("coterie", name).Config.model_validate(value)
 
 
@@ -161,7 +171,7 @@ def experiment_from(content: Any, where: str = "the experiment") -> Experiment:
     try:
         return Experiment.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {_sentences(error)}") from None
+        raise ConfigError(shortened(f"{where}: {_sentences(error)}")) from None
 
 
 def experiment_to_json(experiment: Experiment) -> str:
@@ -173,14 +183,17 @@ def experiment_to_json(experiment: Experiment) -> str:
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Reads a YAML file and applies `--set` overrides such as "method.penalty=0.05"."""
-    import yaml  # noqa: PLC0415 - a client never reads YAML, and stays smaller without
+    from coterie import yaml_text  # noqa: PLC0415 - a client never reads YAML, and stays smaller without
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(yaml_text.MAX_BYTES + 1)
+        text = content.decode("utf-8", "strict" if len(content) <= yaml_text.MAX_BYTES else "replace")  # the limit may cut a character
     except OSError as error:
         raise ConfigError(f"cannot read the experiment {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from None
+    content = yaml_text.parsed(text, str(path))
     if content is None:
         raise ConfigError(f"{path} is empty, want an experiment with name, data, problem and method")
     return experiment_from(apply_overrides(content, overrides), str(path))
@@ -191,17 +204,16 @@ def apply_overrides(content: Any, overrides: Sequence[str]) -> Any:
 
     A value for one of several keys that stand for each other takes the others away: a penalty replaces a path.
     """
-    import yaml  # noqa: PLC0415 - as above
+    from coterie import yaml_text  # noqa: PLC0415 - as above
 
     for override in overrides:
         path, equals, text = override.partition("=")
         keys = path.strip().split(".")
         if not equals or not all(keys):
-            raise ConfigError(f"--set {override!r} wants the form key.key=value, for example method.penalty=0.05")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--set {override!r}: the value is not YAML: {' '.join(str(error).split())}") from None
+            raise ConfigError(f"--set {shown(override)} wants the form key.key=value, for example method.penalty=0.05")
+        if len(keys) > _MAX_KEYS:
+            raise ConfigError(f"--set {shown(override)} has {len(keys)} keys, want at most {_MAX_KEYS}")
+        value = yaml_text.parsed(text, f"--set {shown(override)}: the value")
         if value is not None and tuple(keys[:-1]) == ("method",) and keys[-1] in _PENALTIES:
             for other in _PENALTIES - {keys[-1]}:
                 content = _with_value(content, ("method", other), None, override)
@@ -213,7 +225,7 @@ def _with_value(content: Any, keys: Sequence[str], value: Any, override: str) ->
     if content is None:
         content = {}
     if not isinstance(content, Mapping):
-        raise ConfigError(f"--set {override!r}: {keys[0]!r} would be a key of {content!r}, which is not a mapping")
+        raise ConfigError(f"--set {shown(override)}: {shown(keys[0])} would be a key of {shown(content)}, which is not a mapping")
     changed = dict(content)
     if len(keys) > 1:
         changed[keys[0]] = _with_value(changed.get(keys[0]), keys[1:], value, override)
@@ -228,7 +240,9 @@ def _sentences(error: ValidationError) -> str:
     listed = error.errors(include_url=False)
     inside = {item["loc"][:length] for item in listed for length in range(len(item["loc"]))}
     # pydantic counts the items that are right, so a list of wrong ones is called too short besides.
-    return "; ".join(_sentence(item) for item in listed if not (item["type"] == "too_short" and item["loc"] in inside))
+    mistakes = [item for item in listed if not (item["type"] == "too_short" and item["loc"] in inside)]
+    more = [f"and {len(mistakes) - _MAX_MISTAKES} more mistakes"] if len(mistakes) > _MAX_MISTAKES else []
+    return "; ".join([*map(_sentence, mistakes[:_MAX_MISTAKES]), *more])
 
 
 def _sentence(item: ErrorDetails) -> str:
@@ -238,7 +252,8 @@ def _sentence(item: ErrorDetails) -> str:
         del keys[1:2]  # pydantic names the chosen source there, which is no key of the file
     if kind.startswith("union_tag"):
         keys.append("source")
-    return f"{'.'.join(map(str, keys)) or 'the experiment'}: {_complaint(kind, item)}"
+    place = ".".join(shortened(str(key), _MAX_KEY) for key in keys)
+    return shortened(f"{place or 'the experiment'}: {_complaint(kind, item)}", _MAX_MISTAKE)
 
 
 def _complaint(kind: str, item: ErrorDetails) -> str:
@@ -253,10 +268,10 @@ def _complaint(kind: str, item: ErrorDetails) -> str:
         case "union_tag_not_found":
             return f"is missing, want one of {', '.join(_SOURCES)}"
         case "union_tag_invalid":
-            return f"is {context['tag']!r}, want one of {', '.join(_SOURCES)}"
+            return f"is {shown(context['tag'])}, want one of {', '.join(_SOURCES)}"
         case "literal_error":
-            return f"is {item['input']!r}, want {context['expected']}"
+            return f"is {shown(item['input'])}, want {context['expected']}"
         case "string_pattern_mismatch":
-            return f"is {item['input']!r}, want {_PATTERNS.get(context['pattern'], 'text that matches ' + context['pattern'])}"
+            return f"is {shown(item['input'])}, want {_PATTERNS.get(context['pattern'], 'text that matches ' + context['pattern'])}"
     wanted = next((wanted.format(**context) for start, wanted in _WANTED.items() if kind.startswith(start)), item["msg"])
-    return f"is {item['input']!r}, want {wanted}"
+    return f"is {shown(item['input'])}, want {wanted}"

@@ -16,6 +16,8 @@ FilePath = Annotated[str, StringConstraints(min_length=1, max_length=4000, patte
 TestFraction = Annotated[float, Field(ge=0, lt=1)]
 
 USER = "{user}"
+MAX_USERS = 1_000_000
+MAX_POINTS = 10_000_000  # of generated data, in memory: a quarter of a gigabyte
 
 
 class _Model(BaseModel):
@@ -88,10 +90,10 @@ class EllipsesData(_Model):
     source: Literal["ellipses"]
     clusters: int = Field(default=3, ge=1, le=1000)
     users_per_cluster: int = Field(default=20, ge=1, le=100_000)
-    rows_per_user: int = Field(default=10, ge=2)  # 2: each user holds both classes
+    rows_per_user: int = Field(default=10, ge=2, le=2_000_000)  # 2: each user holds both classes
     points_per_class: int = Field(default=100, ge=1, le=1_000_000)  # the pool of a cluster, from which its users draw
     test_per_class: int = Field(default=2000, ge=0, le=1_000_000)  # the test set that a cluster's users share
-    seed: int | None = Field(default=None, ge=0)  # absent: the experiment's
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)  # absent: the experiment's
 
     @model_validator(mode="after")
     def _pool_is_large_enough(self) -> EllipsesData:
@@ -99,6 +101,16 @@ class EllipsesData(_Model):
             raise ValueError(
                 f"rows_per_user is {self.rows_per_user}, want at most the {2 * self.points_per_class} points of a cluster's pool"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _all_of_it_fits(self) -> EllipsesData:
+        n_users = self.clusters * self.users_per_cluster
+        if n_users > MAX_USERS:
+            raise ValueError(f"clusters times users_per_cluster is {n_users} users, want at most {MAX_USERS}")
+        n_points = 2 * self.clusters * (self.points_per_class + self.test_per_class) + n_users * self.rows_per_user
+        if n_points > MAX_POINTS:
+            raise ValueError(f"pools, test sets and rows of the users are {n_points} points together, want at most {MAX_POINTS}")
         return self
 
 

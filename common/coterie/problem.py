@@ -10,6 +10,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat
 
+from coterie.shown import shown
+
 MARGIN_LOSSES: Final = ("squared_hinge", "logistic", "least_squares", "huber")
 DISTANCE_LOSSES: Final = ("squared_distance", "huber_distance")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -19,7 +21,7 @@ def _known_or_importable(loss: str) -> str:
     if loss in MARGIN_LOSSES or loss in DISTANCE_LOSSES or _IMPORT_PATH.fullmatch(loss):
         return loss
     known = ", ".join((*MARGIN_LOSSES, *DISTANCE_LOSSES))
-    raise ValueError(f"loss {loss!r} is unknown: wanted one of {known}, or an import path 'package.module:name'")
+    raise ValueError(f"loss {shown(loss)} is unknown: wanted one of {known}, or an import path 'package.module:name'")
 
 
 class ProblemConfig(BaseModel):

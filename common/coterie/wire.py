@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     tensor_pb2.ELEMENT_TYPE_FLOAT16: np.dtype("<f2"),
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_BUFFERS = 2  # kept for tensors to come
 _FLOAT64 = np.dtype("<f8")
 _INT32 = np.dtype("<i4")
 
@@ -333,6 +335,13 @@ def _get(
     return array
 
 
+def _references(buffers: Sequence[AnyArray]) -> list[int]:
+    return [sys.getrefcount(buffer) for buffer in buffers]
+
+
+_UNHELD = _references([np.empty(1, dtype=np.uint8)])[0]  # the references to a buffer that only a list holds, as they are counted here
+
+
 class Assembler:
     """Puts frames back together: feed it each frame's bytes in order, and it calls back with whole tasks or replies.
 
@@ -343,7 +352,19 @@ class Assembler:
         self._outer = outer
         self._part_number = TASK_PARTS if outer is session_pb2.JoinResponse else REPLY_PARTS
         self._open: Received | None = None
+        self._buffers: list[AnyArray] = []  # the latest, to be used again
         self._missing: list[tuple[bytearray | memoryview, int]] = []  # buffers in order, with the position filled so far
+
+    def _buffer(self, size: int) -> AnyArray:
+        """Memory for a tensor: that of an earlier one of the same size when nobody holds it any more, since fresh pages cost much.
+
+        numpy's own comes in larger pages than a bytearray's.
+        """
+        for buffer, n_references in zip(self._buffers, _references(self._buffers), strict=True):
+            if buffer.size == size and n_references == _UNHELD:
+                return buffer
+        self._buffers = [*self._buffers[1 - _BUFFERS :], np.empty(size, dtype=np.uint8)]
+        return self._buffers[-1]
 
     def feed(self, data: bytes) -> Received | Any | None:
         """A whole `Received`, another kind of frame, or None while chunks are missing. ProtocolError for what is malformed."""
@@ -368,8 +389,7 @@ class Assembler:
         if sum(sizes) > MAX_TENSOR_BYTES:
             raise ProtocolError(f"tensors of {sum(sizes)} bytes were announced, wanted at most {MAX_TENSOR_BYTES}")
         try:
-            # numpy's memory comes in larger pages than a bytearray's: a quarter of the time to fill it.
-            tails = tuple(np.empty(size, dtype=np.uint8).data for size in sizes)
+            tails = tuple(self._buffer(size).data for size in sizes)
         except MemoryError as error:
             raise ProtocolError(f"tensors of {sum(sizes)} bytes were announced, which do not fit into memory") from error
         received = Received(frame, tails, len(data), lifted)

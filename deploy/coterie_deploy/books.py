@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie_deploy.cautions import cautions_of
+from coterie_deploy.printable import printable
 from coterie_deploy.tables import count, is_narrow, size, table
 from coterie_server import summary
 from coterie_server.rundb import open_run
@@ -53,7 +54,8 @@ def print_ledger(folder: Path, stage: str | None, console: Console, *, total: bo
         books = summary.reconcile(connection)
         facts = summary.facts(connection)
         cautions, printed = cautions_of(connection), summary.printed(connection)
-    console.print(Text(f"{facts.get('name', folder.name)}, run {facts.get('run_id', '?')}, {facts.get('status', '?')}", style="bold"))
+    state = f"{facts.get('name', folder.name)}, run {facts.get('run_id', '?')}, {facts.get('status', '?')}"
+    console.print(Text(printable(state), style="bold"))
     console.print()
     for number in sorted({row.stage for row in useful}, key=lambda number: (number == summary.SESSION, number)):
         if number == only or (only is None and not total):
@@ -77,7 +79,7 @@ def print_ledger(folder: Path, stage: str | None, console: Console, *, total: bo
     for caution in cautions:
         console.print(Text(caution, style="yellow"))
     for sentence in book_sentences(books, is_finished=facts.get("status") == "finished"):
-        console.print(Text(sentence))
+        console.print(Text(printable(sentence)))
 
 
 def traffic_table(title: str, rows: Sequence[Traffic], *, narrow: bool) -> Table:

@@ -19,7 +19,6 @@ def main() -> None:
     """Runs the command and exits."""
     os.environ.update(dict.fromkeys(_THREADS, "1"))  # before numpy is imported
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said by us
-    sys.path.append(os.getcwd())  # losses and sources named by import path
     sys.exit(_run_to_the_last_line(sys.argv[1:]))
 
 
@@ -37,7 +36,7 @@ def _run_to_the_last_line(arguments: list[str]) -> int:
 def _run(arguments: list[str]) -> int:
     import typer
 
-    from coterie.errors import CoterieError
+    from coterie.errors import CoterieError, RunError
     from coterie_deploy.commands import app
 
     command = typer.main.get_command(app)
@@ -48,6 +47,8 @@ def _run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
+        if (type(error).__module__, type(error).__name__) == ("sqlite3", "DatabaseError"):  # of the kinds, that of a damaged file
+            return _failed(f"the run database cannot be read: {error}", RunError.exit_code)
         if not hasattr(error, "format_message"):
             raise
         # The parser refuses something. Where its exceptions live depends on the version of typer.
@@ -57,5 +58,7 @@ def _run(arguments: list[str]) -> int:
 
 def _failed(sentence: str, code: int) -> int:
     """Prints one line, however narrow the terminal: wrapping it is the terminal's business."""
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)  # noqa: T201
+    from coterie_deploy.printable import printable
+
+    print(f"error: {printable(' '.join(sentence.split()))}", file=sys.stderr)  # noqa: T201
     return code

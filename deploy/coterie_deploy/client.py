@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.config import Experiment
+from coterie.data import PythonData
 from coterie.errors import ConfigError, RunError
 from coterie.names import parse_users
 from coterie.snapshot import SnapshotFile
@@ -21,10 +22,12 @@ from coterie_client.build import build_host
 from coterie_client.connect import serve_host
 from coterie_client.data import list_users
 from coterie_client.host import Host
+from coterie_deploy.printable import printable
 from coterie_deploy.signals import stopping_at_end_of_input, stopping_on_signals
 
 STATE = Path("coterie-state")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_MAX_RUN_ID = 64  # characters of it in the name of a file
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Client:
     patience_s: float
     insecure: bool
     launched: bool  # by `coterie run`: ends with its launcher, and trusts the paths of the experiment
+    allow_code: bool = False  # the experiment may name modules to import
 
 
 def default_name(users: str | None) -> str:
@@ -48,7 +52,7 @@ def default_name(users: str | None) -> str:
 
 def store_of(folder: Path, name: str, run_id: str) -> SnapshotFile:
     """Where a host of a run keeps its state: a file of its own for each run, so that runs do not meet."""
-    return SnapshotFile(folder, f"{_UNSAFE.sub('_', name)}.{run_id}")
+    return SnapshotFile(folder, f"{_UNSAFE.sub('_', name)}.{_UNSAFE.sub('_', run_id)[:_MAX_RUN_ID]}")
 
 
 def run_client(client: Client) -> int:
@@ -61,6 +65,7 @@ async def _serve(client: Client) -> int:
     name = client.name or default_name(client.users)
 
     def make_host(experiment: Experiment, run_id: str) -> Host:
+        _check_code(client, experiment)
         data = client.data if client.data is not None or client.launched else Path()
         users = None
         if client.users is not None:
@@ -68,7 +73,7 @@ async def _serve(client: Client) -> int:
         store = store_of(client.state, name, run_id)
         host = build_host(name, experiment, run_id, users, data_dir=data, store=store, instance=secrets.token_hex(8))
         _check_writable(client.state)
-        print(f"host {name!r} with {len(host.users)} users joins run {run_id} at {client.server}", flush=True)  # noqa: T201
+        print(f"host {name!r} with {len(host.users)} users joins run {printable(run_id)} at {client.server}", flush=True)  # noqa: T201
         return host
 
     def say_waiting() -> None:
@@ -82,8 +87,17 @@ async def _serve(client: Client) -> int:
     if outcome is None:
         print(f"stopped by {stop.by}; the same command goes on from here", flush=True)  # noqa: T201
         return stop.exit_code
-    print(outcome, flush=True)  # noqa: T201
+    print(printable(outcome), flush=True)  # noqa: T201
     return 0
+
+
+def _check_code(client: Client, experiment: Experiment) -> None:
+    """What a server elsewhere names is imported only where the command line allows it."""
+    named = [experiment.problem.loss] if ":" in experiment.problem.loss else []
+    named += [experiment.data.path] if isinstance(experiment.data, PythonData) else []
+    if named and not client.launched and not client.allow_code:
+        listed = " and ".join(map(repr, named))
+        raise ConfigError(f"the coordinator's experiment wants to import {listed} on this machine; allow it with --allow-code")
 
 
 def _check_writable(state: Path) -> None:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +37,7 @@ Replay = Annotated[Path | None, typer.Option(metavar="RUN", help="Repeat the tim
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where data paths start.  [default: here]", show_default=False)]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plain text beyond this machine.")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let the experiment name code to import here.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -46,6 +49,8 @@ def coterie(context: typer.Context, version: Annotated[bool, typer.Option("--ver
         typer.echo(f"coterie {__version__}")
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())
+    elif context.invoked_subcommand != "client":  # a client decides by its own options
+        _import_from_here()
 
 
 @app.command()
@@ -130,12 +135,15 @@ def client(
     state: Annotated[Path, typer.Option(metavar="DIR", help="What a restart needs.")] = Path("coterie-state"),
     patience: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Without a server.")] = 60.0,
     insecure: Insecure = False,
+    allow_code: AllowCode = False,
     launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
 ) -> None:
     """Serve some users in the run of a server. SIGTERM: state is written down, exit code 143."""
     from coterie_deploy.client import Client, run_client
 
-    code = run_client(Client(server, users, name, data, state, patience, insecure, launched))
+    if allow_code or launched:
+        _import_from_here()
+    code = run_client(Client(server, users, name, data, state, patience, insecure, launched, allow_code))
     raise typer.Exit(code)
 
 
@@ -175,8 +183,6 @@ def predict(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="[default: standard output]", show_default=False)] = None,
 ) -> None:
     """Apply a user's final model to the rows of a table."""
-    import sys
-
     from coterie_deploy.predict import predict as write_predictions
 
     write_predictions(run, user, table, stage, out, sys.stdout)
@@ -210,6 +216,13 @@ def reproduce(
         typer.echo("\n".join(papers.names()))
     else:
         papers.reproduce(name, seeds=seeds, output=output)
+
+
+def _import_from_here() -> None:
+    """Losses and sources of data that an experiment names by import path may be in the working directory."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
 
 
 def _say(note: str) -> None:

@@ -46,7 +46,7 @@ class LoopbackLink:
             reply = self._host.handle(received)
         except CoterieError as error:
             failure = session_pb2.Failure(reason=str(error), config=isinstance(error, ConfigError))
-            self._hub.failed(self._host.name, failure)
+            self._hub.failed(self._host.name, failure, self)
             return
         if reply is not None:
             for frame in reply.frames():

@@ -17,6 +17,7 @@ from coterie.errors import ConfigError
 from coterie_client.problems.resolve import resolve_row_loss
 from coterie_deploy.books import SHORT_NOTES, steps_said, traffic_table
 from coterie_deploy.cautions import events_of, shortfall_sentences, shortfalls_of
+from coterie_deploy.printable import printable
 from coterie_deploy.shipped import FROZEN
 from coterie_deploy.tables import count, counted, duration, figure, is_narrow, table
 from coterie_server import summary
@@ -79,7 +80,8 @@ def report_of(folder: Path) -> Report:
 def print_report(folder: Path, console: Console) -> None:
     """Users, hosts, rounds, clusters, held-out figures of stages, traffic beside its closed form, the result, and where everything is."""
     report, narrow = report_of(folder), is_narrow(console)
-    console.print(Text(f"{report.facts.get('name', folder.name)} {report.facts.get('status', '')}: {extent(report)}", style="bold"))
+    state = f"{report.facts.get('name', folder.name)} {report.facts.get('status', '')}: {extent(report)}"
+    console.print(Text(printable(state), style="bold"))
     console.print()
     shown = chosen_stages(report)
     console.print(stage_table(report, shown, narrow=narrow))

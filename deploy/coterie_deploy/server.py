@@ -12,6 +12,7 @@ from rich.console import Console
 
 from coterie.config import Experiment, experiment_to_json
 from coterie.errors import RunError
+from coterie_deploy.printable import printable
 from coterie_deploy.progress import Display, display
 from coterie_deploy.signals import Stop, stopping_on_signals
 from coterie_deploy.tables import counted
@@ -90,4 +91,4 @@ async def _report_hosts(hub: Hub, shown: Display) -> None:
 
 
 def _say(shown: Display, sentence: str) -> None:
-    shown.console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    shown.console.print(printable(sentence), markup=False, highlight=False, soft_wrap=True)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from coterie.errors import ConfigError
+from coterie_deploy.printable import printable
 from coterie_deploy.report import Report, extent, print_cautions, report_of, result_sentence, stage_table
 from coterie_deploy.tables import counted, is_narrow
 
@@ -23,18 +24,19 @@ def print_run(folder: Path, stage: str | None, console: Console) -> None:
     if name is not None and name not in report.clusters:
         raise ConfigError(f"the run has no stage {name!r}, want one of {', '.join(report.clusters) or 'none yet'}")
     facts = report.facts
-    console.print(Text(f"{facts.get('name', folder.name)}, run {facts.get('run_id', '?')}: {facts.get('status', '?')}", style="bold"))
+    state = f"{facts.get('name', folder.name)}, run {facts.get('run_id', '?')}: {facts.get('status', '?')}"
+    console.print(Text(printable(state), style="bold"))
     console.print(Text(extent(report) if report.hosts else "waiting for hosts"))
     console.print()
     if report.stages:
         console.print(stage_table(report, report.stages, narrow=is_narrow(console)))
     print_cautions(report, console)
     for event in report.events:
-        console.print(Text(f"note: {event}", style="yellow"))
+        console.print(Text(printable(f"note: {event}"), style="yellow"))
     if report.stages:
         console.print()
     for line in _cluster_lines(report, name, console.width):
-        print(line, file=console.file)  # not by the console, which would wrap it
+        print(printable(line), file=console.file)  # not by the console, which would wrap it
     if sentence := result_sentence(report):
         console.print(Text(sentence, style="bold"))
     print(f"run folder: {folder}", file=console.file)

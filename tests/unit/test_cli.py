@@ -11,14 +11,17 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from coterie import __version__
+from coterie.errors import ConfigError
 from coterie_deploy import cli
-from coterie_deploy.shipped import shipped
+from coterie_deploy.client import Client, _check_code, store_of
+from coterie_deploy.shipped import load, shipped
 
 ROWS = [
     ("u0", 0.9, 0.1, 1), ("u0", -0.8, 0.3, -1), ("u0", 0.4, -0.2, 1), ("u0", -0.1, 0.5, 1), ("u0", 0.2, 0.2, -1),
@@ -440,6 +443,67 @@ def test_a_missing_table_is_named(capsys: pytest.CaptureFixture[str], here: Path
 def test_users_that_are_not_there_are_named(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     (here / "elsewhere").mkdir()
     assert "rows.csv" in refused(capsys, 2, *RUN, "--data", "elsewhere")
+
+
+# ---- what others have written
+
+
+@pytest.mark.parametrize("file", ["run.db", "experiment.json"])
+@pytest.mark.parametrize("command", ["show", "ledger"])
+def test_a_damaged_run_is_not_shown(capsys: pytest.CaptureFixture[str], here: Path, command: str, file: str) -> None:
+    said(capsys, *RUN)
+    path = here / "runs/small" / file
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 3])
+    if (command, file) == ("ledger", "experiment.json"):
+        said(capsys, command, "runs/small")  # does without
+    else:
+        refused(capsys, 3 if file == "run.db" else 2, command, "runs/small")
+
+
+def test_names_and_reasons_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    assert cli._failed("host \x1b[2J said\n\u202eno \x07", 3) == 3
+    assert capsys.readouterr().err == "error: host \\x1b[2J said \\u202eno \\x07\n"
+    said(capsys, *RUN)
+    with contextlib.closing(sqlite3.connect(here / "runs/small/run.db")) as connection, connection:
+        connection.execute("UPDATE run SET value = 'failed: \x1b[2J' WHERE key = 'status'")
+    assert "failed: \\x1b[2J" in said(capsys, "show", "runs/small")
+    assert "failed: \\x1b[2J" in said(capsys, "ledger", "runs/small", "--total")
+
+
+def test_a_run_id_cannot_lead_a_host_out_of_its_state_folder(tmp_path: Path) -> None:
+    for run_id in ("../../x", "/etc/x", "a/b", "x" * 5000):
+        name = store_of(tmp_path, "h:0-9", run_id).name
+        assert "/" not in name
+        assert len(name) < 100
+    assert store_of(tmp_path, "h:0-9", "0123456789abcdef").name == "h_0-9.0123456789abcdef"
+
+
+CODE = {
+    "data={source: python, path: 'mine:users'}": "'mine:users'",
+    "problem.loss=mine:Loss": "'mine:Loss'",
+}
+
+
+@pytest.mark.parametrize("override", CODE)
+def test_a_client_imports_what_the_experiment_names_only_when_it_is_allowed_or_launched(override: str) -> None:
+    experiment = load("ellipses", [override])
+    client = Client("127.0.0.1:1", None, None, None, Path("state"), 1.0, insecure=False, launched=False)
+    with pytest.raises(ConfigError, match=f"wants to import {CODE[override]} on this machine; allow it with --allow-code$"):
+        _check_code(client, experiment)
+    _check_code(replace(client, launched=True), experiment)
+    _check_code(replace(client, allow_code=True), experiment)
+    _check_code(client, load("ellipses"))
+
+
+@pytest.mark.parametrize(("option", "is_there"), [((), False), (("--allow-code",), True), (("--launched",), True)])
+def test_the_folder_of_a_client_is_importable_only_with_the_same_leave(
+    option: tuple[str, ...], is_there: bool, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr("coterie_deploy.client.run_client", lambda _: 0)
+    assert cli._run(["client", "--server", "127.0.0.1:9", *option]) == 0
+    assert (str(here) in sys.path) is is_there
 
 
 # ---- the environment

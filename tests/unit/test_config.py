@@ -10,6 +10,7 @@ import pytest
 from coterie.config import apply_overrides, experiment_from, load_experiment
 from coterie.errors import ConfigError
 from coterie.names import parse_users
+from coterie.shown import MAX_SENTENCE
 
 CONTENT: dict[str, Any] = {
     "name": "small",
@@ -74,3 +75,65 @@ def test_a_method_with_another_convention_is_set_in_the_same_way() -> None:
 def test_a_position_that_is_not_there_says_what_positions_count() -> None:
     with pytest.raises(ConfigError, match=r"positions count the users in this machine's data; leave --users out to serve all of them$"):
         parse_users("80-159", [f"u{place}" for place in range(80)])
+
+
+BASE = "name: x\ndata: {source: hsb}\nproblem: {loss: least_squares}\nmethod: {name: pdmm, penalty: 0.1}\n"
+BOMB = "a: &a [x, x]\n" + "".join(
+    f"{after}: &{after} [*{one}, *{one}]\n" for one, after in zip("abcdefghijkl", "bcdefghijklm", strict=True)
+)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (BOMB + BASE, "is not YAML: line 2 has an alias, '*a', want the value itself"),
+        ("name: &x [*x]\n", "is not YAML: line 1 has an alias"),
+        (BASE + "description: " + "[" * 20_000 + "]" * 20_000, "is not YAML: line 5 is nested more than 50 levels deep, want fewer"),
+        (BASE + "seed: 1" + "0" * 5000, "has a value that YAML cannot read: "),
+        (BASE + "seed: 1" + "0" * 400, "is not YAML: line 5 has a whole number of 1329 bits, want at most 1024"),
+        (BASE + "seed: 1" + "0" * 100, "seed: is a whole number of 333 bits, want at most 9.22337e+18"),
+        (BASE + "seed: 2001-99-99", "has a value that YAML cannot read: month must be in 1..12"),
+        (BASE + "seed: !!bool x", "has a value that YAML cannot read: 'x'"),
+        (BASE + "description: " + "d" * 2_000_000, "is too long, want at most 1048576 bytes"),
+        (BASE + "description: [" + "d" * 1_000_000 + "]", "description: is ['ddd"),
+        (BASE + "k" * 1000 + ": 1", "kkk ...: unknown key"),
+        (BASE.replace("penalty: 0.1", "path: [" + "x," * 5000 + "]"), "and 4980 more mistakes"),
+        (BASE + "stop: {rounds: 1000000000000}", "stop.rounds: is 1000000000000, want at most 1e+09"),
+    ],
+)
+def test_a_hostile_file_is_refused_soon_and_in_one_short_sentence(text: str, wanted: str, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_experiment(tmp_path / "x.yaml")
+    assert wanted in str(error.value)
+    assert len(str(error.value)) <= MAX_SENTENCE
+
+
+@pytest.mark.parametrize("override", ["name=" + "a" * 100_000, "a." * 5000 + "b=1", "seed=1" + "0" * 5000, "name." + "x" * 100_000 + "=1"])
+def test_a_hostile_override_is_refused_in_one_short_sentence(override: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        experiment_from(apply_overrides(CONTENT, [override]))
+    assert len(str(error.value)) <= MAX_SENTENCE
+
+
+def test_a_key_that_is_there_twice_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(BASE + "stop: {rounds: 3, rounds: 4}\n")
+    with pytest.raises(ConfigError, match="the key 'rounds' is there twice, in line 5 and in line 5, want it once"):
+        load_experiment(tmp_path / "x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ("clusters: 1000, users_per_cluster: 100000", "clusters times users_per_cluster is 100000000 users, want at most 1000000"),
+        (
+            "clusters: 1000, points_per_class: 1000000",
+            "pools, test sets and rows of the users are 2004200000 points together, want at most",
+        ),
+        ("rows_per_user: 2000000, points_per_class: 1000000", "pools, test sets and rows of the users are 126012000 points together"),
+    ],
+)
+def test_generated_data_that_no_machine_holds_is_refused(more: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=f"data: {sentence}"):
+        experiment_from(apply_overrides(CONTENT, [f"data={{source: ellipses, {more}}}"]))

@@ -246,6 +246,14 @@ def test_missing_modules_and_functions_are_named(source: Any) -> None:
         load_users(python(), 0, None)
 
 
+@pytest.mark.parametrize("statement", ["raise SystemExit(7)", "raise BaseException('no')", "1 / 0", "import no_such_module_either", "def"])
+def test_a_module_that_fails_on_import_is_named_as_a_source(statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing_source.py").write_text(statement + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"^failing_source:make: "):
+        load_users(PythonData(source="python", path="failing_source:make"), 0, None)
+
+
 # The held-out split
 
 

@@ -235,3 +235,11 @@ def test_a_path_that_leads_to_no_row_loss_says_why(path, message):
 def test_a_built_in_name_resolves_without_an_import():
     assert resolve_row_loss(ProblemConfig(loss="logistic")) == Logistic()
     assert resolve_row_loss(ProblemConfig(loss="least_squares")) == LeastSquares()
+
+
+@pytest.mark.parametrize("statement", ["raise SystemExit(7)", "raise BaseException('no')", "1 / 0", "import no_such_module_either", "def"])
+def test_a_module_that_fails_on_import_is_named_as_a_loss(statement, tmp_path, monkeypatch):
+    (tmp_path / "failing_loss.py").write_text(statement + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"^loss 'failing_loss:Loss' cannot be imported: "):
+        resolve_row_loss(ProblemConfig(loss="failing_loss:Loss"))

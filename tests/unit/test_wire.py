@@ -307,3 +307,32 @@ def test_no_mutilation_of_a_frame_does_more_than_a_protocol_error() -> None:
                 got.decode(3)
         except ProtocolError:
             continue
+
+
+@declare(method="wiretest", step="W2")
+@dataclass(frozen=True)
+class Large(Rows):
+    """One long row per user."""
+
+    x: Annotated[Array, Vectors("rows", "d")]
+
+
+def test_memory_is_used_again_only_when_nobody_holds_the_tensor_any_more() -> None:
+    assembler = Assembler(session_pb2.JoinRequest)
+
+    def received(value: float) -> np.ndarray[Any, Any]:
+        encoded = encode(session_pb2.Reply(seq=1), [Large(np.full((1, 400_000), value))], Precision.of("float64"))
+        for frame in encoded.frames():
+            item = assembler.feed(frame)
+        assert isinstance(item, Received)
+        (message,), _ = item.decode(1)
+        return message.x  # type: ignore[attr-defined, no-any-return]
+
+    kept = [received(float(value)) for value in range(4)]
+    assert [set(np.unique(x)) for x in kept] == [{0.0}, {1.0}, {2.0}, {3.0}]
+    part = kept[3][0, 5:9]
+    addresses = {x.ctypes.data for x in kept}
+    kept.clear()
+    again = received(7.0)
+    assert set(part) == {3.0}, "a view keeps the memory"
+    assert again.ctypes.data in addresses, "what nobody holds is used again"

@@ -87,6 +87,10 @@ def _function(config: PythonData) -> UserSource:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{config.path}: module {error.name!r} cannot be found, want one this client can import") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module may fail in any way of its own, and even exit
+        raise ConfigError(f"{config.path}: the module cannot be imported: {type(error).__name__}: {error}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ConfigError(f"{config.path}: {function_name!r} is {_kind(function)}, want a function")

@@ -38,7 +38,9 @@ def _imported(path: str) -> RowLoss:
         raise ConfigError(f"loss {path!r} is not a row loss: wanted a built-in one or 'package.module:name'")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # the user's module may fail in any way of its own
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's module may fail in any way of its own, and even exit
         raise ConfigError(f"loss {path!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
         raise ConfigError(f"loss {path!r} does not exist: module {module_name!r} has no {name!r}")
@@ -46,7 +48,9 @@ def _imported(path: str) -> RowLoss:
     if isinstance(found, type):
         try:
             found = found()
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise ConfigError(f"loss {path!r} cannot be made, its class must take no arguments: {type(error).__name__}: {error}") from error
     _check_is_row_loss(found, path)
     return cast(RowLoss, found)

@@ -1,0 +1,32 @@
+"""Values and sentences as errors show them: bounded, whatever was found."""
+
+from __future__ import annotations
+
+import reprlib
+
+MAX_SENTENCE = 4000  # characters of a whole message
+_MAX_TEXT = 200  # characters of a text in it
+_MAX_BITS = 256  # of a whole number whose digits are shown
+
+
+class _Repr(reprlib.Repr):
+    """A `repr` of a few items and levels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxstring = self.maxother = _MAX_TEXT
+
+    def repr_int(self, x: int, level: int) -> str:  # noqa: ARG002 - the signature is reprlib's
+        """Python refuses to write thousands of digits."""
+        return repr(x) if x.bit_length() <= _MAX_BITS else f"a whole number of {x.bit_length()} bits"
+
+
+def shown(value: object) -> str:
+    """A value found, in a few words at most."""
+    return shortened(_Repr().repr(value), 2 * _MAX_TEXT)
+
+
+def shortened(text: str, length: int = MAX_SENTENCE) -> str:
+    """The beginning of a text, where it is too long to be read whole."""
+    return text if len(text) <= length else f"{text[: length - 4]} ..."
