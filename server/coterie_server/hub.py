@@ -319,10 +319,11 @@ class Hub:
         reading = [name for name in parts if self.hosts[name].acked == self.hosts[name].asked]
         for name, listed in parts.items():
             self._ask(self.hosts[name], listed)
-        for name in reading:  # they have taken all that was sent before, so that one more small task does not wait
-            link = self.hosts[name].link
-            if link is not None:
-                await link.flush()
+        link = self.hosts[reading[0]].link if len(reading) == len(parts) == 1 else None
+        if (
+            link is not None
+        ):  # it has taken all that was sent before, so one more small task does not wait; several are written side by side
+            await link.flush()
         if pending.waiting or pending.done.done():
             await pending.done
         self._pending = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import math
 import socket
 from collections import deque
 from collections.abc import AsyncIterator
@@ -27,7 +28,6 @@ from coterie_server.hub import Hub, Refusal
 SERVICE = "coterie.v1.FederationService"
 TICK_S = 0.5
 STOP_GRACE_S = 2.0
-FLUSH_S = 5.0  # how long a small task may hold the run up when it is written in the run's own turn
 MAX_HELLO_BYTES = 64 << 20
 SMALL_BYTES = 64 << 10  # a task up to this size does not keep other hosts waiting while it is written
 MAX_REASON_CHARS = 1000  # of a status message: HTTP/2 trailers have a size limit
@@ -87,7 +87,7 @@ async def serving(
     port = await _listen(server, address, credentials)
     await server.start()
     running = Serving(port, health_service)
-    ticking = asyncio.create_task(_tick(hub, running))
+    ticking = asyncio.create_task(_tick(hub, running, service))
     try:
         yield running
     finally:
@@ -137,12 +137,13 @@ def _why_not(address: str) -> str:
     return "the address was taken a moment ago"
 
 
-async def _tick(hub: Hub, running: Serving) -> None:
+async def _tick(hub: Hub, running: Serving, service: _Service) -> None:
     """The hub's clock, and the health service's view of the run."""
     is_drained = False
     while True:
         await asyncio.sleep(TICK_S)
         hub.tick()
+        service.check_links()
         if hub.is_over and not is_drained:
             is_drained = True
             await running.drain()
@@ -187,6 +188,11 @@ class _Service:
         finally:
             del self._sessions[task]
 
+    def check_links(self) -> None:
+        """Gives up the streams of hosts that have stopped reading."""
+        for session in self._sessions.values():
+            session.link.check()
+
     async def close(self) -> None:
         """Ends all sessions and waits for their tasks, which gRPC itself does not wait for."""
         for session in self._sessions.values():
@@ -204,9 +210,11 @@ class GrpcLink:
         self._queue: deque[Encoded | bytes] = deque()
         self._beats: deque[bytes] = deque()  # they may overtake, and go between the chunks of a large message
         self._wake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._is_writing = False
         self._silence_s = silence_s  # how long one frame may wait for the host to take it
-        self._patience_s = silence_s
+        self._deadline = math.inf  # of the frame that is being written
+        self._inline: asyncio.Timeout | None = None  # around a write in the run's own turn
 
     def send(self, encoded: Encoded) -> None:
         """Queues a task; its chunks are cut when their turn comes."""
@@ -227,17 +235,35 @@ class GrpcLink:
 
     def _put(self, item: Encoded | bytes) -> None:
         self._queue.append(item)
-        self._wake.set()
+        self._loop.call_soon(self._wake_writer)
+
+    def _wake_writer(self) -> None:
+        """Wakes the writer, unless the message has been written in the meantime: a needless turn of a task costs as much as a small message."""
+        if self._queue and not self._is_writing:
+            self._wake.set()
+
+    def check(self) -> None:
+        """Gives a stream up whose host has not taken a frame for too long."""
+        if self._loop.time() > self._deadline:
+            self.close("DEADLINE_EXCEEDED", f"the host has taken no frame for {self._silence_s:g} s")
+            if self._inline is not None:
+                self._inline.reschedule(self._loop.time())
 
     async def flush(self) -> None:
         """Writes a small task that waits alone, in the caller's own turn; everything else is left to the writer."""
         if len(self._queue) != 1 or self._beats or self._is_writing:
             return
         item = self._queue[0]
-        if isinstance(item, Encoded) and item.n_bytes <= SMALL_BYTES:
-            self._patience_s = min(FLUSH_S, self._silence_s)
-            await self._write_queued()
-            self._patience_s = self._silence_s
+        if not isinstance(item, Encoded) or item.n_bytes > SMALL_BYTES:
+            return
+        self._inline = asyncio.timeout(None)
+        try:
+            async with self._inline:
+                await self._write_queued()
+        except TimeoutError:  # `check` has given the stream up
+            return
+        finally:
+            self._inline = None
 
     async def write_all(self) -> None:
         """Writes what is queued until cancelled."""
@@ -253,16 +279,15 @@ class GrpcLink:
         try:
             while self._queue or self._beats:
                 await self._write_next()
-        except TimeoutError:
-            self.close("DEADLINE_EXCEEDED", f"the host has taken no frame for {self._patience_s:g} s")
         except Exception as error:  # gRPC raises several kinds, all of which mean that the stream is gone
             self.close("UNAVAILABLE", f"the stream broke while it was written to: {type(error).__name__} {error}")
         finally:
             self._is_writing = False
 
     async def _write(self, frame: bytes) -> None:
-        async with asyncio.timeout(self._patience_s):
-            await self._context.write(frame)
+        self._deadline = self._loop.time() + self._silence_s
+        await self._context.write(frame)
+        self._deadline = math.inf
 
     async def _write_next(self) -> None:
         while self._beats:
@@ -304,7 +329,15 @@ class _Session:
             writing.cancel()
             await asyncio.gather(reading, writing, return_exceptions=True)
         if code != "OK":
-            await self._context.abort(grpc.StatusCode[code], reason[:MAX_REASON_CHARS])
+            await self._end(grpc.StatusCode[code], reason[:MAX_REASON_CHARS])
+
+    async def _end(self, code: grpc.StatusCode, reason: str) -> None:
+        try:
+            await self._context.abort(code, reason)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:  # a write that the host never took is still under way, so gRPC has no place for a status
+            raise asyncio.CancelledError(reason) from error
 
     async def _read_all(self) -> None:
         link = self.link

@@ -28,7 +28,7 @@ from coterie.ledger import Row
 from coterie.messages import Broadcast, Rows, Vectors, declare
 from coterie.snapshot import SnapshotFile
 from coterie.v1 import session_pb2
-from coterie.wire import PROTOCOL_VERSION
+from coterie.wire import PROTOCOL_VERSION, Precision, encode
 from coterie_client.connect import serve_host
 from coterie_client.data import UserData
 from coterie_client.host import Host
@@ -649,6 +649,32 @@ def test_a_stranger_that_breaks_the_contract_gets_a_status_and_harms_nobody(fram
             async with hosts(serve_host(maker("a", ["u0"]), address, name="a")):
                 await ready(hub)
                 await hub.exchange(Block(np.ones((1, 2))))
+
+    run(test())
+
+
+def test_a_host_that_answers_without_reading_is_given_up() -> None:
+    async def test() -> None:
+        hub = new_hub(silence_s=1.0, heartbeat_s=0.1, absence_timeout_s=0.5)
+        async with served(hub) as (_, address), grpc.aio.insecure_channel(address) as channel:
+            call: Any = channel.stream_stream(f"/{SERVICE}/Join")()
+            users = [session_pb2.User(name="u0")]
+            hello = session_pb2.Hello(protocol=PROTOCOL_VERSION, host="a", users=users, instance="x")
+            await call.write(session_pb2.JoinRequest(hello=hello).SerializeToString())
+            await hub.gather()
+            x = np.ones((1, 6000))
+
+            async def answer_blindly() -> None:
+                for seq in range(1, 10_000):
+                    while hub.seq < seq:
+                        await asyncio.sleep(0.001)
+                    reply = encode(session_pb2.Reply(seq=seq, attempt=1), [Block(np.ones((1, 1)))], Precision.of("float64"))
+                    await call.write(reply.head)
+
+            async with hosts(answer_blindly()):
+                with pytest.raises(RunError, match=r"host 'a' .* absent since round"):
+                    for _ in range(10_000):
+                        await hub.exchange(Block(x))
 
     run(test())
 
