@@ -238,7 +238,7 @@ class GrpcLink:
         self._loop.call_soon(self._wake_writer)
 
     def _wake_writer(self) -> None:
-        """Wakes the writer, unless the message has been written in the meantime: a needless turn of a task costs as much as a small message."""
+        """Wakes the writer, unless the message has been written in the meantime: a needless turn costs as much as a small message."""
         if self._queue and not self._is_writing:
             self._wake.set()
 

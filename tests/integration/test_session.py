@@ -671,10 +671,13 @@ def test_a_host_that_answers_without_reading_is_given_up() -> None:
                     reply = encode(session_pb2.Reply(seq=seq, attempt=1), [Block(np.ones((1, 1)))], Precision.of("float64"))
                     await call.write(reply.head)
 
+            async def go_on() -> None:
+                for _ in range(10_000):
+                    await hub.exchange(Block(x))
+
             async with hosts(answer_blindly()):
                 with pytest.raises(RunError, match=r"host 'a' .* absent since round"):
-                    for _ in range(10_000):
-                        await hub.exchange(Block(x))
+                    await go_on()
 
     run(test())
 
