@@ -8,10 +8,8 @@ that a host that comes back is sent what it missed.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,88 +20,14 @@ from coterie.ledger import DOWN, SESSION, UP, Row, rows_of, unpack
 from coterie.messages import Message
 from coterie.names import natural_key
 from coterie.v1 import session_pb2
-from coterie.wire import PROTOCOL_VERSION, Encoded, Precision, Received, encode, reheaded
+from coterie.wire import Encoded, Precision, Received, encode, reheaded
 from coterie_server.merge import Layout, check_finite, check_owners, merged
 from coterie_server.method import Members, Replies
+from coterie_server.sessions import Host, Link, Pending, Recorder, Refusal, Sent, check_form
 
 _MAX_REFUSED = 100  # hosts that were turned away and are remembered
 _MAX_ROWS_ALONE = 1_000_000  # of a host's book that the parent has no counterpart of
 _MAX_REASONS = 3  # of these, how many a sentence names
-
-
-class Refusal(CoterieError):  # noqa: N818 - a decision, not a fault of ours
-    """A host is turned away; `code` is the gRPC status it gets."""
-
-    def __init__(self, code: str, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
-
-
-class Link(Protocol):
-    """One host's stream, as the hub sees it. Sending never blocks; a link that cannot send reports the loss."""
-
-    def send(self, encoded: Encoded) -> None: ...
-
-    async def flush(self) -> None:
-        """Sends what is small and waits at once, rather than at the next turn of the event loop."""
-
-    def send_frame(self, frame: session_pb2.JoinResponse) -> None: ...
-
-    def close(self, code: str, reason: str) -> None: ...
-
-
-class Recorder(Protocol):
-    """Where the hub writes down what happens (the run database)."""
-
-    def book(self, link: str, where: tuple[int, int], rows: Iterable[tuple[Row, Indices | None]], useful: bool) -> None: ...
-
-    def book_host(self, link: str, rows: Iterable[Row]) -> None: ...
-
-    def event(self, kind: str, text: str, **data: Any) -> None: ...
-
-    def decide(self, seq: int, kind: str, value: Any) -> None: ...
-
-
-@dataclass
-class Sent:
-    """A task kept for replay."""
-
-    seq: int
-    encoded: Encoded
-    times: int  # it was sent in this attempt
-
-
-@dataclass
-class Host:
-    """What the parent knows of one host."""
-
-    name: str
-    users: tuple[str, ...]
-    clusters: tuple[str, ...]
-    link: Link | None = None
-    instance: str = ""
-    log: deque[Sent] = field(default_factory=deque)
-    asked: int = 0  # the last task that it was to answer
-    acked: int = 0  # the last task that it answered
-    forgotten: int = 0  # tasks up to this one are no longer in the log
-    reached: int = 0  # the last task that its state contains, as told by hello or reply
-    snapshot_due: bool = False
-    heard_at: float = 0.0
-    absent_since: float | None = None
-    absent_s: float = 0.0  # without a connection since its last answer, up to the last time it came back
-    session_bytes: dict[str, int] = field(default_factory=lambda: {UP: 0, DOWN: 0})
-    n_booked: int = 0  # rows of the ledger that concern it, which bounds those it may bring itself
-
-
-@dataclass
-class Pending:
-    """The exchange under way."""
-
-    seq: int
-    waiting: set[str]
-    answers: dict[str, list[Message]]
-    done: asyncio.Future[None]
-    since: float
 
 
 class Hub:
@@ -191,7 +115,7 @@ class Hub:
         self.recorder.event("refused", reason, host=name)
 
     def _check_hello(self, hello: session_pb2.Hello) -> None:
-        _check_form(hello)
+        check_form(hello)
         names = [user.name for user in hello.users]
         if hello.run_id and hello.run_id != self.run_id:
             raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} holds the state of run {hello.run_id}, this is run {self.run_id}")
@@ -634,16 +558,3 @@ class Hub:
 
 def _users(entries: Iterable[Any]) -> Iterable[Indices | None]:
     return (entry.users for entry in entries)
-
-
-def _check_form(hello: session_pb2.Hello) -> None:
-    """Refusal of what is wrong with a hello, whatever the run."""
-    if hello.protocol != PROTOCOL_VERSION:
-        raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} speaks protocol {hello.protocol}, wanted {PROTOCOL_VERSION}")
-    if not hello.host or not hello.users:
-        raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} brings {len(hello.users)} users, wanted a name and at least one user")
-    names = [user.name for user in hello.users]
-    if len(set(names)) != len(names) or not all(names):
-        seen: set[str] = set()
-        twice = next((name for name in names if not name or name in seen or seen.add(name)), "")  # type: ignore[func-returns-value]
-        raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} names user {twice!r} more than once or without a name")

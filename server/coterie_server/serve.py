@@ -23,7 +23,8 @@ from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.ledger import UP
 from coterie.v1 import session_pb2
 from coterie.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Assembler, Encoded, Received
-from coterie_server.hub import Hub, Refusal
+from coterie_server.hub import Hub
+from coterie_server.sessions import Refusal
 
 SERVICE = "coterie.v1.FederationService"
 TICK_S = 0.5

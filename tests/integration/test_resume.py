@@ -60,7 +60,7 @@ def test_useful_traffic_is_counted_once_whatever_was_repeated(seed: int, tmp_pat
 def test_a_host_that_lost_its_state_after_it_was_forgotten_is_turned_away(tmp_path: Path) -> None:
     import shutil
 
-    from coterie_server.hub import Refusal
+    from coterie_server.sessions import Refusal
 
     experiment = small_experiment(METHODS["squared"], snapshots={"every_rounds": 1})
     World(experiment, tmp_path / "calm", 2).run()

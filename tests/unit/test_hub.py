@@ -17,7 +17,8 @@ from coterie.ledger import Row
 from coterie.messages import Broadcast, Message, Rows, Scalars, Vectors, declare
 from coterie.v1 import session_pb2
 from coterie.wire import PROTOCOL_VERSION, Assembler, Encoded, Precision, Received, encode
-from coterie_server.hub import Hub, Refusal
+from coterie_server.hub import Hub
+from coterie_server.sessions import Refusal
 
 DOUBLE = Precision.of("float64")
 

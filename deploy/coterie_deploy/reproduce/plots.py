@@ -35,7 +35,7 @@ def accuracy(found: Mapping[str, Curve], n_users: int, path: Path) -> None:
     low, high = float(found["local"].mean[0]), max(found[method].peak()[1] for method in (*SERIES, "oracle"))
     near.set_ylim(low - 0.15 * (high - low), high + 0.15 * (high - low))
     near.set_xlabel("")
-    near.text(0.98, 0.6, "the upper end, enlarged", transform=near.transAxes, ha="right", fontsize=FONT)
+    near.text(0.02, 0.24, "the upper end, enlarged", transform=near.transAxes, ha="left", fontsize=FONT)
     figure.supylabel("mean accuracy on the cluster's test data", fontsize=FONT)
     _legend(figure, whole)
     _save(figure, path)
