@@ -25,7 +25,6 @@ from coterie_client.host import Host
 from coterie_deploy.printable import printable
 from coterie_deploy.signals import stopping_at_end_of_input, stopping_on_signals
 
-STATE = Path("coterie-state")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_RUN_ID = 64  # characters of it in the name of a file
 
