@@ -47,6 +47,8 @@ def local_of(host: Host) -> Local:
         seed=host.experiment.seed,
         names=tuple(names),
         indices=host.indices,
+        numbers=host.numbers,
+        clusters=host.clusters,
         n_members=host.n_members,
         precision=Precision.of(host.experiment.payload),
         users=users,

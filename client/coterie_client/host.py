@@ -56,6 +56,7 @@ class Host:
         self.run_id = run_id
         self.users = tuple(users)
         self.indices: Indices = np.zeros(0, dtype=np.int64)
+        self.numbers, self.clusters = self.indices, self.indices
         self.n_members = 0
         self.states: dict[str, Any] = {}
         self.last_seq = 0
@@ -101,6 +102,10 @@ class Host:
         if indices.size != len(self.users) or np.any(np.diff(indices) <= 0) or indices[-1] >= welcome.n_members:
             raise ProtocolError(f"welcomed with {indices.size} member indices for {len(self.users)} users, wanted one each, ascending")
         self.indices, self.n_members = indices, welcome.n_members
+        self.numbers = np.array(welcome.numbers, dtype=np.int64)
+        self.clusters = np.array(welcome.clusters, dtype=np.int64) - 1
+        if not self.numbers.size == self.clusters.size == indices.size:
+            raise ProtocolError(f"welcomed with {self.numbers.size} numbers and {self.clusters.size} clusters for {indices.size} users")
         self._local = None
 
     # ---- tasks

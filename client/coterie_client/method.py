@@ -8,8 +8,10 @@ user, so that a user's numbers do not depend on who shares its host. The state n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from coterie.arrays import Indices
 from coterie.messages import Message
@@ -21,17 +23,23 @@ M = TypeVar("M", bound=Message)
 S = TypeVar("S")
 
 
+def _none() -> Indices:
+    return np.zeros(0, dtype=np.int64)
+
+
 @dataclass(frozen=True)
 class Local:
     """What a client half may know: its users, their data and their losses."""
 
     seed: int
     names: tuple[str, ...]  # of the host's users, in member order
-    indices: Indices  # (n_own,) their member indices, ascending
-    n_members: int  # of the whole run
+    indices: Indices  # (n_own,) their member indices at the parent, ascending
+    n_members: int  # of the parent
     precision: Precision
     users: Sequence[UserData]  # in the order of `names`, standardised when the run says so
     problem: Problem
+    numbers: Indices = field(default_factory=_none)  # (n_own,) their numbers in the whole run, ascending: what names their random streams
+    clusters: Indices = field(default_factory=_none)  # (n_own,) the numbers of their known clusters in the whole run, -1 for none
 
     @property
     def n_own(self) -> int:

@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from coterie.data import DataConfig
+from coterie.data import DataConfig, Name
 from coterie.errors import ConfigError
 from coterie.problem import ProblemConfig
 from coterie.shown import shortened, shown
@@ -103,7 +103,11 @@ class StopRule(Model):
 class FederationRules(Model):
     """Who must be there, and how long one waits for whom. Seconds."""
 
+    # "clusters": an aggregator stands between the coordinator and the hosts of each known cluster, and `hosts` counts aggregators.
+    topology: Literal["flat", "clusters"] = "flat"
     hosts: Count = 1
+    hosts_per_cluster: Count = 1  # that each aggregator waits for
+    clusters: tuple[Name, ...] | None = Field(default=None, min_length=1)  # the known clusters there must be, no more and no fewer
     min_hosts: Count | None = None  # to start with when join_timeout_s is over; all of them by default
     users: Count | None = None  # how many users the hosts bring together, when known beforehand
     join_timeout_s: Seconds = 60.0
@@ -120,7 +124,14 @@ class FederationRules(Model):
             raise ValueError(f"min_hosts is {self.min_hosts}, want at most hosts, which is {self.hosts}")
         if self.silence_s < 2 * self.heartbeat_s:
             raise ValueError(f"silence_s is {self.silence_s}, want at least twice heartbeat_s, which is {self.heartbeat_s}")
+        if self.is_two_tier and (self.min_hosts is not None or self.late == "skip"):
+            raise ValueError("with topology 'clusters' every aggregator takes part: min_hosts and late 'skip' are for topology 'flat'")
         return self
+
+    @property
+    def is_two_tier(self) -> bool:
+        """Whether aggregators stand between the coordinator and the client hosts."""
+        return self.topology == "clusters"
 
 
 class Snapshots(Model):

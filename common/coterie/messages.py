@@ -11,7 +11,8 @@ A method declares its messages as frozen dataclasses in `coterie/methods/NAME.py
 
 What is not declared is private: encoding anything else is a TypeError. `Rows` messages have one owner per row: the parent's are
 split over the hosts of their owners, a host's are put together in member order. `Broadcast` messages are the same for everyone; they
-count once in vectors and once per receiving host in bytes.
+count once in vectors and once per receiving host in bytes. `PerCluster` messages have one row per known cluster: what the users of a
+cluster have in common travels once to each of their hosts, and what an aggregator says of its cluster has no user's row in it.
 """
 
 from __future__ import annotations
@@ -91,6 +92,16 @@ class Broadcast(Message):
     """The same for every receiver."""
 
 
+@dataclass(frozen=True)
+class PerCluster(Broadcast):
+    """Row r of every "clusters" axis belongs to the known cluster number `clusters[r]`, ascending; numbers are those of the whole run.
+
+    A host receives the rows of the clusters that its users are of. Sent up, by an aggregator, the rows are those of its own cluster.
+    """
+
+    clusters: Annotated[Indices, Positions("clusters")]
+
+
 M = TypeVar("M", bound=Message)
 
 _KINDS: dict[str, type[Message]] = {}
@@ -156,6 +167,7 @@ __all__ = [
     "Broadcast",
     "Indices",
     "Message",
+    "PerCluster",
     "Positions",
     "Rows",
     "Scalars",

@@ -38,7 +38,7 @@ from coterie.frames import (
     field_header,
     lift,
 )
-from coterie.messages import Broadcast, Message, Rows, Spec, check_shapes, kind_class
+from coterie.messages import Broadcast, Message, PerCluster, Rows, Spec, check_shapes, kind_class
 from coterie.v1 import session_pb2, tensor_pb2
 
 PROTOCOL_VERSION = 1
@@ -423,6 +423,19 @@ def select(message: Message, positions: Indices | slice | None, users: Indices |
     return type(message)(users=users, **arrays)  # type: ignore[call-arg]
 
 
+def select_clusters(message: PerCluster, clusters: Indices) -> PerCluster | None:
+    """The rows of these clusters (ascending numbers); None when there are none."""
+    kept = np.flatnonzero(np.isin(message.clusters, clusters))
+    if kept.size == message.clusters.size:
+        return message
+    taken = {name: getattr(message, name)[kept] if _is_by_cluster(spec) else getattr(message, name) for name, spec in message.specs}
+    return type(message)(**taken) if kept.size else None
+
+
+def _is_by_cluster(spec: Spec) -> bool:
+    return bool(spec.shape) and spec.shape[0] == "clusters"
+
+
 def has_rows(spec: Spec) -> bool:
     """Whether the first axis of the field is the axis of owners."""
     return bool(spec.shape) and spec.shape[0] == "rows"
@@ -442,4 +455,5 @@ __all__ = [
     "has_rows",
     "reheaded",
     "select",
+    "select_clusters",
 ]

@@ -23,10 +23,11 @@ from coterie.methods.prepare import FEW_ROWS
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision
 from coterie_server.hub import Hub
-from coterie_server.method import Facts, Federation, Members, Outcome, ServerMethod, Setting
+from coterie_server.method import ClusterSetting, Facts, Federation, Members, Outcome, ServerMethod, Setting
 from coterie_server.methods.prepare import prepare
 from coterie_server.plan import Stage, stages_of
 from coterie_server.rundb import RunDatabase
+from coterie_server.tiers import Hosted
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,11 @@ class Engine:
             facts=point.facts,
             start=point.outcomes[start] if start else None,
         )
-        method: ServerMethod[Any] = method_module("coterie_server", stage.method).build(stage.config, setting)
+        module = method_module("coterie_server", stage.method)
+        method: ServerMethod[Any] = module.build(stage.config, setting)
+        if hasattr(module, "build_clusters") and not self.experiment.federation.is_two_tier:
+            below = ClusterSetting(setting.seed, stage.name, members, setting.precision)
+            method = Hosted(method, module.build_clusters(stage.config, below), setting.precision)
         if self.experiment.federation.late == "skip" and not getattr(method, "tolerates_absence", False):
             text = f"stage {stage.name!r} needs every member in every round, so it waits for late ones"
             self.database.event("wait", text, stage=stage.name)

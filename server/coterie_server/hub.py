@@ -199,16 +199,19 @@ class Hub:
         place = {name: i for i, name in enumerate(names)}
         self.members = Members(names, tuple(clusters[name] for name in names))
         own = {name: np.array(sorted(place[user] for user in host.users), dtype=np.int64) for name, host in self.hosts.items()}
-        self.layout = Layout(own, len(names))
+        self.layout = Layout(own, len(names), self.members.cluster_of)
 
     def _welcome(self, host: Host) -> None:
         assert self.members is not None  # noqa: S101 - callers check
         place = {name: i for i, name in enumerate(self.members.names)}
+        indices = [place[user] for user in host.users]
         welcome = session_pb2.Welcome(
             run_id=self.run_id,
-            member_indices=[place[user] for user in host.users],
+            member_indices=indices,
             n_members=len(self.members),
             heartbeat_s=self.rules.heartbeat_s,
+            numbers=self.members.number_of[indices].tolist(),
+            clusters=(self.members.cluster_of[indices] + 1).tolist(),
         )
         self._send_frame(host, session_pb2.JoinResponse(welcome=welcome))
 
@@ -340,7 +343,7 @@ class Hub:
                 self.recorder.event("late", f"host {name!r} answered task {reply.seq} too late or twice", host=name, seq=reply.seq)
                 return
             for message in messages:
-                check_owners(name, message, own)
+                check_owners(name, message, own, self._layout().clusters[name])
                 check_finite(name, message, own, self.members.names if self.members else (), self.round)
         except CoterieError as error:
             self.fail(error if isinstance(error, RunError) else RunError(f"host {name!r} broke the protocol: {error}"))

@@ -13,15 +13,18 @@ import numpy as np
 
 from coterie.arrays import Indices
 from coterie.errors import ProtocolError, RunError
-from coterie.messages import Message, Rows
-from coterie.wire import has_rows, select
+from coterie.messages import Message, PerCluster, Rows
+from coterie.wire import has_rows, select, select_clusters
 
 
 class Layout:
-    """Which members live on which host."""
+    """Which members live on which host, and of which known clusters they are."""
 
-    def __init__(self, own: Mapping[str, Indices], n_members: int) -> None:
+    def __init__(self, own: Mapping[str, Indices], n_members: int, cluster_of: Indices | None = None) -> None:
         self.own = dict(own)  # host -> its member indices, ascending
+        none = np.full(n_members, -1, dtype=np.int64)
+        found = {host: np.unique((none if cluster_of is None else cluster_of)[indices]) for host, indices in self.own.items()}
+        self.clusters = {host: numbers[numbers >= 0] for host, numbers in found.items()}  # host -> numbers of its clusters, ascending
         self.hosts = tuple(self.own)
         self.host_of = np.full(n_members, -1, dtype=np.int64)
         for place, indices in enumerate(self.own.values()):
@@ -36,6 +39,8 @@ class Layout:
 
     def part_for(self, host: str, message: Message) -> Message | None:
         """What of `message` goes to `host`; None when nothing does."""
+        if isinstance(message, PerCluster):
+            return select_clusters(message, self.clusters[host])
         if not isinstance(message, Rows):
             return message
         if message.users is None:
@@ -51,8 +56,10 @@ def _as_slice(indices: Indices) -> Indices | slice:
     return indices
 
 
-def check_owners(host: str, message: Message, own: Indices) -> None:
-    """ProtocolError unless every row belongs to a user of the host."""
+def check_owners(host: str, message: Message, own: Indices, clusters: Indices) -> None:
+    """ProtocolError unless every row belongs to a user, or to a cluster, of the host."""
+    if isinstance(message, PerCluster) and not np.array_equal(message.clusters, clusters):
+        raise ProtocolError(f"host {host!r} sent {message.kind} for clusters {message.clusters.tolist()}, wanted {clusters.tolist()}")
     users = message.users if isinstance(message, Rows) else None
     if users is None or users.size == 0:
         return
@@ -75,7 +82,8 @@ def check_finite(host: str, message: Message, own: Indices, names: Sequence[str]
         member = (own if users is None else users)[where[0]] if has_rows(spec) else own[0]
         found = array[tuple(where)]
         place = f"{message.kind}.{name} in round {round_number}"
-        raise RunError(f"host {host!r} returned {found} for user {names[member]!r} in {place}, wanted finite numbers")
+        whose = f"cluster {message.clusters[0]}" if isinstance(message, PerCluster) else f"user {names[member]!r}"
+        raise RunError(f"host {host!r} returned {found} for {whose} in {place}, wanted finite numbers")
 
 
 def _is_finite(array: np.ndarray[Any, Any]) -> bool:
@@ -87,12 +95,26 @@ def _is_finite(array: np.ndarray[Any, Any]) -> bool:
 def merged(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict[type[Message], Message]:
     """One message of each kind from the hosts' messages, its rows in member order; users=None when everyone answered."""
     by_kind: dict[type[Message], list[tuple[str, Rows]]] = {}
+    by_cluster: dict[type[Message], list[PerCluster]] = {}
     for host in layout.hosts:
         for message in answers.get(host, ()):
+            if isinstance(message, PerCluster):
+                by_cluster.setdefault(type(message), []).append(message)
+                continue
             if not isinstance(message, Rows):
                 raise ProtocolError(f"host {host!r} sent {message.kind}, but a host's messages must have owners")
             by_kind.setdefault(type(message), []).append((host, message))
-    return {cls: _merge_kind(cls, parts, layout) for cls, parts in by_kind.items()}
+    in_member_order = {cls: _merge_kind(cls, parts, layout) for cls, parts in by_kind.items()}
+    return in_member_order | {cls: _merge_clusters(cls, parts) for cls, parts in by_cluster.items()}
+
+
+def _merge_clusters(cls: type[Message], parts: Sequence[PerCluster]) -> Message:
+    """The aggregators' rows in cluster order; each has spoken for its own clusters alone, which `check_owners` saw to."""
+    numbers = np.concatenate([message.clusters for message in parts])
+    if np.unique(numbers).size < numbers.size:
+        raise ProtocolError(f"{cls.kind} came twice for one cluster, wanted it once")
+    order = np.argsort(numbers)
+    return cls(**{name: np.concatenate([getattr(message, name) for message in parts])[order] for name, _ in cls.specs})
 
 
 def _merge_kind(cls: type[Message], parts: Sequence[tuple[str, Rows]], layout: Layout) -> Message:

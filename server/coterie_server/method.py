@@ -7,13 +7,17 @@ plain values, so that a checkpoint is generic. Halves know neither gRPC nor file
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from coterie.arrays import Array, Indices
 from coterie.errors import RunError
-from coterie.messages import Message
+from coterie.messages import Message, PerCluster
+from coterie.names import natural_key
 from coterie.wire import Precision
 
 M = TypeVar("M", bound=Message)
@@ -26,9 +30,29 @@ class Members:
 
     names: tuple[str, ...]
     clusters: tuple[str, ...]  # the known cluster of each user, "" for none
+    numbers: Indices | None = None  # (n,) of the users in the whole run, where these are only some of its members
+    cluster_numbers: Indices | None = None  # (n,) of the users' clusters in the whole run, likewise
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @functools.cached_property
+    def cluster_names(self) -> tuple[str, ...]:
+        """The known clusters (k,) in natural order of their names: a cluster's place here is its number in the whole run."""
+        return tuple(sorted({cluster for cluster in self.clusters if cluster}, key=natural_key))
+
+    @functools.cached_property
+    def cluster_of(self) -> Indices:
+        """(n,) the number of each user's cluster in the whole run, -1 for users without one."""
+        if self.cluster_numbers is not None:
+            return self.cluster_numbers
+        place = {name: number for number, name in enumerate(self.cluster_names)}
+        return np.array([place.get(cluster, -1) for cluster in self.clusters], dtype=np.int64)
+
+    @functools.cached_property
+    def number_of(self) -> Indices:
+        """(n,) the number of each user in the whole run: its place among all members."""
+        return np.arange(len(self.names)) if self.numbers is None else self.numbers
 
 
 @dataclass(frozen=True)
@@ -125,4 +149,30 @@ class ServerMethod(Protocol[S]):
         ...
 
 
-__all__ = ["Facts", "Federation", "Members", "Outcome", "Replies", "ServerMethod", "Setting"]
+@dataclass(frozen=True)
+class ClusterSetting:
+    """What the aggregators' half may know when its stage starts."""
+
+    seed: int
+    stage: str
+    members: Members  # of the clusters at hand: one cluster's, or, where the coordinator hosts the aggregators, everybody
+    precision: Precision
+
+
+class ClusterMethod(Protocol[S]):
+    """The third half of a two-tier method, for one cluster or for several at once: `build_clusters(config, setting)` makes it.
+
+    It sees the coordinator's `PerCluster` messages from above and the users of its clusters below. Whether an aggregator runs it for its
+    cluster or the coordinator for all of them, the numbers of a cluster are the same, so its arithmetic is per cluster.
+    """
+
+    def init(self) -> S:
+        """The state when the stage starts."""
+        ...
+
+    async def step(self, state: S, inbox: Mapping[type[Message], Message], federation: Federation) -> tuple[S, Sequence[PerCluster]]:
+        """Handles what the coordinator sent, and answers for each cluster (ascending numbers)."""
+        ...
+
+
+__all__ = ["ClusterMethod", "ClusterSetting", "Facts", "Federation", "Members", "Outcome", "Replies", "ServerMethod", "Setting"]

@@ -84,16 +84,20 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., more: _Optional[bool] = ..., run_id: _Optional[str] = ..., last_seq: _Optional[int] = ..., numerics: _Optional[str] = ..., instance: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run_id", "member_indices", "n_members", "heartbeat_s")
+    __slots__ = ("run_id", "member_indices", "n_members", "heartbeat_s", "numbers", "clusters")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     MEMBER_INDICES_FIELD_NUMBER: _ClassVar[int]
     N_MEMBERS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTERS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     member_indices: _containers.RepeatedScalarFieldContainer[int]
     n_members: int
     heartbeat_s: float
-    def __init__(self, run_id: _Optional[str] = ..., member_indices: _Optional[_Iterable[int]] = ..., n_members: _Optional[int] = ..., heartbeat_s: _Optional[float] = ...) -> None: ...
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    clusters: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run_id: _Optional[str] = ..., member_indices: _Optional[_Iterable[int]] = ..., n_members: _Optional[int] = ..., heartbeat_s: _Optional[float] = ..., numbers: _Optional[_Iterable[int]] = ..., clusters: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("seq", "attempt", "stage", "round", "durable_seq", "snapshot", "replay", "resent", "stage_json", "parts")

@@ -1,0 +1,82 @@
+"""Where the aggregators' half of a two-tier method runs in a flat run: in the coordinator, for all clusters at once.
+
+`Hosted` makes an ordinary server half of the coordinator's and the aggregators' halves. What would travel between them is rounded to the
+payload type as if it did, so that a flat and a two-tier run have the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from coterie.arrays import Indices
+from coterie.messages import Message, PerCluster
+from coterie.wire import Precision
+from coterie_server.method import ClusterMethod, Federation, Outcome, Replies, ServerMethod
+
+
+@dataclass(frozen=True)
+class HostedState:
+    """The state of both halves."""
+
+    method: Any
+    clusters: Any
+
+
+class _Tier:
+    """The aggregators as the coordinator's half sees them, though they are in this process."""
+
+    def __init__(self, below: Federation, half: ClusterMethod[Any], state: Any, precision: Precision) -> None:
+        self.state = state
+        self._below, self._half, self._precision = below, half, precision
+
+    async def exchange(self, *messages: Message, to: Indices | None = None) -> Replies:
+        """`PerCluster` messages go to the aggregators' half, all others to the users."""
+        for_clusters: dict[type[Message], Message] = {type(message): self._rounded(message) for message in messages if isinstance(message, PerCluster)}
+        if not for_clusters:
+            return await self._below.exchange(*messages, to=to)
+        self.state, answers = await self._half.step(self.state, for_clusters, self._below)
+        return Replies({type(answer): self._rounded(answer) for answer in answers}, None)
+
+    def _rounded(self, message: PerCluster) -> PerCluster:
+        floats = {name: spec for name, spec in message.specs if spec.is_float and not spec.is_exact}
+        rounded: dict[str, Any] = {name: self._precision.rounded(getattr(message, name)) for name in floats}
+        return replace(message, **rounded) if floats else message
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """A two-tier method in a flat run."""
+
+    method: ServerMethod[Any]
+    half: ClusterMethod[Any]
+    precision: Precision
+
+    @property
+    def client_options(self) -> Mapping[str, Any]:
+        return self.method.client_options
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        return getattr(self.method, "warnings", ())
+
+    async def init(self, federation: Federation) -> HostedState:
+        """Both halves' states before round 1."""
+        tier = _Tier(federation, self.half, self.half.init(), self.precision)
+        state = await self.method.init(tier)
+        return HostedState(state, tier.state)
+
+    async def round(self, state: HostedState, federation: Federation, number: int) -> tuple[HostedState, Mapping[str, float]]:
+        """One round of the coordinator's half."""
+        tier = _Tier(federation, self.half, state.clusters, self.precision)
+        after, figures = await self.method.round(state.method, tier, number)
+        return HostedState(after, tier.state), figures
+
+    async def finish(self, state: HostedState, federation: Federation) -> Outcome:
+        """What the stage leaves."""
+        return await self.method.finish(state.method, _Tier(federation, self.half, state.clusters, self.precision))
+
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
+        """The closed form of the coordinator's half."""
+        return self.method.expected_vectors(figures)
