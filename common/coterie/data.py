@@ -114,25 +114,54 @@ class EllipsesData(_Model):
         return self
 
 
-HsbColumn = Literal["minority", "female", "ses", "meanses", "cses"]
+class _Bundled(_Model):
+    """A table that comes with the client, whose users have known clusters. `coterie_client/data/files/ORIGIN.md` says where it is from."""
+
+    feature_columns: tuple[str, ...]
+    test_fraction: TestFraction = 0.2
+
+    @model_validator(mode="after")
+    def _columns_are_distinct(self) -> _Bundled:
+        for column in self.feature_columns:
+            if self.feature_columns.count(column) > 1:
+                raise ValueError(f"feature_columns names {column!r} more than once, want it once")
+        return self
 
 
-class HsbData(_Model):
-    """High School and Beyond, 1982: 7,185 students of 160 schools; bundled.
+class HsbData(_Bundled):
+    """High School and Beyond, 1982: 7,185 students of 160 schools.
 
     A user is a school, its cluster the sector (Public or Catholic), the target a student's mathematics achievement.
     """
 
     source: Literal["hsb"]
-    feature_columns: tuple[HsbColumn, ...] = Field(default=("ses", "minority", "female"), min_length=1)
-    test_fraction: TestFraction = 0.2
+    feature_columns: tuple[Literal["minority", "female", "ses", "meanses", "cses"], ...] = Field(
+        default=("ses", "minority", "female"), min_length=1
+    )
+    standardize_target: bool = False  # by the constants of the whole table, which are public; nothing is exchanged
 
-    @model_validator(mode="after")
-    def _columns_are_distinct(self) -> HsbData:
-        for column in self.feature_columns:
-            if self.feature_columns.count(column) > 1:
-                raise ValueError(f"feature_columns names {column!r} more than once, want it once")
-        return self
+
+class ExamsData(_Bundled):
+    """A-level chemistry in Britain, 1997: 24,963 students of the 1,091 schools with at least 10 of them.
+
+    A user is a school, its cluster the local education authority (129), the label whether a student has a grade A or B, +1, or less, -1.
+    """
+
+    source: Literal["exams"]
+    feature_columns: tuple[Literal["female", "age", "gcsescore"], ...] = Field(default=("female", "age", "gcsescore"), min_length=1)
+
+
+class GrowthData(_Bundled):
+    """Growth in mathematics (Sustaining Effects Study): 5,594 yearly tests of the 1,174 children with at least 4 of them.
+
+    A user is a child, its cluster the school (57), the target the test's score. Only year, grade and retained vary within a child.
+    """
+
+    source: Literal["growth"]
+    feature_columns: tuple[Literal["year", "grade", "retained", "female", "black", "hispanic", "size", "lowinc", "mobility"], ...] = Field(
+        default=("year",), min_length=1
+    )
+    standardize_target: bool = False  # by the constants of the whole table, which are public; nothing is exchanged
 
 
 class PythonData(_Model):
@@ -145,6 +174,6 @@ class PythonData(_Model):
 
 
 DataConfig = Annotated[
-    CsvData | ParquetData | NpzData | EllipsesData | HsbData | PythonData,
+    CsvData | ParquetData | NpzData | EllipsesData | HsbData | ExamsData | GrowthData | PythonData,
     Field(discriminator="source"),
 ]

@@ -10,9 +10,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import assert_never
 
-from coterie.data import CsvData, DataConfig, EllipsesData, HsbData, NpzData, ParquetData, PythonData
+from coterie.data import CsvData, DataConfig, EllipsesData, ExamsData, GrowthData, HsbData, NpzData, ParquetData, PythonData
 from coterie.names import natural_key, unknown_user
-from coterie_client.data import csv_table, ellipses, hsb, npz_table, parquet_table, python_source
+from coterie_client.data import bundled, csv_table, ellipses, npz_table, parquet_table, python_source
 from coterie_client.data.users import UserData, UserHead
 
 
@@ -43,8 +43,8 @@ def _heads(config: DataConfig, seed: int, data_dir: Path | None) -> list[UserHea
     match config:
         case CsvData():
             return csv_table.heads(config, data_dir)
-        case HsbData():
-            return csv_table.heads(hsb.as_csv(config), None)
+        case HsbData() | ExamsData() | GrowthData():
+            return bundled.heads(config)
         case ParquetData():
             return parquet_table.heads(config, data_dir)
         case NpzData():
@@ -61,8 +61,8 @@ def _load(config: DataConfig, seed: int, names: Collection[str] | None, data_dir
     match config:
         case CsvData():
             return csv_table.load(config, seed, names, data_dir)
-        case HsbData():
-            return csv_table.load(hsb.as_csv(config), seed, names, None)
+        case HsbData() | ExamsData() | GrowthData():
+            return bundled.load(config, seed, names)
         case ParquetData():
             return parquet_table.load(config, seed, names, data_dir)
         case NpzData():
