@@ -1,21 +1,23 @@
-"""The client host's end of the wire: dials the parent, joins, and joins again when the stream is lost.
+"""The lower end of the wire: dials the parent, joins, and joins again when the stream is lost.
 
-It moves frames for a `Host` and decides nothing about them. The host's work is done in one thread of its own, so that heartbeats go on
-while it computes; tasks of a sort that has been quick are done at once, since the way to a thread and back takes longer than they do.
+It moves frames for a client host or an aggregator and decides nothing about them. A host's work is done in one thread of its own, so that
+heartbeats go on while it computes; tasks of a sort that has been quick are done at once, since the way to a thread and back takes longer
+than they do. An aggregator's work is waiting for its own hosts, and is done on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
@@ -23,7 +25,6 @@ from coterie.config import Experiment, experiment_from
 from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
 from coterie.v1 import session_pb2
 from coterie.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Assembler, Encoded, Received
-from coterie_client.host import Host
 
 SERVICE = "coterie.v1.FederationService"
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 2.0  # between two attempts to join again
@@ -62,8 +63,46 @@ _FAMILIES: dict[str, type[CoterieError]] = {
 _HEARTBEAT = session_pb2.JoinRequest(heartbeat=session_pb2.Heartbeat()).SerializeToString()
 
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
-MakeHost = Callable[[Experiment, str], Host]
 T = TypeVar("T")
+
+
+class Dialler(Protocol):
+    """Who joins the parent. What `handle` and `ending` return may be awaitable where the work is done on the event loop."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def experiment(self) -> Experiment: ...
+
+    def hello(self) -> Iterator[session_pb2.JoinRequest]: ...
+    def welcome(self, welcome: session_pb2.Welcome) -> None: ...
+    def handle(self, received: Received) -> Any:
+        """The reply (`Encoded`), or None when there is none to send."""
+
+    def ending(self, finish: session_pb2.Finish) -> Any:
+        """What must be done before the books are complete."""
+
+    def books(self) -> Iterator[session_pb2.JoinRequest]: ...
+    def save(self) -> None: ...
+
+
+class Computer(Protocol):
+    """Where the work is done: one piece at a time."""
+
+    async def run(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Does a piece of work."""
+
+    def is_quick(self, task: Received, /) -> bool:
+        """Whether the task may be handled here and now by `handle`."""
+
+    def handle(self, dialler: Dialler, task: Received) -> Any:
+        """Handles a task."""
+
+    async def close(self) -> None:
+        """Waits for the piece under way."""
+
+
+MakeDialler = Callable[[Experiment, str], Any]
 
 
 @dataclass(frozen=True)
@@ -90,33 +129,33 @@ class Stopped:
 End = Finished | Lost | Stopped
 
 
-async def serve_host(
-    make_host: MakeHost,
+async def serve_member(
+    make: MakeDialler,
     server_address: str,
     *,
     name: str,
+    computer: Computer | None = None,
     credentials: grpc.ChannelCredentials | None = None,
     patience_s: float = 60.0,
     stop: asyncio.Event | None = None,
-    quick_s: float = QUICK_S,
     on_wait: Callable[[], None] | None = None,
 ) -> str | None:
     """Serves the run at HOST:PORT to its end and returns its outcome; None when `stop` was set before.
 
-    `make_host(experiment, run_id)` is called in the compute thread once the experiment is known. `patience_s` is the longest time without
-    a server, at the start and between two streams; `on_wait` is called once when there is none yet. Sorts of tasks below `quick_s` seconds
-    are done on the event loop; 0 never does that. Raises RunError when the run failed or patience is over, ConfigError and ProtocolError
-    when the parent turned the host away or the experiment is wrong, and whatever a half or `make_host` raised, after telling the parent.
+    `make(experiment, run_id)` gives the `Dialler` once the experiment is known; it is called where the work is done, by default in a
+    `Thread`. `patience_s` is the longest time without a server, at the start and between two streams; `on_wait` is called once when there
+    is none yet. Raises RunError when the run failed or patience is over, ConfigError and ProtocolError when the parent turned the member
+    away or the experiment is wrong, and whatever a half or `make` raised, after telling the parent.
     """
     parent = _Parent(server_address, name, patience_s, stop or asyncio.Event(), credentials)
-    computer = _Computer(quick_s)
+    computer = computer or Thread()
     try:
         answer = await _watched(parent.ask(), on_wait)
         if answer is None:
             return None
         try:
             experiment = experiment_from(json.loads(answer.experiment_json))
-            host = await computer.run(make_host, experiment, answer.run_id)
+            host = await computer.run(make, experiment, answer.run_id)
         except Exception as error:
             await parent.report(error)
             raise
@@ -226,7 +265,7 @@ class _Parent:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
             call.cancel()
 
-    async def serve(self, host: Host, computer: _Computer) -> str | None:
+    async def serve(self, host: Dialler, computer: Computer) -> str | None:
         """Joins, and joins again after a lost stream until patience is over."""
         heard_at, delay = time.monotonic(), FIRST_DELAY_S
         while not self._stop.is_set():
@@ -250,10 +289,30 @@ class _Parent:
         return None
 
 
-class _Computer:
-    """Does the host's work in order: one piece at a time, on one thread or, if it is quick, at once."""
+class OnLoop:
+    """Does the work on the event loop, where it may wait."""
 
-    def __init__(self, quick_s: float) -> None:
+    async def run(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Does a piece of work, and awaits its result where that is awaitable."""
+        result = work(*args)
+        return await result if inspect.isawaitable(result) else result
+
+    def is_quick(self, _: Received) -> bool:
+        """Never: whoever reads must go on reading."""
+        return False
+
+    def handle(self, dialler: Dialler, task: Received) -> Any:
+        """Handles a task; `run` awaits it."""
+        return dialler.handle(task)
+
+    async def close(self) -> None:
+        """Nothing is under way."""
+
+
+class Thread:
+    """Does the work on one thread or, where its sort has taken less than `quick_s` seconds (0: never), at once."""
+
+    def __init__(self, quick_s: float = QUICK_S) -> None:
         self._quick_s = quick_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="coterie-compute")
         self._last: Future[Any] | None = None
@@ -268,10 +327,10 @@ class _Computer:
         """Whether tasks of this sort have been quick, and the thread is free (what was begun for a lost stream may still be under way)."""
         return (self._last is None or self._last.done()) and self._quick_times.get(_sort_of(task), 0) >= QUICK_TIMES
 
-    def handle(self, host: Host, task: Received) -> Encoded | None:
+    def handle(self, dialler: Dialler, task: Received) -> Any:
         """Handles a task, in the calling thread, and learns how long its sort takes."""
         start = time.perf_counter()
-        encoded = host.handle(task)
+        encoded = dialler.handle(task)
         if time.perf_counter() - start >= self._quick_s:
             self._quick_times[_sort_of(task)] = 0
         else:
@@ -297,7 +356,7 @@ def _sort_of(task: Received) -> tuple[Any, ...]:
 class _Session:
     """One stream, from hello to its end."""
 
-    def __init__(self, call: Call, host: Host, computer: _Computer, stop: asyncio.Event) -> None:
+    def __init__(self, call: Call, host: Dialler, computer: Computer, stop: asyncio.Event) -> None:
         self.was_welcomed = False
         self._call, self._host, self._computer, self._stop = call, host, computer, stop
         self._rules = host.experiment.federation
@@ -432,6 +491,7 @@ class _Session:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S if finish.failed else self._rules.task_timeout_s):
                 await self._work_off()  # also waits for a task under way; the books must be complete
+                await self._computer.run(self._host.ending, finish)
                 for frame in await self._computer.run(lambda: [book.SerializeToString() for book in self._host.books()]):
                     await self._write(frame)
                 await self._half_close()

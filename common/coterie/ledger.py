@@ -8,9 +8,10 @@ framing excluded).
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from coterie.errors import ProtocolError
 from coterie.messages import kind_class
 from coterie.v1 import session_pb2
 from coterie.wire import ENVELOPE, GRPC_FRAME_HEADER_BYTES, Entry
+
+T = TypeVar("T")
 
 UP, DOWN = "up", "down"
 SESSION = "session"  # hello, welcome, heartbeats, books, finish
@@ -46,6 +49,15 @@ class Row(NamedTuple):
         return self.message_bytes + GRPC_FRAME_HEADER_BYTES * self.frames
 
 
+class Own(NamedTuple):
+    """What an aggregator's side of a link says of a row beside."""
+
+    useful: int
+    stage: int
+    round: int
+    user_set: int
+
+
 def rows_of(entries: Iterable[Entry], *, seq: int, attempt: int, direction: str, resent: int) -> Iterator[Row]:
     """The rows of one task or reply."""
     for e in entries:
@@ -57,20 +69,51 @@ def step_of(kind: str) -> str:
     return "control" if kind in CONTROL else kind_class(kind).step
 
 
-def pack(rows: Iterable[Row]) -> Iterator[session_pb2.Book]:
-    """A host's rows as control messages, column by column and compressed."""
-    listed = list(rows)
-    for start in range(0, len(listed), _MAX_BOOK_ROWS):
-        piece = listed[start : start + _MAX_BOOK_ROWS]
-        kinds = sorted({row.kind for row in piece})
-        place = {kind: i for i, kind in enumerate(kinds)}
-        table = np.array([(*row[:3], _DIRECTIONS.index(row.direction), place[row.kind], *row[5:]) for row in piece], dtype="<i8")
-        yield session_pb2.Book(names="\n".join(kinds), rows=zlib.compress(table.T.tobytes()), n_rows=len(piece))
+def pack(rows: Iterable[Row], link: str = "") -> Iterator[session_pb2.Book]:
+    """A host's rows as control messages, column by column and compressed; `link` as in the contract."""
+    for piece in _pieces(rows):
+        yield _packed([(row, ()) for row in piece], link)
+
+
+def pack_own(rows: Iterable[tuple[Row, Own]], link: str, user_sets: Sequence[str]) -> Iterator[session_pb2.Book]:
+    """An aggregator's own side of a link to one of its hosts; `Own.user_set` is a place in `user_sets`, from 1, 0 for none."""
+    for piece in _pieces(rows):
+        book = _packed(piece, link)
+        book.of_parent, book.user_sets = True, "\n".join(user_sets)
+        yield book
+
+
+def _pieces(rows: Iterable[T]) -> Iterator[list[T]]:
+    left = iter(rows)
+    while piece := list(itertools.islice(left, _MAX_BOOK_ROWS)):
+        yield piece
+
+
+def _packed(rows: Sequence[tuple[Row, tuple[int, ...]]], link: str) -> session_pb2.Book:
+    kinds = sorted({row.kind for row, _ in rows})
+    place = {kind: i for i, kind in enumerate(kinds)}
+    lines = [(*row[:3], _DIRECTIONS.index(row.direction), place[row.kind], *row[5:], *more) for row, more in rows]
+    table = np.array(lines, dtype="<i8")
+    return session_pb2.Book(names="\n".join(kinds), rows=zlib.compress(table.T.tobytes()), n_rows=len(rows), link=link)
 
 
 def unpack(book: session_pb2.Book) -> list[Row]:
     """The rows of a Book; ProtocolError when its size does not fit."""
-    n_columns = len(Row._fields)
+    return [row for row, _ in _unpacked(book, 0)]
+
+
+def unpack_own(book: session_pb2.Book) -> list[tuple[Row, Own]]:
+    """The rows of an aggregator's own side of a link. ProtocolError when the size does not fit or an unknown set of users is named."""
+    rows = [(row, Own(*more)) for row, more in _unpacked(book, len(Own._fields))]
+    n_sets = len(book.user_sets.split("\n")) if book.user_sets else 0
+    wrong = next((own.user_set for _, own in rows if not 0 <= own.user_set <= n_sets), None)
+    if wrong is not None:
+        raise ProtocolError(f"a ledger book names set {wrong} of users, but lists {n_sets}")
+    return rows
+
+
+def _unpacked(book: session_pb2.Book, n_more: int) -> list[tuple[Row, list[int]]]:
+    n_columns = len(Row._fields) + n_more
     wanted = book.n_rows * n_columns * 8
     if book.n_rows > _MAX_BOOK_ROWS:
         raise ProtocolError(f"a ledger book announces {book.n_rows} rows, wanted at most {_MAX_BOOK_ROWS}")
@@ -86,7 +129,8 @@ def unpack(book: session_pb2.Book) -> list[Row]:
     for kind in kinds if book.n_rows else ():
         step_of(kind)
     try:
-        return [Row._make((*line[:3], _DIRECTIONS[line[3]], kinds[line[4]], *line[5:])) for line in table]
+        n_own = len(Row._fields)
+        return [(Row._make((*line[:3], _DIRECTIONS[line[3]], kinds[line[4]], *line[5:n_own])), line[n_own:]) for line in table]
     except IndexError as error:
         raise ProtocolError("a ledger book names a direction or a kind that it does not list") from error
 
@@ -100,3 +144,10 @@ def as_ranges(users: Indices) -> str:
     firsts = ordered[np.concatenate(([0], breaks + 1))]
     lasts = ordered[np.concatenate((breaks, [ordered.size - 1]))]
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True))
+
+
+def of_ranges(text: str) -> Indices:
+    """The member indices that `as_ranges` wrote."""
+    ends = [part.partition("-")[::2] for part in text.split(",") if part]
+    pieces = [np.arange(int(first), int(last or first) + 1) for first, last in ends]
+    return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)

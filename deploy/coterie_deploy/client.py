@@ -15,11 +15,11 @@ from pathlib import Path
 
 from coterie.config import Experiment
 from coterie.data import PythonData
+from coterie.dial import serve_member
 from coterie.errors import ConfigError, RunError
 from coterie.names import parse_users
 from coterie.snapshot import SnapshotFile
 from coterie_client.build import build_host
-from coterie_client.connect import serve_host
 from coterie_client.data import list_users
 from coterie_client.host import Host
 from coterie_deploy.printable import printable
@@ -82,7 +82,7 @@ async def _serve(client: Client) -> int:
         stop = stack.enter_context(stopping_on_signals())
         if client.launched:
             stack.enter_context(stopping_at_end_of_input(stop))
-        outcome = await serve_host(make_host, client.server, name=name, patience_s=client.patience_s, stop=stop, on_wait=say_waiting)
+        outcome = await serve_member(make_host, client.server, name=name, patience_s=client.patience_s, stop=stop, on_wait=say_waiting)
     if outcome is None:
         print(f"stopped by {stop.by}; the same command goes on from here", flush=True)  # noqa: T201
         return stop.exit_code

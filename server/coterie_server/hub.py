@@ -16,7 +16,7 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.config import Experiment
 from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
-from coterie.ledger import DOWN, SESSION, UP, Row, rows_of, unpack
+from coterie.ledger import DOWN, SESSION, UP, Row, rows_of, unpack, unpack_own
 from coterie.messages import Message
 from coterie.names import natural_key
 from coterie.v1 import session_pb2
@@ -34,9 +34,17 @@ class Hub:
     """All sessions of one parent, and the `Federation` that its method speaks to."""
 
     def __init__(
-        self, experiment: Experiment, run_id: str, recorder: Recorder, clock: Callable[[], float], *, keep_log: bool = True
+        self,
+        experiment: Experiment,
+        run_id: str,
+        recorder: Recorder,
+        clock: Callable[[], float],
+        *,
+        keep_log: bool = True,
+        cluster: str | None = None,
     ) -> None:
         self.rules = experiment.federation
+        self.cluster = cluster  # whose users alone may join: this is the hub of an aggregator, and its parent numbers the users
         self.run_id = run_id
         self.precision = Precision.of(experiment.payload)
         self.recorder = recorder
@@ -57,7 +65,7 @@ class Hub:
         self.furthest = 0  # the last exchange of an earlier attempt that any host has seen: up to it, decisions are repeated
         self._clock = clock
         self._keep_log = keep_log
-        self._stage_json = ""
+        self.stage_json = ""  # the settings of the stage, for hosts that have not been told
         self._told: set[str] = set()  # hosts that have the settings of this stage
         self._pending: Pending | None = None
         self._failure: CoterieError | None = None
@@ -98,11 +106,11 @@ class Hub:
         self._compare_numerics(hello)
         n_here = sum(1 for other in self.hosts.values() if other.link is not None)
         self.recorder.event("join", f"host {host.name!r} joined with {len(host.users)} users", host=host.name, hosts_here=n_here)
-        if self.members is not None:
+        if self._is_numbered:
             self._welcome(host)
         if self._finish is not None:
             self._send_frame(host, self._finish)
-        elif self.members is not None:
+        elif self._is_numbered:
             self._catch_up(host)
         self._changed.set()
 
@@ -116,6 +124,7 @@ class Hub:
 
     def _check_hello(self, hello: session_pb2.Hello) -> None:
         check_form(hello)
+        self._check_tier(hello)
         names = [user.name for user in hello.users]
         if hello.run_id and hello.run_id != self.run_id:
             raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} holds the state of run {hello.run_id}, this is run {self.run_id}")
@@ -145,6 +154,20 @@ class Hub:
         if len(self.hosts) >= self.rules.hosts and hello.host not in self.hosts:
             raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} would be host {len(self.hosts) + 1} of {self.rules.hosts}")
 
+    def _check_tier(self, hello: session_pb2.Hello) -> None:
+        """Refusal of an aggregator or a client host where the other is waited for, and of users of a wrong cluster."""
+        if hello.aggregator != self.rules.is_two_tier:
+            found, wanted = ("an aggregator", "client hosts") if hello.aggregator else ("a client host", "the clusters' aggregators")
+            raise Refusal("INVALID_ARGUMENT", f"{hello.host!r} is {found}, but this parent waits for {wanted} (federation.topology)")
+        wanted_cluster = hello.users[0].cluster if hello.aggregator else self.cluster
+        for user in hello.users if wanted_cluster is not None else ():
+            if user.cluster != wanted_cluster:
+                found = f"cluster {user.cluster!r}" if user.cluster else "no known cluster"
+                whose = "aggregator" if hello.aggregator else "host"
+                raise Refusal(
+                    "INVALID_ARGUMENT", f"user {user.name!r} of {whose} {hello.host!r} is of {found}, wanted cluster {wanted_cluster!r}"
+                )
+
     def _compare_numerics(self, hello: session_pb2.Hello) -> None:
         self._numerics[hello.host] = hello.numerics
         if len(set(self._numerics.values())) > 1:
@@ -171,7 +194,7 @@ class Hub:
                 name: host for name, host in sorted(self.hosts.items(), key=lambda item: natural_key(item[0])) if host.link is not None
             }
             self._fix_members()
-            for host in self.hosts.values():
+            for host in self.hosts.values() if self._is_numbered else ():
                 self._welcome(host)
         assert self.members is not None  # noqa: S101 - set above
         self._has_started = True
@@ -196,10 +219,42 @@ class Hub:
         names = tuple(sorted(clusters, key=natural_key))
         if self.rules.users is not None and len(names) != self.rules.users:
             raise RunError(f"the hosts bring {len(names)} users together, wanted {self.rules.users}")
-        place = {name: i for i, name in enumerate(names)}
         self.members = Members(names, tuple(clusters[name] for name in names))
+        self._check_clusters(self.members.cluster_names)
+        self._lay_out(self.members)
+
+    def _check_clusters(self, found: tuple[str, ...]) -> None:
+        """RunError when the clusters are not those that the experiment names, or when two aggregators have the same."""
+        wanted = self.rules.clusters
+        if wanted is not None and self.cluster is None:
+            missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+            if missing:
+                raise RunError(f"cluster {missing[0]!r} has no users, but federation.clusters names it")
+            if unknown:
+                raise RunError(f"cluster {unknown[0]!r} is not in federation.clusters, want one of {', '.join(wanted)}")
+        if self.rules.is_two_tier and len(found) < len(self.hosts):
+            raise RunError(f"{len(self.hosts)} aggregators bring {len(found)} clusters, wanted one cluster for each")
+
+    def number(self, numbers: Indices, clusters: Indices) -> None:
+        """An aggregator learns the numbers of its users and of their clusters in the whole run, and welcomes its hosts."""
+        assert self.members is not None  # noqa: S101 - an aggregator joins its parent after its hosts
+        if self._is_numbered:
+            return
+        self.members = Members(self.members.names, self.members.clusters, numbers, clusters)
+        self._lay_out(self.members)
+        for host in self._connected():
+            self._welcome(host)
+            self._catch_up(host)
+
+    @property
+    def _is_numbered(self) -> bool:
+        """Whether hosts can be welcomed."""
+        return self.members is not None and (self.cluster is None or self.members.numbers is not None)
+
+    def _lay_out(self, members: Members) -> None:
+        place = {name: i for i, name in enumerate(members.names)}
         own = {name: np.array(sorted(place[user] for user in host.users), dtype=np.int64) for name, host in self.hosts.items()}
-        self.layout = Layout(own, len(names), self.members.cluster_of)
+        self.layout = Layout(own, len(members), members.cluster_of)
 
     def _welcome(self, host: Host) -> None:
         assert self.members is not None  # noqa: S101 - callers check
@@ -228,7 +283,7 @@ class Hub:
 
     def begin_stage(self, number: int, stage_json: str) -> None:
         """The next exchange with each host carries the settings of this stage."""
-        self.stage, self.round, self._stage_json = number, 0, stage_json
+        self.stage, self.round, self.stage_json = number, 0, stage_json
         self._told = set()
 
     async def exchange(self, *messages: Message, to: Indices | None = None) -> Replies:
@@ -278,7 +333,7 @@ class Hub:
         if host.snapshot_due:
             task.snapshot, host.snapshot_due = 1, False
         if host.name not in self._told:
-            task.stage_json = self._stage_json
+            task.stage_json = self.stage_json
             self._told.add(host.name)
         sent = Sent(self.seq, encode(task, messages, self.precision), 0)
         if not self._keep_log and host.log:
@@ -399,6 +454,9 @@ class Hub:
         try:
             if self._finish is None:
                 raise ProtocolError("its book came before the end of the run")
+            if book.link or book.events:
+                self._book_below(name, book)
+                return
             rows = unpack(book)
             host.n_booked -= len(rows)
             # Rows of an attempt that was killed may be the host's alone.
@@ -407,6 +465,17 @@ class Hub:
             self.recorder.book_host(name, rows)
         except ProtocolError as error:
             self.fail(RunError(f"host {name!r} broke the protocol: {error}"))
+
+    def _book_below(self, name: str, book: session_pb2.Book) -> None:
+        """An aggregator brings the books of one of its own links, or what has happened there."""
+        if not self.rules.is_two_tier:
+            raise ProtocolError(f"its book is of a link to {book.link!r}, but it is a client host")
+        link = f"{name}/{book.link}"
+        if book.of_parent:
+            self.recorder.book_within(link, unpack_own(book), book.user_sets.split("\n"))
+        elif book.link:
+            self.recorder.book_host(link, unpack(book))
+        self.recorder.events_of(name, book.events)
 
     def fail(self, error: CoterieError) -> None:
         """The run cannot go on: whoever waits gets this error."""
@@ -519,6 +588,8 @@ class Hub:
         return {
             "seq": self.seq,
             "features": self.features,
+            "numbers": self.members.numbers if self.members else None,
+            "cluster_numbers": self.members.cluster_numbers if self.members else None,
             "hosts": [
                 {
                     "name": host.name,
@@ -553,10 +624,12 @@ class Hub:
             if entry["told"]:
                 self._told.add(host.name)
         self._fix_members()
+        if memory["numbers"] is not None:
+            self.number(memory["numbers"], memory["cluster_numbers"])
 
     def resume_stage(self, number: int, round_number: int, stage_json: str) -> None:
         """Goes on in the middle of a stage: hosts that were told its settings are not told again."""
-        self.stage, self.round, self._stage_json = number, round_number, stage_json
+        self.stage, self.round, self.stage_json = number, round_number, stage_json
 
 
 def _users(entries: Iterable[Any]) -> Iterable[Indices | None]:

@@ -74,6 +74,11 @@ class Replies:
         self._messages = messages
         self.answered = answered  # member indices, sorted; None: everyone who was asked
 
+    @property
+    def messages(self) -> Sequence[Message]:
+        """All of them."""
+        return tuple(self._messages.values())
+
     def get(self, cls: type[M]) -> M | None:
         """The message of this kind with the rows of all who sent it; None when nobody did."""
         return self._messages.get(cls)  # type: ignore[return-value]

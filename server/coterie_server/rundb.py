@@ -13,13 +13,13 @@ import functools
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from coterie.arrays import Indices
-from coterie.errors import ConfigError, RunError
-from coterie.ledger import CONTROL, Row, as_ranges, step_of
+from coterie.errors import ConfigError, ProtocolError, RunError
+from coterie.ledger import CONTROL, Own, Row, as_ranges, of_ranges, step_of
 from coterie.messages import Broadcast, kind_class
 from coterie_server.method import Members
 
@@ -52,6 +52,8 @@ CREATE TABLE IF NOT EXISTS host_ledger (
 CREATE TABLE IF NOT EXISTS events (at REAL NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS decisions (seq INTEGER NOT NULL, kind TEXT NOT NULL, value TEXT NOT NULL);
 """
+# The scopes of communication: with a client host that has no aggregator, inside a cluster, between the clusters.
+DIRECT, WITHIN, BETWEEN = "direct", "within-cluster", "between-cluster"
 _FLUSH_ROWS = 5000
 _FLUSH_S = 0.5
 _INSERTS = {
@@ -68,14 +70,14 @@ _LINKS = {"ledger": 10, "host_ledger": 5}  # the column that names the link
 class RunDatabase:
     """One run's database; `path` None keeps it in memory. RunError when the disk refuses."""
 
-    def __init__(self, path: Path | None, clock: Any = time.time) -> None:
+    def __init__(self, path: Path | None, clock: Any = time.time, *, scope: str = DIRECT) -> None:
         self._path = path
+        self._scope = scope  # of the links that are booked here
         self._clock = clock
         self._rows: dict[str, list[tuple[Any, ...]]] = {table: [] for table in _INSERTS}
         self._n_rows = 0
         self._flushed_at = clock()
         self._sets: dict[str, int] = {}
-        self._scopes: dict[str, str] = {}
         self._labels: tuple[int, str] | None = None  # stage and text of the latest memberships
         try:
             self.connection = sqlite3.connect(path or ":memory:", timeout=30.0, isolation_level=None)
@@ -100,11 +102,18 @@ class RunDatabase:
     def book(self, link: str, where: tuple[int, int], rows: Iterable[tuple[Row, Indices | None]], useful: bool) -> None:
         """The parent's own rows for one message on one link; `where` is (stage, round)."""
         stage, round_number = where
-        scope = self._scopes.get(link, "direct")
         for row, users in rows:
-            user_set = None if users is None else self._set_of(users)
-            values = (row.seq, row.attempt, row.resent, int(useful), stage, round_number, step_of(row.kind), row.kind, row.direction)
-            self._add("ledger", (*values, scope, link, user_set, _is_broadcast(row.kind), *row[5:]))
+            user_set = None if users is None else self._set_of(as_ranges(users))
+            self._book(row, Own(int(useful), stage, round_number, 0), self._scope, link, user_set)
+
+    def book_within(self, link: str, rows: Iterable[tuple[Row, Own]], user_sets: Sequence[str]) -> None:
+        """An aggregator's side of a link to one of its hosts; `Own.user_set` is a place in `user_sets`, from 1."""
+        for row, own in rows:
+            self._book(row, own, WITHIN, link, self._set_of(user_sets[own.user_set - 1]) if own.user_set else None)
+
+    def _book(self, row: Row, own: Own, scope: str, link: str, user_set: int | None) -> None:
+        values = (row.seq, row.attempt, row.resent, own.useful, own.stage, own.round, step_of(row.kind), row.kind, row.direction)
+        self._add("ledger", (*values, scope, link, user_set, _is_broadcast(row.kind), *row[5:]))
 
     def book_host(self, link: str, rows: Iterable[Row]) -> None:
         """A host's own rows."""
@@ -120,13 +129,53 @@ class RunDatabase:
         self._add("decisions", (seq, kind, json.dumps(value)))
         self.flush()
 
-    def _set_of(self, users: Indices) -> int:
-        text = as_ranges(users)
+    def events_of(self, aggregator: str, lines: str) -> None:
+        """What has happened at an aggregator, in its own time. ProtocolError when the lines are not what the contract says."""
+        for line in lines.splitlines():
+            try:
+                at, kind, text, data = json.loads(line)
+                values = (float(at), str(kind), str(text), json.dumps({**data, "aggregator": aggregator}))
+            except (ValueError, TypeError, RecursionError) as error:
+                raise ProtocolError(f"an event of its book is {line[:100]!r}, wanted [time, kind, text, data]") from error
+            self._add("events", values)
+
+    def _set_of(self, text: str) -> int:
         number = self._sets.get(text)
         if number is None:
             number = self._sets[text] = len(self._sets) + 1
             self._execute("INSERT INTO user_sets VALUES (?, ?)", (number, text))
         return number
+
+    # ---- what an aggregator reads of it, for the coordinator's books
+
+    def links(self) -> list[str]:
+        """The hosts that something was booked for."""
+        self.flush()
+        return [name for (name,) in self.connection.execute("SELECT DISTINCT link FROM ledger UNION SELECT DISTINCT link FROM host_ledger")]
+
+    def user_sets(self, numbers: Indices) -> list[str]:
+        """The sets of users in the order of their ids from 1, in the numbers of the whole run; `numbers` (n,) has that of each member."""
+        rows = self.connection.execute("SELECT members FROM user_sets ORDER BY id")
+        return [as_ranges(numbers[of_ranges(members)]) for (members,) in rows]
+
+    def own_rows(self, link: str) -> Iterator[tuple[Row, Own]]:
+        """This side of a link."""
+        columns = "seq, attempt, resent, direction, kind, vectors, scalars, payload_bytes, message_bytes, frames"
+        query = f"SELECT {columns}, useful, stage, round, COALESCE(user_set, 0) FROM ledger WHERE link = ? ORDER BY rowid"  # noqa: S608
+        for row in self.connection.execute(query, (link,)):
+            yield Row._make(row[:10]), Own._make(row[10:])
+
+    def host_rows(self, link: str) -> Iterator[Row]:
+        """The host's side of a link."""
+        columns = "seq, attempt, resent, direction, kind, vectors, scalars, payload_bytes, message_bytes, frames"
+        query = f"SELECT {columns} FROM host_ledger WHERE link = ? ORDER BY rowid"  # noqa: S608 - fixed columns
+        for row in self.connection.execute(query, (link,)):
+            yield Row._make(row)
+
+    def event_lines(self) -> list[str]:
+        """The events, a JSON array [time, kind, text, data] each."""
+        rows = self.connection.execute("SELECT at, kind, text, data FROM events ORDER BY rowid")
+        return [json.dumps([at, kind, text, json.loads(data)]) for at, kind, text, data in rows]
 
     # ---- what the engine writes down
 

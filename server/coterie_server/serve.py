@@ -34,7 +34,7 @@ SMALL_BYTES = 64 << 10  # a task up to this size does not keep other hosts waiti
 MAX_REASON_CHARS = 1000  # of a status message: HTTP/2 trailers have a size limit
 MAX_HELLO_USERS = 1_000_000
 
-# These and the options of `coterie_client.connect` belong together. gRPC also pings to measure the bandwidth of large messages; where
+# These and the options of `coterie.dial` belong together. gRPC also pings to measure the bandwidth of large messages; where
 # that counts as too many pings, a server ends the connection in the middle of a round, so the count is switched off.
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_FRAME_BYTES),

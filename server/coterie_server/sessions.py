@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from coterie.arrays import Indices
 from coterie.errors import CoterieError
-from coterie.ledger import DOWN, UP, Row
+from coterie.ledger import DOWN, UP, Own, Row
 from coterie.messages import Message
 from coterie.v1 import session_pb2
 from coterie.wire import PROTOCOL_VERSION, Encoded
@@ -43,6 +43,12 @@ class Recorder(Protocol):
     def book(self, link: str, where: tuple[int, int], rows: Iterable[tuple[Row, Indices | None]], useful: bool) -> None: ...
 
     def book_host(self, link: str, rows: Iterable[Row]) -> None: ...
+
+    def book_within(self, link: str, rows: Iterable[tuple[Row, Own]], user_sets: Sequence[str]) -> None:
+        """An aggregator's side of a link to one of its hosts."""
+
+    def events_of(self, aggregator: str, lines: str) -> None:
+        """What has happened at an aggregator. ProtocolError when the lines are not what the contract says."""
 
     def event(self, kind: str, text: str, **data: Any) -> None: ...
 

@@ -33,7 +33,8 @@ class _Tier:
 
     async def exchange(self, *messages: Message, to: Indices | None = None) -> Replies:
         """`PerCluster` messages go to the aggregators' half, all others to the users."""
-        for_clusters: dict[type[Message], Message] = {type(message): self._rounded(message) for message in messages if isinstance(message, PerCluster)}
+        sent = [message for message in messages if isinstance(message, PerCluster)]
+        for_clusters: dict[type[Message], Message] = {type(message): self._rounded(message) for message in sent}
         if not for_clusters:
             return await self._below.exchange(*messages, to=to)
         self.state, answers = await self._half.step(self.state, for_clusters, self._below)

@@ -23,11 +23,11 @@ from typing import Annotated, Any, cast
 import grpc
 import numpy as np
 
+from coterie import dial
 from coterie.arrays import Array
 from coterie.config import Experiment, experiment_from, experiment_to_json
 from coterie.ledger import Row
 from coterie.messages import Broadcast, Rows, Vectors, declare
-from coterie_client import connect
 from coterie_client.data import UserData
 from coterie_client.host import Host
 from coterie_client.method import Inbox, Local
@@ -90,7 +90,7 @@ def host_process(address: str, name: str, users: tuple[str, ...]) -> None:
         data = [UserData(user, None, empty, empty[:, 0], empty, empty[:, 0]) for user in users]
         return Host(name, experiment, run_id, data, lambda _: cast(Local, None), None, name)
 
-    asyncio.run(connect.serve_host(make_host, address, name=name))
+    asyncio.run(dial.serve_member(make_host, address, name=name))
 
 
 async def ours(n_users: int, d: int, n_hosts: int, seconds: float) -> float:
@@ -121,7 +121,7 @@ async def ours(n_users: int, d: int, n_hosts: int, seconds: float) -> float:
 
 def echo_process(address: str, n_bytes: int) -> None:
     async def run() -> None:
-        async with grpc.aio.insecure_channel(address, options=connect.OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(address, options=dial.OPTIONS) as channel:
             call: Any = channel.stream_stream("/bare.Echo/Join")()
             await call.write(b"%d" % n_bytes)
             pieces: list[bytes] = []

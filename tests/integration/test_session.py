@@ -23,13 +23,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coterie.arrays import Array, Indices
 from coterie.config import Experiment, experiment_from, experiment_to_json
+from coterie.dial import Thread, serve_member
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.ledger import Row
 from coterie.messages import Broadcast, Rows, Vectors, declare
 from coterie.snapshot import SnapshotFile
 from coterie.v1 import session_pb2
 from coterie.wire import PROTOCOL_VERSION, Precision, encode
-from coterie_client.connect import serve_host
 from coterie_client.data import UserData
 from coterie_client.host import Host
 from coterie_client.method import Inbox, Local
@@ -206,8 +206,8 @@ def test_hosts_join_answer_and_leave_with_their_books(n: int, d: int, quick_s: f
         blocks = inputs(n, d, 6)
         users = [f"u{i}" for i in range(n)]
         async with served(hub) as (_, address):
-            a = serve_host(maker("a", users[: n // 2]), address, name="a", quick_s=quick_s)
-            b = serve_host(maker("b", users[n // 2 :]), address, name="b", quick_s=quick_s)
+            a = serve_member(maker("a", users[: n // 2]), address, name="a", computer=Thread(quick_s))
+            b = serve_member(maker("b", users[n // 2 :]), address, name="b", computer=Thread(quick_s))
             async with hosts(a, b) as running:
                 await ready(hub)
                 for block, wanted in zip(blocks, expected(blocks), strict=True):
@@ -341,7 +341,7 @@ def test_a_stream_cut_in_the_middle_changes_no_bits(after: int) -> None:
         blocks = inputs(2, 200_000, 4)  # 3.2 MB each way
         async with served(hub) as (server, _):
             proxy = Proxy(server.port)
-            async with proxy.running() as address, hosts(serve_host(maker("a", ["u0", "u1"]), address, name="a")) as (host,):
+            async with proxy.running() as address, hosts(serve_member(maker("a", ["u0", "u1"]), address, name="a")) as (host,):
                 await ready(hub)
                 answers = [(await hub.exchange(Block(blocks[0])))[Block].x]
                 proxy.cut_after(after)
@@ -364,7 +364,7 @@ def test_a_reply_computed_while_the_stream_was_lost_is_sent_after_joining_again(
         (block,) = inputs(1, 3, 1)
         async with served(hub) as (server, _):
             proxy = Proxy(server.port)
-            async with proxy.running() as address, hosts(serve_host(maker("a", ["u0"]), address, name="a")) as (host,):
+            async with proxy.running() as address, hosts(serve_member(maker("a", ["u0"]), address, name="a")) as (host,):
                 await ready(hub)
                 exchange = asyncio.create_task(hub.exchange(Block(block), Order(np.array([WAIT]))))
                 try:
@@ -387,7 +387,7 @@ def test_heartbeats_go_on_during_a_long_computation() -> None:
         GATE.opened.clear()
         hub = new_hub(heartbeat_s=0.1, silence_s=0.6)
         (block,) = inputs(1, 3, 1)
-        async with served(hub) as (_, address), hosts(serve_host(maker("a", ["u0"]), address, name="a")) as (host,):
+        async with served(hub) as (_, address), hosts(serve_member(maker("a", ["u0"]), address, name="a")) as (host,):
             await ready(hub)
             exchange = asyncio.create_task(hub.exchange(Block(block), Order(np.array([WAIT]))))
             try:
@@ -409,7 +409,7 @@ def test_a_silent_parent_is_noticed_and_dialled_again(monkeypatch: pytest.Monkey
         monkeypatch.setattr("coterie_server.serve.TICK_S", 0.05)
         async with served(hub) as (server, _):
             proxy = Proxy(server.port)
-            async with proxy.running() as address, hosts(serve_host(maker("a", ["u0"]), address, name="a")) as (host,):
+            async with proxy.running() as address, hosts(serve_member(maker("a", ["u0"]), address, name="a")) as (host,):
                 await ready(hub)
                 proxy.is_frozen = True
                 while time.monotonic() - hub.hosts["a"].heard_at < 1.5:  # three times what the host puts up with
@@ -429,7 +429,7 @@ def test_a_parent_that_is_started_again_is_joined_again() -> None:
         port = free_port()
         address = f"127.0.0.1:{port}"
         first = new_hub()
-        async with hosts(serve_host(maker("a", ["u0"]), address, name="a", patience_s=20)) as (host,):
+        async with hosts(serve_member(maker("a", ["u0"]), address, name="a", patience_s=20)) as (host,):
             async with served(first, address):
                 await ready(first)
                 for block in blocks[:2]:
@@ -453,7 +453,7 @@ def test_a_host_whose_parent_stays_away_gives_up_with_a_sentence() -> None:
         hub = new_hub()
         async with hosts() as _:
             async with served(hub) as (_, address):
-                host = asyncio.create_task(serve_host(maker("a", ["u0"]), address, name="a", patience_s=0.5))
+                host = asyncio.create_task(serve_member(maker("a", ["u0"]), address, name="a", patience_s=0.5))
                 await ready(hub)
             with pytest.raises(RunError, match=rf"host 'a' has had no session with {address} for 0.5 s"):
                 await host
@@ -467,7 +467,7 @@ def test_a_host_whose_parent_stays_away_gives_up_with_a_sentence() -> None:
 def test_a_host_waits_for_a_server_that_is_not_up_yet() -> None:
     async def test() -> None:
         port = free_port()
-        async with hosts(serve_host(maker("a", ["u0"]), f"127.0.0.1:{port}", name="a", patience_s=20)) as (host,):
+        async with hosts(serve_member(maker("a", ["u0"]), f"127.0.0.1:{port}", name="a", patience_s=20)) as (host,):
             await asyncio.sleep(0.3)
             hub = new_hub()
             async with served(hub, f"127.0.0.1:{port}"):
@@ -482,7 +482,7 @@ def test_a_host_that_waits_in_vain_says_for_what() -> None:
     async def test() -> None:
         address = f"127.0.0.1:{free_port()}"
         with pytest.raises(RunError, match=f"waited 0.5 s for a server at {address}: none answered"):
-            await serve_host(maker("a", ["u0"]), address, name="a", patience_s=0.5)
+            await serve_member(maker("a", ["u0"]), address, name="a", patience_s=0.5)
 
     run(test())
 
@@ -542,12 +542,10 @@ def test_an_address_without_host_or_port_is_a_config_error(address: str) -> None
 def test_another_protocol_version_is_refused(rpc: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         hub = new_hub()
-        monkeypatch.setattr(
-            "coterie_client.connect.PROTOCOL_VERSION" if rpc == "GetExperiment" else "coterie_client.host.PROTOCOL_VERSION", 9
-        )
+        monkeypatch.setattr("coterie.dial.PROTOCOL_VERSION" if rpc == "GetExperiment" else "coterie.member.PROTOCOL_VERSION", 9)
         async with served(hub) as (_, address):
             with pytest.raises(ProtocolError, match=rf"host 'a' speaks protocol 9, wanted {PROTOCOL_VERSION}"):
-                await serve_host(maker("a", ["u0"]), address, name="a")
+                await serve_member(maker("a", ["u0"]), address, name="a")
 
     run(test())
 
@@ -555,11 +553,11 @@ def test_another_protocol_version_is_refused(rpc: str, monkeypatch: pytest.Monke
 def test_a_host_without_users_is_told_so() -> None:
     async def test() -> None:
         hub = new_hub(hosts=2)
-        async with served(hub) as (_, address), hosts(serve_host(maker("a", ["u0"]), address, name="a")):
+        async with served(hub) as (_, address), hosts(serve_member(maker("a", ["u0"]), address, name="a")):
             while not hub.hosts:
                 await asyncio.sleep(0.01)
             with pytest.raises(ConfigError, match="user 'u0' is claimed by host 'b', but host 'a' speaks for it"):
-                await serve_host(maker("b", ["u0"]), address, name="b")
+                await serve_member(maker("b", ["u0"]), address, name="b")
 
     run(test())
 
@@ -570,7 +568,7 @@ def test_a_run_that_is_over_takes_nobody() -> None:
         async with served(hub) as (_, address):
             await hub.finish("all done", failed=False)
             with pytest.raises(RunError, match="run run-1 has ended"):
-                await serve_host(maker("a", ["u0"]), address, name="a")
+                await serve_member(maker("a", ["u0"]), address, name="a")
 
     run(test())
 
@@ -581,7 +579,7 @@ def test_data_that_cannot_be_loaded_is_reported_before_the_host_exits() -> None:
 
     async def test() -> None:
         hub = new_hub()
-        async with served(hub) as (_, address), hosts(serve_host(make_host, address, name="a")) as (host,):
+        async with served(hub) as (_, address), hosts(serve_member(make_host, address, name="a")) as (host,):
             with pytest.raises(ConfigError, match=r"^cannot read users.csv"):
                 await host
             assert hub.refused == {"a": "host 'a' cannot join: cannot read users.csv: no such file"}
@@ -594,7 +592,10 @@ def test_a_mistake_in_a_half_fails_the_run_and_the_host(quick_s: float) -> None:
     async def test() -> None:
         hub = new_hub()
         (block,) = inputs(1, 3, 1)
-        async with served(hub) as (_, address), hosts(serve_host(maker("a", ["u0"]), address, name="a", quick_s=quick_s)) as (host,):
+        async with (
+            served(hub) as (_, address),
+            hosts(serve_member(maker("a", ["u0"]), address, name="a", computer=Thread(quick_s))) as (host,),
+        ):
             await ready(hub)
             for _ in range(5):
                 await hub.exchange(Block(block), Order(np.zeros(1)))
@@ -609,7 +610,7 @@ def test_a_mistake_in_a_half_fails_the_run_and_the_host(quick_s: float) -> None:
 def test_a_failed_run_is_a_run_error_at_the_host() -> None:
     async def test() -> None:
         hub = new_hub()
-        async with served(hub) as (_, address), hosts(serve_host(maker("a", ["u0"]), address, name="a")) as (host,):
+        async with served(hub) as (_, address), hosts(serve_member(maker("a", ["u0"]), address, name="a")) as (host,):
             await ready(hub)
             await hub.finish("the disk is full", failed=True)
             with pytest.raises(RunError, match="the run has failed: the disk is full"):
@@ -646,7 +647,7 @@ def test_a_stranger_that_breaks_the_contract_gets_a_status_and_harms_nobody(fram
                 await talk()
             assert error.value.code().name == code
             assert sentence in (error.value.details() or "")
-            async with hosts(serve_host(maker("a", ["u0"]), address, name="a")):
+            async with hosts(serve_member(maker("a", ["u0"]), address, name="a")):
                 await ready(hub)
                 await hub.exchange(Block(np.ones((1, 2))))
 
@@ -693,7 +694,7 @@ def test_a_host_that_is_asked_to_stop_finishes_its_task_and_writes_its_state_dow
         blocks = inputs(1, 3, 2)
         stop = asyncio.Event()
         store = SnapshotFile(tmp_path, "a")
-        async with served(hub) as (_, address), hosts(serve_host(maker("a", ["u0"], store), address, name="a", stop=stop)) as (host,):
+        async with served(hub) as (_, address), hosts(serve_member(maker("a", ["u0"], store), address, name="a", stop=stop)) as (host,):
             await ready(hub)
             exchange = asyncio.create_task(hub.exchange(Block(blocks[0]), Order(np.array([WAIT]))))
             try:
@@ -706,7 +707,7 @@ def test_a_host_that_is_asked_to_stop_finishes_its_task_and_writes_its_state_dow
             assert await host is None
             assert (store.load() or {})["last_seq"] == 1
             waiting = asyncio.create_task(hub.exchange(Block(blocks[1])))
-            async with hosts(serve_host(maker("a", ["u0"], store, "2"), address, name="a")):
+            async with hosts(serve_member(maker("a", ["u0"], store, "2"), address, name="a")):
                 np.testing.assert_array_equal((await waiting)[Block].x, expected(blocks)[1])
 
     run(test())
@@ -718,7 +719,7 @@ def test_a_host_can_be_stopped_while_it_waits(is_up: bool) -> None:
         stop = asyncio.Event()
         async with contextlib.AsyncExitStack() as stack:
             address = (await stack.enter_async_context(served(new_hub(hosts=2))))[1] if is_up else f"127.0.0.1:{free_port()}"
-            (host,) = await stack.enter_async_context(hosts(serve_host(maker("a", ["u0"]), address, name="a", stop=stop)))
+            (host,) = await stack.enter_async_context(hosts(serve_member(maker("a", ["u0"]), address, name="a", stop=stop)))
             await asyncio.sleep(0.2)
             stop.set()
             assert await asyncio.wait_for(host, 5) is None
@@ -760,7 +761,7 @@ def test_a_server_stops_in_the_middle_of_everything() -> None:
         async with contextlib.AsyncExitStack() as stack:
             (host,) = await stack.enter_async_context(hosts(asyncio.sleep(0)))
             async with served(hub) as (_, address):
-                (host,) = await stack.enter_async_context(hosts(serve_host(maker("a", ["u0"]), address, name="a", patience_s=1.0)))
+                (host,) = await stack.enter_async_context(hosts(serve_member(maker("a", ["u0"]), address, name="a", patience_s=1.0)))
                 await ready(hub)
                 exchange = asyncio.create_task(hub.exchange(Block(np.ones((1, 1_000_000)))))
                 await asyncio.sleep(0)
@@ -777,7 +778,7 @@ def test_a_hello_of_ten_thousand_users_comes_in_pieces_and_is_welcomed() -> None
     async def test() -> None:
         hub = new_hub(hosts=1)
         users = [f"u{i}" for i in range(10_000)]
-        async with served(hub) as (_, address), hosts(serve_host(maker("a", users), address, name="a")) as (host,):
+        async with served(hub) as (_, address), hosts(serve_member(maker("a", users), address, name="a")) as (host,):
             await ready(hub)
             replies = await hub.exchange(Block(np.ones((10_000, 2))))
             np.testing.assert_array_equal(replies[Block].x, np.full((10_000, 2), 1 / 3.0))
@@ -790,7 +791,7 @@ def test_a_hello_of_ten_thousand_users_comes_in_pieces_and_is_welcomed() -> None
 def main(address: str, name: str, users: str, folder: str = "") -> None:
     store = SnapshotFile(Path(folder), name) if folder else None
     make_host = maker(name, users.split(","), store, instance=str(time.time_ns()))
-    outcome = asyncio.run(serve_host(make_host, address, name=name, patience_s=20))
+    outcome = asyncio.run(serve_member(make_host, address, name=name, patience_s=20))
     print(json.dumps(outcome))
 
 

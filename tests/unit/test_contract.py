@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pb2
 
-from coterie import frames, wire
+from coterie import dial, frames, wire
 from coterie.v1 import session_pb2, tensor_pb2
-from coterie_client import connect
 from coterie_server import serve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,12 +65,12 @@ def test_the_field_numbers_written_by_hand_are_those_of_the_contract() -> None:
 
 def test_both_ends_name_the_service_of_the_contract() -> None:
     service = session_pb2.DESCRIPTOR.services_by_name["FederationService"]
-    assert serve.SERVICE == connect.SERVICE == service.full_name
+    assert serve.SERVICE == dial.SERVICE == service.full_name
     assert sorted(method.name for method in service.methods) == ["GetExperiment", "Join"]
 
 
 def test_the_channel_options_of_both_ends_agree() -> None:
-    server, client = dict(serve.OPTIONS), dict(connect.OPTIONS)
+    server, client = dict(serve.OPTIONS), dict(dial.OPTIONS)
     for options in (server, client):
         assert options["grpc.max_receive_message_length"] >= wire.INLINE_BYTES + frames.CHUNK_BYTES
         assert options["grpc.enable_http_proxy"] == 0

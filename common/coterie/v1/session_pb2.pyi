@@ -62,7 +62,7 @@ class User(_message.Message):
     def __init__(self, name: _Optional[str] = ..., cluster: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "host", "users", "more", "run_id", "last_seq", "numerics", "instance", "features")
+    __slots__ = ("protocol", "host", "users", "more", "run_id", "last_seq", "numerics", "instance", "features", "aggregator")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     USERS_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class Hello(_message.Message):
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    AGGREGATOR_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     host: str
     users: _containers.RepeatedCompositeFieldContainer[User]
@@ -81,7 +82,8 @@ class Hello(_message.Message):
     numerics: str
     instance: str
     features: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., more: _Optional[bool] = ..., run_id: _Optional[str] = ..., last_seq: _Optional[int] = ..., numerics: _Optional[str] = ..., instance: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
+    aggregator: bool
+    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., more: _Optional[bool] = ..., run_id: _Optional[str] = ..., last_seq: _Optional[int] = ..., numerics: _Optional[str] = ..., instance: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., aggregator: _Optional[bool] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("run_id", "member_indices", "n_members", "heartbeat_s", "numbers", "clusters")
@@ -158,14 +160,22 @@ class Failure(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., config: _Optional[bool] = ...) -> None: ...
 
 class Book(_message.Message):
-    __slots__ = ("names", "rows", "n_rows")
+    __slots__ = ("names", "rows", "n_rows", "link", "of_parent", "user_sets", "events")
     NAMES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     N_ROWS_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    OF_PARENT_FIELD_NUMBER: _ClassVar[int]
+    USER_SETS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
     names: str
     rows: bytes
     n_rows: int
-    def __init__(self, names: _Optional[str] = ..., rows: _Optional[bytes] = ..., n_rows: _Optional[int] = ...) -> None: ...
+    link: str
+    of_parent: bool
+    user_sets: str
+    events: str
+    def __init__(self, names: _Optional[str] = ..., rows: _Optional[bytes] = ..., n_rows: _Optional[int] = ..., link: _Optional[str] = ..., of_parent: _Optional[bool] = ..., user_sets: _Optional[str] = ..., events: _Optional[str] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("outcome", "failed")

@@ -1,0 +1,259 @@
+"""The lower end of a session, sans I/O: what a client host and an aggregator are to their parent.
+
+Each task is handled exactly once and in order; replies are kept until the parent says that it will never ask for them again, so that a
+parent that was killed is answered from what is stored. What a task means is the business of the subclass.
+"""
+
+from __future__ import annotations
+
+import platform
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from coterie.arrays import Indices
+from coterie.config import Experiment
+from coterie.errors import ProtocolError, RunError
+from coterie.ledger import DOWN, UP, Row, pack, rows_of
+from coterie.messages import Message, Rows
+from coterie.snapshot import SnapshotFile
+from coterie.v1 import session_pb2
+from coterie.wire import PROTOCOL_VERSION, Encoded, Precision, Received, encode, reheaded
+
+_USERS_PER_HELLO = 5000
+_ROWS_UNPACKED = 10_000
+
+
+class User(Protocol):
+    """What a parent is told of a user."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def cluster(self) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A task that has been opened: what is to be done, or the answer when nothing is."""
+
+    task: session_pb2.Task
+    messages: Sequence[Message] | None  # None: the task was handled before
+    answer: Encoded | None = None
+
+
+def numerics() -> str:
+    """What decides the bits of the arithmetic: library version, processor, and the kernels that numpy has chosen for it."""
+    config: Any = np.show_config(mode="dicts")
+    found = config.get("SIMD Extensions", {}).get("found") or ["baseline"]
+    return f"numpy {np.__version__}, {platform.machine()}, {found[-1]}"
+
+
+class Member:
+    """One who has joined a parent and speaks for some users."""
+
+    noun = "host"
+    is_aggregator = False
+
+    def __init__(
+        self,
+        name: str,
+        experiment: Experiment,
+        run_id: str,
+        users: Sequence[User],
+        store: SnapshotFile | None,
+        instance: str = "",
+        features: Sequence[str] = (),
+    ) -> None:
+        self.name = name
+        self.experiment = experiment
+        self.run_id = run_id
+        self.indices: Indices = np.zeros(0, dtype=np.int64)
+        self.numbers, self.clusters = self.indices, self.indices
+        self.n_members = 0
+        self.last_seq = 0
+        self._members = tuple(users)
+        self._features = tuple(features)
+        self._store = store
+        self._instance = instance
+        self._precision = Precision.of(experiment.payload)
+        self._replies: dict[int, tuple[Encoded, int]] = {}  # exchange -> (reply, how often it was sent)
+        self._fingerprints: dict[int, int] = {}  # exchange -> checksum of the task that the reply answers
+        self._rows: list[Row] = []
+        self._books: list[bytes] = []  # rows that are packed already: a long run has many
+        self._durable_seq = 0
+        self._newest_seq = 0
+
+    # ---- joining
+
+    def hello(self) -> Iterator[session_pb2.JoinRequest]:
+        """The frames that introduce the member."""
+        users = [session_pb2.User(name=user.name, cluster=user.cluster or "") for user in self._members]
+        for start in range(0, len(users), _USERS_PER_HELLO):
+            piece = users[start : start + _USERS_PER_HELLO]
+            hello = session_pb2.Hello(
+                protocol=PROTOCOL_VERSION,
+                host=self.name,
+                users=piece,
+                more=start + len(piece) < len(users),
+                run_id=self.run_id if self.last_seq else "",
+                last_seq=self.last_seq,
+                numerics=numerics(),
+                instance=self._instance,
+                features=self._features if start == 0 else (),
+                aggregator=self.is_aggregator,
+            )
+            yield session_pb2.JoinRequest(hello=hello)
+
+    def welcome(self, welcome: session_pb2.Welcome) -> None:
+        """Learns the member order. ProtocolError when it does not fit the member's users."""
+        if welcome.run_id != self.run_id:
+            raise ProtocolError(f"welcomed to run {welcome.run_id!r}, wanted {self.run_id!r}")
+        n_users = len(self._members)
+        indices = np.array(welcome.member_indices, dtype=np.int64)
+        if indices.size != n_users or np.any(np.diff(indices) <= 0) or indices[-1] >= welcome.n_members:
+            raise ProtocolError(f"welcomed with {indices.size} member indices for {n_users} users, wanted one each, ascending")
+        self.indices, self.n_members = indices, welcome.n_members
+        self.numbers = np.array(welcome.numbers, dtype=np.int64)
+        self.clusters = np.array(welcome.clusters, dtype=np.int64) - 1
+        if not self.numbers.size == self.clusters.size == n_users:
+            raise ProtocolError(f"welcomed with {self.numbers.size} numbers and {self.clusters.size} clusters for {n_users} users")
+
+    # ---- tasks
+
+    def open(self, received: Received) -> Asked:
+        """Books a task and says what it asks for. ProtocolError and RunError for tasks that cannot be this member's."""
+        task = received.frame
+        if not isinstance(task, session_pb2.Task):
+            raise ProtocolError("the parent sent a reply, wanted a task")
+        if not self.n_members:
+            raise ProtocolError(f"task {task.seq} came before the welcome")
+        messages, entries = received.decode(len(self._members))
+        self._rows.extend(rows_of(entries, seq=task.seq, attempt=task.attempt, direction=DOWN, resent=task.resent))
+        while self._replies and next(iter(self._replies)) <= task.durable_seq:  # they are kept in order
+            oldest = next(iter(self._replies))
+            del self._replies[oldest], self._fingerprints[oldest]
+        if len(self._rows) > _ROWS_UNPACKED:
+            self._pack_rows()
+        if task.seq <= self.last_seq:
+            return Asked(task, None, None if task.replay else self._stored(task))
+        return Asked(task, [self._with_positions(message) for message in messages])
+
+    def close(self, task: session_pb2.Task, messages: Iterable[Message]) -> Encoded | None:
+        """The reply to send, or None when the parent has it already. Only now does the task count as handled."""
+        reply = session_pb2.Reply(seq=task.seq, attempt=task.attempt, durable_seq=self._durable_seq)
+        encoded = encode(reply, [self._with_indices(message) for message in messages], self._precision)
+        self.last_seq = task.seq
+        self._replies[task.seq] = (encoded, 0 if task.replay else 1)
+        self._fingerprints[task.seq] = _fingerprint(task)
+        if not task.replay:
+            self._book_up(encoded, task, 0)
+        if task.snapshot:
+            self.save()
+        return None if task.replay else encoded
+
+    def _stored(self, task: session_pb2.Task) -> Encoded:
+        who = f"{self.noun} {self.name!r}"
+        if task.seq not in self._replies:
+            raise RunError(f"{who} is asked for task {task.seq} again, but has kept only replies to {sorted(self._replies)}")
+        if self._fingerprints[task.seq] != _fingerprint(task):
+            raise RunError(f"task {task.seq} is not the one that {who} answered before: the coordinator has gone another way")
+        kept, times = self._replies[task.seq]
+        reply = session_pb2.JoinRequest.FromString(kept.head).reply
+        reply.attempt, reply.resent, reply.durable_seq = task.attempt, times, self._durable_seq
+        encoded = reheaded(reply, kept)
+        self._replies[task.seq] = (kept, times + 1)
+        self._book_up(encoded, task, times)
+        return encoded
+
+    def _book_up(self, encoded: Encoded, task: session_pb2.Task, resent: int) -> None:
+        self._rows.extend(rows_of(encoded.entries, seq=task.seq, attempt=task.attempt, direction=UP, resent=resent))
+
+    def _with_positions(self, message: Message) -> Message:
+        if not isinstance(message, Rows) or message.users is None:
+            return message
+        positions = np.searchsorted(self.indices, message.users)
+        if np.any(positions == self.indices.size) or np.any(self.indices[positions] != message.users):
+            raise ProtocolError(f"{message.kind} came for members that are not on {self.noun} {self.name!r}")
+        return replace(message, users=positions)
+
+    def _with_indices(self, message: Message) -> Message:
+        if not isinstance(message, Rows) or message.users is None:
+            return message
+        return replace(message, users=self.indices[message.users])
+
+    # ---- the end
+
+    def books(self) -> Iterator[session_pb2.JoinRequest]:
+        """The member's own ledger."""
+        self._pack_rows()
+        for book in self._books:
+            yield session_pb2.JoinRequest(book=session_pb2.Book.FromString(book))
+
+    def _pack_rows(self) -> None:
+        self._books.extend(book.SerializeToString() for book in pack(self._rows))
+        self._rows.clear()
+
+    # ---- snapshots
+
+    def save(self) -> None:
+        """Writes the state of all users down; without a store nothing is kept."""
+        if self._store is None:
+            return
+        self._pack_rows()
+        self._store.save(
+            {
+                "run_id": self.run_id,
+                "last_seq": self.last_seq,
+                "users": [user.name for user in self._members],
+                "indices": self.indices,
+                "n_members": self.n_members,
+                "replies": [_stored_reply(seq, *reply, self._fingerprints[seq]) for seq, reply in self._replies.items()],
+                "books": self._books,
+                **self.tree(),
+            }
+        )
+        self._durable_seq, self._newest_seq = self._newest_seq, self.last_seq
+
+    def tree(self) -> Mapping[str, Any]:
+        """What the subclass writes down beside."""
+        raise NotImplementedError
+
+    def restored(self) -> Mapping[str, Any] | None:
+        """Takes up the newest snapshot and returns it; None when there is none. RunError when it is not of this run and these users."""
+        snapshot: Mapping[str, Any] | None = self._store.load() if self._store is not None else None
+        if snapshot is None:
+            return None
+        names = [user.name for user in self._members]
+        if snapshot["run_id"] != self.run_id:
+            raise RunError(f"the state of {self.noun} {self.name!r} belongs to run {snapshot['run_id']}, wanted {self.run_id}")
+        if snapshot["users"] != names:
+            raise RunError(f"the state of {self.noun} {self.name!r} is of users {snapshot['users'][:3]}..., wanted {names[:3]}...")
+        self.last_seq, self._newest_seq = snapshot["last_seq"], snapshot["last_seq"]
+        self.indices, self.n_members = snapshot["indices"], snapshot["n_members"]
+        self._replies = {item["seq"]: (_restored_reply(item, len(names)), item["times"]) for item in snapshot["replies"]}
+        self._fingerprints = {item["seq"]: item["fingerprint"] for item in snapshot["replies"]}
+        self._books = snapshot["books"]
+        return snapshot
+
+
+def _fingerprint(task: session_pb2.Task) -> int:
+    """A checksum of what a task asks, without its fences; large tensors are not looked at."""
+    checksum = zlib.crc32(b"%d %d" % (task.stage, task.round))
+    for part in task.parts:
+        checksum = zlib.crc32(part.SerializeToString(), checksum)
+    return checksum
+
+
+def _stored_reply(seq: int, encoded: Encoded, times: int, fingerprint: int) -> Mapping[str, Any]:
+    return {"seq": seq, "times": times, "fingerprint": fingerprint, "head": encoded.head, "tails": [bytes(tail) for tail in encoded.tails]}
+
+
+def _restored_reply(item: Mapping[str, Any], n_own: int) -> Encoded:
+    reply = session_pb2.JoinRequest.FromString(item["head"]).reply
+    received = Received(reply, tuple(bytearray(tail) for tail in item["tails"]), len(item["head"]))
+    _, entries = received.decode(n_own)
+    return Encoded(item["head"], tuple(memoryview(tail) for tail in item["tails"]), tuple(entries), is_task=False)

@@ -1,0 +1,150 @@
+"""The aggregator: a server to the hosts of one known cluster, and to the coordinator a member that speaks for the cluster's users.
+
+`PerCluster` messages of the coordinator are for the aggregators' half of the method; all others are for the users and are passed on, and
+the users' answers passed up. What the half holds of its users never leaves it unless a declared message carries it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.config import Experiment, method_module
+from coterie.errors import ConfigError, ProtocolError
+from coterie.ledger import pack, pack_own
+from coterie.member import Member
+from coterie.messages import Message, PerCluster
+from coterie.snapshot import SnapshotFile
+from coterie.v1 import session_pb2
+from coterie.wire import Encoded, Precision, Received
+from coterie_server.hub import Hub
+from coterie_server.method import ClusterMethod, ClusterSetting
+from coterie_server.plan import stages_of
+from coterie_server.rundb import RunDatabase
+
+_EVENTS_PER_BOOK = 1000
+
+
+@dataclass(frozen=True)
+class ClusterUser:
+    """A user of the cluster, as the coordinator is told of it."""
+
+    name: str
+    cluster: str
+
+
+class Aggregator(Member):
+    """One cluster's aggregator; its hub has gathered the cluster's hosts."""
+
+    noun = "aggregator"
+    is_aggregator = True
+
+    def __init__(
+        self, name: str, experiment: Experiment, hub: Hub, database: RunDatabase, store: SnapshotFile | None, instance: str = ""
+    ) -> None:
+        assert hub.members is not None  # noqa: S101 - its hosts have been gathered
+        users = [ClusterUser(user, cluster) for user, cluster in zip(hub.members.names, hub.members.clusters, strict=True)]
+        super().__init__(name, experiment, hub.run_id, users, store, instance, hub.features)
+        self.hub = hub
+        self._database = database
+        self._stages = stages_of(experiment)
+        self._half: ClusterMethod[Any] | None = None
+        self._half_state: Any = None
+        self._checkpoint_seq = hub.seq
+        if (snapshot := self.restored()) is not None:
+            self._half_state = snapshot["half"]
+            if snapshot["stage_json"]:
+                hub.resume_stage(snapshot["stage"], snapshot["round"], snapshot["stage_json"])
+
+    def welcome(self, welcome: session_pb2.Welcome) -> None:
+        """Learns the numbers of its users in the whole run, and welcomes its own hosts."""
+        super().welcome(welcome)
+        self.hub.number(self.numbers, self.clusters)
+
+    async def handle(self, received: Received) -> Encoded | None:
+        """Handles one task; the reply to send, or None when the coordinator has it already."""
+        asked = self.open(received)
+        if asked.messages is None:
+            return asked.answer
+        task = asked.task
+        if task.stage_json:
+            self.hub.begin_stage(task.stage, task.stage_json)
+            self._half, self._half_state = None, None
+        self.hub.round = task.round
+        return self.close(task, await self._answers(asked.messages))
+
+    async def _answers(self, messages: Sequence[Message]) -> Sequence[Message]:
+        inbox: dict[type[Message], Message] = {type(message): message for message in messages if isinstance(message, PerCluster)}
+        if inbox and len(inbox) < len(messages):
+            raise ProtocolError("a task mixes messages for the aggregator with messages for its users")
+        if not inbox:
+            replies = await self.hub.exchange(*messages)
+            return replies.messages
+        half = self._cluster_half()
+        state = half.init() if self._half_state is None else self._half_state
+        self._half_state, answers = await half.step(state, inbox, self.hub)
+        return answers
+
+    def _cluster_half(self) -> ClusterMethod[Any]:
+        if self._half is None:
+            assert self.hub.members is not None  # noqa: S101 - as above
+            stage = self._stages[self.hub.stage]
+            setting = ClusterSetting(self.experiment.seed, stage.name, self.hub.members, Precision.of(self.experiment.payload))
+            half: ClusterMethod[Any] = method_module("coterie_server", stage.method).build_clusters(stage.config, setting)
+            self._half = half
+        return self._half
+
+    # ---- snapshots
+
+    def save(self) -> None:
+        """Writes down where the cluster is; replies that the snapshot before made needless may then be forgotten by its hosts."""
+        self._database.flush()
+        super().save()
+        if self._store is not None:
+            self.hub.durable_seq, self._checkpoint_seq = self._checkpoint_seq, self.hub.seq
+            self.hub.request_snapshots()
+
+    def tree(self) -> Mapping[str, Any]:
+        """The hub's memory and the half's state."""
+        return {
+            "hub": self.hub.memory(),
+            "half": self._half_state,
+            "stage": self.hub.stage,
+            "round": self.hub.round,
+            "stage_json": self.hub.stage_json,
+        }
+
+    # ---- the end
+
+    async def ending(self, finish: session_pb2.Finish) -> None:
+        """Ends the run for the hosts, and waits for their books."""
+        await self.hub.finish(finish.outcome, failed=finish.failed)
+        self._database.flush()
+
+    def books(self) -> Iterator[session_pb2.JoinRequest]:
+        """Its own ledger of the link to the coordinator, both sides of the links to its hosts, and the events of the cluster."""
+        yield from super().books()
+        for book in (*self._books_below(), *self._events()):
+            yield session_pb2.JoinRequest(book=book)
+
+    def _books_below(self) -> Iterator[session_pb2.Book]:
+        assert self.hub.members is not None  # noqa: S101 - as above
+        numbers = self.hub.members.number_of
+        sets, links = self._database.user_sets(numbers), self._database.links()
+        for link in links:
+            yield from pack_own(self._database.own_rows(link), link, sets)
+            yield from pack(self._database.host_rows(link), link)
+
+    def _events(self) -> Iterator[session_pb2.Book]:
+        lines = self._database.event_lines()
+        for start in range(0, len(lines), _EVENTS_PER_BOOK):
+            yield session_pb2.Book(events="\n".join(lines[start : start + _EVENTS_PER_BOOK]))
+
+
+def cluster_experiment(experiment: Experiment, n_hosts: int) -> Experiment:
+    """The experiment as the hub of an aggregator sees it. ConfigError when the run has no aggregators."""
+    if not experiment.federation.is_two_tier:
+        raise ConfigError("the coordinator's experiment has federation.topology 'flat': its hosts join it without an aggregator")
+    rules = experiment.federation.model_copy(update={"topology": "flat", "hosts": n_hosts, "users": None})
+    return experiment.model_copy(update={"federation": rules})
