@@ -17,7 +17,7 @@ from coterie.config import Experiment
 from coterie.data import PythonData
 from coterie.dial import serve_member
 from coterie.errors import ConfigError, RunError
-from coterie.names import parse_users
+from coterie.names import natural_key, parse_users, similar_names
 from coterie.snapshot import SnapshotFile
 from coterie_client.build import build_host
 from coterie_client.data import list_users
@@ -26,6 +26,7 @@ from coterie_deploy.printable import printable
 from coterie_deploy.signals import stopping_at_end_of_input, stopping_on_signals
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_MAX_SHOWN = 3  # clusters
 _MAX_RUN_ID = 64  # characters of it in the name of a file
 
 
@@ -42,6 +43,7 @@ class Client:
     insecure: bool
     launched: bool  # by `coterie run`: ends with its launcher, and trusts the paths of the experiment
     allow_code: bool = False  # the experiment may name modules to import
+    cluster: str | None = None  # all users of this known cluster, instead of a selection
 
 
 def default_name(users: str | None) -> str:
@@ -56,7 +58,7 @@ def store_of(folder: Path, name: str, run_id: str) -> SnapshotFile:
 
 def run_client(client: Client) -> int:
     """Serves the run to its end: 0; 130 or 143 when stopped before, with the state written down. Raises CoterieError."""
-    _check_address(client)
+    check_server_address(client.server, insecure=client.insecure)
     return asyncio.run(_serve(client))
 
 
@@ -66,9 +68,7 @@ async def _serve(client: Client) -> int:
     def make_host(experiment: Experiment, run_id: str) -> Host:
         _check_code(client, experiment)
         data = client.data if client.data is not None or client.launched else Path()
-        users = None
-        if client.users is not None:
-            users = parse_users(client.users, [head.name for head in list_users(experiment.data, experiment.seed, data)])
+        users = _users(client, experiment, data)
         store = store_of(client.state, name, run_id)
         host = build_host(name, experiment, run_id, users, data_dir=data, store=store, instance=secrets.token_hex(8))
         _check_writable(client.state)
@@ -90,6 +90,22 @@ async def _serve(client: Client) -> int:
     return 0
 
 
+def _users(client: Client, experiment: Experiment, data: Path | None) -> list[str] | None:
+    """The names of the users to serve, None for all. ConfigError for an unknown user or cluster."""
+    if client.users is None and client.cluster is None:
+        return None
+    heads = list_users(experiment.data, experiment.seed, data)
+    if client.users is not None:
+        return parse_users(client.users, [head.name for head in heads])
+    own = [head.name for head in heads if head.cluster == client.cluster]
+    if not own:
+        known = sorted({head.cluster for head in heads if head.cluster}, key=natural_key)
+        similar = similar_names(client.cluster or "", known) or known[:_MAX_SHOWN]
+        listed = f"want one like {', '.join(map(repr, similar))}" if similar else "none of its users has a known cluster"
+        raise ConfigError(f"cluster {client.cluster!r} is not in the data: {listed}")
+    return own
+
+
 def _check_code(client: Client, experiment: Experiment) -> None:
     """What a server elsewhere names is imported only where the command line allows it."""
     named = [experiment.problem.loss] if ":" in experiment.problem.loss else []
@@ -107,9 +123,10 @@ def _check_writable(state: Path) -> None:
         raise RunError(f"cannot write the state folder {state}: {error.strerror or error}") from error
 
 
-def _check_address(client: Client) -> None:
-    host, colon, port = client.server.rpartition(":")
+def check_server_address(server: str, *, insecure: bool) -> None:
+    """ConfigError unless `server` is HOST:PORT, on this machine or allowed to be elsewhere."""
+    host, colon, port = server.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"--server is {client.server!r}, want HOST:PORT")
-    if not client.insecure and host.strip("[]") not in ("localhost", "::1") and not host.startswith("127."):
-        raise ConfigError(f"joining {client.server} without TLS sends models in plain text: allow it with --insecure")
+        raise ConfigError(f"--server is {server!r}, want HOST:PORT")
+    if not insecure and host.strip("[]") not in ("localhost", "::1") and not host.startswith("127."):
+        raise ConfigError(f"joining {server} without TLS sends models in plain text: allow it with --insecure")

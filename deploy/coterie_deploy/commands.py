@@ -20,6 +20,13 @@ app = typer.Typer(
 )
 
 
+class TopologyName(StrEnum):
+    """Who stands between the coordinator and the client hosts."""
+
+    flat = "flat"
+    clusters = "clusters"
+
+
 class TransportName(StrEnum):
     """How coordinator and hosts speak."""
 
@@ -36,6 +43,12 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in th
 Replay = Annotated[Path | None, typer.Option(metavar="RUN", help="Repeat the time-dependent decisions of that run.", show_default=False)]
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where data paths start.  [default: here]", show_default=False)]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Topology = Annotated[
+    TopologyName | None,
+    typer.Option(
+        help="Who joins the coordinator: client hosts, or an aggregator a cluster.  [default: the experiment's]", show_default=False
+    ),
+]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plain text beyond this machine.")]
 AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let the experiment name code to import here.")]
 
@@ -66,6 +79,7 @@ def run(
     experiment: ExperimentName,
     hosts: Annotated[int | None, typer.Option(min=1, help="[default: 4, loopback 1]", show_default=False)] = None,
     transport: Annotated[TransportName, typer.Option(help="Processes over gRPC, or all in this process.")] = TransportName.grpc,
+    topology: Topology = None,
     overrides: Overrides = None,
     output: Output = None,
     resume: Resume = False,
@@ -74,14 +88,15 @@ def run(
     data: Data = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment on this machine: a coordinator and its client hosts."""
+    """Run an experiment on this machine: a coordinator, the clusters' aggregators if there are any, and the client hosts."""
     from coterie_deploy.launch import Launch, default_hosts
     from coterie_deploy.local import run_here
     from coterie_deploy.shipped import choose
 
+    flat = TopologyName.flat if transport is TransportName.loopback else None  # one process has one tier; the bits are the same
     chosen = choose(
         experiment,
-        overrides or (),
+        _with_topology(overrides, topology or flat),
         seed=seed,
         hosts=hosts,
         default_hosts=lambda wanted: default_hosts(wanted, transport.value, data),
@@ -98,6 +113,7 @@ def server(
     experiment: ExperimentName,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where hosts find this server.")],
     hosts: Annotated[int | None, typer.Option(min=1, help="How many join.  [default: the experiment's]", show_default=False)] = None,
+    topology: Topology = None,
     overrides: Overrides = None,
     output: Output = None,
     resume: Resume = False,
@@ -113,7 +129,7 @@ def server(
 
     chosen = choose(
         experiment,
-        overrides or (),
+        _with_topology(overrides, topology),
         seed=seed,
         hosts=hosts,
         default_hosts=lambda _: 1,
@@ -130,6 +146,7 @@ def server(
 def client(
     server: Annotated[str, typer.Option(metavar="HOST:PORT", help="The coordinator.")],
     users: Annotated[str | None, typer.Option(help="0-19 or u1,u2.  [default: all]", show_default=False)] = None,
+    cluster: Annotated[str | None, typer.Option(help="All users of this known cluster.", show_default=False)] = None,
     name: Annotated[str | None, typer.Option(metavar="HOST", help="[default: the machine's and --users]", show_default=False)] = None,
     data: Data = None,
     state: Annotated[Path, typer.Option(metavar="DIR", help="What a restart needs.")] = Path("coterie-state"),
@@ -143,8 +160,28 @@ def client(
 
     if allow_code or launched:
         _import_from_here()
-    code = run_client(Client(server, users, name, data, state, patience, insecure, launched, allow_code))
+    if users is not None and cluster is not None:
+        raise typer.BadParameter("--users and --cluster both choose users, want one of the two")
+    code = run_client(Client(server, users, name, data, state, patience, insecure, launched, allow_code, cluster))
     raise typer.Exit(code)
+
+
+@app.command()
+def aggregator(
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="The coordinator.")],
+    cluster: Annotated[str, typer.Option(help="Whose users its hosts bring.")],
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the cluster's hosts find it.")],
+    hosts: Annotated[int | None, typer.Option(min=1, help="How many join.  [default: the experiment's]", show_default=False)] = None,
+    name: Annotated[str | None, typer.Option(help="[default: the cluster's]", show_default=False)] = None,
+    state: Annotated[Path, typer.Option(metavar="DIR", help="What a restart needs.")] = Path("coterie-state"),
+    patience: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Without a coordinator.")] = 60.0,
+    insecure: Insecure = False,
+    launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
+) -> None:
+    """Stand between a coordinator and the hosts of one known cluster. SIGTERM: state is written down, exit code 143."""
+    from coterie_deploy.aggregator import AggregatorRole, run_aggregator
+
+    raise typer.Exit(run_aggregator(AggregatorRole(server, cluster, listen, hosts, name, state, patience, insecure, launched)))
 
 
 @app.command()
@@ -223,6 +260,10 @@ def _import_from_here() -> None:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)
+
+
+def _with_topology(overrides: list[str] | None, topology: TopologyName | None) -> list[str]:
+    return [*(overrides or ()), *([] if topology is None else [f"federation.topology={topology.value}"])]
 
 
 def _say(note: str) -> None:

@@ -1,7 +1,8 @@
-"""Client hosts as processes of this machine: started, watched, and stopped with the run.
+"""Client hosts and aggregators as processes of this machine: started, watched, and stopped with the run.
 
-Each is a `coterie client` in a session of its own, so that Ctrl-C reaches the launcher alone, with its standard input as a lifeline. A
-process that was killed by a signal is started again and goes on from its state; one that says why it cannot go on ends the run.
+Each is a `coterie client` or a `coterie aggregator` in a session of its own, so that Ctrl-C reaches the launcher alone, with its standard
+input as a lifeline. A process that was killed by a signal is started again and goes on from its state; one that says why it cannot go on
+ends the run.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from coterie.errors import ConfigError, CoterieError, RunError
+from coterie_deploy.aggregator import PORT
 from coterie_server.hub import Hub
 
-MAX_RESTARTS = 3  # of one host
+MAX_RESTARTS = 3  # of one process
 GRACE_S = 15.0  # for writing the state down when the run stops
 LOG = "log.txt"
 _PATIENCE_S = 60.0
+_LOOK_EVERY_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -29,16 +33,48 @@ class HostProcess:
     """What a host is started with; `folder` keeps its state and what it prints."""
 
     name: str
-    users: str  # a selection
+    selection: Sequence[str]  # options that choose its users
     folder: Path
     data: Path | None
+    noun: ClassVar[str] = "host"
+
+    def command(self, port: int) -> list[str]:
+        """The arguments of `coterie`."""
+        data = [] if self.data is None else ["--data", os.fspath(self.data)]
+        return ["client", *_common(port, self.name, self.folder), *self.selection, *data]
+
+
+@dataclass(frozen=True)
+class AggregatorProcess:
+    """What an aggregator is started with."""
+
+    name: str
+    cluster: str
+    hosts: Sequence[HostProcess]
+    folder: Path
+    noun: ClassVar[str] = "aggregator"
+
+    def command(self, port: int) -> list[str]:
+        """The arguments of `coterie`."""
+        own = ["--cluster", self.cluster, "--listen", "127.0.0.1:0", "--hosts", str(len(self.hosts))]
+        return ["aggregator", *_common(port, self.name, self.folder), *own]
+
+
+Launched = HostProcess | AggregatorProcess
+
+
+def _common(port: int, name: str, folder: Path) -> list[str]:
+    where = ["--server", f"127.0.0.1:{port}", "--launched", "--name", name]
+    return [*where, "--state", os.fspath(folder), "--patience", f"{_PATIENCE_S:g}"]
 
 
 @contextlib.asynccontextmanager
-async def host_processes(hub: Hub, port: int, hosts: Sequence[HostProcess]) -> AsyncIterator[None]:
-    """Runs these hosts while the block runs. What goes wrong with one of them fails the hub."""
+async def host_processes(hub: Hub, port: int, processes: Sequence[Launched]) -> AsyncIterator[None]:
+    """Runs these processes, and an aggregator's hosts, while the block runs. What goes wrong with one of them fails the hub."""
     closing = asyncio.Event()
-    watches = [asyncio.create_task(_watch(hub, port, host, closing)) for host in hosts]
+    watches = [asyncio.create_task(_watch(hub, port, process, closing)) for process in processes]
+    aggregators = [process for process in processes if isinstance(process, AggregatorProcess)]
+    watches += [asyncio.create_task(_watch_below(hub, aggregator, closing)) for aggregator in aggregators]
     try:
         yield
     finally:
@@ -46,7 +82,19 @@ async def host_processes(hub: Hub, port: int, hosts: Sequence[HostProcess]) -> A
         await asyncio.gather(*watches)
 
 
-async def _watch(hub: Hub, port: int, host: HostProcess, closing: asyncio.Event) -> None:
+async def _watch_below(hub: Hub, aggregator: AggregatorProcess, closing: asyncio.Event) -> None:
+    """Starts the aggregator's hosts when it is known where it listens. (If it never listens, that is what fails the hub.)"""
+    port_file = aggregator.folder / PORT
+    port_file.unlink(missing_ok=True)
+    while not closing.is_set() and not hub.is_over:
+        with contextlib.suppress(OSError, ValueError):
+            port = int(port_file.read_text(encoding="utf-8"))
+            await asyncio.gather(*(_watch(hub, port, host, closing) for host in aggregator.hosts))
+            return
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+async def _watch(hub: Hub, port: int, host: Launched, closing: asyncio.Event) -> None:
     try:
         for _ in range(1 + MAX_RESTARTS):
             code, sentence = await _run_once(port, host, closing)
@@ -54,20 +102,21 @@ async def _watch(hub: Hub, port: int, host: HostProcess, closing: asyncio.Event)
                 return
             if code >= 0:
                 break
-            hub.recorder.event("restart", f"host {host.name!r} was killed by {_signal(code)} and is started again", host=host.name)
+            hub.recorder.event("restart", f"{host.noun} {host.name!r} was killed by {_signal(code)} and is started again", host=host.name)
         hub.fail(_failure(host, code, sentence))
     except OSError as error:
-        hub.fail(RunError(f"cannot start host {host.name!r} in {host.folder}: {error.strerror or error}"))
+        hub.fail(RunError(f"cannot start {host.noun} {host.name!r} in {host.folder}: {error.strerror or error}"))
 
 
-async def _run_once(port: int, host: HostProcess, closing: asyncio.Event) -> tuple[int, str]:
+async def _run_once(port: int, host: Launched, closing: asyncio.Event) -> tuple[int, str]:
     """One process from its start to its end: exit code, and the sentence it left, if any."""
     host.folder.mkdir(parents=True, exist_ok=True)
     path = host.folder / LOG
     with path.open("ab") as log:
         start = log.tell()
         process = await asyncio.create_subprocess_exec(
-            *_command(port, host),
+            *(sys.executable, "-P", "-m", "coterie_deploy"),  # -P: the working directory is not to hide our modules
+            *host.command(port),
             stdin=asyncio.subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -78,13 +127,6 @@ async def _run_once(port: int, host: HostProcess, closing: asyncio.Event) -> tup
     finally:
         code = await _stopped(process)
     return code, _sentence(path, start)
-
-
-def _command(port: int, host: HostProcess) -> list[str]:
-    """-P: the working directory is not to hide our modules; `coterie` itself appends it to the path."""
-    command = [sys.executable, "-P", "-m", "coterie_deploy", "client", "--server", f"127.0.0.1:{port}", "--launched"]
-    command += ["--name", host.name, "--users", host.users, "--state", os.fspath(host.folder), "--patience", f"{_PATIENCE_S:g}"]
-    return command if host.data is None else [*command, "--data", os.fspath(host.data)]
 
 
 async def _ended_or_closing(process: asyncio.subprocess.Process, closing: asyncio.Event) -> None:
@@ -119,12 +161,12 @@ def _sentence(log: Path, start: int) -> str:
     return ""
 
 
-def _failure(host: HostProcess, code: int, sentence: str) -> CoterieError:
+def _failure(host: Launched, code: int, sentence: str) -> CoterieError:
     if code < 0:
-        return RunError(f"host {host.name!r} was killed by {_signal(code)} {1 + MAX_RESTARTS} times")
+        return RunError(f"{host.noun} {host.name!r} was killed by {_signal(code)} {1 + MAX_RESTARTS} times")
     if code == ConfigError.exit_code:
-        return ConfigError(f"host {host.name!r} has ended: {sentence}")
-    return RunError(f"host {host.name!r} has ended with exit code {code}: {sentence or f'see {host.folder / LOG}'}")
+        return ConfigError(f"{host.noun} {host.name!r} has ended: {sentence}")
+    return RunError(f"{host.noun} {host.name!r} has ended with exit code {code}: {sentence or f'see {host.folder / LOG}'}")
 
 
 def _signal(code: int) -> str:

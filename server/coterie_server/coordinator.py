@@ -30,7 +30,7 @@ from coterie.errors import ConfigError, CoterieError, RunError
 from coterie_server.engine import Engine, Observer, Point, best
 from coterie_server.hub import Hub
 from coterie_server.method import Facts, Members, Outcome
-from coterie_server.rundb import RunDatabase, open_run
+from coterie_server.rundb import BETWEEN, DIRECT, RunDatabase, open_run
 
 CHECKPOINTS = "checkpoints"
 RUN_ID = "run_id"  # beside the checkpoints: whose they are
@@ -73,7 +73,8 @@ async def coordinate(experiment: Experiment, connect: Connect, options: Options)
     folder = options.folder
     with _locked(folder, resume=options.resume):
         _check_folder(experiment, folder, resume=options.resume)
-        database = RunDatabase(None if folder is None else folder / "run.db")
+        scope = BETWEEN if experiment.federation.is_two_tier else DIRECT
+        database = RunDatabase(None if folder is None else folder / "run.db", scope=scope)
         try:
             if folder is not None and options.resume:
                 _check_database(folder, database)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from coterie.config import Experiment, StopRule, method_module
-from coterie.errors import RunError
+from coterie.errors import ConfigError, RunError
 from coterie.methods.evaluation import FinalModels, Scores
 from coterie.methods.prepare import FEW_ROWS
 from coterie.snapshot import SnapshotFile
@@ -179,6 +179,8 @@ class Engine:
             start=point.outcomes[start] if start else None,
         )
         module = method_module("coterie_server", stage.method)
+        if self.experiment.federation.is_two_tier and getattr(module, "FLAT_ONLY", False):
+            raise ConfigError(f"method {stage.method!r} has no clusters of its own, want federation.topology 'flat'")
         method: ServerMethod[Any] = module.build(stage.config, setting)
         if hasattr(module, "build_clusters") and not self.experiment.federation.is_two_tier:
             below = ClusterSetting(setting.seed, stage.name, members, setting.precision)

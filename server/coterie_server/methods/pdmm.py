@@ -31,6 +31,8 @@ from coterie_server.method import Federation, Outcome, Replies, Setting
 from coterie_server.paths import stages  # the hook of `coterie_server.plan`
 from coterie_server.pdmm_messages import NOBODY
 
+FLAT_ONLY = True  # every pair of users has a dual variable, whatever their known clusters
+
 
 @dataclass(frozen=True)
 class State:

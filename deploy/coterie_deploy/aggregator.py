@@ -1,0 +1,149 @@
+"""The role of an aggregator: between the coordinator and the client hosts of one known cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from coterie.config import Experiment, experiment_to_json
+from coterie.dial import OnLoop, serve_member
+from coterie.errors import CoterieError, RunError
+from coterie.snapshot import SnapshotFile
+from coterie_deploy.client import check_server_address
+from coterie_deploy.printable import printable
+from coterie_deploy.signals import Stop, stopping_at_end_of_input, stopping_on_signals
+from coterie_server.aggregator import Aggregator, cluster_experiment
+from coterie_server.hub import Hub
+from coterie_server.rundb import WITHIN, RunDatabase
+from coterie_server.serve import serving
+
+PORT = "port"  # in the state folder: where its hosts find the aggregator, also after a restart
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class AggregatorRole:
+    """What the command line says about an aggregator."""
+
+    server: str
+    cluster: str
+    listen: str
+    hosts: int | None  # None: the experiment's
+    name: str | None
+    state: Path
+    patience_s: float
+    insecure: bool
+    launched: bool  # by `coterie run`: ends with its launcher
+
+
+def run_aggregator(role: AggregatorRole) -> int:
+    """Serves the cluster to the end of the run: 0; 130 or 143 when stopped before, with the state written down. Raises CoterieError."""
+    check_server_address(role.server, insecure=role.insecure)
+    return asyncio.run(_serve(role))
+
+
+async def _serve(role: AggregatorRole) -> int:
+    name = role.name or role.cluster
+    open_hubs: list[Hub] = []
+    async with contextlib.AsyncExitStack() as stack:
+        stop = stack.enter_context(stopping_on_signals())
+        if role.launched:
+            stack.enter_context(stopping_at_end_of_input(stop))
+
+        async def make(experiment: Experiment, run_id: str) -> Aggregator:
+            return await _started(role, name, experiment, run_id, stack, stop, open_hubs)
+
+        def say_waiting() -> None:
+            _say(f"waiting for a coordinator at {role.server} (up to {role.patience_s:g} s)")
+
+        try:
+            outcome = await serve_member(
+                make, role.server, name=name, computer=OnLoop(), patience_s=role.patience_s, stop=stop, on_wait=say_waiting
+            )
+        except CoterieError as error:
+            for hub in open_hubs:
+                await hub.finish(str(error), failed=True)
+            raise
+    if outcome is None:
+        _say(f"stopped by {stop.by}; the same command goes on from here")
+        return stop.exit_code
+    _say(outcome)
+    return 0
+
+
+async def _started(
+    role: AggregatorRole,
+    name: str,
+    experiment: Experiment,
+    run_id: str,
+    stack: contextlib.AsyncExitStack,
+    stop: Stop,
+    open_hubs: list[Hub],
+) -> Aggregator:
+    """The aggregator once all its hosts are here, as its newest snapshot left it."""
+    below = cluster_experiment(experiment, role.hosts or experiment.federation.hosts_per_cluster)
+    folder = role.state / f"{_UNSAFE.sub('_', name)}.{_UNSAFE.sub('_', run_id)[:64]}"
+    _make(folder)
+    database = RunDatabase(folder / "run.db", scope=WITHIN)
+    stack.callback(database.close)
+    attempt = int(database.get("attempt") or 0) + 1
+    database.put("attempt", str(attempt))
+    hub = Hub(below, run_id, database, time.monotonic, cluster=role.cluster)
+    hub.attempt = attempt
+    store = SnapshotFile(folder, "aggregator")
+    if (snapshot := store.load()) is not None:
+        hub.restore(snapshot["hub"], attempt)
+        database.event("resume", f"aggregator {name!r} resumed at exchange {hub.seq}", attempt=attempt)
+    database.rewind(hub.seq, 0, 0)
+    address = _address(role)
+    server = await stack.enter_async_context(serving(hub, experiment_to_json(experiment), address, insecure=role.insecure))
+    open_hubs.append(hub)
+    with contextlib.suppress(OSError):  # only a convenience: the address is printed too
+        (role.state / PORT).write_text(f"{server.port}\n", encoding="utf-8")
+    place = f"{address.rpartition(':')[0]}:{server.port}"
+    _say(
+        f"aggregator {name!r} of run {printable(run_id)} listens on {place} for {below.federation.hosts} hosts of cluster {role.cluster!r}"
+    )
+    with _stopping(stop, hub):
+        await hub.gather()
+    return Aggregator(name, experiment, hub, database, store, secrets.token_hex(8))
+
+
+@contextlib.contextmanager
+def _stopping(stop: Stop, hub: Hub) -> Iterator[None]:
+    """Ends the wait for hosts when asked to stop."""
+
+    async def watch() -> None:
+        await stop.wait()
+        hub.fail(RunError(f"stopped by {stop.by} while waiting for hosts"))
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def _address(role: AggregatorRole) -> str:
+    """Where to listen: a launched aggregator that is started again must be found where it was."""
+    with contextlib.suppress(OSError, ValueError):
+        if role.launched:
+            return f"127.0.0.1:{int((role.state / PORT).read_text(encoding='utf-8'))}"
+    return role.listen
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot write the state folder {folder}: {error.strerror or error}") from error
+
+
+def _say(sentence: str) -> None:
+    print(printable(sentence), flush=True)  # noqa: T201
