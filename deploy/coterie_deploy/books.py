@@ -91,7 +91,7 @@ def traffic_table(title: str, rows: Sequence[Traffic], *, narrow: bool) -> Table
     if any(row.vectors and row.expected is None for row in rows):
         whole = replace(whole, expected=None)  # it would not be comparable
     for row in (*rows, whole):
-        names = [row.step, row.direction] + ([row.scope] if with_scope else [])
+        names = [row.step, row.direction] + ([row.scope.removesuffix("-cluster")] if with_scope else [])
         numbers = [count(row.vectors), count(row.expected), size(row.payload_bytes), size(row.message_bytes), size(row.wire_bytes)]
         lines.append([*names, *numbers] if narrow else [*names, numbers[0], numbers[1], count(row.scalars), *numbers[2:]])
     names = ["step", "way"] + (["scope"] if with_scope else [])

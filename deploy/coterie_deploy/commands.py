@@ -91,12 +91,13 @@ def run(
     """Run an experiment on this machine: a coordinator, the clusters' aggregators if there are any, and the client hosts."""
     from coterie_deploy.launch import Launch, default_hosts
     from coterie_deploy.local import run_here
-    from coterie_deploy.shipped import choose
+    from coterie_deploy.shipped import choose, load
 
-    flat = TopologyName.flat if transport is TransportName.loopback else None  # one process has one tier; the bits are the same
+    if topology is None and transport is TransportName.loopback and load(experiment, overrides or ()).federation.is_two_tier:
+        topology = TopologyName.flat  # one process has one tier; the bits are the same
     chosen = choose(
         experiment,
-        _with_topology(overrides, topology or flat),
+        _with_topology(overrides, topology),
         seed=seed,
         hosts=hosts,
         default_hosts=lambda wanted: default_hosts(wanted, transport.value, data),

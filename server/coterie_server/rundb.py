@@ -20,7 +20,7 @@ from typing import Any
 from coterie.arrays import Indices
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.ledger import CONTROL, Own, Row, as_ranges, of_ranges, step_of
-from coterie.messages import Broadcast, kind_class
+from coterie.messages import Broadcast, PerCluster, kind_class
 from coterie_server.method import Members
 
 _SCHEMA = """
@@ -332,7 +332,10 @@ def _is_too_large(value: object) -> bool:
 
 @functools.cache
 def _is_broadcast(kind: str) -> int:
-    return int(kind not in CONTROL and issubclass(kind_class(kind), Broadcast))
+    if kind in CONTROL:
+        return 0
+    cls = kind_class(kind)
+    return int(issubclass(cls, Broadcast) and not issubclass(cls, PerCluster))
 
 
 def open_run(folder: Path) -> sqlite3.Connection:

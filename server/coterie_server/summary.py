@@ -1,7 +1,8 @@
 """Questions to the database of a run, finished or under way: stages, figures, traffic beside its closed form, and whether both books agree.
 
 Plain SQL on a connection of `coterie_server.rundb.open_run`. Units are those of `coterie.ledger`. A broadcast counts once in vectors and
-scalars, and once for each receiving host in bytes and frames.
+scalars, and once for each receiving host in bytes and frames; what is one for each cluster counts once for each host of the cluster. A link
+below an aggregator is called AGGREGATOR/HOST; its exchanges are numbered by the aggregator.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from coterie.config import StopRule
 from coterie.errors import ConfigError
 from coterie.wire import GRPC_FRAME_HEADER_BYTES
+from coterie_server.rundb import DIRECT, WITHIN
 
 _LIMIT = re.compile(r"\d+ rounds|\S+ s")  # outcomes of stages that something else should have ended
 SESSION = -1  # the "stage" of traffic outside all exchanges: hello, welcome, heartbeats, books, finish
@@ -158,6 +160,7 @@ def has_rounds(connection: sqlite3.Connection) -> bool:
 
 # ---- traffic
 
+_AGGREGATOR = f"CASE WHEN scope = '{WITHIN}' THEN substr(link, 1, instr(link, '/')) ELSE '' END"
 _TRAFFIC = f"""
 SELECT stage, step, direction, scope, SUM(v), SUM(s), SUM(p), SUM(m), SUM(f) FROM (
     SELECT CASE WHEN seq = 0 THEN {SESSION} ELSE stage END AS stage, step, direction, scope,
@@ -165,7 +168,7 @@ SELECT stage, step, direction, scope, SUM(v), SUM(s), SUM(p), SUM(m), SUM(f) FRO
         CASE WHEN is_broadcast THEN MAX(scalars) ELSE SUM(scalars) END AS s,
         SUM(payload_bytes) AS p, SUM(message_bytes) AS m, SUM(frames) AS f, MIN(rowid) AS first
     FROM ledger WHERE useful = ?
-    GROUP BY seq, attempt, resent, stage, step, direction, scope, kind, is_broadcast)
+    GROUP BY {_AGGREGATOR}, seq, attempt, resent, stage, step, direction, scope, kind, is_broadcast)
 GROUP BY stage, step, direction, scope ORDER BY stage, MIN(first)
 """  # noqa: S608 - a constant of ours
 
@@ -182,12 +185,10 @@ def traffic(connection: sqlite3.Connection, *, repeats: bool = False) -> list[Tr
         (stage, step, direction): vectors
         for stage, step, direction, vectors in connection.execute("SELECT stage, step, direction, vectors FROM expected")
     }
-    listed = []
-    for row in measured:
-        # A step in two scopes shares one closed form: it stands at the first.
-        expected = wanted.pop((row.stage, row.step, row.direction), None)
-        listed.append(replace(row, expected=expected))
-    missing = [Traffic(*key, scope="direct", expected=vectors) for key, vectors in wanted.items() if vectors]
+    # What an aggregator passes on is in two scopes, with the same closed form in each.
+    listed = [replace(row, expected=wanted.get((row.stage, row.step, row.direction))) for row in measured]
+    seen = {(row.stage, row.step, row.direction) for row in measured}
+    missing = [Traffic(*key, scope=DIRECT, expected=vectors) for key, vectors in wanted.items() if vectors and key not in seen]
     return sorted([*listed, *missing], key=lambda row: row.stage)
 
 
@@ -209,11 +210,11 @@ def total(rows: Sequence[Traffic], *, stage: int = SESSION, step: str = "total",
 
 
 def by_step(rows: Sequence[Traffic]) -> list[Traffic]:
-    """The same traffic summed over stages and scopes, in order of first appearance."""
-    groups: dict[tuple[str, str], list[Traffic]] = {}
+    """The same traffic summed over stages, in order of first appearance."""
+    groups: dict[tuple[str, str, str], list[Traffic]] = {}
     for row in rows:
-        groups.setdefault((row.step, row.direction), []).append(row)
-    return [total(listed, step=step, direction=direction) for (step, direction), listed in groups.items()]
+        groups.setdefault((row.step, row.direction, row.scope), []).append(row)
+    return [total(listed, step=step, direction=direction, scope=scope) for (step, direction, scope), listed in groups.items()]
 
 
 # ---- the two books
@@ -228,6 +229,9 @@ SELECT 'same', '', 0, 0, '', '', SUM(n), 0 FROM same
 UNION ALL SELECT 'parent', link, seq, attempt, direction, kind, n, m FROM (SELECT * FROM parent EXCEPT SELECT * FROM host)
 UNION ALL SELECT 'host', link, seq, attempt, direction, kind, n, m FROM (SELECT * FROM host EXCEPT SELECT * FROM parent)
 """  # noqa: S608 - constants of ours
+_HOST, _AT = "json_extract(data, '$.host')", "json_extract(data, '$.aggregator')"
+_LOST = f"SELECT CASE WHEN {_AT} IS NULL THEN {_HOST} ELSE {_AT} || '/' || {_HOST} END FROM events WHERE kind = 'lost'"  # noqa: S608
+_ATTEMPTS = f"SELECT {_AGGREGATOR}, MAX(attempt) FROM ledger WHERE scope = '{WITHIN}' GROUP BY 1"  # noqa: S608 - constants of ours
 _MAX_SENTENCES = 5
 
 
@@ -238,7 +242,8 @@ def reconcile(connection: sqlite3.Connection) -> Books:
     it booked since its last snapshot, and what was on its way; a killed coordinator what it had not yet written.
     """
     attempt = int(facts(connection).get("attempt", "1"))
-    unsteady = {link for (link,) in connection.execute("SELECT json_extract(data, '$.host') FROM events WHERE kind = 'lost'")}
+    unsteady = {link for (link,) in connection.execute(_LOST)}
+    attempts = dict(connection.execute(_ATTEMPTS))
     with_books = {link for (link,) in connection.execute("SELECT DISTINCT link FROM host_ledger")}
     links = {link for (link,) in connection.execute("SELECT DISTINCT link FROM ledger WHERE seq > 0")}
     one_sided: dict[tuple[object, ...], list[tuple[str, int, int]]] = {}
@@ -253,11 +258,12 @@ def reconcile(connection: sqlite3.Connection) -> Books:
     sentences: list[str] = []
     n_differences = 0
     for (link, seq, row_attempt, direction, kind), found in one_sided.items():
+        parent_attempt = attempts.get(str(link).rpartition("/")[0] + "/", attempt)
         n_rows = sum(n for _, n, _ in found)
         sides = {side for side, _, _ in found}
-        if sides == {"parent"} and (link in unsteady or _as_int(row_attempt) < attempt):
+        if sides == {"parent"} and (link in unsteady or _as_int(row_attempt) < parent_attempt):
             lost_by_host[str(link)] = lost_by_host.get(str(link), 0) + n_rows
-        elif sides == {"host"} and _as_int(row_attempt) < attempt:
+        elif sides == {"host"} and _as_int(row_attempt) < parent_attempt:
             lost_by_parent[str(link)] = lost_by_parent.get(str(link), 0) + n_rows
         else:
             n_differences += n_rows
