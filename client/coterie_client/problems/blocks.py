@@ -57,6 +57,15 @@ class Block(Protocol):
     def strong_convexity(self) -> Array:
         """(k,) the largest known mu_i such that f_i - mu_i/2 |x|^2 is convex."""
 
+    def row_gradient(self, x: Array, rows: Indices) -> Array:
+        """(k, d) the gradient of m_i times the share of row rows[i] in f_i, the penalty in full: its mean over the rows is that of f_i."""
+
+    def row_smoothness(self) -> Array:
+        """(k,) the largest curvature that any of these functions of the user's rows can have."""
+
+    def row_strong_convexity(self) -> Array:
+        """(k,) a lower bound on the curvature of all of them."""
+
 
 def diagonal(matrices: Array) -> Array:
     """(k, d), a writable view of the diagonals of fresh (k, d, d) matrices."""

@@ -54,6 +54,7 @@ def _overlap(block: MarginBlock) -> Array:
         block.steepness,
         block.pull,
         np.zeros_like(block.floor),
+        block.counts,
     )
     zero = np.zeros((len(block.rows), block.rows.shape[2]))
     x, _ = minimise(logistic, zero, np.zeros(len(zero)), zero)

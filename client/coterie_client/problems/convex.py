@@ -63,6 +63,19 @@ class ConvexProblem:
     def strong_convexity(self) -> Array:
         return self._of_all(lambda block: block.strong_convexity())
 
+    def row_gradient(self, x: Array, rows: Indices, users: Indices | None = None) -> Array:
+        n = self.n_users if users is None else len(users)
+        x, result = self._models(x, n), np.empty((n, self.d))
+        for listed, block in self._blocks(users):
+            result[listed] = block.row_gradient(x[listed], rows[listed])
+        return result
+
+    def row_smoothness(self) -> Array:
+        return self._of_all(lambda block: block.row_smoothness())
+
+    def row_strong_convexity(self) -> Array:
+        return self._of_all(lambda block: block.row_strong_convexity())
+
     def argmin(
         self,
         tilt: Array,
@@ -197,7 +210,10 @@ class ConvexProblem:
 
     def _each(self, function: Callable[[Block, Array], Array], x: Array, users: Indices | None, shape: tuple[int, ...]) -> Array:
         n = self.n_users if users is None else len(users)
-        x, result = self._models(x, n), np.empty((n, *shape))
+        x = self._models(x, n)
+        if users is None and len(self.stacks) == 1:
+            return function(self.stacks[0][1], x)
+        result = np.empty((n, *shape))
         for listed, block in self._blocks(users):
             result[listed] = function(block, x[listed])
         return result

@@ -84,6 +84,25 @@ class DistanceBlock:
     def strong_convexity(self) -> Array:
         return self.floor
 
+    def row_gradient(self, x: Array, rows: Indices) -> Array:
+        users = np.arange(len(rows))
+        away = (x - self.points[users, rows])[:, None, :]
+        share = self.counts * self.weights[users, rows]
+        pulls = share if self.delta is None else share * _shortening(away, self.delta)[:, 0]
+        gradient: Array = pulls[:, None] * away[:, 0, :] + self.l2 * x
+        return gradient
+
+    def row_smoothness(self) -> Array:
+        return self._share + self.l2
+
+    def row_strong_convexity(self) -> Array:
+        return self._share + self.l2 if self.delta is None else self.floor
+
+    @property
+    def _share(self) -> Array:
+        """(k,) m_i times the weight of a row, the same for all rows of a user."""
+        return self.counts * self.weights[:, 0]
+
     def _nearest_to_one(self, tilt: Array, ridge: Array, delta: float) -> Array:
         """Huber function of the distance to the user's first point, its only one: a shrunken step towards tilt/k."""
         a, k = self.points[:, 0, :], (self.l2 + ridge)[:, None]

@@ -33,6 +33,7 @@ class MarginBlock:
     steepness: Array  # (k,)
     pull: Array  # (k,)
     floor: Array  # (k,)
+    counts: Array  # (k,), the m_i
 
     def take(self, rows: Indices) -> Self:
         return type(self)(
@@ -44,6 +45,7 @@ class MarginBlock:
             self.steepness[rows],
             self.pull[rows],
             self.floor[rows],
+            self.counts[rows],
         )
 
     def look(self, x: Array) -> Array:  # (k, R), the s_r
@@ -79,6 +81,27 @@ class MarginBlock:
         modulus: Array = np.maximum(np.where(known, moduli[:, 0], 0.0), self.floor)
         return modulus
 
+    def row_gradient(self, x: Array, rows: Indices) -> Array:
+        users = np.arange(len(rows))
+        a = self.rows[users, rows]
+        slopes = self.counts * self.weights[users, rows] * self.loss.slope(np.vecdot(a, x), self.targets[users, rows])
+        gradient: Array = slopes[:, None] * a + self.shrink * x
+        return gradient
+
+    def row_smoothness(self) -> Array:
+        """The largest eigenvalue of bound a a' + diag(c); with an intercept diag(c) has a 0, and a bound is the sum of both."""
+        shares = self.counts[:, None] * self.weights * self.loss.curvature_bound * np.vecdot(self.rows, self.rows)
+        largest: Array = shares.max(axis=1) + self.shrink.max()
+        return largest
+
+    def row_strong_convexity(self) -> Array:
+        """That of the penalty: a single row is flat in all directions but its own. In one dimension a row has curvature too."""
+        if self.rows.shape[2] > 1 or self.loss.curvature_floor == 0.0:
+            return self.floor
+        shares = np.where(self.weights > 0, self.counts[:, None] * self.weights * self.rows[:, :, 0] ** 2, np.inf)
+        modulus: Array = self.floor + self.loss.curvature_floor * shares.min(axis=1)
+        return modulus
+
     def _gram(self, weights: Array) -> Array:  # (k, R) -> (k, d, d), sum_r weight_r a_r a_r' + diag(c)
         gram: Array = np.matmul((self.rows * weights[:, :, None]).transpose(0, 2, 1), self.rows)
         diagonal(gram)[...] += self.shrink
@@ -97,4 +120,4 @@ def margin_block(stack: Stack, loss: RowLoss, config: ProblemConfig, l2: float) 
     steepness = loss.curvature_bound * mass + l2
     pull = loss.curvature_bound * np.sqrt(mass * np.vecdot(weights, stack.valid)) * reach
     floor = np.full(len(rows), shrink.min())
-    return MarginBlock(loss, rows, stack.targets, weights, shrink, steepness, pull, floor)
+    return MarginBlock(loss, rows, stack.targets, weights, shrink, steepness, pull, floor, stack.counts)

@@ -41,6 +41,15 @@ class Problem(Protocol):
     def strong_convexity(self) -> Array:
         """(n_users,) mu_i >= 0, a lower bound on the curvature of f_i that holds everywhere."""
 
+    def row_gradient(self, x: Array, rows: Indices, users: Indices | None = None) -> Array:
+        """(n, d) the gradient of f_il at x_i for row l = rows[i] of each listed user, where f_i = (1/m_i) sum_l f_il."""
+
+    def row_smoothness(self) -> Array:
+        """(n_users,) the smoothness of the f_il, the largest of a user's rows; an upper bound where there is an intercept and a penalty."""
+
+    def row_strong_convexity(self) -> Array:
+        """(n_users,) a lower bound on the curvature of all f_il of a user."""
+
     def argmin(
         self,
         tilt: Array,

@@ -18,8 +18,9 @@ MIN_ROWS = 8
 
 
 def padded_rows(m: int) -> int:
-    """The next power of two, at least `MIN_ROWS`."""
-    return max(MIN_ROWS, 1 << (m - 1).bit_length())
+    """The next power of two or three quarters of one, at least `MIN_ROWS`: few sizes, and less than half of the rows are padding."""
+    power = 1 << (m - 1).bit_length()
+    return max(MIN_ROWS, power if m > 3 * power // 4 else 3 * power // 4)
 
 
 @dataclass(frozen=True)
