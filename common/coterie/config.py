@@ -29,7 +29,7 @@ from coterie.problem import ProblemConfig
 from coterie.shown import shortened, shown
 
 # A method is one name in three rooms; the names are the modules in `coterie.methods` (less a trailing underscore).
-METHODS = ("pdmm", "local", "global", "oracle", "squared", "certify")
+METHODS = ("pdmm", "local", "global", "oracle", "squared", "hlm_exact", "async_l2gd", "async_al2sgd", "certify")
 MODULES = {"global": "global_"}
 
 MAX_ROUNDS = 10**9
@@ -108,6 +108,7 @@ class FederationRules(Model):
     hosts: Count = 1
     hosts_per_cluster: Count = 1  # that each aggregator waits for
     clusters: tuple[Name, ...] | None = Field(default=None, min_length=1)  # the known clusters there must be, no more and no fewer
+    log_tasks: bool = False  # aggregators leave an event when a task begins and ends: who waited for whom
     min_hosts: Count | None = None  # to start with when join_timeout_s is over; all of them by default
     users: Count | None = None  # how many users the hosts bring together, when known beforehand
     join_timeout_s: Seconds = 60.0

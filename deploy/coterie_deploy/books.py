@@ -28,6 +28,13 @@ STEPS = {
     "query": "a cluster's model",
     "gradient": "value and gradient there",
     "hessian": "second derivatives there",
+    "parameters": "probabilities, weights and step sizes",
+    "within-average": "users' models, and their cluster's average",
+    "between-average": "clusters' sums, and the average of all",
+    "within-anchor": "users' anchors, and their average",
+    "between-anchor": "the same between clusters",
+    "trace": "values of the objective",
+    "models": "final models, where they are collected",
     "S0": "the start",
     "S1": "who is drawn",
     "S5": "users' models",
@@ -86,6 +93,7 @@ def traffic_table(title: str, rows: Sequence[Traffic], *, narrow: bool) -> Table
     """One line for each step and direction, and their total."""
     scopes = {row.scope for row in rows if row.scope}
     with_scope = len(scopes) > 1
+    narrow = narrow or with_scope
     lines = []
     whole = summary.total(rows)
     if any(row.vectors and row.expected is None for row in rows):

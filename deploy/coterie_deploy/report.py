@@ -25,6 +25,7 @@ from coterie_server.rundb import open_run
 from coterie_server.summary import StageSummary, Traffic
 
 MAX_STAGES = 12  # shown at the end of a run
+_KNOWN = ("async_l2gd", "async_al2sgd", "hlm_exact")  # methods for known clusters
 _GIVEN = ("global", "local", "oracle")  # methods whose clusters nobody has to find
 _REFIT = "refit"  # how the stages begin that refit found clusters
 _ENDS = {"residuals": "residual", "objective": "gap", "converged": "converged"}  # by the first word of an outcome
@@ -92,6 +93,8 @@ def print_report(folder: Path, console: Console) -> None:
     console.print(traffic_table("Traffic by step", report.traffic, narrow=narrow))
     console.print(Text(SHORT_NOTES, style="dim"))
     console.print(Text(steps_said(report.traffic, paper=True), style="dim"))
+    if sentence := rounds_sentence(report.final):
+        console.print(Text(sentence, style="dim"))
     if report.n_repeated_bytes:
         console.print(Text("Some traffic was repeated: coterie ledger shows it apart.", style="dim"))
     console.print()
@@ -106,12 +109,24 @@ def print_cautions(report: Report, console: Console) -> None:
         console.print(Text(caution, style="yellow"))
 
 
+def rounds_sentence(final: StageSummary | None) -> str:
+    """How often was averaged, beside what is expected of the coins; empty for methods without."""
+    results = {} if final is None else final.results
+    scopes = (("between clusters", "between_rounds"), ("inside clusters", "within_rounds"), ("for a new anchor", "anchor_rounds"))
+    parts = [
+        f"{words} {count(results[key])} (expected {count(results[f'{key}_expected'])})"
+        for words, key in scopes
+        if key in results and f"{key}_expected" in results
+    ]
+    return f"rounds of averages: {', '.join(parts)}" if parts else ""
+
+
 def extent(report: Report) -> str:
     """Users, hosts, rounds, time, clusters."""
     n_users, final = sum(report.hosts.values()), report.final
     rounds, seconds = sum(stage.rounds for stage in report.stages), sum(stage.seconds for stage in report.stages)
     parts = [counted(n_users, "user"), counted(len(report.hosts), "host"), f"{counted(rounds, 'round')} in {duration(seconds)}"]
-    n_clusters = None if final is None or final.name in _GIVEN else report.clusters[final.name]
+    n_clusters = None if final is None or final.name in _GIVEN or final.method in _KNOWN else report.clusters[final.name]
     if n_clusters is not None:
         parts.append("every user has its own model" if n_clusters == n_users > 1 else f"{counted(int(n_clusters), 'cluster')} found")
     return ", ".join(parts)

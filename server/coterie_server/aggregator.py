@@ -72,7 +72,15 @@ class Aggregator(Member):
             self.hub.begin_stage(task.stage, task.stage_json)
             self._half, self._half_state = None, None
         self.hub.round = task.round
-        return self.close(task, await self._answers(asked.messages))
+        self._note("task begins", task)
+        answers = await self._answers(asked.messages)
+        self._note("task ends", task)
+        return self.close(task, answers)
+
+    def _note(self, what: str, task: session_pb2.Task) -> None:
+        if self.experiment.federation.log_tasks:
+            text = f"{what} at aggregator {self.name!r}: exchange {task.seq}, round {task.round}"
+            self._database.event(what, text, seq=task.seq, stage=task.stage, round=task.round)
 
     async def _answers(self, messages: Sequence[Message]) -> Sequence[Message]:
         inbox: dict[type[Message], Message] = {type(message): message for message in messages if isinstance(message, PerCluster)}

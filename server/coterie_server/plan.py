@@ -1,4 +1,4 @@
-"""From an experiment to its stages: references, a start, the method itself (a stage for each penalty of a path), a refit.
+"""From an experiment to its stages: references, a start, the method itself (a stage for each point of a path or grid), a refit.
 
 All stages run on the same joined federation, one after the other, each with its own part of the ledger. A method that needs several stages
 says so with `stages(config, experiment)` in its server room.
@@ -7,10 +7,11 @@ says so with `stages(config, experiment)` in its server room.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from coterie.config import Experiment, StopRule, method_module
+from coterie.methods.grid import Grid
 
 # The reference methods end by themselves; this bounds what a wrong gradient could cost.
 REFERENCE_STOP = StopRule(rounds=500)
@@ -42,11 +43,27 @@ def stages_of(experiment: Experiment) -> list[Stage]:
 
 def _method_stages(experiment: Experiment) -> Sequence[Stage]:
     config = experiment.method
+    if getattr(config, "grid", None) is not None:
+        return _grid_stages(config, experiment)
+    return _stages_of_config(config, experiment)
+
+
+def _stages_of_config(config: Any, experiment: Experiment) -> Sequence[Stage]:
     module = method_module("coterie_server", config.name)
     if hasattr(module, "stages"):
         stages: Sequence[Stage] = module.stages(config, experiment)
         return stages
     return [Stage(config.name, config.name, config, experiment.stop, is_result=True)]
+
+
+def _grid_stages(config: Grid, experiment: Experiment) -> list[Stage]:
+    """The method's stage for each point, in order and named after it, each from the second on starting from the one before."""
+    listed: list[Stage] = []
+    for name, point in config.points():
+        (stage,) = _stages_of_config(point, experiment)
+        before = tuple(stage.name for stage in listed[-1:])
+        listed.append(replace(stage, name=name, start=before or stage.start))
+    return listed
 
 
 def reference(name: str) -> Stage:

@@ -79,5 +79,6 @@ class Hosted:
         return await self.method.finish(state.method, _Tier(federation, self.half, state.clusters, self.precision))
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
-        """The closed form of the coordinator's half."""
-        return self.method.expected_vectors(figures)
+        """The closed form of what still travels: nothing does between coordinator and aggregators."""
+        expected = self.method.expected_vectors(figures)
+        return {(step, way): vectors for (step, way), vectors in expected.items() if not step.startswith("between-")}

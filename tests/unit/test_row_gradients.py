@@ -62,7 +62,7 @@ def test_constants_bound_the_curvature_of_every_row(loss: str, reduction: str) -
 
 def test_the_smoothness_of_least_squares_is_reached_along_the_longest_row() -> None:
     one = problem("least_squares", "sum", intercept=False)
-    block = one.stacks[0][1]
+    block = one.stacks[-1][1]
     rows = block.rows[0, : M[0]]  # type: ignore[attr-defined]
     longest = int(np.linalg.norm(rows, axis=1).argmax())
     x = np.zeros((3, one.d))

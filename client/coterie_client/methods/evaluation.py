@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from coterie.arrays import Array, Indices
 from coterie.messages import Message
 from coterie.methods.evaluation import FinalModels, Scores
 from coterie_client.method import Inbox, Local
@@ -17,17 +18,21 @@ class _Evaluation:
         """Nothing is kept."""
 
     def step(self, state: None, inbox: Inbox, local: Local) -> tuple[None, Sequence[Message]]:
-        message = inbox[FinalModels]
-        problem = local.problem
-        n_test = np.array([len(user.test_features) for user in local.users], dtype=np.int64)
-        with_rows = np.flatnonzero(n_test)
-        test_loss = np.full(local.n_own, np.nan)
-        test_metric = np.full(local.n_own, np.nan)
-        if with_rows.size:
-            judges = [user for user in local.users if len(user.test_features)]
-            features, targets = [user.test_features for user in judges], [user.test_target for user in judges]
-            test_loss[with_rows], test_metric[with_rows] = problem.evaluate(message.x[with_rows], features, targets, with_rows)
-        return state, [Scores(problem.value(message.x), test_loss, test_metric, n_test)]
+        x = inbox[FinalModels].x
+        return state, [Scores(local.problem.value(x), *judged(x, local))]
+
+
+def judged(x: Array, local: Local) -> tuple[Array, Array, Indices]:
+    """Loss and metric (n_own,) of the users' models x (n_own, d) on their held-out rows, NaN without any, and the numbers of these rows."""
+    n_test = np.array([len(user.test_features) for user in local.users], dtype=np.int64)
+    with_rows = np.flatnonzero(n_test)
+    test_loss = np.full(local.n_own, np.nan)
+    test_metric = np.full(local.n_own, np.nan)
+    if with_rows.size:
+        judges = [user for user in local.users if len(user.test_features)]
+        features, targets = [user.test_features for user in judges], [user.test_target for user in judges]
+        test_loss[with_rows], test_metric[with_rows] = local.problem.evaluate(x[with_rows], features, targets, with_rows)
+    return test_loss, test_metric, n_test
 
 
 CLIENT = _Evaluation()

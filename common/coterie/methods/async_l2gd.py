@@ -1,0 +1,222 @@
+"""`async_l2gd`: Algorithm 1 of Lyu, Hanzely and Kolar (2022), loopless local gradient descent with averages on separate schedules.
+
+Every user holds its theta_i. In each iteration xi_0 ~ Bernoulli(p_0) is flipped, and xi_j ~ Bernoulli(p_j) for each cluster:
+
+    xi_0 = 1:            theta_i <- (1 - eta gamma_i (alpha_j + tau_j (1-alpha_j))/p_0) theta_i
+                                    + (eta gamma_i/p_0) (alpha_j bar + tau_j (1-alpha_j) bar_j)
+    xi_0 = 0, xi_j = 1:  theta_i <- (1-c) theta_i + c bar_j,   c = eta gamma_i (1-tau_j)(1-alpha_j) / ((1-p_0) p_j)
+    xi_0 = 0, xi_j = 0:  theta_i <- theta_i - eta/((1-p_0)(1-p_j)) grad f_i(theta_i)
+
+It converges linearly to a ball around the minimiser of (2.1) whose size is proportional to eta (Theorem 3.5). The variant of the paper's
+section 6 has one coin p; when it shows 1, both averages are descended at once: p_0 = p, p_j = 0, tau_j = 1.
+
+The coins come from the shared seed, so only averages travel, and only where averaging follows a local step. With gamma constant inside a
+cluster, bar_j stays where it is while users move towards it, and a global round moves it by -(eta gamma alpha_j/p_0)(bar_j - bar); with
+alpha_j gamma the same in all clusters bar stays too. Such averages are used again (`reuse`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from coterie.messages import (
+    Array,
+    Broadcast,
+    Indices,
+    PerCluster,
+    Positions,
+    Rows,
+    Scalars,
+    Vectors,
+    dataclass,
+    declare,
+)
+from coterie.methods.grid import Grid
+from coterie.methods.known_clusters import Weights
+
+Probability = Annotated[float, Field(ge=0, lt=1)]
+Coins = tuple[int, tuple[int, ...]]
+
+
+class Config(Grid, Weights):
+    """The weights, the iterations, and the parameters: those that are not given follow from Corollary 3.6."""
+
+    name: Literal["async_l2gd"] = "async_l2gd"
+    iterations: PositiveInt = 2000
+    variant: Literal["two_coins", "single_coin"] = "two_coins"
+    p0: Probability | None = None  # single_coin: p
+    p: Probability | dict[str, Probability] | None = None  # p_j
+    tau: Annotated[float, Field(ge=0, le=1)] | dict[str, Annotated[float, Field(ge=0, le=1)]] | None = None  # by Proposition 3.3
+    eta: PositiveFloat | None = None
+    reuse: Literal["auto", "never"] = "auto"  # of averages that are known to be right still
+    round_iterations: PositiveInt = 1000  # the most that the coordinator asks for at once
+    trace_every: NonNegativeInt = 0  # iterations between two values of the objective, which cost a round of averages; 0: only at the end
+    collect_models: bool = False  # at the end users send their models to the coordinator
+    coins: tuple[Coins, ...] | None = None  # recorded: (xi_0, (xi_1, ..., xi_k)) for each iteration, clusters in natural order of names
+
+    @model_validator(mode="after")
+    def _variant_and_coins_fit(self) -> Self:
+        if self.variant == "single_coin" and (self.p is not None or self.tau is not None):
+            raise ValueError("variant 'single_coin' has p_j = 0 and tau_j = 1: give p0 alone, or take variant 'two_coins'")
+        if self.coins is not None and len(self.coins) < self.iterations:
+            raise ValueError(f"coins are given for {len(self.coins)} iterations, want one for each of {self.iterations}")
+        return self
+
+
+# ---- between coordinator and aggregators
+
+
+@declare(method="async_l2gd", step="parameters")
+@dataclass(frozen=True)
+class Parameters(PerCluster):
+    """What each cluster's iterations are made with; the aggregator passes its cluster's on to the users."""
+
+    p0: Annotated[Array, Scalars("clusters")]
+    p: Annotated[Array, Scalars("clusters")]
+    tau: Annotated[Array, Scalars("clusters")]
+    alpha: Annotated[Array, Scalars("clusters")]
+    eta: Annotated[Array, Scalars("clusters")]
+    is_reusable: Annotated[Indices, Positions("clusters")]  # 0: no average; 1: bar_j; 2: bar too
+
+
+@declare(method="async_l2gd", step="control")
+@dataclass(frozen=True)
+class Advance(PerCluster):
+    """Go on to iteration `until`; `wants_pair`: and then answer with what a global round needs."""
+
+    until: Annotated[Indices, Positions("clusters")]
+    wants_pair: Annotated[Indices, Positions("clusters")]
+
+
+@declare(method="async_l2gd", step="between-average")
+@dataclass(frozen=True)
+class ClusterSums(PerCluster):
+    """All that a cluster says of its users: alpha_j sum_{I_j} gamma_i theta_i, and alpha_j Gamma_j."""
+
+    weighted: Annotated[Array, Vectors("clusters", "d")]
+    weight: Annotated[Array, Scalars("clusters")]
+
+
+@declare(method="async_l2gd", step="between-average")
+@dataclass(frozen=True)
+class GlobalAverage(PerCluster):
+    """bar, to each aggregator."""
+
+    average: Annotated[Array, Vectors("clusters", "d")]
+
+
+# ---- between an aggregator and its users
+
+
+@declare(method="async_l2gd", step="parameters")
+@dataclass(frozen=True)
+class UserWeights(Rows):
+    """gamma_i, where users differ."""
+
+    gamma: Annotated[Array, Scalars("rows")]
+
+
+@declare(method="async_l2gd", step="control")
+@dataclass(frozen=True)
+class Steps(PerCluster):
+    """Go on to iteration `until`; `wants_models`: and then send theta."""
+
+    until: Annotated[Indices, Positions("clusters")]
+    wants_models: Annotated[Indices, Positions("clusters")]
+
+
+@declare(method="async_l2gd", step="within-average")
+@dataclass(frozen=True)
+class Models(Rows):
+    """theta_i, for its cluster's average."""
+
+    theta: Annotated[Array, Vectors("rows", "d")]
+
+
+@declare(method="async_l2gd", step="within-average")
+@dataclass(frozen=True)
+class Target(PerCluster):
+    """Where the next averaging step goes: bar_j, or in a global round alpha_j bar + tau_j (1-alpha_j) bar_j."""
+
+    target: Annotated[Array, Vectors("clusters", "d")]
+
+
+@declare(method="async_l2gd", step="within-average")
+@dataclass(frozen=True)
+class Centres(PerCluster):
+    """Both averages before a global round, where more averaging follows it."""
+
+    cluster_average: Annotated[Array, Vectors("clusters", "d")]
+    global_average: Annotated[Array, Vectors("clusters", "d")]
+
+
+# ---- the objective, and the end
+
+
+@declare(method="async_l2gd", step="trace")
+@dataclass(frozen=True)
+class Trace(PerCluster):
+    """Asks an aggregator for its part of the objective."""
+
+
+@declare(method="async_l2gd", step="trace")
+@dataclass(frozen=True)
+class AskState(Broadcast):
+    """Asks users for f_i(theta_i) and theta_i."""
+
+
+@declare(method="async_l2gd", step="trace")
+@dataclass(frozen=True)
+class UserState(Rows):
+    """To the aggregator."""
+
+    value: Annotated[Array, Scalars("rows")]
+    theta: Annotated[Array, Vectors("rows", "d", exact=True)]
+
+
+@declare(method="async_l2gd", step="trace")
+@dataclass(frozen=True)
+class ClusterState(PerCluster):
+    """A cluster's part of F, in which only bar is missing, and how often it has averaged.
+
+    `inner` = sum f_i + (1-alpha_j) sum gamma_i/2 |theta_i - bar_j|^2, `spread` = alpha_j sum gamma_i/2 |theta_i - bar_j|^2.
+    """
+
+    inner: Annotated[Array, Scalars("clusters")]
+    spread: Annotated[Array, Scalars("clusters")]
+    average: Annotated[Array, Vectors("clusters", "d", exact=True)]
+    weight: Annotated[Array, Scalars("clusters")]  # alpha_j Gamma_j
+    within_rounds: Annotated[Indices, Positions("clusters")]
+
+
+@declare(method="async_l2gd", step="evaluate")
+@dataclass(frozen=True)
+class Judge(Broadcast):
+    """Asks users to judge their own models, which stay where they are."""
+
+
+@declare(method="async_l2gd", step="evaluate", may_be_infinite=True)
+@dataclass(frozen=True)
+class Judgement(Rows):
+    """f_i at the user's model, and loss and metric on its held-out rows, as in `evaluation.Scores`."""
+
+    objective: Annotated[Array, Scalars("rows")]
+    test_loss: Annotated[Array, Scalars("rows")]
+    test_metric: Annotated[Array, Scalars("rows")]
+    n_test: Annotated[Indices, Positions("rows")]
+
+
+@declare(method="async_l2gd", step="models")
+@dataclass(frozen=True)
+class Collect(Broadcast):
+    """Asks users for their models (`collect_models`)."""
+
+
+@declare(method="async_l2gd", step="models")
+@dataclass(frozen=True)
+class FinalModels(Rows):
+    """theta_i, to the coordinator."""
+
+    theta: Annotated[Array, Vectors("rows", "d")]

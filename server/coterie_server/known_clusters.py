@@ -1,0 +1,94 @@
+"""What the server halves for known clusters share: weights by cluster, the objective, and what users say of their own models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coterie.arrays import Array, Indices
+from coterie.errors import ConfigError
+from coterie.methods.known_clusters import Segments, Weights, check_all_clustered
+from coterie_server.method import Federation, Members, Outcome
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """The clusters of some members (ascending numbers of the whole run) with their weights."""
+
+    numbers: Indices  # (c,)
+    names: tuple[str, ...]  # (c,)
+    segments: Segments
+    gamma: Array  # (n,) gamma_i
+    gamma_sums: Array  # (c,) Gamma_j
+    alpha: Array  # (c,)
+    is_even: Array  # (c,) bool: whether gamma is constant inside the cluster
+
+    @property
+    def size(self) -> int:
+        return self.numbers.size
+
+
+def clusters_of(weights: Weights, members: Members, *, some_only: bool = False) -> Clusters:
+    """The clusters of these members. ConfigError when a user has none, or the weights miss somebody or name nobody.
+
+    `some_only`: these are not all members of the run, so what the weights say of others is not looked at.
+    """
+    check_all_clustered(members.names, members.clusters)
+    numbers = np.unique(members.cluster_of)
+    segments = Segments(members.cluster_of, numbers)
+    names = tuple(members.clusters[int(np.flatnonzero(members.cluster_of == number)[0])] for number in numbers)
+    own = weights.restricted({*members.names, *names}) if some_only else weights
+    gamma = own.gamma_of(members.names, members.clusters)
+    gamma_sums = segments.sums(gamma)
+    is_even = segments.maxima(gamma) == segments.minima(gamma)
+    return Clusters(numbers, names, segments, gamma, gamma_sums, own.alpha_of(names, gamma_sums), is_even)
+
+
+def weighted_average(values: Array, weights: Array) -> Array:
+    """(d,) sum_j values_j / sum_j weights_j over the clusters in their order, for values (k, d) and weights (k,)."""
+    total = float(weights.sum())
+    if total <= 0:
+        raise ConfigError("all alpha_j gamma_i are 0, so there is no global average: want p0 = 0, or some alpha above 0")
+    average: Array = values.sum(axis=0) / total
+    return average
+
+
+async def objective_of(federation: Federation, clusters: Clusters, room: Any) -> dict[str, float]:
+    """F of (2.1), and how often the clusters have averaged on their own; `room` is the method's page of messages.
+
+    Every aggregator sends the sums of its cluster: users' models do not leave it.
+    """
+    numbers = clusters.numbers
+    found = (await federation.exchange(room.Trace(numbers)))[room.ClusterState]
+    objective = float(found.inner.sum() + found.spread.sum())
+    if found.weight.sum() > 0:
+        bar = weighted_average(found.weight[:, None] * found.average, found.weight)
+        objective += float((found.weight * ((found.average - bar) ** 2).sum(axis=1)).sum()) / 2
+    return {"objective": objective, "within_rounds": float(found.within_rounds.sum())}
+
+
+async def private_outcome(
+    federation: Federation, clusters: Clusters, room: Any, figures: Mapping[str, float], *, collects: bool
+) -> Outcome:
+    """The end of a stage whose models stay at their users, who judge them: figures, and the models only where they are collected."""
+    figures = {**figures, **await objective_of(federation, clusters, room)}
+    judged = (await federation.exchange(room.Judge()))[room.Judgement]
+    figures["sum_of_losses"] = float(judged.objective.sum())
+    with_rows = judged.n_test > 0
+    if with_rows.any():
+        losses, metrics = judged.test_loss[with_rows], judged.test_metric[with_rows]
+        figures |= {"heldout_loss": float(losses.mean()), "heldout_metric": float(metrics.mean())}
+        figures |= {f"heldout_loss_{name}": value for name, value in spread_of(losses).items()}
+        figures |= {f"heldout_metric_{name}": value for name, value in spread_of(metrics).items()}
+    models = (await federation.exchange(room.Collect()))[room.FinalModels].theta if collects else None
+    return Outcome(models, clusters.segments.place, figures)
+
+
+def spread_of(values: Array) -> dict[str, float]:
+    """How the users' figures (n,) are spread: standard deviation, quartiles, smallest and largest."""
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    named = {"sd": values.std(), "q1": low, "median": middle, "q3": high, "min": values.min(), "max": values.max()}
+    return {name: float(value) for name, value in named.items()}
