@@ -120,7 +120,13 @@ class Engine:
             self.checkpoint(point)
         if point.facts is None:
             standardize = self.experiment.data.standardize
-            facts = await prepare(self.hub, members, standardize=standardize, features=self.hub.features)
+            facts = await prepare(
+                self.hub,
+                members,
+                standardize=standardize,
+                features=self.hub.features,
+                wants_minimisers=any(getattr(stage.config, "users_need_minimisers", True) for stage in self.stages),
+            )
             point = replace(point, facts=facts)
             if standardize:
                 self._warn_of_few_rows(facts)

@@ -40,7 +40,8 @@ class _Prepare:
             state = State(constants.mean, constants.scale)
         if AskFacts in inbox:
             problem = local.problem
-            problem.check()
+            if inbox[AskFacts].wants_minimisers[0]:
+                problem.check()
             d = np.full(problem.n_users, problem.d, dtype=np.int64)
             replies.append(UserFacts(problem.n_rows, d, problem.smoothness(), problem.strong_convexity()))
         return state, replies

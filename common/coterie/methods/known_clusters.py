@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
@@ -58,6 +58,7 @@ class Weights(BaseModel):
     """gamma, and one of lam and alpha; a mapping gives each its own, by the name of a cluster or, for gamma, also of a user."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    users_need_minimisers: ClassVar[bool] = False  # of their own losses: the averages hold them
 
     gamma: PerName  # gamma_i; in a mapping a user's own name comes before that of its cluster
     lam: PerName | None = None  # lambda_j of (2.3)

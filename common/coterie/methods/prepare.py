@@ -43,7 +43,9 @@ class Constants(Broadcast):
 @declare(method="prepare", step="describe")
 @dataclass(frozen=True)
 class AskFacts(Broadcast):
-    """Asks every user to describe its loss."""
+    """Asks every user to describe its loss, and, with a 1, to refuse one without a unique minimiser of its own."""
+
+    wants_minimisers: Annotated[Indices, Positions(1)]
 
 
 @declare(method="prepare", step="describe")

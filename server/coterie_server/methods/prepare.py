@@ -14,13 +14,21 @@ from coterie_server.method import Facts, Federation, Members
 MAX_D = 100_000_000  # dimensions of a model
 
 
-async def prepare(federation: Federation, members: Members, *, standardize: bool, features: Sequence[str] = ()) -> Facts:
+async def prepare(
+    federation: Federation,
+    members: Members,
+    *,
+    standardize: bool,
+    features: Sequence[str] = (),
+    wants_minimisers: bool = True,
+) -> Facts:
     """Agrees on the constants of standardisation if asked to, and learns n_rows, d, L_i and mu_i.
 
+    `wants_minimisers`: a user whose loss alone has no unique minimiser ends the run, before the first stage.
     Raises ConfigError for a constant feature, RunError when users disagree on the number of features.
     """
     if not standardize:
-        return _facts(await _ask_facts(federation), members)
+        return _facts(await _ask_facts(federation, wants_minimisers=wants_minimisers), members)
     sums = (await federation.exchange(AskMoments()))[UserMoments]
     count = int(sums.n_rows.sum())
     mean = sums.sums.sum(axis=0) / count
@@ -33,11 +41,12 @@ async def prepare(federation: Federation, members: Members, *, standardize: bool
     scale = np.sqrt(variance)
     await federation.exchange(Constants(mean, scale))
     # In an exchange of its own: L_i and mu_i are those of the standardised rows, which a host has once it has handled the constants.
-    return replace(_facts(await _ask_facts(federation), members), mean=mean, scale=scale)
+    told = await _ask_facts(federation, wants_minimisers=wants_minimisers)
+    return replace(_facts(told, members), mean=mean, scale=scale)
 
 
-async def _ask_facts(federation: Federation) -> UserFacts:
-    return (await federation.exchange(AskFacts()))[UserFacts]
+async def _ask_facts(federation: Federation, *, wants_minimisers: bool) -> UserFacts:
+    return (await federation.exchange(AskFacts(np.array([int(wants_minimisers)]))))[UserFacts]
 
 
 def _facts(told: UserFacts, members: Members) -> Facts:
