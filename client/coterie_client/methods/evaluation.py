@@ -23,7 +23,10 @@ class _Evaluation:
 
 
 def judged(x: Array, local: Local) -> tuple[Array, Array, Indices]:
-    """Loss and metric (n_own,) of the users' models x (n_own, d) on their held-out rows, NaN without any, and the numbers of these rows."""
+    """Loss and metric (n_own,) of the users' models x (n_own, d) on their held-out rows, NaN without any, and the numbers of these rows.
+
+    Both are means over the rows, whatever the reduction of the losses, so that users with few and with many rows can be compared.
+    """
     n_test = np.array([len(user.test_features) for user in local.users], dtype=np.int64)
     with_rows = np.flatnonzero(n_test)
     test_loss = np.full(local.n_own, np.nan)
@@ -32,6 +35,8 @@ def judged(x: Array, local: Local) -> tuple[Array, Array, Indices]:
         judges = [user for user in local.users if len(user.test_features)]
         features, targets = [user.test_features for user in judges], [user.test_target for user in judges]
         test_loss[with_rows], test_metric[with_rows] = local.problem.evaluate(x[with_rows], features, targets, with_rows)
+        if local.problem.config.reduction == "sum":
+            test_loss[with_rows] /= n_test[with_rows]
     return test_loss, test_metric, n_test
 
 

@@ -16,7 +16,7 @@ class FinalModels(Rows):
 @declare(method="evaluation", step="evaluate", may_be_infinite=True)
 @dataclass(frozen=True)
 class Scores(Rows):
-    """f_i at the model, and loss (without its l2 term) and metric on held-out rows; NaN for a user without held-out rows.
+    """f_i at the model, and the means of loss (without its l2 term) and metric over held-out rows; NaN for a user without any.
 
     The metric is the accuracy of a classifier, else the mean squared error.
     """
