@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
 
 from coterie.shown import shown
 
-MARGIN_LOSSES: Final = ("squared_hinge", "logistic", "least_squares", "huber")
+MARGIN_LOSSES: Final = ("squared_hinge", "logistic", "least_squares", "huber", "poisson")
 DISTANCE_LOSSES: Final = ("squared_distance", "huber_distance")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -43,6 +43,7 @@ class ProblemConfig(BaseModel):
     loss: Annotated[str, AfterValidator(_known_or_importable)]
     l2: NonNegativeFloat = 0.0  # c above
     huber_delta: PositiveFloat = 1.0  # where the Huber function turns from quadratic to linear
+    log_mean_limit: Annotated[float, Field(ge=0, le=50)] = 5.0  # poisson: the log of a mean beyond which exp goes on as its parabola
     intercept: bool = True
     reduction: Literal["mean", "sum"] = "mean"
 

@@ -22,6 +22,8 @@ def _rows(rng, counts, p, loss):
     features = [1.5 * rng.normal(size=(m, p)) for m in counts]
     if loss in CLASSIFIERS:
         return features, [np.where(rng.random(m) < 0.5, 1.0, -1.0) for m in counts]
+    if loss == "poisson":
+        return features, [1.0 + rng.poisson(1.0, m) for m in counts]
     return features, [2.0 * rng.normal(size=m) for m in counts]
 
 
@@ -43,9 +45,15 @@ def _one_by_one(loss, x, a, y, c, delta, mean, intercept):
             "logistic": lambda s, t: np.log(1 + np.exp(-t * s)),
             "least_squares": lambda s, t: (s - t) ** 2 / 2,
             "huber": lambda s, t: _huber(abs(s - t), delta),
+            "poisson": _poisson,
         }[loss]
         costs = [phi(float(row @ w) - b, t) for row, t in zip(a, y, strict=True)]
     return sum(costs) / (len(costs) if mean else 1) + c / 2 * float(w @ w)
+
+
+def _poisson(s, t, limit=5.0):
+    beyond = max(s - limit, 0.0)
+    return np.exp(min(s, limit)) * (1 + beyond + beyond**2 / 2) - t * s
 
 
 def _huber(t, delta):
@@ -87,8 +95,11 @@ def test_smoothness_bounds_every_hessian_and_is_attained(loss):
         spectrum = np.linalg.eigvalsh(problem.hessian(scale * rng.normal(size=(problem.n_users, problem.d))))
         assert (spectrum[:, -1] <= bound * (1 + 1e-12)).all()
         assert (spectrum[:, 0] >= floor - 1e-12 * bound).all()
-    # At x = 0 each margin is 0: the hinge is active and the logistic loss at its most curved; delta is out of reach.
-    np.testing.assert_allclose(np.linalg.eigvalsh(problem.hessian(np.zeros((problem.n_users, problem.d))))[:, -1], bound, rtol=1e-12)
+    # At x = 0 each margin is 0: the hinge is active and the logistic loss at its most curved; delta is out of reach. An intercept that
+    # lifts all log means above the limit is where the Poisson loss is at its most curved.
+    most = np.zeros((problem.n_users, problem.d))
+    most[:, -1] = -6.0 if loss == "poisson" else 0.0
+    np.testing.assert_allclose(np.linalg.eigvalsh(problem.hessian(most))[:, -1], bound, rtol=1e-12)
 
 
 def test_strong_convexity_is_zero_unless_something_curves_every_direction():

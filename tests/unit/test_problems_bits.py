@@ -21,9 +21,10 @@ class _World:
         self.config = ProblemConfig(loss=loss, **config)
         counts = rng.integers(1, most_rows + 1, n)
         self.features = [2.0 * rng.normal(size=(m, p)) for m in counts]
-        self.targets = [np.where(rng.random(m) < 0.5, 1.0, -1.0) for m in counts]
+        low = 0.0 if loss == "poisson" else -1.0
+        self.targets = [np.where(rng.random(m) < 0.5, 1.0, low) for m in counts]
         self.test_features = [rng.normal(size=(m, p)) for m in rng.integers(1, 2 * most_rows, n)]
-        self.test_targets = [np.where(rng.random(len(a)) < 0.5, 1.0, -1.0) for a in self.test_features]
+        self.test_targets = [np.where(rng.random(len(a)) < 0.5, 1.0, low) for a in self.test_features]
         d = p + self.config.has_intercept
         self.x, self.tilt, self.start = rng.normal(size=(3, n, d))
         self.start *= rng.choice([0.0, 1.0, 50.0], size=(n, 1))

@@ -15,7 +15,7 @@ M = (10, 4, 1)
 def problem(loss: str, reduction: str, *, intercept: bool, l2: float = 0.3) -> ConvexProblem:
     draws = np.random.default_rng(1)
     features = [draws.normal(size=(m, 3)) for m in M]
-    targets = [np.sign(draws.normal(size=m)) for m in M]
+    targets = [np.abs(labels) if loss == "poisson" else labels for labels in (np.sign(draws.normal(size=m)) for m in M)]
     config = ProblemConfig.model_validate({"loss": loss, "reduction": reduction, "l2": l2, "intercept": intercept})
     return build_problem(config, ["a", "b", "c"], features, targets)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from coterie.arrays import Array
-from coterie_client.problems.losses import Logistic
+from coterie_client.problems.losses import Logistic, Poisson
 from coterie_client.problems.margins import MarginBlock
 from coterie_client.problems.newton import minimise
 
@@ -24,13 +24,20 @@ def margin_reasons(block: MarginBlock, has_intercept: bool) -> list[str | None]:
         for k, y in enumerate(block.targets):
             if (y == y[0]).all():
                 reasons[k] = f"all its rows have the label {y[0]:+g} and the intercept is not penalised, wanted both labels"
+    if isinstance(block.loss, Poisson) and has_intercept:
+        for k, y in enumerate(block.targets):
+            if not y.any():
+                reasons[k] = "all its counts are 0 and the intercept is not penalised, wanted one above 0"
     if penalised:
         return reasons
     d = block.rows.shape[2]
-    ranks = np.linalg.matrix_rank(block.rows)
+    is_count = isinstance(block.loss, Poisson)
+    # A count of 0 objects to no direction that lowers its mean: sure growth is that of the rows with a positive count.
+    ranks = np.linalg.matrix_rank(block.rows * (block.targets > 0)[:, :, None] if is_count else block.rows)
     for k, rank in enumerate(ranks):
         if rank < d and reasons[k] is None:
-            reasons[k] = f"its rows span {rank} of {d} dimensions and l2 is 0, wanted all of them or l2 > 0"
+            rows = "its rows with a count above 0" if is_count else "its rows"
+            reasons[k] = f"{rows} span {rank} of {d} dimensions and l2 is 0, wanted all of them or l2 > 0"
     if block.loss.is_classifier:
         for k, overlap in enumerate(_overlap(block)):
             if not overlap and reasons[k] is None:

@@ -6,6 +6,7 @@ Every function here is elementwise, so a row's value cannot depend on the rows b
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -167,6 +168,46 @@ class Huber:
 
     def predict(self, s: Array) -> Array:
         return s
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """phi = exp(s) - y s, the negative log-likelihood of a count y with mean exp(s), without the term log y!.
+
+    Its curvature exp(s) has no bound, so step sizes would have none either: beyond s = log_mean_limit the exponential goes on as its
+    parabola, with the curvature exp(log_mean_limit). Below it nothing is changed.
+    """
+
+    log_mean_limit: float = 5.0
+    is_classifier: bool = False
+    curvature_floor: float = 0.0
+
+    @property
+    def curvature_bound(self) -> float:
+        return math.exp(self.log_mean_limit)
+
+    def value(self, s: Array, y: Array) -> Array:
+        beyond = np.maximum(s - self.log_mean_limit, 0.0)
+        value: Array = np.exp(s - beyond) * (1.0 + beyond * (1.0 + 0.5 * beyond)) - y * s
+        return value
+
+    def slope(self, s: Array, y: Array) -> Array:
+        beyond = np.maximum(s - self.log_mean_limit, 0.0)
+        slope: Array = np.exp(s - beyond) * (1.0 + beyond) - y
+        return slope
+
+    def curvature(self, s: Array, y: Array) -> Array:  # noqa: ARG002 (the protocol's signature)
+        curvature: Array = np.exp(np.minimum(s, self.log_mean_limit))
+        return curvature
+
+    def check_targets(self, y: Array, user: str) -> None:
+        wrong = y[(y < 0) | (y != np.floor(y))]
+        if wrong.size:
+            raise ConfigError(f"user {user!r} has the count {wrong[0]:g}, targets of loss 'poisson' must be 0, 1, 2, ...")
+
+    def predict(self, s: Array) -> Array:
+        mean: Array = np.exp(s)
+        return mean
 
 
 def huber(t: Array, delta: float) -> Array:

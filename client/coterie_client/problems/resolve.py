@@ -8,7 +8,7 @@ from typing import cast
 
 from coterie.errors import ConfigError
 from coterie.problem import ProblemConfig
-from coterie_client.problems.losses import Huber, LeastSquares, Logistic, RowLoss, SquaredHinge
+from coterie_client.problems.losses import Huber, LeastSquares, Logistic, Poisson, RowLoss, SquaredHinge
 
 _FUNCTIONS = ("value", "slope", "curvature", "check_targets", "predict")
 _BOUNDS = ("curvature_bound", "curvature_floor")
@@ -28,6 +28,8 @@ def resolve_row_loss(config: ProblemConfig) -> RowLoss:
             return LeastSquares()
         case "huber":
             return Huber(config.huber_delta)
+        case "poisson":
+            return Poisson(config.log_mean_limit)
         case path:
             return _imported(path)
 
