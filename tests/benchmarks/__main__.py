@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("bench_transport", "bench_pdmm", "bench_cvxpy", "bench_memory")
+NAMES = ("bench_transport", "bench_pdmm", "bench_cvxpy", "bench_memory", "bench_known_clusters")
 
 if __name__ == "__main__":
     for name in NAMES:
