@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeFloat, StringConstraints, model_validator
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 FilePath = Annotated[str, StringConstraints(min_length=1, max_length=4000, pattern=r"^[^\x00]+$")]
@@ -20,11 +20,30 @@ MAX_USERS = 1_000_000
 MAX_POINTS = 10_000_000  # of generated data, in memory: a quarter of a gigabyte
 
 
+class Fold(BaseModel):
+    """One fold of a cross-validation on the users: which of each user's training rows are held out, in the place of its test rows.
+
+    `coterie_client.data.split.fold_rows` says how rows are dealt. The test rows are left out altogether, neither trained on nor judged.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    number: int = Field(ge=1)
+    of: int = Field(ge=2, le=1000)
+
+    @model_validator(mode="after")
+    def _number_is_one_of_them(self) -> Fold:
+        if self.number > self.of:
+            raise ValueError(f"number is {self.number}, want 1 to the {self.of} folds there are")
+        return self
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # Centre and scale the features by constants that the members agree on in a federated round of sums.
     standardize: bool = False
+    fold: Fold | None = None
 
 
 class _Table(_Model):
@@ -114,6 +133,42 @@ class EllipsesData(_Model):
         return self
 
 
+class HlmData(_Model):
+    """Synthetic regression from a hierarchical linear model: users' parameters lie around their cluster's, clusters' around one centre.
+
+    The data of section 6.1 of Lyu, Hanzely and Kolar (2022); sigmas are standard deviations. There is no intercept in it.
+    """
+
+    source: Literal["hlm"]
+    clusters: int = Field(default=20, ge=1, le=100_000)
+    users_per_cluster: int = Field(default=20, ge=1, le=100_000)
+    d: int = Field(default=20, ge=1, le=10_000)  # features
+    rows_per_user: int = Field(default=10, ge=1, le=1_000_000)  # m
+    test_per_user: int = Field(default=10, ge=0, le=1_000_000)
+    sigma_global: NonNegativeFloat = 0.0  # of the centre around 0
+    sigma_cluster: NonNegativeFloat = 1.0  # of a cluster's parameters around the centre
+    sigma_user: NonNegativeFloat = 1.0  # of a user's parameters around its cluster's
+    sigma_noise: NonNegativeFloat = 1.0  # of the targets
+    design: Literal["gaussian", "orthogonal"] = "gaussian"  # X'X = m I where it is orthogonal
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)  # absent: the experiment's
+
+    @model_validator(mode="after")
+    def _an_orthogonal_design_has_room(self) -> HlmData:
+        if self.design == "orthogonal" and self.rows_per_user < self.d:
+            raise ValueError(f"rows_per_user is {self.rows_per_user}, want at least d, which is {self.d}, for an orthogonal design")
+        return self
+
+    @model_validator(mode="after")
+    def _all_of_it_fits(self) -> HlmData:
+        n_users = self.clusters * self.users_per_cluster
+        if n_users > MAX_USERS:
+            raise ValueError(f"clusters times users_per_cluster is {n_users} users, want at most {MAX_USERS}")
+        n_numbers = n_users * (self.rows_per_user + self.test_per_user) * (self.d + 1)
+        if n_numbers > 3 * MAX_POINTS:
+            raise ValueError(f"the users' rows are {n_numbers} numbers together, want at most {3 * MAX_POINTS}")
+        return self
+
+
 class _Bundled(_Model):
     """A table that comes with the client, whose users have known clusters. `coterie_client/data/files/ORIGIN.md` says where it is from."""
 
@@ -174,6 +229,6 @@ class PythonData(_Model):
 
 
 DataConfig = Annotated[
-    CsvData | ParquetData | NpzData | EllipsesData | HsbData | ExamsData | GrowthData | PythonData,
+    CsvData | ParquetData | NpzData | EllipsesData | HlmData | HsbData | ExamsData | GrowthData | PythonData,
     Field(discriminator="source"),
 ]

@@ -10,9 +10,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import assert_never
 
-from coterie.data import CsvData, DataConfig, EllipsesData, ExamsData, GrowthData, HsbData, NpzData, ParquetData, PythonData
+from coterie.data import CsvData, DataConfig, EllipsesData, ExamsData, GrowthData, HlmData, HsbData, NpzData, ParquetData, PythonData
 from coterie.names import natural_key, unknown_user
-from coterie_client.data import bundled, csv_table, ellipses, npz_table, parquet_table, python_source
+from coterie_client.data import bundled, csv_table, ellipses, hlm, npz_table, parquet_table, python_source
+from coterie_client.data.split import head_with_fold, with_fold
 from coterie_client.data.users import UserData, UserHead
 
 
@@ -22,7 +23,9 @@ def list_users(config: DataConfig, seed: int, data_dir: Path | None = None) -> l
     `data_dir` is the client's data folder: paths in `config` start there and must not leave it; None: the current working directory, and
     any path. `seed` is the experiment's. Raises ConfigError when the data cannot be read.
     """
-    return sorted(_heads(config, seed, data_dir), key=lambda head: natural_key(head.name))
+    heads = sorted(_heads(config, seed, data_dir), key=lambda head: natural_key(head.name))
+    fold = config.fold
+    return heads if fold is None else [head_with_fold(head, fold, seed) for head in heads]
 
 
 def load_users(config: DataConfig, seed: int, names: Sequence[str] | None, data_dir: Path | None = None) -> list[UserData]:
@@ -36,7 +39,8 @@ def load_users(config: DataConfig, seed: int, names: Sequence[str] | None, data_
     unknown = (wanted or frozenset()) - {user.name for user in users}
     if unknown:
         raise unknown_user(min(unknown, key=natural_key), [head.name for head in list_users(config, seed, data_dir)])
-    return users
+    fold = config.fold
+    return users if fold is None else [with_fold(user, fold, seed) for user in users]
 
 
 def _heads(config: DataConfig, seed: int, data_dir: Path | None) -> list[UserHead]:
@@ -51,6 +55,8 @@ def _heads(config: DataConfig, seed: int, data_dir: Path | None) -> list[UserHea
             return npz_table.heads(config, data_dir)
         case EllipsesData():
             return ellipses.heads(config)
+        case HlmData():
+            return hlm.heads(config)
         case PythonData():
             return python_source.heads(config, seed)
         case _:
@@ -69,6 +75,8 @@ def _load(config: DataConfig, seed: int, names: Collection[str] | None, data_dir
             return npz_table.load(config, seed, names, data_dir)
         case EllipsesData():
             return ellipses.load(config, seed, names)
+        case HlmData():
+            return hlm.load(config, seed, names)
         case PythonData():
             return python_source.load(config, seed, names)
         case _:

@@ -1,18 +1,21 @@
-"""The held-out split: which of a user's rows are its test rows.
+"""The held-out split: which of a user's rows are its test rows, and which of the others a fold of a cross-validation holds out.
 
 It depends on the seed, the user's name and the user's own rows, never on other users or on who shares the host.
-How many rows are held out depends on the number of rows alone, so that heads know it without reading targets.
+How many rows are held out depends on their number (in a fold, on the user's name too), so that heads know it without reading targets.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
-from coterie_client.data.draws import stream
-from coterie_client.data.users import UserData, frozen
+from coterie.data import Fold
+from coterie_client.data.draws import Stream, stream
+from coterie_client.data.users import UserData, UserHead, frozen
 
 
 def n_test_rows(n_rows: int, test_fraction: float) -> int:
@@ -51,3 +54,49 @@ def _test_rows(name: str, target: Array, n_test: int, seed: int) -> Indices:
     share = math.floor(n_test * len(high) / len(target) + 0.5)
     n_high = max(n_test - (len(low) - 1), min(share, len(high) - 1))
     return np.concatenate([low[: n_test - n_high], high[:n_high]])
+
+
+def fold_rows(name: str, target: Array, fold: Fold, seed: int) -> NDArray[np.bool_]:
+    """(m,) which of a user's m training rows the fold holds out; `target` (m,) is theirs.
+
+    The rows, shuffled (a target with exactly two values: one value after the other), are dealt to the folds in turn, so that a user's folds
+    differ by at most one row, and by at most one of each of two values. Each user begins with a fold of its own, drawn: the rows of users
+    with fewer rows than folds are spread over all folds, and such a user has nothing held out in the others. A single row is never held
+    out: its user always trains on it, and is judged in no fold.
+    """
+    held_out = np.zeros(len(target), dtype=np.bool_)
+    if len(target) > 1:
+        draws = stream(seed, "folds", name)
+        turn = _turn(draws, fold)
+        order = draws.order(len(target))
+        values = np.unique(target)
+        if len(values) == 2:
+            order = np.concatenate([order[target[order] == value] for value in values])
+        held_out[order[turn :: fold.of]] = True
+    return held_out
+
+
+def with_fold(user: UserData, fold: Fold, seed: int) -> UserData:
+    """The user as the fold has it: some of its training rows in the place of its test rows."""
+    chosen = fold_rows(user.name, user.target, fold, seed)
+    return replace(
+        user,
+        features=frozen(user.features[~chosen]),
+        target=frozen(user.target[~chosen]),
+        test_features=frozen(user.features[chosen]),
+        test_target=frozen(user.target[chosen]),
+    )
+
+
+def head_with_fold(head: UserHead, fold: Fold, seed: int) -> UserHead:
+    """The head of `with_fold`, which needs no rows."""
+    if head.n_rows < 2:
+        return head
+    turn = _turn(stream(seed, "folds", head.name), fold)
+    return replace(head, n_rows=head.n_rows - len(range(turn, head.n_rows, fold.of)))
+
+
+def _turn(draws: Stream, fold: Fold) -> int:
+    """The place of the fold in a user's deal, from 0; the first number of the user's stream."""
+    first = int(draws.words.random_raw() % fold.of)
+    return (fold.number - 1 - first) % fold.of

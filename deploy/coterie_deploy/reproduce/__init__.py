@@ -1,7 +1,8 @@
 """Papers' figures made again: the numbers in a table beside the printed ones, plots, and a CSV file.
 
 `convex-clustering-figure1` and `-figure2` are figures 1 and 2 of Armacki, Bajovic, Jakovetic and Kar (2022). The paper does not give its
-ellipses, so the data are of the same kind and not the same; curves compare, digits need not.
+ellipses, so the data are of the same kind and not the same; curves compare, digits need not. `known-clusters-table1` and `-figure1` are
+those of Lyu, Hanzely and Kolar (2022), whose simulated data are given.
 """
 
 from __future__ import annotations
@@ -13,29 +14,36 @@ from rich.console import Console
 
 from coterie.errors import ConfigError
 from coterie.names import similar_names
-from coterie_deploy.reproduce import report
+from coterie_deploy.reproduce import known_clusters, known_clusters_report, report
 from coterie_deploy.reproduce.study import Row, rows_of_seed
 
 FIGURES = {"convex-clustering-figure1": report.accuracy, "convex-clustering-figure2": report.compactness}
+# The sizes m of users to run, and what to do with the numbers.
+KNOWN_CLUSTERS = {
+    "known-clusters-table1": (known_clusters_report.TABLE1_SIZES, known_clusters_report.table1),
+    "known-clusters-figure1": (known_clusters_report.FIGURE1_SIZES, known_clusters_report.figure1),
+}
 
 
 def names() -> list[str]:
     """What can be reproduced."""
-    return list(FIGURES)
+    return [*FIGURES, *KNOWN_CLUSTERS]
 
 
-def reproduce(name: str, *, seeds: int = 8, output: Path, console: Console | None = None) -> Sequence[Row]:
-    """Runs what is not yet in the folder `output` for seeds 0, 1, ..., prints the table, and writes NAME.png and convex-clustering.csv.
+def reproduce(name: str, *, seeds: int = 8, output: Path, console: Console | None = None) -> Sequence[Row | known_clusters.Row]:
+    """Runs what is not yet in the folder `output` for seeds 0, 1, ..., prints the table, and writes NAME.png for a figure, and a CSV file.
 
     Returns the numbers behind it. Raises ConfigError for an unknown name or without matplotlib, before anything runs.
     """
     console = console or Console(highlight=False)
-    if name not in FIGURES:
-        similar = similar_names(name, FIGURES)
-        raise ConfigError(f"cannot reproduce {name!r}, want one of {', '.join(similar or FIGURES)}")
+    if name not in names():
+        similar = similar_names(name, names())
+        raise ConfigError(f"cannot reproduce {name!r}, want one of {', '.join(similar or names())}")
     if seeds < 1:
         raise ConfigError(f"seeds is {seeds}, want at least 1")
     _need_matplotlib()
+    if name in KNOWN_CLUSTERS:
+        return _known_clusters(name, seeds, output, console)
     rows: list[Row] = []
     with console.status("") as status:
         for seed in range(seeds):
@@ -44,6 +52,18 @@ def reproduce(name: str, *, seeds: int = 8, output: Path, console: Console | Non
     FIGURES[name](rows, output / f"{name}.png", console)
     report.write_csv(rows, output / "convex-clustering.csv")
     console.print(f"\nplot: {output / name}.png\nnumbers: {output / 'convex-clustering.csv'}", soft_wrap=True)
+    return rows
+
+
+def _known_clusters(name: str, seeds: int, output: Path, console: Console) -> Sequence[known_clusters.Row]:
+    sizes, show = KNOWN_CLUSTERS[name]
+    rows: list[known_clusters.Row] = []
+    with console.status("") as status:
+        for seed in range(seeds):
+            for m in sizes:
+                status.update(f"seed {seed} of 0 to {seeds - 1}, m = {m}: federated runs of the four estimators")
+                rows += known_clusters.rows_of(seed, m, output)
+    show(rows, output, console)
     return rows
 
 

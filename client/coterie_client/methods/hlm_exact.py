@@ -1,0 +1,41 @@
+"""Client half of `hlm_exact`: a user's quadratic loss, told once, and its model, kept.
+
+The Hessian does not depend on where it is asked, and minus the gradient at zero is b_i; l2, the reduction and the column of an intercept
+are in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coterie.arrays import Array
+from coterie.messages import Message
+from coterie.methods.hlm_exact import Models, Statistics
+from coterie_client.method import Inbox, Local
+
+
+@dataclass(frozen=True)
+class State:
+    """The users' models (n_own, d), once they have come."""
+
+    theta: Array | None = None
+
+
+class _HlmExact:
+    def init(self, options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG002
+        return State()
+
+    def step(self, state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
+        if Models in inbox:
+            return State(inbox[Models].theta), []
+        zeros = np.zeros((local.n_own, local.problem.d))
+        rows, columns = np.triu_indices(local.problem.d)
+        triangle = np.ascontiguousarray(local.problem.hessian(zeros)[:, rows, columns])
+        return state, [Statistics(triangle, -local.problem.gradient(zeros))]
+
+
+CLIENT = _HlmExact()

@@ -1,0 +1,109 @@
+"""`hlm_exact`: the minimiser of (2.1) from the users' sufficient statistics. One round; the arithmetic is in `coterie_server.hlm`.
+
+The statistics do not depend on the weights, so along a grid users send them once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coterie.arrays import Array, Indices
+from coterie.config import Experiment
+from coterie.errors import ConfigError
+from coterie.methods.hlm_exact import LOSSES, AskStatistics, Config, Models, Statistics
+from coterie_server import hlm
+from coterie_server.method import Federation, Outcome, Setting
+from coterie_server.methods.oracle import known_labels
+from coterie_server.plan import Stage
+
+
+@dataclass(frozen=True)
+class State:
+    """The users' models (n, d), empty before the only round, and their statistics, once they are known."""
+
+    theta: Array
+    told: hlm.Quadratics | None
+
+
+@dataclass(frozen=True)
+class HlmExact:
+    """The server half: weights by user and by cluster."""
+
+    cluster_of: Indices  # (n,)
+    labels: Indices  # (n,) the same clusters, numbered by their first member
+    gamma: Array  # (n,)
+    alpha: Array  # (k,)
+    told: hlm.Quadratics | None = None  # by the users, in an earlier stage
+
+    @property
+    def client_options(self) -> Mapping[str, Any]:
+        """The client half has no settings."""
+        return {"hlm_exact": {}}
+
+    async def init(self, federation: Federation) -> State:  # noqa: ARG002
+        """Nothing is known yet but what an earlier stage has learnt."""
+        return State(np.zeros((len(self.gamma), 0)), self.told)
+
+    async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:  # noqa: ARG002
+        """Gathers the statistics, solves, and sends each user its model."""
+        users = await _gathered(federation) if state.told is None else state.told
+        sums = _gamma_sums(self.gamma, self.cluster_of, len(self.alpha))
+        theta = hlm.known_clusters(users, self.cluster_of, self.gamma, hlm.lambda_of(self.alpha, sums)).theta
+        await federation.exchange(Models(theta))
+        return State(theta, users), {"penalty": self._penalty(theta), "converged": 1.0}
+
+    async def finish(self, state: State, federation: Federation) -> Outcome:  # noqa: ARG002
+        """The users' models. Their losses and the figure `penalty` add up to (2.1)."""
+        figures = {"penalty": self._penalty(state.theta), "clusters": float(len(self.alpha))}
+        return Outcome(state.theta, self.labels, figures, carry=state.told)
+
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
+        """One vector b_i up, unless it is known, and one model down for each user."""
+        n_vectors = float(len(figures) * len(self.gamma))
+        return {("statistics", "up"): n_vectors if self.told is None else 0.0, ("models", "down"): n_vectors}
+
+    def _penalty(self, theta: Array) -> float:
+        return hlm.penalty(theta, self.cluster_of, self.gamma, self.alpha)
+
+
+async def _gathered(federation: Federation) -> hlm.Quadratics:
+    """What the users tell."""
+    told = (await federation.exchange(AskStatistics()))[Statistics]
+    return hlm.Quadratics(_unpacked(told.triangle, told.slope.shape[1]), told.slope)
+
+
+def stages(config: Config, experiment: Experiment) -> list[Stage]:
+    """One stage. ConfigError for a loss that is not quadratic."""
+    loss = experiment.problem.loss
+    if loss not in LOSSES:
+        raise ConfigError(f"problem.loss is {loss!r}, want {' or '.join(LOSSES)}: method 'hlm_exact' solves quadratic losses only")
+    return [Stage(config.name, config.name, config, experiment.stop, is_result=True)]
+
+
+def build(config: Config, setting: Setting) -> HlmExact:
+    """The server half for one stage. ConfigError when a user has no known cluster, or a mapping of weights does not fit the members."""
+    members = setting.members
+    labels = known_labels(members)
+    gamma = config.gamma_of(members.names, members.clusters)
+    sums = _gamma_sums(gamma, members.cluster_of, len(members.cluster_names))
+    carried = None if setting.start is None else setting.start.carry
+    told = carried if isinstance(carried, hlm.Quadratics) else None
+    return HlmExact(members.cluster_of, labels, gamma, config.alpha_of(members.cluster_names, sums), told)
+
+
+def _gamma_sums(gamma: Array, cluster_of: Indices, n_clusters: int) -> Array:
+    """Gamma_j (k,)."""
+    return np.bincount(cluster_of, gamma, n_clusters).astype(np.float64, copy=False)
+
+
+def _unpacked(triangles: Array, d: int) -> Array:
+    """Symmetric matrices (n, d, d) from their upper triangles (n, d(d+1)/2)."""
+    rows, columns = np.triu_indices(d)
+    full = np.zeros((len(triangles), d, d))
+    full[:, rows, columns] = triangles
+    full[:, columns, rows] = triangles
+    return full
