@@ -53,7 +53,7 @@ class Host(Member):
             return asked.answer
         if asked.task.stage_json:
             self._begin_stage(asked.task.stage_json)
-        return self.close(asked.task, self._dispatch(asked.messages, asked.task.round))
+        return self.close(asked, self._dispatch(asked.messages, asked.task.round))
 
     def ending(self, finish: session_pb2.Finish) -> None:
         """Nothing is left to do."""

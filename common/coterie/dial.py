@@ -331,11 +331,8 @@ class Thread:
         """Handles a task, in the calling thread, and learns how long its sort takes."""
         start = time.perf_counter()
         encoded = dialler.handle(task)
-        if time.perf_counter() - start >= self._quick_s:
-            self._quick_times[_sort_of(task)] = 0
-        else:
-            sort = _sort_of(task)
-            self._quick_times[sort] = self._quick_times.get(sort, 0) + 1
+        sort, is_quick = _sort_of(task), time.perf_counter() - start < self._quick_s
+        self._quick_times[sort] = self._quick_times.get(sort, 0) + 1 if is_quick else 0
         return encoded
 
     async def close(self) -> None:
@@ -350,7 +347,7 @@ def _sort_of(task: Received) -> tuple[Any, ...]:
     frame = task.frame
     if not isinstance(frame, session_pb2.Task):
         return ()
-    return (bool(frame.stage_json), frame.snapshot, bool(task.tails), *(part.kind for part in frame.parts))
+    return (bool(frame.stage_json), frame.snapshot, bool(task.tails), task.kinds)
 
 
 class _Session:

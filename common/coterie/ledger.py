@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -58,10 +58,12 @@ class Own(NamedTuple):
     user_set: int
 
 
-def rows_of(entries: Iterable[Entry], *, seq: int, attempt: int, direction: str, resent: int) -> Iterator[Row]:
+Booked = tuple[Sequence[Entry], int, int, str, int]  # what `rows_of` makes rows of
+
+
+def rows_of(entries: Iterable[Entry], seq: int, attempt: int, direction: str, resent: int) -> list[Row]:
     """The rows of one task or reply."""
-    for e in entries:
-        yield Row(seq, attempt, resent, direction, e.kind, e.vectors, e.scalars, e.payload_bytes, e.message_bytes, e.frames)
+    return [Row(seq, attempt, resent, direction, e.kind, e.vectors, e.scalars, e.payload_bytes, e.message_bytes, e.frames) for e in entries]
 
 
 def step_of(kind: str) -> str:
@@ -90,11 +92,13 @@ def _pieces(rows: Iterable[T]) -> Iterator[list[T]]:
 
 
 def _packed(rows: Sequence[tuple[Row, tuple[int, ...]]], link: str) -> session_pb2.Book:
-    kinds = sorted({row.kind for row, _ in rows})
+    columns: list[Sequence[Any]] = list(zip(*((*row, *more) for row, more in rows), strict=True))
+    kinds = sorted(set(columns[4]))
     place = {kind: i for i, kind in enumerate(kinds)}
-    lines = [(*row[:3], _DIRECTIONS.index(row.direction), place[row.kind], *row[5:], *more) for row, more in rows]
-    table = np.array(lines, dtype="<i8")
-    return session_pb2.Book(names="\n".join(kinds), rows=zlib.compress(table.T.tobytes()), n_rows=len(rows), link=link)
+    columns[3] = list(map(_DIRECTIONS.index, columns[3]))
+    columns[4] = list(map(place.__getitem__, columns[4]))
+    data = np.array(columns, dtype="<i8").tobytes()
+    return session_pb2.Book(names="\n".join(kinds), rows=zlib.compress(data), n_rows=len(rows), link=link)
 
 
 def unpack(book: session_pb2.Book) -> list[Row]:

@@ -17,14 +17,15 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.config import Experiment
 from coterie.errors import ProtocolError, RunError
-from coterie.ledger import DOWN, UP, Row, pack, rows_of
+from coterie.ledger import DOWN, UP, Booked, pack, rows_of
 from coterie.messages import Message, Rows
 from coterie.snapshot import SnapshotFile
 from coterie.v1 import session_pb2
 from coterie.wire import PROTOCOL_VERSION, Encoded, Precision, Received, encode, reheaded
 
 _USERS_PER_HELLO = 5000
-_ROWS_UNPACKED = 10_000
+_BOOKED_UNPACKED = 2_000  # tasks and replies
+_SMALL_BYTES = 16 << 10  # tensors up to this size are part of a task's checksum
 
 
 class User(Protocol):
@@ -41,6 +42,7 @@ class Asked:
     """A task that has been opened: what is to be done, or the answer when nothing is."""
 
     task: session_pb2.Task
+    fingerprint: int  # a checksum of what the task asks
     messages: Sequence[Message] | None  # None: the task was handled before
     answer: Encoded | None = None
 
@@ -82,7 +84,7 @@ class Member:
         self._precision = Precision.of(experiment.payload)
         self._replies: dict[int, tuple[Encoded, int]] = {}  # exchange -> (reply, how often it was sent)
         self._fingerprints: dict[int, int] = {}  # exchange -> checksum of the task that the reply answers
-        self._rows: list[Row] = []
+        self._booked: list[Booked] = []
         self._books: list[bytes] = []  # rows that are packed already: a long run has many
         self._durable_seq = 0
         self._newest_seq = 0
@@ -132,34 +134,36 @@ class Member:
         if not self.n_members:
             raise ProtocolError(f"task {task.seq} came before the welcome")
         messages, entries = received.decode(len(self._members))
-        self._rows.extend(rows_of(entries, seq=task.seq, attempt=task.attempt, direction=DOWN, resent=task.resent))
+        self._booked.append((entries, task.seq, task.attempt, DOWN, task.resent))
         while self._replies and next(iter(self._replies)) <= task.durable_seq:  # they are kept in order
             oldest = next(iter(self._replies))
             del self._replies[oldest], self._fingerprints[oldest]
-        if len(self._rows) > _ROWS_UNPACKED:
+        if len(self._booked) > _BOOKED_UNPACKED:
             self._pack_rows()
+        fingerprint = _fingerprint(task, messages)
         if task.seq <= self.last_seq:
-            return Asked(task, None, None if task.replay else self._stored(task))
-        return Asked(task, [self._with_positions(message) for message in messages])
+            return Asked(task, fingerprint, None, None if task.replay else self._stored(task, fingerprint))
+        return Asked(task, fingerprint, [self._with_positions(message) for message in messages])
 
-    def close(self, task: session_pb2.Task, messages: Iterable[Message]) -> Encoded | None:
+    def close(self, asked: Asked, messages: Iterable[Message]) -> Encoded | None:
         """The reply to send, or None when the parent has it already. Only now does the task count as handled."""
+        task = asked.task
         reply = session_pb2.Reply(seq=task.seq, attempt=task.attempt, durable_seq=self._durable_seq)
         encoded = encode(reply, [self._with_indices(message) for message in messages], self._precision)
         self.last_seq = task.seq
         self._replies[task.seq] = (encoded, 0 if task.replay else 1)
-        self._fingerprints[task.seq] = _fingerprint(task)
+        self._fingerprints[task.seq] = asked.fingerprint
         if not task.replay:
             self._book_up(encoded, task, 0)
         if task.snapshot:
             self.save()
         return None if task.replay else encoded
 
-    def _stored(self, task: session_pb2.Task) -> Encoded:
+    def _stored(self, task: session_pb2.Task, fingerprint: int) -> Encoded:
         who = f"{self.noun} {self.name!r}"
         if task.seq not in self._replies:
             raise RunError(f"{who} is asked for task {task.seq} again, but has kept only replies to {sorted(self._replies)}")
-        if self._fingerprints[task.seq] != _fingerprint(task):
+        if self._fingerprints[task.seq] != fingerprint:
             raise RunError(f"task {task.seq} is not the one that {who} answered before: the coordinator has gone another way")
         kept, times = self._replies[task.seq]
         reply = session_pb2.JoinRequest.FromString(kept.head).reply
@@ -170,7 +174,7 @@ class Member:
         return encoded
 
     def _book_up(self, encoded: Encoded, task: session_pb2.Task, resent: int) -> None:
-        self._rows.extend(rows_of(encoded.entries, seq=task.seq, attempt=task.attempt, direction=UP, resent=resent))
+        self._booked.append((encoded.entries, task.seq, task.attempt, UP, resent))
 
     def _with_positions(self, message: Message) -> Message:
         if not isinstance(message, Rows) or message.users is None:
@@ -194,8 +198,8 @@ class Member:
             yield session_pb2.JoinRequest(book=session_pb2.Book.FromString(book))
 
     def _pack_rows(self) -> None:
-        self._books.extend(book.SerializeToString() for book in pack(self._rows))
-        self._rows.clear()
+        self._books.extend(book.SerializeToString() for book in pack(row for booked in self._booked for row in rows_of(*booked)))
+        self._booked.clear()
 
     # ---- snapshots
 
@@ -240,16 +244,21 @@ class Member:
         return snapshot
 
 
-def _fingerprint(task: session_pb2.Task) -> int:
+def _fingerprint(task: session_pb2.Task, messages: Sequence[Message]) -> int:
     """A checksum of what a task asks, without its fences; large tensors are not looked at."""
-    checksum = zlib.crc32(b"%d %d" % (task.stage, task.round))
-    for part in task.parts:
-        checksum = zlib.crc32(part.SerializeToString(), checksum)
+    checksum = zlib.crc32(f"{task.stage} {task.round} {[message.kind for message in messages]}".encode())
+    for message in messages:
+        users = message.users if isinstance(message, Rows) else None
+        if users is not None:
+            checksum = zlib.crc32(users.data, checksum)
+        for name, _ in message.specs:
+            array = getattr(message, name)
+            checksum = zlib.crc32(array if array.nbytes <= _SMALL_BYTES else str(array.shape).encode(), checksum)
     return checksum
 
 
 def _stored_reply(seq: int, encoded: Encoded, times: int, fingerprint: int) -> Mapping[str, Any]:
-    return {"seq": seq, "times": times, "fingerprint": fingerprint, "head": encoded.head, "tails": [bytes(tail) for tail in encoded.tails]}
+    return {"seq": seq, "times": times, "fingerprint": fingerprint, "head": encoded.head, "tails": list(encoded.tails)}
 
 
 def _restored_reply(item: Mapping[str, Any], n_own: int) -> Encoded:

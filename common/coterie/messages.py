@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import re
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, TypeVar
-
-import numpy as np
+from typing import Annotated, ClassVar, TypeVar
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ProtocolError
@@ -42,12 +41,12 @@ class Spec:
     counts_vectors: bool
     is_exact: bool = False  # always float64, whatever the payload type of the run
 
-    def count(self, array: np.ndarray[Any, Any]) -> tuple[int, int]:
-        """(vectors, scalars) that the ledger books for this field."""
+    def count(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """(vectors, scalars) that the ledger books for an array of this shape."""
         if not self.is_float:
             return 0, 0
-        vectors = array.size // array.shape[-1] if self.counts_vectors and array.size else 0
-        return vectors, array.size
+        scalars = math.prod(shape)
+        return scalars // shape[-1] if self.counts_vectors and scalars else 0, scalars
 
 
 def Vectors(*shape: str | int, exact: bool = False) -> Spec:  # noqa: N802 - reads as a type in annotations

@@ -22,12 +22,34 @@ _MAGIC = b"COTERIE1"
 _DIGEST_BYTES = 32
 
 
+class _Buffers:
+    """The bytes of arrays and bytes, one after the other; they are not copied, since a snapshot may be most of a process's memory."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes | memoryview] = []
+        self._n_bytes = 0
+
+    def append(self, data: bytes | memoryview) -> dict[str, int]:
+        """Where it will stand."""
+        place = {"at": self._n_bytes, "bytes": len(data)}
+        self.pieces.append(data)
+        self._n_bytes += len(data)
+        return place
+
+
 def dumps(tree: Any) -> bytes:
     """The tree as bytes: magic, digest, length of the JSON skeleton, skeleton, buffers. TypeError for other kinds of values."""
-    buffers = bytearray()
+    return b"".join(_pieces(tree))
+
+
+def _pieces(tree: Any) -> list[bytes | memoryview]:
+    buffers = _Buffers()
     skeleton = json.dumps(_flatten(tree, buffers), allow_nan=True).encode()
-    body = len(skeleton).to_bytes(8, "little") + skeleton + buffers
-    return _MAGIC + hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() + body
+    body = [len(skeleton).to_bytes(8, "little"), skeleton, *buffers.pieces]
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for piece in body:
+        digest.update(piece)
+    return [_MAGIC, digest.digest(), *body]
 
 
 def loads(data: bytes) -> Any:
@@ -42,7 +64,7 @@ def loads(data: bytes) -> Any:
     return _restore(json.loads(bytes(body[8 : 8 + length])), body[8 + length :])
 
 
-def _flatten(value: Any, buffers: bytearray) -> Any:
+def _flatten(value: Any, buffers: _Buffers) -> Any:
     if value is None or isinstance(value, bool | str | int | float):
         return value.item() if isinstance(value, np.generic) else value
     if isinstance(value, np.generic):
@@ -50,10 +72,10 @@ def _flatten(value: Any, buffers: bytearray) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise TypeError("an array of objects cannot be part of a snapshot")
-        place = _append(buffers, np.ascontiguousarray(value).tobytes())
+        place = buffers.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
         return {"!": "array", "dtype": value.dtype.str, "shape": list(value.shape), **place}
     if isinstance(value, bytes | bytearray | memoryview):
-        return {"!": "bytes", **_append(buffers, bytes(value))}
+        return {"!": "bytes", **buffers.append(value if isinstance(value, bytes) else memoryview(value).cast("B"))}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         cls = type(value)
         content = {field.name: _flatten(getattr(value, field.name), buffers) for field in dataclasses.fields(value)}
@@ -66,12 +88,6 @@ def _flatten(value: Any, buffers: bytearray) -> Any:
         name = "list" if isinstance(value, list) else "tuple"
         return {"!": name, "items": [_flatten(item, buffers) for item in value]}
     raise TypeError(f"a {type(value).__name__} cannot be part of a snapshot")
-
-
-def _append(buffers: bytearray, data: bytes) -> dict[str, int]:
-    place = {"at": len(buffers), "bytes": len(data)}
-    buffers += data
-    return place
 
 
 def _restore(value: Any, body: memoryview) -> Any:
@@ -112,7 +128,7 @@ class SnapshotFile:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
-                file.write(dumps(tree))
+                file.writelines(_pieces(tree))
                 file.flush()
                 os.fsync(file.fileno())
             if newest.exists():

@@ -10,10 +10,11 @@ import functools
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from coterie.arrays import Indices
@@ -23,22 +24,18 @@ from coterie.frames import (
     CHUNK_BYTES,
     CHUNK_DATA,
     CHUNK_TAG,
-    PART_KIND,
-    PART_TENSORS,
-    PART_USERS,
     PLAIN_BYTES,
     REPLY_PARTS,
     TASK_OR_REPLY,
     TASK_PARTS,
-    TENSOR_DATA,
     Lifted,
     chunk_data,
-    chunk_frame_bytes,
     delimited_bytes,
     field_header,
     lift,
 )
 from coterie.messages import Broadcast, Message, PerCluster, Rows, Spec, check_shapes, kind_class
+from coterie.stencil import DTYPES, Entry, Extent, Plan, Plans, Stencil, stencil_of
 from coterie.v1 import session_pb2, tensor_pb2
 
 PROTOCOL_VERSION = 1
@@ -52,18 +49,10 @@ ENVELOPE = "envelope"
 
 AnyArray = NDArray[Any]
 
-_DTYPES: dict[int, np.dtype[Any]] = {
-    tensor_pb2.ELEMENT_TYPE_FLOAT64: np.dtype("<f8"),
-    tensor_pb2.ELEMENT_TYPE_FLOAT32: np.dtype("<f4"),
-    tensor_pb2.ELEMENT_TYPE_INT64: np.dtype("<i8"),
-    tensor_pb2.ELEMENT_TYPE_INT32: np.dtype("<i4"),
-    tensor_pb2.ELEMENT_TYPE_UINT8: np.dtype("u1"),
-    tensor_pb2.ELEMENT_TYPE_FLOAT16: np.dtype("<f2"),
-}
-_CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _BUFFERS = 2  # kept for tensors to come
 _FLOAT64 = np.dtype("<f8")
 _INT32 = np.dtype("<i4")
+_INT64 = np.dtype("<i8")
 
 
 @dataclass(frozen=True)
@@ -79,22 +68,6 @@ class Precision:
     def rounded(self, array: AnyArray) -> NDArray[np.float64]:
         """`array` as the other side will see it: a half that goes on computing with what it has sent must use this."""
         return array.astype(self.dtype).astype(np.float64) if self.dtype != _FLOAT64 else array
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What one part of one frame carried; the ledger's raw material.
-
-    `message_bytes` are protobuf bytes, `frames` how many gRPC messages, `users` the member indices served (None: all of the host's).
-    """
-
-    kind: str
-    vectors: int
-    scalars: int
-    payload_bytes: int
-    message_bytes: int
-    frames: int
-    users: Indices | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,94 +93,39 @@ class Encoded:
         return len(self.head) + sum(len(tail) for tail in self.tails)
 
 
-@functools.lru_cache(maxsize=4096)
-def _tensor_text(name: str, code: int, shape: tuple[int, ...], chunked_bytes: int) -> bytes:
-    """A tensor without its data: the same in every round."""
-    tensor = tensor_pb2.Tensor(name=name, dtype=code, shape=shape, chunked_bytes=chunked_bytes)  # type: ignore[arg-type]
-    return tensor.SerializeToString()
-
-
-class _Writer:
-    """Writes the parts of one frame by hand, so that the bytes of a tensor are copied once: into the frame."""
-
-    def __init__(self, part_number: int) -> None:
-        self._part_number = part_number
-        self.pieces: list[bytes | memoryview] = []
-        self.tails: list[memoryview] = []
-        self.n_bytes = 0
-        self._budget = INLINE_BYTES
-        self._part: list[bytes | memoryview] = []
-        self._part_bytes = 0
-
-    def tensor(self, number: int, name: str, array: AnyArray, dtype: np.dtype[Any]) -> None:
-        """Adds a tensor to the part that is open."""
-        array = np.asarray(array, dtype=dtype, order="C")
-        n_bytes = array.nbytes
-        if n_bytes > self._budget:
-            text = _tensor_text(name, _CODES[dtype], array.shape, n_bytes)
-            self.tails.append(array.reshape(-1).view(np.uint8).data)
-            self._add(field_header(number, len(text)), text)
-            return
-        self._budget -= n_bytes
-        text = _tensor_text(name, _CODES[dtype], array.shape, 0)
-        inner = field_header(TENSOR_DATA, n_bytes) if n_bytes else b""
-        self._add(field_header(number, len(text) + len(inner) + n_bytes), text, inner)
-        self._part.append(array.data)
-        self._part_bytes += n_bytes
-
-    def _add(self, *pieces: bytes) -> None:
-        self._part += pieces
-        self._part_bytes += sum(map(len, pieces))
-
-    def close_part(self, kind: str) -> int:
-        """Ends the part; returns its size in the frame."""
-        text = kind.encode()
-        head = field_header(PART_KIND, len(text)) + text
-        size = self._part_bytes + len(head)
-        self.pieces += (field_header(self._part_number, size), head, *self._part)
-        self._part, self._part_bytes = [], 0
-        self.n_bytes += delimited_bytes(size)
-        return delimited_bytes(size)
-
-
 def _wire_dtype(spec: Spec, precision: Precision, array: AnyArray) -> np.dtype[Any]:
     if spec.is_float:
         return _FLOAT64 if spec.is_exact else precision.dtype
     small = array.size == 0 or (array.min() >= -(2**31) and array.max() < 2**31)
-    return _INT32 if small else np.dtype("<i8")
+    return _INT32 if small else _INT64
 
 
-def _encode_part(writer: _Writer, message: Message, precision: Precision) -> Entry:
+def _laid_out(message: Message, part_number: int, precision: Precision, budget: int) -> tuple[Stencil, list[AnyArray]]:
+    """How a message is written, and its arrays (users first) as they are written; `budget` is left for inline tensors in the frame."""
     if not message.kind or type(message) is not kind_class(message.kind):
         raise TypeError(f"{type(message).__name__} is not a declared message: what has no declaration is private")
-    first_tail = len(writer.tails)
+    cls: Any = type(message)  # mypy takes no class for hashable
+    arrays: list[AnyArray] = []
+    extents: list[Extent] = []
     users = message.users if isinstance(message, Rows) else None
     if users is not None:
-        writer.tensor(PART_USERS, "", users, _INT32)
-    vectors = scalars = payload = 0
-    for name, spec in message.specs:
+        arrays.append(np.asarray(users, dtype=_INT32, order="C"))
+    for name, spec in cls.specs:
         array = getattr(message, name)
-        dtype = _wire_dtype(spec, precision, array)
-        writer.tensor(PART_TENSORS, name, array, dtype)
-        n_vectors, n_scalars = spec.count(array)
-        vectors, scalars = vectors + n_vectors, scalars + n_scalars
-        payload += n_scalars * dtype.itemsize
-    size = writer.close_part(message.kind)
-    return _entry(message.kind, size, vectors, scalars, payload, [len(tail) for tail in writer.tails[first_tail:]], users)
+        arrays.append(np.asarray(array, dtype=_wire_dtype(spec, precision, array), order="C"))
+    for array in arrays:
+        is_inline = array.nbytes <= budget
+        budget -= array.nbytes if is_inline else 0
+        extents.append(Extent(array.dtype, array.shape, is_inline))
+    if users is None:
+        return stencil_of(cls, part_number, None, tuple(extents)), arrays
+    return stencil_of(cls, part_number, extents[0], tuple(extents[1:])), arrays
 
 
-def _entry(kind: str, size: int, vectors: int, scalars: int, payload: int, tails: Sequence[int], users: Indices | None) -> Entry:
-    """`size` is that of the part in its frame; `tails` are the sizes of its chunked tensors."""
-    message_bytes, frames = size, 0
-    for tail in tails:
-        chunk_bytes, chunk_frames = chunk_frame_bytes(tail)
-        message_bytes, frames = message_bytes + chunk_bytes, frames + chunk_frames
-    return Entry(kind, vectors, scalars, payload, message_bytes, frames, users)
-
-
-def _envelope(head_bytes: int, inline: int) -> Entry:
+@functools.lru_cache(maxsize=64)
+def _envelope(n_bytes: int) -> Entry:
     """What the first frame holds beside the parts: fences, flags, the oneof around it."""
-    return Entry(ENVELOPE, 0, 0, 0, head_bytes - inline, 1, None)
+    return Entry(ENVELOPE, 0, 0, 0, n_bytes, 1, None)
 
 
 def _inline_bytes(frame: session_pb2.Task | session_pb2.Reply) -> int:
@@ -215,14 +133,32 @@ def _inline_bytes(frame: session_pb2.Task | session_pb2.Reply) -> int:
 
 
 def encode(frame: session_pb2.Task | session_pb2.Reply, messages: Sequence[Message], precision: Precision) -> Encoded:
-    """A task or reply with its header set, plus typed messages, as frames. TypeError for what is not declared."""
+    """A task or reply with its header set, plus typed messages, as frames. TypeError for what is not declared.
+
+    The bytes of a tensor are copied once: into the frame.
+    """
     is_task = isinstance(frame, session_pb2.Task)
-    writer = _Writer(TASK_PARTS if is_task else REPLY_PARTS)
-    entries = [_encode_part(writer, message, precision) for message in messages]
+    budget, inline = INLINE_BYTES, 0
+    pieces: list[bytes | memoryview] = []
+    tails: list[memoryview] = []
+    entries: list[Entry] = []
+    for message in messages:
+        stencil, arrays = _laid_out(message, TASK_PARTS if is_task else REPLY_PARTS, precision, budget)
+        fixed = iter(stencil.fixed)
+        pieces.append(next(fixed))
+        for extent, array in zip(stencil.extents, arrays, strict=True):
+            if extent.is_inline:
+                pieces += (array.data, next(fixed))
+                budget -= array.nbytes
+            else:
+                tails.append(array.reshape(-1).view(np.uint8).data)
+        inline += stencil.n_bytes
+        users = message.users if isinstance(message, Rows) else None
+        entries.append(stencil.entry if users is None else stencil.entry.serving(users))
     text = frame.SerializeToString()
-    head = b"".join((field_header(TASK_OR_REPLY, len(text) + writer.n_bytes), text, *writer.pieces))
-    entries.append(_envelope(len(head), writer.n_bytes))
-    return Encoded(head, tuple(writer.tails), tuple(entries), is_task)
+    head = b"".join((field_header(TASK_OR_REPLY, len(text) + inline), text, *pieces))
+    entries.append(_envelope(len(head) - inline))
+    return Encoded(head, tuple(tails), tuple(entries), is_task)
 
 
 def reheaded(frame: session_pb2.Task | session_pb2.Reply, sent: Encoded) -> Encoded:
@@ -234,18 +170,35 @@ def _finished(frame: session_pb2.Task | session_pb2.Reply, tails: tuple[memoryvi
     is_task = isinstance(frame, session_pb2.Task)
     outer = session_pb2.JoinResponse(task=frame) if is_task else session_pb2.JoinRequest(reply=frame)  # type: ignore[arg-type]
     head = outer.SerializeToString()
-    entries.append(_envelope(len(head), _inline_bytes(frame)))
+    entries.append(_envelope(len(head) - _inline_bytes(frame)))
     return Encoded(head, tails, tuple(entries), is_task)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Received:
-    """A complete task or reply: its frame, the bytes of each chunked tensor, and the size of its first frame."""
+    """A complete task or reply: its frame, the bytes of each chunked tensor, and the size of its first frame.
+
+    Where the first frame fits a plan, `frame` has no parts.
+    """
 
     frame: session_pb2.Task | session_pb2.Reply
     tails: tuple[bytearray | memoryview, ...]
     head_bytes: int
     lifted: Lifted | None = None
+    data: bytes = b""  # the first frame, to learn from or to read as planned
+    plan: Plan | None = None
+    plans: Plans | None = None  # where to put what is learnt
+
+    @property
+    def n_bytes(self) -> int:
+        return self.head_bytes + sum(len(tail) for tail in self.tails)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of the messages."""
+        if self.plan is not None:
+            return self.plan.kinds
+        return tuple(part.kind for part in self.frame.parts)
 
     def decode(self, n_own: int, dims: dict[str, int] | None = None) -> tuple[list[Message], list[Entry]]:
         """The typed messages and what the ledger books for them.
@@ -253,72 +206,136 @@ class Received:
         `n_own` is the number of users of the host at the other or this end: the rows of a message without users. Arrays are read-only
         views. Raises ProtocolError for undeclared kinds, wrong dtypes, wrong shapes.
         """
+        dims = dims or {}
+        if self.plan is not None:
+            return _decode_planned(self.data, self.plan, n_own, dims)
         tails = iter(self.tails)
         messages: list[Message] = []
         entries: list[Entry] = []
+        stencils: list[Stencil] = []
         inline = 0
         for place, part in enumerate(self.frame.parts):
             size = self.lifted.sizes.get(place) if self.lifted is not None else None
             size = delimited_bytes(part.ByteSize()) if size is None else size
             inline += size
             data = self.lifted.data.get(place, {}) if self.lifted is not None else {}
-            message, entry = _decode_part(part, size, data, tails, n_own, dims or {})
+            message, stencil = _decode_part(part, self._part_number, data, tails, n_own, dims)
             messages.append(message)
-            entries.append(entry)
-        entries.append(_envelope(self.head_bytes, inline))
+            entries.append(_booked(stencil, message, size))
+            stencils.append(stencil)
+        entries.append(_envelope(self.head_bytes - inline))
+        if self.plans is not None:
+            self.plans.learn(self.data, stencils, n_own, dims)
         return messages, entries
+
+    @property
+    def _part_number(self) -> int:
+        return TASK_PARTS if isinstance(self.frame, session_pb2.Task) else REPLY_PARTS
+
+
+def _booked(stencil: Stencil, message: Message, size: int) -> Entry:
+    """What a part of `size` bytes in its frame books, which may be written in another way than ours."""
+    users = message.users if isinstance(message, Rows) else None
+    entry = stencil.entry if users is None else stencil.entry.serving(users)
+    return entry if size == stencil.n_bytes else replace(entry, message_bytes=entry.message_bytes + size - stencil.n_bytes)
+
+
+def _decode_planned(data: bytes, plan: Plan, n_own: int, dims: dict[str, int]) -> tuple[list[Message], list[Entry]]:
+    messages: list[Message] = []
+    entries: list[Entry] = []
+    is_checked = plan.n_own == n_own and plan.dims == dims
+    for stencil, places in plan.parts:
+        arrays = [_array_at(data, at, extent) for extent, at in zip(stencil.extents, places, strict=True)]
+        if stencil.has_users:
+            users, *fields = arrays
+            message = stencil.cls(*fields, users=users)  # type: ignore[call-arg]
+            entries.append(stencil.entry.serving(users))
+        else:
+            message = stencil.cls(*arrays)
+            entries.append(stencil.entry)
+        if not is_checked:
+            _check_shapes(message, n_own, dims)
+        messages.append(message)
+    entries.append(_envelope(plan.header.stop))
+    return messages, entries
+
+
+def _array_at(data: bytes, at: int, extent: Extent) -> AnyArray:
+    """As `_get` and `_native` would: a view of the frame, which nobody can write to, where it is aligned and needs no conversion."""
+    array: AnyArray = np.ndarray(extent.shape, extent.dtype, data, at)
+    if not array.flags.aligned:
+        array = _aligned(array)
+    return array if extent.dtype == _FLOAT64 else _native(array)
 
 
 def _decode_part(
     part: tensor_pb2.Part,
-    size: int,
+    part_number: int,
     lifted: Mapping[int, memoryview],
     tails: Iterator[bytearray | memoryview],
     n_own: int,
     dims: dict[str, int],
-) -> tuple[Message, Entry]:
-    cls = kind_class(part.kind)
-    chunked: list[int] = []
-    users = _get_users(part, tails, chunked) if part.HasField("users") else None
+) -> tuple[Message, Stencil]:
+    cls: Any = kind_class(part.kind)
+    users = users_extent = None
+    if part.HasField("users"):
+        users = _get_users(part, tails)
+        users_extent = Extent(DTYPES[part.users.dtype], users.shape, not part.users.chunked_bytes)
     if len(part.tensors) != len(cls.specs):
         raise ProtocolError(f"{part.kind} has {len(part.tensors)} tensors, wanted {len(cls.specs)}")
-    arrays: dict[str, Any] = {}
-    vectors = scalars = payload = 0
+    arrays: list[AnyArray] = []
+    extents: list[Extent] = []
     for place, ((name, spec), tensor) in enumerate(zip(cls.specs, part.tensors, strict=True)):
         if tensor.name != name:
             raise ProtocolError(f"{part.kind} has field {tensor.name!r}, wanted {name!r}")
-        array = _get(tensor, part.kind, tails, chunked, lifted.get(place))
+        array = _get(tensor, part.kind, tails, lifted.get(place))
         if (array.dtype.kind == "f") != spec.is_float:
             raise ProtocolError(f"{part.kind}.{name} has dtype {array.dtype}, wanted {'float' if spec.is_float else 'integer'}")
-        n_vectors, n_scalars = spec.count(array)
-        vectors, scalars, payload = vectors + n_vectors, scalars + n_scalars, payload + n_scalars * array.dtype.itemsize
-        wanted = _FLOAT64 if spec.is_float else np.dtype(np.int64)
-        arrays[name] = array if array.dtype == wanted else array.astype(wanted)
+        extents.append(Extent(array.dtype, array.shape, not tensor.chunked_bytes))
+        arrays.append(_native(array))
     is_rows = issubclass(cls, Rows)
     if users is not None and not is_rows:
         raise ProtocolError(f"{part.kind} is a broadcast, but it names users")
-    message = cls(users=users, **arrays) if is_rows else cls(**arrays)  # type: ignore[call-arg]
-    check_shapes(message, (n_own if users is None else users.size) if is_rows else None, dims)
-    return message, _entry(part.kind, size, vectors, scalars, payload, chunked, users)
+    message: Message = cls(*arrays, users=users) if is_rows else cls(*arrays)
+    _check_shapes(message, n_own, dims)
+    return message, stencil_of(cls, part_number, users_extent, tuple(extents))
 
 
-def _get_users(part: tensor_pb2.Part, tails: Iterator[bytearray | memoryview], chunked: list[int]) -> Indices:
-    users = _get(part.users, part.kind, tails, chunked)
+def _check_shapes(message: Message, n_own: int, dims: dict[str, int]) -> None:
+    n_rows = None
+    if isinstance(message, Rows):
+        n_rows = n_own if message.users is None else message.users.size
+    check_shapes(message, n_rows, dims)
+
+
+def _native(array: AnyArray) -> AnyArray:
+    """Numbers as the halves compute with them: float64 or int64."""
+    wanted = _FLOAT64 if array.dtype.kind == "f" else _INT64
+    return array if array.dtype == wanted else array.astype(wanted)
+
+
+def _aligned(array: AnyArray) -> AnyArray:
+    """Read-only, and in memory whose place does not depend on the frame's layout."""
+    if not array.flags.aligned:
+        array = array.copy()  # sums over unaligned numbers run in another order, and bits would be others
+    array.flags.writeable = False
+    return array
+
+
+def _get_users(part: tensor_pb2.Part, tails: Iterator[bytearray | memoryview]) -> Indices:
+    users = _get(part.users, part.kind, tails)
     if users.dtype.kind != "i" or users.ndim != 1:
         raise ProtocolError(f"{part.kind} names its users by {users.dtype} of shape {users.shape}, wanted a list of integers")
     return users.astype(np.int64)
 
 
-def _get(
-    tensor: tensor_pb2.Tensor, kind: str, tails: Iterator[bytearray | memoryview], chunked: list[int], lifted: memoryview | None = None
-) -> AnyArray:
-    dtype = _DTYPES.get(tensor.dtype)
+def _get(tensor: tensor_pb2.Tensor, kind: str, tails: Iterator[bytearray | memoryview], lifted: memoryview | None = None) -> AnyArray:
+    dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
         raise ProtocolError(f"{kind}.{tensor.name} has element type {tensor.dtype}, which is unknown")
     data: bytes | bytearray | memoryview = tensor.data if lifted is None else lifted
     if tensor.chunked_bytes:
         data = next(tails)
-        chunked.append(len(data))
     if len(tensor.shape) > MAX_AXES or any(extent > MAX_TENSOR_BYTES for extent in tensor.shape):
         raise ProtocolError(f"{kind}.{tensor.name} has {len(tensor.shape)} axes, the longest {max(tensor.shape)}, which no array here has")
     shape = tuple(tensor.shape)
@@ -329,10 +346,7 @@ def _get(
         array = np.frombuffer(data, dtype=dtype).reshape(shape)
     except (ValueError, OverflowError) as error:  # an empty tensor may still claim any extent
         raise ProtocolError(f"{kind}.{tensor.name} has shape {list(shape)}, which no array can have") from error
-    if not array.flags.aligned:
-        array = array.copy()  # sums over unaligned numbers run in another order, and bits would depend on the frame's layout
-    array.flags.writeable = False
-    return array
+    return _aligned(array)
 
 
 def _references(buffers: Sequence[AnyArray]) -> list[int]:
@@ -350,6 +364,8 @@ class Assembler:
 
     def __init__(self, outer: type[session_pb2.JoinRequest | session_pb2.JoinResponse]) -> None:
         self._outer = outer
+        self._inner = session_pb2.Task if outer is session_pb2.JoinResponse else session_pb2.Reply
+        self._plans = Plans()
         self._part_number = TASK_PARTS if outer is session_pb2.JoinResponse else REPLY_PARTS
         self._open: Received | None = None
         self._buffers: list[AnyArray] = []  # the latest, to be used again
@@ -370,6 +386,9 @@ class Assembler:
         """A whole `Received`, another kind of frame, or None while chunks are missing. ProtocolError for what is malformed."""
         if data[:1] == CHUNK_TAG and (chunk := chunk_data(data)) is not None:
             return self._chunk(chunk)
+        plan = self._plans.fitting(data) if not self._missing else None
+        if plan is not None and (fences := self._fences(data[plan.header])) is not None:
+            return Received(fences, (), len(data), None, data, plan)
         small, lifted = lift(data, self._part_number) if len(data) > PLAIN_BYTES else (data, None)
         try:
             outer = self._outer.FromString(small)
@@ -392,11 +411,19 @@ class Assembler:
             tails = tuple(self._buffer(size).data for size in sizes)
         except MemoryError as error:
             raise ProtocolError(f"tensors of {sum(sizes)} bytes were announced, which do not fit into memory") from error
-        received = Received(frame, tails, len(data), lifted)
+        received = Received(frame, tails, len(data), lifted, data, None, self._plans)
         if not sizes:
             return received
         self._open, self._missing = received, [(tail, 0) for tail in received.tails]
         return None
+
+    def _fences(self, text: bytes) -> session_pb2.Task | session_pb2.Reply | None:
+        """What comes before the parts of a task or reply; None when it is something else."""
+        try:
+            frame = self._inner.FromString(text)
+        except DecodeError:
+            return None
+        return None if frame.parts else frame
 
     def _chunk(self, data: bytes | memoryview) -> Received | None:
         if not self._missing or self._open is None:

@@ -75,7 +75,7 @@ class Aggregator(Member):
         self._note("task begins", task)
         answers = await self._answers(asked.messages)
         self._note("task ends", task)
-        return self.close(task, answers)
+        return self.close(asked, answers)
 
     def _note(self, what: str, task: session_pb2.Task) -> None:
         if self.experiment.federation.log_tasks:

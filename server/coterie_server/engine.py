@@ -53,6 +53,9 @@ class Progress:
     figures: Mapping[str, float]
 
 
+_HOST_BYTES = 1 << 19  # of replies that a host keeps: a small machine's memory; more only where they come in few rounds,
+_FEWEST_ROUNDS = 20  # since checkpoints cost time
+
 Observer = Callable[[Progress], None]
 
 
@@ -79,7 +82,9 @@ class Engine:
         self._store = SnapshotFile(folder / "checkpoints", "run") if folder is not None else None
         self._checkpoint_seq = 0
         self._checkpoint_at = clock()
+        self._checkpoint_round = 0
         self._log_bytes = 0  # that the hub keeps for replay, at the newest checkpoint
+        self._replied_bytes = 0  # by the busiest host, at the newest checkpoint
 
     def load_checkpoint(self, attempt: int) -> Point | None:
         """The newest checkpoint, with the hub and the database brought back to it; None when there is none."""
@@ -101,7 +106,8 @@ class Engine:
         self.database.flush()
         self._store.save({"point": point, "hub": self.hub.memory()})
         self.hub.durable_seq, self._checkpoint_seq = self._checkpoint_seq, self.hub.seq
-        self._checkpoint_at, self._log_bytes = self._clock(), self.hub.log_bytes
+        self._checkpoint_at, self._checkpoint_round = self._clock(), point.round
+        self._log_bytes, self._replied_bytes = self.hub.log_bytes, self.hub.replied_bytes
         self.hub.request_snapshots()
 
     def request_stop(self, reason: str) -> None:
@@ -214,9 +220,7 @@ class Engine:
 
     def _after_round(self, stage: Stage, point: Point, figures: Mapping[str, float]) -> None:
         self.database.flush_if_due()
-        snapshots = self.experiment.snapshots
-        is_old = self._clock() - self._checkpoint_at > snapshots.every_s
-        if point.round % snapshots.every_rounds == 0 or is_old or self.hub.log_bytes - self._log_bytes > snapshots.max_log_bytes:
+        if self._is_checkpoint_due(point):
             self.checkpoint(point)
         if self._observer is not None:
             self._observer(Progress(stage, point.stage, len(self.stages), point.round, figures))
@@ -225,6 +229,14 @@ class Engine:
             raise RunError(
                 f"stopped by {self.stop_requested} in stage {stage.name!r} after round {point.round}; --resume goes on from there"
             )
+
+    def _is_checkpoint_due(self, point: Point) -> bool:
+        snapshots = self.experiment.snapshots
+        if point.round % snapshots.every_rounds == 0 or self._clock() - self._checkpoint_at > snapshots.every_s:
+            return True
+        n_rounds = point.round - self._checkpoint_round
+        is_host_full = n_rounds >= _FEWEST_ROUNDS and self.hub.replied_bytes - self._replied_bytes > _HOST_BYTES
+        return is_host_full or self.hub.log_bytes - self._log_bytes > snapshots.max_log_bytes
 
     def _stop_reason(self, stop: StopRule, figures: Mapping[str, float], point: Point, started: float) -> str:
         """Why the stage ends after this round; empty when it goes on."""

@@ -8,6 +8,7 @@ that a host that comes back is sent what it missed.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from coterie.ledger import DOWN, SESSION, UP, Row, rows_of, unpack, unpack_own
 from coterie.messages import Message
 from coterie.names import natural_key
 from coterie.v1 import session_pb2
-from coterie.wire import Encoded, Precision, Received, encode, reheaded
+from coterie.wire import Encoded, Entry, Precision, Received, encode, reheaded
 from coterie_server.merge import Layout, check_finite, check_owners, merged
 from coterie_server.method import Members, Replies
 from coterie_server.sessions import Host, Link, Pending, Recorder, Refusal, Sent, check_form
@@ -74,6 +75,7 @@ class Hub:
         self._skipped: set[str] = set()  # the hosts skipped last, to say so once
         self.refused: dict[str, str] = {}  # why hosts that are not here were turned away: the latest reason of each, oldest host first
         self._has_started = False  # the join barrier has been passed in this attempt
+        self._unbooked: deque[tuple[Host, Sequence[Entry], int, int, bool]] = deque()  # entries, exchange, resent, whether it is useful
         self._finish: session_pb2.JoinResponse | None = None  # what hosts are told at the end
 
     @property
@@ -275,6 +277,7 @@ class Hub:
         for sent in host.log:
             if sent.seq > host.reached or sent.seq > host.acked:
                 self._send(host, sent, is_replay=sent.seq <= host.acked)
+        self._book_sent()
         if host.acked > host.reached:
             text = f"host {host.name!r} is sent tasks {host.reached + 1} to {host.acked} again"
             self.recorder.event("replay", text, host=host.name, reached=host.reached, acked=host.acked)
@@ -302,10 +305,10 @@ class Hub:
         for name, listed in parts.items():
             self._ask(self.hosts[name], listed)
         link = self.hosts[reading[0]].link if len(reading) == len(parts) == 1 else None
-        if (
-            link is not None
-        ):  # it has taken all that was sent before, so one more small task does not wait; several are written side by side
+        # A host that has taken all that was sent before takes one more small task without waiting; several are written side by side.
+        if link is not None:
             await link.flush()
+        self._book_sent()
         if pending.waiting or pending.done.done():
             await pending.done
         self._pending = None
@@ -356,19 +359,22 @@ class Hub:
             frame.replay, frame.resent, frame.attempt = int(is_replay), resent, self.attempt
             encoded = reheaded(frame, encoded)
         sent.times += 1
-        rows = zip(
-            rows_of(encoded.entries, seq=sent.seq, attempt=self.attempt, direction=DOWN, resent=resent),
-            _users(encoded.entries),
-            strict=True,
-        )
-        self.recorder.book(host.name, (self.stage, self.round), rows, is_first)
-        host.n_booked += len(encoded.entries)
+        self._unbooked.append((host, encoded.entries, sent.seq, resent, is_first))
         host.link.send(encoded)
+
+    def _book_sent(self) -> None:
+        """Books what was sent, once it is under way: the host may work in the meantime."""
+        while self._unbooked:
+            host, entries, seq, resent, is_first = self._unbooked.popleft()
+            rows = _with_users(entries, rows_of(entries, seq, self.attempt, DOWN, resent))
+            self.recorder.book(host.name, (self.stage, self.round), rows, is_first)
+            host.n_booked += len(entries)
 
     # ---- events from transports
 
     def received(self, name: str, received: Received) -> None:
         """A whole reply of a host has arrived. A malformed one fails the run, naming the host."""
+        self._book_sent()
         host = self.hosts[name]
         host.heard_at = self._clock()
         reply = received.frame
@@ -385,11 +391,10 @@ class Hub:
             messages, entries = received.decode(own.size, self.dims)
             pending = self._pending
             is_awaited = pending is not None and pending.seq == reply.seq and name in pending.waiting
-            rows = zip(
-                rows_of(entries, seq=reply.seq, attempt=reply.attempt, direction=UP, resent=reply.resent), _users(entries), strict=True
-            )
+            rows = _with_users(entries, rows_of(entries, reply.seq, reply.attempt, UP, reply.resent))
             self.recorder.book(name, (self.stage, self.round), rows, is_awaited)
             host.n_booked += len(entries)
+            host.replied_bytes += received.n_bytes
             host.reached = max(host.reached, reply.seq)
             host.acked = max(host.acked, reply.seq)
             host.absent_s = 0.0
@@ -567,6 +572,7 @@ class Hub:
 
     async def finish(self, outcome: str, *, failed: bool, timeout_s: float = 10.0) -> None:
         """Tells every host that the run is over, and waits for their books."""
+        self._book_sent()
         self._finish = session_pb2.JoinResponse(finish=session_pb2.Finish(outcome=outcome, failed=failed))
         for host in self._connected():
             self._send_frame(host, self._finish)
@@ -583,6 +589,11 @@ class Hub:
         for host in self.hosts.values():
             host.snapshot_due = True
 
+    @property
+    def replied_bytes(self) -> int:
+        """Bytes of the replies of the host that has sent the most."""
+        return max((host.replied_bytes for host in self.hosts.values()), default=0)
+
     def memory(self) -> dict[str, Any]:
         """What a resumed parent needs to know, as a snapshot tree."""
         return {
@@ -598,7 +609,7 @@ class Hub:
                     "acked": host.acked,
                     "forgotten": host.forgotten,
                     "told": host.name in self._told,
-                    "log": [{"seq": s.seq, "head": s.encoded.head, "tails": [bytes(tail) for tail in s.encoded.tails]} for s in host.log],
+                    "log": [{"seq": s.seq, "head": s.encoded.head, "tails": list(s.encoded.tails)} for s in host.log],
                 }
                 for host in self.hosts.values()
             ],
@@ -632,5 +643,5 @@ class Hub:
         self.stage, self.round, self.stage_json = number, round_number, stage_json
 
 
-def _users(entries: Iterable[Any]) -> Iterable[Indices | None]:
-    return (entry.users for entry in entries)
+def _with_users(entries: Iterable[Entry], rows: Iterable[Row]) -> Iterable[tuple[Row, Indices | None]]:
+    return zip(rows, [entry.users for entry in entries], strict=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,11 @@ class Layout:
     @property
     def size(self) -> int:
         return len(self.first)
+
+    @cached_property
+    def starts(self) -> Indices:
+        """Where the runs of equal `first` begin; only in half storage the last user has none."""
+        return np.searchsorted(self.first, np.arange(self.n - 1 if self.copies == 1 else self.n))
 
     def place(self, i: Indices, j: Indices) -> Indices:
         """Where the pairs (i, j) are stored; half storage needs i < j."""
@@ -133,9 +138,7 @@ def sums(layout: Layout, values: Array) -> Array:
     """(n, d): for user i the sum over its pairs, (i, j) counted with sign 1 and (j, i) with -1. `values` (d, m)."""
     n = layout.n
     total = np.zeros((len(values), n))
-    # Runs of equal `first` are contiguous; only in half storage the last user has none.
-    starts = np.searchsorted(layout.first, np.arange(n - 1 if layout.copies == 1 else n))
-    np.add.reduceat(values, starts, axis=1, out=total[:, : len(starts)])
+    np.add.reduceat(values, layout.starts, axis=1, out=total[:, : len(layout.starts)])
     for component, sums_of_first in zip(values, total, strict=True):
         sums_of_first -= np.bincount(layout.second, component, n)  # noqa: PLW2901 - a row of `total`, changed in place
     return np.ascontiguousarray(total.T)

@@ -83,6 +83,7 @@ class Host:
     absent_since: float | None = None
     absent_s: float = 0.0  # without a connection since its last answer, up to the last time it came back
     session_bytes: dict[str, int] = field(default_factory=lambda: {UP: 0, DOWN: 0})
+    replied_bytes: int = 0  # in this attempt; the host keeps its replies between two snapshots
     n_booked: int = 0  # rows of the ledger that concern it, which bounds those it may bring itself
 
 

@@ -15,8 +15,9 @@ from coterie.config import Experiment
 from coterie.errors import ConfigError, RunError
 from coterie_client.build import build_host
 from coterie_deploy.loopback import join_all
+from coterie_server import engine
 from coterie_server.coordinator import Finished, Options, coordinate
-from coterie_server.engine import Progress, best
+from coterie_server.engine import Engine, Point, Progress, best
 from coterie_server.hub import Hub
 from coterie_server.method import Outcome
 from tests.simulation import World, bits, query, small_experiment
@@ -91,6 +92,24 @@ def test_a_stop_asked_for_leaves_a_checkpoint_that_a_resume_ends_with_the_same_b
     resumed = asyncio.run(coordinate(world.experiment, world.connect, Options(folder=world.folder, resume=True)))
     assert bits(resumed) == bits(calm)
     assert query(world.folder, "SELECT count(*) FROM figures WHERE name = 'objective'") == [(30,)]
+
+
+@pytest.mark.parametrize(("limit", "rounds"), [(1 << 19, [0, 60]), (1, [0, 20, 40, 60])])
+def test_what_hosts_keep_of_their_replies_is_bounded_by_checkpoints(
+    limit: int, rounds: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[int] = []
+
+    def checkpoint(engine: Engine, point: Point) -> None:
+        saved.append(point.round)
+        written(engine, point)
+
+    written = Engine.checkpoint
+    monkeypatch.setattr(engine, "_HOST_BYTES", limit)
+    monkeypatch.setattr(engine, "_FEWEST_ROUNDS", 20)
+    monkeypatch.setattr(Engine, "checkpoint", checkpoint)
+    World(small_experiment(LEAN, stop={"rounds": 60}, snapshots={"every_rounds": 60}), tmp_path / "run", 1).run()
+    assert saved[:-1] == rounds, "the last is that of the end"
 
 
 def test_a_used_folder_is_refused_and_a_changed_experiment_is_not_resumed(tmp_path: Path) -> None:

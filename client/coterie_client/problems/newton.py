@@ -90,6 +90,7 @@ def _newton(block: Block, tilt: Array, ridge: Array, start: Array) -> tuple[Arra
     converged = np.zeros(len(start), dtype=np.bool_)
     order = np.arange(len(start))
     caution = np.full(len(start), 1e-3)
+    is_damped = bool(batch.weak.any())
     with np.errstate(all="ignore"):  # a diverging user is reported, not warned about
         point = _at(batch, start)
         stuck = np.zeros(len(start), dtype=np.bool_)
@@ -113,6 +114,9 @@ def _newton(block: Block, tilt: Array, ridge: Array, start: Array) -> tuple[Arra
                     caution[stay],
                     slope[stay],
                 )
+            if not is_damped:
+                point, _, stuck = _step(batch, point, np.zeros_like(slope))
+                continue
             damping = batch.weak * batch.stiffness * np.maximum(caution * np.minimum(slope / batch.pull, 1.0), _EPS)
             point, refused, stuck = _step(batch, point, damping)
             caution = np.clip(np.where(refused, 10.0 * caution, 0.1 * caution), 1e-12, 1.0)
