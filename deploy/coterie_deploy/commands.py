@@ -110,6 +110,47 @@ def run(
 
 
 @app.command()
+def tune(
+    experiment: ExperimentName,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUES", help="method.gamma=0.1,1,10 or method.lam=0.1..100:7, all with all.", show_default=False),
+    ] = None,
+    folds: Annotated[int | None, typer.Option(help="[default: 5]", show_default=False)] = None,
+    hosts: Annotated[int | None, typer.Option(min=1, help="[default: 4, loopback 1]", show_default=False)] = None,
+    transport: Annotated[TransportName, typer.Option(help="Processes over gRPC, or all in this process.")] = TransportName.grpc,
+    topology: Topology = None,
+    overrides: Overrides = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="[default: runs/NAME-tune]", show_default=False)] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the tune in the folder.")] = False,
+    seed: Seed = None,
+    data: Data = None,
+    quiet: Quiet = False,
+) -> None:
+    """Choose settings of a method by cross-validation on the clients' training rows.
+
+    Runs every point of the grid on every fold, and writes the experiment with the best one to DIR/tuned.yaml. Test rows play no part.
+    """
+    from coterie_deploy.launch import default_hosts
+    from coterie_deploy.tune import Asked, How, choose, tune_here
+
+    asked = Asked(
+        experiment,
+        grid or (),
+        folds,
+        overrides or (),
+        seed=seed,
+        hosts=hosts,
+        topology=None if topology is None else topology.value,
+        transport=transport.value,
+        output=output,
+        resume=resume,
+    )
+    tuning, folder = choose(asked, lambda wanted: default_hosts(wanted, transport.value, data))
+    tune_here(tuning, folder, How(transport.value, data), _console(), _console(stderr=True), quiet=quiet)
+
+
+@app.command()
 def server(
     experiment: ExperimentName,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where hosts find this server.")],

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, model_validator
+from pydantic import PositiveFloat, PositiveInt, model_validator
+
+from coterie.methods.grid import Grid
 
 
-class Config(BaseModel):
+class Config(Grid):
     """The penalty, in one of two conventions; how far, and with which derivatives."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: Literal["squared"] = "squared"
     penalty: PositiveFloat | None = None  # GAM

@@ -1,0 +1,73 @@
+"""`coterie tune`: settings of a method chosen by cross-validation on the clients.
+
+Each user's training rows are dealt to K folds (`data.fold`). The run of a fold trains at every point of a grid (`method.grid`) on the rows
+of the other folds, each point from where the one before ended, and the users judge its models on the fold's rows. The coordinator learns
+what the method itself sends, and losses. The point with the smallest mean loss is chosen. The test rows play no part in it, so they still
+judge the chosen experiment fairly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from coterie.errors import ConfigError, RunError
+from coterie_deploy.launch import Launch, Transport, launch
+from coterie_deploy.local import is_finished, nothing_left_of_a_failed_start
+from coterie_deploy.server import with_advice
+from coterie_deploy.shipped import FROZEN
+from coterie_deploy.signals import stopping_on_signals
+from coterie_deploy.tune import plan
+from coterie_deploy.tune.plan import Asked, Tuning, choose, fold_folder
+from coterie_deploy.tune.progress import tune_display
+from coterie_deploy.tune.result import Tuned, print_result, result_of, write_files
+
+
+@dataclass(frozen=True)
+class How:
+    """How the runs of the folds are started."""
+
+    transport: Transport = "grpc"
+    data: Path | None = None
+
+
+def tune_here(tuning: Tuning, folder: Path, how: How, out: Console, err: Console, *, quiet: bool) -> Tuned:
+    """Runs the folds that are not finished yet, writes what they found, and reports. Raises CoterieError.
+
+    Asked to stop, it ends with a RunError that says how to go on.
+    """
+    plan.write(tuning, folder)
+    try:
+        asyncio.run(_run(tuning, folder, how, err, quiet=quiet))
+    except ConfigError:
+        plan.forget_unless_begun(folder)
+        raise
+    tuned = result_of(tuning, folder)
+    write_files(tuned, tuning, folder)
+    print_result(tuned, tuning, folder, out)
+    return tuned
+
+
+async def _run(tuning: Tuning, folder: Path, how: How, err: Console, *, quiet: bool) -> None:
+    advice = f"coterie tune {folder} --resume"
+    with stopping_on_signals() as stop, tune_display(err, tuning.folds, len(tuning.entries), quiet=quiet) as shown:
+        for number in range(1, tuning.folds + 1):
+            place = fold_folder(folder, number)
+            if is_finished(place):
+                shown.skip(number)
+                continue
+            if stop.is_set():
+                raise RunError(f"stopped by {stop.by} before fold {number}: {advice}")
+            shown.begin(number)
+            launched = Launch(how.transport, place, how.data, (place / FROZEN).is_file(), observer=shown, stop=stop)
+            try:
+                with nothing_left_of_a_failed_start(place):
+                    await launch(tuning.fold(number), launched)
+            except RunError as error:
+                raise with_advice(error, stop, advice) from None
+
+
+__all__ = ["Asked", "How", "Tuned", "Tuning", "choose", "tune_here"]

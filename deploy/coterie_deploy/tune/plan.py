@@ -1,0 +1,182 @@
+"""What a tune is: an experiment, the points of a grid, the folds; and the folder that remembers it.
+
+OUTPUT/tune.json    the experiment, the grid, the folds
+OUTPUT/fold-F/      the run of fold F, as any run's folder
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.config import METHODS, Experiment, apply_overrides, experiment_from, method_module
+from coterie.errors import ConfigError, RunError
+from coterie.methods.grid import Grid
+from coterie_deploy import shipped
+from coterie_deploy.launch import Transport
+from coterie_deploy.shipped import FROZEN, RUNS
+from coterie_deploy.tune.grid import entries_of
+
+TUNE = "tune.json"
+DEFAULT_FOLDS = 5
+MAX_FOLDS = 1000
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A cross-validation, entirely."""
+
+    content: Mapping[str, Any]  # the experiment as it was written, without a grid
+    entries: Sequence[Mapping[str, Any]]  # the grid: changes of the method's settings
+    folds: int
+    federation: Mapping[str, Any]  # how its runs are started, where that is not what the experiment says: hosts, topology
+
+    def fold(self, number: int) -> Experiment:
+        """The run of fold `number`, from 1: a stage for each point. ConfigError when a point does not fit the method."""
+        content, evaluated = self.content, {"references": [], "evaluate": True}
+        data = {**content["data"], "fold": {"number": number, "of": self.folds}}
+        method = {**content["method"], "grid": list(self.entries)}
+        federation = {**content.get("federation", {}), **self.federation}
+        return experiment_from({**content, **evaluated, "data": data, "method": method, "federation": federation})
+
+    def chosen(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """The experiment with the settings of one point, as one would write it."""
+        method = {key: value for key, value in {**self.content["method"], **entry}.items() if value is not None}
+        return {**self.content, "method": method}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command asks for. None and () stand for what the experiment, or the tune that is resumed, says."""
+
+    experiment: str
+    grid: Sequence[str] = ()
+    folds: int | None = None
+    overrides: Sequence[str] = ()
+    seed: int | None = None
+    hosts: int | None = None
+    topology: str | None = None
+    transport: Transport = "grpc"
+    output: Path | None = None
+    resume: bool = False
+
+
+def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Tuning, Path]:
+    """The tune and its folder. ConfigError for what is wrong with either, or where the folder is used by another."""
+    own = Path(asked.experiment)
+    is_own = (own / TUNE).is_file()
+    if is_own and not asked.resume:
+        raise ConfigError(f"{own} is the folder of a tune, want --resume to go on with it, or an experiment to tune")
+    listed: Sequence[Mapping[str, Any]] = entries_of(asked.grid) if asked.grid else ()
+    experiment = _load(asked, own if is_own else None, listed)
+    folder = asked.output or (own if is_own else RUNS / f"{experiment.name}-tune")
+    started = _started(folder, resume=asked.resume)
+    folds = asked.folds if asked.folds is not None else DEFAULT_FOLDS if started is None else started.folds
+    if not 2 <= folds <= MAX_FOLDS:
+        raise ConfigError(f"folds is {folds}, want 2 to {MAX_FOLDS}")
+    entries = listed or experiment.method.grid or (() if started is None else started.entries)
+    if len(entries) < 2:
+        many = f"{len(entries)} point{'' if len(entries) == 1 else 's'}"
+        raise ConfigError(f"the grid has {many}, want at least 2: --grid method.setting=values, or method.grid in the experiment")
+    content = _as_written(experiment)
+    federation = dict(_federation(asked, content, default_hosts) if started is None else {**started.federation, **_given(asked)})
+    tuning = Tuning(content, entries, folds, federation)
+    found = shipped.difference(tuning.fold(1), tuning.fold(1) if started is None else started.fold(1))
+    if found is not None:
+        key, old, new = found
+        raise ConfigError(f"{key} is {new}, but {folder} was started with {old}: go on with `coterie tune {folder} --resume`")
+    return tuning, folder
+
+
+def _given(asked: Asked) -> dict[str, Any]:
+    return {key: value for key, value in (("hosts", asked.hosts), ("topology", asked.topology)) if value is not None}
+
+
+def _federation(asked: Asked, content: Mapping[str, Any], default_hosts: Callable[[Experiment], int]) -> dict[str, Any]:
+    """Who runs a tune that has not started."""
+    own, given = content.get("federation", {}), _given(asked)
+    if asked.transport == "loopback" and own.get("topology") == "clusters":
+        given.setdefault("topology", "flat")  # one process has one tier; the bits are the same
+    if "hosts" not in {**own, **given}:
+        given["hosts"] = default_hosts(experiment_from({**content, "federation": {**own, **given}}))
+    return given
+
+
+def _load(asked: Asked, own: Path | None, entries: Sequence[Mapping[str, Any]]) -> Experiment:
+    """The experiment, with the settings of the first point in it: an experiment may leave to the grid what it does not know."""
+    first = entries[0] if entries else {}
+    listed = [*asked.overrides, *(f"method.{key}={json.dumps(value)}" for key, value in first.items())]
+    if own is None:
+        experiment = shipped.load(asked.experiment, listed, seed=asked.seed)
+    else:
+        listed += [] if asked.seed is None else [f"seed={asked.seed}"]
+        experiment = experiment_from(apply_overrides(dict(read(own).content), listed), str(own / TUNE))
+    if experiment.data.fold is not None:
+        raise ConfigError(f"the experiment {asked.experiment} has data.fold, want none: a tune makes the folds itself")
+    if not isinstance(experiment.method, Grid):
+        able = [name for name in METHODS if issubclass(method_module("coterie", name).Config, Grid)]
+        raise ConfigError(f"method {experiment.method.name!r} cannot be tuned, want one of {', '.join(able)}")
+    return experiment
+
+
+def _as_written(experiment: Experiment) -> dict[str, Any]:
+    """What its file and the command line set, and no defaults."""
+    content = experiment.model_dump(mode="json", exclude={"method"}, exclude_unset=True)
+    method = experiment.method.model_dump(mode="json", exclude={"grid"}, exclude_unset=True)
+    return {**content, "method": {"name": experiment.method.name, **method}}
+
+
+def _started(folder: Path, *, resume: bool) -> Tuning | None:
+    """The tune in a folder; ConfigError where there is one and none should be, or none and one should be."""
+    if (folder / FROZEN).is_file():
+        raise ConfigError(f"the folder {folder} is that of a run: choose another one with --output")
+    if not (folder / TUNE).is_file():
+        if resume:
+            raise ConfigError(f"there is no tune to resume in {folder}: it has no {TUNE}")
+        return None
+    if not resume:
+        raise ConfigError(f"the folder {folder} is used by another tune: choose another one with --output, or go on with it with --resume")
+    return read(folder)
+
+
+def read(folder: Path) -> Tuning:
+    """The tune that a folder remembers. ConfigError when it is damaged."""
+    path = folder / TUNE
+    try:
+        return Tuning(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged ({error}): start again with another --output") from None
+
+
+def write(tuning: Tuning, folder: Path) -> None:
+    """Remembers the tune in its folder."""
+    write_whole(folder / TUNE, json.dumps(asdict(tuning), indent=2) + "\n")
+
+
+def forget_unless_begun(folder: Path) -> None:
+    """Takes the folder away when no fold has left anything in it: the corrected command finds it free."""
+    if not any(folder.glob("fold-*")):
+        with contextlib.suppress(OSError):
+            (folder / TUNE).unlink()
+            folder.rmdir()
+
+
+def fold_folder(folder: Path, number: int) -> Path:
+    """Where the run of fold `number`, from 1, is."""
+    return folder / f"fold-{number}"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Whoever reads the file finds all of it or what was there before. Raises RunError when it cannot be written."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
