@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array, Indices
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, ProtocolError, RunError
+from coterie.messages import PerCluster
 from coterie.methods.known_clusters import Segments, Weights, check_all_clustered
 from coterie_server.method import Federation, Members, Outcome
 
@@ -56,6 +57,35 @@ def weighted_average(values: Array, weights: Array) -> Array:
     return average
 
 
+def averages_of(clusters: Clusters, places: Indices, models: Array) -> Array:
+    """(m, d) sum_{I_j} gamma_i theta_i / Gamma_j of the m clusters at `places`, 0 where Gamma_j is 0.
+
+    `models` are those of their users in member order; ProtocolError unless there is one for each.
+    """
+    segments, gamma = clusters.segments, clusters.gamma
+    if places.size < clusters.size:
+        is_listed = np.isin(segments.place, places)
+        segments, gamma = Segments(segments.place[is_listed], places), gamma[is_listed]
+    if len(models) != gamma.size:
+        raise ProtocolError(f"{len(models)} users of the clusters sent their models, wanted {gamma.size}")
+    sums, gamma_sums = segments.sums(gamma[:, None] * models), clusters.gamma_sums[places][:, None]
+    averages: Array = np.divide(sums, gamma_sums, out=np.zeros_like(sums), where=gamma_sums > 0)
+    return averages
+
+
+async def cluster_state(federation: Federation, clusters: Clusters, room: Any, within_rounds: Indices) -> PerCluster:
+    """The clusters' parts of the objective, from what their users send to the aggregator; `room` as for `objective_of`."""
+    found = (await federation.exchange(room.AskState()))[room.UserState]
+    average = averages_of(clusters, np.arange(clusters.size), found.theta)
+    with np.errstate(over="ignore"):  # a diverging run is told by `objective_of`
+        distance = ((found.theta - average[clusters.segments.place]) ** 2).sum(axis=1)
+        spread = clusters.segments.sums(clusters.gamma * distance) / 2
+    inner = clusters.segments.sums(found.value) + (1 - clusters.alpha) * spread
+    weight = clusters.alpha * clusters.gamma_sums
+    state: PerCluster = room.ClusterState(clusters.numbers, inner, clusters.alpha * spread, average, weight, within_rounds)
+    return state
+
+
 async def objective_of(federation: Federation, clusters: Clusters, room: Any) -> dict[str, float]:
     """F of (2.1), and how often the clusters have averaged on their own; `room` is the method's page of messages.
 
@@ -64,6 +94,8 @@ async def objective_of(federation: Federation, clusters: Clusters, room: Any) ->
     numbers = clusters.numbers
     found = (await federation.exchange(room.Trace(numbers)))[room.ClusterState]
     objective = float(found.inner.sum() + found.spread.sum())
+    if not np.isfinite(objective):
+        raise RunError(f"the objective is {objective}, wanted a finite number: eta is too large")
     if found.weight.sum() > 0:
         bar = weighted_average(found.weight[:, None] * found.average, found.weight)
         objective += float((found.weight * ((found.average - bar) ** 2).sum(axis=1)).sum()) / 2

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
+import coterie_deploy
 from coterie.arrays import Indices
 from coterie.config import Experiment, experiment_from, method_module
 from coterie.messages import Message, PerCluster
@@ -97,13 +98,14 @@ def experiment(kind: str, method: Mapping[str, Any], **more: Any) -> Experiment:
 def made_experiment(method: Mapping[str, Any], *, problem: Mapping[str, Any] | None = None, **options: Any) -> Experiment:
     """An experiment on `made_users`; `seed`, `payload` and `snapshots` may be among the options."""
     more = {key: options.pop(key) for key in ("seed", "payload", "snapshots") if key in options}
+    collected = {"collect_models": True} if str(method["name"]).startswith("async") else {}
     made = {"clusters": 3, "users_per_cluster": 4, "rows": 3, "d": 3, **options}
     return experiment_from(
         {
             "name": "made",
             "data": {"source": "python", "path": "tests.papers.known_clusters_fixture:made_users", "options": made},
             "problem": {"loss": "least_squares", "l2": 0.1, "intercept": False, **(problem or {})},
-            "method": {"collect_models": True, **method},
+            "method": {**collected, **method},
             **more,
         }
     )
@@ -153,6 +155,14 @@ def run(experiment: Experiment, spread: Sequence[Sequence[int]] | None = None, *
 
     finished = asyncio.run(coordinate(experiment, connect, Options(observer=observer if watch else None)))
     return Run(finished, hosts, states)
+
+
+def run_apart(experiment: Experiment) -> np.ndarray[Any, Any]:
+    """The models (n, d) of a run over gRPC with a process for each cluster's aggregator and host."""
+    n_clusters = len({user.cluster for user in list_users(experiment.data, experiment.seed)})
+    rules = experiment.federation.model_copy(update={"topology": "clusters", "hosts": n_clusters})
+    result = coterie_deploy.run(experiment.model_copy(update={"federation": rules}), transport="grpc")
+    return np.array([result.models[user] for user in result.users])
 
 
 def gathered(hosts: Sequence[Host], method: str, name: str) -> np.ndarray[Any, Any]:
@@ -307,4 +317,17 @@ def _of_cluster(members: Members, number: int) -> Members:
     return Members(tuple(names), tuple(clusters), own, np.full(own.size, number))
 
 
-__all__ = ["KINDS", "Run", "Tiers", "experiment", "fixture", "gathered", "made_experiment", "made_users", "optimum", "run", "users"]
+__all__ = [
+    "KINDS",
+    "Run",
+    "Tiers",
+    "experiment",
+    "fixture",
+    "gathered",
+    "made_experiment",
+    "made_users",
+    "optimum",
+    "run",
+    "run_apart",
+    "users",
+]

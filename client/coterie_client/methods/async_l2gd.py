@@ -62,7 +62,8 @@ class _AsyncL2GD:
             gamma = state.gamma if weights is None else _placed(state.gamma, weights)
             return replace(state, parameters=parameters, gamma=gamma), []
         if (steps := inbox.get(Steps)) is not None:
-            return _stepped(state, steps, inbox.get(Target), inbox.get(Centres), local)
+            with np.errstate(over="ignore", invalid="ignore"):  # the parent refuses what a diverging run sends
+                return _stepped(state, steps, inbox.get(Target), inbox.get(Centres), local)
         if AskState in inbox:
             return state, [UserState(local.problem.value(state.theta), state.theta)]
         if Judge in inbox:

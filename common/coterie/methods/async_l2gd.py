@@ -37,7 +37,8 @@ from coterie.methods.grid import Grid
 from coterie.methods.known_clusters import Weights
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
-Coins = tuple[int, tuple[int, ...]]
+Flip = Annotated[int, Field(ge=0, le=1)]
+Coins = tuple[Flip, tuple[Flip, ...]]
 
 
 class Config(Grid, Weights):

@@ -19,9 +19,7 @@ from coterie.messages import Message, PerCluster
 from coterie.methods import async_l2gd as messages
 from coterie.methods.async_l2gd import (
     Advance,
-    AskState,
     Centres,
-    ClusterState,
     ClusterSums,
     Config,
     GlobalAverage,
@@ -30,12 +28,19 @@ from coterie.methods.async_l2gd import (
     Steps,
     Target,
     Trace,
-    UserState,
     UserWeights,
 )
 from coterie.methods.schedule import GLOBAL, LOCAL, WITHIN, Schedule, combined, moved, recorded_coins, schedule_of
 from coterie.wire import Precision
-from coterie_server.known_clusters import Clusters, clusters_of, objective_of, private_outcome, weighted_average
+from coterie_server.known_clusters import (
+    Clusters,
+    averages_of,
+    cluster_state,
+    clusters_of,
+    objective_of,
+    private_outcome,
+    weighted_average,
+)
 from coterie_server.method import ClusterSetting, Federation, Outcome, Setting
 from coterie_server.plan import Stage
 
@@ -118,6 +123,10 @@ def _check_probabilities(p0: float, p: Array, tau: Array, clusters: Clusters, c1
             f"method.p0 is {p0:g}, but alpha_j gamma_i is 0 for all: there is no global average, want p0 0 or an alpha above 0"
         )
     for j, name in enumerate(clusters.names):
+        if p0 == 0 and (1 - clusters.alpha[j]) * tau[j] * clusters.gamma_sums[j] > 0:
+            raise ConfigError(
+                f"method.tau is {tau[j]:g} for cluster {name!r}, but p0 is 0: its average would never count in full, want tau 0"
+            )
         if p[j] == 0 and (1 - clusters.alpha[j]) * (1 - tau[j]) * clusters.gamma_sums[j] > 0:
             raise ConfigError(
                 f"method.p is 0 for cluster {name!r}, but tau is {tau[j]:g}: its average would never count in full, want p above 0 or tau 1"
@@ -317,20 +326,8 @@ class ClusterHalf:
             walk = Walk(self._config, self._clusters, self._seed, self._precision, state)
             return await walk.to(go, news if isinstance(news, GlobalAverage) else None, federation)
         if isinstance(trace, Trace):
-            return state, [await self._objective(state, federation)]
+            return state, [await cluster_state(federation, self._clusters, messages, state.within_rounds)]
         raise TypeError(f"no step of async_l2gd for {list(inbox)}")
-
-    async def _objective(self, state: ClusterHalfState, federation: Federation) -> ClusterState:
-        clusters = self._clusters
-        found = (await federation.exchange(AskState()))[UserState]
-        average = (
-            clusters.segments.sums(clusters.gamma[:, None] * found.theta) / np.maximum(clusters.gamma_sums, np.finfo(float).tiny)[:, None]
-        )
-        distance = ((found.theta - average[clusters.segments.place]) ** 2).sum(axis=1)
-        spread = clusters.segments.sums(clusters.gamma * distance) / 2
-        inner = clusters.segments.sums(found.value) + (1 - clusters.alpha) * spread
-        weight = clusters.alpha * clusters.gamma_sums
-        return ClusterState(clusters.numbers, inner, clusters.alpha * spread, average, weight, state.within_rounds)
 
 
 def build_clusters(config: Config, setting: ClusterSetting) -> ClusterHalf:
@@ -443,7 +440,7 @@ class Walk:
         return listed
 
     def _target(self, place: int, operation: int | None) -> Array:
-        bar_j = self._cluster_average[place]
+        bar_j: Array = self._cluster_average[place]
         if operation == WITHIN:
             return bar_j
         alpha, tau = float(self._p.alpha[place]), float(self._p.tau[place])
@@ -468,14 +465,7 @@ class Walk:
 
     def _average(self, asked: Indices, models: Models) -> None:
         """bar_j = sum_{I_j} gamma_i theta_i / Gamma_j of the clusters whose users have sent their models."""
-        clusters = self._clusters
         if not self._cluster_average.shape[1]:
-            self._cluster_average = np.zeros((clusters.size, models.theta.shape[1]))
-        if asked.size == clusters.size:
-            segments, gamma = clusters.segments, clusters.gamma
-        else:
-            users = np.flatnonzero(np.isin(clusters.segments.place, asked))
-            segments, gamma = type(clusters.segments)(clusters.segments.place[users], asked), clusters.gamma[users]
-        sums: Array = segments.sums(gamma[:, None] * models.theta)
-        self._cluster_average[asked] = self._precision.rounded(sums / clusters.gamma_sums[asked][:, None])
+            self._cluster_average = np.zeros((self._clusters.size, models.theta.shape[1]))
+        self._cluster_average[asked] = self._precision.rounded(averages_of(self._clusters, asked, models.theta))
         self._known[asked] = FRESH

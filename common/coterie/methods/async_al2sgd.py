@@ -1,0 +1,278 @@
+"""`async_al2sgd`: Algorithm 2 of Lyu, Hanzely and Kolar (2022), Async-AL2SGD+: accelerated, variance reduced, with one row in a local step.
+
+Every user holds x_i (the anchor), y_i and z_i, all 0 at the start. In each iteration theta = a1 z + a2 x + (1-a1-a2) y, the coins xi_0
+and xi_j of Algorithm 1 are flipped, y <- theta - eta g, z <- b1 z + (1-b1) theta + (b2/eta)(y - theta), and with probability rho the anchor
+is new: x <- y. The estimator is (4.1) with a term that is missing in print, marked here, without which it is biased:
+
+    g_i = grad f_i(x_i) + alpha_j gamma_i (x_i - xbar) + (1-alpha_j) gamma_i (x_i - xbar_j)
+        + [xi_0 = 1] gamma_i alpha_j/p_0 ((theta_i - bar) - (x_i - xbar))
+        + [xi_0 = 1] gamma_i tau_j (1-alpha_j)/p_0 ((theta_i - bar_j) - (x_i - xbar_j))                              <- missing
+        + [xi_0 = 0, xi_j = 1] gamma_i (1-tau_j)(1-alpha_j)/((1-p_0)p_j) ((theta_i - bar_j) - (x_i - xbar_j))
+        + [xi_0 = xi_j = 0] 1/((1-p_0)(1-p_j)) (grad f_il(theta_i) - grad f_il(x_i)),   l uniform in the user's rows
+
+It converges to the minimiser of (2.1) itself. As in `async_l2gd` the coins come from the shared seed. No average is used again: theta mixes
+x, y and z, and an averaging step moves bar_j by more than what is known of it. New anchors are barriers for all clusters, except after the
+last iteration, where nobody needs their averages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from coterie.messages import Array, Broadcast, Indices, PerCluster, Positions, Rows, Scalars, Vectors, dataclass, declare
+from coterie.methods.async_l2gd import Flip, Probability
+from coterie.methods.grid import Grid
+from coterie.methods.known_clusters import Shares, Weights
+
+Coins = tuple[Flip, tuple[Flip, ...], tuple[NonNegativeInt, ...], Flip]
+Probabilities = Probability | dict[str, Probability]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+NOTHING, THETA, ANCHOR = 0, 1, 2  # what is wanted of users, or of a cluster, when they have come to an iteration
+
+
+class Config(Grid, Weights):
+    """The weights, the iterations, and the parameters: those that are not given follow from Corollary 4.4."""
+
+    name: Literal["async_al2sgd"] = "async_al2sgd"
+    iterations: PositiveInt = 2000
+    p0: Probability | None = None
+    p: Probabilities | None = None  # p_j
+    tau: Shares | None = None  # by Proposition 3.3
+    rho: Share | None = None  # p_0
+    eta: PositiveFloat | None = None
+    a1: Share | None = None
+    a2: Annotated[float, Field(ge=0, le=1)] | None = None
+    b1: Annotated[float, Field(ge=0, le=1)] | None = None
+    b2: PositiveFloat | None = None
+    round_iterations: PositiveInt = 1000  # the most that the coordinator asks for at once
+    trace_every: NonNegativeInt = 0  # iterations between two values of the objective, which cost a round of averages; 0: only at the end
+    collect_models: bool = False  # at the end users send their models to the coordinator
+    # Recorded: (xi_0, (xi_1, ..., xi_k), (row of each user), xi') for each iteration; clusters and users in natural order of their names.
+    coins: tuple[Coins, ...] | None = None
+
+    @model_validator(mode="after")
+    def _coins_fit(self) -> Self:
+        if self.coins is not None and len(self.coins) < self.iterations:
+            raise ValueError(f"coins are given for {len(self.coins)} iterations, want one for each of {self.iterations}")
+        return self
+
+
+def recorded_refreshes(coins: Sequence[Sequence[Any]] | None) -> tuple[int, ...] | None:
+    """The recorded xi', as they come out of JSON too."""
+    return None if coins is None else tuple(int(line[3]) for line in coins)
+
+
+# ---- between coordinator and aggregators
+
+
+@declare(method="async_al2sgd", step="parameters")
+@dataclass(frozen=True)
+class AskConstants(PerCluster):
+    """Asks each cluster for the constants of its row losses."""
+
+
+@declare(method="async_al2sgd", step="parameters")
+@dataclass(frozen=True)
+class ClusterConstants(PerCluster):
+    """The largest smoothness and the smallest strong convexity of the row losses of a cluster; a user's own stay with the aggregator."""
+
+    smoothness: Annotated[Array, Scalars("clusters")]
+    strong_convexity: Annotated[Array, Scalars("clusters")]
+
+
+@declare(method="async_al2sgd", step="parameters")
+@dataclass(frozen=True)
+class Parameters(PerCluster):
+    """What each cluster's iterations are made with; the aggregator passes its cluster's on to the users."""
+
+    p0: Annotated[Array, Scalars("clusters")]
+    p: Annotated[Array, Scalars("clusters")]
+    tau: Annotated[Array, Scalars("clusters")]
+    alpha: Annotated[Array, Scalars("clusters")]
+    eta: Annotated[Array, Scalars("clusters")]
+    a1: Annotated[Array, Scalars("clusters")]
+    a2: Annotated[Array, Scalars("clusters")]
+    b1: Annotated[Array, Scalars("clusters")]
+    b2: Annotated[Array, Scalars("clusters")]
+
+
+@declare(method="async_al2sgd", step="control")
+@dataclass(frozen=True)
+class Advance(PerCluster):
+    """Go on to iteration `until`, and then answer with the pair of THETA for a global round, or of a new ANCHOR, or with NOTHING."""
+
+    until: Annotated[Indices, Positions("clusters")]
+    wanted: Annotated[Indices, Positions("clusters")]
+
+
+@declare(method="async_al2sgd", step="between-average")
+@dataclass(frozen=True)
+class ClusterSums(PerCluster):
+    """All that a cluster says of its users: alpha_j sum_{I_j} gamma_i theta_i, and alpha_j Gamma_j."""
+
+    weighted: Annotated[Array, Vectors("clusters", "d")]
+    weight: Annotated[Array, Scalars("clusters")]
+
+
+@declare(method="async_al2sgd", step="between-average")
+@dataclass(frozen=True)
+class GlobalAverage(PerCluster):
+    """bar, to each aggregator."""
+
+    average: Annotated[Array, Vectors("clusters", "d")]
+
+
+@declare(method="async_al2sgd", step="between-anchor")
+@dataclass(frozen=True)
+class AnchorSums(PerCluster):
+    """The same pair of the new anchors x_i."""
+
+    weighted: Annotated[Array, Vectors("clusters", "d")]
+    weight: Annotated[Array, Scalars("clusters")]
+
+
+@declare(method="async_al2sgd", step="between-anchor")
+@dataclass(frozen=True)
+class GlobalAnchor(PerCluster):
+    """xbar, to each aggregator."""
+
+    average: Annotated[Array, Vectors("clusters", "d")]
+
+
+# ---- between an aggregator and its users
+
+
+@declare(method="async_al2sgd", step="parameters")
+@dataclass(frozen=True)
+class AskRowConstants(Broadcast):
+    """Asks users for the constants of their row losses f_il."""
+
+
+@declare(method="async_al2sgd", step="parameters")
+@dataclass(frozen=True)
+class RowConstants(Rows):
+    """The largest smoothness and the smallest strong convexity of a user's row losses."""
+
+    smoothness: Annotated[Array, Scalars("rows")]
+    strong_convexity: Annotated[Array, Scalars("rows")]
+
+
+@declare(method="async_al2sgd", step="parameters")
+@dataclass(frozen=True)
+class UserWeights(Rows):
+    """gamma_i."""
+
+    gamma: Annotated[Array, Scalars("rows")]
+
+
+@declare(method="async_al2sgd", step="control")
+@dataclass(frozen=True)
+class Steps(PerCluster):
+    """Go on to iteration `until`, and then send THETA, or take y as the new ANCHOR and send that, or send NOTHING."""
+
+    until: Annotated[Indices, Positions("clusters")]
+    wanted: Annotated[Indices, Positions("clusters")]
+
+
+@declare(method="async_al2sgd", step="within-average")
+@dataclass(frozen=True)
+class Models(Rows):
+    """theta_i, for its cluster's average."""
+
+    theta: Annotated[Array, Vectors("rows", "d")]
+
+
+@declare(method="async_al2sgd", step="within-average")
+@dataclass(frozen=True)
+class Target(PerCluster):
+    """What the next iteration subtracts: bar_j, or in a global round alpha_j bar + tau_j (1-alpha_j) bar_j."""
+
+    target: Annotated[Array, Vectors("clusters", "d")]
+
+
+@declare(method="async_al2sgd", step="within-anchor")
+@dataclass(frozen=True)
+class Anchors(Rows):
+    """The new x_i, for its cluster's average."""
+
+    x: Annotated[Array, Vectors("rows", "d")]
+
+
+@declare(method="async_al2sgd", step="within-anchor")
+@dataclass(frozen=True)
+class AnchorAverages(PerCluster):
+    """xbar_j and xbar, which users keep until the next anchor."""
+
+    cluster_average: Annotated[Array, Vectors("clusters", "d")]
+    global_average: Annotated[Array, Vectors("clusters", "d")]
+
+
+# ---- the objective, and the end: as in `async_l2gd`, of y
+
+
+@declare(method="async_al2sgd", step="trace")
+@dataclass(frozen=True)
+class Trace(PerCluster):
+    """Asks an aggregator for its part of the objective."""
+
+
+@declare(method="async_al2sgd", step="trace")
+@dataclass(frozen=True)
+class AskState(Broadcast):
+    """Asks users for f_i(y_i) and y_i."""
+
+
+@declare(method="async_al2sgd", step="trace")
+@dataclass(frozen=True)
+class UserState(Rows):
+    """To the aggregator."""
+
+    value: Annotated[Array, Scalars("rows")]
+    theta: Annotated[Array, Vectors("rows", "d", exact=True)]
+
+
+@declare(method="async_al2sgd", step="trace")
+@dataclass(frozen=True)
+class ClusterState(PerCluster):
+    """A cluster's part of F, in which only bar is missing, and how often it has averaged; see `async_l2gd.ClusterState`."""
+
+    inner: Annotated[Array, Scalars("clusters")]
+    spread: Annotated[Array, Scalars("clusters")]
+    average: Annotated[Array, Vectors("clusters", "d", exact=True)]
+    weight: Annotated[Array, Scalars("clusters")]
+    within_rounds: Annotated[Indices, Positions("clusters")]
+
+
+@declare(method="async_al2sgd", step="evaluate")
+@dataclass(frozen=True)
+class Judge(Broadcast):
+    """Asks users to judge their own models, which stay where they are."""
+
+
+@declare(method="async_al2sgd", step="evaluate", may_be_infinite=True)
+@dataclass(frozen=True)
+class Judgement(Rows):
+    """f_i at the user's model, and loss and metric on its held-out rows, as in `evaluation.Scores`."""
+
+    objective: Annotated[Array, Scalars("rows")]
+    test_loss: Annotated[Array, Scalars("rows")]
+    test_metric: Annotated[Array, Scalars("rows")]
+    n_test: Annotated[Indices, Positions("rows")]
+
+
+@declare(method="async_al2sgd", step="models")
+@dataclass(frozen=True)
+class Collect(Broadcast):
+    """Asks users for their models (`collect_models`)."""
+
+
+@declare(method="async_al2sgd", step="models")
+@dataclass(frozen=True)
+class FinalModels(Rows):
+    """y_i, to the coordinator."""
+
+    theta: Annotated[Array, Vectors("rows", "d")]
