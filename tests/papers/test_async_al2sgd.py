@@ -15,6 +15,7 @@ import pytest
 from coterie.config import Experiment
 from coterie.errors import ConfigError, RunError
 from coterie.messages import Rows
+from coterie.methods.async_al2sgd import ClusterConstants
 from coterie_server import summary
 from tests.papers.known_clusters_fixture import KINDS, Run, Tiers, experiment, fixture, made_experiment, optimum, run, run_apart
 from tests.simulation import World, bits, query, random_faults
@@ -230,7 +231,7 @@ def test_the_squared_penalty_is_a_special_case() -> None:
     """Problem (4) of the convex clustering paper with GAM is one cluster with alpha = 1 and gamma = 2 n GAM: the same minimiser."""
     penalty, n = 0.03, 4
     squared = run(made_experiment({"name": "squared", "penalty": penalty}, clusters=1))
-    method = {**AL2SGD, "gamma": 2 * n * penalty, "alpha": 1.0, "iterations": 4000, "rho": 0.2}
+    method = {**AL2SGD, "gamma": 2 * n * penalty, "alpha": 1.0, "iterations": 2500, "rho": 0.2}
     ours = run(made_experiment(method, clusters=1))
     np.testing.assert_allclose(ours.models, squared.models, atol=1e-8)
     assert ours.figures["objective"] == pytest.approx(squared.figures["objective"], rel=1e-12)
@@ -297,9 +298,7 @@ def test_of_the_users_constants_the_clusters_largest_and_smallest_travel() -> No
     """With one feature, rows differ in their strong convexity too."""
     tiers = Tiers(made_experiment({**AL2SGD, **WEIGHTS, "iterations": 1}, d=1), two_tier=True)
     tiers.run()
-    (told,) = [message for message in tiers.federation.sent if type(message).__name__ == "ClusterConstants" and len(message.clusters) == 1][
-        :1
-    ]
+    told = next(message for message in tiers.federation.sent if isinstance(message, ClusterConstants))
     problem = tiers.everyone.local.problem
     assert told.smoothness[0] == problem.row_smoothness()[:4].max() > problem.row_smoothness()[:4].min()
     assert told.strong_convexity[0] == problem.row_strong_convexity()[:4].min() < problem.row_strong_convexity()[:4].max()
@@ -362,6 +361,19 @@ def test_the_trace_has_the_objective_of_y_at_the_iterations_that_are_asked_for()
     assert traced[200] == found.figures["objective"] < traced[50]
 
 
+def test_a_point_of_a_grid_goes_on_from_the_one_before() -> None:
+    """Its first round shares the averages of the anchors that it starts from."""
+    method = {**AL2SGD, "gamma": 1.0, "lam": 1.0, "iterations": 60, "rho": 0.2}
+    points = [{"iterations": 1000}, {"iterations": 60}]
+    warm = run(made_experiment({**method, "iterations": 2, "grid": points})).finished.outcomes["iterations=60"]
+    cold = run(made_experiment(method))
+    everyone = Tiers(made_experiment(method)).everyone.local
+    best = optimum(everyone.problem, np.ones(12), np.full(3, 1 / 5), everyone.clusters)
+    assert np.abs(cold.models - best).max() > 0.1
+    np.testing.assert_allclose(warm.models, best, atol=1e-3)
+    assert warm.figures["anchor_rounds"] == cold.figures["anchor_rounds"] + 1
+
+
 # ---- mistakes
 
 
@@ -387,8 +399,16 @@ def test_a_mistake_gets_one_clear_sentence_before_the_first_iteration(method: di
 
 def test_a_loss_that_is_not_strongly_convex_is_a_mistake_that_names_the_user() -> None:
     asked = made_experiment({**AL2SGD, **WEIGHTS, "iterations": 10}, problem={"l2": 0.0}, rows=5)
-    with pytest.raises(ConfigError, match=r"user 'u0' has row losses that are not strongly convex \(mu = 0\), .* set problem\.l2"):
+    with pytest.raises(ConfigError, match=r"user 'u0' has row losses that are not strongly convex \(mu = 0\), .* set problem\.l2, or"):
         run(asked)
+
+
+def test_where_row_losses_are_flat_mu_can_be_given_and_the_optimum_is_reached() -> None:
+    """F may be strongly convex though a single row of least squares in three features never is."""
+    asked = made_experiment({**AL2SGD, "gamma": 1.0, "alpha": 0.4, "iterations": 2500, "rho": 0.1, "mu": 0.2}, problem={"l2": 0.0}, rows=5)
+    everyone = Tiers(asked).everyone.local
+    best = optimum(everyone.problem, np.ones(12), np.full(3, 0.4), everyone.clusters)
+    np.testing.assert_allclose(run(asked).models, best, atol=1e-8)
 
 
 def test_a_run_that_diverges_ends_with_a_sentence() -> None:

@@ -43,6 +43,7 @@ class Config(Grid, Weights):
     p: Probabilities | None = None  # p_j
     tau: Shares | None = None  # by Proposition 3.3
     rho: Share | None = None  # p_0
+    mu: PositiveFloat | None = None  # the smallest strong convexity of the row losses; of F where these have none, by one's own judgement
     eta: PositiveFloat | None = None
     a1: Share | None = None
     a2: Annotated[float, Field(ge=0, le=1)] | None = None

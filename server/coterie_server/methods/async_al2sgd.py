@@ -142,7 +142,7 @@ class Coordinator:
         """Learns the constants of the row losses, and gives everybody the parameters."""
         numbers, k = self.clusters.numbers, self.clusters.size
         constants = (await federation.exchange(AskConstants(numbers)))[ClusterConstants]
-        smoothness, convexity = float(constants.smoothness.max()), float(constants.strong_convexity.min())
+        smoothness, convexity = float(constants.smoothness.max()), _given(self.config.mu, float(constants.strong_convexity.min()))
         rates = accelerated(self.config, self.clusters, smoothness, convexity)
         common = {name: np.full(k, getattr(rates, name)) for name in ("p0", "eta", "a1", "a2", "b1", "b2")}
         await federation.exchange(Parameters(numbers, p=rates.p, tau=rates.tau, alpha=self.clusters.alpha, **common))
@@ -249,7 +249,7 @@ def _check_coins(config: Config, n_rows: Indices, n_clusters: int) -> None:
 
 
 def stages(config: Config, experiment: Experiment) -> Sequence[Stage]:
-    """One stage, which ends by its iterations: in two iterations there are at most three rounds for each, and one before the first."""
+    """One stage, which ends by its iterations; each has at most an anchor, a global round and a mere going on, and one comes before."""
     stop = experiment.stop.model_copy(update={"rounds": 3 * config.iterations + 1})
     return [Stage(config.name, config.name, config, stop, is_result=True)]
 
@@ -310,10 +310,11 @@ class ClusterHalf:
     async def _constants(self, federation: Federation) -> ClusterConstants:
         found = (await federation.exchange(AskRowConstants()))[RowConstants]
         flat = np.flatnonzero(found.strong_convexity <= 0)
-        if flat.size:
+        if flat.size and self._config.mu is None:
             name = self._names[int(flat[0])]
             raise ConfigError(
-                f"user {name!r} has row losses that are not strongly convex (mu = 0), want mu above 0 for async_al2sgd: set problem.l2"
+                f"user {name!r} has row losses that are not strongly convex (mu = 0), want mu above 0 for async_al2sgd: set problem.l2, "
+                "or method.mu to what F has"
             )
         segments = self._clusters.segments
         return ClusterConstants(self._clusters.numbers, segments.maxima(found.smoothness), segments.minima(found.strong_convexity))

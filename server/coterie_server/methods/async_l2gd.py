@@ -443,8 +443,7 @@ class Walk:
         bar_j: Array = self._cluster_average[place]
         if operation == WITHIN:
             return bar_j
-        alpha, tau = float(self._p.alpha[place]), float(self._p.tau[place])
-        return self._precision.rounded(combined(alpha, tau, bar_j, self._global_average[place]))
+        return combined(float(self._p.alpha[place]), float(self._p.tau[place]), bar_j, self._global_average[place])
 
     def _arrive(self, place: int, leg: _Leg) -> None:
         """Where the cluster is now; bar_j moves with the global rounds on the way, as the users move it."""

@@ -1,0 +1,283 @@
+"""A coordinator, an aggregator for each cluster and client hosts as real processes: bits, books, kills, and who waits for whom."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from coterie_server import summary
+from coterie_server.rundb import open_run
+
+COTERIE = [sys.executable, "-m", "coterie_deploy"]
+DEADLINE_S = 60.0
+METHOD = {"name": "async_l2gd", "iterations": 400, "gamma": 1.0, "alpha": 0.4, "p0": 0.2, "p": 0.3, "collect_models": True}
+TWO_TIER = {"topology": "clusters", "hosts": 3}
+
+
+def experiment(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "tiers",
+        "seed": 4,
+        "data": {"source": "npz", "path": "data.npz", "cluster": "cluster"},
+        "problem": {"loss": "least_squares", "l2": 0.1},
+        "method": METHOD,
+        "federation": TWO_TIER,
+        "snapshots": {"every_rounds": 7},
+        **changes,
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory with nine users in three clusters."""
+    draws = np.random.default_rng(1)
+    user = np.repeat(np.arange(9), 6)
+    features = draws.normal(size=(54, 2))
+    target = (features * (user % 3)[:, None]).sum(axis=1) + draws.normal(size=54)
+    np.savez(tmp_path / "data.npz", features=features, target=target, user=user, cluster=np.array(["x", "y", "z"])[user % 3])
+    return tmp_path
+
+
+def start(folder: Path, *arguments: str, log: str = "run.log") -> subprocess.Popen[bytes]:
+    with (folder / log).open("ab") as file:
+        return subprocess.Popen([*COTERIE, *arguments], cwd=folder, stdout=file, stderr=file)
+
+
+def run(folder: Path, content: Mapping[str, Any], *arguments: str, output: str) -> None:
+    (folder / f"{output}.yaml").write_text(yaml.safe_dump(dict(content)))
+    with ended(start(folder, "run", f"{output}.yaml", "--output", output, "--quiet", *arguments)) as process:
+        assert process.wait(DEADLINE_S) == 0, (folder / "run.log").read_text()
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def models(folder: Path, output: str) -> np.ndarray:
+    with np.load(folder / output / "models" / "async_l2gd.npz") as arrays:
+        found: np.ndarray = arrays["x"]
+        return found
+
+
+def rows(folder: Path, output: str, sql: str) -> list[tuple[Any, ...]]:
+    with contextlib.closing(sqlite3.connect(folder / output / "run.db")) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def check_books(folder: Path, output: str) -> None:
+    with contextlib.closing(open_run(folder / output)) as connection:
+        books = summary.reconcile(connection)
+    assert books.agree, books
+    assert books.n_agreed > 0
+    assert not books.absent
+
+
+def test_two_tiers_have_the_bits_of_a_flat_run_and_books_of_their_own(folder: Path) -> None:
+    content = experiment(federation={**TWO_TIER, "hosts_per_cluster": 2})
+    run(folder, content, output="tiers")
+    run(folder, content, "--topology", "flat", "--hosts", "2", output="flat")
+    np.testing.assert_array_equal(models(folder, "tiers"), models(folder, "flat"))
+    check_books(folder, "tiers")
+    check_books(folder, "flat")
+    links = rows(folder, "tiers", "SELECT DISTINCT scope, link FROM ledger ORDER BY link")
+    assert [link for scope, link in links if scope == "between-cluster"] == ["x", "y", "z"]
+    assert sorted(link for scope, link in links if scope == "within-cluster") == [
+        f"{c}/host-{i}-{j}" for i, c in enumerate("xyz", 1) for j in (1, 2)
+    ]
+    assert rows(folder, "flat", "SELECT DISTINCT scope FROM ledger") == [("direct",)]
+    # A cluster's own models stay inside it; pairs alone go up (and what `collect_models` asks for).
+    kinds = "SELECT DISTINCT kind FROM ledger WHERE scope = 'between-cluster' AND direction = 'up' AND vectors > 0"
+    assert {kind for (kind,) in rows(folder, "tiers", kinds)} == {
+        "async_l2gd.ClusterSums",
+        "async_l2gd.ClusterState",
+        "async_l2gd.FinalModels",
+    }
+    sets = "SELECT DISTINCT members FROM user_sets JOIN ledger ON user_set = id WHERE link LIKE 'y/%'"
+    listed = {int(number) for (text,) in rows(folder, "tiers", sets) for number in re.findall(r"\d+", text)}
+    assert listed <= {1, 4, 7}, "sets of users are in the numbers of the whole run"
+
+
+def processes_of(folder: Path, role: str) -> dict[str, int]:
+    """The launched processes of a role in this folder, by name."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError):
+            if entry.isdigit() and os.readlink(f"/proc/{entry}/cwd") == str(folder):
+                words = Path(f"/proc/{entry}/cmdline").read_bytes().decode().split("\0")
+                if role in words and "--launched" in words:
+                    found[words[words.index("--name") + 1]] = int(entry)
+    return found
+
+
+def round_of(folder: Path, output: str) -> int:
+    with contextlib.suppress(sqlite3.Error, TypeError):
+        return int(rows(folder, output, "SELECT coalesce(max(round), 0) FROM ledger")[0][0])
+    return 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(("role", "name"), [("aggregator", "y"), ("client", "host-2-1"), ("both", "y")])
+def test_a_killed_aggregator_or_host_comes_back_and_the_bits_are_those_of_a_calm_run(folder: Path, role: str, name: str) -> None:
+    content = experiment(method={**METHOD, "iterations": 6000})
+    run(folder, content, "--topology", "flat", output="calm")
+    (folder / "fire.yaml").write_text(yaml.safe_dump(content))
+    victims = [("aggregator", "y"), ("client", "host-3-1")] if role == "both" else [(role, name)]
+    with ended(start(folder, "run", "fire.yaml", "--output", "fire", "--quiet")) as process:
+        deadline = time.monotonic() + DEADLINE_S
+        for place, (of_role, victim) in enumerate(victims):
+            while round_of(folder, "fire") < 100 * (place + 1):
+                assert process.poll() is None, (folder / "run.log").read_text()
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            os.kill(processes_of(folder, of_role)[victim], signal.SIGKILL)
+        assert process.wait(DEADLINE_S) == 0, (folder / "run.log").read_text()
+    np.testing.assert_array_equal(models(folder, "fire"), models(folder, "calm"))
+    check_books(folder, "fire")
+    events = [text for (text,) in rows(folder, "fire", "SELECT text FROM events")]
+    assert any("SIGKILL" in text for text in events), events
+    for table in ("between-cluster", "within-cluster"):
+        groups = f"FROM ledger WHERE useful AND scope = '{table}' AND seq > 0 GROUP BY link, seq, kind, direction"
+        once = f"SELECT count(*) FROM (SELECT 1 {groups} HAVING count(*) > 1)"
+        assert rows(folder, "fire", once) == [(0,)], "nothing counts twice"
+
+
+SLOW_LOSS = """
+import time
+import numpy as np
+
+class Slow:
+    is_classifier = False
+    curvature_floor, curvature_bound = 1.0, 1.0
+    def value(self, s, y): return (s - y) ** 2 / 2
+    def slope(self, s, y):
+        if y.max() > 500:                       # the users of cluster z
+            time.sleep(0.1)
+        return s - y
+    def curvature(self, s, y): return np.ones_like(s)
+    def check_targets(self, y, user): pass
+    def predict(self, s): return s
+"""
+
+
+def test_a_slow_cluster_does_not_keep_another_from_its_work(folder: Path) -> None:
+    (folder / "slow_loss.py").write_text(SLOW_LOSS)
+    with np.load(folder / "data.npz") as arrays:
+        content = dict(arrays)
+    content["target"] = content["target"] + 1000.0 * (content["cluster"] == "z")
+    np.savez(folder / "data.npz", **content)
+    # Between two global rounds there are some five iterations, most of them local.
+    method = {**METHOD, "iterations": 25, "p": 0.1, "collect_models": False}
+    rules = {**TWO_TIER, "log_tasks": True}
+    run(folder, experiment(method=method, problem={"loss": "slow_loss:Slow", "l2": 0.1}, federation=rules, evaluate=False), output="slow")
+    events = [
+        (kind, json.loads(data))
+        for kind, data in rows(folder, "slow", "SELECT kind, data FROM events WHERE kind IN ('task begins', 'task ends') ORDER BY at")
+    ]
+    order = [(kind, data["aggregator"], data["round"]) for kind, data in events if data["round"] > 0]
+    worked = [number for _, name, number in order if name == "z"]
+    n_overtaken = 0
+    for number in sorted(set(worked)):
+        places = {key: place for place, key in enumerate(order)}
+        slow_end = places["task ends", "z", number]
+        # The others begin and end their work of the round while the slow cluster is at its own.
+        assert all(places["task ends", name, number] < slow_end for name in ("x", "y")) or not _computes(folder, number)
+        n_overtaken += all(places["task ends", name, number] < slow_end for name in ("x", "y"))
+    assert n_overtaken >= 3, order
+
+
+def _computes(folder: Path, number: int) -> bool:
+    """Whether the slow cluster's task of a round took as long as a slow instruction, by the log."""
+    times = rows(
+        folder,
+        "slow",
+        "SELECT kind, at FROM events WHERE json_extract(data, '$.aggregator') = 'z' AND kind LIKE 'task %' "
+        f"AND json_extract(data, '$.round') = {number}",
+    )
+    found = dict(times)
+    return bool(found["task ends"] - found["task begins"] > 0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "sentence"),
+    [
+        ({"method": {"name": "pdmm", "penalty": 0.1}}, (), "method 'pdmm' has no clusters of its own, want federation.topology 'flat'"),
+        ({"federation": {**TWO_TIER, "hosts": 2}}, (), "2 aggregators for 3 known clusters: want one for each cluster"),
+        ({"federation": {**TWO_TIER, "clusters": ["x", "y", "w"]}}, (), "cluster 'w' has no users, but federation.clusters names it"),
+        ({"federation": {**TWO_TIER, "late": "skip"}}, (), "min_hosts and late 'skip' are for topology 'flat'"),
+        (
+            {"federation": {**TWO_TIER, "hosts_per_cluster": 4}},
+            (),
+            "4 hosts for the 3 users of cluster 'x': want at most one host for each user",
+        ),
+        ({"data": {"source": "npz", "path": "data.npz"}}, (), "user '0' has no known cluster, want one for every user"),
+        ({"method": {**METHOD, "alpha": 1.5}}, (), "alpha"),
+        ({"method": {**METHOD, "p0": 0.0}}, (), "method.p0 is 0, but cluster 'x' has alpha 0.4"),
+    ],
+)
+def test_what_cannot_be_run_is_told_in_one_sentence(
+    folder: Path, changes: dict[str, Any], arguments: tuple[str, ...], sentence: str
+) -> None:
+    (folder / "wrong.yaml").write_text(yaml.safe_dump(experiment(**changes)))
+    with ended(start(folder, "run", "wrong.yaml", "--output", "wrong", "--quiet", *arguments)) as process:
+        assert process.wait(DEADLINE_S) in (2, 3)
+    said = (folder / "run.log").read_text()
+    assert sentence in said
+    assert "Traceback" not in said
+    assert said.count("error: ") == 1
+
+
+def test_who_is_of_the_wrong_tier_or_cluster_is_turned_away(folder: Path) -> None:
+    """By hand, as on several machines: the coordinator waits for aggregators, an aggregator for the users of its cluster."""
+    content = experiment(federation={**TWO_TIER, "join_timeout_s": 12})
+    (folder / "e.yaml").write_text(yaml.safe_dump(content))
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(ended(start(folder, "server", "e.yaml", "--listen", "127.0.0.1:0", "--output", "r", log="server.log")))
+        port = _port(folder / "server.log", server)
+        client = stack.enter_context(ended(start(folder, "client", "--server", f"127.0.0.1:{port}", log="client.log")))
+        arguments = ("--server", f"127.0.0.1:{port}", "--cluster", "x", "--listen", "127.0.0.1:0", "--hosts", "1")
+        aggregator = stack.enter_context(ended(start(folder, "aggregator", *arguments, "--state", "a", log="aggregator.log")))
+        below = _port(folder / "aggregator.log", aggregator)
+        stranger = stack.enter_context(
+            ended(start(folder, "client", "--server", f"127.0.0.1:{below}", "--cluster", "y", log="stranger.log"))
+        )
+        unknown = stack.enter_context(ended(start(folder, "client", "--server", f"127.0.0.1:{below}", "--cluster", "q", log="unknown.log")))
+        assert client.wait(DEADLINE_S) == 3
+        assert stranger.wait(DEADLINE_S) == 3
+        assert unknown.wait(DEADLINE_S) == 2
+        aggregator.send_signal(signal.SIGTERM)
+        assert aggregator.wait(DEADLINE_S) == 3
+        assert server.wait(DEADLINE_S) == 3
+    assert "is a client host, but this parent waits for the clusters' aggregators" in (folder / "client.log").read_text()
+    assert "is of cluster 'y', wanted cluster 'x'" in (folder / "stranger.log").read_text()
+    assert "cluster 'q' is not in the data: want one like 'x', 'y', 'z'" in (folder / "unknown.log").read_text()
+    assert "stopped by SIGTERM while waiting for hosts" in (folder / "aggregator.log").read_text()
+    assert "need 3 of 3 hosts, have 0" in (folder / "server.log").read_text()
+
+
+def _port(log: Path, process: subprocess.Popen[bytes]) -> int:
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := re.search(r"listens on 127\.0\.0\.1:(\d+)", log.read_text() if log.exists() else "")):
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return int(found[1])
