@@ -36,6 +36,11 @@ class ProblemConfig(BaseModel):
 
     For the distance losses a user's rows are points: no target, no intercept, and
     f_i(x) = (1/m_i or 1) sum_r h(|x - a_r|) + c/2 |x|^2, with h(t) = t^2/2 or the Huber function of t.
+
+    The `poisson` loss is phi = exp(s) - y s for counts y = 0, 1, 2, ... of mean exp(s). The curvature exp(s) has no bound, and
+    methods whose step sizes come from the smoothness need one: from s = `log_mean_limit` on, exp goes on as its parabola, with the
+    curvature exp(`log_mean_limit`). A limit just above the log of the largest count leaves the fit a Poisson regression and the
+    steps as long as can be; counts above exp(`log_mean_limit`) are refused. Held-out rows are judged by their mean deviance.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -171,6 +171,8 @@ def metric_name(experiment: Experiment) -> str:
     if experiment.problem.is_distance:
         return "squared error"
     try:
+        if experiment.problem.loss == "poisson":
+            return "deviance"
         return "accuracy" if resolve_row_loss(experiment.problem).is_classifier else "squared error"
     except ConfigError:
         return "metric"  # the loss is code that is not here

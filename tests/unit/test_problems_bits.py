@@ -28,6 +28,7 @@ class _World:
         d = p + self.config.has_intercept
         self.x, self.tilt, self.start = rng.normal(size=(3, n, d))
         self.start *= rng.choice([0.0, 1.0, 50.0], size=(n, 1))
+        self.row = rng.integers(0, counts)
         self.ridge = 10.0 ** rng.uniform(-3, 2, n)
 
     def host(self, users):
@@ -45,12 +46,14 @@ class _World:
         found = {
             "value": problem.value(x, among),
             "gradient": problem.gradient(x, among),
+            "row gradient": problem.row_gradient(x, self.row[users], among),
             "hessian": problem.hessian(x, among),
             "argmin": problem.argmin(tilt, self.ridge[users], start, among),
             "evaluate": np.stack(problem.evaluate(x, *tests, among), axis=1),
         }
         if among is None:
             found |= {"smoothness": problem.smoothness(), "strong convexity": problem.strong_convexity()}
+            found |= {"row smoothness": problem.row_smoothness(), "row strong convexity": problem.row_strong_convexity()}
         return found
 
 

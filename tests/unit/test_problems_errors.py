@@ -33,6 +33,8 @@ def _build(loss, *users, **config):
         {"loss": "logistic", "l2": -1.0},
         {"loss": "logistic", "l2": float("nan")},
         {"loss": "huber", "huber_delta": 0.0},
+        {"loss": "poisson", "log_mean_limit": -1.0},
+        {"loss": "poisson", "log_mean_limit": 51.0},
         {"loss": "logistic", "reduction": "median"},
         {"loss": "logistic", "weight": 1},
     ],
@@ -96,7 +98,7 @@ def test_separable_classes_are_refused_without_l2_only(loss):
 def test_separability_is_decided_as_a_linear_program_decides_it():
     scipy_optimize = pytest.importorskip("scipy.optimize")
     rng = np.random.default_rng(0)
-    users = [(rng.normal(size=(m, 2)), np.where(rng.random(m) < 0.5, 1.0, -1.0)) for m in rng.integers(4, 12, 120)]
+    users = [(rng.normal(size=(m, 2)), np.where(rng.random(m) < 0.5, 1.0, -1.0)) for m in rng.integers(3, 12, 120)]
     users = [(a, y) for a, y in users if abs(y.sum()) < len(y)]
     found = [reason is None for reason in _build("logistic", *users).coercive()]
     for overlap, (a, y) in zip(found, users, strict=True):

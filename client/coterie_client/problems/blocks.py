@@ -22,8 +22,12 @@ class Block(Protocol):
     """The losses f_i of k users with the same padded row count R. Arguments x are C-contiguous (k, d)."""
 
     @property
+    def size(self) -> int:
+        """How many numbers the users' rows are, padding included."""
+
+    @property
     def steepness(self) -> Array:
-        """(k,) an upper bound on the curvature of f_i, cheap to have; a scale."""
+        """(k,) the size of the curvature of f_i near its minimiser, cheap to have; a scale, and for most losses a bound."""
 
     @property
     def pull(self) -> Array:
@@ -57,14 +61,24 @@ class Block(Protocol):
     def strong_convexity(self) -> Array:
         """(k,) the largest known mu_i such that f_i - mu_i/2 |x|^2 is convex."""
 
-    def row_gradient(self, x: Array, rows: Indices) -> Array:
-        """(k, d) the gradient of m_i times the share of row rows[i] in f_i, the penalty in full: its mean over the rows is that of f_i."""
+    def row_gradient(self, x: Array, users: Indices, rows: Indices) -> Array:
+        """(n, d) for user users[i] of the block at x_i: the gradient of m_i times the part of row rows[i] in f_i, the penalty in full.
+
+        Its mean over a user's rows is the gradient of f_i. A row index is below the user's m_i; this is not checked here.
+        """
 
     def row_smoothness(self) -> Array:
         """(k,) the largest curvature that any of these functions of the user's rows can have."""
 
     def row_strong_convexity(self) -> Array:
         """(k,) a lower bound on the curvature of all of them."""
+
+
+def gathered(rows: Array, users: Indices, numbers: Indices) -> Array:
+    """(n, d) row numbers[i] of user users[i], out of (k, R, d): one flat gather, whatever R."""
+    k, size, d = rows.shape
+    found: Array = rows.reshape(k * size, d).take(users * size + numbers, axis=0)
+    return found
 
 
 def diagonal(matrices: Array) -> Array:

@@ -1,9 +1,10 @@
 """Whose loss has no minimiser, or no single one: decided from the rows, before anything runs.
 
 f_i is coercive when it grows along every direction v. What fails, for a loss of margins s_r = a_r.v (Rockafellar's
-recession function): with c > 0 only the unpenalised intercept can fail, and does for a classifier with one class;
-with c = 0 a direction the rows do not see (A v = 0), or for a classifier one that no row objects to
-(y_r a_r.v >= 0 for all r), that is, separable classes.
+recession function): with c > 0 only the unpenalised intercept can fail, and does for a classifier with one class and for
+counts that are all 0; with c = 0 a direction the rows do not see (A v = 0), or one that no row objects to. A row of a
+classifier objects where y_r a_r.v < 0, so these are separable classes; a count of 0 objects where a_r.v > 0, and a positive
+count, like a row of any other loss, wherever a_r.v is not 0.
 """
 
 from __future__ import annotations
@@ -11,65 +12,69 @@ from __future__ import annotations
 import numpy as np
 
 from coterie.arrays import Array
-from coterie_client.problems.losses import Logistic, Poisson
+from coterie_client.problems.blocks import Flags
+from coterie_client.problems.losses import Logistic, Poisson, RowLoss
 from coterie_client.problems.margins import MarginBlock
 from coterie_client.problems.newton import minimise
 
 
 def margin_reasons(block: MarginBlock, has_intercept: bool) -> list[str | None]:
     """For each user of the block, why its loss is not coercive, or None."""
-    penalised = block.shrink[0] > 0.0
-    reasons: list[str | None] = [None] * len(block.rows)
-    if block.loss.is_classifier and has_intercept:
-        for k, y in enumerate(block.targets):
-            if (y == y[0]).all():
-                reasons[k] = f"all its rows have the label {y[0]:+g} and the intercept is not penalised, wanted both labels"
-    if isinstance(block.loss, Poisson) and has_intercept:
-        for k, y in enumerate(block.targets):
-            if not y.any():
-                reasons[k] = "all its counts are 0 and the intercept is not penalised, wanted one above 0"
-    if penalised:
-        return reasons
-    d = block.rows.shape[2]
-    is_count = isinstance(block.loss, Poisson)
-    # A count of 0 objects to no direction that lowers its mean: sure growth is that of the rows with a positive count.
-    ranks = np.linalg.matrix_rank(block.rows * (block.targets > 0)[:, :, None] if is_count else block.rows)
-    for k, rank in enumerate(ranks):
-        if rank < d and reasons[k] is None:
-            rows = "its rows with a count above 0" if is_count else "its rows"
-            reasons[k] = f"{rows} span {rank} of {d} dimensions and l2 is 0, wanted all of them or l2 > 0"
+    free = _free_intercepts(block) if has_intercept else {}
+    flat = {} if block.shrink[0] > 0.0 else _flat_directions(block)
+    return [free.get(k, flat.get(k)) for k in range(len(block.rows))]
+
+
+def _free_intercepts(block: MarginBlock) -> dict[int, str]:
+    """Of users whose rows do not hold an intercept that is not penalised, why."""
+    y = block.targets
     if block.loss.is_classifier:
-        for k, overlap in enumerate(_overlap(block)):
-            if not overlap and reasons[k] is None:
-                reasons[k] = "its classes are separable, or too nearly so to tell, and l2 is 0, wanted l2 > 0"
-    return reasons
+        single = np.flatnonzero((y == y[:, :1]).all(axis=1)).tolist()
+        return {k: f"all its rows have the label {y[k, 0]:+g} and the intercept is not penalised, wanted both labels" for k in single}
+    if isinstance(block.loss, Poisson):
+        empty = np.flatnonzero(~y.any(axis=1)).tolist()
+        return dict.fromkeys(empty, "all its counts are 0 and the intercept is not penalised, wanted one above 0")
+    return {}
 
 
-def _overlap(block: MarginBlock) -> Array:
-    """(k,) True where the classes are certified not to be separable, not even weakly.
+def _flat_directions(block: MarginBlock) -> dict[int, str]:
+    """Of users whose rows leave some direction without growth, the penalty being 0, which."""
+    d = block.rows.shape[2]
+    ranks = np.linalg.matrix_rank(block.rows)
+    reasons = {
+        k: f"its rows span {ranks[k]} of {d} dimensions and l2 is 0, wanted all of them or l2 > 0"
+        for k in np.flatnonzero(ranks < d).tolist()
+    }
+    is_held, reason = np.ones(len(ranks), dtype=np.bool_), ""
+    if block.loss.is_classifier:
+        reason = "its classes are separable, or too nearly so to tell, and l2 is 0, wanted l2 > 0"
+        is_held = _objected(block, Logistic(), -block.targets)
+    elif isinstance(block.loss, Poisson):
+        reason = "some direction lowers means of its counts of 0 and moves no other mean, or nearly so, and l2 is 0, wanted l2 > 0"
+        is_held = np.linalg.matrix_rank(block.rows * (block.targets > 0.0)[:, :, None]) == d  # by the positive counts alone
+        if not is_held.all():
+            is_held |= _objected(block, block.loss, (block.targets == 0.0).astype(np.float64))
+    return dict.fromkeys(np.flatnonzero(~is_held).tolist(), reason) | reasons
 
-    Stiemke: no v has y_r a_r.v >= 0 for all r with one of them > 0 if and only if some lambda > 0 has
-    sum_r lambda_r y_r a_r = 0. Minus the slopes of the logistic loss at its minimiser are such a lambda, up to the
-    solver's tolerance; projecting them removes what is left.
+
+def _objected(block: MarginBlock, loss: RowLoss, signs: Array) -> Flags:
+    """(k,) True where it is certified that some row objects to each direction, if the rows span the space.
+
+    Stiemke: no v has sign_r a_r.v <= 0 for all r with one of them < 0, and a_r.v = 0 where sign_r is 0, if and only if some lambda
+    with sign_r lambda_r > 0 (any lambda_r where sign_r is 0) has sum_r lambda_r a_r = 0. The slopes of `loss`, whose signs are these,
+    are such a lambda at its minimiser, up to the solver's tolerance; projecting them removes what is left.
     """
-    logistic = MarginBlock(
-        Logistic(),
-        block.rows,
-        block.targets,
-        block.weights,
-        np.zeros_like(block.shrink),
-        block.steepness,
-        block.pull,
-        np.zeros_like(block.floor),
-        block.counts,
+    no_floor = np.zeros_like(block.floor)
+    free = MarginBlock(
+        loss, block.rows, block.targets, block.weights, np.zeros_like(block.shrink), block.steepness, block.pull, no_floor, block.share
     )
     zero = np.zeros((len(block.rows), block.rows.shape[2]))
-    x, _ = minimise(logistic, zero, np.zeros(len(zero)), zero)
-    with np.errstate(all="ignore"):
-        duals = np.abs(logistic.loss.slope(logistic.look(x), block.targets))  # (k, R)
-    signed = block.rows * (block.targets * (block.weights > 0.0))[:, :, None]  # (k, R, d), the y_r a_r
-    excess = np.matmul(np.linalg.pinv(signed.transpose(0, 2, 1)), np.matmul(duals[:, None, :], signed).transpose(0, 2, 1))
-    duals = np.where(block.weights > 0.0, duals - excess[:, :, 0], np.inf)
-    largest = np.where(block.weights > 0.0, duals, 0.0).max(axis=1)
-    certified: Array = duals.min(axis=1) > 1e-9 * largest
+    x, _ = minimise(free, zero, np.zeros(len(zero)), zero)
+    is_row = block.weights > 0.0
+    columns = (block.rows * is_row[:, :, None]).transpose(0, 2, 1)  # (k, d, R)
+    with np.errstate(all="ignore"):  # of users without a minimiser
+        slopes = np.where(is_row, block.weights * loss.slope(free.look(x), block.targets), 0.0)
+        duals = slopes - np.matmul(np.linalg.pinv(columns), np.matmul(columns, slopes[:, :, None]))[:, :, 0]
+        smallest = np.where(is_row & (signs != 0.0), signs * duals, np.inf).min(axis=1)
+        certified: Flags = smallest > 1e-9 * np.abs(slopes).max(axis=1)  # of the duals may be left nothing but rounding
     return certified

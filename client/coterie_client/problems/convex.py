@@ -19,11 +19,12 @@ from coterie.problem import ProblemConfig
 from coterie_client.problems.assembly import make_block, read_stacks
 from coterie_client.problems.blocks import Block
 from coterie_client.problems.coercivity import margin_reasons
-from coterie_client.problems.losses import RowLoss
+from coterie_client.problems.losses import Poisson, RowLoss
 from coterie_client.problems.margins import MarginBlock, design
 from coterie_client.problems.newton import MAX_STEPS, minimise
 from coterie_client.problems.resolve import resolve_row_loss
 from coterie_client.problems.rows import read_features, stack_rows
+from coterie_client.problems.subsets import Subsets, exact_layout
 
 _NAMED_OFFENDERS = 3
 PIECE_ROWS = 16_384  # of rows to judge at a time
@@ -64,10 +65,19 @@ class ConvexProblem:
         return self._of_all(lambda block: block.strong_convexity())
 
     def row_gradient(self, x: Array, rows: Indices, users: Indices | None = None) -> Array:
-        n = self.n_users if users is None else len(users)
-        x, result = self._models(x, n), np.empty((n, self.d))
-        for listed, block in self._blocks(users):
-            result[listed] = block.row_gradient(x[listed], rows[listed])
+        n_rows = self.n_rows if users is None else self.n_rows[users]
+        if rows.shape != n_rows.shape:
+            raise ValueError(f"row indices have shape {rows.shape}, wanted {n_rows.shape}")
+        if ((rows < 0) | (rows >= n_rows)).any():  # a row of padding would be somebody's gradient otherwise
+            i = int(np.argmax((rows < 0) | (rows >= n_rows)))
+            raise ValueError(f"row index {rows[i]} is asked of a user with {n_rows[i]} rows")
+        x = self._models(x, len(n_rows))
+        parts = self._subsets.parts(users)
+        if len(parts) == 1:
+            return parts[0].stack.row_gradient(x, parts[0].places, rows)
+        result = np.empty((len(n_rows), self.d))
+        for listed, places, block in parts:
+            result[listed] = block.row_gradient(x[listed], places, rows[listed])
         return result
 
     def row_smoothness(self) -> Array:
@@ -96,7 +106,7 @@ class ConvexProblem:
             raise ValueError(f"ridge is {ridges.min()}, it must be >= 0")
         start = np.zeros((n, self.d)) if start is None else self._models(start, n)
         result = np.empty((n, self.d))
-        for listed, block in self._blocks(users):
+        for listed, block in self._subsets.blocks(users):
             x, converged = minimise(block, tilt[listed], ridges[listed], start[listed])
             x[~converged] = np.nan
             result[listed] = x
@@ -140,6 +150,8 @@ class ConvexProblem:
     def evaluate(self, x: Array, features: Sequence[Array], targets: Sequence[Array], users: Indices | None = None) -> tuple[Array, Array]:
         """As `Problem.evaluate`, with the reduction of the config; for distances the squared error is |x - a_r|^2.
 
+        The metric of a `poisson` loss is the mean of 2 (y log(y/mu) - (y - mu)) over the rows, with mu as predicted.
+
         features: (m_i, p) and targets: (m_i,) for each listed user; NaN for users without rows. Raises `ConfigError`.
         """
         names = self.names if users is None else [self.names[i] for i in users]
@@ -161,6 +173,8 @@ class ConvexProblem:
                 errors = np.vecdot(seen, seen)
             elif self.loss.is_classifier:
                 errors = (self.loss.predict(seen) == stack.targets).astype(np.float64)
+            elif isinstance(self.loss, Poisson):
+                errors = self.loss.deviance(seen, stack.targets)
             else:
                 errors = np.square(self.loss.predict(seen) - stack.targets)
             metrics[stack.members] = np.vecdot(stack.valid, errors) / stack.counts
@@ -182,39 +196,25 @@ class ConvexProblem:
         return found
 
     def _models(self, x: Array, n: int) -> Array:
-        x = np.array(x, dtype=np.float64, order="C")  # the strides of the caller's array must not reach BLAS
+        x = np.asarray(x, dtype=np.float64)
+        if x.ndim and not exact_layout(x):  # the strides of the caller's array must not reach BLAS
+            x = np.array(x, order="C")
         if x.shape != (n, self.d):
             raise ValueError(f"models have shape {x.shape}, wanted {(n, self.d)}")
         return x
 
     @cached_property
-    def _places(self) -> tuple[Indices, Indices]:
-        """(n_users,) the stack of each user, and its row there."""
-        stack_of, row_of = np.empty(self.n_users, dtype=np.int64), np.empty(self.n_users, dtype=np.int64)
-        for number, (positions, _) in enumerate(self.stacks):
-            stack_of[positions], row_of[positions] = number, np.arange(len(positions))
-        return stack_of, row_of
-
-    def _blocks(self, users: Indices | None) -> Iterator[tuple[Indices | slice, Block]]:
-        """Where the listed users of each stack stand in the list, and their losses."""
-        if users is None:
-            whole = len(self.stacks) == 1
-            for positions, block in self.stacks:
-                yield (slice(None) if whole else positions), block
-            return
-        stack_of, row_of = self._places
-        for number, (_, block) in enumerate(self.stacks):
-            listed = np.flatnonzero(stack_of[users] == number)
-            if listed.size:
-                yield listed, block.take(row_of[users[listed]])
+    def _subsets(self) -> Subsets:
+        return Subsets(self.stacks, self.n_users)
 
     def _each(self, function: Callable[[Block, Array], Array], x: Array, users: Indices | None, shape: tuple[int, ...]) -> Array:
         n = self.n_users if users is None else len(users)
         x = self._models(x, n)
-        if users is None and len(self.stacks) == 1:
-            return function(self.stacks[0][1], x)
+        blocks = self._subsets.blocks(users)
+        if len(blocks) == 1:  # all of the list, in its order
+            return function(blocks[0][1], x)
         result = np.empty((n, *shape))
-        for listed, block in self._blocks(users):
+        for listed, block in blocks:
             result[listed] = function(block, x[listed])
         return result
 
@@ -240,6 +240,9 @@ def build_problem(config: ProblemConfig, names: Sequence[str], features: Sequenc
     loss = None if config.is_distance else resolve_row_loss(config)
     stacks = read_stacks(loss, names, features, targets)
     n_rows = np.array([len(a) for a in features], dtype=np.int64)
+    if isinstance(loss, Poisson):
+        for name, y in zip(names, targets, strict=True):
+            loss.check_limit(np.asarray(y, dtype=np.float64), name)
     blocks = tuple((stack.members, make_block(config, loss, stack, config.l2)) for stack in stacks)
     return ConvexProblem(config, tuple(names), n_rows, stacks[0].features.shape[2], loss, blocks)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.problem import ProblemConfig
-from coterie_client.problems.blocks import diagonal, norm
+from coterie_client.problems.blocks import diagonal, gathered, norm
 from coterie_client.problems.losses import huber
 from coterie_client.problems.rows import Stack
 
@@ -26,9 +26,14 @@ class DistanceBlock:
     points: Array  # (k, R, d)
     weights: Array  # (k, R), zero for padding
     counts: Array  # (k,), the m_i
+    share: Array  # (k,), m_i times the weight of a row, in exact arithmetic: 1 or m_i
     steepness: Array  # (k,), the sum of weights plus c
     pull: Array  # (k,)
     floor: Array  # (k,)
+
+    @property
+    def size(self) -> int:
+        return self.points.size
 
     def take(self, rows: Indices) -> Self:
         return type(self)(
@@ -37,6 +42,7 @@ class DistanceBlock:
             self.points[rows],
             self.weights[rows],
             self.counts[rows],
+            self.share[rows],
             self.steepness[rows],
             self.pull[rows],
             self.floor[rows],
@@ -84,24 +90,19 @@ class DistanceBlock:
     def strong_convexity(self) -> Array:
         return self.floor
 
-    def row_gradient(self, x: Array, rows: Indices) -> Array:
-        users = np.arange(len(rows))
-        away = (x - self.points[users, rows])[:, None, :]
-        share = self.counts * self.weights[users, rows]
-        pulls = share if self.delta is None else share * _shortening(away, self.delta)[:, 0]
-        gradient: Array = pulls[:, None] * away[:, 0, :] + self.l2 * x
-        return gradient
+    def row_gradient(self, x: Array, users: Indices, rows: Indices) -> Array:
+        away = x - gathered(self.points, users, rows)
+        share = self.share[users]
+        pulls = share if self.delta is None else share * _shortening(away, self.delta)
+        away *= pulls[:, None]
+        away += self.l2 * x
+        return away
 
     def row_smoothness(self) -> Array:
-        return self._share + self.l2
+        return self.share + self.l2
 
     def row_strong_convexity(self) -> Array:
-        return self._share + self.l2 if self.delta is None else self.floor
-
-    @property
-    def _share(self) -> Array:
-        """(k,) m_i times the weight of a row, the same for all rows of a user."""
-        return self.counts * self.weights[:, 0]
+        return self.share + self.l2 if self.delta is None else self.floor
 
     def _nearest_to_one(self, tilt: Array, ridge: Array, delta: float) -> Array:
         """Huber function of the distance to the user's first point, its only one: a shrunken step towards tilt/k."""
@@ -113,7 +114,7 @@ class DistanceBlock:
         return a + stretch * _quotient(e, np.maximum(norm(e), np.finfo(np.float64).tiny))
 
 
-def _shortening(seen: Array, delta: float) -> Array:  # (k, R), min(1, delta/r)
+def _shortening(seen: Array, delta: float) -> Array:  # (..., d) -> (...,), min(1, delta/r)
     ratio: Array = delta / np.maximum(np.sqrt(np.vecdot(seen, seen)), delta)
     return ratio
 
@@ -129,4 +130,5 @@ def distance_block(stack: Stack, config: ProblemConfig, l2: float) -> DistanceBl
     reach = np.sqrt(np.vecdot(stack.features, stack.features).max(axis=1))
     delta = None if config.loss == "squared_distance" else config.huber_delta
     floor = total + l2 if delta is None else np.full(len(weights), l2)
-    return DistanceBlock(delta, l2, stack.features, weights, stack.counts, total + l2, total * reach, floor)
+    share = stack.counts if config.reduction == "sum" else np.ones(len(weights))
+    return DistanceBlock(delta, l2, stack.features, weights, stack.counts, share, total + l2, total * reach, floor)

@@ -103,9 +103,8 @@ class Logistic:
         return np.log1p(np.exp(-np.abs(margin))) + np.maximum(-margin, 0.0)
 
     def slope(self, s: Array, y: Array) -> Array:
-        margin = y * s
-        e = np.exp(-np.abs(margin))
-        return -y * np.where(margin >= 0.0, e, 1.0) / (1.0 + e)
+        slope: Array = y / (-1.0 - np.exp(np.minimum(y * s, 700.0)))  # beyond, exp would overflow, and the slope is 0 to all ends
+        return slope
 
     def curvature(self, s: Array, y: Array) -> Array:
         e = np.exp(-np.abs(y * s))
@@ -175,7 +174,8 @@ class Poisson:
     """phi = exp(s) - y s, the negative log-likelihood of a count y with mean exp(s), without the term log y!.
 
     Its curvature exp(s) has no bound, so step sizes would have none either: beyond s = log_mean_limit the exponential goes on as its
-    parabola, with the curvature exp(log_mean_limit). Below it nothing is changed.
+    parabola, with the curvature exp(log_mean_limit). Below it nothing is changed, and counts that users train on may not be above
+    exp(log_mean_limit): their fit would not be a Poisson regression.
     """
 
     log_mean_limit: float = 5.0
@@ -188,12 +188,12 @@ class Poisson:
 
     def value(self, s: Array, y: Array) -> Array:
         beyond = np.maximum(s - self.log_mean_limit, 0.0)
-        value: Array = np.exp(s - beyond) * (1.0 + beyond * (1.0 + 0.5 * beyond)) - y * s
+        value: Array = self.curvature(s, y) * (1.0 + beyond * (1.0 + 0.5 * beyond)) - y * s
         return value
 
     def slope(self, s: Array, y: Array) -> Array:
         beyond = np.maximum(s - self.log_mean_limit, 0.0)
-        slope: Array = np.exp(s - beyond) * (1.0 + beyond) - y
+        slope: Array = self.curvature(s, y) * (1.0 + beyond) - y
         return slope
 
     def curvature(self, s: Array, y: Array) -> Array:  # noqa: ARG002 (the protocol's signature)
@@ -201,13 +201,31 @@ class Poisson:
         return curvature
 
     def check_targets(self, y: Array, user: str) -> None:
-        wrong = y[(y < 0) | (y != np.floor(y))]
+        wrong = np.flatnonzero((y < 0) | (y != np.floor(y)))
         if wrong.size:
-            raise ConfigError(f"user {user!r} has the count {wrong[0]:g}, targets of loss 'poisson' must be 0, 1, 2, ...")
+            row = wrong[0]
+            raise ConfigError(f"user {user!r} has the count {y[row]:g} in row {row}, targets of loss 'poisson' must be 0, 1, 2, ...")
+
+    def check_limit(self, y: Array, user: str) -> None:
+        """Raise `ConfigError` when a count to be fitted is above exp(log_mean_limit)."""
+        above = np.flatnonzero(y > self.curvature_bound)
+        if above.size:
+            row = above[0]
+            raise ConfigError(
+                f"user {user!r} has the count {y[row]:g} in row {row}, above exp(log_mean_limit) = {self.curvature_bound:.4g}: "
+                f"wanted a log_mean_limit of {math.log(y.max()):.4g} or more"
+            )
 
     def predict(self, s: Array) -> Array:
-        mean: Array = np.exp(s)
+        """The mean exp(s), at most exp(700), so that sums over rows stay finite."""
+        mean: Array = np.exp(np.minimum(s, 700.0))
         return mean
+
+    def deviance(self, s: Array, y: Array) -> Array:
+        """2 (y log(y/mean) - (y - mean)) with mean = `predict(s)`: twice the log-likelihood that a row loses to a perfect prediction."""
+        s = np.minimum(s, 700.0)
+        deviance: Array = 2.0 * (np.exp(s) - y * s - y * (1.0 - np.log(np.maximum(y, 1.0))))
+        return np.maximum(deviance, 0.0)  # near 0 it is the rounding of a difference
 
 
 def huber(t: Array, delta: float) -> Array:

@@ -9,8 +9,8 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.problem import ProblemConfig
-from coterie_client.problems.blocks import diagonal, spectrum
-from coterie_client.problems.losses import RowLoss
+from coterie_client.problems.blocks import diagonal, gathered, spectrum
+from coterie_client.problems.losses import Poisson, RowLoss
 from coterie_client.problems.rows import Stack
 
 
@@ -33,7 +33,11 @@ class MarginBlock:
     steepness: Array  # (k,)
     pull: Array  # (k,)
     floor: Array  # (k,)
-    counts: Array  # (k,), the m_i
+    share: Array  # (k,), m_i times the weight of a row, in exact arithmetic: 1 or m_i
+
+    @property
+    def size(self) -> int:
+        return self.rows.size
 
     def take(self, rows: Indices) -> Self:
         return type(self)(
@@ -45,7 +49,7 @@ class MarginBlock:
             self.steepness[rows],
             self.pull[rows],
             self.floor[rows],
-            self.counts[rows],
+            self.share[rows],
         )
 
     def look(self, x: Array) -> Array:  # (k, R), the s_r
@@ -81,26 +85,46 @@ class MarginBlock:
         modulus: Array = np.maximum(np.where(known, moduli[:, 0], 0.0), self.floor)
         return modulus
 
-    def row_gradient(self, x: Array, rows: Indices) -> Array:
-        users = np.arange(len(rows))
-        a = self.rows[users, rows]
-        slopes = self.counts * self.weights[users, rows] * self.loss.slope(np.vecdot(a, x), self.targets[users, rows])
-        gradient: Array = slopes[:, None] * a + self.shrink * x
-        return gradient
+    def row_gradient(self, x: Array, users: Indices, rows: Indices) -> Array:
+        a = gathered(self.rows, users, rows)
+        slopes = self.share[users] * self.loss.slope(np.vecdot(a, x), self.targets[users, rows])
+        a *= slopes[:, None]
+        a += self.shrink * x
+        return a
 
     def row_smoothness(self) -> Array:
-        """The largest eigenvalue of bound a a' + diag(c); with an intercept diag(c) has a 0, and a bound is the sum of both."""
-        shares = self.counts[:, None] * self.weights * self.loss.curvature_bound * np.vecdot(self.rows, self.rows)
-        largest: Array = shares.max(axis=1) + self.shrink.max()
+        """The largest eigenvalue of q a a' + diag(c), q the most a row curves; padding repeats a row, which changes no maximum."""
+        largest: Array = self._row_peaks(self.loss.curvature_bound).max(axis=1)
         return largest
 
     def row_strong_convexity(self) -> Array:
-        """That of the penalty: a single row is flat in all directions but its own. In one dimension a row has curvature too."""
-        if self.rows.shape[2] > 1 or self.loss.curvature_floor == 0.0:
+        """The smallest eigenvalue of q a a' + diag(c), q the least a row curves.
+
+        One row is flat in all directions but its own: in two dimensions or more that leaves c, or where the intercept is not
+        penalised the eigenvalue that c q / (the largest one) is, since c q is the product of both.
+        """
+        c, d = self.shrink[0], self.rows.shape[2]
+        q = self.loss.curvature_floor * self.share
+        if self.loss.curvature_floor == 0.0:
             return self.floor
-        shares = np.where(self.weights > 0, self.counts[:, None] * self.weights * self.rows[:, :, 0] ** 2, np.inf)
-        modulus: Array = self.floor + self.loss.curvature_floor * shares.min(axis=1)
+        if self.shrink[-1] == c:
+            return self.floor if d > 1 else np.asarray(c + q * np.square(self.rows[:, :, 0]).min(axis=1))
+        modulus: Array = c * q / self._row_peaks(self.loss.curvature_floor).max(axis=1)
         return modulus
+
+    def _row_peaks(self, curvature: float) -> Array:
+        """(k, R) the largest eigenvalue of q a a' + diag(c), q being a curvature of phi times m_i times the row's weight.
+
+        With an intercept, a = [w, -1] and the last c_j is 0: it is that of [[q |w|^2 + c, -q |w|], [-q |w|, q]].
+        """
+        q, c = curvature * self.share[:, None], self.shrink[0]
+        if self.shrink[-1] == c:
+            return np.asarray(q * np.vecdot(self.rows, self.rows) + c)
+        features = np.ascontiguousarray(self.rows[:, :, :-1])
+        w = np.sqrt(np.vecdot(features, features))
+        first = q * w * w + c
+        peaks: Array = 0.5 * (first + q + np.hypot(first - q, 2.0 * q * w))
+        return peaks
 
     def _gram(self, weights: Array) -> Array:  # (k, R) -> (k, d, d), sum_r weight_r a_r a_r' + diag(c)
         gram: Array = np.matmul((self.rows * weights[:, :, None]).transpose(0, 2, 1), self.rows)
@@ -117,7 +141,16 @@ def margin_block(stack: Stack, loss: RowLoss, config: ProblemConfig, l2: float) 
         shrink[-1] = 0.0
     mass = np.vecdot(weights, np.vecdot(rows, rows))  # (k,), the trace of the Gram matrix
     reach = np.maximum(1.0, np.abs(stack.targets).max(axis=1))
-    steepness = loss.curvature_bound * mass + l2
-    pull = loss.curvature_bound * np.sqrt(mass * np.vecdot(weights, stack.valid)) * reach
+    bends = _typical_curvature(loss, reach)
+    steepness = bends * mass + l2
+    pull = bends * np.sqrt(mass * np.vecdot(weights, stack.valid)) * reach
     floor = np.full(len(rows), shrink.min())
-    return MarginBlock(loss, rows, stack.targets, weights, shrink, steepness, pull, floor, stack.counts)
+    share = stack.counts if config.reduction == "sum" else np.ones(len(rows))
+    return MarginBlock(loss, rows, stack.targets, weights, shrink, steepness, pull, floor, share)
+
+
+def _typical_curvature(loss: RowLoss, reach: Array) -> Array | float:
+    """(k,) or one for all: the scale of a row's curvature near a minimiser."""
+    if isinstance(loss, Poisson):  # a mean, like the counts it fits; the bound is a limit that nobody is expected to come near
+        return np.minimum(reach, loss.curvature_bound)
+    return loss.curvature_bound

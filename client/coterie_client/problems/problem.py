@@ -42,13 +42,16 @@ class Problem(Protocol):
         """(n_users,) mu_i >= 0, a lower bound on the curvature of f_i that holds everywhere."""
 
     def row_gradient(self, x: Array, rows: Indices, users: Indices | None = None) -> Array:
-        """(n, d) the gradient of f_il at x_i for row l = rows[i] of each listed user, where f_i = (1/m_i) sum_l f_il."""
+        """(n, d) the gradient of f_il at x_i for row l = rows[i] of each listed user, where f_i = (1/m_i) sum_l f_il.
+
+        Each f_il has the whole penalty, and with the reduction "sum" m_i times the loss of its row. Rows count from 0.
+        """
 
     def row_smoothness(self) -> Array:
-        """(n_users,) the smoothness of the f_il, the largest of a user's rows; an upper bound where there is an intercept and a penalty."""
+        """(n_users,) the largest curvature any f_il of a user can have, exact for worst-case targets."""
 
     def row_strong_convexity(self) -> Array:
-        """(n_users,) a lower bound on the curvature of all f_il of a user."""
+        """(n_users,) a lower bound on the curvature of all f_il of a user: mostly c, and 0 with an intercept."""
 
     def argmin(
         self,
@@ -71,4 +74,4 @@ class Problem(Protocol):
         """(m,) labels -1/+1 or values that the model x (d,) gives to features (m, p)."""
 
     def evaluate(self, x: Array, features: Sequence[Array], targets: Sequence[Array], users: Indices | None = None) -> tuple[Array, Array]:
-        """(n,) loss without c, and (n,) accuracy or mean squared error, of x (n, d) on other rows of each user."""
+        """(n,) loss without c, and (n,) accuracy, mean squared error or mean Poisson deviance, of x (n, d) on other rows of each user."""

@@ -18,7 +18,7 @@ class FinalModels(Rows):
 class Scores(Rows):
     """f_i at the model, and the means of loss (without its l2 term) and metric over held-out rows; NaN for a user without any.
 
-    The metric is the accuracy of a classifier, else the mean squared error.
+    The metric is the accuracy of a classifier, the deviance of loss "poisson", else the squared error.
     """
 
     objective: Annotated[Array, Scalars("rows")]
