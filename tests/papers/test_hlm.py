@@ -24,7 +24,8 @@ from coterie_server.method import Members, Setting
 from coterie_server.methods.hlm_exact import build
 from tests.papers.known_clusters_fixture import fixture
 
-# Means over many seeds for m = 10, and standard deviations between seeds, found independently.
+# Means over many seeds for m = 10, and standard deviations between seeds, found independently. The algorithm that the paper has run, with
+# "communication probability p = 0.1, stepsize eta = 1e-4, and maximum number of iterations 50000", comes to 3.38.
 TABLE1 = {"local": (4.498, 0.086), "single_model": (6.195, 0.110), "single_cluster": (4.450, 0.085), "known_clusters": (3.384, 0.035)}
 
 
@@ -260,11 +261,24 @@ def test_one_draw_of_table_1_is_near_the_means_over_many():
     assert distances["known_clusters"] < distances["single_cluster"] < distances["local"] < distances["single_model"]
 
 
+def test_algorithm_2_has_the_exact_minimiser():
+    """Corollary 4.4 wants a strong convexity of the row losses. Theirs is 0, so mu stands for that of F, by judgement."""
+    exact = models(run(small()))
+    method = {"name": "async_al2sgd", "gamma": 1.0, "lam": 1.0, "p0": 0.3, "rho": 0.3, "mu": 0.5, "iterations": 1000}
+    found = models(run(small({**method, "collect_models": True})), "async_al2sgd")
+    assert relative_error(found, exact) < 1e-9
+
+
+def relative_error(found, exact):
+    return np.square(found - exact).sum() / np.square(exact).sum()
+
+
 @pytest.fixture
 def small_data(monkeypatch):
     data = functools.partial(HlmData, source="hlm", clusters=3, users_per_cluster=2, d=4, test_per_user=0)
     monkeypatch.setattr(known_clusters, "_data", lambda rows_per_user: data(rows_per_user=rows_per_user))
     monkeypatch.setattr(known_clusters, "PENALTIES", (0.1, 1.0))
+    monkeypatch.setattr(known_clusters, "SINGLE_COIN", {**known_clusters.SINGLE_COIN, "iterations": 20})
 
 
 def screen():
@@ -275,8 +289,10 @@ def test_table_and_figure_are_printed_beside_the_papers_numbers(tmp_path, small_
     console = screen()
     rows = reproduce("known-clusters-table1", seeds=2, output=tmp_path, console=console)
     printed = console.file.getvalue()
-    assert [text for text in ("m = 10, seeds 0 to 1", "8.676", "3.384", "0.489", "known clusters") if text not in printed] == []
-    assert len(rows) == 2 * 2 * 4
+    assert [
+        text for text in ("m = 10, seeds 0 to 1", "8.676", "3.384", "0.489", "known clusters", "single coin") if text not in printed
+    ] == []
+    assert len(rows) == 2 * 2 * 5
     with (tmp_path / "known-clusters-table1.csv").open(newline="") as file:
         assert [float(line["mean"]) for line in csv.DictReader(file)] == [row.mean for row in rows]
 
@@ -304,12 +320,57 @@ def test_a_summary_is_a_mean_over_the_seeds():
     assert (found.mean, found.error, found.maximum) == (1.5, pytest.approx(np.sqrt(0.5)), 3.0)
 
 
+def test_the_single_coin_is_run_as_the_paper_says_and_for_some_sizes_only(tmp_path, small_data):
+    config = known_clusters.single_coin_experiment(0, 10).method
+    assert (config.variant, config.p0, config.eta, config.gamma, config.lam) == ("single_coin", 0.1, 1e-4, 1.0, 1.0)
+    found = {m: [row.estimator for row in known_clusters.rows_of(0, m, tmp_path)] for m in (2, 5)}
+    assert "single_coin" not in found[2]
+    assert "single_coin" in found[5]
+
+
+@pytest.fixture(scope="module")
+def five_seeds(tmp_path_factory):
+    """Real runs, m = 10."""
+    folder = tmp_path_factory.mktemp("table1")
+    return [row for seed in range(5) for row in known_clusters.rows_of(seed, 10, folder)]
+
+
+def by_estimator(rows, seed):
+    return {row.estimator: row.mean for row in rows if row.seed == seed}
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_five_seeds_give_table_1(tmp_path):
-    rows = [row for seed in range(5) for row in known_clusters.rows_of(seed, 10, tmp_path)]
+@pytest.mark.timeout(900)
+def test_five_seeds_give_table_1(five_seeds):
     for name, (mean, sd) in TABLE1.items():
-        assert known_clusters_report.summary(rows, 10, name).mean == pytest.approx(mean, abs=3 * sd / np.sqrt(5)), name
+        assert known_clusters_report.summary(five_seeds, 10, name).mean == pytest.approx(mean, abs=3 * sd / np.sqrt(5)), name
     for seed in range(5):
-        by_name = {row.estimator: row.mean for row in rows if row.seed == seed}
-        assert by_name["known_clusters"] < by_name["single_cluster"] < by_name["local"] < by_name["single_model"], seed
+        found = by_estimator(five_seeds, seed)
+        assert found["known_clusters"] < found["single_cluster"] < found["local"] < found["single_model"], seed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_single_coin_comes_near_the_exact_minimiser_in_50000_iterations(five_seeds):
+    """Within .03 on every draw. Five draws' mean is itself known to .05 only, which the exact minimiser's test above has."""
+    for seed in range(5):
+        found = by_estimator(five_seeds, seed)
+        assert found["single_coin"] == pytest.approx(found["known_clusters"], abs=0.03), seed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_algorithm_2_gives_table_1():
+    """The exact minimiser, without a matrix: 10,000 iterations; no l2, and mu by judgement."""
+    weights = {"gamma": 1.0, "lam": 1.0}
+    method = {"name": "async_al2sgd", **weights, "p0": 0.1, "rho": 0.1, "mu": 0.05, "iterations": 10_000, "collect_models": True}
+    data, distances = HlmData(source="hlm", rows_per_user=10, test_per_user=0), []
+    for seed in range(5):
+        experiment = known_clusters.tied_experiment(seed, 10, **weights)
+        exact = run(experiment)
+        result = run(experiment_from({**experiment.model_dump(mode="json"), "method": method}))
+        found = models(result, "async_al2sgd")
+        assert relative_error(found, models(exact)) < 1e-9, seed
+        distances.append(np.linalg.norm(found - truth(data, seed, result.users), axis=1).mean())
+    mean, sd = TABLE1["known_clusters"]
+    assert np.mean(distances) == pytest.approx(mean, abs=3 * sd / np.sqrt(5))

@@ -1,8 +1,9 @@
 """Papers' figures made again: the numbers in a table beside the printed ones, plots, and a CSV file.
 
 `convex-clustering-figure1` and `-figure2` are figures 1 and 2 of Armacki, Bajovic, Jakovetic and Kar (2022). The paper does not give its
-ellipses, so the data are of the same kind and not the same; curves compare, digits need not. `known-clusters-table1` and `-figure1` are
-those of Lyu, Hanzely and Kolar (2022), whose simulated data are given.
+ellipses, so the data are of the same kind and not the same; curves compare, digits need not.
+`known-clusters-table1` and `-figure1` are those of Lyu, Hanzely and Kolar (2022), whose simulated data are given; `-table2` has their
+tables 2 and 3 and figure 2 on public data, since theirs are not.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from coterie.errors import ConfigError
 from coterie.names import similar_names
-from coterie_deploy.reproduce import known_clusters, known_clusters_report, report
+from coterie_deploy.reproduce import known_clusters, known_clusters_exams, known_clusters_exams_report, known_clusters_report, report
 from coterie_deploy.reproduce.study import Row, rows_of_seed
 
 FIGURES = {"convex-clustering-figure1": report.accuracy, "convex-clustering-figure2": report.compactness}
@@ -23,15 +24,17 @@ KNOWN_CLUSTERS = {
     "known-clusters-table1": (known_clusters_report.TABLE1_SIZES, known_clusters_report.table1),
     "known-clusters-figure1": (known_clusters_report.FIGURE1_SIZES, known_clusters_report.figure1),
 }
+EXAMS = "known-clusters-table2"
+AnyRow = Row | known_clusters.Row | known_clusters_exams.Scores
 
 
 def names() -> list[str]:
     """What can be reproduced."""
-    return [*FIGURES, *KNOWN_CLUSTERS]
+    return [*FIGURES, *KNOWN_CLUSTERS, EXAMS]
 
 
-def reproduce(name: str, *, seeds: int = 8, output: Path, console: Console | None = None) -> Sequence[Row | known_clusters.Row]:
-    """Runs what is not yet in the folder `output` for seeds 0, 1, ..., prints the table, and writes NAME.png for a figure, and a CSV file.
+def reproduce(name: str, *, seeds: int = 8, output: Path, console: Console | None = None) -> Sequence[AnyRow]:
+    """Runs what is not yet in the folder `output` for seeds 0, 1, ..., prints the table, and writes NAME.csv, and NAME.png for a plot.
 
     Returns the numbers behind it. Raises ConfigError for an unknown name or without matplotlib, before anything runs.
     """
@@ -44,6 +47,8 @@ def reproduce(name: str, *, seeds: int = 8, output: Path, console: Console | Non
     _need_matplotlib()
     if name in KNOWN_CLUSTERS:
         return _known_clusters(name, seeds, output, console)
+    if name == EXAMS:
+        return _exams(seeds, output, console)
     rows: list[Row] = []
     with console.status("") as status:
         for seed in range(seeds):
@@ -61,9 +66,19 @@ def _known_clusters(name: str, seeds: int, output: Path, console: Console) -> Se
     with console.status("") as status:
         for seed in range(seeds):
             for m in sizes:
-                status.update(f"seed {seed} of 0 to {seeds - 1}, m = {m}: federated runs of the four estimators")
+                status.update(f"seed {seed} of 0 to {seeds - 1}, m = {m}: federated runs of the estimators")
                 rows += known_clusters.rows_of(seed, m, output)
     show(rows, output, console)
+    return rows
+
+
+def _exams(seeds: int, output: Path, console: Console) -> Sequence[known_clusters_exams.Scores]:
+    rows: list[known_clusters_exams.Scores] = []
+    with console.status("") as status:
+        for seed in range(seeds):
+            status.update(f"seed {seed} of 0 to {seeds - 1}: federated runs of the four estimators")
+            rows += known_clusters_exams.rows_of(seed, output)
+    known_clusters_exams_report.table2(rows, output, console)
     return rows
 
 
