@@ -113,6 +113,9 @@ def run(
     if transport not in TRANSPORTS:
         raise ConfigError(f"the transport is {transport!r}, want one of {', '.join(TRANSPORTS)}")
     experiment = _experiment(config, overrides, hosts)
+    if transport == "loopback" and experiment.federation.is_two_tier:
+        rules = experiment.federation.model_copy(update={"topology": "flat"})  # one process has one tier; the bits are the same
+        experiment = experiment.model_copy(update={"federation": rules})
     how = Launch(
         transport=transport,
         folder=None if output is None else Path(output),

@@ -41,6 +41,12 @@ def test_three_lines_of_python_give_models_metrics_and_ledger() -> None:
     assert query["wire_bytes"] >= query["message_bytes"] > query["payload_bytes"] == 8 * 3 * query["vectors"]
 
 
+def test_a_simulation_of_two_tiers_is_flat() -> None:
+    flat, two = run(EXPERIMENT), run({**EXPERIMENT, "federation": {"topology": "clusters", "hosts": 3}})
+    for user, model in flat.models.items():
+        np.testing.assert_array_equal(model, two.models[user])
+
+
 def test_the_result_of_a_mapping_a_file_and_an_experiment_is_the_same(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(str(EXPERIMENT))

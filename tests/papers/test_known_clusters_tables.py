@@ -174,7 +174,7 @@ def test_the_study_finds_what_the_schools_say_of_their_models(tmp_path, monkeypa
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize(("name", "stage"), [("growth", "hlm_exact"), ("schools", "async_l2gd")])
 def test_known_clusters_beat_single_model_and_local_models_on_held_out_rows(name, stage, seed):
-    figures = run(name, overrides=[f"seed={seed}", "federation.topology=flat"]).metrics
+    figures = run(name, overrides=[f"seed={seed}"]).metrics
     for key in ("heldout_loss", "heldout_metric"):
         known, local, single = (figures[each][key] for each in (stage, "local", "global"))
         assert known < 0.99 * min(local, single), key
