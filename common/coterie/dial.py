@@ -30,7 +30,8 @@ SERVICE = "coterie.v1.FederationService"
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 2.0  # between two attempts to join again
 SAY_S = 1.0  # so long one waits for a server without a word
 SILENT_HEARTBEATS = 10  # without a frame for so many of them, the parent is given up
-CLOSE_S = 10.0  # how long one waits for the parent to end a stream
+CLOSE_S = 10.0  # how long one waits for a silent parent to end a stream
+LONGEST_CLOSE_S = 60.0  # and for one that is heard: it may have very many books to read
 QUICK_S = 0.005  # a task that takes less is not worth the way to the thread
 QUICK_TIMES = 3  # so often in a row a sort of task must have been quick
 
@@ -492,14 +493,17 @@ class _Session:
                 for frame in await self._computer.run(lambda: [book.SerializeToString() for book in self._host.books()]):
                     await self._write(frame)
                 await self._half_close()
-            async with asyncio.timeout(CLOSE_S):
+            async with asyncio.timeout(CLOSE_S if finish.failed else LONGEST_CLOSE_S):
                 await self._drain()
         return Finished(finish.outcome, finish.failed)
 
     async def _drain(self) -> None:
+        """Reads until the parent closes the stream. TimeoutError when it is silent."""
         with contextlib.suppress(grpc.aio.AioRpcError):
-            while await self._call.read() is not grpc.aio.EOF:
-                pass
+            while True:
+                async with asyncio.timeout(CLOSE_S):
+                    if await self._call.read() is grpc.aio.EOF:
+                        return
 
     async def _watch_stop(self) -> End:
         """When asked to stop: finishes the task under way, writes the state down and leaves."""

@@ -71,6 +71,11 @@ def step_of(kind: str) -> str:
     return "control" if kind in CONTROL else kind_class(kind).step
 
 
+def link_below(aggregator: str, host: str) -> str:
+    """The name of a link below an aggregator, AGGREGATOR/HOST: what is before the first slash is the aggregator's, whatever its name."""
+    return f"{aggregator.replace('%', '%25').replace('/', '%2F')}/{host}"
+
+
 def pack(rows: Iterable[Row], link: str = "") -> Iterator[session_pb2.Book]:
     """A host's rows as control messages, column by column and compressed; `link` as in the contract."""
     for piece in _pieces(rows):

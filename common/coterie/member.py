@@ -192,10 +192,17 @@ class Member:
     # ---- the end
 
     def books(self) -> Iterator[session_pb2.JoinRequest]:
-        """The member's own ledger."""
+        """The member's own ledger, what it brings of the links below it, and an empty book: this was all."""
         self._pack_rows()
         for book in self._books:
             yield session_pb2.JoinRequest(book=session_pb2.Book.FromString(book))
+        for below in self.books_below():
+            yield session_pb2.JoinRequest(book=below)
+        yield session_pb2.JoinRequest(book=session_pb2.Book())
+
+    def books_below(self) -> Iterable[session_pb2.Book]:
+        """What an aggregator brings beside its own ledger."""
+        return ()
 
     def _pack_rows(self) -> None:
         self._books.extend(book.SerializeToString() for book in pack(row for booked in self._booked for row in rows_of(*booked)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
+import fcntl
 import secrets
 import time
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from coterie.config import Experiment, experiment_to_json
 from coterie.dial import OnLoop, serve_member
-from coterie.errors import CoterieError, RunError
+from coterie.errors import ConfigError, CoterieError, RunError
 from coterie.snapshot import SnapshotFile
-from coterie_deploy.client import check_server_address
+from coterie_deploy.client import check_server_address, state_name
 from coterie_deploy.printable import printable
 from coterie_deploy.signals import Stop, stopping_at_end_of_input, stopping_on_signals
 from coterie_server.aggregator import Aggregator, cluster_experiment
@@ -24,7 +24,6 @@ from coterie_server.rundb import WITHIN, RunDatabase
 from coterie_server.serve import serving
 
 PORT = "port"  # in the state folder: where its hosts find the aggregator, also after a restart
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,8 @@ class AggregatorRole:
 def run_aggregator(role: AggregatorRole) -> int:
     """Serves the cluster to the end of the run: 0; 130 or 143 when stopped before, with the state written down. Raises CoterieError."""
     check_server_address(role.server, insecure=role.insecure)
+    if not role.cluster.strip():
+        raise ConfigError(f"--cluster is {role.cluster!r}, want the name of a known cluster")
     return asyncio.run(_serve(role))
 
 
@@ -88,8 +89,8 @@ async def _started(
 ) -> Aggregator:
     """The aggregator once all its hosts are here, as its newest snapshot left it."""
     below = cluster_experiment(experiment, role.hosts or experiment.federation.hosts_per_cluster)
-    folder = role.state / f"{_UNSAFE.sub('_', name)}.{_UNSAFE.sub('_', run_id)[:64]}"
-    _make(folder)
+    folder = role.state / state_name(name, run_id)
+    stack.enter_context(_locked(folder))
     database = RunDatabase(folder / "run.db", scope=WITHIN)
     stack.callback(database.close)
     attempt = int(database.get("attempt") or 0) + 1
@@ -99,6 +100,7 @@ async def _started(
     store = SnapshotFile(folder, "aggregator")
     if (snapshot := store.load()) is not None:
         hub.restore(snapshot["hub"], attempt)
+        _check_cluster(hub, role, folder)
         database.event("resume", f"aggregator {name!r} resumed at exchange {hub.seq}", attempt=attempt)
     database.rewind(hub.seq, 0, 0)
     address = _address(role)
@@ -110,8 +112,11 @@ async def _started(
     _say(
         f"aggregator {name!r} of run {printable(run_id)} listens on {place} for {below.federation.hosts} hosts of cluster {role.cluster!r}"
     )
-    with _stopping(stop, hub):
-        await hub.gather()
+    if hub.members is None:
+        with _stopping(stop, hub):
+            await hub.gather()
+    else:  # the coordinator is told if they do not come back
+        hub.go_on()
     return Aggregator(name, experiment, hub, database, store, secrets.token_hex(8))
 
 
@@ -138,11 +143,26 @@ def _address(role: AggregatorRole) -> str:
     return role.listen
 
 
-def _make(folder: Path) -> None:
+def _check_cluster(hub: Hub, role: AggregatorRole, folder: Path) -> None:
+    found = hub.members.cluster_names if hub.members is not None else ()
+    if found != (role.cluster,):
+        raise RunError(f"the state in {folder} is of cluster {', '.join(map(repr, found))}, wanted {role.cluster!r}")
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process for one state folder: an advisory lock that goes away with the process."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
     except OSError as error:
         raise RunError(f"cannot write the state folder {folder}: {error.strerror or error}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"the state folder {folder} is in use by another aggregator") from None
+        yield
 
 
 def _say(sentence: str) -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from coterie_deploy.cautions import cautions_of
 from coterie_deploy.printable import printable
-from coterie_deploy.tables import count, is_narrow, size, table
+from coterie_deploy.tables import count, is_narrow, is_tiny, size, table
 from coterie_server import summary
 from coterie_server.rundb import open_run
 from coterie_server.summary import Books, Traffic
@@ -69,17 +69,21 @@ def print_ledger(folder: Path, stage: str | None, console: Console, *, total: bo
             rows = [row for row in useful if row.stage == number]
             name = names.get(number, str(number))
             title = "session (hello, heartbeats, books)" if number == summary.SESSION else f"stage {name}"
-            console.print(traffic_table(title, rows, narrow=is_narrow(console)))
+            console.print(traffic_table(title, rows, narrow=is_narrow(console), tiny=is_tiny(console)))
             if counts := printed.get(number):
                 said = ", ".join(f"{count(vectors)} vectors {direction}" for direction, vectors in counts.items())
                 console.print(Text(f"the paper's own count, an upper bound: {said}", style="dim"))
             console.print()
     if only is None:
-        console.print(traffic_table("all stages", summary.by_step(useful), narrow=is_narrow(console)))
+        console.print(traffic_table("all stages", summary.by_step(useful), narrow=is_narrow(console), tiny=is_tiny(console)))
         console.print()
     repeated = [row for row in repeats if only is None or row.stage == only]
     if repeated:
-        console.print(traffic_table("apart: sent again, late or repeated", summary.by_step(repeated), narrow=is_narrow(console)))
+        console.print(
+            traffic_table(
+                "apart: sent again, late or repeated", summary.by_step(repeated), narrow=is_narrow(console), tiny=is_tiny(console)
+            )
+        )
         console.print()
     console.print(Text(NOTES, style="dim"))
     console.print(Text(steps_said(row for row in useful if only is None or row.stage == only), style="dim"))
@@ -89,8 +93,8 @@ def print_ledger(folder: Path, stage: str | None, console: Console, *, total: bo
         console.print(Text(printable(sentence)))
 
 
-def traffic_table(title: str, rows: Sequence[Traffic], *, narrow: bool) -> Table:
-    """One line for each step and direction, and their total."""
+def traffic_table(title: str, rows: Sequence[Traffic], *, narrow: bool, tiny: bool = False) -> Table:
+    """One line for each step and direction, and their total; `tiny`: of the numbers only the vectors and what is on the wire."""
     scopes = {row.scope for row in rows if row.scope}
     with_scope = len(scopes) > 1
     narrow = narrow or with_scope
@@ -101,10 +105,15 @@ def traffic_table(title: str, rows: Sequence[Traffic], *, narrow: bool) -> Table
     for row in (*rows, whole):
         names = [row.step, row.direction] + ([row.scope.removesuffix("-cluster")] if with_scope else [])
         numbers = [count(row.vectors), count(row.expected), size(row.payload_bytes), size(row.message_bytes), size(row.wire_bytes)]
-        lines.append([*names, *numbers] if narrow else [*names, numbers[0], numbers[1], count(row.scalars), *numbers[2:]])
+        if tiny:
+            numbers = [numbers[0], numbers[-1]]
+        elif not narrow:
+            numbers.insert(2, count(row.scalars))
+        lines.append([*names, *numbers])
     names = ["step", "way"] + (["scope"] if with_scope else [])
     columns = ["vectors", "formula"] if narrow else ["vectors", "closed form", "scalars"]
-    return table(title, [*names, *columns, "payload", "message", "wire"], lines, n_text=len(names), last=1, gap=1 if narrow else 2)
+    columns = ["vectors", "wire"] if tiny else [*columns, "payload", "message", "wire"]
+    return table(title, [*names, *columns], lines, n_text=len(names), last=1, gap=1 if narrow else 2)
 
 
 def steps_said(rows: Iterable[Traffic], *, paper: bool = False) -> str:

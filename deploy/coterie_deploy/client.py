@@ -10,6 +10,7 @@ import contextlib
 import re
 import secrets
 import socket
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from coterie_deploy.signals import stopping_at_end_of_input, stopping_on_signals
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_SHOWN = 3  # clusters
-_MAX_RUN_ID = 64  # characters of it in the name of a file
+_MAX_NAME, _MAX_RUN_ID = 100, 64  # characters of it in the name of a file
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,16 @@ def default_name(users: str | None) -> str:
     return socket.gethostname() if users is None else f"{socket.gethostname()}:{users}"
 
 
+def state_name(name: str, run_id: str) -> str:
+    """What a member's state in a run is called: a name of its own for each run and each member, so that neither meet."""
+    safe = _UNSAFE.sub("_", name)
+    own = safe if safe == name else f"{safe[:_MAX_NAME]}-{zlib.crc32(name.encode()):08x}"
+    return f"{own}.{_UNSAFE.sub('_', run_id)[:_MAX_RUN_ID]}"
+
+
 def store_of(folder: Path, name: str, run_id: str) -> SnapshotFile:
-    """Where a host of a run keeps its state: a file of its own for each run, so that runs do not meet."""
-    return SnapshotFile(folder, f"{_UNSAFE.sub('_', name)}.{_UNSAFE.sub('_', run_id)[:_MAX_RUN_ID]}")
+    """Where a host of a run keeps its state."""
+    return SnapshotFile(folder, state_name(name, run_id))
 
 
 def run_client(client: Client) -> int:

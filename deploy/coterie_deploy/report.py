@@ -19,7 +19,7 @@ from coterie_deploy.books import SHORT_NOTES, steps_said, traffic_table
 from coterie_deploy.cautions import events_of, shortfall_sentences, shortfalls_of
 from coterie_deploy.printable import printable
 from coterie_deploy.shipped import FROZEN
-from coterie_deploy.tables import count, counted, duration, figure, is_narrow, table
+from coterie_deploy.tables import count, counted, duration, figure, is_narrow, is_tiny, table
 from coterie_server import summary
 from coterie_server.rundb import open_run
 from coterie_server.summary import StageSummary, Traffic
@@ -90,7 +90,7 @@ def print_report(folder: Path, console: Console) -> None:
         print(f"all {len(report.stages)} stages: coterie show {folder}", file=console.file)  # not by the console, which would wrap it
     print_cautions(report, console)
     console.print()
-    console.print(traffic_table("Traffic by step", report.traffic, narrow=narrow))
+    console.print(traffic_table("Traffic by step", report.traffic, narrow=narrow, tiny=is_tiny(console)))
     console.print(Text(SHORT_NOTES, style="dim"))
     console.print(Text(steps_said(report.traffic, paper=True), style="dim"))
     if sentence := rounds_sentence(report.final):

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 NARROW = 76  # columns below which tables leave out what can be done without
+TINY = 56  # columns below which little more than what a row is about has room
 
 
 def count(value: float | None) -> str:
@@ -53,6 +54,11 @@ def duration(seconds: float) -> str:
 def is_narrow(console: Console) -> bool:
     """Whether there is little room."""
     return console.width < NARROW
+
+
+def is_tiny(console: Console) -> bool:
+    """Whether there is hardly any room."""
+    return console.width < TINY
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, n_text: int = 1, last: int = 0, gap: int = 2) -> Table:

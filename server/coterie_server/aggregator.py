@@ -130,21 +130,14 @@ class Aggregator(Member):
         await self.hub.finish(finish.outcome, failed=finish.failed)
         self._database.flush()
 
-    def books(self) -> Iterator[session_pb2.JoinRequest]:
-        """Its own ledger of the link to the coordinator, both sides of the links to its hosts, and the events of the cluster."""
-        yield from super().books()
-        for book in (*self._books_below(), *self._events()):
-            yield session_pb2.JoinRequest(book=book)
-
-    def _books_below(self) -> Iterator[session_pb2.Book]:
+    def books_below(self) -> Iterator[session_pb2.Book]:
+        """Both sides of the links to its hosts, and the events of the cluster."""
         assert self.hub.members is not None  # noqa: S101 - as above
         numbers = self.hub.members.number_of
         sets, links = self._database.user_sets(numbers), self._database.links()
         for link in links:
             yield from pack_own(self._database.own_rows(link), link, sets)
             yield from pack(self._database.host_rows(link), link)
-
-    def _events(self) -> Iterator[session_pb2.Book]:
         lines = self._database.event_lines()
         for start in range(0, len(lines), _EVENTS_PER_BOOK):
             yield session_pb2.Book(events="\n".join(lines[start : start + _EVENTS_PER_BOOK]))

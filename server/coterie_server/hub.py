@@ -17,7 +17,7 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.config import Experiment
 from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
-from coterie.ledger import DOWN, SESSION, UP, Row, rows_of, unpack, unpack_own
+from coterie.ledger import DOWN, SESSION, UP, Row, link_below, rows_of, unpack, unpack_own
 from coterie.messages import Message
 from coterie.names import natural_key
 from coterie.v1 import session_pb2
@@ -29,6 +29,7 @@ from coterie_server.sessions import Host, Link, Pending, Recorder, Refusal, Sent
 _MAX_REFUSED = 100  # hosts that were turned away and are remembered
 _MAX_ROWS_ALONE = 1_000_000  # of a host's book that the parent has no counterpart of
 _MAX_REASONS = 3  # of these, how many a sentence names
+_LONGEST_FINISH_S = 60.0  # for the books of hosts that are heard
 
 
 class Hub:
@@ -77,6 +78,7 @@ class Hub:
         self._has_started = False  # the join barrier has been passed in this attempt
         self._unbooked: deque[tuple[Host, Sequence[Entry], int, int, bool]] = deque()  # entries, exchange, resent, whether it is useful
         self._finish: session_pb2.JoinResponse | None = None  # what hosts are told at the end
+        self._have_brought_all: set[str] = set()  # hosts whose books are complete
 
     @property
     def is_over(self) -> bool:
@@ -175,6 +177,10 @@ class Hub:
         if len(set(self._numerics.values())) > 1:
             text = "; ".join(f"{host}: {numerics}" for host, numerics in sorted(self._numerics.items()))
             self.recorder.event("numerics", f"hosts compute with different libraries, bits may differ: {text}")
+
+    def go_on(self) -> None:
+        """Goes on with the members of an earlier attempt before their hosts are back: what these are asked waits for them."""
+        self._has_started = True
 
     async def gather(self) -> Members:
         """The join barrier: waits for the hosts, fixes the member order and welcomes everyone. RunError when too few came."""
@@ -459,6 +465,9 @@ class Hub:
         try:
             if self._finish is None:
                 raise ProtocolError("its book came before the end of the run")
+            if not book.ByteSize():
+                self._have_brought_all.add(name)
+                return
             if book.link or book.events:
                 self._book_below(name, book)
                 return
@@ -475,7 +484,7 @@ class Hub:
         """An aggregator brings the books of one of its own links, or what has happened there."""
         if not self.rules.is_two_tier:
             raise ProtocolError(f"its book is of a link to {book.link!r}, but it is a client host")
-        link = f"{name}/{book.link}"
+        link = link_below(name, book.link)
         if book.of_parent:
             self.recorder.book_within(link, unpack_own(book), book.user_sets.split("\n"))
         elif book.link:
@@ -571,18 +580,26 @@ class Hub:
             host.link.send_frame(frame)
 
     async def finish(self, outcome: str, *, failed: bool, timeout_s: float = 10.0) -> None:
-        """Tells every host that the run is over, and waits for their books."""
+        """Tells every host that the run is over, and waits for their books: for those that are silent no longer than `timeout_s`."""
         self._book_sent()
         self._finish = session_pb2.JoinResponse(finish=session_pb2.Finish(outcome=outcome, failed=failed))
         for host in self._connected():
             self._send_frame(host, self._finish)
-        deadline = self._clock() + timeout_s
-        while self._connected() and self._clock() < deadline:
+        start = self._clock()
+        # Who is waiting for its own hosts, or is one of very many on its machine, is slow but not silent. One that was skipped may compute.
+        limit_s = timeout_s if failed or self.rules.late == "skip" else max(timeout_s, _LONGEST_FINISH_S)
+        while self._is_heard_since(start, timeout_s) and self._clock() - start < limit_s:
             self._changed.clear()
-            await self._changed_within(min(0.5, deadline - self._clock()))
+            await self._changed_within(min(0.5, timeout_s))
+        for name in sorted(self.hosts.keys() - self._have_brought_all) if not failed else ():
+            self.recorder.event("lost", f"host {name!r} has not brought its whole book", host=name, book=True)
         for host in self.hosts.values():
             rows = [(Row(0, self.attempt, 0, way, SESSION, 0, 0, 0, host.session_bytes[way], 0), None) for way in (UP, DOWN)]
             self.recorder.book(host.name, (0, 0), rows, True)
+
+    def _is_heard_since(self, start: float, seconds: float) -> bool:
+        """Whether a connected host has been heard in the last seconds, or `start` is no longer ago."""
+        return any(self._clock() - max(host.heard_at, start) < seconds for host in self._connected())
 
     def request_snapshots(self) -> None:
         """The next task of each host asks it to write its state down."""

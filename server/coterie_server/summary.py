@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from coterie.config import StopRule
 from coterie.errors import ConfigError
+from coterie.ledger import link_below
 from coterie.wire import GRPC_FRAME_HEADER_BYTES
 from coterie_server.rundb import DIRECT, WITHIN
 
@@ -230,7 +231,7 @@ UNION ALL SELECT 'parent', link, seq, attempt, direction, kind, n, m FROM (SELEC
 UNION ALL SELECT 'host', link, seq, attempt, direction, kind, n, m FROM (SELECT * FROM host EXCEPT SELECT * FROM parent)
 """  # noqa: S608 - constants of ours
 _HOST, _AT = "json_extract(data, '$.host')", "json_extract(data, '$.aggregator')"
-_LOST = f"SELECT CASE WHEN {_AT} IS NULL THEN {_HOST} ELSE {_AT} || '/' || {_HOST} END FROM events WHERE kind = 'lost'"  # noqa: S608
+_LOST = f"SELECT {_AT}, {_HOST}, json_extract(data, '$.book') FROM events WHERE kind = 'lost'"  # noqa: S608 - constants of ours
 _ATTEMPTS = f"SELECT {_AGGREGATOR}, MAX(attempt) FROM ledger WHERE scope = '{WITHIN}' GROUP BY 1"  # noqa: S608 - constants of ours
 _MAX_SENTENCES = 5
 
@@ -242,7 +243,12 @@ def reconcile(connection: sqlite3.Connection) -> Books:
     it booked since its last snapshot, and what was on its way; a killed coordinator what it had not yet written.
     """
     attempt = int(facts(connection).get("attempt", "1"))
-    unsteady = {link for (link,) in connection.execute(_LOST)}
+    unsteady: set[str] = set()
+    incomplete: set[str] = set()  # aggregators whose books have not come whole, neither their own nor those of their hosts
+    for at, host, is_book in connection.execute(_LOST):
+        unsteady.add(host if at is None else link_below(at, host))
+        if is_book and at is None:
+            incomplete.add(link_below(host, ""))
     attempts = dict(connection.execute(_ATTEMPTS))
     with_books = {link for (link,) in connection.execute("SELECT DISTINCT link FROM host_ledger")}
     links = {link for (link,) in connection.execute("SELECT DISTINCT link FROM ledger WHERE seq > 0")}
@@ -258,10 +264,11 @@ def reconcile(connection: sqlite3.Connection) -> Books:
     sentences: list[str] = []
     n_differences = 0
     for (link, seq, row_attempt, direction, kind), found in one_sided.items():
-        parent_attempt = attempts.get(str(link).rpartition("/")[0] + "/", attempt)
+        above = "".join(str(link).partition("/")[:2])
+        parent_attempt = attempts.get(above, attempt)
         n_rows = sum(n for _, n, _ in found)
         sides = {side for side, _, _ in found}
-        if sides == {"parent"} and (link in unsteady or _as_int(row_attempt) < parent_attempt):
+        if sides == {"parent"} and (link in unsteady or above in incomplete or _as_int(row_attempt) < parent_attempt):
             lost_by_host[str(link)] = lost_by_host.get(str(link), 0) + n_rows
         elif sides == {"host"} and _as_int(row_attempt) < parent_attempt:
             lost_by_parent[str(link)] = lost_by_parent.get(str(link), 0) + n_rows

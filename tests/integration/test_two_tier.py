@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -19,6 +20,8 @@ import numpy as np
 import pytest
 import yaml
 
+import coterie_deploy
+from coterie.errors import ConfigError, RunError
 from coterie_server import summary
 from coterie_server.rundb import open_run
 
@@ -218,37 +221,32 @@ def _computes(folder: Path, number: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("changes", "arguments", "sentence"),
+    ("changes", "sentence"),
     [
-        ({"method": {"name": "pdmm", "penalty": 0.1}}, (), "method 'pdmm' has no clusters of its own, want federation.topology 'flat'"),
-        ({"federation": {**TWO_TIER, "hosts": 2}}, (), "2 aggregators for 3 known clusters: want one for each cluster"),
-        ({"federation": {**TWO_TIER, "clusters": ["x", "y", "w"]}}, (), "cluster 'w' has no users, but federation.clusters names it"),
-        ({"federation": {**TWO_TIER, "late": "skip"}}, (), "min_hosts and late 'skip' are for topology 'flat'"),
+        ({"method": {"name": "pdmm", "penalty": 0.1}}, "method 'pdmm' has no clusters of its own, want federation.topology 'flat'"),
+        ({"federation": {**TWO_TIER, "hosts": 2}}, "2 aggregators for 3 known clusters: want one for each cluster"),
+        ({"federation": {**TWO_TIER, "clusters": ["x", "y", "w"]}}, "cluster 'w' has no users, but federation.clusters names it"),
+        ({"federation": {**TWO_TIER, "late": "skip"}}, "min_hosts and late 'skip' are for topology 'flat'"),
         (
             {"federation": {**TWO_TIER, "hosts_per_cluster": 4}},
-            (),
             "4 hosts for the 3 users of cluster 'x': want at most one host for each user",
         ),
-        ({"data": {"source": "npz", "path": "data.npz"}}, (), "user '0' has no known cluster, want one for every user"),
-        ({"method": {**METHOD, "alpha": 1.5}}, (), "alpha"),
-        ({"method": {**METHOD, "p0": 0.0}}, (), "method.p0 is 0, but cluster 'x' has alpha 0.4"),
+        ({"data": {"source": "npz", "path": "data.npz"}}, "user '0' has no known cluster, want one for every user"),
+        ({"method": {**METHOD, "alpha": 1.5}}, "alpha"),
+        ({"method": {**METHOD, "p0": 0.0}}, "method.p0 is 0, but cluster 'x' has alpha 0.4"),
     ],
 )
 def test_what_cannot_be_run_is_told_in_one_sentence(
-    folder: Path, changes: dict[str, Any], arguments: tuple[str, ...], sentence: str
+    folder: Path, changes: dict[str, Any], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder / "wrong.yaml").write_text(yaml.safe_dump(experiment(**changes)))
-    with ended(start(folder, "run", "wrong.yaml", "--output", "wrong", "--quiet", *arguments)) as process:
-        assert process.wait(DEADLINE_S) in (2, 3)
-    said = (folder / "run.log").read_text()
-    assert sentence in said
-    assert "Traceback" not in said
-    assert said.count("error: ") == 1
+    monkeypatch.chdir(folder)
+    with pytest.raises((ConfigError, RunError), match=re.escape(sentence)):
+        coterie_deploy.run(experiment(**changes), transport="grpc")
 
 
 def test_who_is_of_the_wrong_tier_or_cluster_is_turned_away(folder: Path) -> None:
     """By hand, as on several machines: the coordinator waits for aggregators, an aggregator for the users of its cluster."""
-    content = experiment(federation={**TWO_TIER, "join_timeout_s": 12})
+    content = experiment(federation={**TWO_TIER, "join_timeout_s": 6})
     (folder / "e.yaml").write_text(yaml.safe_dump(content))
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(ended(start(folder, "server", "e.yaml", "--listen", "127.0.0.1:0", "--output", "r", log="server.log")))
@@ -272,6 +270,65 @@ def test_who_is_of_the_wrong_tier_or_cluster_is_turned_away(folder: Path) -> Non
     assert "cluster 'q' is not in the data: want one like 'x', 'y', 'z'" in (folder / "unknown.log").read_text()
     assert "stopped by SIGTERM while waiting for hosts" in (folder / "aggregator.log").read_text()
     assert "need 3 of 3 hosts, have 0" in (folder / "server.log").read_text()
+
+
+def test_an_aggregator_without_a_cluster_is_refused_at_once(folder: Path) -> None:
+    with ended(start(folder, "aggregator", "--server", "127.0.0.1:9", "--cluster", "", "--listen", "127.0.0.1:0")) as process:
+        assert process.wait(DEADLINE_S) == 2
+    assert "--cluster is '', want the name of a known cluster" in (folder / "run.log").read_text()
+
+
+def test_a_state_folder_is_for_one_aggregator_at_a_time(folder: Path) -> None:
+    """The second would write into the books of the first, before the coordinator could turn it away."""
+    (folder / "e.yaml").write_text(yaml.safe_dump(experiment()))
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(ended(start(folder, "server", "e.yaml", "--listen", "127.0.0.1:0", "--output", "r", log="server.log")))
+        port = _port(folder / "server.log", server)
+        arguments = ("--server", f"127.0.0.1:{port}", "--cluster", "x", "--listen", "127.0.0.1:0", "--hosts", "1", "--state", "a")
+        first = stack.enter_context(ended(start(folder, "aggregator", *arguments, log="first.log")))
+        _port(folder / "first.log", first)
+        second = stack.enter_context(ended(start(folder, "aggregator", *arguments, log="second.log")))
+        assert second.wait(DEADLINE_S) == 3
+        assert first.poll() is None
+    said = (folder / "second.log").read_text()
+    assert re.search(r"^error: the state folder a/x\.\w+ is in use by another aggregator$", said, re.MULTILINE), said
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_an_aggregator_with_the_state_of_another_cluster_says_so_and_a_host_that_cannot_find_it_is_named(folder: Path) -> None:
+    """As after a restart with the wrong state folder; and as after one on another port, where its hosts do not follow."""
+    content = experiment(method={**METHOD, "iterations": 10**6}, federation={**TWO_TIER, "absence_timeout_s": 6})
+    (folder / "e.yaml").write_text(yaml.safe_dump(content))
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(ended(start(folder, "server", "e.yaml", "--listen", "127.0.0.1:0", "--output", "r", log="server.log")))
+        coordinator = ("--server", f"127.0.0.1:{_port(folder / 'server.log', server)}", "--listen", "127.0.0.1:0", "--hosts", "1")
+        running = {}
+        for name in "xyz":
+            arguments = (*coordinator, "--cluster", name, "--state", name)
+            running[name] = stack.enter_context(ended(start(folder, "aggregator", *arguments, log=f"{name}.log")))
+            below = f"127.0.0.1:{_port(folder / f'{name}.log', running[name])}"
+            arguments = ("--server", below, "--cluster", name, "--name", f"host-{name}", "--state", f"host-{name}", "--patience", "8")
+            stack.enter_context(ended(start(folder, "client", *arguments, log=f"host-{name}.log")))
+        deadline = time.monotonic() + DEADLINE_S
+        while round_of(folder, "r") < 40:
+            assert server.poll() is None, (folder / "server.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        running["y"].kill()
+        running["y"].wait(10)
+        (state,) = (entry for entry in (folder / "z").iterdir() if entry.is_dir())
+        shutil.copytree(state, folder / "wrong" / state.name.replace("z.", "y."))
+        wrong = stack.enter_context(ended(start(folder, "aggregator", *coordinator, "--cluster", "y", "--state", "wrong", log="wrong.log")))
+        assert wrong.wait(DEADLINE_S) == 3
+        moved = stack.enter_context(ended(start(folder, "aggregator", *coordinator, "--cluster", "y", "--state", "y", log="moved.log")))
+        assert moved.wait(DEADLINE_S) == 3
+        assert server.wait(DEADLINE_S) == 3
+    assert "is of cluster 'z', wanted 'y'" in (folder / "wrong.log").read_text()
+    missing = "need 1 hosts, have 0: host 'host-y' (users 1 to 7) absent"
+    assert missing in (folder / "moved.log").read_text()
+    assert f"host 'y' cannot go on: {missing}" in (folder / "server.log").read_text()
 
 
 def _port(log: Path, process: subprocess.Popen[bytes]) -> int:

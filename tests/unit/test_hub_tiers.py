@@ -1,0 +1,272 @@
+"""The hub where aggregators join it, and where it is an aggregator's: whole books, long waits, names with slashes, and a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import grpc
+import numpy as np
+import pytest
+
+from coterie import dial
+from coterie.arrays import Array
+from coterie.config import experiment_from
+from coterie.errors import RunError
+from coterie.ledger import DOWN, Own, Row, link_below
+from coterie.member import Member
+from coterie.messages import Broadcast, Vectors, declare
+from coterie.v1 import session_pb2
+from coterie.wire import PROTOCOL_VERSION, Encoded
+from coterie_deploy.client import state_name
+from coterie_server import summary
+from coterie_server.hub import Hub
+from coterie_server.rundb import BETWEEN, RunDatabase
+
+QUERY, CONSTANTS = "consensus.GroupModel", "prepare.Constants"
+
+
+@declare(method="tierstest", step="T1")
+@dataclass(frozen=True)
+class Say(Broadcast):
+    y: Annotated[Array, Vectors("d")]
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class FakeLink:
+    tasks: list[session_pb2.Task] = field(default_factory=list)
+
+    def send(self, encoded: Encoded) -> None:
+        self.tasks.append(session_pb2.JoinResponse.FromString(encoded.head).task)
+
+    async def flush(self) -> None: ...
+
+    def send_frame(self, frame: session_pb2.JoinResponse) -> None: ...
+
+    def close(self, code: str, reason: str) -> None: ...
+
+
+@pytest.fixture
+def database() -> Iterator[RunDatabase]:
+    with contextlib.closing(RunDatabase(None, scope=BETWEEN)) as opened:
+        opened.put("attempt", "1")
+        yield opened
+
+
+def make_hub(database: RunDatabase, clock: Clock, cluster: str | None = None, **rules: Any) -> Hub:
+    content = {
+        "name": "hub",
+        "data": {"source": "ellipses"},
+        "problem": {"loss": "least_squares"},
+        "method": {"name": "async_l2gd", "gamma": 1.0, "alpha": 0.5},
+        "federation": rules,
+    }
+    return Hub(experiment_from(content), "run-1", database, clock, cluster=cluster)
+
+
+def join(hub: Hub, name: str, cluster: str) -> FakeLink:
+    link = FakeLink()
+    users = [session_pb2.User(name=f"user of {name}", cluster=cluster)]
+    hub.hello(
+        session_pb2.Hello(protocol=PROTOCOL_VERSION, host=name, users=users, instance="1", aggregator=hub.rules.is_two_tier),
+        link,
+    )
+    return link
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(10):
+            await test
+
+    asyncio.run(limited())
+
+
+def row(seq: int, kind: str = QUERY, attempt: int = 1) -> Row:
+    return Row(seq, attempt, 0, DOWN, kind, 1, 3, 24, 60, 1)
+
+
+def reconciled(database: RunDatabase) -> summary.Books:
+    database.flush()
+    return summary.reconcile(database.connection)
+
+
+# ---- whole books
+
+
+def test_the_last_book_of_a_member_is_empty() -> None:
+    content = {"name": "n", "data": {"source": "ellipses"}, "problem": {"loss": "least_squares"}, "method": {"name": "local"}}
+    member = Member("m", experiment_from(content), "run-1", (), None)
+    assert [frame.book.ByteSize() for frame in member.books()] == [0]
+
+
+def test_who_is_killed_while_it_brings_its_book_has_lost_the_rest_and_is_no_difference(database: RunDatabase) -> None:
+    async def test() -> None:
+        hub = make_hub(database, Clock(), topology="clusters", hosts=2)
+        links = {name: join(hub, name, name) for name in ("x", "y/1")}
+        await hub.gather()
+        for name in links:
+            database.book(name, (0, 1), [(row(1), None), (row(2), None)], True)
+        ending = asyncio.create_task(hub.finish("over", failed=False))
+        await asyncio.sleep(0)
+        database.book_host("x", [row(1), row(2)])
+        hub.book_of("x", session_pb2.Book())
+        # Of the books of y/1, and of those it has of its host, one half has come.
+        database.book_host("y/1", [row(1)])
+        below = link_below("y/1", "h")
+        database.book_within(below, [(row(1), Own(1, 0, 1, 0)), (row(2), Own(1, 0, 1, 0))], [""])
+        database.book_host(below, [row(1)])
+        for name, link in links.items():
+            hub.lost(name, link, "it closed its stream")
+        await ending
+
+    run(test())
+    books = reconciled(database)
+    assert books.agree, books
+    assert books.lost_by_host == {"y/1": 1, link_below("y/1", "h"): 1}
+    lost = database.connection.execute("SELECT text FROM events WHERE kind = 'lost'").fetchall()
+    assert lost == [("host 'y/1' has not brought its whole book",)]
+
+
+@pytest.mark.parametrize(("n_heartbeats", "seconds"), [(0, 0.2), (4, 0.4)])
+def test_a_member_leaves_its_books_to_a_slow_parent_as_long_as_that_is_heard(
+    monkeypatch: pytest.MonkeyPatch, n_heartbeats: int, seconds: float
+) -> None:
+    """The parent may read many books before it closes; one that says nothing for CLOSE_S is given up."""
+    monkeypatch.setattr(dial, "CLOSE_S", 0.2)
+
+    class SlowParent:
+        n_read = 0
+
+        async def read(self) -> Any:
+            self.n_read += 1
+            await asyncio.sleep(0.1 if self.n_read <= n_heartbeats else 30.0 if not n_heartbeats else 0.0)
+            return b"" if self.n_read <= n_heartbeats else grpc.aio.EOF
+
+    async def test() -> float:
+        session = dial._Session.__new__(dial._Session)
+        session._call = SlowParent()  # type: ignore[assignment]
+        start = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            await session._drain()
+        return time.monotonic() - start
+
+    assert seconds - 0.05 <= asyncio.run(test()) < seconds + 0.5
+
+
+def test_a_whole_book_that_lacks_a_row_is_a_difference(database: RunDatabase) -> None:
+    async def test() -> None:
+        hub = make_hub(database, Clock(), topology="clusters", hosts=1)
+        link = join(hub, "x", "x")
+        await hub.gather()
+        database.book("x", (0, 1), [(row(1), None), (row(2), None)], True)
+        ending = asyncio.create_task(hub.finish("over", failed=False))
+        await asyncio.sleep(0)
+        database.book_host("x", [row(1)])
+        hub.book_of("x", session_pb2.Book())
+        hub.lost("x", link, "it closed its stream")
+        await ending
+
+    run(test())
+    assert reconciled(database).n_differences == 1
+
+
+@pytest.mark.parametrize(
+    ("is_heard", "failed", "seconds"), [(False, False, 10.0), (True, False, 60.0), (False, True, 10.0), (True, True, 10.0)]
+)
+def test_books_are_waited_for_longer_where_their_aggregator_is_heard_and_the_run_is_well(
+    database: RunDatabase, monkeypatch: pytest.MonkeyPatch, *, is_heard: bool, failed: bool, seconds: float
+) -> None:
+    """An aggregator that waits for the books of its own hosts sends heartbeats; one that is stopped does not."""
+
+    async def test() -> float:
+        clock = Clock()
+        hub = make_hub(database, clock, topology="clusters", hosts=1)
+        join(hub, "x", "x")
+        await hub.gather()
+        start = clock.now
+
+        async def pass_time(_: float) -> None:
+            clock.now += 0.5
+            if is_heard:
+                hub.heard("x")
+
+        monkeypatch.setattr(hub, "_changed_within", pass_time)
+        await hub.finish("over", failed=failed)
+        return clock.now - start
+
+    assert asyncio.run(test()) == seconds
+
+
+# ---- names with slashes
+
+
+def test_the_broadcasts_of_two_clusters_whose_names_begin_alike_count_twice(database: RunDatabase) -> None:
+    for name in ("north/1", "north/2"):
+        database.book_within(link_below(name, "h/1"), [(row(1, CONSTANTS), Own(1, 0, 1, 0))], [""])
+    database.flush()
+    assert [one.vectors for one in summary.traffic(database.connection)] == [2]
+
+
+def test_attempts_are_those_of_the_aggregator_also_where_names_have_slashes(database: RunDatabase) -> None:
+    link = link_below("north/1", "h/1")
+    database.book_within(link, [(row(1, attempt=1), Own(1, 0, 1, 0)), (row(3, attempt=2), Own(1, 0, 3, 0))], [""])
+    database.book_host(link, [row(1, attempt=1), row(2, attempt=1), row(3, attempt=2)])
+    books = reconciled(database)
+    assert books.lost_by_parent == {link: 1}, "the aggregator was killed before it wrote row 2"
+    assert books.agree
+
+
+def test_a_host_lost_below_an_aggregator_is_found_by_the_name_of_its_link(database: RunDatabase) -> None:
+    link = link_below("50%/a", "h")
+    database.book_within(link, [(row(1), Own(1, 0, 1, 0)), (row(2), Own(1, 0, 1, 0))], [""])
+    database.book_host(link, [row(1)])
+    database.events_of("50%/a", '[1.0, "lost", "host h is gone", {"host": "h"}]')
+    assert reconciled(database).agree
+
+
+@pytest.mark.parametrize("pair", [("Süd", "Söd"), ("a/b", "a b"), ("m:1-2", "m:1,2")])
+def test_members_whose_names_differ_have_states_of_different_names(pair: Iterable[str]) -> None:
+    names = {state_name(name, "run-1") for name in pair}
+    assert len(names) == 2
+    assert all("/" not in name and Path(name).name == name for name in names)
+    assert state_name("host-1", "run-1") == "host-1.run-1"
+
+
+# ---- a restart
+
+
+def test_an_aggregator_that_was_killed_asks_before_its_hosts_are_back_and_says_who_is_missing(database: RunDatabase) -> None:
+    async def test() -> None:
+        before = make_hub(database, Clock(), cluster="x", hosts=1)
+        join(before, "h", "x")
+        await before.gather()
+        before.number(np.array([3]), np.array([1]))
+        clock = Clock()
+        hub = make_hub(database, clock, cluster="x", hosts=1, absence_timeout_s=30)
+        hub.restore(before.memory(), 2)
+        hub.go_on()
+        asking = asyncio.create_task(hub.exchange(Say(np.ones(2))))
+        await asyncio.sleep(0)
+        link = join(hub, "h", "x")
+        assert [task.seq for task in link.tasks] == [1], "what was asked has waited for the host"
+        hub.lost("h", link, "killed")
+        clock.now += 31
+        hub.tick()
+        with pytest.raises(RunError, match=r"need 1 hosts, have 0: host 'h' .* absent since round 0 for 30 s"):
+            await asking
+
+    run(test())
