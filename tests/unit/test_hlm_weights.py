@@ -80,3 +80,8 @@ def test_a_mapping_that_does_not_fit_the_members_is_told(weights, message):
 def test_weights_are_frozen():
     with pytest.raises(ValidationError):
         Weights(gamma=1, lam=1).gamma = 2
+
+
+def test_numbers_that_yaml_takes_for_text_are_numbers() -> None:
+    weights = Weights.model_validate({"gamma": {"u0": "1e-3", "a": 2}, "lam": "1e2"})
+    assert (weights.gamma, weights.lam) == ({"u0": 0.001, "a": 2.0}, 100.0)

@@ -39,8 +39,9 @@ def _shares(value: Any) -> Any:
 
 
 def _checked(value: Any, largest: float) -> Any:
-    """The value itself; ValueError for the first number that is not from 0 to `largest`, with the name it is for."""
+    """The value with numbers in it; ValueError for the first that is not from 0 to `largest`, with the name it is for."""
     # Left to pydantic, a wrong number would be told twice, and once as a number that should have been a mapping.
+    value = {name: _as_number(number) for name, number in value.items()} if isinstance(value, Mapping) else _as_number(value)
     for name, number in value.items() if isinstance(value, Mapping) else [("", value)]:
         if not isinstance(name, str):
             raise ValueError(f"has the key {shown(name)}, want names of users or clusters as text")
@@ -48,6 +49,14 @@ def _checked(value: Any, largest: float) -> Any:
             wanted = "a finite number of at least 0" if largest == math.inf else f"a number from 0 to {largest:g}"
             raise ValueError(f"is {shown(number)}{f' for {shown(name)}' if name else ''}, want {wanted}")
     return value
+
+
+def _as_number(value: Any) -> Any:
+    """YAML reads 1e-3, without a point, as text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 PerName = Annotated[float | dict[str, float], BeforeValidator(_weights)]
