@@ -47,9 +47,9 @@ class Client:
     cluster: str | None = None  # all users of this known cluster, instead of a selection
 
 
-def default_name(users: str | None) -> str:
+def default_name(users: str | None, cluster: str | None = None) -> str:
     """The same after a restart: the machine, and which users."""
-    return socket.gethostname() if users is None else f"{socket.gethostname()}:{users}"
+    return ":".join(part for part in (socket.gethostname(), cluster, users) if part is not None)
 
 
 def state_name(name: str, run_id: str) -> str:
@@ -71,7 +71,7 @@ def run_client(client: Client) -> int:
 
 
 async def _serve(client: Client) -> int:
-    name = client.name or default_name(client.users)
+    name = client.name or default_name(client.users, client.cluster)
 
     def make_host(experiment: Experiment, run_id: str) -> Host:
         _check_code(client, experiment)

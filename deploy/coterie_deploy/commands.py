@@ -189,7 +189,7 @@ def client(
     server: Annotated[str, typer.Option(metavar="HOST:PORT", help="The coordinator.")],
     users: Annotated[str | None, typer.Option(help="0-19 or u1,u2.  [default: all]", show_default=False)] = None,
     cluster: Annotated[str | None, typer.Option(help="All users of this known cluster.", show_default=False)] = None,
-    name: Annotated[str | None, typer.Option(metavar="HOST", help="[default: the machine's and --users]", show_default=False)] = None,
+    name: Annotated[str | None, typer.Option(metavar="HOST", help="[default: the machine's and which users]", show_default=False)] = None,
     data: Data = None,
     state: Annotated[Path, typer.Option(metavar="DIR", help="What a restart needs.")] = Path("coterie-state"),
     patience: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Without a server.")] = 60.0,

@@ -242,6 +242,8 @@ class Engine:
         """Why the stage ends after this round; empty when it goes on."""
         if figures.get("converged", 0.0) >= 1.0:
             return "converged"
+        if figures.get("has_ended", 0.0) >= 1.0:
+            return f"{figures['iteration']:.0f} iterations"
         residuals = [figures[name] for name in ("primal_residual", "dual_residual") if name in figures]
         if stop.residual is not None and residuals and max(residuals) <= stop.residual:
             return f"residuals at most {stop.residual:g}"

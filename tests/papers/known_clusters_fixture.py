@@ -280,8 +280,8 @@ class Tiers:
         return asyncio.run(self._run())
 
     async def _run(self) -> Outcome:
-        state, number, figures = await self.method.init(self.federation), 0, {"converged": 0.0}
-        while not figures["converged"]:
+        state, number, figures = await self.method.init(self.federation), 0, {"has_ended": 0.0}
+        while not figures["has_ended"]:
             number += 1
             state, figures = await self.method.round(state, self.federation, number)
         outcome: Outcome = await self.method.finish(state, self.federation)

@@ -476,7 +476,9 @@ def test_a_run_id_cannot_lead_a_host_out_of_its_state_folder(tmp_path: Path) -> 
         name = store_of(tmp_path, "h:0-9", run_id).name
         assert "/" not in name
         assert len(name) < 100
-    assert store_of(tmp_path, "h:0-9", "0123456789abcdef").name == "h_0-9.0123456789abcdef"
+    assert store_of(tmp_path, "h", "0123456789abcdef").name == "h.0123456789abcdef"
+    assert store_of(tmp_path, "h:0-9", "0123456789abcdef").name == "h_0-9-abb2e423.0123456789abcdef"
+    assert store_of(tmp_path, "h:0-9", "r").name != store_of(tmp_path, "h/0-9", "r").name, "names that look alike when cleaned do not meet"
 
 
 CODE = {

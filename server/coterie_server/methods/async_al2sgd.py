@@ -170,7 +170,7 @@ class Coordinator:
         figures |= self._expected_rounds(state.rates, until)
         if wanted != THETA and config.trace_every and until % config.trace_every == 0:
             figures |= await objective_of(federation, self.clusters, messages)
-        return state, {**figures, "converged": float(until >= config.iterations)}
+        return state, {**figures, "has_ended": float(until >= config.iterations)}
 
     def _next(self, state: State) -> tuple[int, int]:
         """The iteration to go on to, and what is wanted there. At the same iteration a new anchor comes before a global round."""

@@ -193,7 +193,7 @@ class Coordinator:
         figures = {"iteration": float(until), "between_rounds": float(after.between_rounds)}
         if config.trace_every and until % config.trace_every == 0 and not wants_pair:
             figures |= await objective_of(federation, self.clusters, messages)
-        return after, {**figures, "converged": float(until >= config.iterations)}
+        return after, {**figures, "has_ended": float(until >= config.iterations)}
 
     def _next_trace(self, at: int) -> int:
         every = self.config.trace_every
