@@ -162,7 +162,7 @@ def stage_table(report: Report, stages: Sequence[StageSummary], *, narrow: bool)
 def ended_by(stage: StageSummary, short: Mapping[str, None]) -> str:
     """Why a stage ended, in a word or two."""
     first = stage.outcome.partition(" ")[0]
-    limit = "time" if stage.outcome.endswith(" s") else "rounds"
+    limit = "time" if stage.outcome.endswith(" s") else stage.outcome.rpartition(" ")[2]
     return "under way" if not stage.outcome else _ENDS.get(first, f"max {limit}!" if stage.name in short else limit)
 
 
