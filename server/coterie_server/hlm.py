@@ -135,11 +135,12 @@ def james_stein(y: Array) -> Array:
 
         theta_i = (n+1)/(2n) y_i + (n-1)/(2n) C ybar_{-i},   C = max(0, 1 - (d-2) (2/(n-1)) / |ybar_{-i}|^2)
 
-    with ybar_{-i} the mean of the others, whose variance is 2/(n-1). The paper swaps the two weights, and has no positive part.
+    with ybar_{-i} the mean of the others, whose variance is 2/(n-1). The paper swaps the two weights, and has no positive part. For d < 3
+    there is nothing to gain, and C = 1.
     """
     n, d = y.shape
     others = (y.sum(axis=0) - y) / (n - 1)
-    shrink = np.maximum(0.0, 1.0 - (d - 2) * 2 / (n - 1) / np.square(others).sum(axis=1, keepdims=True))
+    shrink = np.maximum(0.0, 1.0 - max(d - 2, 0) * 2 / (n - 1) / np.square(others).sum(axis=1, keepdims=True))
     estimate: Array = (n + 1) / (2 * n) * y + (n - 1) / (2 * n) * shrink * others
     return estimate
 

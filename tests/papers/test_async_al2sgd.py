@@ -74,6 +74,16 @@ def test_rho_is_p0_where_it_is_not_given_and_all_else_can_be_given() -> None:
     assert {name: figures[name] for name in ("p0", "eta", "a1", "a2", "b1", "b2")} == {
         name: given[name] for name in ("p0", "eta", "a1", "a2", "b1", "b2")
     }
+    assert "contraction" not in figures, "the theorem speaks of the parameters that are not given"
+
+
+def test_the_step_is_right_for_a_tau_that_is_given_too() -> None:
+    """calL of Lemma 4.2 before tau_j is chosen: (1-alpha_j) max gamma_i (2 tau_j^2/p0 + (1-tau_j)^2/((1-p0)p_j)), here the largest term."""
+    given = {"gamma": 10.0, "alpha": 0.1, "p0": 0.02, "p": 0.3, "tau": 0.8, "rho": 0.2}
+    figures = Tiers(made_experiment({**AL2SGD, **given, "iterations": 1})).run().figures
+    cal_l = 9 * (2 * 0.8**2 / 0.02 + 0.2**2 / (0.98 * 0.3))
+    assert figures["eta"] == pytest.approx(1 / (4 * cal_l))
+    assert figures["a2"] == pytest.approx(1 / 2)
 
 
 # ---- the estimator (4.1)
@@ -178,6 +188,22 @@ def test_the_optimum_itself_is_reached_within_the_known_number_of_iterations(mu:
     found = errors(run(asked, watch=["y"]), best_of(asked))
     assert min(at for at, error in found.items() if error < 1e-8) <= 1.2 * count
     assert found[2 * count] < 1e-12
+
+
+@pytest.mark.parametrize("two_tier", [False, True], ids=["flat", "two_tier"])
+def test_users_and_clusters_at_the_edges_reach_the_optimum(two_tier: bool) -> None:
+    """gamma_i = 0, a cluster of one user, alpha of 0 and of 1; short rounds, and a trace that does not come out even."""
+    gamma, alpha = [1.0, 0.0, 2.0, 2.0, 2.0, 0.8], [0.0, 1.0, 0.5]
+    weights = {
+        "gamma": {f"u{i}": value for i, value in enumerate(gamma)},
+        "lam": None,
+        "alpha": dict(zip(("c0", "c1", "c2"), alpha, strict=True)),
+    }
+    method = {**weights, "rho": 0.2, "p0": 0.2, "p": 0.3, "iterations": 900, "round_iterations": 3, "trace_every": 400}
+    tiers = Tiers(experiment("linear", {**AL2SGD, **method}), two_tier=two_tier)
+    everyone = tiers.everyone.local
+    best = optimum(everyone.problem, np.array(gamma), alpha, everyone.clusters)
+    np.testing.assert_allclose(tiers.run().models, best, atol=1e-4)
 
 
 def lyapunov(found: Run, tiers: Tiers, best: Matrix, rho: float) -> dict[int, float]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coterie.config import Experiment
 from coterie.errors import ConfigError, RunError
 from coterie.messages import Rows
 from coterie_server import summary
@@ -25,6 +26,7 @@ UNEQUAL = {"gamma": 1.0, "alpha": {"c0": 0.3, "c1": 0.5, "c2": 0.6}}  # bar_j al
 MIXED = {"gamma": {"c0": 1.0, "c1": 0.5, "u8": 1.0, "u9": 2.0, "u10": 1.0, "u11": 1.0}, "lam": 1.0}  # bar_j of the first two clusters
 UNEVEN = {"gamma": {f"u{i}": 1 + 0.1 * i for i in range(12)}, "lam": 1.0}  # nothing
 WEIGHTS: Mapping[str, dict[str, Any]] = {"even": EVEN, "unequal": UNEQUAL, "mixed": MIXED, "uneven": UNEVEN}
+Matrix = np.ndarray[Any, Any]
 SPREADS = [[range(12)], [[0, 3, 4, 9], [1, 2, 5, 6, 7, 8, 10, 11]], [[11, 0], [5, 1, 2, 3, 4], [10, 6, 7, 8, 9]]]
 
 
@@ -82,6 +84,31 @@ def test_without_a_stronger_pull_to_the_clusters_there_are_no_rounds_inside_them
     assert figures["p0"] == pytest.approx(1.6 / (1.6 + smoothness))
     assert figures["within_rounds"] == figures["within_rounds_expected"] == 0
     assert set(tiers.users[0].state.parameters.tau) == {1.0}
+
+
+def smoothest(asked: Experiment) -> float:
+    """L."""
+    return float(Tiers(asked).everyone.local.problem.smoothness().max())
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.8])
+def test_the_single_coin_is_tossed_for_both_averages(alpha: float) -> None:
+    """With p_j = 0 and tau_j = 1, (3.3) is max{2 C1/p, 2 C2/p, L/(1-p)}, smallest for p = 2C/(2C + L) with C = max{C1, C2}."""
+    asked = made_experiment({**L2GD, "variant": "single_coin", "gamma": 2.0, "alpha": alpha, "iterations": 1})
+    largest, smoothness = 2 * max(alpha, 1 - alpha), smoothest(asked)
+    figures = run(asked).figures
+    assert figures["p0"] == pytest.approx(2 * largest / (2 * largest + smoothness))
+    assert figures["eta"] == pytest.approx(1 / (2 * (2 * largest + smoothness)))
+
+
+@pytest.mark.parametrize(("p0", "p", "tau"), [(0.01, 0.5, 1.0), (0.2, 0.05, 0.0), (0.2, 0.3, 0.6)])
+def test_the_step_is_right_for_a_tau_that_is_given_too(p0: float, p: float, tau: float) -> None:
+    """The proof of Proposition 3.3 weighs psi_j with 2 tau_j^2/p0 + (1-tau_j)^2/((1-p0)p_j); (3.3) is that with the best tau_j."""
+    asked = made_experiment({**L2GD, "gamma": 1.0, "alpha": 0.01, "p0": p0, "p": p, "tau": tau, "iterations": 3000})
+    terms = [2 * 0.01 / p0, 0.99 * (2 * tau**2 / p0 + (1 - tau) ** 2 / ((1 - p0) * p)), smoothest(asked) / ((1 - p0) * (1 - p))]
+    found = run(asked)
+    assert found.figures["eta"] == pytest.approx(1 / (2 * max(terms)))
+    assert np.abs(found.models).max() < 10  # in the ball, which a step by (3.3) with tau 1 leaves for 1e6
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -272,6 +299,45 @@ def test_how_far_the_coordinator_asks_at_once_changes_nothing_but_rounding(limit
 # ---- special cases, and the end
 
 
+def printed(asked: Experiment, gamma: Matrix, alpha: Matrix) -> Matrix:
+    """Algorithm 1 line by line, user by user, on the coins of `asked`."""
+    method, everyone = asked.method, Tiers(asked).everyone.local
+    problem, place = everyone.problem, everyone.clusters
+    p0, p, tau, eta = method.p0, method.p, method.tau, method.eta
+    theta, own = np.zeros((problem.n_users, problem.d)), alpha[place]
+    for xi_0, xi in method.coins[: method.iterations]:
+        bar_j = [np.average(theta[place == j], axis=0, weights=gamma[place == j]) for j in range(len(alpha))]
+        bar, gradient, after = np.average(theta, axis=0, weights=own * gamma), problem.gradient(theta), theta.copy()
+        for i, j in enumerate(place):
+            if xi_0:
+                away = alpha[j] * (theta[i] - bar) + tau * (1 - alpha[j]) * (theta[i] - bar_j[j])
+                after[i] -= eta * gamma[i] / p0 * away
+            elif xi[j]:
+                after[i] -= eta * gamma[i] * (1 - tau) * (1 - alpha[j]) / ((1 - p0) * p) * (theta[i] - bar_j[j])
+            else:
+                after[i] -= eta / ((1 - p0) * (1 - p)) * gradient[i]
+        theta = after
+    return theta
+
+
+@pytest.mark.parametrize("two_tier", [False, True], ids=["flat", "two_tier"])
+@pytest.mark.parametrize("iterations", [1, 60])
+@pytest.mark.parametrize("gamma", [[1.0, 0.0, 2.0, 2.0, 2.0, 0.8], [1.0, 1.0, 0.5, 0.5, 0.5, 3.0]], ids=["a_gamma_of_0", "even"])
+def test_users_and_clusters_at_the_edges_go_as_printed(gamma: list[float], iterations: int, two_tier: bool) -> None:
+    """gamma_i = 0, a cluster of one user, alpha of 0 and of 1; short rounds, and a trace that does not come out even."""
+    alpha, draws = [0.0, 1.0, 0.5], np.random.default_rng(4)
+    coins = [[int(line[0] < 0.3), [int(flip < 0.5) for flip in line[1:]]] for line in draws.random((60, 4))]
+    weights = {
+        "gamma": {f"u{i}": value for i, value in enumerate(gamma)},
+        "lam": None,
+        "alpha": dict(zip(("c0", "c1", "c2"), alpha, strict=True)),
+    }
+    rates = {"p0": 0.3, "p": 0.5, "tau": 0.4, "eta": 0.02, "coins": coins}
+    asked = experiment("linear", {**L2GD, **weights, **rates, "iterations": iterations, "round_iterations": 2, "trace_every": 7})
+    tiers = Tiers(asked, two_tier=two_tier)
+    np.testing.assert_allclose(tiers.run().models, printed(asked, np.array(gamma), np.array(alpha)), atol=1e-12)
+
+
 def test_one_cluster_with_alpha_1_is_l2gd() -> None:
     """ "When alpha_j = 1 for all j, we train the single-cluster model studied in Hanzely and Richtarik (2020)": L2GD, step by step."""
     p, eta, gamma = 0.3, 0.01, 2.0
@@ -326,6 +392,7 @@ def test_users_judge_their_own_models() -> None:
         ({"gamma": 1.0, "alpha": 0.0, "tau": 0.5}, r"method\.tau is 0\.5 for cluster 'c0', but p0 is 0"),
         ({**EVEN, "p": {"c0": 0.1, "c1": 0.1}}, r"method\.p has no value for cluster 'c2'"),
         ({**EVEN, "p": {"c0": 0.1, "c1": 0.1, "c2": 0.1, "c9": 0.1}}, r"method\.p names cluster 'c9'"),
+        ({"gamma": 1.0, "alpha": 0.0, "variant": "single_coin"}, r"method\.variant is 'single_coin', but alpha_j gamma_i is 0 for all"),
         ({**EVEN, "variant": "single_coin", "p": 0.1}, r"variant 'single_coin' has p_j = 0 and tau_j = 1"),
         ({**EVEN, "coins": [[0, [0, 0]]] * 10}, r"a coin for each of the 3 clusters"),
         ({**EVEN, "coins": [[0, [0, 0, 0]]] * 9}, r"coins are given for 9 iterations, want one for each of 10"),

@@ -128,6 +128,13 @@ def test_one_cluster_is_problem_4_of_convex_clustering():
     np.testing.assert_allclose(models(exact), models(squared, "squared"), atol=1e-8)
 
 
+def test_of_one_cluster_alpha_does_not_matter():
+    """bar is bar_1, so both terms of (2.1) are the same."""
+    data = {"clusters": 1, "users_per_cluster": 9}
+    less, all_of_it = (models(run(small({"gamma": 0.9, "alpha": alpha}, data=data))) for alpha in (0.3, 1.0))
+    np.testing.assert_allclose(less, all_of_it, rtol=1e-10)
+
+
 def test_a_float32_run_has_the_exact_models_too():
     exact, rounded = run(small()), run(small(payload="float32"))
     np.testing.assert_array_equal(models(exact), models(rounded))
@@ -232,6 +239,12 @@ def test_james_stein_is_the_linear_estimator_for_a_centre_far_away():
     """Nothing is shrunk there. With the weights swapped, as printed, it would be another one."""
     y = np.random.default_rng(2).normal(size=(5, 10))
     np.testing.assert_allclose(hlm.james_stein(y + 1e6) - 1e6, y / 2 + y.mean(axis=0) / 2, atol=1e-5)
+
+
+def test_james_stein_shrinks_nothing_in_one_or_two_dimensions():
+    for d in (1, 2):
+        y = np.random.default_rng(2).normal(size=(5, d))
+        np.testing.assert_allclose(hlm.james_stein(y), y / 2 + y.mean(axis=0) / 2, rtol=1e-12)
 
 
 def test_the_linear_estimator_is_the_minimiser_of_52_for_one_cluster():

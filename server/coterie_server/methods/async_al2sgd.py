@@ -72,7 +72,7 @@ class Rates:
     a2: float
     b1: float
     b2: float
-    contraction: float  # of the Lyapunov function in an iteration, at least
+    contraction: float  # of the Lyapunov function in an iteration, at least, where all of Corollary 4.4 holds
 
 
 def accelerated(config: Config, clusters: Clusters, smoothness: float, convexity: float) -> Rates:
@@ -86,8 +86,7 @@ def accelerated(config: Config, clusters: Clusters, smoothness: float, convexity
     rho = rates.p0 if config.rho is None else config.rho
     if rho <= 0:
         raise ConfigError("method.rho would be p0, which is 0: without new anchors nothing converges, want rho above 0")
-    c1 = float((clusters.alpha[clusters.segments.place] * clusters.gamma).max())
-    cal_l = expected_smoothness(rates.p0, rates.p, clusters, smoothness, c1)
+    cal_l = expected_smoothness(rates.p0, rates.p, rates.tau, clusters, smoothness)
     largest = max(smoothness + float(clusters.gamma.max()), cal_l)
     eta = _given(config.eta, 1 / (4 * largest))
     a2 = _given(config.a2, cal_l / (2 * largest))
@@ -191,8 +190,10 @@ class Coordinator:
     async def finish(self, state: State, federation: Federation) -> Outcome:
         """The objective and what users say of their models y, which stay with them unless `collect_models` is set."""
         rates, n = state.rates, self.config.iterations
-        names = ("p0", "rho", "eta", "a1", "a2", "b1", "b2", "contraction")
+        names = ("p0", "rho", "eta", "a1", "a2", "b1", "b2")
         figures = {name: float(getattr(rates, name)) for name in names}
+        if all(getattr(self.config, name) is None for name in ("mu", "eta", "a1", "a2", "b1", "b2")):
+            figures["contraction"] = rates.contraction  # for others the theorem promises nothing
         figures |= {"between_rounds": float(state.between_rounds), "anchor_rounds": float(state.anchor_rounds)}
         figures |= self._expected_rounds(rates, n)
         return await private_outcome(federation, self.clusters, messages, figures, collects=self.config.collect_models)
