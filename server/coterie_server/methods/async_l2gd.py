@@ -97,8 +97,8 @@ def _probabilities(c1: float, c2: float, smoothness: float) -> tuple[float, floa
 def expected_smoothness(p0: float, p: Array, tau: Array, clusters: Clusters, smoothness: float) -> float:
     """calL = max{2 C1/p0, max_j (1-alpha_j) max gamma_i v_j, L/(1-p0) max_j 1/(1-p_j)}, terms that never run left out.
 
-    v_j = 2 tau_j^2/p0 + (1-tau_j)^2/((1-p0)p_j) is how the proof of Proposition 3.3 weighs the pull to bar_j before it chooses tau_j. For its
-    tau_j that is 2/(p0 + 2(1-p0)p_j), the smallest, as in (3.3), which would be too small for another, and eta too large to converge.
+    v_j = 2 tau_j^2/p0 + (1-tau_j)^2/((1-p0)p_j) is how the proof of Proposition 3.3 weighs the pull to bar_j before it chooses tau_j. For
+    its tau_j that is 2/(p0 + 2(1-p0)p_j), the smallest, as in (3.3), which would be too small for another, and eta too large to converge.
     """
     gamma = clusters.segments.maxima(clusters.gamma)
     within = (1 - p0) * p
