@@ -5,6 +5,7 @@ The corrections are named in `coterie.methods.known_clusters`; "fixture" is as i
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from coterie.config import Experiment
 from coterie.errors import ConfigError, RunError
 from coterie.messages import Rows
 from coterie_server import summary
+from coterie_server.methods.async_l2gd import SHARED
 from tests.papers.known_clusters_fixture import KINDS, Tiers, experiment, fixture, made_experiment, optimum, run, run_apart
 from tests.simulation import World, bits, query, random_faults
 
@@ -24,8 +26,9 @@ L2GD = {"name": "async_l2gd"}
 EVEN = {"gamma": 1.0, "alpha": 0.4}  # bar_j and bar may be used again
 UNEQUAL = {"gamma": 1.0, "alpha": {"c0": 0.3, "c1": 0.5, "c2": 0.6}}  # bar_j alone
 MIXED = {"gamma": {"c0": 1.0, "c1": 0.5, "u8": 1.0, "u9": 2.0, "u10": 1.0, "u11": 1.0}, "lam": 1.0}  # bar_j of the first two clusters
+LEVEL = {"gamma": {f"u{i}": 1 - 0.5 * (i == 9) for i in range(12)}, "alpha": 0.4}  # the same, though alpha_j max gamma_i is the same in all
 UNEVEN = {"gamma": {f"u{i}": 1 + 0.1 * i for i in range(12)}, "lam": 1.0}  # nothing
-WEIGHTS: Mapping[str, dict[str, Any]] = {"even": EVEN, "unequal": UNEQUAL, "mixed": MIXED, "uneven": UNEVEN}
+WEIGHTS: Mapping[str, dict[str, Any]] = {"even": EVEN, "unequal": UNEQUAL, "mixed": MIXED, "level": LEVEL, "uneven": UNEVEN}
 Matrix = np.ndarray[Any, Any]
 SPREADS = [[range(12)], [[0, 3, 4, 9], [1, 2, 5, 6, 7, 8, 10, 11]], [[11, 0], [5, 1, 2, 3, 4], [10, 6, 7, 8, 9]]]
 
@@ -273,6 +276,23 @@ def test_a_float32_run_stays_near_the_float64_run(weights: str) -> None:
     assert 0 < np.abs(exact - rounded).max() < 1e-5
 
 
+def test_an_aggregator_has_the_averages_that_its_users_have_in_a_float32_run_too() -> None:
+    """bar_j moves at both ends; what one has to round, the other has rounded."""
+    tiers = Tiers(made_experiment({**L2GD, **EVEN, "iterations": 200, "p0": 0.4, "p": 0.8, "round_iterations": 1}, payload="float32"))
+
+    async def compared() -> int:
+        state, n_compared, iteration = await tiers.method.init(tiers.federation), 0, 0.0
+        while iteration < 200:
+            state, figures = await tiers.method.round(state, tiers.federation, 0)
+            iteration = figures["iteration"]
+            shared = state.clusters.known == SHARED
+            np.testing.assert_array_equal(state.clusters.cluster_average[shared], tiers.users[0].state.cluster_average[shared])
+            n_compared += int(shared.sum())
+        return n_compared
+
+    assert asyncio.run(compared()) > 100
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_hosts_and_a_killed_coordinator_end_with_the_same_bits(seed: int, tmp_path: Path) -> None:
     method = {**L2GD, **EVEN, "iterations": 200, "p0": 0.1, "p": 0.3}
@@ -299,6 +319,12 @@ def test_how_far_the_coordinator_asks_at_once_changes_nothing_but_rounding(limit
 # ---- special cases, and the end
 
 
+def weighted(theta: Matrix, weights: Matrix) -> Matrix:
+    """Where no weight is, nobody looks."""
+    mean: Matrix = weights @ theta / (weights.sum() or 1.0)
+    return mean
+
+
 def printed(asked: Experiment, gamma: Matrix, alpha: Matrix) -> Matrix:
     """Algorithm 1 line by line, user by user, on the coins of `asked`."""
     method, everyone = asked.method, Tiers(asked).everyone.local
@@ -306,8 +332,8 @@ def printed(asked: Experiment, gamma: Matrix, alpha: Matrix) -> Matrix:
     p0, p, tau, eta = method.p0, method.p, method.tau, method.eta
     theta, own = np.zeros((problem.n_users, problem.d)), alpha[place]
     for xi_0, xi in method.coins[: method.iterations]:
-        bar_j = [np.average(theta[place == j], axis=0, weights=gamma[place == j]) for j in range(len(alpha))]
-        bar, gradient, after = np.average(theta, axis=0, weights=own * gamma), problem.gradient(theta), theta.copy()
+        bar_j = [weighted(theta[place == j], gamma[place == j]) for j in range(len(alpha))]
+        bar, gradient, after = weighted(theta, own * gamma), problem.gradient(theta), theta.copy()
         for i, j in enumerate(place):
             if xi_0:
                 away = alpha[j] * (theta[i] - bar) + tau * (1 - alpha[j]) * (theta[i] - bar_j[j])
@@ -322,7 +348,11 @@ def printed(asked: Experiment, gamma: Matrix, alpha: Matrix) -> Matrix:
 
 @pytest.mark.parametrize("two_tier", [False, True], ids=["flat", "two_tier"])
 @pytest.mark.parametrize("iterations", [1, 60])
-@pytest.mark.parametrize("gamma", [[1.0, 0.0, 2.0, 2.0, 2.0, 0.8], [1.0, 1.0, 0.5, 0.5, 0.5, 3.0]], ids=["a_gamma_of_0", "even"])
+@pytest.mark.parametrize(
+    "gamma",
+    [[1.0, 0.0, 2.0, 2.0, 2.0, 0.8], [1.0, 1.0, 0.5, 0.5, 0.5, 0.0], [1.0, 1.0, 0.5, 0.5, 0.5, 3.0]],
+    ids=["gamma_0", "cluster_of_0", "even"],
+)
 def test_users_and_clusters_at_the_edges_go_as_printed(gamma: list[float], iterations: int, two_tier: bool) -> None:
     """gamma_i = 0, a cluster of one user, alpha of 0 and of 1; short rounds, and a trace that does not come out even."""
     alpha, draws = [0.0, 1.0, 0.5], np.random.default_rng(4)

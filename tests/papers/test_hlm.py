@@ -128,6 +128,13 @@ def test_one_cluster_is_problem_4_of_convex_clustering():
     np.testing.assert_allclose(models(exact), models(squared, "squared"), atol=1e-8)
 
 
+def test_a_cluster_without_gamma_is_local():
+    experiment = small({"gamma": {"c0": 0.0, "c1": 1.0, "c2": 1.0}, "alpha": 0.5})
+    result, (features, targets) = run(experiment), users_of(experiment)
+    np.testing.assert_allclose(models(result)[:3], hlm.local(hlm.quadratics(features[:3], targets[:3])), rtol=1e-10)
+    assert result.metrics["hlm_exact"]["penalty"] > 0
+
+
 def test_of_one_cluster_alpha_does_not_matter():
     """bar is bar_1, so both terms of (2.1) are the same."""
     data = {"clusters": 1, "users_per_cluster": 9}

@@ -446,6 +446,7 @@ class Walk:
             points = [self._target(place, legs[place].first) for place in single]
             listed.append(Target(numbers[single], np.array(points)))
         if centres.size:
+            self._cluster_average[centres] = self._precision.rounded(self._cluster_average[centres])  # as users have it from here on
             listed.append(Centres(numbers[centres], self._cluster_average[centres], self._global_average[centres]))
         return listed
 
