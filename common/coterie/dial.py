@@ -14,7 +14,7 @@ import json
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -100,7 +100,7 @@ class Computer(Protocol):
         """Handles a task."""
 
     async def close(self) -> None:
-        """Waits for the piece under way."""
+        """Waits for the piece under way, or ends it."""
 
 
 MakeDialler = Callable[[Experiment, str], Any]
@@ -291,12 +291,17 @@ class _Parent:
 
 
 class OnLoop:
-    """Does the work on the event loop, where it may wait."""
+    """Does the work on the event loop, where it may wait; a piece goes on to its end when the stream that brought it is lost."""
+
+    def __init__(self) -> None:
+        self._under_way: list[asyncio.Task[Any]] = []  # and those that wait for their turn
 
     async def run(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Does a piece of work, and awaits its result where that is awaitable."""
-        result = work(*args)
-        return await result if inspect.isawaitable(result) else result
+        """Does a piece of work after those before, and awaits its result where that is awaitable."""
+        before = self._under_way = [piece for piece in self._under_way if not piece.done()]
+        piece = asyncio.create_task(_after(before, work, args))
+        self._under_way = [*before, piece]
+        return await asyncio.shield(piece)
 
     def is_quick(self, _: Received) -> bool:
         """Never: whoever reads must go on reading."""
@@ -307,7 +312,17 @@ class OnLoop:
         return dialler.handle(task)
 
     async def close(self) -> None:
-        """Nothing is under way."""
+        """Ends the piece under way: whoever is started again repeats it."""
+        for piece in self._under_way:
+            piece.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+
+async def _after(before: Sequence[asyncio.Task[Any]], work: Callable[..., Any], args: Sequence[Any]) -> Any:
+    if before:
+        await asyncio.wait(before)
+    result = work(*args)
+    return await result if inspect.isawaitable(result) else result
 
 
 class Thread:
