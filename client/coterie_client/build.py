@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coterie.config import Experiment, method_module
+from coterie.errors import ConfigError
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision
-from coterie_client.data import load_users, standardize
+from coterie_client.data import fresh_rows, load_users, standardize
 from coterie_client.host import Host
 from coterie_client.method import Local
 from coterie_client.methods.prepare import State as Preparation
 from coterie_client.problems import build_problem
+
+if TYPE_CHECKING:
+    from coterie_client.nets import TorchNetwork
 
 
 def build_host(
@@ -28,10 +33,28 @@ def build_host(
 ) -> Host:
     """A host for these users (None: all of its data). Raises ConfigError for what is wrong with the data, naming it."""
     loaded = load_users(experiment.data, experiment.seed, users, data_dir)
-    for room in {"prepare", "evaluation", "consensus", experiment.method.name}:
+    halves = {"partial"} if experiment.model is not None else {"evaluation", "consensus", experiment.method.name}  # `partial` needs torch
+    for room in {"prepare", *halves}:
         with contextlib.suppress(ModuleNotFoundError):  # several methods share one room
             method_module("coterie_client", room)  # before the run waits for it
-    return Host(name, experiment, run_id, loaded, local_of, store, instance)
+    network = None if experiment.model is None else build_network(experiment, loaded[0].features.shape[1:])
+    if network is not None:
+        network.check_users(loaded)
+    return Host(name, experiment, run_id, loaded, local_of, store, instance, network)
+
+
+def build_network(experiment: Experiment, shape: tuple[int, ...]) -> TorchNetwork:
+    """The users' network for rows of this shape. ConfigError when torch is not installed, or the model cannot be built."""
+    try:
+        from coterie_client.nets import TorchNetwork  # noqa: PLC0415 - convex clients start without torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ConfigError(
+            "the experiment has a model, but torch is not installed: install the extra, pip install 'coterie[torch]'"
+        ) from None
+    assert experiment.model is not None  # noqa: S101 - callers check
+    return TorchNetwork(experiment.model, experiment.problem.loss, experiment.seed, shape)
 
 
 def local_of(host: Host) -> Local:
@@ -42,15 +65,20 @@ def local_of(host: Host) -> Local:
         mean, scale = preparation.mean, preparation.scale
         users = tuple(standardize(user, mean, scale) for user in users)
     names = [user.name for user in users]
-    problem = build_problem(host.experiment.problem, names, [user.features for user in users], [user.target for user in users])
+    experiment = host.experiment
+    losses = None
+    if host.network is None:
+        losses = build_problem(experiment.problem, names, [user.features for user in users], [user.target for user in users])
     return Local(
-        seed=host.experiment.seed,
+        seed=experiment.seed,
         names=tuple(names),
         indices=host.indices,
         numbers=host.numbers,
         clusters=host.clusters,
         n_members=host.n_members,
-        precision=Precision.of(host.experiment.payload),
+        precision=Precision.of(experiment.payload),
         users=users,
-        problem=problem,
+        losses=losses,
+        network=host.network,
+        fresh=fresh_rows(experiment.data, experiment.seed, names),
     )

@@ -12,11 +12,12 @@ from typing import Any
 from coterie.config import Experiment, method_module
 from coterie.member import Member
 from coterie.messages import Message
+from coterie.model import to_json
 from coterie.snapshot import SnapshotFile
 from coterie.v1 import session_pb2
 from coterie.wire import Encoded, Received
 from coterie_client.data import UserData
-from coterie_client.method import ClientMethod, Inbox, Local
+from coterie_client.method import ClientMethod, Inbox, Local, Network
 
 
 class Host(Member):
@@ -31,8 +32,11 @@ class Host(Member):
         build_local: Callable[[Host], Local],
         store: SnapshotFile | None,
         instance: str = "",
+        network: Network | None = None,
     ) -> None:
-        super().__init__(name, experiment, run_id, users, store, instance, users[0].columns)
+        model = "" if network is None else to_json(network.tensors)
+        super().__init__(name, experiment, run_id, users, store, instance, users[0].columns, model)
+        self.network = network
         self.users = tuple(users)
         self.states: dict[str, Any] = {}
         self._build_local = build_local
@@ -56,7 +60,9 @@ class Host(Member):
         return self.close(asked, self._dispatch(asked.messages, asked.task.round))
 
     def ending(self, finish: session_pb2.Finish) -> None:
-        """Nothing is left to do."""
+        """Private tensors outlive the run that trained them; convex methods have delivered or judged what there is."""
+        if self.network is not None and not finish.failed:
+            self.save()
 
     def _begin_stage(self, stage_json: str) -> None:
         """Sets up the methods of a new stage. Their earlier states are theirs to build on."""

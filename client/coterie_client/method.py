@@ -14,13 +14,22 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from coterie.arrays import Indices
+from coterie.errors import RunError
 from coterie.messages import Message
+from coterie.model import TensorInfo
 from coterie.wire import Precision
-from coterie_client.data import UserData
+from coterie_client.data import Fresh, UserData
 from coterie_client.problems import Problem
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S")
+
+
+class Network(Protocol):
+    """The network of a host's users, which torch builds and trains (`coterie_client.nets`); halves see its tensors as arrays."""
+
+    @property
+    def tensors(self) -> Sequence[TensorInfo]: ...
 
 
 def _none() -> Indices:
@@ -37,13 +46,23 @@ class Local:
     n_members: int  # of the parent
     precision: Precision
     users: Sequence[UserData]  # in the order of `names`, standardised when the run says so
-    problem: Problem
+    losses: Problem | None = None  # of a convex experiment
+    network: Network | None = None  # of one with a network
+    # (position, round, m) -> m rows (m, p) and targets (m,) that nobody has seen, where the data is generated and can be drawn anew
+    fresh: Fresh | None = None
     numbers: Indices = field(default_factory=_none)  # (n_own,) their numbers in the whole run, ascending: what names their random streams
     clusters: Indices = field(default_factory=_none)  # (n_own,) the numbers of their known clusters in the whole run, -1 for none
 
     @property
     def n_own(self) -> int:
         return len(self.names)
+
+    @property
+    def problem(self) -> Problem:
+        """The convex losses. RunError in a run with a network."""
+        if self.losses is None:
+            raise RunError("the run's users have a network, wanted the loss of a convex problem")
+        return self.losses
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,14 @@ from pydantic_core import ErrorDetails
 
 from coterie.data import DataConfig, Name
 from coterie.errors import ConfigError
+from coterie.model import ModelConfig
 from coterie.problem import ProblemConfig
 from coterie.shown import shortened, shown
 
 # A method is one name in three rooms; the names are the modules in `coterie.methods` (less a trailing underscore).
-METHODS = ("pdmm", "local", "global", "oracle", "squared", "hlm_exact", "async_l2gd", "async_al2sgd", "certify")
+CONVEX_METHODS = ("pdmm", "local", "global", "oracle", "squared", "hlm_exact", "async_l2gd", "async_al2sgd", "certify")
+NETWORK_METHODS = ("fedrep", "fedper", "fedavg", "lg_fedavg", "local_network", "adapt")  # of users whose model is a network
+METHODS = CONVEX_METHODS + NETWORK_METHODS
 MODULES = {"global": "global_"}
 
 MAX_ROUNDS = 10**9
@@ -143,7 +146,7 @@ class Snapshots(Model):
 
     every_rounds: Count = 100
     every_s: Seconds = 60.0
-    # A snapshot is also due when the messages kept for replay exceed this many bytes.
+    # A snapshot is also due when the messages kept for replay, or those that a host has answered with, exceed this many bytes.
     max_log_bytes: Annotated[int, Field(ge=1, le=1 << 50)] = 256 << 20
 
 
@@ -154,14 +157,45 @@ class Experiment(Model):
     description: str = ""
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
     data: DataConfig
+    model: ModelConfig | None = None  # the users' network, for methods that train one
     problem: ProblemConfig
     method: Any  # the hyper-parameters of the method it names; validated by that method's own model
     references: tuple[Literal["local", "global", "oracle"], ...] = ()  # run first, on the same federation
     stop: StopRule = StopRule()
-    payload: Literal["float64", "float32"] = "float64"
+    # Of vectors; the weights of networks are float32 and travel as float32, or as half of it.
+    payload: Literal["float64", "float32", "float16", "bfloat16"] = "float64"
     evaluate: bool = True  # after each stage: losses of the final models on training and held-out rows
     federation: FederationRules = FederationRules()
     snapshots: Snapshots = Snapshots()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_model_has_a_loss(cls, content: Any) -> Any:
+        if not isinstance(content, Mapping) or "problem" in content:
+            return content
+        method = content.get("method")
+        is_network = content.get("model") is not None or (isinstance(method, Mapping) and method.get("name") in NETWORK_METHODS)
+        return {**content, "problem": {"loss": "cross_entropy"}} if is_network else content
+
+    @model_validator(mode="after")
+    def _model_and_method_fit(self) -> Self:
+        name, is_network = self.method.name, self.method.name in NETWORK_METHODS
+        if is_network and self.model is None:
+            raise ValueError(
+                f"method {name!r} trains a network, but there is no key 'model': want one, such as model: {{name: mlp, classes: 10}}"
+            )
+        if not is_network and self.model is not None:
+            raise ValueError(f"method {name!r} trains no network, but there is a model: want one of {', '.join(NETWORK_METHODS)}")
+        if self.problem.is_for_networks != is_network and not (is_network and self.problem.loss == "least_squares"):
+            wanted = "cross_entropy or least_squares" if is_network else "the loss of a convex problem"
+            raise ValueError(f"method {name!r} has the loss {self.problem.loss!r}, want {wanted}")
+        if is_network and self.problem.l2:
+            raise ValueError(f"problem.l2 is {self.problem.l2:g}, but networks are penalised by method.optimizer.weight_decay: want that")
+        if is_network and (self.data.standardize or self.references):
+            raise ValueError("standardize and references are for convex problems: want neither beside a model (see model.input_mean)")
+        if not is_network and self.payload in ("float16", "bfloat16"):
+            raise ValueError(f"payload {self.payload!r} is for the weights of networks, want float64 or float32")
+        return self
 
     @field_validator("method", mode="before")
     @classmethod

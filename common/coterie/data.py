@@ -169,6 +169,33 @@ class HlmData(_Model):
         return self
 
 
+class RepresentationData(_Model):
+    """Synthetic regressions that share a representation: y = w_i' B*' x + noise, x in R^d, B* (d, k) with orthonormal columns.
+
+    Section 5.1 of Collins, Hassani, Mokhtari and Shakkottai (2021); `coterie.representation` says how the truth is drawn. Rows are fresh
+    on demand: a method may draw as many as it wants. There is no intercept in it.
+    """
+
+    source: Literal["representation"]
+    users: int = Field(default=100, ge=1, le=100_000)
+    d: int = Field(default=10, ge=1, le=10_000)
+    k: int = Field(default=2, ge=1, le=10_000)
+    rows_per_user: int = Field(default=5, ge=1, le=1_000_000)  # m
+    test_per_user: int = Field(default=0, ge=0, le=1_000_000)
+    noise: NonNegativeFloat = 1e-3  # the paper's N(., 1e-3): its figure has the floors of a standard deviation
+    noise_is: Literal["std", "variance"] = "std"
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)  # absent: the experiment's
+
+    @model_validator(mode="after")
+    def _the_representation_is_smaller(self) -> RepresentationData:
+        if self.k > self.d:
+            raise ValueError(f"k is {self.k}, want at most d, which is {self.d}")
+        n_numbers = self.users * (self.rows_per_user + self.test_per_user) * (self.d + 1)
+        if n_numbers > 3 * MAX_POINTS:
+            raise ValueError(f"the users' rows are {n_numbers} numbers together, want at most {3 * MAX_POINTS}")
+        return self
+
+
 class _Bundled(_Model):
     """A table that comes with the client, whose users have known clusters. `coterie_client/data/files/ORIGIN.md` says where it is from."""
 
@@ -229,6 +256,6 @@ class PythonData(_Model):
 
 
 DataConfig = Annotated[
-    CsvData | ParquetData | NpzData | EllipsesData | HlmData | HsbData | ExamsData | GrowthData | PythonData,
+    CsvData | ParquetData | NpzData | EllipsesData | HlmData | HsbData | ExamsData | GrowthData | RepresentationData | PythonData,
     Field(discriminator="source"),
 ]

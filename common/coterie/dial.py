@@ -337,7 +337,11 @@ class Thread:
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """Does a piece of work in the thread."""
         future = self._last = self._thread.submit(work, *args)
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            if future.done() and self._last is future:
+                self._last = None  # a result may be large, and is not kept for longer than it is needed
 
     def is_quick(self, task: Received) -> bool:
         """Whether tasks of this sort have been quick, and the thread is free (what was begun for a lost stream may still be under way)."""

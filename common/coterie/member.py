@@ -69,6 +69,7 @@ class Member:
         store: SnapshotFile | None,
         instance: str = "",
         features: Sequence[str] = (),
+        model: str = "",
     ) -> None:
         self.name = name
         self.experiment = experiment
@@ -79,6 +80,7 @@ class Member:
         self.last_seq = 0
         self._members = tuple(users)
         self._features = tuple(features)
+        self._model = model
         self._store = store
         self._instance = instance
         self._precision = Precision.of(experiment.payload)
@@ -106,6 +108,7 @@ class Member:
                 numerics=numerics(),
                 instance=self._instance,
                 features=self._features if start == 0 else (),
+                model=self._model if start == 0 else "",
                 aggregator=self.is_aggregator,
             )
             yield session_pb2.JoinRequest(hello=hello)

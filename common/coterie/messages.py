@@ -40,6 +40,7 @@ class Spec:
     is_float: bool
     counts_vectors: bool
     is_exact: bool = False  # always float64, whatever the payload type of the run
+    is_single: bool = False  # the weights of a network: float32 in the halves, and no wider on the wire
 
     def count(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """(vectors, scalars) that the ledger books for an array of this shape."""
@@ -57,6 +58,11 @@ def Vectors(*shape: str | int, exact: bool = False) -> Spec:  # noqa: N802 - rea
 def Scalars(*shape: str | int, exact: bool = True) -> Spec:  # noqa: N802
     """Float payload counted in scalars only: losses, sums, matrices."""
     return Spec(shape, is_float=True, counts_vectors=False, is_exact=exact)
+
+
+def Weights(*shape: str | int) -> Spec:  # noqa: N802
+    """Float32 payload, counted as `Vectors` are: the parameters of networks. Halves see float32, the wire the payload type or float32."""
+    return Spec(shape, is_float=True, counts_vectors=True, is_single=True)
 
 
 def Positions(*shape: str | int) -> Spec:  # noqa: N802
@@ -81,6 +87,9 @@ class Rows(Message):
 
     In a parent's half `users` are member indices, in a host's half positions among the host's own users. A user may own
     several rows (the pairs of PDMM); their order is kept.
+
+    A float field without a "rows" axis is common to the users named: it travels once to each of their hosts, and counts once for each
+    user in vectors and scalars. A message with such a field must name its users.
     """
 
     users: Indices | None = field(default=None, kw_only=True)
@@ -129,6 +138,16 @@ def declare(*, method: str, step: str, may_be_infinite: bool = False) -> Callabl
     return register
 
 
+def has_rows(spec: Spec) -> bool:
+    """Whether the first axis of the field is the axis of owners."""
+    return bool(spec.shape) and spec.shape[0] == "rows"
+
+
+def has_weights(cls: type[Message]) -> bool:
+    """Whether messages of this kind carry the weights of networks."""
+    return any(spec.is_single for _, spec in cls.specs)
+
+
 def kind_class(kind: str) -> type[Message]:
     """The declared class of a kind, importing its method's room if need be; ProtocolError for one that is not declared."""
     cls = _KINDS.get(kind)
@@ -172,8 +191,11 @@ __all__ = [
     "Scalars",
     "Spec",
     "Vectors",
+    "Weights",
     "check_shapes",
     "dataclass",
     "declare",
+    "has_rows",
+    "has_weights",
     "kind_class",
 ]

@@ -14,13 +14,14 @@ from coterie.shown import shown
 
 MARGIN_LOSSES: Final = ("squared_hinge", "logistic", "least_squares", "huber", "poisson")
 DISTANCE_LOSSES: Final = ("squared_distance", "huber_distance")
+NETWORK_LOSSES: Final = ("cross_entropy",)  # networks also take least_squares
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def _known_or_importable(loss: str) -> str:
-    if loss in MARGIN_LOSSES or loss in DISTANCE_LOSSES or _IMPORT_PATH.fullmatch(loss):
+    if loss in (*MARGIN_LOSSES, *DISTANCE_LOSSES, *NETWORK_LOSSES) or _IMPORT_PATH.fullmatch(loss):
         return loss
-    known = ", ".join((*MARGIN_LOSSES, *DISTANCE_LOSSES))
+    known = ", ".join((*MARGIN_LOSSES, *DISTANCE_LOSSES, *NETWORK_LOSSES))
     raise ValueError(f"loss {shown(loss)} is unknown: wanted one of {known}, or an import path 'package.module:name'")
 
 
@@ -56,6 +57,11 @@ class ProblemConfig(BaseModel):
     def is_distance(self) -> bool:
         """Whether rows are points to be near to, without targets."""
         return self.loss in DISTANCE_LOSSES
+
+    @property
+    def is_for_networks(self) -> bool:
+        """Whether the loss is that of a network's outputs, for labels 0, 1, 2, ..."""
+        return self.loss in NETWORK_LOSSES
 
     @property
     def has_intercept(self) -> bool:

@@ -28,8 +28,10 @@ from coterie.frames import (
     delimited_bytes,
     field_header,
 )
-from coterie.messages import Message
+from coterie.messages import Message, Rows, Spec, has_rows
 from coterie.v1 import tensor_pb2
+
+BFLOAT16 = np.dtype([("upper_half", "<u2")])  # numpy has no such number; `coterie.wire` converts
 
 DTYPES: dict[int, np.dtype[Any]] = {
     tensor_pb2.ELEMENT_TYPE_FLOAT64: np.dtype("<f8"),
@@ -38,7 +40,9 @@ DTYPES: dict[int, np.dtype[Any]] = {
     tensor_pb2.ELEMENT_TYPE_INT32: np.dtype("<i4"),
     tensor_pb2.ELEMENT_TYPE_UINT8: np.dtype("u1"),
     tensor_pb2.ELEMENT_TYPE_FLOAT16: np.dtype("<f2"),
+    tensor_pb2.ELEMENT_TYPE_BFLOAT16: BFLOAT16,
 }
+_FLOAT64, _FLOAT32, _INT64 = np.dtype("<f8"), np.dtype("<f4"), np.dtype("<i8")
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _MAX_PLANS = 64  # of one stream
 _MAX_PARTS = 64  # of a frame that is worth a plan
@@ -58,10 +62,14 @@ class Entry:
     message_bytes: int
     frames: int
     users: Indices | None
+    common: tuple[int, int] = (0, 0)  # vectors and scalars that travel once, and count again for each user but the first
 
     def serving(self, users: Indices) -> Entry:
         """The same for some users."""
-        return Entry(self.kind, self.vectors, self.scalars, self.payload_bytes, self.message_bytes, self.frames, users)
+        vectors, scalars = self.vectors, self.scalars
+        if self.common[1]:
+            vectors, scalars = (n + (users.size - 1) * common for n, common in zip((vectors, scalars), self.common, strict=True))
+        return Entry(self.kind, vectors, scalars, self.payload_bytes, self.message_bytes, self.frames, users, self.common)
 
 
 class Extent(NamedTuple):
@@ -83,6 +91,7 @@ class Stencil:
     cls: type[Message]
     fixed: tuple[bytes, ...]
     extents: tuple[Extent, ...]
+    natives: tuple[np.dtype[Any], ...]  # of the same tensors, as the halves compute with them
     has_users: bool
     n_bytes: int  # in the frame
     entry: Entry  # what it books, for all users
@@ -108,7 +117,17 @@ def stencil_of(cls: Any, part_number: int, users: Extent | None, fields: tuple[E
     pieces[0] = field_header(part_number, size) + head + pieces[0]
     extents = tuple(extent for _, _, extent in named)
     size = delimited_bytes(size)
-    return Stencil(cls, tuple(pieces), extents, users is not None, size, _entry(cls, size, fields, extents))
+    natives = tuple(native_dtype(spec) for _, spec in cls.specs)
+    if users is not None:
+        natives = (_INT64, *natives)
+    return Stencil(cls, tuple(pieces), extents, natives, users is not None, size, _entry(cls, size, fields, extents))
+
+
+def native_dtype(spec: Spec) -> np.dtype[Any]:
+    """Numbers as the halves compute with them: float64, or float32 for weights, or int64."""
+    if not spec.is_float:
+        return _INT64
+    return _FLOAT32 if spec.is_single else _FLOAT64
 
 
 def _tensor_text(name: str, extent: Extent) -> bytes:
@@ -122,16 +141,18 @@ def _tensor_text(name: str, extent: Extent) -> bytes:
 
 def _entry(cls: type[Message], size: int, fields: Sequence[Extent], extents: Sequence[Extent]) -> Entry:
     """`size` is that of the part in its frame; `extents` are those of its fields and of its users."""
-    vectors = scalars = payload = frames = 0
+    vectors = scalars = payload = frames = common_vectors = common_scalars = 0
     for (_, spec), extent in zip(cls.specs, fields, strict=True):
         n_vectors, n_scalars = spec.count(extent.shape)
         vectors, scalars = vectors + n_vectors, scalars + n_scalars
+        if issubclass(cls, Rows) and not has_rows(spec):
+            common_vectors, common_scalars = common_vectors + n_vectors, common_scalars + n_scalars
         payload += n_scalars * extent.dtype.itemsize
     for extent in extents:
         if not extent.is_inline:
             chunk_bytes, chunk_frames = chunk_frame_bytes(extent.n_bytes)
             size, frames = size + chunk_bytes, frames + chunk_frames
-    return Entry(cls.kind, vectors, scalars, payload, size, frames, None)
+    return Entry(cls.kind, vectors, scalars, payload, size, frames, None, (common_vectors, common_scalars))
 
 
 @dataclass(frozen=True, slots=True)

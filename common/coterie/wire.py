@@ -34,8 +34,8 @@ from coterie.frames import (
     field_header,
     lift,
 )
-from coterie.messages import Broadcast, Message, PerCluster, Rows, Spec, check_shapes, kind_class
-from coterie.stencil import DTYPES, Entry, Extent, Plan, Plans, Stencil, stencil_of
+from coterie.messages import Broadcast, Message, PerCluster, Rows, Spec, check_shapes, has_rows, kind_class
+from coterie.stencil import BFLOAT16, DTYPES, Entry, Extent, Plan, Plans, Stencil, native_dtype, stencil_of
 from coterie.v1 import session_pb2, tensor_pb2
 
 PROTOCOL_VERSION = 1
@@ -51,19 +51,30 @@ AnyArray = NDArray[Any]
 
 _BUFFERS = 2  # kept for tensors to come
 _FLOAT64 = np.dtype("<f8")
+_FLOAT32 = np.dtype("<f4")
 _INT32 = np.dtype("<i4")
 _INT64 = np.dtype("<i8")
 
 
 @dataclass(frozen=True)
 class Precision:
-    """The payload type of a run's vectors: "float64" or "float32"."""
+    """The payload type of a run: that of vectors, float64 or float32, and that of the weights of networks, float32 or half of it."""
 
     dtype: np.dtype[Any]
+    weights: np.dtype[Any] = _FLOAT32
 
     @staticmethod
     def of(name: str) -> Precision:
+        """That of the payload "float64", "float32", "float16" or "bfloat16"."""
+        if name == "bfloat16":
+            return Precision(_FLOAT32, BFLOAT16)
+        if name == "float16":
+            return Precision(_FLOAT32, np.dtype("<f2"))
         return Precision(np.dtype(name).newbyteorder("<"))
+
+    def rounded_weights(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Weights as the other side will see them."""
+        return _narrow(_written(array, self.weights)) if self.weights != _FLOAT32 else array
 
     def rounded(self, array: AnyArray) -> NDArray[np.float64]:
         """`array` as the other side will see it: a half that goes on computing with what it has sent must use this."""
@@ -94,6 +105,8 @@ class Encoded:
 
 
 def _wire_dtype(spec: Spec, precision: Precision, array: AnyArray) -> np.dtype[Any]:
+    if spec.is_single:
+        return precision.weights
     if spec.is_float:
         return _FLOAT64 if spec.is_exact else precision.dtype
     small = array.size == 0 or (array.min() >= -(2**31) and array.max() < 2**31)
@@ -112,7 +125,9 @@ def _laid_out(message: Message, part_number: int, precision: Precision, budget: 
         arrays.append(np.asarray(users, dtype=_INT32, order="C"))
     for name, spec in cls.specs:
         array = getattr(message, name)
-        arrays.append(np.asarray(array, dtype=_wire_dtype(spec, precision, array), order="C"))
+        if users is None and spec.is_float and is_common(cls, spec):
+            raise TypeError(f"{cls.kind}.{name} is common to its users, so the message must name them")
+        arrays.append(_written(array, _wire_dtype(spec, precision, array)))
     for array in arrays:
         is_inline = array.nbytes <= budget
         budget -= array.nbytes if is_inline else 0
@@ -120,6 +135,29 @@ def _laid_out(message: Message, part_number: int, precision: Precision, budget: 
     if users is None:
         return stencil_of(cls, part_number, None, tuple(extents)), arrays
     return stencil_of(cls, part_number, extents[0], tuple(extents[1:])), arrays
+
+
+def is_common(cls: type[Message], spec: Spec) -> bool:
+    """Whether a field is the same for all the users whom its message names."""
+    return issubclass(cls, Rows) and not has_rows(spec)
+
+
+def _written(array: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
+    """The numbers as they travel; to a bfloat16 they are rounded, halves to even."""
+    if dtype != BFLOAT16:
+        return np.asarray(array, dtype=dtype, order="C")
+    single = np.asarray(array, dtype=_FLOAT32, order="C")
+    bits = single.view(np.uint32)
+    upper = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype("<u2")
+    upper[np.isnan(single)] = 0x7FC0  # the carry could make another number of it
+    return upper.view(BFLOAT16)
+
+
+def _narrow(array: AnyArray) -> NDArray[np.float32]:
+    """Half-precision numbers as float32."""
+    if array.dtype == BFLOAT16:
+        return (array.view("<u2").astype(np.uint32) << np.uint32(16)).view(_FLOAT32)
+    return array.astype(_FLOAT32)
 
 
 @functools.lru_cache(maxsize=64)
@@ -245,7 +283,8 @@ def _decode_planned(data: bytes, plan: Plan, n_own: int, dims: dict[str, int]) -
     entries: list[Entry] = []
     is_checked = plan.n_own == n_own and plan.dims == dims
     for stencil, places in plan.parts:
-        arrays = [_array_at(data, at, extent) for extent, at in zip(stencil.extents, places, strict=True)]
+        of_each = zip(places, stencil.extents, stencil.natives, strict=True)
+        arrays = [_array_at(data, at, extent, native) for at, extent, native in of_each]
         if stencil.has_users:
             users, *fields = arrays
             message = stencil.cls(*fields, users=users)  # type: ignore[call-arg]
@@ -260,12 +299,12 @@ def _decode_planned(data: bytes, plan: Plan, n_own: int, dims: dict[str, int]) -
     return messages, entries
 
 
-def _array_at(data: bytes, at: int, extent: Extent) -> AnyArray:
+def _array_at(data: bytes, at: int, extent: Extent, native: np.dtype[Any]) -> AnyArray:
     """As `_get` and `_native` would: a view of the frame, which nobody can write to, where it is aligned and needs no conversion."""
     array: AnyArray = np.ndarray(extent.shape, extent.dtype, data, at)
     if not array.flags.aligned:
         array = _aligned(array)
-    return array if extent.dtype == _FLOAT64 else _native(array)
+    return array if extent.dtype == native else _native(array, native)
 
 
 def _decode_part(
@@ -289,10 +328,10 @@ def _decode_part(
         if tensor.name != name:
             raise ProtocolError(f"{part.kind} has field {tensor.name!r}, wanted {name!r}")
         array = _get(tensor, part.kind, tails, lifted.get(place))
-        if (array.dtype.kind == "f") != spec.is_float:
+        if (array.dtype.kind == "f" or array.dtype == BFLOAT16) != spec.is_float:
             raise ProtocolError(f"{part.kind}.{name} has dtype {array.dtype}, wanted {'float' if spec.is_float else 'integer'}")
         extents.append(Extent(array.dtype, array.shape, not tensor.chunked_bytes))
-        arrays.append(_native(array))
+        arrays.append(_native(array, native_dtype(spec)))
     is_rows = issubclass(cls, Rows)
     if users is not None and not is_rows:
         raise ProtocolError(f"{part.kind} is a broadcast, but it names users")
@@ -308,9 +347,10 @@ def _check_shapes(message: Message, n_own: int, dims: dict[str, int]) -> None:
     check_shapes(message, n_rows, dims)
 
 
-def _native(array: AnyArray) -> AnyArray:
-    """Numbers as the halves compute with them: float64 or int64."""
-    wanted = _FLOAT64 if array.dtype.kind == "f" else _INT64
+def _native(array: AnyArray, wanted: np.dtype[Any]) -> AnyArray:
+    """Numbers as the halves compute with them."""
+    if array.dtype == BFLOAT16:
+        array = _narrow(array)
     return array if array.dtype == wanted else array.astype(wanted)
 
 
@@ -463,11 +503,6 @@ def _is_by_cluster(spec: Spec) -> bool:
     return bool(spec.shape) and spec.shape[0] == "clusters"
 
 
-def has_rows(spec: Spec) -> bool:
-    """Whether the first axis of the field is the axis of owners."""
-    return bool(spec.shape) and spec.shape[0] == "rows"
-
-
 __all__ = [
     "ENVELOPE",
     "GRPC_FRAME_HEADER_BYTES",
@@ -479,7 +514,6 @@ __all__ = [
     "Precision",
     "Received",
     "encode",
-    "has_rows",
     "reheaded",
     "select",
     "select_clusters",

@@ -18,6 +18,7 @@ from coterie.config import Experiment
 from coterie.data import PythonData
 from coterie.dial import serve_member
 from coterie.errors import ConfigError, RunError
+from coterie.model import CustomModel
 from coterie.names import natural_key, parse_users, similar_names
 from coterie.snapshot import SnapshotFile
 from coterie_client.build import build_host
@@ -118,6 +119,7 @@ def _check_code(client: Client, experiment: Experiment) -> None:
     """What a server elsewhere names is imported only where the command line allows it."""
     named = [experiment.problem.loss] if ":" in experiment.problem.loss else []
     named += [experiment.data.path] if isinstance(experiment.data, PythonData) else []
+    named += [experiment.model.build] if isinstance(experiment.model, CustomModel) else []
     if named and not client.launched and not client.allow_code:
         listed = " and ".join(map(repr, named))
         raise ConfigError(f"the coordinator's experiment wants to import {listed} on this machine; allow it with --allow-code")

@@ -268,6 +268,37 @@ def predict(
 
 
 @app.command()
+def adapt(
+    run: RunFolder,
+    data: Annotated[Path, typer.Option(metavar="FILE", help="The new users' rows: CSV, Parquet or NPZ.")],
+    epochs: Annotated[int, typer.Option(min=1, help="Of the head.")] = 10,
+    overrides: Overrides = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="[default: RUN-adapt-1, ...]", show_default=False)] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Let new users join a finished run: they get what it shares, and train the rest on their own rows."""
+    from coterie_deploy.adapt import adapt as adapt_here
+
+    adapt_here(run, data, overrides or (), output, epochs, _console(), _console(stderr=True), quiet=quiet)
+
+
+@app.command()
+def models(
+    run: RunFolder,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go.")] = Path("models"),
+    state: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="State folder of clients elsewhere.  [default: the run's own]", show_default=False)
+    ] = None,
+    user: Annotated[list[str] | None, typer.Option(help="Only this user; may be given again.", show_default=False)] = None,
+) -> None:
+    """Export the users' networks, shared and private tensors together: a safetensors file each, and the model's configuration."""
+    from coterie_deploy.user_models import export
+
+    written = export(run, output, state, user)
+    typer.echo(f"{len(written)} models in {output}")
+
+
+@app.command()
 def certify(
     experiment: ExperimentName,
     hosts: Annotated[int, typer.Option(min=1)] = 1,

@@ -24,6 +24,7 @@ from coterie_deploy.loopback import join_all
 from coterie_server.coordinator import Connect, Finished, Options, coordinate
 from coterie_server.engine import Observer
 from coterie_server.hub import Hub
+from coterie_server.method import Outcome
 from coterie_server.serve import serving
 
 Transport = Literal["grpc", "loopback"]
@@ -43,6 +44,7 @@ class Launch:
     decisions_of: Path | None = None
     observer: Observer | None = None
     stop: asyncio.Event | None = None
+    start: Outcome | None = None  # what another run has left, to start from
     on_hub: Callable[[Hub], None] | None = None  # is told the hub before hosts join
 
 
@@ -57,7 +59,7 @@ async def launch(experiment: Experiment, how: Launch) -> Finished:
     """Runs the experiment with its users spread evenly over `federation.hosts` hosts. Raises CoterieError."""
     n_hosts = experiment.federation.hosts
     heads = await asyncio.to_thread(list_users, experiment.data, experiment.seed, how.data)
-    options = Options(how.folder, how.resume, how.decisions_of, how.observer, how.stop)
+    options = Options(how.folder, how.resume, how.decisions_of, how.observer, how.stop, how.start)
     if experiment.federation.is_two_tier:
         if how.transport == "loopback":
             raise ConfigError("transport 'loopback' has one process, want federation.topology 'flat'")

@@ -60,6 +60,7 @@ class LoopbackLink:
         if which == "welcome":
             self._host.welcome(frame.welcome)
         elif which == "finish":
+            self._host.ending(frame.finish)
             for book in self._host.books():
                 self._hub.tally(self._host.name, UP, book.ByteSize())
                 self._hub.book_of(self._host.name, book.book)

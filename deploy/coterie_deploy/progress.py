@@ -60,7 +60,7 @@ class Display:
 
 
 def figures_of(progress: Progress) -> list[str]:
-    """Objective, residual and clusters of a round, as far as its method knows them."""
+    """Objective, residual, loss, accuracy, distance and clusters of a round, as far as its method knows them."""
     known = progress.figures
     parts = []
     if "objective" in known:
@@ -70,6 +70,9 @@ def figures_of(progress: Progress) -> list[str]:
         parts.append(f"residual {figure(max(residuals), 2)}")
     elif "gradient_norm" in known:
         parts.append(f"gradient {figure(known['gradient_norm'], 2)}")
+    if "loss" in known:
+        parts.append(f"loss {figure(known['loss'], 4)}")
+    parts += [f"{name} {figure(known[name], 4)}" for name in ("accuracy", "distance") if name in known]
     if "clusters" in known:
         parts.append(f"clusters {known['clusters']:.0f}")
     return parts

@@ -100,6 +100,8 @@ def print_report(folder: Path, console: Console) -> None:
     console.print()
     if sentence := result_sentence(report):
         console.print(Text(sentence, style="bold"))
+    for sentence in network_sentences(report):
+        console.print(Text(sentence))
     print(f"run folder: {folder}", file=console.file)
 
 
@@ -168,8 +170,10 @@ def ended_by(stage: StageSummary, short: Mapping[str, None]) -> str:
 
 def metric_name(experiment: Experiment) -> str:
     """What `heldout_metric` is."""
-    if experiment.problem.is_distance:
+    if experiment.problem.is_distance or (experiment.model is not None and experiment.problem.loss == "least_squares"):
         return "squared error"
+    if experiment.model is not None:
+        return "accuracy"
     try:
         if experiment.problem.loss == "poisson":
             return "deviance"
@@ -190,6 +194,31 @@ def result_sentence(report: Report) -> str:
     parts += [f"{name} {value[name]}" for name in _GIVEN if name in value]
     metric = metric_name(report.experiment).replace("squared", "mean squared")
     return f"held-out {metric}: {', '.join(parts)}" if parts else ""
+
+
+_JUDGED = {  # what the users of networks judge, in the order in which it is said
+    "personal_accuracy": "personal models",
+    "personal_ft_head_accuracy": "personal models with the head fine-tuned",
+    "personal_ft_all_accuracy": "personal models with all of it fine-tuned",
+    "global_accuracy": "the global model",
+    "global_ft_head_accuracy": "the global model with the head fine-tuned",
+    "global_ft_all_accuracy": "the global model with all of it fine-tuned",
+}
+
+
+def network_sentences(report: Report) -> list[str]:
+    """How well users with networks do, before and after fine-tuning; empty for convex runs."""
+    results = {} if report.final is None or report.experiment.model is None else report.final.results
+    said = []
+    for name, words in _JUDGED.items():
+        if name in results:
+            low, middle, high = (figure(results[f"{name}_{which}"], 3) for which in ("q1", "median", "q3"))
+            said.append(f"{words}: {figure(results[name], 3)} on average (quartiles of the users {low}, {middle}, {high})")
+    if "accuracy_before" in results:
+        said.insert(0, f"before the head was trained: {figure(results['accuracy_before'], 3)}")
+    if "last_rounds_accuracy" in results:
+        said.append(f"mean over the last evaluated rounds: {figure(results['last_rounds_accuracy'], 3)}")
+    return said
 
 
 def _n_clusters(folder: Path, stage: StageSummary) -> float | None:

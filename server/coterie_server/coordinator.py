@@ -2,7 +2,7 @@
 
 runs/NAME/experiment.json    the frozen experiment
 runs/NAME/run.db             ledger, figures, events, decisions
-runs/NAME/models/STAGE.npz   users, models x (n, d) and clusters of each stage
+runs/NAME/models/STAGE.npz   users, models x (n, d) and clusters of each stage; the shared tensors of networks
 runs/NAME/checkpoints/       where a killed run goes on
 """
 
@@ -34,6 +34,7 @@ from coterie_server.rundb import BETWEEN, DIRECT, RunDatabase, open_run
 
 CHECKPOINTS = "checkpoints"
 RUN_ID = "run_id"  # beside the checkpoints: whose they are
+SHARED = "shared"  # before a slash and the name of a shared tensor, in the file of a stage's models
 _START_AGAIN = "start again with another --output"
 
 
@@ -59,6 +60,7 @@ class Options:
     decisions_of: Path | None = None  # another run whose decisions are repeated
     observer: Observer | None = None
     stop: asyncio.Event | None = None  # set it to stop after the round under way
+    start: Outcome | None = None  # what another run has left, to start from
 
 
 Connect = Callable[[Hub], AbstractAsyncContextManager[object]]
@@ -93,7 +95,7 @@ async def _run(experiment: Experiment, connect: Connect, options: Options, datab
         database.put(key, value)
     hub = Hub(experiment, run_id, database, time.monotonic, keep_log=options.folder is not None)
     hub.attempt = attempt
-    engine = Engine(experiment, hub, database, options.folder, options.observer)
+    engine = Engine(experiment, hub, database, options.folder, options.observer, start=options.start)
     if options.decisions_of is not None:
         with contextlib.closing(open_run(options.decisions_of)) as connection:
             _repeat_decisions(connection, hub, engine)
@@ -158,6 +160,7 @@ def _save_models(folder: Path, hub: Hub, facts: Facts, outcomes: Mapping[str, Ou
         for stage, outcome in outcomes.items():
             found = {"x": outcome.models, "labels": outcome.labels, "mean": facts.mean, "scale": facts.scale}
             arrays = {key: array for key, array in found.items() if array is not None}
+            arrays |= {f"{SHARED}/{name}": array for name, array in outcome.shared.items()}
             np.savez(models / f"{stage}.npz", users=names, features=features, **arrays)  # type: ignore[arg-type]
     except OSError as error:
         raise RunError(f"cannot write the models to {models}: {error.strerror or error}") from error

@@ -20,11 +20,13 @@ from coterie.config import Experiment, StopRule, method_module
 from coterie.errors import ConfigError, RunError
 from coterie.methods.evaluation import FinalModels, Scores
 from coterie.methods.prepare import FEW_ROWS
+from coterie.model import TensorInfo, from_json
+from coterie.representation import true_representation
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision
 from coterie_server.hub import Hub
 from coterie_server.method import ClusterSetting, Facts, Federation, Members, Outcome, ServerMethod, Setting
-from coterie_server.methods.prepare import prepare
+from coterie_server.methods.prepare import prepare, prepare_network
 from coterie_server.plan import Stage, stages_of
 from coterie_server.rundb import RunDatabase
 from coterie_server.tiers import Hosted
@@ -70,6 +72,7 @@ class Engine:
         folder: Path | None,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
+        start: Outcome | None = None,
     ) -> None:
         self.experiment = experiment
         self.hub = hub
@@ -79,6 +82,7 @@ class Engine:
         self.wall_stops: frozenset[tuple[int, int]] = frozenset()  # decisions to repeat: (stage, round) at which the clock struck
         self._observer = observer
         self._clock = clock
+        self._start = start  # what another run has left, for the stages that start from no stage of this one
         self._store = SnapshotFile(folder / "checkpoints", "run") if folder is not None else None
         self._checkpoint_seq = 0
         self._checkpoint_at = clock()
@@ -121,26 +125,42 @@ class Engine:
         members = await self.hub.gather()
         host_of = {user: host.name for host in self.hub.hosts.values() for user in host.users}
         self.database.members(members, host_of)
+        if self.hub.model:
+            self.database.put("model", self.hub.model)
         if point is None:
             point = Point()
             self.checkpoint(point)
         if point.facts is None:
-            standardize = self.experiment.data.standardize
-            facts = await prepare(
-                self.hub,
-                members,
-                standardize=standardize,
-                features=self.hub.features,
-                wants_minimisers=any(getattr(stage.config, "users_need_minimisers", True) for stage in self.stages),
-            )
-            point = replace(point, facts=facts)
-            if standardize:
-                self._warn_of_few_rows(facts)
-        if point.facts is not None:
+            point = replace(point, facts=await self._prepared(members))
+        if point.facts is not None and self.experiment.model is None:
             self.hub.dims = {"d": point.facts.d}
         while point.stage < len(self.stages):
             point = await self._stage(self.stages[point.stage], point, members)
         return point
+
+    async def _prepared(self, members: Members) -> Facts:
+        if self.experiment.model is not None:
+            return await prepare_network(self.hub, members, self._tensors)
+        standardize = self.experiment.data.standardize
+        facts = await prepare(
+            self.hub,
+            members,
+            standardize=standardize,
+            features=self.hub.features,
+            wants_minimisers=any(getattr(stage.config, "users_need_minimisers", True) for stage in self.stages),
+        )
+        if standardize:
+            self._warn_of_few_rows(facts)
+        return facts
+
+    @property
+    def _tensors(self) -> tuple[TensorInfo, ...]:
+        """Of the users' network. RunError where the hosts have brought none."""
+        if self.experiment.model is None:
+            return ()
+        if not self.hub.model:
+            raise RunError("the hosts have joined without a model, wanted the tensors of the experiment's")
+        return from_json(self.hub.model)
 
     async def _stage(self, stage: Stage, point: Point, members: Members) -> Point:
         method = self._build(stage, point, members)
@@ -170,7 +190,7 @@ class Engine:
         outcome = await method.finish(point.state, self.hub)
         if self.experiment.evaluate and outcome.models is not None:
             outcome = replace(outcome, figures={**outcome.figures, **await self._evaluated(outcome, self.hub)})
-        self.database.result(point.stage, outcome.figures, method.expected_vectors(figures))
+        self.database.result(point.stage, outcome.figures, method.expected_vectors(figures), outcome.by_user)
         if printed_vectors := getattr(method, "printed_vectors", None):
             self.database.printed(point.stage, printed_vectors(point.round))
         self.database.stage(point.stage, stage.name, stage.method, point.round, point.ended, self._clock() - started)
@@ -188,7 +208,10 @@ class Engine:
             members=members,
             precision=Precision.of(self.experiment.payload),
             facts=point.facts,
-            start=point.outcomes[start] if start else None,
+            start=point.outcomes[start] if start else self._start,
+            rounds=stage.stop.rounds,
+            tensors=self._tensors,
+            truth=true_representation(self.experiment.data, self.experiment.seed),
         )
         module = method_module("coterie_server", stage.method)
         if self.experiment.federation.is_two_tier and getattr(module, "FLAT_ONLY", False):
@@ -235,7 +258,8 @@ class Engine:
         if point.round % snapshots.every_rounds == 0 or self._clock() - self._checkpoint_at > snapshots.every_s:
             return True
         n_rounds = point.round - self._checkpoint_round
-        is_host_full = n_rounds >= _FEWEST_ROUNDS and self.hub.replied_bytes - self._replied_bytes > _HOST_BYTES
+        replied_bytes = self.hub.replied_bytes - self._replied_bytes
+        is_host_full = replied_bytes > (_HOST_BYTES if n_rounds >= _FEWEST_ROUNDS else snapshots.max_log_bytes)
         return is_host_full or self.hub.log_bytes - self._log_bytes > snapshots.max_log_bytes
 
     def _stop_reason(self, stop: StopRule, figures: Mapping[str, float], point: Point, started: float) -> str:

@@ -19,10 +19,11 @@ from coterie.config import Experiment
 from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
 from coterie.ledger import DOWN, SESSION, UP, Row, link_below, rows_of, unpack, unpack_own
 from coterie.messages import Message
+from coterie.model import difference
 from coterie.names import natural_key
 from coterie.v1 import session_pb2
 from coterie.wire import Encoded, Entry, Precision, Received, encode, reheaded
-from coterie_server.merge import Layout, check_finite, check_owners, merged
+from coterie_server.merge import Layout, check_finite, check_owners, merged, weights_of
 from coterie_server.method import Members, Replies
 from coterie_server.sessions import Host, Link, Pending, Recorder, Refusal, Sent, check_form
 
@@ -54,6 +55,7 @@ class Hub:
         self.members: Members | None = None
         self.layout: Layout | None = None
         self.features: tuple[str, ...] = ()  # the names of the features, where the hosts' data has names
+        self.model = ""  # the tensors of the hosts' model, in runs with a network
         self.dims: dict[str, int] = {}  # extents that replies must have, once they are known
         self.attempt = 1
         self.seq = 0
@@ -107,6 +109,7 @@ class Hub:
         self.furthest = max(self.furthest, hello.last_seq)
         self.refused.pop(host.name, None)
         self.features = self.features or tuple(hello.features)
+        self.model = self.model or hello.model
         self._compare_numerics(hello)
         n_here = sum(1 for other in self.hosts.values() if other.link is not None)
         self.recorder.event("join", f"host {host.name!r} joined with {len(host.users)} users", host=host.name, hosts_here=n_here)
@@ -147,6 +150,8 @@ class Hub:
             raise Refusal(
                 "INVALID_ARGUMENT", f"host {hello.host!r} has the features {found}; the hosts before have {wanted}, in this order"
             )
+        if self.model and hello.model != self.model:
+            raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} {difference(hello.model, self.model)} the hosts before")
         owners = {user: host.name for host in self.hosts.values() if host.name != hello.host for user in host.users}
         for name in names:
             if name in owners:
@@ -320,7 +325,7 @@ class Hub:
         self._pending = None
         answers = pending.answers
         answered = None if len(answers) == len(parts) else self._members_of(answers)
-        return Replies(merged(answers, layout), answered)
+        return Replies(merged(answers, layout), answered, weights_of(answers, layout))
 
     def _layout(self) -> Layout:
         if self.layout is None:
@@ -616,6 +621,7 @@ class Hub:
         return {
             "seq": self.seq,
             "features": self.features,
+            "model": self.model,
             "numbers": self.members.numbers if self.members else None,
             "cluster_numbers": self.members.cluster_numbers if self.members else None,
             "hosts": [
@@ -635,7 +641,7 @@ class Hub:
     def restore(self, memory: Mapping[str, Any], attempt: int) -> None:
         """Takes up the memory of an earlier attempt; the hosts have yet to come back."""
         self.seq, self.attempt = memory["seq"], attempt
-        self.features = memory["features"]
+        self.features, self.model = memory["features"], memory["model"]
         now = self._clock()
         for entry in memory["hosts"]:
             host = Host(entry["name"], tuple(entry["users"]), tuple(entry["clusters"]), absent_since=now)

@@ -13,8 +13,8 @@ import numpy as np
 
 from coterie.arrays import Indices
 from coterie.errors import ProtocolError, RunError
-from coterie.messages import Message, PerCluster, Rows
-from coterie.wire import has_rows, select, select_clusters
+from coterie.messages import Message, PerCluster, Rows, has_rows, has_weights
+from coterie.wire import select, select_clusters
 
 
 class Layout:
@@ -91,8 +91,30 @@ def _is_finite(array: np.ndarray[Any, Any]) -> bool:
     return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
 
 
+def weights_of(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict[type[Message], list[Message]]:
+    """The messages with weights, cut into one for each user, in member order. ProtocolError for one that came twice for a user."""
+    found: dict[type[Message], dict[int, Message]] = {}
+    for host in layout.hosts:
+        for message in answers.get(host, ()):
+            if not isinstance(message, Rows) or not has_weights(type(message)):
+                continue
+            users = layout.own[host] if message.users is None else message.users
+            of_kind = found.setdefault(type(message), {})
+            for row, user in enumerate(users.tolist()):
+                if user in of_kind:
+                    raise ProtocolError(f"host {host!r} sent {message.kind} twice for one user in one reply")
+                of_kind[user] = select(message, slice(row, row + 1), users[row : row + 1])
+    for listed in found.values():
+        for name, _ in next(iter(listed.values())).specs:
+            _check_rows_agree(name, [(layout.hosts[layout.host_of[user]], message) for user, message in listed.items()])
+    return {cls: [listed[user] for user in sorted(listed)] for cls, listed in found.items()}
+
+
 def merged(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict[type[Message], Message]:
-    """One message of each kind from the hosts' messages, its rows in member order; users=None when everyone answered."""
+    """One message of each kind from the hosts' messages, its rows in member order; users=None when everyone answered.
+
+    Messages with weights are left to `weights_of`.
+    """
     by_kind: dict[type[Message], list[tuple[str, Rows]]] = {}
     by_cluster: dict[type[Message], list[PerCluster]] = {}
     for host in layout.hosts:
@@ -102,6 +124,8 @@ def merged(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict[typ
                 continue
             if not isinstance(message, Rows):
                 raise ProtocolError(f"host {host!r} sent {message.kind}, but a host's messages must have owners")
+            if has_weights(type(message)):
+                continue
             by_kind.setdefault(type(message), []).append((host, message))
     in_member_order = {cls: _merge_kind(cls, parts, layout) for cls, parts in by_kind.items()}
     return in_member_order | {cls: _merge_clusters(cls, parts) for cls, parts in by_cluster.items()}
@@ -143,7 +167,7 @@ def _interleaved(name: str, parts: Sequence[tuple[str, Rows]], layout: Layout) -
     return result
 
 
-def _check_rows_agree(name: str, parts: Sequence[tuple[str, Rows]]) -> np.ndarray[Any, Any]:
+def _check_rows_agree(name: str, parts: Sequence[tuple[str, Message]]) -> np.ndarray[Any, Any]:
     """The first host's array, after making sure that the others' rows look like its rows."""
     first: np.ndarray[Any, Any] = getattr(parts[0][1], name)
     for host, message in parts:

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
 from coterie.errors import RunError
 from coterie.messages import Message, PerCluster
+from coterie.model import TensorInfo
 from coterie.names import natural_key
 from coterie.wire import Precision
 
@@ -60,18 +62,25 @@ class Facts:
     """What users told about themselves once, in member order; one exchange of scalars, booked."""
 
     n_rows: Indices  # (n,) training rows
-    smoothness: Array  # (n,) L_i of f_i
+    smoothness: Array  # (n,) L_i of f_i; NaN for networks, like mu_i
     strong_convexity: Array  # (n,) mu_i of f_i
     d: int
     mean: Array | None = None  # (p,) constants of standardisation, when the members have agreed on some
     scale: Array | None = None  # (p,)
+    n_test: Indices | None = None  # (n,) held-out rows, of users with a network
 
 
 class Replies:
     """What the members answered to one exchange, put together in member order."""
 
-    def __init__(self, messages: Mapping[type[Message], Message], answered: Indices | None) -> None:
+    def __init__(
+        self,
+        messages: Mapping[type[Message], Message],
+        answered: Indices | None,
+        weights: Mapping[type[Message], Sequence[Message]] | None = None,
+    ) -> None:
         self._messages = messages
+        self._weights = weights or {}
         self.answered = answered  # member indices, sorted; None: everyone who was asked
 
     @property
@@ -82,6 +91,15 @@ class Replies:
     def get(self, cls: type[M]) -> M | None:
         """The message of this kind with the rows of all who sent it; None when nobody did."""
         return self._messages.get(cls)  # type: ignore[return-value]
+
+    def one_by_one(self, cls: type[M]) -> Sequence[M]:
+        """The messages with `Weights` of this kind, one for each user in member order; RunError when nobody sent one.
+
+        They are not put together into one: each may be most of a process's memory.
+        """
+        if cls not in self._weights:
+            raise RunError(f"no member answered with {cls.kind}, which the method waits for")
+        return self._weights[cls]  # type: ignore[return-value]
 
     def __getitem__(self, cls: type[M]) -> M:
         """The message of this kind; RunError when nobody sent one."""
@@ -109,6 +127,10 @@ class Outcome:
     models: Array | None  # (n, d), None when models stay at their users
     labels: Indices | None = None  # (n,) cluster of each user, numbered by first member
     figures: Mapping[str, float] = field(default_factory=dict)
+    by_user: Mapping[str, Array] = field(
+        default_factory=dict
+    )  # (n,) figures of each user, such as "personal_accuracy"; NaN where it has none
+    shared: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # the shared tensors of a network by name
     carry: Any = None  # what a following stage of the same method may start from (a snapshot tree)
 
 
@@ -122,6 +144,9 @@ class Setting:
     precision: Precision
     facts: Facts | None = None
     start: Outcome | None = None  # the outcome of the stage that this one starts from
+    rounds: int = 0  # the most there will be
+    tensors: tuple[TensorInfo, ...] = ()  # of the users' network, where there is one
+    truth: Array | None = None  # (d, k) the representation that generated the data, where it is known
 
 
 class ServerMethod(Protocol[S]):

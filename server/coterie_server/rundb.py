@@ -17,7 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coterie.arrays import Indices
+import numpy as np
+
+from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.ledger import CONTROL, Own, Row, as_ranges, of_ranges, step_of
 from coterie.messages import Broadcast, PerCluster, kind_class
@@ -32,6 +34,9 @@ CREATE TABLE IF NOT EXISTS stages (
 CREATE TABLE IF NOT EXISTS figures (
     stage INTEGER NOT NULL, round INTEGER NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY (stage, round, name)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS results (stage INTEGER NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY (stage, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS user_results (
+    stage INTEGER NOT NULL, name TEXT NOT NULL, member INTEGER NOT NULL, value REAL NOT NULL,
+    PRIMARY KEY (stage, name, member)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS expected (
     stage INTEGER NOT NULL, step TEXT NOT NULL, direction TEXT NOT NULL, vectors REAL NOT NULL,
     PRIMARY KEY (stage, step, direction)) WITHOUT ROWID;
@@ -212,12 +217,21 @@ class RunDatabase:
         """A stage has ended (or, with an empty outcome, has begun)."""
         self._execute("INSERT OR REPLACE INTO stages VALUES (?, ?, ?, ?, ?, ?)", (number, name, method, rounds, outcome, seconds))
 
-    def result(self, stage: int, figures: Mapping[str, float], expected: Mapping[tuple[str, str], float]) -> None:
-        """What a stage has left: its closing figures, and the closed form of its communication in d-vectors."""
+    def result(
+        self,
+        stage: int,
+        figures: Mapping[str, float],
+        expected: Mapping[tuple[str, str], float],
+        by_user: Mapping[str, Array] | None = None,
+    ) -> None:
+        """What a stage has left: its closing figures, those of each user in member order, the closed form of its traffic in d-vectors."""
         for name, value in figures.items():
             self._execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", (stage, name, float(value)))
         for (step, direction), vectors in expected.items():
             self._execute("INSERT OR REPLACE INTO expected VALUES (?, ?, ?, ?)", (stage, step, direction, float(vectors)))
+        for name, values in (by_user or {}).items():
+            for member in np.flatnonzero(~np.isnan(values)).tolist():
+                self._execute("INSERT OR REPLACE INTO user_results VALUES (?, ?, ?, ?)", (stage, name, member, float(values[member])))
 
     def printed(self, stage: int, vectors: Mapping[str, float]) -> None:
         """The paper's own count of the d-vectors of a stage, by direction."""
@@ -246,8 +260,8 @@ class RunDatabase:
             later = f"DELETE FROM {table} WHERE stage > ? OR (stage = ? AND round > ?)"  # noqa: S608 - two fixed names
             self._execute(later, (stage, stage, round_number))
         self._labels = None
-        for table in ("results", "expected", "printed"):
-            self._execute(f"DELETE FROM {table} WHERE stage >= ?", (stage,))  # noqa: S608 - three fixed names
+        for table in ("results", "user_results", "expected", "printed"):
+            self._execute(f"DELETE FROM {table} WHERE stage >= ?", (stage,))  # noqa: S608 - four fixed names
         self._execute("DELETE FROM stages WHERE number > ?", (stage,))
 
     # ---- writing

@@ -16,9 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coterie.data import EllipsesData, HsbData, PythonData
+from coterie.draws import stream
 from coterie.errors import ConfigError
 from coterie_client.data import UserData, UserHead, list_users, load_users, moments, standardize, user_source
-from coterie_client.data.draws import stream
 from coterie_client.data.split import hold_out, n_test_rows
 
 ELLIPSES = EllipsesData(source="ellipses")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from coterie.data import HlmData
+from coterie.draws import stream
 from coterie.errors import ConfigError
 from coterie_client.data import list_users, load_users
-from coterie_client.data.draws import stream
 from coterie_client.data.hlm import normal, truth
 
 

@@ -4,17 +4,19 @@ Importing this is light: NumPy and pydantic; pyarrow is imported by the Parquet 
 `coterie.data.DataConfig`.
 """
 
-from coterie_client.data.load import list_users, load_users
+from coterie_client.data.load import Fresh, fresh_rows, list_users, load_users
 from coterie_client.data.python_source import UserRecord, UserSource, user_source
 from coterie_client.data.standardize import Moments, moments, standardize
 from coterie_client.data.users import UserData, UserHead
 
 __all__ = [
+    "Fresh",
     "Moments",
     "UserData",
     "UserHead",
     "UserRecord",
     "UserSource",
+    "fresh_rows",
     "list_users",
     "load_users",
     "moments",

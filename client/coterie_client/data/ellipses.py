@@ -17,7 +17,7 @@ import numpy as np
 
 from coterie.arrays import Array
 from coterie.data import EllipsesData
-from coterie_client.data.draws import Stream, stream
+from coterie.draws import Stream, stream
 from coterie_client.data.users import UserData, UserHead, frozen
 
 FIRST_ANGLE_DEGREES = 90.0

@@ -18,8 +18,8 @@ import numpy as np
 
 from coterie.arrays import Array
 from coterie.data import HlmData
+from coterie.draws import normal, stream
 from coterie.names import unknown_user
-from coterie_client.data.draws import Stream, stream
 from coterie_client.data.users import UserData, UserHead, frozen
 
 
@@ -49,18 +49,6 @@ def truth(config: HlmData, seed: int, names: Sequence[str]) -> Array:
         of_cluster = centre + config.sigma_cluster * normal(stream(seed, "hlm cluster", str(clusters[name])), config.d)
         thetas[place] = of_cluster + config.sigma_user * normal(stream(seed, "hlm user", name), config.d)
     return thetas
-
-
-def normal(draws: Stream, n: int) -> Array:
-    """(n,) standard normal numbers, by Marsaglia's polar method: products of uniform numbers, and one logarithm."""
-    kept = np.empty((0, 2))
-    while 2 * len(kept) < n:
-        square = 2.0 * draws.uniform(2 * max(n, 16)).reshape(-1, 2) - 1.0
-        radius = np.square(square).sum(axis=1)
-        kept = np.concatenate([kept, square[(radius > 0.0) & (radius < 1.0)]])
-    radius = np.square(kept).sum(axis=1, keepdims=True)
-    numbers: Array = (kept * np.sqrt(-2.0 * np.log(radius) / radius)).reshape(-1)[:n]
-    return numbers
 
 
 def _user(config: HlmData, seed: int, head: UserHead, theta: Array) -> UserData:

@@ -6,15 +6,30 @@ spread over hosts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import assert_never
 
-from coterie.data import CsvData, DataConfig, EllipsesData, ExamsData, GrowthData, HlmData, HsbData, NpzData, ParquetData, PythonData
+from coterie.arrays import Array
+from coterie.data import (
+    CsvData,
+    DataConfig,
+    EllipsesData,
+    ExamsData,
+    GrowthData,
+    HlmData,
+    HsbData,
+    NpzData,
+    ParquetData,
+    PythonData,
+    RepresentationData,
+)
 from coterie.names import natural_key, unknown_user
-from coterie_client.data import bundled, csv_table, ellipses, hlm, npz_table, parquet_table, python_source
+from coterie_client.data import bundled, csv_table, ellipses, hlm, npz_table, parquet_table, python_source, representation
 from coterie_client.data.split import head_with_fold, with_fold
 from coterie_client.data.users import UserData, UserHead
+
+Fresh = Callable[[int, int, int], tuple[Array, Array]]
 
 
 def list_users(config: DataConfig, seed: int, data_dir: Path | None = None) -> list[UserHead]:
@@ -43,6 +58,11 @@ def load_users(config: DataConfig, seed: int, names: Sequence[str] | None, data_
     return users if fold is None else [with_fold(user, fold, seed) for user in users]
 
 
+def fresh_rows(config: DataConfig, seed: int, names: Sequence[str]) -> Fresh | None:
+    """(position in `names`, round, m) -> m new rows (m, p) and targets (m,), where the data is generated and has a truth; else None."""
+    return representation.fresh(config, seed, names) if isinstance(config, RepresentationData) else None
+
+
 def _heads(config: DataConfig, seed: int, data_dir: Path | None) -> list[UserHead]:
     match config:
         case CsvData():
@@ -57,6 +77,8 @@ def _heads(config: DataConfig, seed: int, data_dir: Path | None) -> list[UserHea
             return ellipses.heads(config)
         case HlmData():
             return hlm.heads(config)
+        case RepresentationData():
+            return representation.heads(config)
         case PythonData():
             return python_source.heads(config, seed)
         case _:
@@ -77,6 +99,8 @@ def _load(config: DataConfig, seed: int, names: Collection[str] | None, data_dir
             return ellipses.load(config, seed, names)
         case HlmData():
             return hlm.load(config, seed, names)
+        case RepresentationData():
+            return representation.load(config, seed, names)
         case PythonData():
             return python_source.load(config, seed, names)
         case _:

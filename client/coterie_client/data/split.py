@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
 from coterie.data import Fold
-from coterie_client.data.draws import Stream, stream
+from coterie.draws import Stream, stream
 from coterie_client.data.users import UserData, UserHead, frozen
 
 

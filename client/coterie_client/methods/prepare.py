@@ -13,7 +13,7 @@ import numpy as np
 
 from coterie.arrays import Array
 from coterie.messages import Message
-from coterie.methods.prepare import AskFacts, AskMoments, Constants, UserFacts, UserMoments
+from coterie.methods.prepare import AskFacts, AskMoments, AskSizes, Constants, UserFacts, UserMoments, UserSizes
 from coterie_client.data import moments
 from coterie_client.method import Inbox, Local
 
@@ -38,6 +38,9 @@ class _Prepare:
         if Constants in inbox:
             constants = inbox[Constants]
             state = State(constants.mean, constants.scale)
+        if AskSizes in inbox:
+            n_test = np.array([len(user.test_target) for user in local.users], dtype=np.int64)
+            replies.append(UserSizes(np.array([len(user.target) for user in local.users], dtype=np.int64), n_test))
         if AskFacts in inbox:
             problem = local.problem
             if inbox[AskFacts].wants_minimisers[0]:

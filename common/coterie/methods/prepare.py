@@ -60,3 +60,18 @@ class UserFacts(Rows):
     d: Annotated[Indices, Positions("rows")]
     smoothness: Annotated[Array, Scalars("rows")]
     strong_convexity: Annotated[Array, Scalars("rows")]
+
+
+@declare(method="prepare", step="describe")
+@dataclass(frozen=True)
+class AskSizes(Broadcast):
+    """Asks every user of a network how many rows it has."""
+
+
+@declare(method="prepare", step="describe")
+@dataclass(frozen=True)
+class UserSizes(Rows):
+    """A user's numbers of training and of held-out rows: the weights of averages."""
+
+    n_rows: Annotated[Indices, Positions("rows")]
+    n_test: Annotated[Indices, Positions("rows")]

@@ -62,7 +62,7 @@ class User(_message.Message):
     def __init__(self, name: _Optional[str] = ..., cluster: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "host", "users", "more", "run_id", "last_seq", "numerics", "instance", "features", "aggregator")
+    __slots__ = ("protocol", "host", "users", "more", "run_id", "last_seq", "numerics", "instance", "features", "aggregator", "model")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     USERS_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class Hello(_message.Message):
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     AGGREGATOR_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     host: str
     users: _containers.RepeatedCompositeFieldContainer[User]
@@ -83,7 +84,8 @@ class Hello(_message.Message):
     instance: str
     features: _containers.RepeatedScalarFieldContainer[str]
     aggregator: bool
-    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., more: _Optional[bool] = ..., run_id: _Optional[str] = ..., last_seq: _Optional[int] = ..., numerics: _Optional[str] = ..., instance: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., aggregator: _Optional[bool] = ...) -> None: ...
+    model: str
+    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., more: _Optional[bool] = ..., run_id: _Optional[str] = ..., last_seq: _Optional[int] = ..., numerics: _Optional[str] = ..., instance: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., aggregator: _Optional[bool] = ..., model: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("run_id", "member_indices", "n_members", "heartbeat_s", "numbers", "clusters")

@@ -184,7 +184,7 @@ class Pdmm:
         labels = partition(state.x, self._zeros(state), self.config.cluster_tolerance)
         figures = {"clusters": float(labels.max() + 1)}
         carry = Carry(self.setting.stage, self.config.placement, self.layout.copies, state.x, state.z, state.mu, state.muhat)
-        return Outcome(state.x, labels, figures, carry)
+        return Outcome(state.x, labels, figures, carry=carry)
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
         """S5 = X, S6 = Z (one per unordered pair when drawn in pairs), S7 = X counted once, S10 = S_D; lean: X each way."""

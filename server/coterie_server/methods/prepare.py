@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from coterie.errors import ConfigError, RunError
-from coterie.methods.prepare import AskFacts, AskMoments, Constants, UserFacts, UserMoments
+from coterie.methods.prepare import AskFacts, AskMoments, AskSizes, Constants, UserFacts, UserMoments, UserSizes
+from coterie.model import TensorInfo
 from coterie_server.method import Facts, Federation, Members
 
 MAX_D = 100_000_000  # dimensions of a model
@@ -43,6 +44,16 @@ async def prepare(
     # In an exchange of its own: L_i and mu_i are those of the standardised rows, which a host has once it has handled the constants.
     told = await _ask_facts(federation, wants_minimisers=wants_minimisers)
     return replace(_facts(told, members), mean=mean, scale=scale)
+
+
+async def prepare_network(federation: Federation, members: Members, tensors: Sequence[TensorInfo]) -> Facts:
+    """Learns how many rows each user has; d is the number of the network's parameters."""
+    sizes = (await federation.exchange(AskSizes()))[UserSizes]
+    n_users = len(members)
+    if sizes.n_rows.size != n_users or (sizes.n_rows < 1).any() or (sizes.n_test < 0).any():
+        raise RunError(f"{sizes.n_rows.size} of {n_users} users told about their rows, wanted at least one training row of each")
+    none = np.full(n_users, np.nan)
+    return Facts(sizes.n_rows, none, none, sum(tensor.size for tensor in tensors), n_test=sizes.n_test)
 
 
 async def _ask_facts(federation: Federation, *, wants_minimisers: bool) -> UserFacts:

@@ -31,3 +31,15 @@ class Stream:
 def stream(seed: int, purpose: str, *index: int | str) -> Stream:
     """The stream of (seed, purpose, index)."""
     return Stream(philox(seed, purpose, *index))
+
+
+def normal(draws: Stream, n: int) -> Array:
+    """(n,) standard normal numbers, by Marsaglia's polar method: products of uniform numbers, and one logarithm."""
+    kept = np.empty((0, 2))
+    while 2 * len(kept) < n:
+        square = 2.0 * draws.uniform(2 * max(n, 16)).reshape(-1, 2) - 1.0
+        radius = np.square(square).sum(axis=1)
+        kept = np.concatenate([kept, square[(radius > 0.0) & (radius < 1.0)]])
+    radius = np.square(kept).sum(axis=1, keepdims=True)
+    numbers: Array = (kept * np.sqrt(-2.0 * np.log(radius) / radius)).reshape(-1)[:n]
+    return numbers

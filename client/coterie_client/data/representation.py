@@ -1,0 +1,51 @@
+"""Regressions that share a representation: y = w*_i' B*' x + noise, x ~ N(0, I), section 5.1 of Collins et al. (2021).
+
+Users "u0", "u1", ...; the truth is in `coterie.representation`. Rows are drawn by user, purpose and round, so they do not depend on
+who else is loaded, and fewer rows are the first of more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from coterie.arrays import Array
+from coterie.data import RepresentationData
+from coterie.draws import normal, stream
+from coterie.representation import true_head, true_representation
+from coterie_client.data.users import UserData, UserHead, frozen
+
+
+def heads(config: RepresentationData) -> list[UserHead]:
+    """All users, without making any row."""
+    return [UserHead(f"u{number}", None, config.rows_per_user) for number in range(config.users)]
+
+
+def load(config: RepresentationData, seed: int, names: Collection[str] | None) -> list[UserData]:
+    """The users in `names` (None: all) that there are."""
+    wanted = [head.name for head in heads(config) if names is None or head.name in names]
+    loaded = []
+    for name in wanted:
+        rows = _rows(config, seed, name, "rows", 0, config.rows_per_user)
+        test_rows = _rows(config, seed, name, "test rows", 0, config.test_per_user)
+        loaded.append(UserData(name, None, *rows, *test_rows))
+    return loaded
+
+
+def fresh(config: RepresentationData, seed: int, names: Sequence[str]) -> Callable[[int, int, int], tuple[Array, Array]]:
+    """(position in `names`, round, m) -> m rows (m, d) and targets (m,) that this user has in this round alone."""
+
+    def draw(position: int, round_number: int, m: int) -> tuple[Array, Array]:
+        return _rows(config, seed, names[position], "fresh rows", round_number, m)
+
+    return draw
+
+
+def _rows(config: RepresentationData, seed: int, name: str, purpose: str, round_number: int, m: int) -> tuple[Array, Array]:
+    truth = true_representation(config, seed)
+    assert truth is not None  # noqa: S101 - this data has one
+    seed_here = seed if config.seed is None else config.seed
+    features = normal(stream(seed_here, f"representation {purpose}", name, round_number), m * config.d).reshape(m, config.d)
+    noise = normal(stream(seed_here, f"representation noise of {purpose}", name, round_number), m)
+    deviation = config.noise if config.noise_is == "std" else config.noise**0.5
+    theta = (truth * true_head(config, seed, name)).sum(axis=1)
+    return frozen(features), frozen((features * theta).sum(axis=1) + deviation * noise)

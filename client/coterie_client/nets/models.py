@@ -1,0 +1,112 @@
+"""The built-in networks, and those of the user's own code. A built-in one is a `representation` followed by a `head`."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from typing import assert_never
+
+import torch
+from torch import nn
+
+from coterie.errors import ConfigError
+from coterie.model import CnnModel, CustomModel, LinearModel, LstmModel, MlpModel, ModelConfig
+
+
+class Composed(nn.Module):
+    """A representation, then a head."""
+
+    def __init__(self, representation: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.representation = representation
+        self.head = head
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores (m, classes) of rows (m, ...)."""
+        found: torch.Tensor = self.head(self.representation(x))
+        return found
+
+
+class LastOutput(nn.Module):
+    """An embedding of symbols (m, T) and an LSTM; its output after the last symbol (m, hidden)."""
+
+    def __init__(self, config: LstmModel) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.symbols, config.embedding)
+        self.lstm = nn.LSTM(config.embedding, config.hidden, config.layers, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Features of sequences of symbols."""
+        outputs, _ = self.lstm(self.embedding(x))
+        last: torch.Tensor = outputs[:, -1]
+        return last
+
+
+def build_module(config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
+    """The network for rows of this shape, with torch's initial values. ConfigError where it does not fit them, or cannot be built."""
+    match config:
+        case LinearModel():
+            return Composed(nn.Flatten(), nn.Linear(_size(shape), config.classes))
+        case MlpModel():
+            return Composed(_mlp(config, shape), nn.Linear(config.hidden[-1], config.classes))
+        case CnnModel():
+            return Composed(_cnn(config, shape), nn.Linear(config.hidden[1], config.classes))
+        case LstmModel():
+            if len(shape) != 1:
+                raise ConfigError(f"model 'lstm' reads sequences of symbols, but a row has shape {list(shape)}: want one axis")
+            return Composed(LastOutput(config), nn.Linear(config.hidden, config.classes))
+        case CustomModel():
+            return _custom(config)
+        case _:
+            assert_never(config)
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def _mlp(config: MlpModel, shape: tuple[int, ...]) -> nn.Module:
+    layers: list[nn.Module] = []
+    if config.pool > 1:
+        if len(shape) != 3 or min(shape[1:]) < config.pool:
+            raise ConfigError(f"model.pool is {config.pool}, but a row has shape {list(shape)}: want images of at least that size")
+        layers.append(nn.AvgPool2d(config.pool))
+        shape = (shape[0], *(extent // config.pool for extent in shape[1:]))
+    layers.append(nn.Flatten())
+    for before, after in itertools.pairwise((_size(shape), *config.hidden)):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def _cnn(config: CnnModel, shape: tuple[int, ...]) -> nn.Module:
+    smallest = 16  # a pixel is left after two convolutions of 5 and two halvings
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        raise ConfigError(f"model 'cnn' reads images of at least {smallest}x{smallest}, but a row has shape {list(shape)}")
+    first, second = config.channels
+    left = [((extent - 4) // 2 - 4) // 2 for extent in shape[1:]]
+    return nn.Sequential(
+        *(nn.Conv2d(shape[0], first, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(first, second, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+        *(nn.Linear(second * left[0] * left[1], config.hidden[0]), nn.ReLU()),
+        *(nn.Linear(config.hidden[0], config.hidden[1]), nn.ReLU()),
+    )
+
+
+def _custom(config: CustomModel) -> nn.Module:
+    module_name, _, name = config.build.partition(":")
+    try:
+        build = getattr(importlib.import_module(module_name), name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's module may fail in any way of its own, and even exit
+        raise ConfigError(f"model {config.build!r} cannot be imported: {type(error).__name__}: {error}") from error
+    try:
+        built = build(**config.options)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise ConfigError(f"model {config.build!r} cannot be built with {config.options}: {type(error).__name__}: {error}") from error
+    if not isinstance(built, nn.Module):
+        raise ConfigError(f"model {config.build!r} has built a {type(built).__name__}, want a torch.nn.Module")
+    return built

@@ -1,0 +1,31 @@
+"""`adapt`: new users join what a run has learnt. The shared tensors are delivered to them once, and they train the private ones.
+
+Collins et al. (2021), section 5: "this new client only needs to learn a head". A round is an epoch, after which users judge their models.
+`coterie adapt` makes such a run from a finished one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from coterie.methods.partial import Epochs, Training
+from coterie.model import Sharing
+
+
+class Config(Training):
+    """Hyper-parameters; which tensors are shared is the finished run's matter."""
+
+    sharing: ClassVar[Sharing] = "none"
+
+    name: Literal["adapt"] = "adapt"
+    shared: Sharing = "representation"
+    epochs: Epochs = 1  # of a round
+    fine_tune: tuple[Literal["head", "all"], ...] = ()
+
+    def phases(self) -> list[dict[str, Any]]:
+        """The private tensors alone; where all were shared, the head of the user's copy."""
+        return [self.phase("representation" if self.shared == "head" else "head", epochs=self.epochs)]
+
+    def client_options(self) -> dict[str, Any]:
+        """As the finished run split the tensors."""
+        return {**super().client_options(), "sharing": self.shared}

@@ -1,0 +1,19 @@
+"""`fedavg`: federated averaging (McMahan, Moore, Ramage, Hampson and Aguera y Arcas, 2017). One model for all users.
+
+Its fine-tuned form, FedAvg+FT of Collins et al. (2021), is what users judge at the end beside it (`fine_tune`).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from coterie.methods.partial import JointTraining
+from coterie.model import Sharing
+
+
+class Config(JointTraining):
+    """Hyper-parameters."""
+
+    sharing: ClassVar[Sharing] = "all"
+
+    name: Literal["fedavg"] = "fedavg"

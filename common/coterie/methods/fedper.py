@@ -1,0 +1,19 @@
+"""`fedper`: Arivazhagan, Aggarwal, Singh and Choudhary (2019), federated learning with personalization layers.
+
+Users share the representation (the base layers) and keep their heads, as in FedRep, but a local update trains both at once.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from coterie.methods.partial import JointTraining
+from coterie.model import Sharing
+
+
+class Config(JointTraining):
+    """Hyper-parameters."""
+
+    sharing: ClassVar[Sharing] = "representation"
+
+    name: Literal["fedper"] = "fedper"

@@ -1,0 +1,46 @@
+"""`fedrep`: Algorithm 1 of Collins, Hassani, Mokhtari and Shakkottai (2021).
+
+Users share a representation phi and keep their heads h_i. In round t each of the r n users drawn makes tau updates of its head with phi^t
+fixed, starting where its head was left, then updates the representation with the head fixed, and returns it; the server averages:
+
+    h_i^{t,s} <- GRD(f_i(h_i^{t,s-1}, phi^t), h_i^{t,s-1}, alpha),  s = 1..tau;   phi_i^{t+1} <- GRD(f_i(h_i^{t,tau}, phi^t), phi^t, alpha)
+
+In the experiments of section 5.2 both are epochs of SGD with momentum: ten of the head, then one (CIFAR) or five of the representation.
+The average there weighs all users the same (`average: plain`); by rows is the default, since users may have very different numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import PositiveInt, model_validator
+
+from coterie.methods.partial import Epochs, Optimizer, Training
+from coterie.model import Sharing
+
+
+class Config(Training):
+    """Hyper-parameters."""
+
+    sharing: ClassVar[Sharing] = "representation"
+
+    name: Literal["fedrep"] = "fedrep"
+    head_epochs: Epochs | None = None  # 10 where neither is given
+    head_updates: PositiveInt | None = None  # tau, in batches, instead of epochs
+    head_optimizer: Optimizer | None = None  # absent: that of the representation
+    representation_epochs: Epochs = 1
+    cache_features: bool = True  # the representation is fixed in head epochs: its features are computed once
+
+    @model_validator(mode="after")
+    def _one_of_epochs_and_updates(self) -> Self:
+        if self.head_epochs is not None and self.head_updates is not None:
+            raise ValueError("head_epochs and head_updates both say how long heads are trained: give one")
+        return self
+
+    def phases(self) -> list[dict[str, Any]]:
+        """The head with the representation fixed, then the representation with the head fixed."""
+        epochs = None if self.head_updates is not None else 10 if self.head_epochs is None else self.head_epochs
+        return [
+            self.phase("head", epochs=epochs, updates=self.head_updates, optimizer=self.head_optimizer, cache=self.cache_features),
+            self.phase("representation", epochs=self.representation_epochs),
+        ]

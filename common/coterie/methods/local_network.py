@@ -1,0 +1,19 @@
+"""`local_network`: every user trains its own network on its own rows; nothing is shared. "Local Only" of Collins et al. (2021)."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from coterie.methods.partial import JointTraining
+from coterie.model import Sharing
+
+
+class Config(JointTraining):
+    """Hyper-parameters; `epochs` are those of one round, in which by default everyone takes part."""
+
+    sharing: ClassVar[Sharing] = "none"
+
+    name: Literal["local_network"] = "local_network"
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -1,0 +1,86 @@
+"""`coterie adapt`: new users join what a finished run has learnt.
+
+It is a run of its own, with its own ledger: the shared tensors are delivered to the new users, who train the rest on their own rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from coterie.config import Experiment, apply_overrides, experiment_from, experiment_to_json
+from coterie.errors import ConfigError
+from coterie.methods.partial import Training
+from coterie_deploy.launch import Launch
+from coterie_deploy.local import run_here
+from coterie_deploy.user_models import FinishedRun, finished_run
+from coterie_server.method import Outcome
+
+_SOURCES = {".csv": "csv", ".gz": "csv", ".parquet": "parquet", ".npz": "npz"}
+_TABLES = ("csv", "parquet")
+
+
+def adapt(
+    folder: Path, table: Path, overrides: Sequence[str], output: Path | None, epochs: int, out: Console, err: Console, *, quiet: bool
+) -> None:
+    """Trains the heads of the users in `table` and reports. Raises CoterieError."""
+    run = finished_run(folder)
+    if not run.is_private and not run.shared:
+        raise ConfigError(f"the run in {folder} shared nothing, so there is nothing to adapt")
+    with _as_data(run, table) as data:
+        experiment = adapting(run, data, overrides, epochs)
+        chosen = output or _free(folder)
+        how = Launch(transport="loopback", folder=chosen, start=Outcome(None, shared=run.shared))
+        run_here(experiment, how, out, err, quiet=quiet)
+
+
+def adapting(run: FinishedRun, data: Mapping[str, Any], overrides: Sequence[str], epochs: int) -> Experiment:
+    """The experiment of new users with these data."""
+    content = json.loads(experiment_to_json(run.experiment))
+    trained: Training = run.experiment.method
+    kept = {key: content["method"][key] for key in ("batch_size", "batch_norm", "optimizer") if key in content["method"]}
+    head = content["method"].get("head_optimizer")
+    shared = getattr(trained, "shared", trained.sharing)
+    content |= {
+        "name": f"{run.experiment.name[:90]}-adapt",
+        "data": dict(data),
+        "method": {"name": "adapt", "shared": shared, **kept, **({"optimizer": head} if head else {})},
+        "stop": {"rounds": max(epochs, 1)},
+        "references": [],
+    }
+    content["federation"] |= {"hosts": 1, "users": None, "topology": "flat", "min_hosts": None}
+    return experiment_from(apply_overrides(content, overrides), "the experiment of the new users")
+
+
+@contextlib.contextmanager
+def _as_data(run: FinishedRun, table: Path) -> Iterator[dict[str, Any]]:
+    """The data section for the new users' file: the run's own where it is of the same kind, else that of the file's ending."""
+    source = _SOURCES.get(table.suffix)
+    if source is None:
+        raise ConfigError(f"--data is {str(table)!r}, want a file that ends in .csv, .csv.gz, .parquet or .npz")
+    if not table.is_file():
+        raise ConfigError(f"--data {str(table)!r} is no file, want the new users' rows")
+    section = json.loads(experiment_to_json(run.experiment))["data"]
+    if section["source"] != source:
+        section = {"source": source}
+    section = {key: value for key, value in section.items() if key not in ("partition", "test_path", "encoded", "fold")}
+    if source in _TABLES and section.get("user_column") is None:
+        with tempfile.TemporaryDirectory(prefix="coterie-") as folder:  # a folder of one file, named after its user
+            (Path(folder) / table.name).symlink_to(table.resolve())
+            yield {**section, "path": folder}
+    else:
+        yield {**section, "path": str(table)}
+
+
+def _free(folder: Path) -> Path:
+    """The next free folder of the name."""
+    number = 1
+    while (place := folder.with_name(f"{folder.name}-adapt-{number}")).exists():
+        number += 1
+    return place

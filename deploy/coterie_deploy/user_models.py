@@ -1,0 +1,133 @@
+"""The models of users with networks: the shared tensors of the run folder together with the private ones of the hosts' state folders.
+
+`coterie models` writes them as safetensors, a file for each user, beside the configuration that builds the network again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.config import Experiment, experiment_to_json, load_experiment
+from coterie.errors import ConfigError
+from coterie.model import TensorInfo, from_json, named_tensors, shared_tensors
+from coterie.names import natural_key, unknown_user
+from coterie.snapshot import SnapshotFile
+from coterie_deploy.launch import HOSTS
+from coterie_deploy.shipped import FROZEN
+from coterie_server import summary
+from coterie_server.coordinator import SHARED
+from coterie_server.rundb import open_run
+
+Tensors = dict[str, NDArray[Any]]
+
+_SNAPSHOT = ".snapshot"
+MODEL_FILE = "model.json"
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run of users with networks."""
+
+    folder: Path
+    run_id: str
+    stage: str
+    experiment: Experiment
+    tensors: tuple[TensorInfo, ...]  # of the whole network
+    shared: Tensors
+
+    @property
+    def is_private(self) -> bool:
+        """Whether users have tensors of their own."""
+        return len(self.shared) < len(self.tensors)
+
+
+def finished_run(folder: Path) -> FinishedRun:
+    """Reads a run folder. ConfigError when it is none, has not finished, or trained no networks."""
+    path = folder / FROZEN
+    if not path.is_file():
+        raise ConfigError(f"{folder} is not a run folder: it has no {FROZEN}")
+    experiment = load_experiment(path)
+    if experiment.model is None:
+        raise ConfigError(f"the run in {folder} trained no networks, want a run of an experiment with a model")
+    with contextlib.closing(open_run(folder)) as connection:
+        facts = summary.facts(connection)
+    stage = facts.get("final_stage")
+    if stage is None or facts.get("status") != "finished":
+        raise ConfigError(f"the run in {folder} has not finished, so it has no models yet")
+    with np.load(folder / "models" / f"{stage}.npz") as arrays:
+        shared = {key.removeprefix(f"{SHARED}/"): arrays[key] for key in arrays.files if key.startswith(f"{SHARED}/")}
+    return FinishedRun(folder, facts["run_id"], stage, experiment, from_json(facts["model"]), shared)
+
+
+def models_of(run: FinishedRun, state: Path | None, users: Sequence[str] | None = None) -> dict[str, Tensors]:
+    """All tensors of each user (None: of all that are found), in natural order of names.
+
+    `state` is the state folder of hosts that were not launched with the run; by default the run folder's own hosts are looked at.
+    Raises ConfigError when a user's private tensors are not there.
+    """
+    found: dict[str, Tensors] = {}
+    for store in _stores(run.folder / HOSTS if state is None else state):
+        tree = store.load()
+        if tree is not None and tree["run_id"] == run.run_id:
+            found |= _models_in(run, tree)
+    if not found:
+        where = run.folder / HOSTS if state is None else state
+        raise ConfigError(f"no host of the run has left its state in {where}, want the folder that its clients were given with --state")
+    unknown = next((user for user in users or () if user not in found), None)
+    if unknown is not None:
+        raise unknown_user(unknown, list(found))
+    return {user: found[user] for user in sorted(found if users is None else users, key=natural_key)}
+
+
+def _stores(folder: Path) -> list[SnapshotFile]:
+    paths = sorted(folder.rglob(f"*{_SNAPSHOT}")) if folder.is_dir() else []
+    return [SnapshotFile(path.parent, path.name.removesuffix(_SNAPSHOT)) for path in paths]
+
+
+def _models_in(run: FinishedRun, tree: Mapping[str, Any]) -> dict[str, Tensors]:
+    state = tree["states"]["partial"]
+    shared = shared_tensors(run.tensors, state.options["sharing"], statistics_travel=state.options["statistics_travel"])
+    names = {tensor.name for tensor in shared}
+    private = [tensor for tensor in run.tensors if tensor.name not in names]
+    models = {}
+    for position, user in enumerate(tree["users"]):
+        own = named_tensors(state.private[position], state.private_counts[position], private)
+        whole = {**run.shared, **own}
+        models[user] = {tensor.name: whole[tensor.name] for tensor in run.tensors}
+    return models
+
+
+def export(folder: Path, output: Path, state: Path | None, users: Sequence[str] | None) -> list[Path]:
+    """Writes USER.safetensors for each user and the configuration of the network; the files. Raises ConfigError."""
+    from safetensors.numpy import save_file  # noqa: PLC0415 - an extra, which only this needs
+
+    run = finished_run(folder)
+    models = models_of(run, state, users)
+    content = json.loads(experiment_to_json(run.experiment))
+    kept = {"run_id": run.run_id, "stage": run.stage, "model": content["model"], "problem": content["problem"], "seed": content["seed"]}
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        (output / MODEL_FILE).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+        written = []
+        for number, (user, tensors) in enumerate(models.items()):
+            path = output / f"{_file_name(user, number)}.safetensors"
+            save_file(
+                {name: np.ascontiguousarray(array) for name, array in tensors.items()}, path, metadata={"user": user, "run_id": run.run_id}
+            )
+            written.append(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write the models to {output}: {error.strerror or error}") from error
+    return written
+
+
+def _file_name(user: str, number: int) -> str:
+    """The user's name where it can be that of a file; else its number among those written."""
+    return user if user.isascii() and all(c.isalnum() or c in "._- " for c in user) and not user.startswith(".") else f"user-{number + 1}"

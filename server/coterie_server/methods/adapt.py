@@ -1,0 +1,89 @@
+"""Server half of `adapt`: the shared tensors of a finished run are delivered to new users, who train the rest on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coterie.errors import ConfigError, RunError
+from coterie.methods.adapt import Config
+from coterie.methods.partial import AS_IS, AskScores, Delivery, Scores, TrainHead, TrainingLoss
+from coterie.model import TensorInfo, named_tensors, shared_tensors
+from coterie_server.method import Federation, Outcome, Setting
+from coterie_server.methods.partial import PartialSharing, State
+
+FLAT_ONLY = True  # it knows no clusters
+
+
+@dataclass(frozen=True)
+class Adapt:
+    """The server half for one stage."""
+
+    half: PartialSharing  # judges and names as the methods that train do
+    start: Mapping[str, Any]  # the shared tensors by name
+
+    @property
+    def client_options(self) -> Mapping[str, Any]:
+        """Settings of the client half, which is the room `partial`."""
+        return self.half.client_options
+
+    async def init(self, federation: Federation) -> State:
+        """Delivers the shared tensors, once."""
+        floats = [tensor for tensor in self.half.tensors if not tensor.is_integer]
+        integers = [tensor for tensor in self.half.tensors if tensor.is_integer]
+        weights = np.concatenate(
+            [np.zeros(0, np.float32), *(np.asarray(self.start[tensor.name], np.float32).reshape(-1) for tensor in floats)]
+        )
+        counts = np.concatenate(
+            [np.zeros(0, np.int64), *(np.asarray(self.start[tensor.name], np.int64).reshape(-1) for tensor in integers)]
+        )
+        everyone = np.arange(len(self.half.setting.members))
+        modes = np.array([AS_IS])
+        scores = (await federation.exchange(Delivery(weights, counts, users=everyone), AskScores(modes)))[Scores]
+        figures, _ = self.half.judged(scores, modes)
+        return State(weights, counts, (figures["heldout_metric"],))
+
+    async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:  # noqa: ARG002
+        """An epoch of the head, and what it has brought."""
+        modes = np.array([AS_IS])
+        replies = await federation.exchange(TrainHead(), AskScores(modes))
+        figures, _ = self.half.judged(replies[Scores], modes)
+        return state, {"loss": float(replies[TrainingLoss].loss.mean()), "accuracy": figures["heldout_metric"]}
+
+    async def finish(self, state: State, federation: Federation) -> Outcome:
+        """The users judge their models, with and without fine-tuning."""
+        modes = np.array(self.half.config.modes, dtype=np.int64)
+        figures, by_user = self.half.judged((await federation.exchange(AskScores(modes)))[Scores], modes)
+        figures["accuracy_before"] = state.recent[0]
+        shared = named_tensors(state.weights, state.counts, self.half.tensors)
+        return Outcome(None, None, figures, by_user=by_user, shared=shared)
+
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:  # noqa: ARG002
+        """The shared tensors, once for each new user."""
+        return {("delivery", "down"): float(len(self.half.setting.members))}
+
+
+def build(config: Config, setting: Setting) -> Adapt:
+    """The server half for one stage. ConfigError where no finished run is given, or its model is another one."""
+    facts, start = setting.facts, setting.start
+    if facts is None or facts.n_test is None:
+        raise RunError(f"stage {setting.stage!r} needs the sizes of the stage 'prepare'")
+    if start is None or not start.shared:
+        raise ConfigError("method 'adapt' starts from what a finished run shares: want coterie adapt RUN")
+    tensors = shared_tensors(setting.tensors, config.shared, statistics_travel=config.batch_norm == "shared")
+    _check(tensors, start.shared)
+    return Adapt(PartialSharing(config, setting, tensors, facts.n_rows, facts.n_test), start.shared)
+
+
+def _check(tensors: Sequence[TensorInfo], shared: Mapping[str, Any]) -> None:
+    for tensor in tensors:
+        if tensor.name not in shared:
+            raise ConfigError(f"the new users' model has the tensor {tensor.name!r}, which the run does not share: want the run's model")
+        if shared[tensor.name].shape != tensor.shape:
+            found = list(shared[tensor.name].shape)
+            raise ConfigError(
+                f"tensor {tensor.name!r} of the run has shape {found}, that of the new users' model {list(tensor.shape)}: want the same"
+            )

@@ -1,0 +1,197 @@
+"""Server half of partial sharing, for all methods that train networks (see `coterie.methods.partial`). It needs no torch: to the
+server, the shared tensors are one vector of float32 numbers and one of counts.
+
+Algorithm 1 of Collins, Hassani, Mokhtari and Shakkottai (2021) with any split of the tensors; averages are sums in member order, in
+float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from coterie.arrays import Array, Indices
+from coterie.draws import stream
+from coterie.errors import ConfigError, RunError
+from coterie.methods.partial import (
+    AS_IS,
+    MODES,
+    AskScores,
+    AskStart,
+    Delivery,
+    Scores,
+    Shared,
+    Single,
+    Start,
+    Training,
+    TrainingLoss,
+    Trial,
+    Updated,
+)
+from coterie.model import TensorInfo, check_sizes, named_tensors, shared_tensors
+from coterie_server.known_clusters import spread_of
+from coterie_server.method import Federation, Outcome, Setting
+
+_BLOCK = 1 << 18  # numbers that are averaged at once
+
+
+@dataclass(frozen=True)
+class State:
+    """Between two rounds."""
+
+    weights: Single  # (shared,) phi^t and all other shared float tensors, one after the other
+    counts: Indices  # (counts,) the shared integer tensors
+    recent: tuple[float, ...] = ()  # mean accuracies of the latest evaluated rounds, oldest first
+
+
+@dataclass(frozen=True)
+class PartialSharing:
+    """The server half for one stage."""
+
+    config: Training
+    setting: Setting
+    tensors: tuple[TensorInfo, ...]  # that travel
+    n_rows: Indices  # (n,) training rows
+    n_test: Indices  # (n,)
+    tolerates_absence: bool = True
+
+    @property
+    def client_options(self) -> Mapping[str, Any]:
+        """Settings of the client half, which is the room `partial`."""
+        return {"partial": self.config.client_options()}
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """Users without held-out rows are in no accuracy."""
+        n_blind = int((self.n_test == 0).sum())
+        return (f"{n_blind} of {self.n_test.size} users have no held-out rows, so no accuracy counts them",) if n_blind else ()
+
+    async def init(self, federation: Federation) -> State:
+        """phi^0, from the first user; every user would say the same."""
+        if not self.tensors:
+            return State(np.zeros(0, np.float32), np.zeros(0, np.int64))
+        (start,) = (await federation.exchange(AskStart(users=np.zeros(1, np.int64)), to=np.zeros(1, np.int64))).one_by_one(Start)
+        check_sizes(start.weights[0], start.counts[0], self.tensors)
+        return State(start.weights[0], start.counts[0])
+
+    async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
+        """Users are drawn, train and return; and, in some rounds, everyone judges."""
+        chosen = self._draw(number)
+        replies = await federation.exchange(Shared(state.weights, state.counts, users=chosen), to=chosen)
+        losses = replies[TrainingLoss]
+        if self.tensors:
+            weights, counts = self._average(replies.one_by_one(Updated))
+            state = replace(state, weights=weights, counts=counts)
+        answered = chosen if losses.users is None or losses.users.size == 0 else losses.users
+        figures = {"loss": _mean(losses.loss, self.n_rows[answered]), "users": float(answered.size)}
+        if self._is_evaluated(number):
+            accuracy = await self._mean_accuracy(state, federation)
+            figures["accuracy"] = accuracy
+            state = replace(state, recent=(*state.recent, accuracy)[-max(self.config.evaluate_last, 1) :])
+        return state, figures
+
+    async def finish(self, state: State, federation: Federation) -> Outcome:
+        """Everyone gets the final tensors, and judges its model with and without fine-tuning."""
+        everyone = np.arange(self.n_rows.size)
+        modes = np.array(self.config.modes, dtype=np.int64)
+        replies = await federation.exchange(Delivery(state.weights, state.counts, users=everyone), AskScores(modes))
+        figures, by_user = self.judged(replies[Scores], modes)
+        if state.recent and self.config.evaluate_last:
+            figures["last_rounds_accuracy"] = float(np.mean(state.recent))
+        shared = named_tensors(state.weights, state.counts, self.tensors)
+        return Outcome(None, None, figures, by_user=by_user, shared=shared)
+
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
+        """A vector is all that one user is sent, or sends: the shared tensors."""
+        if not any(not tensor.is_integer for tensor in self.tensors):
+            return {}
+        n_trained = sum(row["users"] for row in figures)
+        n_judged = self.n_rows.size * sum("accuracy" in row for row in figures)
+        expected = {("start", "up"): 1.0, ("shared", "down"): n_trained, ("shared", "up"): n_trained}
+        expected[("delivery", "down")] = float(self.n_rows.size)
+        return {**expected, **({("evaluation", "down"): float(n_judged)} if n_judged else {})}
+
+    def _draw(self, number: int) -> Indices:
+        """I^t: r n users, without replacement."""
+        n_users = self.n_rows.size
+        order = stream(self.setting.seed, "participation", self.setting.stage, number).order(n_users)
+        return np.sort(order[: self.config.n_selected(n_users)])
+
+    def _average(self, updates: Sequence[Updated]) -> tuple[Single, Indices]:
+        """phi^{t+1} = sum_i p_i phi_i^{t+1}, block by block: the users' tensors may be most of the memory."""
+        for update in updates:
+            check_sizes(update.weights[0], update.counts[0], self.tensors)
+        users = np.array([update.users[0] if update.users is not None else 0 for update in updates])
+        shares = self._shares(users)
+        size = updates[0].weights.shape[1]
+        mean = np.empty(size, dtype=np.float32)
+        for start in range(0, size, _BLOCK):
+            block = slice(start, min(start + _BLOCK, size))
+            total = np.zeros(block.stop - block.start)
+            for share, update in zip(shares, updates, strict=True):
+                total += share * update.weights[0, block]
+            mean[block] = total
+        counts = np.zeros(updates[0].counts.shape[1])
+        for share, update in zip(shares, updates, strict=True):
+            counts += share * update.counts[0]
+        return mean, np.rint(counts).astype(np.int64)
+
+    def _shares(self, users: Indices) -> Array:
+        """p_i of these users: they sum to 1."""
+        weights = self.n_rows[users].astype(np.float64) if self.config.average == "rows" else np.ones(users.size)
+        shares: Array = weights / weights.sum()
+        return shares
+
+    def _is_evaluated(self, number: int) -> bool:
+        every = self.config.evaluate_every
+        return number > self.setting.rounds - self.config.evaluate_last or (every is not None and number % every == 0)
+
+    async def _mean_accuracy(self, state: State, federation: Federation) -> float:
+        everyone = np.arange(self.n_rows.size)
+        modes = np.array([AS_IS])
+        scores = (await federation.exchange(Trial(state.weights, state.counts, users=everyone), AskScores(modes)))[Scores]
+        figures, _ = self.judged(scores, modes)
+        return figures["heldout_metric"]
+
+    def judged(self, scores: Scores, modes: Indices) -> tuple[dict[str, float], dict[str, Array]]:
+        """Means and spreads over the users with held-out rows, and what each has said."""
+        said = np.arange(self.n_rows.size) if scores.users is None else scores.users
+        judged = self.n_test[said] > 0
+        if not judged.any():
+            raise ConfigError("no user has held-out rows, so nobody can judge the models: want a test_fraction above 0")
+        whose = "personal" if self._has_private else "global"
+        figures: dict[str, float] = {}
+        by_user: dict[str, Array] = {}
+        for place, mode in enumerate(modes.tolist()):
+            loss, accuracy = scores.loss[judged, place], scores.accuracy[judged, place]
+            if np.isnan(accuracy).any():
+                name = self.setting.members.names[said[judged][np.isnan(accuracy)][0]]
+                raise RunError(f"user {name!r} judged its model to be nan, wanted a share of its held-out rows")
+            if mode == AS_IS:
+                figures |= {"heldout_loss": float(loss.mean()), "heldout_metric": float(accuracy.mean())}
+            name = f"{whose}{MODES[mode]}_accuracy"
+            figures[name] = float(accuracy.mean())
+            figures |= {f"{name}_{which}": value for which, value in spread_of(accuracy).items()}
+            by_user[name] = np.full(self.n_rows.size, np.nan)
+            by_user[name][said[judged]] = accuracy
+        return figures, by_user
+
+    @property
+    def _has_private(self) -> bool:
+        return len(self.tensors) < len(self.setting.tensors)
+
+
+def _mean(values: Array, weights: Indices) -> float:
+    return float((values * weights).sum() / weights.sum())
+
+
+def build(config: Training, setting: Setting) -> PartialSharing:
+    """The server half for one stage. ConfigError when the shared part of the model has no tensors."""
+    facts = setting.facts
+    if facts is None or facts.n_test is None:
+        raise RunError(f"stage {setting.stage!r} needs the sizes of the stage 'prepare'")
+    tensors = shared_tensors(setting.tensors, config.sharing, statistics_travel=config.batch_norm == "shared")
+    return PartialSharing(config, setting, tensors, facts.n_rows, facts.n_test)
