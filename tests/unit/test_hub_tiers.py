@@ -266,7 +266,7 @@ def test_an_aggregator_that_was_killed_asks_before_its_hosts_are_back_and_says_w
         hub.lost("h", link, "killed")
         clock.now += 31
         hub.tick()
-        with pytest.raises(RunError, match=r"need 1 hosts, have 0: host 'h' .* absent since round 0 for 30 s"):
+        with pytest.raises(RunError, match=r"need 1 host, have 0: host 'h' .* absent since round 0 for 30 s"):
             await asking
 
     run(test())
