@@ -238,7 +238,7 @@ def test_show_has_something_to_say_of_a_run_that_has_not_finished(capsys: pytest
         connection.execute("DELETE FROM run WHERE key = 'final_stage'")
         connection.execute("UPDATE stages SET outcome = '', rounds = 0 WHERE name = 'global'")
     text = said(capsys, "show", "runs/small")
-    assert "running" in text
+    assert "stopped, can be resumed" in text
     assert "under way" in text
     assert "when the run has finished" in text
 
