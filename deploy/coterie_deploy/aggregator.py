@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from coterie.config import Experiment, experiment_to_json
-from coterie.dial import OnLoop, serve_member
+from coterie.dial import OnLoop, reason_of, serve_member
 from coterie.errors import ConfigError, RunError
 from coterie.snapshot import SnapshotFile
 from coterie_deploy.client import check_server_address, state_name
@@ -80,7 +80,7 @@ async def _serve(role: AggregatorRole) -> int:
             if not limit.expired():
                 for hub in open_hubs:
                     if not hub.is_over:
-                        await hub.finish(str(error), failed=True)
+                        await hub.finish(reason_of(error), failed=True)
                 raise
     if outcome is None:
         _say(f"stopped by {stop.by}; the same command goes on from here")
