@@ -137,6 +137,11 @@ class FederationRules(Model):
         """Whether aggregators stand between the coordinator and the client hosts."""
         return self.topology == "clusters"
 
+    @property
+    def noun(self) -> str:
+        """What joins the coordinator: "host" or "aggregator"."""
+        return "aggregator" if self.is_two_tier else "host"
+
 
 class Snapshots(Model):
     """How often everyone writes its state down, whichever comes first; the result does not depend on it.

@@ -17,6 +17,8 @@ TestFraction = Annotated[float, Field(ge=0, lt=1)]
 
 USER = "{user}"
 MAX_USERS = 1_000_000
+MAX_PARTS = 100_000  # users of a partition
+MAX_CLASSES = 100_000
 MAX_POINTS = 10_000_000  # of generated data, in memory: a quarter of a gigabyte
 
 
@@ -88,16 +90,258 @@ class ParquetData(_Table):
     source: Literal["parquet"]
 
 
-class NpzData(_Model):
-    """One NumPy archive of arrays with n rows each; the fields say what the arrays are called in it."""
+class Sizes(BaseModel):
+    """Quantity skew: users with unequal numbers of rows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    lognormal: Annotated[float, Field(gt=0, le=10)]  # standard deviation of the logarithm of a user's share of the rows
+
+
+_NEEDED = {"classes": ("users", "classes_per_user"), "dirichlet": ("users", "alpha"), "user": ()}
+_POSSIBLE = {
+    "users": ("classes", "dirichlet"),
+    "classes_per_user": ("classes", "user"),
+    "alpha": ("dirichlet",),
+    "equal_rows": ("classes",),
+    "min_rows": ("dirichlet", "user"),
+    "max_users": ("user",),
+}
+
+
+class Partition(BaseModel):
+    """Who gets which of the labelled rows; `coterie_client.data.partition` deals them.
+
+    by: classes    each of `users` users gets rows of `classes_per_user` distinct classes, and every class goes to equally many users.
+    by: dirichlet  each class is divided among `users` users in proportions drawn from Dirichlet(alpha).
+    by: user       the rows know their users; each keeps its own (of `classes_per_user` of its classes, drawn).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    by: Literal["classes", "dirichlet", "user"]
+    users: Annotated[int, Field(ge=1, le=MAX_PARTS)] | None = None
+    classes_per_user: Annotated[int, Field(ge=1, le=MAX_CLASSES)] | None = None  # S
+    alpha: Annotated[float, Field(gt=0, le=1e6)] | None = None  # small: a user has few classes; large: all have the same mixture
+    equal_rows: bool = True  # users get equally many rows, and what is left over goes to nobody; false: every row goes to somebody
+    min_rows: Annotated[int, Field(ge=1)] | None = (
+        None  # dirichlet: drawn again until all users have them (default 2); user: left out below
+    )
+    max_users: Annotated[int, Field(ge=1)] | None = None  # as many of the natural users, drawn
+    classes: tuple[Annotated[int, Field(ge=0)] | Name, ...] | None = Field(default=None, min_length=1)  # only rows with these labels
+    relabel: bool = False  # a label becomes its place in `classes`, from 0
+    sizes: Sizes | None = None
+    rows_per_user: Annotated[int, Field(ge=1)] | None = None  # at most so many training rows, in the proportions of the user's classes
+    test_rows_per_user: Annotated[int, Field(ge=1)] | None = None  # likewise
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)  # absent: the experiment's
+
+    @model_validator(mode="after")
+    def _keys_fit_the_kind(self) -> Partition:
+        for key in _NEEDED[self.by]:
+            if getattr(self, key) is None:
+                raise ValueError(f"by is {self.by!r} and {key} is missing, want {' and '.join(_NEEDED[self.by])}")
+        for key, kinds in _POSSIBLE.items():
+            if key in self.model_fields_set and self.by not in kinds:
+                raise ValueError(f"{key} is {getattr(self, key)} and by is {self.by!r}, want it with by: {' or '.join(kinds)}")
+        if self.relabel and self.classes is None:
+            raise ValueError("relabel is true without classes, want the list of classes whose places are the new labels")
+        if self.classes is not None and len(set(self.classes)) < len(self.classes):
+            raise ValueError(f"classes is {list(self.classes)}, want each class once")
+        if self.sizes is not None and self.by == "classes" and "equal_rows" in self.model_fields_set and self.equal_rows:
+            raise ValueError("sizes makes users unequal and equal_rows is true, want one of the two")
+        return self
+
+
+class _Labelled(_Model):
+    """Rows with whole numbers as labels, which a partition gives to users."""
+
+    test_fraction: TestFraction = 0.2  # of a user's rows; not used where the source has test rows of its own
+
+
+class _Pooled(_Labelled):
+    """Rows that know no users."""
+
+    partition: Partition
+
+    @model_validator(mode="after")
+    def _users_are_made(self) -> _Pooled:
+        if self.partition.by == "user":
+            raise ValueError("partition.by is 'user', but the rows of this source know no users: want classes or dirichlet")
+        return self
+
+
+class Encoded(BaseModel):
+    """Images as JPEG or PNG files, one after the other in an array of bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bytes: Name  # (total,) uint8
+    offsets: Name  # (n + 1,) integers: image i is bytes[offsets[i]:offsets[i + 1]]
+
+
+class NpzData(_Labelled):
+    """A NumPy archive of arrays with n rows each; the fields say what the arrays are called in it.
+
+    One archive with the rows of all users; or a folder, or a pattern such as "users/{user}.npz", with one archive per user.
+    """
 
     source: Literal["npz"]
     path: FilePath
-    features: Name = "features"  # (n, p) numbers
+    features: Name = "features"  # (n, p) numbers, or images or sequences (n, ...)
+    encoded: Encoded | None = None  # images as files, in the place of `features`
+    # What a row is. numbers: float64; bytes: uint8, which networks divide by 255; symbols: int64. Absent: two axes are numbers, more are
+    # bytes or numbers by their type.
+    read_as: Literal["numbers", "bytes", "symbols"] | None = None
+    # Where bytes have their channels, which come first in a row. Absent: (n, h, w) has none and gets one; with four axes they are last
+    # where only the last one is 1, 3 or 4, else first.
+    channels: Literal["first", "last", "none"] | None = None
     target: Name | None = "target"  # (n,) numbers; null: the loss has no target, and targets are 0
     user: Name = "user"  # (n,) integers or text
     cluster: Name | None = None  # (n,) integers or text, constant within a user
-    test_fraction: TestFraction = 0.2
+    # Test rows, in an archive of their own, where arrays are called as in the first if not said otherwise, or in the same archive.
+    test_path: FilePath | None = None
+    test_features: Name | None = None
+    test_target: Name | None = None
+    test_user: Name | None = None
+    partition: Partition | None = None  # absent: by user
+
+    @property
+    def has_test_rows(self) -> bool:
+        """Whether test rows come with the data; else some of each user's are held out."""
+        return self.test_path is not None or self.test_features is not None
+
+    @property
+    def is_by_user(self) -> bool:
+        """Whether the rows know their users."""
+        return self.partition is None or self.partition.by == "user"
+
+    @model_validator(mode="after")
+    def _arrays_agree(self) -> NpzData:
+        if self.path.count(USER) > 1:
+            raise ValueError(f"path {self.path!r} has {self.path.count(USER)} places for {USER}, want at most one")
+        if self.encoded is not None and (self.test_features is not None or self.read_as not in (None, "bytes")):
+            raise ValueError("encoded images are bytes, and their test rows are in test_path: want neither test_features nor read_as")
+        if not self.has_test_rows and (self.test_target is not None or self.test_user is not None):
+            raise ValueError("test_target or test_user is there without test rows, want test_features or test_path as well")
+        if self.test_path is None and self.test_features is not None and (self.test_target is None) != (self.target is None):
+            raise ValueError(f"test_features is {self.test_features!r} and test_target is {self.test_target!r}, want both")
+        if self.target is None and self.partition is not None and (self.partition.by != "user" or self.partition.classes is not None):
+            raise ValueError("target is null, but the partition is by labels: want the name of the array of labels")
+        if self.partition is None and self.test_path is None and self.test_features is not None and self.test_user is None:
+            raise ValueError(f"test_features is {self.test_features!r} and test_user is missing, want the users of these rows")
+        return self
+
+
+class DigitsData(_Pooled):
+    """scikit-learn's 1,797 handwritten digits of 8x8 pixels, 10 classes; needs the extra `data` on the client.
+
+    Pixels 0 to 16 are read as bytes, round(255 v / 16), so that a network that divides bytes by 255 sees v / 16 to within 0.002.
+    """
+
+    source: Literal["digits"]
+
+
+class ImagesData(_Pooled):
+    """A folder of classes, each a folder of images: `path`/CLASS/*.png or .jpg; needs the extra `data` (Pillow) on the client.
+
+    Labels are places in the sorted names of the classes, and images are in the sorted order of their names.
+    """
+
+    source: Literal["images"]
+    path: FilePath
+    test_path: FilePath | None = None  # a folder with the same classes
+    channels: Literal[1, 3] | None = None  # grey or colour; absent: as the first image is
+    resize: tuple[Annotated[int, Field(ge=1, le=10_000)], Annotated[int, Field(ge=1, le=10_000)]] | None = None  # height, width
+
+
+class TorchvisionData(_Pooled):
+    """A folder in which torchvision has left a data set: its `root`. Neither torch nor torchvision is needed."""
+
+    source: Literal["torchvision"]
+    path: FilePath
+    dataset: Literal["MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "CIFAR100"]
+
+
+class HuggingfaceData(_Labelled):
+    """A data set of the Hugging Face hub by name, or a local one by path; needs the extra `data` (datasets) on the client.
+
+    Images are decoded by Pillow; text becomes words hashed to `symbols` numbers (`coterie_client.data.words`).
+    """
+
+    source: Literal["huggingface"]
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$", max_length=200)] | None = None
+    path: FilePath | None = None  # a folder that `datasets.load_dataset` or `load_from_disk` reads
+    subset: Name | None = None  # the hub's name of a configuration
+    revision: Name | None = None
+    split: Name = "train"
+    test_split: Name | None = None
+    image: Name | None = None  # the columns
+    text: Name | None = None
+    label: Name = "label"
+    user: Name | None = None
+    channels: Literal[1, 3] | None = None
+    resize: tuple[Annotated[int, Field(ge=1, le=10_000)], Annotated[int, Field(ge=1, le=10_000)]] | None = None  # height, width
+    symbols: Annotated[int, Field(ge=2, le=1_000_000)] = 10_000
+    length: Annotated[int, Field(ge=1, le=10_000)] = 25  # words of a row, T
+    partition: Partition
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> HuggingfaceData:
+        for first, second in (("name", "path"), ("image", "text")):
+            if (getattr(self, first) is None) == (getattr(self, second) is None):
+                raise ValueError(f"want one of {first} and {second}, found {'neither' if getattr(self, first) is None else 'both'}")
+        if self.partition.by == "user" and self.user is None:
+            raise ValueError("partition.by is 'user' and user is missing, want the column of users")
+        return self
+
+
+class RolesData(_Labelled):
+    """The speaking roles of plays in a text file: a row is `sequence_length` symbols of a role's text, its label the symbol that follows.
+
+    A speech is "Name:" in a line of its own, then lines of text up to an empty line; a role's speeches are joined by line ends. Symbols
+    are numbered in the sorted order of the characters of the whole file. Test rows are those of the last part of a role's text.
+    """
+
+    source: Literal["roles"]
+    path: FilePath
+    min_characters: Annotated[int, Field(ge=2)] = 2000  # roles with less are left out
+    sequence_length: Annotated[int, Field(ge=1, le=100_000)] = 80  # T
+    stride: Annotated[int, Field(ge=1, le=1_000_000)] = 1  # characters from one row to the next
+    partition: Partition = Partition(by="user")
+
+    @model_validator(mode="after")
+    def _roles_are_users(self) -> RolesData:
+        if self.partition.by != "user":
+            raise ValueError(f"partition.by is {self.partition.by!r}, but the users of plays are their roles: want user")
+        return self
+
+
+class TweetsData(_Labelled):
+    """A CSV of texts with their authors and labels, such as Sent140, whose columns and two classes (0 and 4) are the defaults.
+
+    Text becomes words hashed to `symbols` numbers (`coterie_client.data.words`).
+    """
+
+    source: Literal["tweets"]
+    path: FilePath
+    encoding: Literal["utf-8", "latin-1"] = "latin-1"
+    header: bool = False  # whether the first line names the columns
+    user_column: Name | Annotated[int, Field(ge=0)] = 4  # by name, or by place from 0
+    text_column: Name | Annotated[int, Field(ge=0)] = 5
+    label_column: Name | Annotated[int, Field(ge=0)] = 0
+    symbols: Annotated[int, Field(ge=2, le=1_000_000)] = 10_000
+    length: Annotated[int, Field(ge=1, le=10_000)] = 25  # words of a row, T
+    partition: Partition = Partition(by="user", classes=(0, 4), relabel=True)
+
+    @model_validator(mode="after")
+    def _columns_are_named_by_a_header(self) -> TweetsData:
+        columns = (self.user_column, self.text_column, self.label_column)
+        for column in columns:
+            if isinstance(column, str) and not self.header:
+                raise ValueError(f"column {column!r} is a name and header is false, want header: true, or places from 0")
+        if len(set(columns)) < len(columns):
+            raise ValueError(f"user_column, text_column and label_column are {columns}, want three columns")
+        return self
 
 
 class EllipsesData(_Model):
@@ -255,7 +499,8 @@ class PythonData(_Model):
     test_fraction: TestFraction = 0.2  # for users that come without test rows
 
 
+PooledData = NpzData | DigitsData | ImagesData | TorchvisionData | HuggingfaceData | RolesData | TweetsData  # by `Partition`
 DataConfig = Annotated[
-    CsvData | ParquetData | NpzData | EllipsesData | HlmData | HsbData | ExamsData | GrowthData | RepresentationData | PythonData,
+    CsvData | ParquetData | PooledData | EllipsesData | HlmData | HsbData | ExamsData | GrowthData | RepresentationData | PythonData,
     Field(discriminator="source"),
 ]

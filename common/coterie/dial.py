@@ -177,10 +177,14 @@ async def _watched(answer: Coroutine[Any, Any, T], on_wait: Callable[[], None] |
         timer.cancel()
 
 
+def reason_of(error: BaseException) -> str:
+    """Why somebody cannot go on, for others: a mistake of ours is told with its type."""
+    return str(error) if isinstance(error, CoterieError) else f"{type(error).__name__}: {error}"
+
+
 def _failure(error: BaseException) -> bytes:
     """An error as the frame that tells the parent."""
-    reason = str(error) if isinstance(error, CoterieError) else f"{type(error).__name__}: {error}"
-    failure = session_pb2.Failure(reason=reason[:10_000], config=isinstance(error, ConfigError))
+    failure = session_pb2.Failure(reason=reason_of(error)[:10_000], config=isinstance(error, ConfigError))
     return session_pb2.JoinRequest(failure=failure).SerializeToString()
 
 

@@ -9,6 +9,7 @@ framing excluded).
 from __future__ import annotations
 
 import itertools
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -28,6 +29,8 @@ SESSION = "session"  # hello, welcome, heartbeats, books, finish
 CONTROL = frozenset({ENVELOPE, SESSION})  # kinds that no method declares
 _DIRECTIONS = (UP, DOWN)
 _MAX_BOOK_ROWS = 20_000
+_MAX_SHOWN = 100  # characters
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")  # numbers of 64 bits
 
 
 class Row(NamedTuple):
@@ -114,10 +117,13 @@ def unpack(book: session_pb2.Book) -> list[Row]:
 def unpack_own(book: session_pb2.Book) -> list[tuple[Row, Own]]:
     """The rows of an aggregator's own side of a link. ProtocolError when the size does not fit or an unknown set of users is named."""
     rows = [(row, Own(*more)) for row, more in _unpacked(book, len(Own._fields))]
-    n_sets = len(book.user_sets.split("\n")) if book.user_sets else 0
+    n_sets = len(book.user_sets.split("\n"))  # one set of nobody is written like no set
     wrong = next((own.user_set for _, own in rows if not 0 <= own.user_set <= n_sets), None)
     if wrong is not None:
         raise ProtocolError(f"a ledger book names set {wrong} of users, but lists {n_sets}")
+    wrong = next((own.useful for _, own in rows if own.useful not in (0, 1)), None)
+    if wrong is not None:
+        raise ProtocolError(f"a ledger book has a row that is {wrong} times useful, wanted 0 or 1")
     return rows
 
 
@@ -153,6 +159,19 @@ def as_ranges(users: Indices) -> str:
     firsts = ordered[np.concatenate(([0], breaks + 1))]
     lasts = ordered[np.concatenate((breaks, [ordered.size - 1]))]
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True))
+
+
+def check_ranges(text: str, own: Indices) -> None:
+    """ProtocolError unless `text` is ascending ranges, as `as_ranges` writes them, of none but `own` (ascending)."""
+    before = -1
+    for part in text.split(",") if text else ():
+        found = _RANGE.fullmatch(part)
+        low, high = (int(found[1]), int(found[2] or found[1])) if found is not None else (0, -1)
+        if not before < low <= high:
+            raise ProtocolError(f"a set of users is {text[:_MAX_SHOWN]!r}, wanted ascending ranges of numbers such as 0-19,25")
+        if int(np.searchsorted(own, high, "right") - np.searchsorted(own, low)) != high - low + 1:
+            raise ProtocolError(f"a set of users has {part}, not all of whom are among its users")
+        before = high
 
 
 def of_ranges(text: str) -> Indices:

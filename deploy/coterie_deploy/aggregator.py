@@ -7,23 +7,28 @@ import contextlib
 import fcntl
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from coterie.config import Experiment, experiment_to_json
-from coterie.dial import OnLoop, serve_member
-from coterie.errors import ConfigError, CoterieError, RunError
+from coterie.dial import OnLoop, reason_of, serve_member
+from coterie.errors import ConfigError, RunError
 from coterie.snapshot import SnapshotFile
 from coterie_deploy.client import check_server_address, state_name
 from coterie_deploy.printable import printable
 from coterie_deploy.signals import Stop, stopping_at_end_of_input, stopping_on_signals
+from coterie_deploy.tables import counted
 from coterie_server.aggregator import Aggregator, cluster_experiment
 from coterie_server.hub import Hub
 from coterie_server.rundb import WITHIN, RunDatabase
 from coterie_server.serve import serving
 
 PORT = "port"  # in the state folder: where its hosts find the aggregator, also after a restart
+_STOP_S = 5.0  # for the task under way, which may wait for hosts that are not there; one that takes longer is repeated
+_LOOK_EVERY_S = 0.1
+_LOCK_S = 8.0  # how long a launched aggregator waits for the one before it, whose launcher was killed
 
 
 @dataclass(frozen=True)
@@ -63,19 +68,40 @@ async def _serve(role: AggregatorRole) -> int:
         def say_waiting() -> None:
             _say(f"waiting for a coordinator at {role.server} (up to {role.patience_s:g} s)")
 
+        outcome = None
         try:
-            outcome = await serve_member(
-                make, role.server, name=name, computer=OnLoop(), patience_s=role.patience_s, stop=stop, on_wait=say_waiting
-            )
-        except CoterieError as error:
-            for hub in open_hubs:
-                await hub.finish(str(error), failed=True)
-            raise
+            async with asyncio.timeout(None) as limit, _beside(_limit_after(stop, limit)):
+                outcome = await serve_member(
+                    make, role.server, name=name, computer=OnLoop(), patience_s=role.patience_s, stop=stop, on_wait=say_waiting
+                )
+        except _StoppedError:
+            pass
+        except Exception as error:
+            if not limit.expired():
+                for hub in open_hubs:
+                    if not hub.is_over:
+                        await hub.finish(reason_of(error), failed=True)
+                raise
     if outcome is None:
         _say(f"stopped by {stop.by}; the same command goes on from here")
         return stop.exit_code
     _say(outcome)
     return 0
+
+
+class _StoppedError(RunError):
+    """The aggregator was asked to stop before its hosts were here."""
+
+
+@contextlib.asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Does the work while the block runs, and ends it there."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _started(
@@ -88,9 +114,10 @@ async def _started(
     open_hubs: list[Hub],
 ) -> Aggregator:
     """The aggregator once all its hosts are here, as its newest snapshot left it."""
-    below = cluster_experiment(experiment, role.hosts or experiment.federation.hosts_per_cluster)
+    hosts = role.hosts or experiment.federation.hosts_per_cluster
+    below = cluster_experiment(experiment, hosts)
     folder = role.state / state_name(name, run_id)
-    stack.enter_context(_locked(folder))
+    await stack.enter_async_context(_locked(folder, _LOCK_S if role.launched else 0.0))
     database = RunDatabase(folder / "run.db", scope=WITHIN)
     stack.callback(database.close)
     attempt = int(database.get("attempt") or 0) + 1
@@ -109,30 +136,25 @@ async def _started(
     with contextlib.suppress(OSError):  # only a convenience: the address is printed too
         (role.state / PORT).write_text(f"{server.port}\n", encoding="utf-8")
     place = f"{address.rpartition(':')[0]}:{server.port}"
-    _say(
-        f"aggregator {name!r} of run {printable(run_id)} listens on {place} for {below.federation.hosts} hosts of cluster {role.cluster!r}"
-    )
+    _say(f"aggregator {name!r} of run {printable(run_id)} listens on {place} for {counted(hosts, 'host')} of cluster {role.cluster!r}")
     if hub.members is None:
-        with _stopping(stop, hub):
+        async with _beside(_stop_waiting(stop, hub)):
             await hub.gather()
     else:  # the coordinator is told if they do not come back
         hub.go_on()
     return Aggregator(name, experiment, hub, database, store, secrets.token_hex(8))
 
 
-@contextlib.contextmanager
-def _stopping(stop: Stop, hub: Hub) -> Iterator[None]:
+async def _limit_after(stop: Stop, limit: asyncio.Timeout) -> None:
+    """Limits the time once asked to stop."""
+    await stop.wait()
+    limit.reschedule(asyncio.get_running_loop().time() + _STOP_S)
+
+
+async def _stop_waiting(stop: Stop, hub: Hub) -> None:
     """Ends the wait for hosts when asked to stop."""
-
-    async def watch() -> None:
-        await stop.wait()
-        hub.fail(RunError(f"stopped by {stop.by} while waiting for hosts"))
-
-    task = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        task.cancel()
+    await stop.wait()
+    hub.fail(_StoppedError(f"stopped by {stop.by} while waiting for hosts"))
 
 
 def _address(role: AggregatorRole) -> str:
@@ -149,20 +171,30 @@ def _check_cluster(hub: Hub, role: AggregatorRole, folder: Path) -> None:
         raise RunError(f"the state in {folder} is of cluster {', '.join(map(repr, found))}, wanted {role.cluster!r}")
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process for one state folder: an advisory lock that goes away with the process."""
+@contextlib.asynccontextmanager
+async def _locked(folder: Path, patience_s: float) -> AsyncIterator[None]:
+    """One process for one state folder: an advisory lock that goes away with the process. RunError when another has it for so long."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
     except OSError as error:
         raise RunError(f"cannot write the state folder {folder}: {error.strerror or error}") from error
+    deadline = time.monotonic() + patience_s
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RunError(f"the state folder {folder} is in use by another aggregator") from None
+        while not _is_taken(lock):
+            if time.monotonic() >= deadline:
+                raise RunError(f"the state folder {folder} is in use by another aggregator")
+            await asyncio.sleep(_LOOK_EVERY_S)
         yield
+
+
+def _is_taken(lock: IO[str]) -> bool:
+    """Whether the lock is ours now."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _say(sentence: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from coterie_deploy.cautions import cautions_of
 from coterie_deploy.printable import printable
 from coterie_deploy.tables import count, is_narrow, is_tiny, size, table
 from coterie_server import summary
+from coterie_server.coordinator import is_held
 from coterie_server.rundb import open_run
 from coterie_server.summary import Books, Traffic
 
@@ -61,7 +62,7 @@ def print_ledger(folder: Path, stage: str | None, console: Console, *, total: bo
         books = summary.reconcile(connection)
         facts = summary.facts(connection)
         cautions, printed = cautions_of(connection), summary.printed(connection)
-    state = f"{facts.get('name', folder.name)}, run {facts.get('run_id', '?')}, {facts.get('status', '?')}"
+    state = f"{facts.get('name', folder.name)}, run {facts.get('run_id', '?')}, {status_of(folder, facts)}"
     console.print(Text(printable(state), style="bold"))
     console.print()
     for number in sorted({row.stage for row in useful}, key=lambda number: (number == summary.SESSION, number)):
@@ -91,6 +92,12 @@ def print_ledger(folder: Path, stage: str | None, console: Console, *, total: bo
         console.print(Text(caution, style="yellow"))
     for sentence in book_sentences(books, is_finished=facts.get("status") == "finished"):
         console.print(Text(printable(sentence)))
+
+
+def status_of(folder: Path, facts: Mapping[str, str]) -> str:
+    """How a run stands; one that was killed had no time to say so."""
+    status = facts.get("status", "?")
+    return "stopped, can be resumed" if status == "running" and not is_held(folder) else status
 
 
 def traffic_table(title: str, rows: Sequence[Traffic], *, narrow: bool, tiny: bool = False) -> Table:
@@ -128,12 +135,12 @@ def book_sentences(books: Books, *, is_finished: bool) -> list[str]:
     if books.n_agreed:
         said.append(f"The hosts' own books agree with the coordinator's in {count(books.n_agreed)} rows, to the byte.")
     for host, n_rows in books.lost_by_host.items():
-        said.append(f"{count(n_rows)} rows are the coordinator's alone: host {host!r} lost its process or stream, and its notes.")
+        said.append(f"{count(n_rows)} rows are the coordinator's alone: {host!r} lost its process or stream, and its notes.")
     for host, n_rows in books.lost_by_parent.items():
-        said.append(f"{count(n_rows)} rows are those of host {host!r} alone: the coordinator was killed before it wrote them.")
+        said.append(f"{count(n_rows)} rows are those of {host!r} alone: the coordinator was killed before it wrote them.")
     if books.absent:
         why = "did not arrive" if is_finished else "arrive when the run finishes"
-        said.append(f"The books of {len(books.absent)} hosts {why}: {', '.join(books.absent)}.")
+        said.append(f"The books of {', '.join(books.absent)} {why}.")
     if books.n_differences:
         said.append(f"THE BOOKS DIFFER in {count(books.n_differences)} rows, for example {books.differences[0]}.")
     return said or ["Nothing has been booked yet."]

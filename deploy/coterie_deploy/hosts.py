@@ -85,7 +85,8 @@ async def host_processes(hub: Hub, port: int, processes: Sequence[Launched]) -> 
 async def _watch_below(hub: Hub, aggregator: AggregatorProcess, closing: asyncio.Event) -> None:
     """Starts the aggregator's hosts when it is known where it listens. (If it never listens, that is what fails the hub.)"""
     port_file = aggregator.folder / PORT
-    port_file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # starting the aggregator there says why
+        port_file.unlink(missing_ok=True)
     while not closing.is_set() and not hub.is_over:
         with contextlib.suppress(OSError, ValueError):
             port = int(port_file.read_text(encoding="utf-8"))

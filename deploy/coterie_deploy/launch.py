@@ -88,6 +88,9 @@ def _in_two_tiers(experiment: Experiment, how: Launch, heads: Sequence[UserHead]
     clusters = _by_cluster(heads)
     if len(clusters) != experiment.federation.hosts:
         raise ConfigError(f"{experiment.federation.hosts} aggregators for {len(clusters)} known clusters: want one for each cluster")
+    missing = next((name for name in experiment.federation.clusters or () if name not in clusters), None)
+    if missing is not None:
+        raise ConfigError(f"cluster {missing!r} has no users, but federation.clusters names it")
 
     @contextlib.asynccontextmanager
     async def connect(hub: Hub) -> AsyncIterator[None]:

@@ -124,10 +124,14 @@ def rounds_sentence(final: StageSummary | None) -> str:
 
 
 def extent(report: Report) -> str:
-    """Users, hosts, rounds, time, clusters."""
+    """Users, hosts or aggregators, rounds, time, clusters."""
     n_users, final = sum(report.hosts.values()), report.final
     rounds, seconds = sum(stage.rounds for stage in report.stages), sum(stage.seconds for stage in report.stages)
-    parts = [counted(n_users, "user"), counted(len(report.hosts), "host"), f"{counted(rounds, 'round')} in {duration(seconds)}"]
+    parts = [
+        counted(n_users, "user"),
+        counted(len(report.hosts), report.experiment.federation.noun),
+        f"{counted(rounds, 'round')} in {duration(seconds)}",
+    ]
     n_clusters = None if final is None or final.name in _GIVEN or final.method in _KNOWN else report.clusters[final.name]
     if n_clusters is not None:
         parts.append("every user has its own model" if n_clusters == n_users > 1 else f"{counted(int(n_clusters), 'cluster')} found")

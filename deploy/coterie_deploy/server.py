@@ -56,13 +56,13 @@ def with_advice(error: RunError, stop: Stop, command: str) -> RunError:
 def _connect(experiment: Experiment, how: Serve, shown: Display, *, quiet: bool) -> Connect:
     @contextlib.asynccontextmanager
     async def connect(hub: Hub) -> AsyncIterator[None]:
-        shown.hub = hub
+        shown.hub, rules = hub, hub.rules
         async with serving(hub, experiment_to_json(experiment), how.address, insecure=how.insecure) as server:
             place = f"{how.address.rpartition(':')[0]}:{server.port}"
             if quiet:
                 yield
                 return
-            _say(shown, f"run {hub.run_id} of {experiment.name} listens on {place} for {counted(experiment.federation.hosts, 'host')}")
+            _say(shown, f"run {hub.run_id} of {experiment.name} listens on {place} for {counted(rules.hosts, rules.noun)}")
             reporting = asyncio.create_task(_report_hosts(hub, shown))
             try:
                 yield
@@ -77,13 +77,14 @@ async def _report_hosts(hub: Hub, shown: Display) -> None:
     """Says who comes and goes, and who is turned away why."""
     here: set[str] = set()
     refused: dict[str, str] = {}
+    noun, of_all = hub.rules.noun, f"of {counted(hub.rules.hosts, hub.rules.noun)}"
     while True:
         now = {host.name for host in list(hub.hosts.values()) if host.link is not None}
         for name in sorted(now - here):
-            _say(shown, f"host {name!r} is here with {counted(len(hub.hosts[name].users), 'user')}: {len(now)} of {hub.rules.hosts} hosts")
+            _say(shown, f"{noun} {name!r} is here with {counted(len(hub.hosts[name].users), 'user')}: {len(now)} {of_all}")
         for name in sorted(here - now):
             if not hub.is_over:
-                _say(shown, f"host {name!r} is gone: {len(now)} of {hub.rules.hosts} hosts are left")
+                _say(shown, f"{noun} {name!r} is gone: {len(now)} {of_all} left")
         for reason in (reason for name, reason in hub.refused.items() if refused.get(name) != reason):
             _say(shown, reason)
         here, refused = now, dict(hub.refused)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from coterie.errors import ConfigError
+from coterie_deploy.books import status_of
 from coterie_deploy.printable import printable
 from coterie_deploy.report import Report, extent, print_cautions, report_of, result_sentence, stage_table
 from coterie_deploy.tables import counted, is_narrow
@@ -24,9 +25,9 @@ def print_run(folder: Path, stage: str | None, console: Console) -> None:
     if name is not None and name not in report.clusters:
         raise ConfigError(f"the run has no stage {name!r}, want one of {', '.join(report.clusters) or 'none yet'}")
     facts = report.facts
-    state = f"{facts.get('name', folder.name)}, run {facts.get('run_id', '?')}: {facts.get('status', '?')}"
+    state = f"{facts.get('name', folder.name)}, run {facts.get('run_id', '?')}: {status_of(report.folder, facts)}"
     console.print(Text(printable(state), style="bold"))
-    console.print(Text(extent(report) if report.hosts else "waiting for hosts"))
+    console.print(Text(extent(report) if report.hosts else f"waiting for {report.experiment.federation.noun}s"))
     console.print()
     if report.stages:
         console.print(stage_table(report, report.stages, narrow=is_narrow(console)))

@@ -11,19 +11,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from coterie.config import Experiment, method_module
-from coterie.errors import ConfigError, ProtocolError
+from coterie.errors import ConfigError
 from coterie.ledger import pack, pack_own
 from coterie.member import Member
-from coterie.messages import Message, PerCluster
+from coterie.messages import Message
 from coterie.snapshot import SnapshotFile
 from coterie.v1 import session_pb2
 from coterie.wire import Encoded, Precision, Received
-from coterie_server.hub import Hub
+from coterie_server.hub import HOST_BYTES, Hub
 from coterie_server.method import ClusterMethod, ClusterSetting
 from coterie_server.plan import stages_of
 from coterie_server.rundb import RunDatabase
+from coterie_server.tiers import for_aggregators
 
 _EVENTS_PER_BOOK = 1000
+_EARLIER = 0.9  # of the joining time: the coordinator still waits when it is told which of the cluster's hosts are missing
+_FEWEST_EXCHANGES = 50  # between two snapshots for the sake of hosts' memory, since snapshots cost time
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Aggregator(Member):
         self._half: ClusterMethod[Any] | None = None
         self._half_state: Any = None
         self._checkpoint_seq = hub.seq
+        self._log_bytes = hub.log_bytes  # that the hub keeps for replay, at the newest snapshot
+        self._replied_bytes = 0  # by the busiest host, at the newest snapshot
         if (snapshot := self.restored()) is not None:
             self._half_state = snapshot["half"]
             if snapshot["stage_json"]:
@@ -75,7 +80,10 @@ class Aggregator(Member):
         self._note("task begins", task)
         answers = await self._answers(asked.messages)
         self._note("task ends", task)
-        return self.close(asked, answers)
+        reply = self.close(asked, answers)
+        if self._is_snapshot_due:
+            self.save()
+        return reply
 
     def _note(self, what: str, task: session_pb2.Task) -> None:
         if self.experiment.federation.log_tasks:
@@ -83,9 +91,7 @@ class Aggregator(Member):
             self._database.event(what, text, seq=task.seq, stage=task.stage, round=task.round)
 
     async def _answers(self, messages: Sequence[Message]) -> Sequence[Message]:
-        inbox: dict[type[Message], Message] = {type(message): message for message in messages if isinstance(message, PerCluster)}
-        if inbox and len(inbox) < len(messages):
-            raise ProtocolError("a task mixes messages for the aggregator with messages for its users")
+        inbox: dict[type[Message], Message] = {type(message): message for message in for_aggregators(messages)}
         if not inbox:
             replies = await self.hub.exchange(*messages)
             return replies.messages
@@ -105,12 +111,21 @@ class Aggregator(Member):
 
     # ---- snapshots
 
+    @property
+    def _is_snapshot_due(self) -> bool:
+        """Whether so much is kept for replay below that it cannot wait for the coordinator's word: one of its tasks may be many here."""
+        if self.hub.log_bytes - self._log_bytes > self.experiment.snapshots.max_log_bytes:
+            return True
+        is_host_full = self.hub.replied_bytes - self._replied_bytes > HOST_BYTES
+        return is_host_full and self.hub.seq - self._checkpoint_seq >= _FEWEST_EXCHANGES
+
     def save(self) -> None:
         """Writes down where the cluster is; replies that the snapshot before made needless may then be forgotten by its hosts."""
         self._database.flush()
         super().save()
         if self._store is not None:
             self.hub.durable_seq, self._checkpoint_seq = self._checkpoint_seq, self.hub.seq
+            self._log_bytes, self._replied_bytes = self.hub.log_bytes, self.hub.replied_bytes
             self.hub.request_snapshots()
 
     def tree(self) -> Mapping[str, Any]:
@@ -147,5 +162,7 @@ def cluster_experiment(experiment: Experiment, n_hosts: int) -> Experiment:
     """The experiment as the hub of an aggregator sees it. ConfigError when the run has no aggregators."""
     if not experiment.federation.is_two_tier:
         raise ConfigError("the coordinator's experiment has federation.topology 'flat': its hosts join it without an aggregator")
-    rules = experiment.federation.model_copy(update={"topology": "flat", "hosts": n_hosts, "users": None})
+    join_timeout_s = experiment.federation.join_timeout_s * _EARLIER
+    changes = {"topology": "flat", "hosts": n_hosts, "users": None, "join_timeout_s": join_timeout_s}
+    rules = experiment.federation.model_copy(update=changes)
     return experiment.model_copy(update={"federation": rules})

@@ -33,6 +33,7 @@ from coterie_server.method import Facts, Members, Outcome
 from coterie_server.rundb import BETWEEN, DIRECT, RunDatabase, open_run
 
 CHECKPOINTS = "checkpoints"
+LOCK = "run.lock"  # held while a coordinator is at work
 RUN_ID = "run_id"  # beside the checkpoints: whose they are
 SHARED = "shared"  # before a slash and the name of a shared tensor, in the file of a stage's models
 _START_AGAIN = "start again with another --output"
@@ -230,7 +231,7 @@ def _locked(folder: Path | None, *, resume: bool) -> Iterator[None]:
         if resume and not folder.is_dir():
             raise ConfigError(f"there is no run to resume: {folder} does not exist")
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "run.lock").open("w")
+        lock = (folder / LOCK).open("w")
     except OSError as error:
         raise RunError(f"cannot write the run folder {folder}: {error.strerror or error}") from error
     with lock:
@@ -241,6 +242,18 @@ def _locked(folder: Path | None, *, resume: bool) -> Iterator[None]:
                 raise
             raise ConfigError(f"the run folder {folder} is in use by another coordinator") from None
         yield
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a coordinator is at work in the run folder; True too where nobody can tell."""
+    try:
+        with (folder / LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from coterie.model import TensorInfo, from_json
 from coterie.representation import true_representation
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision
-from coterie_server.hub import Hub
+from coterie_server.hub import HOST_BYTES, Hub
 from coterie_server.method import ClusterSetting, Facts, Federation, Members, Outcome, ServerMethod, Setting
 from coterie_server.methods.prepare import prepare, prepare_network
 from coterie_server.plan import Stage, stages_of
@@ -55,14 +55,13 @@ class Progress:
     figures: Mapping[str, float]
 
 
-_HOST_BYTES = 1 << 19  # of replies that a host keeps: a small machine's memory; more only where they come in few rounds,
-_FEWEST_ROUNDS = 20  # since checkpoints cost time
+_FEWEST_ROUNDS = 20  # between two checkpoints for the sake of hosts' memory, since checkpoints cost time
 
 Observer = Callable[[Progress], None]
 
 
 class Engine:
-    """Runs the stages of one experiment."""
+    """Runs the stages of one experiment. ConfigError when one of them has no place in its topology."""
 
     def __init__(
         self,
@@ -78,6 +77,8 @@ class Engine:
         self.hub = hub
         self.database = database
         self.stages = stages_of(experiment)
+        if experiment.federation.is_two_tier:
+            _check_clusters(self.stages)
         self.stop_requested: str | None = None
         self.wall_stops: frozenset[tuple[int, int]] = frozenset()  # decisions to repeat: (stage, round) at which the clock struck
         self._observer = observer
@@ -94,6 +95,7 @@ class Engine:
         """The newest checkpoint, with the hub and the database brought back to it; None when there is none."""
         tree = self._store.load() if self._store is not None else None
         if tree is None:
+            self.database.forget_books()
             return None
         point: Point = tree["point"]
         self.hub.restore(tree["hub"], attempt)
@@ -117,7 +119,7 @@ class Engine:
     def request_stop(self, reason: str) -> None:
         """Stops after the round under way, with a checkpoint; while the run waits for members, at once."""
         self.stop_requested = reason
-        if self.hub.members is None or not self.hub.has_everyone:
+        if not self.hub.is_over and (self.hub.members is None or not self.hub.has_everyone):
             self.hub.fail(RunError(f"stopped by {reason} while waiting for hosts"))
 
     async def run(self, point: Point | None = None) -> Point:
@@ -214,8 +216,6 @@ class Engine:
             truth=true_representation(self.experiment.data, self.experiment.seed),
         )
         module = method_module("coterie_server", stage.method)
-        if self.experiment.federation.is_two_tier and getattr(module, "FLAT_ONLY", False):
-            raise ConfigError(f"method {stage.method!r} has no clusters of its own, want federation.topology 'flat'")
         method: ServerMethod[Any] = module.build(stage.config, setting)
         if hasattr(module, "build_clusters") and not self.experiment.federation.is_two_tier:
             below = ClusterSetting(setting.seed, stage.name, members, setting.precision)
@@ -259,7 +259,7 @@ class Engine:
             return True
         n_rounds = point.round - self._checkpoint_round
         replied_bytes = self.hub.replied_bytes - self._replied_bytes
-        is_host_full = replied_bytes > (_HOST_BYTES if n_rounds >= _FEWEST_ROUNDS else snapshots.max_log_bytes)
+        is_host_full = replied_bytes > (HOST_BYTES if n_rounds >= _FEWEST_ROUNDS else snapshots.max_log_bytes)
         return is_host_full or self.hub.log_bytes - self._log_bytes > snapshots.max_log_bytes
 
     def _stop_reason(self, stop: StopRule, figures: Mapping[str, float], point: Point, started: float) -> str:
@@ -301,6 +301,13 @@ class Engine:
             figures["heldout_loss"] = float(scores.test_loss[judged].mean())
             figures["heldout_metric"] = float(scores.test_metric[judged].mean())
         return figures
+
+
+def _check_clusters(stages: Sequence[Stage]) -> None:
+    """ConfigError when a method cannot run with aggregators."""
+    for stage in stages:
+        if getattr(method_module("coterie_server", stage.method), "FLAT_ONLY", False):
+            raise ConfigError(f"method {stage.method!r} has no clusters of its own, want federation.topology 'flat'")
 
 
 def best(names: tuple[str, ...], outcomes: Mapping[str, Outcome]) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.config import Experiment
 from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
-from coterie.ledger import DOWN, SESSION, UP, Row, link_below, rows_of, unpack, unpack_own
+from coterie.ledger import DOWN, SESSION, UP, Row, check_ranges, link_below, rows_of, unpack, unpack_own
 from coterie.messages import Message
 from coterie.model import difference
 from coterie.names import natural_key
@@ -27,6 +27,7 @@ from coterie_server.merge import Layout, check_finite, check_owners, merged, wei
 from coterie_server.method import Members, Replies
 from coterie_server.sessions import Host, Link, Pending, Recorder, Refusal, Sent, check_form
 
+HOST_BYTES = 1 << 19  # of replies that a host keeps, a small machine's memory; more only where they come in few exchanges
 _MAX_REFUSED = 100  # hosts that were turned away and are remembered
 _MAX_ROWS_ALONE = 1_000_000  # of a host's book that the parent has no counterpart of
 _MAX_REASONS = 3  # of these, how many a sentence names
@@ -168,6 +169,8 @@ class Hub:
         if hello.aggregator != self.rules.is_two_tier:
             found, wanted = ("an aggregator", "client hosts") if hello.aggregator else ("a client host", "the clusters' aggregators")
             raise Refusal("INVALID_ARGUMENT", f"{hello.host!r} is {found}, but this parent waits for {wanted} (federation.topology)")
+        if hello.aggregator:
+            self._check_cluster(hello.host, hello.users[0].cluster)
         wanted_cluster = hello.users[0].cluster if hello.aggregator else self.cluster
         for user in hello.users if wanted_cluster is not None else ():
             if user.cluster != wanted_cluster:
@@ -176,6 +179,20 @@ class Hub:
                 raise Refusal(
                     "INVALID_ARGUMENT", f"user {user.name!r} of {whose} {hello.host!r} is of {found}, wanted cluster {wanted_cluster!r}"
                 )
+
+    def _check_cluster(self, aggregator: str, cluster: str) -> None:
+        """Refusal of an aggregator without a cluster, of one that nobody waits for, and of one that another aggregator speaks for."""
+        if not cluster:
+            raise Refusal(
+                "INVALID_ARGUMENT", f"aggregator {aggregator!r} brings users without a known cluster, wanted those of one cluster"
+            )
+        wanted = self.rules.clusters
+        if wanted is not None and cluster not in wanted:
+            raise Refusal("INVALID_ARGUMENT", f"cluster {cluster!r} is not in federation.clusters, want one of {', '.join(wanted)}")
+        other = next((host.name for host in self.hosts.values() if host.name != aggregator and host.clusters[0] == cluster), None)
+        if other is not None:
+            claim = f"cluster {cluster!r} is claimed by aggregator {aggregator!r}, but aggregator {other!r} speaks for it"
+            raise Refusal("ALREADY_EXISTS", claim)
 
     def _compare_numerics(self, hello: session_pb2.Hello) -> None:
         self._numerics[hello.host] = hello.numerics
@@ -201,7 +218,8 @@ class Hub:
         if self.members is None and len(here) < needed:
             names = ", ".join(sorted(host.name for host in here)) or "none"
             refused = "".join(f"; {reason}" for reason in list(self.refused.values())[-_MAX_REASONS:])
-            raise RunError(f"need {needed} of {rules.hosts} hosts, have {len(here)} after {rules.join_timeout_s:g} s: {names}{refused}")
+            state = f"need {needed} of {rules.hosts} {rules.noun}s, have {len(here)} after {rules.join_timeout_s:g} s: {names}"
+            raise RunError(f"{state}{self._missing_clusters(here)}{refused}")
         if self.members is None:
             self.hosts = {
                 name: host for name, host in sorted(self.hosts.items(), key=lambda item: natural_key(item[0])) if host.link is not None
@@ -212,6 +230,13 @@ class Hub:
         assert self.members is not None  # noqa: S101 - set above
         self._has_started = True
         return self.members
+
+    def _missing_clusters(self, here: Sequence[Host]) -> str:
+        """The end of a sentence on which aggregators are here, where it is known which must be."""
+        wanted = (self.rules.clusters or ()) if self.rules.is_two_tier else ()
+        found = {cluster for host in here for cluster in host.clusters}
+        missing = sorted(set(wanted) - found, key=natural_key)
+        return f"; nobody speaks for cluster {' and '.join(map(repr, missing))}" if missing else ""
 
     @property
     def has_everyone(self) -> bool:
@@ -237,7 +262,7 @@ class Hub:
         self._lay_out(self.members)
 
     def _check_clusters(self, found: tuple[str, ...]) -> None:
-        """RunError when the clusters are not those that the experiment names, or when two aggregators have the same."""
+        """RunError when the clusters are not those that the experiment names."""
         wanted = self.rules.clusters
         if wanted is not None and self.cluster is None:
             missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
@@ -245,8 +270,6 @@ class Hub:
                 raise RunError(f"cluster {missing[0]!r} has no users, but federation.clusters names it")
             if unknown:
                 raise RunError(f"cluster {unknown[0]!r} is not in federation.clusters, want one of {', '.join(wanted)}")
-        if self.rules.is_two_tier and len(found) < len(self.hosts):
-            raise RunError(f"{len(self.hosts)} aggregators bring {len(found)} clusters, wanted one cluster for each")
 
     def number(self, numbers: Indices, clusters: Indices) -> None:
         """An aggregator learns the numbers of its users and of their clusters in the whole run, and welcomes its hosts."""
@@ -491,7 +514,10 @@ class Hub:
             raise ProtocolError(f"its book is of a link to {book.link!r}, but it is a client host")
         link = link_below(name, book.link)
         if book.of_parent:
-            self.recorder.book_within(link, unpack_own(book), book.user_sets.split("\n"))
+            sets = book.user_sets.split("\n")
+            for users in sets:
+                check_ranges(users, self._layout().own[name])
+            self.recorder.book_within(link, unpack_own(book), sets)
         elif book.link:
             self.recorder.book_host(link, unpack(book))
         self.recorder.events_of(name, book.events)
@@ -534,14 +560,16 @@ class Hub:
     def _check_deadline(self, host: Host, pending: Pending, now: float) -> None:
         n_here = len(self._connected())
         users = f"{host.users[0]} to {host.users[-1]}" if len(host.users) > 1 else host.users[0]
-        state = f"need {len(self.hosts)} hosts, have {n_here}: host {host.name!r} (users {users})"
+        noun = self.rules.noun
+        needed = f"{len(self.hosts)} {noun}{'s' if len(self.hosts) > 1 else ''}"
+        state = f"need {needed}, have {n_here}: {noun} {host.name!r} (users {users})"
         # A host that comes and goes without ever answering is absent for as long as it was gone in all.
         absent_s = host.absent_s + (0.0 if host.link is not None else now - (host.absent_since or pending.since))
         if absent_s > self.rules.absence_timeout_s:
             why = f"; {self.refused[host.name]}" if host.name in self.refused else ""
             self.fail(RunError(f"{state} absent since round {self.round} for {self.rules.absence_timeout_s:g} s{why}"))
         elif now - pending.since > self.rules.task_timeout_s:
-            self.fail(RunError(f"host {host.name!r} has not answered task {pending.seq} for {self.rules.task_timeout_s:g} s"))
+            self.fail(RunError(f"{noun} {host.name!r} has not answered task {pending.seq} for {self.rules.task_timeout_s:g} s"))
 
     @property
     def _skips_late(self) -> bool:
@@ -585,8 +613,12 @@ class Hub:
             host.link.send_frame(frame)
 
     async def finish(self, outcome: str, *, failed: bool, timeout_s: float = 10.0) -> None:
-        """Tells every host that the run is over, and waits for their books: for those that are silent no longer than `timeout_s`."""
+        """Tells every host that the run is over, and waits for their books: for those that are silent no longer than `timeout_s`.
+
+        RunError when the run has not failed, but a book is not what it should be or a host cannot bring its own.
+        """
         self._book_sent()
+        self._failure = None  # what kept the run from going on is told in `outcome`, or came when there was nothing left to do
         self._finish = session_pb2.JoinResponse(finish=session_pb2.Finish(outcome=outcome, failed=failed))
         for host in self._connected():
             self._send_frame(host, self._finish)
@@ -601,6 +633,8 @@ class Hub:
         for host in self.hosts.values():
             rows = [(Row(0, self.attempt, 0, way, SESSION, 0, 0, 0, host.session_bytes[way], 0), None) for way in (UP, DOWN)]
             self.recorder.book(host.name, (0, 0), rows, True)
+        if not failed:
+            self._raise_failure()
 
     def _is_heard_since(self, start: float, seconds: float) -> bool:
         """Whether a connected host has been heard in the last seconds, or `start` is no longer ago."""

@@ -116,11 +116,11 @@ def merged(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict[typ
     Messages with weights are left to `weights_of`.
     """
     by_kind: dict[type[Message], list[tuple[str, Rows]]] = {}
-    by_cluster: dict[type[Message], list[PerCluster]] = {}
+    by_cluster: dict[type[Message], list[tuple[str, PerCluster]]] = {}
     for host in layout.hosts:
         for message in answers.get(host, ()):
             if isinstance(message, PerCluster):
-                by_cluster.setdefault(type(message), []).append(message)
+                by_cluster.setdefault(type(message), []).append((host, message))
                 continue
             if not isinstance(message, Rows):
                 raise ProtocolError(f"host {host!r} sent {message.kind}, but a host's messages must have owners")
@@ -131,20 +131,26 @@ def merged(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict[typ
     return in_member_order | {cls: _merge_clusters(cls, parts) for cls, parts in by_cluster.items()}
 
 
-def _merge_clusters(cls: type[Message], parts: Sequence[PerCluster]) -> Message:
+def _merge_clusters(cls: type[Message], parts: Sequence[tuple[str, PerCluster]]) -> Message:
     """The aggregators' rows in cluster order; each has spoken for its own clusters alone, which `check_owners` saw to."""
-    numbers = np.concatenate([message.clusters for message in parts])
+    _check_sent_once(cls, [host for host, _ in parts])
+    numbers = np.concatenate([message.clusters for _, message in parts])
     if np.unique(numbers).size < numbers.size:
         raise ProtocolError(f"{cls.kind} came twice for one cluster, wanted it once")
     order = np.argsort(numbers)
-    return cls(**{name: np.concatenate([getattr(message, name) for message in parts])[order] for name, _ in cls.specs})
+    for name, _ in cls.specs:
+        _check_rows_agree(name, parts)
+    return cls(**{name: np.concatenate([getattr(message, name) for _, message in parts])[order] for name, _ in cls.specs})
 
 
-def _merge_kind(cls: type[Message], parts: Sequence[tuple[str, Rows]], layout: Layout) -> Message:
-    senders = [host for host, _ in parts]
+def _check_sent_once(cls: type[Message], senders: Sequence[str]) -> None:
     twice = next((host for host in senders if senders.count(host) > 1), None) if len(set(senders)) < len(senders) else None
     if twice is not None:
         raise ProtocolError(f"host {twice!r} sent {cls.kind} twice in one reply")
+
+
+def _merge_kind(cls: type[Message], parts: Sequence[tuple[str, Rows]], layout: Layout) -> Message:
+    _check_sent_once(cls, [host for host, _ in parts])
     complete = len(parts) == len(layout.hosts) and all(message.users is None for _, message in parts)
     if complete and len(parts) == 1:
         return parts[0][1]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -139,8 +140,12 @@ class RunDatabase:
         for line in lines.splitlines():
             try:
                 at, kind, text, data = json.loads(line)
-                values = (float(at), str(kind), str(text), json.dumps({**data, "aggregator": aggregator}))
-            except (ValueError, TypeError, RecursionError) as error:
+                values = (float(at), str(kind), str(text), json.dumps({**data, "aggregator": aggregator}, allow_nan=False))
+                if not math.isfinite(values[0]):
+                    raise ValueError("not a time")
+                for word in values[1:3]:
+                    word.encode()  # half a surrogate pair is no text for a database
+            except (ValueError, TypeError, OverflowError, RecursionError) as error:
                 raise ProtocolError(f"an event of its book is {line[:100]!r}, wanted [time, kind, text, data]") from error
             self._add("events", values)
 
@@ -263,6 +268,14 @@ class RunDatabase:
         for table in ("results", "user_results", "expected", "printed"):
             self._execute(f"DELETE FROM {table} WHERE stage >= ?", (stage,))  # noqa: S608 - four fixed names
         self._execute("DELETE FROM stages WHERE number > ?", (stage,))
+        self.forget_books()
+
+    def forget_books(self) -> None:
+        """Hosts and aggregators bring their books also when a run fails; when it is resumed they will bring all of it again."""
+        self._execute("DELETE FROM host_ledger", ())
+        if self._scope == BETWEEN:
+            self._execute("DELETE FROM ledger WHERE scope = ?", (WITHIN,))
+            self._execute("DELETE FROM events WHERE json_extract(data, '$.aggregator') IS NOT NULL", ())
 
     # ---- writing
 

@@ -11,9 +11,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from coterie.arrays import Indices
+from coterie.errors import ProtocolError
 from coterie.messages import Message, PerCluster
 from coterie.wire import Precision
 from coterie_server.method import ClusterMethod, Federation, Outcome, Replies, ServerMethod
+
+
+def for_aggregators(messages: Sequence[Message]) -> Sequence[PerCluster]:
+    """The messages for the aggregators' half: all of them, or none. ProtocolError when they are mixed with messages for the users."""
+    found = [message for message in messages if isinstance(message, PerCluster)]
+    if found and len(found) < len(messages):
+        raise ProtocolError("a task mixes messages for the aggregator with messages for its users")
+    return found
 
 
 @dataclass(frozen=True)
@@ -33,11 +42,11 @@ class _Tier:
 
     async def exchange(self, *messages: Message, to: Indices | None = None) -> Replies:
         """`PerCluster` messages go to the aggregators' half, all others to the users."""
-        sent = [message for message in messages if isinstance(message, PerCluster)]
-        for_clusters: dict[type[Message], Message] = {type(message): self._rounded(message) for message in sent}
-        if not for_clusters:
+        sent = for_aggregators(messages)
+        if not sent:
             return await self._below.exchange(*messages, to=to)
-        self.state, answers = await self._half.step(self.state, for_clusters, self._below)
+        inbox: dict[type[Message], Message] = {type(message): self._rounded(message) for message in sent}
+        self.state, answers = await self._half.step(self.state, inbox, self._below)
         return Replies({type(answer): self._rounded(answer) for answer in answers}, None)
 
     def _rounded(self, message: PerCluster) -> PerCluster:

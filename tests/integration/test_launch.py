@@ -125,3 +125,11 @@ def test_mistakes_are_errors_of_the_two_families(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     with pytest.raises(RunError, match="cannot start host 'host-1'"):
         run(EXPERIMENT, transport="grpc")
+
+
+def test_an_aggregator_whose_folder_is_a_file_is_named_and_nobody_looks_for_its_port(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("no folder")
+    content = {**EXPERIMENT, "federation": {"topology": "clusters", "hosts": 3}}
+    experiment = experiment_from(content)
+    with pytest.raises(RunError, match=r"cannot start aggregator '.*' in .*/hosts/aggregator-1: Not a directory"):
+        asyncio.run(launch(experiment, Launch("grpc", folder=tmp_path)))

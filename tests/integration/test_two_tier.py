@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -22,8 +23,15 @@ import yaml
 
 import coterie_deploy
 from coterie.errors import ConfigError, RunError
+from coterie_deploy import aggregator as aggregator_role
+from coterie_deploy.signals import Stop
+from coterie_server import aggregator as aggregator_room
 from coterie_server import summary
+from coterie_server.coordinator import Finished
+from coterie_server.hub import Hub
+from coterie_server.method import Replies
 from coterie_server.rundb import open_run
+from tests.two_tier import Death, Tiers, bits, flat, small
 
 COTERIE = [sys.executable, "-m", "coterie_deploy"]
 DEADLINE_S = 60.0
@@ -101,6 +109,7 @@ def test_two_tiers_have_the_bits_of_a_flat_run_and_books_of_their_own(folder: Pa
     np.testing.assert_array_equal(models(folder, "tiers"), models(folder, "flat"))
     check_books(folder, "tiers")
     check_books(folder, "flat")
+    assert "tiers finished: 9 users, 3 aggregators, " in (folder / "run.log").read_text()
     links = rows(folder, "tiers", "SELECT DISTINCT scope, link FROM ledger ORDER BY link")
     assert [link for scope, link in links if scope == "between-cluster"] == ["x", "y", "z"]
     assert sorted(link for scope, link in links if scope == "within-cluster") == [
@@ -263,13 +272,17 @@ def test_who_is_of_the_wrong_tier_or_cluster_is_turned_away(folder: Path) -> Non
         assert stranger.wait(DEADLINE_S) == 3
         assert unknown.wait(DEADLINE_S) == 2
         aggregator.send_signal(signal.SIGTERM)
-        assert aggregator.wait(DEADLINE_S) == 3
+        assert aggregator.wait(DEADLINE_S) == 143
         assert server.wait(DEADLINE_S) == 3
     assert "is a client host, but this parent waits for the clusters' aggregators" in (folder / "client.log").read_text()
     assert "is of cluster 'y', wanted cluster 'x'" in (folder / "stranger.log").read_text()
+    assert "listens on 127.0.0.1" in (said := (folder / "aggregator.log").read_text())
+    assert "for 1 host of cluster 'x'" in said
+    assert re.search(r"listens on 127\.0\.0\.1:\d+ for 3 aggregators", (folder / "server.log").read_text())
     assert "cluster 'q' is not in the data: want one like 'x', 'y', 'z'" in (folder / "unknown.log").read_text()
-    assert "stopped by SIGTERM while waiting for hosts" in (folder / "aggregator.log").read_text()
-    assert "need 3 of 3 hosts, have 0" in (folder / "server.log").read_text()
+    assert "stopped by SIGTERM; the same command goes on from here" in (folder / "aggregator.log").read_text()
+    need = "need 3 of 3 aggregators, have 0 after 6 s: none"
+    assert re.search(rf"{need}.*host 'x' cannot join: stopped by SIGTERM while waiting for hosts", (folder / "server.log").read_text())
 
 
 def test_an_aggregator_without_a_cluster_is_refused_at_once(folder: Path) -> None:
@@ -326,7 +339,7 @@ def test_an_aggregator_with_the_state_of_another_cluster_says_so_and_a_host_that
         assert moved.wait(DEADLINE_S) == 3
         assert server.wait(DEADLINE_S) == 3
     assert "is of cluster 'z', wanted 'y'" in (folder / "wrong.log").read_text()
-    missing = "need 1 hosts, have 0: host 'host-y' (users 1 to 7) absent"
+    missing = "need 1 host, have 0: host 'host-y' (users 1 to 7) absent"
     assert missing in (folder / "moved.log").read_text()
     assert f"host 'y' cannot go on: {missing}" in (folder / "server.log").read_text()
 
@@ -338,3 +351,185 @@ def _port(log: Path, process: subprocess.Popen[bytes]) -> int:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return int(found[1])
+
+
+# ---- the same in one process, with faults at chosen exchanges
+
+
+def test_an_aggregator_writes_itself_down_between_long_tasks_and_the_bits_are_those_of_a_calm_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator asks for no snapshot here; whoever is killed goes on from one that the aggregator took on its own."""
+    monkeypatch.setattr(aggregator_room, "HOST_BYTES", 1)
+    monkeypatch.setattr(aggregator_room, "_FEWEST_EXCHANGES", 3)
+    saved: dict[str, list[int]] = {}
+    written = aggregator_room.Aggregator.save
+
+    def save(self: aggregator_room.Aggregator) -> None:
+        saved.setdefault(self.name, []).append(self.hub.seq)
+        written(self)
+
+    monkeypatch.setattr(aggregator_room.Aggregator, "save", save)
+    deaths = [Death("c1", "c1", 14), Death("c0-0", "c0", 12), Death("c2", "c2", 9), Death("c2-0", "c2", 15)]
+    tiers = Tiers(small(snapshots={"every_rounds": 10_000, "every_s": 600}), tmp_path, deaths=deaths)
+    finished = tiers.run()
+    assert bits(finished) == bits(flat(tiers.experiment))
+    assert tiers.books().agree
+    assert min(len(numbers) for numbers in saved.values()) >= 3, saved
+    resumed = [
+        text for (text,) in tiers.query("SELECT text FROM events WHERE kind = 'resume' AND json_extract(data, '$.aggregator') != ''")
+    ]
+    assert sorted(text.partition(" resumed")[0] for text in resumed) == ["aggregator 'c1'", "aggregator 'c2'"]
+    assert not any(text.endswith("exchange 0") for text in resumed)
+
+
+def one_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tiers, list[Stop]]:
+    """A run of one cluster, and what stops the aggregator that was started last."""
+    data = {"source": "python", "path": "tests.papers.known_clusters_fixture:made_users"}
+    options = {"clusters": 1, "users_per_cluster": 3, "rows": 3, "d": 2}
+    stops: list[Stop] = []
+
+    @contextlib.contextmanager
+    def stopping() -> Iterator[Stop]:
+        stops.append(Stop())
+        yield stops[-1]
+
+    monkeypatch.setattr(aggregator_role, "stopping_on_signals", stopping)
+    return Tiers(small(data={**data, "options": options}, federation={"hosts": 1}), tmp_path), stops
+
+
+def test_an_aggregator_that_is_asked_to_stop_ends_its_task_and_nothing_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiers, stops = one_cluster(tmp_path, monkeypatch)
+
+    async def whole() -> Finished:
+        async with asyncio.timeout(20), tiers.members():
+            running = asyncio.create_task(tiers.coordinated())
+            await exchange_of("c0", 8, monkeypatch)
+            stops[0].ask("SIGTERM")
+            await tiers.tasks["c0"]
+            assert tiers.codes.pop("c0") == 143
+            tiers.start("c0")
+            return await running
+
+    assert bits(asyncio.run(whole())) == bits(flat(tiers.experiment))
+    assert tiers.books().agree
+    assert tiers.query("SELECT count(*) FROM ledger WHERE useful = 0 AND resent = 0") == [(0,)]
+    assert tiers.query("SELECT count(*) FROM events WHERE kind = 'resume'") == [(1,)]
+
+
+def test_an_aggregator_whose_hosts_are_gone_still_stops_within_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregator_role, "_STOP_S", 0.3)
+    tiers, stops = one_cluster(tmp_path, monkeypatch)
+
+    async def whole() -> Finished:
+        async with asyncio.timeout(20), tiers.members():
+            running = asyncio.create_task(tiers.coordinated())
+            await exchange_of("c0", 8, monkeypatch)
+            tiers.tasks["c0-0"].cancel()
+            await asyncio.gather(tiers.tasks["c0-0"], return_exceptions=True)
+            stops[0].ask("SIGTERM")
+            async with asyncio.timeout(5):
+                await tiers.tasks["c0"]
+            assert tiers.codes.pop("c0") == 143
+            tiers.start("c0")
+            tiers.start("c0-0")
+            return await running
+
+    assert bits(asyncio.run(whole())) == bits(flat(tiers.experiment))
+    assert tiers.books().agree
+
+
+async def exchange_of(cluster: str, seq: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Returns when the aggregator of the cluster begins this exchange."""
+    reached = asyncio.Event()
+    exchange = Hub.exchange
+
+    async def watched(hub: Hub, *messages: Any, to: Any = None) -> Replies:
+        if (hub.cluster, hub.seq + 1) == (cluster, seq):
+            reached.set()
+            await asyncio.sleep(0.05)
+        return await exchange(hub, *messages, to=to)
+
+    monkeypatch.setattr(Hub, "exchange", watched)
+    await reached.wait()
+
+
+def test_books_that_were_brought_when_a_run_failed_count_once_when_it_has_been_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers = Tiers(small(), tmp_path)
+    exchange = Hub.exchange
+
+    async def failing(hub: Hub, *messages: Any, to: Any = None) -> Replies:
+        if (hub.rules.is_two_tier, hub.seq, hub.attempt) == (True, 12, 1):
+            hub.fail(RunError("the disk is full"))
+        return await exchange(hub, *messages, to=to)
+
+    monkeypatch.setattr(Hub, "exchange", failing)
+
+    async def whole() -> Finished:
+        async with asyncio.timeout(40):
+            with pytest.raises(RunError, match="the disk is full"):
+                async with tiers.members():
+                    await tiers.coordinated()
+            assert tiers.query("SELECT count(*) > 0 FROM ledger WHERE scope = 'within-cluster'") == [(1,)]
+            async with tiers.members():
+                return await tiers.coordinated(is_resumed=True)
+
+    assert bits(asyncio.run(whole())) == bits(flat(tiers.experiment))
+    books = tiers.books()
+    assert books.agree, books
+    same = "seq, attempt, resent, stage, round, kind, direction, link, user_set"
+    assert tiers.query(f"SELECT link, seq, kind FROM ledger GROUP BY {same} HAVING count(*) > 1") == []
+    assert tiers.query("SELECT text FROM events WHERE json_extract(data, '$.aggregator') != '' GROUP BY at, text HAVING count(*) > 1") == []
+
+
+def test_an_aggregator_that_breaks_tells_its_hosts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake of ours, not a `CoterieError`: its hosts would look for it until their patience is over."""
+
+    async def broken(*_: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(aggregator_room.Aggregator, "_answers", broken)
+    tiers, _ = one_cluster(tmp_path, monkeypatch)
+
+    async def whole() -> None:
+        async with asyncio.timeout(10), tiers.members():
+            with pytest.raises(RunError, match="host 'c0' cannot go on: ZeroDivisionError: by zero"):
+                await tiers.coordinated()
+            with pytest.raises(RunError, match="the run has failed: ZeroDivisionError: by zero"):
+                await tiers.tasks["c0-0"]
+
+    with pytest.raises((ZeroDivisionError, RunError), match="by zero"):
+        asyncio.run(whole())
+
+
+def test_a_state_folder_that_is_being_left_is_waited_for(tmp_path: Path) -> None:
+    """As by the aggregator of a resumed run, whose forerunner needs a moment when its launcher was killed."""
+
+    async def second(patience_s: float) -> None:
+        async with aggregator_role._locked(tmp_path, patience_s):
+            pass
+
+    async def test() -> None:
+        async with asyncio.timeout(5):
+            async with aggregator_role._locked(tmp_path, 0.0):
+                with pytest.raises(RunError, match="is in use by another aggregator"):
+                    await second(0.0)
+                waiting = asyncio.create_task(second(5.0))
+                await asyncio.sleep(0.05)
+                assert not waiting.done()
+            await waiting
+
+    asyncio.run(test())
+
+
+def test_a_method_without_clusters_is_refused_before_anything_starts(folder: Path) -> None:
+    content = experiment(method={"name": "pdmm", "penalty": 0.1}, references=["local"])
+    (folder / "flat.yaml").write_text(yaml.safe_dump(content))
+    with ended(start(folder, "run", "flat.yaml", "--output", "r")) as process:
+        assert process.wait(DEADLINE_S) == 2
+    said = (folder / "run.log").read_text()
+    assert "method 'pdmm' has no clusters of its own, want federation.topology 'flat'" in said
+    assert "stage" not in said
+    assert not (folder / "r").exists()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import sqlite3
+import time
 import zlib
 from pathlib import Path
 
@@ -12,8 +14,8 @@ import numpy as np
 import pytest
 
 from coterie.config import experiment_from
-from coterie.errors import ProtocolError
-from coterie.ledger import Own, Row, as_ranges, of_ranges, pack, pack_own, unpack, unpack_own
+from coterie.errors import ProtocolError, RunError
+from coterie.ledger import Own, Row, as_ranges, check_ranges, of_ranges, pack, pack_own, unpack, unpack_own
 from coterie.v1 import session_pb2
 from coterie_server.hub import Hub
 from coterie_server.rundb import WITHIN, RunDatabase
@@ -38,7 +40,23 @@ def test_an_aggregators_side_of_a_link_comes_back_as_it_was() -> None:
 
 @pytest.mark.parametrize("numbers", [[], [3], [0, 1, 2, 7], [5, 9, 10]])
 def test_ranges_are_read_as_they_are_written(numbers: list[int]) -> None:
-    assert of_ranges(as_ranges(np.array(numbers, dtype=np.int64))).tolist() == numbers
+    text = as_ranges(np.array(numbers, dtype=np.int64))
+    assert of_ranges(text).tolist() == numbers
+    check_ranges(text, np.arange(11))
+    if numbers:
+        with pytest.raises(ProtocolError, match="not all of whom are among its users"):
+            check_ranges(text, np.array(numbers[1:], dtype=np.int64))
+
+
+@pytest.mark.parametrize("text", ["x", "1-", "-1", "1--2", "+1", "1, 2", "\u0661", "1,,2", "3-1", "2,1", "0-2,2", "1_0", "9" * 19])
+def test_ranges_that_nobody_would_write_are_refused(text: str) -> None:
+    with pytest.raises(ProtocolError, match="wanted ascending ranges of numbers such as 0-19,25"):
+        check_ranges(text, np.arange(11))
+
+
+def test_ranges_of_very_many_users_are_refused_without_counting_them() -> None:
+    with pytest.raises(ProtocolError, match="0-999999999999999999, not all of whom"):
+        check_ranges("0-999999999999999999", np.arange(11))
 
 
 def test_rows_of_another_width_or_with_unknown_sets_are_refused() -> None:
@@ -48,6 +66,11 @@ def test_rows_of_another_width_or_with_unknown_sets_are_refused() -> None:
     (short,) = pack_own(ROWS, "host-1", SETS[:1])
     with pytest.raises(ProtocolError, match="names set 2 of users, but lists 1"):
         unpack_own(short)
+    (useless,) = pack_own([(ROWS[0][0], Own(2, 0, 3, 1))], "host-1", SETS)
+    with pytest.raises(ProtocolError, match="2 times useful, wanted 0 or 1"):
+        unpack_own(useless)
+    (nobody,) = pack_own(ROWS[:1], "host-1", [""])
+    assert unpack_own(nobody) == ROWS[:1], "a set of nobody is a set"
     book.rows = zlib.compress(b"nonsense")
     with pytest.raises(ProtocolError, match="a ledger book brings 8 bytes"):
         unpack_own(book)
@@ -61,7 +84,7 @@ def hub(topology: str, database: RunDatabase, **rules: object) -> Hub:
         "method": {"name": "oracle"},
         "federation": {"topology": topology, **rules},
     }
-    return Hub(experiment_from(content), "run-1", database, lambda: 0.0)
+    return Hub(experiment_from(content), "run-1", database, time.monotonic)
 
 
 def test_the_coordinators_database_takes_an_aggregators_books(tmp_path: Path) -> None:
@@ -95,7 +118,19 @@ def test_the_coordinators_database_takes_an_aggregators_books(tmp_path: Path) ->
     above.close()
 
 
-@pytest.mark.parametrize("lines", ["no JSON", '[1, "kind"]', '["late", "kind", "text", {}]', '[1, "kind", "text", 5]'])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "no JSON",
+        '[1, "kind"]',
+        '["late", "kind", "text", {}]',
+        '[1, "kind", "text", 5]',
+        '[NaN, "kind", "text", {}]',
+        f'[1{"0" * 400}, "kind", "text", {{}}]',
+        '[1, "kind", "\\ud800", {}]',
+        '[1, "kind", "text", {"host": NaN}]',
+    ],
+)
 def test_events_that_are_none_are_refused(lines: str) -> None:
     with contextlib.closing(RunDatabase(None)) as database, pytest.raises(ProtocolError, match="an event of its book is"):
         database.events_of("x", lines)
@@ -121,9 +156,40 @@ class Quiet:
         ("flat", hello("x", ["x"], aggregator=True), "'x' is an aggregator, but this parent waits for client hosts"),
         ("clusters", hello("h", ["x"], aggregator=False), "'h' is a client host, but this parent waits for the clusters' aggregators"),
         ("clusters", hello("x", ["x", "y"], aggregator=True), "user 'x-1' of aggregator 'x' is of cluster 'y', wanted cluster 'x'"),
+        ("clusters", hello("x", [""], aggregator=True), "aggregator 'x' brings users without a known cluster, wanted those of one cluster"),
     ],
 )
 def test_who_is_not_of_the_tier_is_turned_away(topology: str, said: session_pb2.Hello, reason: str) -> None:
     with contextlib.closing(RunDatabase(None)) as database, pytest.raises(Refusal, match=reason) as refused:
         hub(topology, database).hello(said, Quiet())
     assert refused.value.code == "INVALID_ARGUMENT"
+
+
+def test_a_cluster_has_one_aggregator_which_may_come_again() -> None:
+    with contextlib.closing(RunDatabase(None)) as database:
+        parent = hub("clusters", database, hosts=2)
+        first, again = hello("a", ["x"], aggregator=True), Quiet()
+        parent.hello(first, Quiet())
+        with pytest.raises(Refusal, match="cluster 'x' is claimed by aggregator 'b', but aggregator 'a' speaks for it") as refused:
+            parent.hello(hello("b", ["x"], aggregator=True), Quiet())
+        assert refused.value.code == "ALREADY_EXISTS"
+        parent.hello(first, again)
+        parent.lost("a", again, "killed")
+        parent.hello(first, again)
+        parent.lost("a", again, "killed for good")
+        parent.hello(hello("b", ["x"], aggregator=True), Quiet())
+        assert list(parent.hosts) == ["b"], "nothing was asked of the first yet"
+
+
+def test_a_cluster_that_nobody_waits_for_is_turned_away_and_the_one_that_is_missing_is_named() -> None:
+    async def test(parent: Hub) -> None:
+        parent.hello(hello("x", ["x"], aggregator=True), Quiet())
+        with pytest.raises(Refusal, match=r"cluster 'w' is not in federation.clusters, want one of x, y"):
+            parent.hello(hello("w", ["w"], aggregator=True), Quiet())
+        with pytest.raises(
+            RunError, match=r"need 2 of 2 aggregators, have 1 after 0\.01 s: x; nobody speaks for cluster 'y'; cluster 'w' is"
+        ):
+            await parent.gather()
+
+    with contextlib.closing(RunDatabase(None)) as database:
+        asyncio.run(test(hub("clusters", database, hosts=2, clusters=["x", "y"], join_timeout_s=0.01)))

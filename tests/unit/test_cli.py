@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import fcntl
 import io
 import json
 import re
@@ -238,7 +239,11 @@ def test_show_has_something_to_say_of_a_run_that_has_not_finished(capsys: pytest
         connection.execute("DELETE FROM run WHERE key = 'final_stage'")
         connection.execute("UPDATE stages SET outcome = '', rounds = 0 WHERE name = 'global'")
     text = said(capsys, "show", "runs/small")
-    assert "running" in text
+    assert ": stopped, can be resumed\n" in text, "nobody holds its lock"
+    assert ", stopped, can be resumed\n" in said(capsys, "ledger", "runs/small")
+    with (here / "runs/small/run.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert ": running\n" in said(capsys, "show", "runs/small")
     assert "under way" in text
     assert "when the run has finished" in text
 

@@ -105,7 +105,7 @@ def test_what_hosts_keep_of_their_replies_is_bounded_by_checkpoints(
         written(engine, point)
 
     written = Engine.checkpoint
-    monkeypatch.setattr(engine, "_HOST_BYTES", limit)
+    monkeypatch.setattr(engine, "HOST_BYTES", limit)
     monkeypatch.setattr(engine, "_FEWEST_ROUNDS", 20)
     monkeypatch.setattr(Engine, "checkpoint", checkpoint)
     World(small_experiment(LEAN, stop={"rounds": 60}, snapshots={"every_rounds": 60}), tmp_path / "run", 1).run()

@@ -16,15 +16,17 @@ import pytest
 
 from coterie import dial
 from coterie.arrays import Array
-from coterie.config import experiment_from
+from coterie.config import Experiment, experiment_from
 from coterie.errors import RunError
-from coterie.ledger import DOWN, Own, Row, link_below
+from coterie.ledger import DOWN, Own, Row, link_below, pack_own
 from coterie.member import Member
 from coterie.messages import Broadcast, Vectors, declare
 from coterie.v1 import session_pb2
 from coterie.wire import PROTOCOL_VERSION, Encoded
 from coterie_deploy.client import state_name
 from coterie_server import summary
+from coterie_server.aggregator import cluster_experiment
+from coterie_server.engine import Engine
 from coterie_server.hub import Hub
 from coterie_server.rundb import BETWEEN, RunDatabase
 
@@ -67,6 +69,10 @@ def database() -> Iterator[RunDatabase]:
 
 
 def make_hub(database: RunDatabase, clock: Clock, cluster: str | None = None, **rules: Any) -> Hub:
+    return Hub(experiment_of(rules), "run-1", database, clock, cluster=cluster)
+
+
+def experiment_of(rules: dict[str, Any]) -> Experiment:
     content = {
         "name": "hub",
         "data": {"source": "ellipses"},
@@ -74,7 +80,7 @@ def make_hub(database: RunDatabase, clock: Clock, cluster: str | None = None, **
         "method": {"name": "async_l2gd", "gamma": 1.0, "alpha": 0.5},
         "federation": rules,
     }
-    return Hub(experiment_from(content), "run-1", database, clock, cluster=cluster)
+    return experiment_from(content)
 
 
 def join(hub: Hub, name: str, cluster: str) -> FakeLink:
@@ -211,6 +217,87 @@ def test_books_are_waited_for_longer_where_their_aggregator_is_heard_and_the_run
     assert asyncio.run(test()) == seconds
 
 
+@pytest.mark.parametrize(
+    ("book", "reason"),
+    [
+        (session_pb2.Book(rows=b"no rows", n_rows=1), "a ledger book cannot be decompressed"),
+        (next(pack_own([(row(1), Own(1, 0, 1, 1))], "h", ["1"])), "a set of users has 1, not all of whom are among its users"),
+        (session_pb2.Book(events="no event"), "an event of its book is 'no event'"),
+    ],
+)
+def test_a_book_that_is_wrong_fails_a_run_that_went_well(database: RunDatabase, book: session_pb2.Book, reason: str) -> None:
+    """Also where what is wrong is of another cluster: the users of y are none of x."""
+
+    async def test() -> None:
+        hub = make_hub(database, Clock(), topology="clusters", hosts=2)
+        links = {name: join(hub, name, name) for name in ("x", "y")}
+        await hub.gather()
+        ending = asyncio.create_task(hub.finish("over", failed=False))
+        await asyncio.sleep(0)
+        hub.book_of("x", book)
+        for name, link in links.items():
+            hub.book_of(name, session_pb2.Book())
+            hub.lost(name, link, "it closed its stream")
+        with pytest.raises(RunError, match=f"host 'x' broke the protocol: {reason}"):
+            await ending
+
+    run(test())
+
+
+def test_an_aggregator_that_cannot_bring_its_books_fails_a_run_that_went_well(database: RunDatabase) -> None:
+    async def test() -> None:
+        hub = make_hub(database, Clock(), topology="clusters", hosts=1)
+        link = join(hub, "x", "x")
+        await hub.gather()
+        ending = asyncio.create_task(hub.finish("over", failed=False))
+        await asyncio.sleep(0)
+        hub.failed("x", session_pb2.Failure(reason="host 'h' broke the protocol"), link)
+        hub.lost("x", link, "it closed its stream")
+        with pytest.raises(RunError, match="host 'x' cannot go on: host 'h' broke the protocol"):
+            await ending
+
+    run(test())
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_what_went_wrong_before_the_end_is_not_told_twice(database: RunDatabase, *, failed: bool) -> None:
+    """The one who ends the run has decided how; a failure that came after the last exchange has kept nobody from anything."""
+
+    async def test() -> None:
+        hub = make_hub(database, Clock(), topology="clusters", hosts=1)
+        link = join(hub, "x", "x")
+        await hub.gather()
+        hub.fail(RunError("the disk is full"))
+        ending = asyncio.create_task(hub.finish("over", failed=failed))
+        await asyncio.sleep(0)
+        hub.lost("x", link, "it closed its stream")
+        await ending
+
+    run(test())
+
+
+def test_a_signal_while_books_are_brought_does_not_fail_the_run(database: RunDatabase) -> None:
+    async def test() -> None:
+        hub = make_hub(database, Clock(), topology="clusters", hosts=1)
+        link = join(hub, "x", "x")
+        await hub.gather()
+        engine = Engine(experiment_of({"topology": "clusters", "hosts": 1}), hub, database, None)
+        ending = asyncio.create_task(hub.finish("over", failed=False))
+        await asyncio.sleep(0)
+        hub.lost("x", link, "it closed its stream")
+        engine.request_stop("a signal")
+        await ending
+
+    run(test())
+
+
+def test_an_aggregator_gives_its_hosts_up_while_the_coordinator_still_waits_for_it() -> None:
+    """So the coordinator can say which hosts of which cluster were missing."""
+    experiment = experiment_of({"topology": "clusters", "hosts": 2, "join_timeout_s": 50})
+    below = cluster_experiment(experiment, 4).federation
+    assert (below.topology, below.hosts, below.join_timeout_s) == ("flat", 4, 45)
+
+
 # ---- names with slashes
 
 
@@ -266,7 +353,7 @@ def test_an_aggregator_that_was_killed_asks_before_its_hosts_are_back_and_says_w
         hub.lost("h", link, "killed")
         clock.now += 31
         hub.tick()
-        with pytest.raises(RunError, match=r"need 1 hosts, have 0: host 'h' .* absent since round 0 for 30 s"):
+        with pytest.raises(RunError, match=r"need 1 host, have 0: host 'h' .* absent since round 0 for 30 s"):
             await asking
 
     run(test())

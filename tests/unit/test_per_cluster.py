@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from coterie.arrays import Array
 from coterie.errors import ProtocolError, RunError
 from coterie.messages import PerCluster, Vectors, dataclass, declare
+from coterie.methods.evaluation import FinalModels
 from coterie.wire import Precision
 from coterie_server.merge import Layout, check_finite, check_owners, merged
 from coterie_server.tiers import _Tier
@@ -57,6 +59,22 @@ def test_an_aggregator_speaks_for_its_own_cluster_alone() -> None:
     with pytest.raises(ProtocolError, match=r"host 'b' sent percluster.Centre for clusters \[1\], wanted \[2\]"):
         check_owners("b", centres(1), np.array([2, 5]), np.array([2]))
     check_owners("b", centres(2), np.array([2, 5]), np.array([2]))
+
+
+def test_an_aggregator_that_answers_twice_or_in_another_width_is_named() -> None:
+    layout = Layout({"a": np.array([0, 3]), "b": np.array([1, 2, 4, 5])}, 6, CLUSTER_OF)
+    with pytest.raises(ProtocolError, match=r"host 'a' sent percluster.Centre twice in one reply"):
+        merged({"a": [centres(0), centres(0)], "b": [centres(1, 2)]}, layout)
+    wide = Centre(np.array([1, 2]), np.ones((2, 3)))
+    with pytest.raises(ProtocolError, match=r"host 'b'.*point.*"):
+        merged({"a": [centres(0)], "b": [wide]}, layout)
+
+
+def test_what_is_for_the_aggregators_is_not_mixed_with_what_is_for_users_in_a_flat_run_either() -> None:
+    """There the users' part would be lost without a word."""
+    mixed = (centres(0), FinalModels(np.ones((6, 2))))
+    with pytest.raises(ProtocolError, match="a task mixes messages for the aggregator with messages for its users"):
+        asyncio.run(_Tier(None, None, None, Precision.of("float64")).exchange(*mixed))  # type: ignore[arg-type]
 
 
 def test_a_nan_of_an_aggregator_is_its_clusters() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from coterie.errors import RunError
-from coterie.ledger import UP, Row
-from coterie_server.rundb import RunDatabase
+from coterie.ledger import UP, Own, Row
+from coterie_server import summary
+from coterie_server.rundb import BETWEEN, WITHIN, RunDatabase
 
 
 def row(seq: int, n_bytes: int) -> Row:
@@ -38,3 +40,36 @@ def test_whatever_fails_between_begin_and_commit_is_rolled_back() -> None:
     assert not database.connection.in_transaction
     assert database.connection.execute("SELECT count(*) FROM host_ledger").fetchone() == (0,)
     database.connection.close()
+
+
+def test_books_that_were_brought_before_a_run_was_resumed_are_forgotten() -> None:
+    """Everybody brings all of its book again, whatever of it was already here; the parent's own rows stay."""
+    database = RunDatabase(None, scope=BETWEEN)
+    users = np.array([0])
+    database.book("x", (0, 1), [(row(1, 60), users), (row(2, 60), users)], True)
+    database.event("join", "aggregator 'x' joined", host="x")
+    for _ in range(2):
+        database.forget_books()
+        database.book_host("x", [row(1, 60), row(2, 60)])
+        database.book_within("x/h", [(row(5, 60), Own(1, 0, 1, 1))], ["0"])
+        database.book_host("x/h", [row(5, 60)])
+        database.events_of("x", '[1.0, "join", "host h joined", {"host": "h"}]')
+        database.flush()
+    books = summary.reconcile(database.connection)
+    assert (books.n_agreed, books.n_differences) == (3, 0)
+    assert database.connection.execute("SELECT text FROM events").fetchall() == [("aggregator 'x' joined",), ("host h joined",)]
+    database.rewind(1, 0, 0)
+    assert database.connection.execute("SELECT link, seq, useful FROM ledger").fetchall() == [("x", 1, 1), ("x", 2, 0)]
+    assert database.connection.execute("SELECT count(*) FROM host_ledger").fetchone() == (0,)
+    database.close()
+
+
+def test_an_aggregator_that_is_started_again_keeps_what_it_booked_itself() -> None:
+    database = RunDatabase(None, scope=WITHIN)
+    database.book("h", (0, 1), [(row(1, 60), None), (row(2, 60), None)], True)
+    database.book_host("h", [row(1, 60)])
+    database.flush()
+    database.rewind(1, 0, 0)
+    assert [(one.seq, own.useful) for one, own in database.own_rows("h")] == [(1, 1), (2, 0)]
+    assert list(database.host_rows("h")) == []
+    database.close()
