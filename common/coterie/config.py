@@ -30,7 +30,7 @@ from coterie.problem import ProblemConfig
 from coterie.shown import shortened, shown
 
 # A method is one name in three rooms; the names are the modules in `coterie.methods` (less a trailing underscore).
-CONVEX_METHODS = ("pdmm", "local", "global", "oracle", "squared", "hlm_exact", "async_l2gd", "async_al2sgd", "certify")
+CONVEX_METHODS = ("pdmm", "local", "global", "oracle", "squared", "hlm_exact", "async_l2gd", "async_al2sgd", "fedrep_linear", "certify")
 NETWORK_METHODS = ("fedrep", "fedper", "fedavg", "lg_fedavg", "local_network", "adapt")  # of users whose model is a network
 METHODS = CONVEX_METHODS + NETWORK_METHODS
 MODULES = {"global": "global_"}
@@ -175,11 +175,13 @@ class Experiment(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _a_model_has_a_loss(cls, content: Any) -> Any:
+    def _some_methods_have_a_loss(cls, content: Any) -> Any:
         if not isinstance(content, Mapping) or "problem" in content:
             return content
         method = content.get("method")
         is_network = content.get("model") is not None or (isinstance(method, Mapping) and method.get("name") in NETWORK_METHODS)
+        if isinstance(method, Mapping) and method.get("name") == "fedrep_linear":
+            return {**content, "problem": {"loss": "least_squares", "intercept": False}}
         return {**content, "problem": {"loss": "cross_entropy"}} if is_network else content
 
     @model_validator(mode="after")

@@ -23,29 +23,35 @@ def heads(config: RepresentationData) -> list[UserHead]:
 def load(config: RepresentationData, seed: int, names: Collection[str] | None) -> list[UserData]:
     """The users in `names` (None: all) that there are."""
     wanted = [head.name for head in heads(config) if names is None or head.name in names]
+    thetas = _thetas(config, seed, wanted)
     loaded = []
-    for name in wanted:
-        rows = _rows(config, seed, name, "rows", 0, config.rows_per_user)
-        test_rows = _rows(config, seed, name, "test rows", 0, config.test_per_user)
+    for name, theta in zip(wanted, thetas, strict=True):
+        rows = _rows(config, seed, name, theta, "rows", 0, config.rows_per_user)
+        test_rows = _rows(config, seed, name, theta, "test rows", 0, config.test_per_user)
         loaded.append(UserData(name, None, *rows, *test_rows))
     return loaded
 
 
 def fresh(config: RepresentationData, seed: int, names: Sequence[str]) -> Callable[[int, int, int], tuple[Array, Array]]:
     """(position in `names`, round, m) -> m rows (m, d) and targets (m,) that this user has in this round alone."""
+    thetas = _thetas(config, seed, names)
 
     def draw(position: int, round_number: int, m: int) -> tuple[Array, Array]:
-        return _rows(config, seed, names[position], "fresh rows", round_number, m)
+        return _rows(config, seed, names[position], thetas[position], "fresh rows", round_number, m)
 
     return draw
 
 
-def _rows(config: RepresentationData, seed: int, name: str, purpose: str, round_number: int, m: int) -> tuple[Array, Array]:
+def _thetas(config: RepresentationData, seed: int, names: Sequence[str]) -> list[Array]:
+    """B* w*_i (d,) of each user."""
     truth = true_representation(config, seed)
     assert truth is not None  # noqa: S101 - this data has one
-    seed_here = seed if config.seed is None else config.seed
-    features = normal(stream(seed_here, f"representation {purpose}", name, round_number), m * config.d).reshape(m, config.d)
-    noise = normal(stream(seed_here, f"representation noise of {purpose}", name, round_number), m)
+    return [(truth * true_head(config, seed, name)).sum(axis=1) for name in names]
+
+
+def _rows(config: RepresentationData, seed: int, name: str, theta: Array, purpose: str, round_number: int, m: int) -> tuple[Array, Array]:
+    seed = seed if config.seed is None else config.seed
+    features = normal(stream(seed, f"representation {purpose}", name, round_number), m * config.d).reshape(m, config.d)
+    noise = normal(stream(seed, f"representation noise of {purpose}", name, round_number), m)
     deviation = config.noise if config.noise_is == "std" else config.noise**0.5
-    theta = (truth * true_head(config, seed, name)).sum(axis=1)
     return frozen(features), frozen((features * theta).sum(axis=1) + deviation * noise)

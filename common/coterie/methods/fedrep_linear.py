@@ -1,0 +1,112 @@
+"""`fedrep_linear`: Algorithm 2 of Collins, Hassani, Mokhtari and Shakkottai (2021), FedRep for linear regression.
+
+Users share a representation B (d, k) and have heads w_i (k,); their losses are f_i(w, B) = 1/(2m) sum_j (y_j - w'B'x_j)^2 over m rows.
+
+    start:     user i sends Z_i = (1/m) sum_j y_j^2 x_j x_j';  B^0 <- the k leading eigenvectors of their mean (method of moments)
+    round t:   B^t goes to r n users;  w_i <- argmin_w f_i(w, B^t);  B_i <- B^t - eta grad_B f_i(w_i, B^t);  B^{t+1} <- the mean of the B_i
+
+on a fresh batch of m rows where the data is generated and can be drawn anew, else on rows drawn from the user's own, or on all of these.
+With heads `gradient` the minimisation is `head_steps` gradient steps from where the head was left: GD-GD (1) and 10GD-GD (10) of Figure 3.
+With heads `shared` one head w travels and is averaged like B, and both are moved by a gradient step: federated averaging on this model.
+
+Since B' grad_B f_i = 0 at an exact head, B'B never decreases and no orthonormalisation is needed; `orthonormalize` does it all the same.
+Z_i tells the server much about a user's rows: of a single row all but its sign.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from coterie.messages import Array, Broadcast, Indices, Positions, Rows, Scalars, Vectors, dataclass, declare
+
+
+class Config(BaseModel):
+    """Hyper-parameters."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    users_need_minimisers: ClassVar[bool] = False  # a user may have fewer rows than features
+
+    name: Literal["fedrep_linear"] = "fedrep_linear"
+    k: PositiveInt = 2
+    eta: PositiveFloat = 1.0
+    participation: Annotated[float, Field(gt=0, le=1)] = 0.1  # r
+    users_per_round: PositiveInt | None = None  # instead of r n
+    batch: Literal["fresh", "fixed"] = "fresh"
+    batch_rows: PositiveInt | None = None  # m; as many as the user has where it is not given
+    heads: Literal["exact", "gradient", "shared"] = "exact"
+    head_steps: PositiveInt = 1  # of heads by gradient
+    head_eta: PositiveFloat = 1.0
+    orthonormalize: bool = False  # B after each round, by QR
+    # finished_run: B is what another run has left and stays as it is; users only solve for their heads (`coterie adapt`).
+    start: Literal["moments", "random", "finished_run"] = "moments"
+
+    def n_selected(self, n_users: int) -> int:
+        """How many users take part in a round."""
+        return min(max(self.users_per_round or round(self.participation * n_users), 1), n_users)
+
+
+@declare(method="fedrep_linear", step="moments")
+@dataclass(frozen=True)
+class AskMoments(Broadcast):
+    """Asks every user for Z_i."""
+
+
+@declare(method="fedrep_linear", step="moments")
+@dataclass(frozen=True)
+class Moments(Rows):
+    """Z_i, the upper triangle row by row: d(d+1)/2 scalars."""
+
+    z: Annotated[Array, Scalars("rows", "h")]
+
+
+@declare(method="fedrep_linear", step="representation")
+@dataclass(frozen=True)
+class Representation(Rows):
+    """B^t, column by column, to the users of this round."""
+
+    b: Annotated[Array, Vectors("k", "d")]
+
+
+@declare(method="fedrep_linear", step="representation")
+@dataclass(frozen=True)
+class UpdatedRepresentation(Rows):
+    """B_i^{t+1} to the server."""
+
+    b: Annotated[Array, Vectors("rows", "k", "d")]
+
+
+@declare(method="fedrep_linear", step="head")
+@dataclass(frozen=True)
+class SharedHead(Rows):
+    """w, where all users have one head."""
+
+    w: Annotated[Array, Scalars("k", exact=False)]
+
+
+@declare(method="fedrep_linear", step="head")
+@dataclass(frozen=True)
+class UpdatedHead(Rows):
+    """The user's w after its gradient step, where all users have one head."""
+
+    w: Annotated[Array, Scalars("rows", "k", exact=False)]
+
+
+@declare(method="fedrep_linear", step="delivery")
+@dataclass(frozen=True)
+class FinalRepresentation(Rows):
+    """B^T, to every user: it solves for its head on its own rows."""
+
+    b: Annotated[Array, Vectors("k", "d")]
+
+
+@declare(method="fedrep_linear", step="evaluation", may_be_infinite=True)
+@dataclass(frozen=True)
+class Scores(Rows):
+    """Mean squared error of the user's model on its held-out rows, NaN without any, and the loss on its own."""
+
+    loss: Annotated[Array, Scalars("rows")]
+    test_error: Annotated[Array, Scalars("rows")]
+    n_test: Annotated[Indices, Positions("rows")]

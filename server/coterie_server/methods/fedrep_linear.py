@@ -1,0 +1,148 @@
+"""Server half of `fedrep_linear`: the method of moments, then means of the users' representations, in member order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coterie.arrays import Array, Indices
+from coterie.config import Experiment
+from coterie.draws import normal, stream
+from coterie.errors import ConfigError, RunError
+from coterie.methods.fedrep_linear import (
+    AskMoments,
+    Config,
+    FinalRepresentation,
+    Moments,
+    Representation,
+    Scores,
+    SharedHead,
+    UpdatedHead,
+    UpdatedRepresentation,
+)
+from coterie_server.known_clusters import spread_of
+from coterie_server.method import Federation, Outcome, Setting
+from coterie_server.plan import Stage
+
+FLAT_ONLY = True  # it knows no clusters
+REPRESENTATION = "B"  # what a run shares, by name
+
+
+@dataclass(frozen=True)
+class State:
+    """Between two rounds."""
+
+    b: Array  # (d, k)
+    w: Array  # (k,) of heads `shared`; zeros otherwise
+
+
+@dataclass(frozen=True)
+class FedRepLinear:
+    """The server half for one stage."""
+
+    config: Config
+    seed: int
+    stage: str
+    n_users: int
+    d: int
+    truth: Array | None  # (d, k*) with orthonormal columns
+    given: Array | None  # (d, k) what a finished run has left
+    tolerates_absence: bool = True
+
+    @property
+    def client_options(self) -> Mapping[str, Any]:
+        """Settings of the client half."""
+        return {"fedrep_linear": self.config.model_dump(mode="json")}
+
+    async def init(self, federation: Federation) -> State:
+        """B^0."""
+        w = np.zeros(self.config.k)
+        if self.given is not None:
+            return State(self.given, w)
+        if self.config.start == "random":
+            start = normal(stream(self.seed, "random representation", self.stage), self.d * self.config.k).reshape(self.d, self.config.k)
+            return State(np.linalg.qr(start)[0], w)
+        moments = (await federation.exchange(AskMoments()))[Moments].z
+        return State(leading(moments.sum(axis=0) / len(moments), self.d, self.config.k), w)
+
+    async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
+        """B^{t+1} = 1/(r n) sum_i B_i^{t+1}."""
+        if self.given is not None:
+            return state, {"converged": 1.0, "users": 0.0, **self._distance(state.b)}
+        order = stream(self.seed, "participation", self.stage, number).order(self.n_users)
+        chosen = np.sort(order[: self.config.n_selected(self.n_users)])
+        with_head = (SharedHead(state.w, users=chosen),) if self.config.heads == "shared" else ()
+        replies = await federation.exchange(Representation(np.ascontiguousarray(state.b.T), users=chosen), *with_head, to=chosen)
+        found = replies[UpdatedRepresentation].b
+        b = np.ascontiguousarray((found.sum(axis=0) / len(found)).T)
+        if self.config.orthonormalize:
+            b = np.linalg.qr(b)[0]
+        w = replies[UpdatedHead].w.sum(axis=0) / len(found) if with_head else state.w
+        return State(b, w), {"users": float(len(found)), **self._distance(b)}
+
+    async def finish(self, state: State, federation: Federation) -> Outcome:
+        """Every user gets B^T, solves for its head and judges its model."""
+        everyone: Indices = np.arange(self.n_users)
+        scores = (await federation.exchange(FinalRepresentation(np.ascontiguousarray(state.b.T), users=everyone)))[Scores]
+        figures = {"sum_of_losses": float(scores.loss.sum()), **self._distance(state.b)}
+        by_user = {}
+        if (judged := scores.n_test > 0).any():
+            errors = scores.test_error[judged]
+            figures |= {"heldout_loss": float(errors.mean() / 2), "heldout_metric": float(errors.mean())}
+            figures |= {f"heldout_metric_{name}": value for name, value in spread_of(errors).items()}
+            by_user["heldout_metric"] = scores.test_error
+        return Outcome(None, None, figures, by_user=by_user, shared={REPRESENTATION: state.b})
+
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
+        """k d-vectors each way for each user of a round, and once to everyone at the end; the moments are scalars."""
+        k, n_trained = self.config.k, sum(row["users"] for row in figures)
+        trained = {("representation", way): k * n_trained for way in ("down", "up")} if n_trained else {}
+        return {**trained, ("delivery", "down"): float(k * self.n_users)}
+
+    def _distance(self, b: Array) -> dict[str, float]:
+        return {} if self.truth is None else {"distance": distance(b, self.truth)}
+
+
+def leading(triangle: Array, d: int, k: int) -> Array:
+    """(d, k) the eigenvectors of the k largest eigenvalues of a symmetric matrix, given by its upper triangle row by row."""
+    rows, columns = np.triu_indices(d)
+    matrix = np.zeros((d, d))
+    matrix[rows, columns] = triangle
+    matrix[columns, rows] = triangle
+    _, vectors = np.linalg.eigh(matrix)
+    return np.ascontiguousarray(vectors[:, ::-1][:, :k])
+
+
+def distance(b1: Array, b2: Array) -> float:
+    """The principal angle distance (9) of two column spaces, |B1_perp' B2|_2, of (d, k) matrices with full column rank."""
+    one, two = np.linalg.qr(b1)[0], np.linalg.qr(b2)[0]
+    return float(np.linalg.norm(two - one @ (one.T @ two), 2))
+
+
+def stages(config: Config, experiment: Experiment) -> list[Stage]:
+    """One stage. ConfigError for another loss than least squares without intercept."""
+    problem = experiment.problem
+    if problem.loss != "least_squares" or problem.intercept or problem.l2:
+        found = f"loss {problem.loss!r}, intercept {str(problem.intercept).lower()} and l2 {problem.l2:g}"
+        raise ConfigError(f"method 'fedrep_linear' has {found}, want least_squares, intercept false and l2 0")
+    return [Stage(config.name, config.name, config, experiment.stop, is_result=True)]
+
+
+def build(config: Config, setting: Setting) -> FedRepLinear:
+    """The server half for one stage. ConfigError when k is larger than d, or a finished run is missing or does not fit."""
+    facts = setting.facts
+    if facts is None:
+        raise RunError(f"stage {setting.stage!r} needs the facts of the stage 'prepare'")
+    if config.k > facts.d:
+        raise ConfigError(f"method.k is {config.k}, want at most the {facts.d} features of the rows")
+    given = None
+    if config.start == "finished_run":
+        given = None if setting.start is None else setting.start.shared.get(REPRESENTATION)
+        if given is None:
+            raise ConfigError("method.start is 'finished_run', but no run is given that has left a representation: want coterie adapt RUN")
+        if given.shape != (facts.d, config.k):
+            raise ConfigError(f"the run's representation has shape {list(given.shape)}, want [{facts.d}, {config.k}] for these rows")
+    return FedRepLinear(config, setting.seed, setting.stage, len(setting.members), facts.d, setting.truth, given)
