@@ -16,7 +16,6 @@ from rich.console import Console
 
 from coterie.config import Experiment, apply_overrides, experiment_from, experiment_to_json
 from coterie.errors import ConfigError
-from coterie.methods.partial import Training
 from coterie_deploy.launch import Launch
 from coterie_deploy.local import run_here
 from coterie_deploy.user_models import FinishedRun, finished_run
@@ -31,8 +30,6 @@ def adapt(
 ) -> None:
     """Trains the heads of the users in `table` and reports. Raises CoterieError."""
     run = finished_run(folder)
-    if not run.is_private and not run.shared:
-        raise ConfigError(f"the run in {folder} shared nothing, so there is nothing to adapt")
     with _as_data(run, table) as data:
         experiment = adapting(run, data, overrides, epochs)
         chosen = output or _free(folder)
@@ -43,19 +40,24 @@ def adapt(
 def adapting(run: FinishedRun, data: Mapping[str, Any], overrides: Sequence[str], epochs: int) -> Experiment:
     """The experiment of new users with these data."""
     content = json.loads(experiment_to_json(run.experiment))
-    trained: Training = run.experiment.method
-    kept = {key: content["method"][key] for key in ("batch_size", "batch_norm", "optimizer") if key in content["method"]}
-    head = content["method"].get("head_optimizer")
-    shared = getattr(trained, "shared", trained.sharing)
     content |= {
         "name": f"{run.experiment.name[:90]}-adapt",
         "data": dict(data),
-        "method": {"name": "adapt", "shared": shared, **kept, **({"optimizer": head} if head else {})},
+        "method": _method(run.experiment, content["method"]),
         "stop": {"rounds": max(epochs, 1)},
         "references": [],
     }
     content["federation"] |= {"hosts": 1, "users": None, "topology": "flat", "min_hosts": None}
     return experiment_from(apply_overrides(content, overrides), "the experiment of the new users")
+
+
+def _method(experiment: Experiment, trained: Mapping[str, Any]) -> dict[str, Any]:
+    """How the new users train: as the run's users trained their heads; the heads of linear models are solved for."""
+    if experiment.model is None:
+        return {"name": "fedrep_linear", "k": trained["k"], "start": "finished_run"}
+    kept = {key: trained[key] for key in ("batch_size", "batch_norm")}
+    shared = trained.get("shared", experiment.method.sharing)
+    return {"name": "adapt", "shared": shared, **kept, "optimizer": trained.get("head_optimizer") or trained["optimizer"]}
 
 
 @contextlib.contextmanager

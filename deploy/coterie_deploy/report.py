@@ -155,13 +155,16 @@ def stage_table(report: Report, stages: Sequence[StageSummary], *, narrow: bool)
     """One line for each stage. The held-out loss is left out where it is half of the squared error, and says nothing more."""
     judged = [(stage.results["heldout_loss"], stage.results["heldout_metric"]) for stage in stages if "heldout_metric" in stage.results]
     with_loss = not judged or any(abs(metric - 2 * loss) > 1e-9 * abs(metric) for loss, metric in judged)
+    with_clusters = any(report.clusters[stage.name] is not None for stage in stages) or not stages
     rows = []
     for stage in stages:
         name = f"{stage.name} *" if stage.name == report.facts.get("final_stage") else stage.name
         loss = [figure(stage.results.get("heldout_loss"))] if with_loss else []
-        numbers = [count(stage.rounds), count(report.clusters[stage.name]), *loss, figure(stage.results.get("heldout_metric"))]
+        clusters = [count(report.clusters[stage.name])] if with_clusters else []
+        numbers = [count(stage.rounds), *clusters, *loss, figure(stage.results.get("heldout_metric"))]
         rows.append([name, ended_by(stage, report.short), *numbers])
-    columns = ["stage", "ended by", "rounds", "clusters", *(["loss"] if with_loss else []), metric_name(report.experiment)]
+    more = [*(["clusters"] if with_clusters else []), *(["loss"] if with_loss else [])]
+    columns = ["stage", "ended by", "rounds", *more, metric_name(report.experiment)]
     return table("Stages (* the result), judged on held-out rows", columns, rows, n_text=2, gap=1 if narrow else 2)
 
 

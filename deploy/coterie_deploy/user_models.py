@@ -34,29 +34,22 @@ MODEL_FILE = "model.json"
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run of users with networks."""
+    """A finished run of users who share something: tensors of a network, or a linear representation."""
 
     folder: Path
     run_id: str
     stage: str
     experiment: Experiment
-    tensors: tuple[TensorInfo, ...]  # of the whole network
+    tensors: tuple[TensorInfo, ...]  # of the whole network, empty where there is none
     shared: Tensors
-
-    @property
-    def is_private(self) -> bool:
-        """Whether users have tensors of their own."""
-        return len(self.shared) < len(self.tensors)
 
 
 def finished_run(folder: Path) -> FinishedRun:
-    """Reads a run folder. ConfigError when it is none, has not finished, or trained no networks."""
+    """Reads a run folder. ConfigError when it is none, has not finished, or has shared nothing."""
     path = folder / FROZEN
     if not path.is_file():
         raise ConfigError(f"{folder} is not a run folder: it has no {FROZEN}")
     experiment = load_experiment(path)
-    if experiment.model is None:
-        raise ConfigError(f"the run in {folder} trained no networks, want a run of an experiment with a model")
     with contextlib.closing(open_run(folder)) as connection:
         facts = summary.facts(connection)
     stage = facts.get("final_stage")
@@ -64,7 +57,10 @@ def finished_run(folder: Path) -> FinishedRun:
         raise ConfigError(f"the run in {folder} has not finished, so it has no models yet")
     with np.load(folder / "models" / f"{stage}.npz") as arrays:
         shared = {key.removeprefix(f"{SHARED}/"): arrays[key] for key in arrays.files if key.startswith(f"{SHARED}/")}
-    return FinishedRun(folder, facts["run_id"], stage, experiment, from_json(facts["model"]), shared)
+    if not shared:
+        raise ConfigError(f"the run in {folder} of method {experiment.method.name!r} has shared no representation and no network")
+    tensors = from_json(facts["model"]) if "model" in facts else ()
+    return FinishedRun(folder, facts["run_id"], stage, experiment, tensors, shared)
 
 
 def models_of(run: FinishedRun, state: Path | None, users: Sequence[str] | None = None) -> dict[str, Tensors]:
@@ -110,6 +106,8 @@ def export(folder: Path, output: Path, state: Path | None, users: Sequence[str] 
     from safetensors.numpy import save_file  # noqa: PLC0415 - an extra, which only this needs
 
     run = finished_run(folder)
+    if run.experiment.model is None:
+        raise ConfigError(f"the run in {folder} trained no networks, want a run of an experiment with a model")
     models = models_of(run, state, users)
     content = json.loads(experiment_to_json(run.experiment))
     kept = {"run_id": run.run_id, "stage": run.stage, "model": content["model"], "problem": content["problem"], "seed": content["seed"]}

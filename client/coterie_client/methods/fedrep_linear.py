@@ -88,7 +88,8 @@ def _head(config: Config, features: Array, y: Array, before: Array, shared: Arra
         return exact_head(features, y)
     w = before
     for _ in range(config.head_steps):
-        w = w - config.head_eta * _head_gradient(features, y, w)
+        step: Array = config.head_eta * _head_gradient(features, y, w)
+        w = w - step
     return w
 
 
