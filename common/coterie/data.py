@@ -123,7 +123,7 @@ class Partition(BaseModel):
     users: Annotated[int, Field(ge=1, le=MAX_PARTS)] | None = None
     classes_per_user: Annotated[int, Field(ge=1, le=MAX_CLASSES)] | None = None  # S
     alpha: Annotated[float, Field(gt=0, le=1e6)] | None = None  # small: a user has few classes; large: all have the same mixture
-    equal_rows: bool = True  # users get equally many rows, and what is left over goes to nobody; false: every row goes to somebody
+    equal_rows: bool = True  # without sizes: what is left over goes to nobody; false: every row goes to somebody
     min_rows: Annotated[int, Field(ge=1)] | None = (
         None  # dirichlet: drawn again until all users have them (default 2); user: left out below
     )
@@ -141,14 +141,12 @@ class Partition(BaseModel):
             if getattr(self, key) is None:
                 raise ValueError(f"by is {self.by!r} and {key} is missing, want {' and '.join(_NEEDED[self.by])}")
         for key, kinds in _POSSIBLE.items():
-            if key in self.model_fields_set and self.by not in kinds:
+            if self.by not in kinds and getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"{key} is {getattr(self, key)} and by is {self.by!r}, want it with by: {' or '.join(kinds)}")
         if self.relabel and self.classes is None:
             raise ValueError("relabel is true without classes, want the list of classes whose places are the new labels")
         if self.classes is not None and len(set(self.classes)) < len(self.classes):
             raise ValueError(f"classes is {list(self.classes)}, want each class once")
-        if self.sizes is not None and self.by == "classes" and "equal_rows" in self.model_fields_set and self.equal_rows:
-            raise ValueError("sizes makes users unequal and equal_rows is true, want one of the two")
         return self
 
 
@@ -306,7 +304,7 @@ class RolesData(_Labelled):
     path: FilePath
     min_characters: Annotated[int, Field(ge=2)] = 2000  # roles with less are left out
     sequence_length: Annotated[int, Field(ge=1, le=100_000)] = 80  # T
-    stride: Annotated[int, Field(ge=1, le=1_000_000)] = 1  # characters from one row to the next
+    stride: Annotated[int, Field(ge=1, le=1_000_000)] = 10  # characters from one row to the next
     partition: Partition = Partition(by="user")
 
     @model_validator(mode="after")

@@ -31,19 +31,19 @@ def adapt(
     """Trains the heads of the users in `table` and reports. Raises CoterieError."""
     run = finished_run(folder)
     with _as_data(run, table) as data:
-        experiment = adapting(run, data, overrides, epochs)
+        experiment = adapted_from(run.experiment, data, overrides, epochs)
         chosen = output or _free(folder)
         how = Launch(transport="loopback", folder=chosen, start=Outcome(None, shared=run.shared))
         run_here(experiment, how, out, err, quiet=quiet)
 
 
-def adapting(run: FinishedRun, data: Mapping[str, Any], overrides: Sequence[str], epochs: int) -> Experiment:
-    """The experiment of new users with these data."""
-    content = json.loads(experiment_to_json(run.experiment))
+def adapted_from(trained: Experiment, data: Mapping[str, Any], overrides: Sequence[str], epochs: int) -> Experiment:
+    """The experiment of new users with these data, after a run of `trained`."""
+    content = json.loads(experiment_to_json(trained))
     content |= {
-        "name": f"{run.experiment.name[:90]}-adapt",
+        "name": f"{trained.name[:90]}-adapt",
         "data": dict(data),
-        "method": _method(run.experiment, content["method"]),
+        "method": _method(trained, content["method"]),
         "stop": {"rounds": max(epochs, 1)},
         "references": [],
     }

@@ -74,6 +74,15 @@ def experiments() -> None:
     print_experiments(_console())
 
 
+@app.command("data")
+def describe_data(experiment: ExperimentName, overrides: Overrides = None, seed: Seed = None, data: Data = None) -> None:
+    """Show how an experiment's rows are divided among its users: numbers of rows and classes, and never a row."""
+    from coterie_deploy.data_page import print_data
+    from coterie_deploy.shipped import load
+
+    print_data(load(experiment, overrides or (), seed=seed), data, _console())
+
+
 @app.command()
 def run(
     experiment: ExperimentName,
@@ -318,6 +327,7 @@ def reproduce(
     name: Annotated[str | None, typer.Argument(help="What to reproduce; without it, what there is.", show_default=False)] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 8,
     output: Annotated[Path, typer.Option(metavar="DIR", help="Where plots and tables go.")] = Path("reproduced"),
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Data sets that are not shipped.", show_default=False)] = None,
 ) -> None:
     """Reproduce a paper's figure: its table beside the paper's, and plots."""
     from coterie_deploy import reproduce as papers
@@ -325,7 +335,7 @@ def reproduce(
     if name is None:
         typer.echo("\n".join(papers.names()))
     else:
-        papers.reproduce(name, seeds=seeds, output=output)
+        papers.reproduce(name, seeds=seeds, output=output, data=data)
 
 
 def _import_from_here() -> None:

@@ -411,8 +411,8 @@ GOOD = {"features": np.ones((2, 1)), "target": np.ones(2), "user": np.array(["a"
 NPZ_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"features": np.array([[1.0], [np.nan]])}, "t.npz row 2, column 'features[:, 0]': nan is not a finite number, want one"),
     ({"target": np.array([np.inf, 1])}, "t.npz row 1, column 'target': inf is not a finite number, want one"),
-    ({"features": np.ones(2)}, "t.npz: array 'features' has shape (2,), want (2, p)"),
-    ({"features": np.ones((3, 1))}, "t.npz: array 'features' has shape (3, 1), want (2, p)"),
+    ({"features": np.ones(2)}, "t.npz: array 'features' has shape (2,), want (2, p), or more axes"),
+    ({"features": np.ones((3, 1))}, "t.npz: array 'features' has shape (3, 1), want (2, p), or more axes"),
     ({"features": np.ones((2, 0))}, "t.npz: array 'features' has shape (2, 0), want at least one column"),
     ({"features": np.array([["x"], ["y"]])}, "t.npz: array 'features' has dtype <U1, want integers or floating-point numbers"),
     ({"features": np.array([[object()]])}, "t.npz: array 'features' cannot be read ("),

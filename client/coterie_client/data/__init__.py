@@ -4,7 +4,8 @@ Importing this is light: NumPy and pydantic; pyarrow is imported by the Parquet 
 `coterie.data.DataConfig`.
 """
 
-from coterie_client.data.load import Fresh, fresh_rows, list_users, load_users
+from coterie_client.data.load import Fresh, count_users, fresh_rows, list_users, load_users, summarize_users
+from coterie_client.data.pool import UserSummary
 from coterie_client.data.python_source import UserRecord, UserSource, user_source
 from coterie_client.data.standardize import Moments, moments, standardize
 from coterie_client.data.users import UserData, UserHead
@@ -16,10 +17,13 @@ __all__ = [
     "UserHead",
     "UserRecord",
     "UserSource",
+    "UserSummary",
+    "count_users",
     "fresh_rows",
     "list_users",
     "load_users",
     "moments",
     "standardize",
+    "summarize_users",
     "user_source",
 ]

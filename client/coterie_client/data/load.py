@@ -6,7 +6,7 @@ spread over hosts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import assert_never
 
@@ -14,18 +14,42 @@ from coterie.arrays import Array
 from coterie.data import (
     CsvData,
     DataConfig,
+    DigitsData,
     EllipsesData,
     ExamsData,
     GrowthData,
     HlmData,
     HsbData,
+    HuggingfaceData,
+    ImagesData,
     NpzData,
     ParquetData,
+    PooledData,
     PythonData,
     RepresentationData,
+    RolesData,
+    TorchvisionData,
+    TweetsData,
 )
 from coterie.names import natural_key, unknown_user
-from coterie_client.data import bundled, csv_table, ellipses, hlm, npz_table, parquet_table, python_source, representation
+from coterie_client.data import (
+    bundled,
+    csv_table,
+    digits,
+    ellipses,
+    hlm,
+    huggingface,
+    image_folders,
+    npz_table,
+    parquet_table,
+    python_source,
+    representation,
+    roles,
+    torchvision_folders,
+    tweets,
+)
+from coterie_client.data.partition import deal
+from coterie_client.data.pool import Pool, Share, UserSummary, heads_of, load_shares, summaries, summary
 from coterie_client.data.split import head_with_fold, with_fold
 from coterie_client.data.users import UserData, UserHead
 
@@ -58,6 +82,28 @@ def load_users(config: DataConfig, seed: int, names: Sequence[str] | None, data_
     return users if fold is None else [with_fold(user, fold, seed) for user in users]
 
 
+def summarize_users(config: DataConfig, seed: int, data_dir: Path | None = None) -> list[UserSummary]:
+    """All users in numbers, in natural order: rows, test rows, and how many training rows have which label.
+
+    Sources that a partition deals are not read beyond their labels. Raises ConfigError as `list_users` does.
+    """
+    if isinstance(config, PooledData) and config.fold is None:
+        dealt = _dealt(config, seed, None, data_dir)
+        listed = [one for pool, shares in dealt for one in summaries(pool, config.partition, shares)]
+        return sorted(listed, key=lambda user: natural_key(user.name))
+    return [summary(user.name, user.target, len(user.test_target)) for user in load_users(config, seed, None, data_dir)]
+
+
+def count_users(config: DataConfig, seed: int) -> int | None:
+    """How many users an experiment has, as far as that can be said without files and data sets that do not come with the package."""
+    partition = config.partition if isinstance(config, PooledData) else None
+    if partition is not None and partition.users is not None:
+        return partition.users
+    if isinstance(config, HuggingfaceData) or getattr(config, "path", None) is not None:
+        return None
+    return len(list_users(config, seed))
+
+
 def fresh_rows(config: DataConfig, seed: int, names: Sequence[str]) -> Fresh | None:
     """(position in `names`, round, m) -> m new rows (m, p) and targets (m,), where the data is generated and has a truth; else None."""
     return representation.fresh(config, seed, names) if isinstance(config, RepresentationData) else None
@@ -71,8 +117,6 @@ def _heads(config: DataConfig, seed: int, data_dir: Path | None) -> list[UserHea
             return bundled.heads(config)
         case ParquetData():
             return parquet_table.heads(config, data_dir)
-        case NpzData():
-            return npz_table.heads(config, data_dir)
         case EllipsesData():
             return ellipses.heads(config)
         case HlmData():
@@ -82,7 +126,7 @@ def _heads(config: DataConfig, seed: int, data_dir: Path | None) -> list[UserHea
         case PythonData():
             return python_source.heads(config, seed)
         case _:
-            assert_never(config)
+            return [head for _, shares in _dealt(config, seed, None, data_dir) for head in heads_of(shares)]
 
 
 def _load(config: DataConfig, seed: int, names: Collection[str] | None, data_dir: Path | None) -> list[UserData]:
@@ -93,8 +137,6 @@ def _load(config: DataConfig, seed: int, names: Collection[str] | None, data_dir
             return bundled.load(config, seed, names)
         case ParquetData():
             return parquet_table.load(config, seed, names, data_dir)
-        case NpzData():
-            return npz_table.load(config, seed, names, data_dir)
         case EllipsesData():
             return ellipses.load(config, seed, names)
         case HlmData():
@@ -103,5 +145,32 @@ def _load(config: DataConfig, seed: int, names: Collection[str] | None, data_dir
             return representation.load(config, seed, names)
         case PythonData():
             return python_source.load(config, seed, names)
+        case _:
+            dealt = _dealt(config, seed, names, data_dir)
+            return [user for pool, shares in dealt for user in load_shares(pool, config.partition, shares, names)]
+
+
+def _dealt(config: PooledData, seed: int, names: Collection[str] | None, data_dir: Path | None) -> Iterator[tuple[Pool, list[Share]]]:
+    """Pools of labelled rows and who gets what of them; pools that have none of the users in `names` may be passed over."""
+    for pool in _pools(config, names, data_dir):
+        yield pool, deal(pool, config.partition, config.test_fraction, seed)
+
+
+def _pools(config: PooledData, names: Collection[str] | None, data_dir: Path | None) -> Iterator[Pool]:
+    match config:
+        case NpzData():
+            yield from npz_table.pools(config, data_dir, names)
+        case DigitsData():
+            yield digits.pool()
+        case ImagesData():
+            yield image_folders.pool(config, data_dir)
+        case TorchvisionData():
+            yield torchvision_folders.pool(config, data_dir)
+        case HuggingfaceData():
+            yield huggingface.pool(config, data_dir)
+        case RolesData():
+            yield roles.pool(config, data_dir)
+        case TweetsData():
+            yield tweets.pool(config, data_dir)
         case _:
             assert_never(config)

@@ -1,119 +1,169 @@
-"""One NumPy archive: arrays of features, targets, users and clusters with a row per example.
+"""NumPy archives: arrays of features, targets, users and clusters with a row per example, or one archive per user.
 
-Arrays are read whole, and only the rows of the users that were asked for are kept and checked. Pickled objects are refused.
+Labels are read whole, and of the features only the rows of the users that were asked for are kept and checked.
 """
 
 from __future__ import annotations
 
-import zipfile
-import zlib
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.data import NpzData
+from coterie.arrays import Array, Indices
+from coterie.data import USER, Encoded, NpzData
 from coterie.errors import ConfigError
 from coterie.names import check_name
-from coterie_client.data.paths import DataFile, one_file
-from coterie_client.data.split import hold_out, n_test_rows
+from coterie_client.data.archive import Archive, Header
+from coterie_client.data.features import as_rows
+from coterie_client.data.paths import DataFile, data_files, one_file, resolve
+from coterie_client.data.pictures import Pictures
+from coterie_client.data.pool import Pool
 from coterie_client.data.tables import check_finite, no_rows, one_cluster, rows_by_user
-from coterie_client.data.users import UserData, UserHead
+
+Rows = Callable[[Indices], NDArray[Any]]
 
 
-def heads(config: NpzData, data_dir: Path | None) -> list[UserHead]:
-    """All users of the archive; only the arrays of users and clusters are read."""
-    file = one_file(config.path, data_dir)
-    wanted = [config.user] + ([] if config.cluster is None else [config.cluster])
-    arrays = _read(file, wanted)
-    heads = []
-    names = _labels(file, config.user, arrays)
-    clusters = None if config.cluster is None else _labels(file, config.cluster, arrays, len(names))
-    for name, rows in _users(file, config, names).items():
-        cluster = None if clusters is None else one_cluster(name, clusters, rows, file.label)
-        heads.append(UserHead(name, cluster, len(rows) - n_test_rows(len(rows), config.test_fraction)))
-    return heads
+def pools(config: NpzData, data_dir: Path | None, names: Collection[str] | None) -> Iterator[Pool]:
+    """The archive with the rows of all users; or the archive of each user in `names` (None: all)."""
+    if USER not in config.path and not resolve(config.path, data_dir).is_dir():
+        yield _pool(config, one_file(config.path, data_dir), data_dir)
+        return
+    if config.partition is not None or config.test_path is not None:
+        raise ConfigError(f"path {config.path!r} has one archive per user, want neither partition nor test_path")
+    for file in data_files(config.path, data_dir, (".npz",)):
+        if names is None or file.user in names:
+            yield _pool(config, file, data_dir)
 
 
-def load(config: NpzData, seed: int, names: Collection[str] | None, data_dir: Path | None) -> list[UserData]:
-    """The users in `names` (None: all) that the archive has."""
-    file = one_file(config.path, data_dir)
-    wanted = [config.user, config.features]
-    wanted += [array for array in (config.target, config.cluster) if array is not None]
-    arrays = _read(file, wanted)
-    of_row = _labels(file, config.user, arrays)
-    clusters = None if config.cluster is None else _labels(file, config.cluster, arrays, len(of_row))
-    features = _numbers(file, config.features, arrays, len(of_row), n_axes=2)
-    target = None if config.target is None else _numbers(file, config.target, arrays, len(of_row), n_axes=1)
-    loaded = []
-    for name, rows in _users(file, config, of_row).items():
-        if names is not None and name not in names:
-            continue
-        mine = features[rows].astype(np.float64)
-        columns = [f"{config.features}[:, {column}]" for column in range(mine.shape[1])]
-        check_finite(mine, rows, columns, file.label)
-        mine_target = np.zeros(len(rows)) if target is None else target[rows].astype(np.float64)
-        check_finite(mine_target[:, np.newaxis], rows, [str(config.target)], file.label)
-        cluster = None if clusters is None else one_cluster(name, clusters, rows, file.label)
-        loaded.append(hold_out(name, cluster, mine, mine_target, test_fraction=config.test_fraction, seed=seed))
-    return loaded
+def _pool(config: NpzData, file: DataFile, data_dir: Path | None) -> Pool:
+    test = None
+    if config.has_test_rows:
+        test_file = file if config.test_path is None else one_file(config.test_path, data_dir)
+        test = _rows_of(config, test_file, is_test=True)
+    return _rows_of(config, file, test=test)
 
 
-def _read(file: DataFile, wanted: list[str]) -> dict[str, NDArray[Any]]:
-    # Opened here and not by NumPy, which leaves the file open when it is no archive.
-    with _damage(f"{file.label} cannot be read", "an .npz archive of arrays"), file.path.open("rb") as data:
-        archive = np.load(data, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ConfigError(f"{file.label} is a single array, want an .npz archive of named arrays")
-        arrays = {}
-        for name in wanted:
-            if name not in archive.files:
-                raise ConfigError(f"{file.label}: array {name!r} is missing, found {', '.join(map(repr, archive.files))}")
-            with _damage(f"{file.label}: array {name!r} cannot be read", "numbers or text"):
-                arrays[name] = archive[name]
-    return arrays
+def _rows_of(config: NpzData, file: DataFile, *, is_test: bool = False, test: Pool | None = None) -> Pool:
+    """The training rows, or the test rows, as a pool."""
+    archive = Archive(file)
+    user = None
+    if file.user is None and config.is_by_user and (not is_test or _tests_know_users(config)):
+        user = (config.test_user or config.user) if is_test else config.user
+    n_rows = _n_rows(config, archive, user, is_test)
+    users: dict[str, Indices] | None = None if file.user is None else {file.user: np.arange(n_rows)}
+    clusters: dict[str, str] = {}
+    if user is not None:
+        users = _users(archive, user, n_rows)
+    if config.cluster is not None and users is not None and not is_test:
+        of_row = _labels(archive, config.cluster, n_rows)
+        clusters = {name: one_cluster(name, of_row, rows, file.label) for name, rows in users.items()}
+    rows = _images(config.encoded, archive, n_rows) if config.encoded else _features(config, archive, n_rows, is_test)
+    target_name = (config.test_target or config.target) if is_test else config.target
+    target = np.zeros(n_rows) if target_name is None else _numbers(archive, target_name, n_rows)
+
+    def checked(indices: Indices) -> NDArray[Any]:
+        check_finite(target[indices][:, np.newaxis], indices, [str(target_name)], file.label)
+        return rows(indices)
+
+    return Pool(file.label, target, checked, users, clusters, test=test)
 
 
-@contextmanager
-def _damage(what: str, wanted: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ConfigError(f"{what} ({getattr(error, 'strerror', None) or error}), want {wanted}") from error
+def _tests_know_users(config: NpzData) -> bool:
+    """Test rows of a partition may be anybody's; all others are of the users they name."""
+    return config.partition is None or config.test_user is not None
 
 
-def _users(file: DataFile, config: NpzData, of_row: NDArray[np.str_]) -> dict[str, Any]:
-    if len(of_row) == 0:
-        raise no_rows(file.label, None)
-    users = rows_by_user(of_row)
-    for name, rows in users.items():
-        check_name(name, f"{file.label} row {rows[0] + 1}, array {config.user!r}")
+def _n_rows(config: NpzData, archive: Archive, user: str | None, is_test: bool) -> int:
+    """How many rows there are, by the array of users where there is one."""
+    if user is not None:
+        name, header = user, _header(archive, user, "iuU", "integers or text")
+    elif config.encoded is not None:
+        name, header = config.encoded.offsets, _header(archive, config.encoded.offsets, "iu", "integers")
+    else:
+        name = _features_name(config, is_test)
+        header = _header(archive, name, "iuf", "integers or floating-point numbers")
+    if len(header.shape) != 1 and (user is not None or config.encoded is not None):
+        raise _wrong_shape(archive, name, header, "(n,)" if user is not None else "(n + 1,)")
+    n_rows = (header.shape or (0,))[0] - (user is None and config.encoded is not None)
+    if n_rows < 1:
+        raise no_rows(archive.label, archive.file.user)
+    return n_rows
+
+
+def _users(archive: Archive, name: str, n_rows: int) -> dict[str, Indices]:
+    users = rows_by_user(_labels(archive, name, n_rows))
+    for user, rows in users.items():
+        check_name(user, f"{archive.label} row {rows[0] + 1}, array {name!r}")
     return users
 
 
-def _labels(file: DataFile, name: str, arrays: dict[str, NDArray[Any]], n_rows: int | None = None) -> NDArray[np.str_]:
-    array = arrays[name]
-    if array.dtype.kind not in "iuU":
-        raise ConfigError(f"{file.label}: array {name!r} has dtype {array.dtype}, want integers or text")
-    _check_shape(file, name, array, n_rows, n_axes=1)
-    return array.astype(np.str_)
+def _features_name(config: NpzData, is_test: bool) -> str:
+    return (config.test_features or config.features) if is_test else config.features
 
 
-def _numbers(file: DataFile, name: str, arrays: dict[str, NDArray[Any]], n_rows: int, *, n_axes: int) -> NDArray[Any]:
-    array = arrays[name]
-    if array.dtype.kind not in "iuf":
-        raise ConfigError(f"{file.label}: array {name!r} has dtype {array.dtype}, want integers or floating-point numbers")
-    _check_shape(file, name, array, n_rows, n_axes)
-    if 0 in array.shape[1:]:
-        raise ConfigError(f"{file.label}: array {name!r} has shape {array.shape}, want at least one column")
-    return array
+def _features(config: NpzData, archive: Archive, n_rows: int, is_test: bool) -> Rows:
+    """From rows to their features."""
+    name = _features_name(config, is_test)
+    header = _header(archive, name, "iuf", "integers or floating-point numbers")
+    if len(header.shape) < 2 or header.shape[0] != n_rows:
+        raise _wrong_shape(archive, name, header, f"({n_rows}, p), or more axes")
+    if 0 in header.shape[1:]:
+        raise _wrong_shape(archive, name, header, "at least one column")
+
+    def rows(indices: Indices) -> NDArray[Any]:
+        array = archive.rows(name, indices)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            flat = array.reshape(len(array), math.prod(array.shape[1:]))
+            check_finite(flat, indices, [f"{name}[:, {column}]" for column in range(flat.shape[1])], archive.label)
+        return as_rows(array, f"{archive.label}: array {name!r}", config.read_as, config.channels)
+
+    return rows
 
 
-def _check_shape(file: DataFile, name: str, array: NDArray[Any], n_rows: int | None, n_axes: int) -> None:
-    rows = "n" if n_rows is None else str(n_rows)
-    if array.ndim != n_axes or (n_rows is not None and len(array) != n_rows):
-        wanted = f"({rows},)" if n_axes == 1 else f"({rows}, p)"
-        raise ConfigError(f"{file.label}: array {name!r} has shape {array.shape}, want {wanted}")
+def _images(encoded: Encoded, archive: Archive, n_rows: int) -> Rows:
+    """From rows to their images, which are JPEG or PNG files in the archive."""
+    header = _header(archive, encoded.offsets, "iu", "integers")
+    if header.shape != (n_rows + 1,):
+        raise _wrong_shape(archive, encoded.offsets, header, f"({n_rows + 1},): one more than rows")
+    offsets = archive.read(encoded.offsets).astype(np.int64)
+
+    def rows(indices: Indices) -> NDArray[Any]:
+        pictures = Pictures(archive.label)
+        for _, first in archive.pieces(encoded.bytes, offsets[:1], offsets[1:2]):
+            pictures.begin(first, "row 1", len(indices))
+        for place, data in archive.pieces(encoded.bytes, offsets[indices], offsets[indices + 1]):
+            pictures.put(place, data, f"row {indices[place] + 1}")
+        return pictures.block
+
+    return rows
+
+
+def _numbers(archive: Archive, name: str, n_rows: int) -> Array:
+    header = _header(archive, name, "iuf", "integers or floating-point numbers")
+    if header.shape != (n_rows,):
+        raise _wrong_shape(archive, name, header, f"({n_rows},)")
+    numbers: Array = archive.read(name).astype(np.float64)
+    return numbers
+
+
+def _labels(archive: Archive, name: str, n_rows: int) -> NDArray[np.str_]:
+    header = _header(archive, name, "iuU", "integers or text")
+    if header.shape != (n_rows,):
+        raise _wrong_shape(archive, name, header, f"({n_rows},)")
+    labels: NDArray[np.str_] = archive.read(name).astype(np.str_)
+    return labels
+
+
+def _header(archive: Archive, name: str, kinds: str, wanted: str) -> Header:
+    header = archive.header(name)
+    if header.dtype.kind not in kinds:
+        raise ConfigError(f"{archive.label}: array {name!r} has dtype {header.dtype}, want {wanted}")
+    return header
+
+
+def _wrong_shape(archive: Archive, name: str, header: Header, wanted: str) -> ConfigError:
+    return ConfigError(f"{archive.label}: array {name!r} has shape {header.shape}, want {wanted}")

@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from pydantic import JsonValue
 
 from coterie.arrays import Array
 from coterie.data import PythonData
 from coterie.errors import ConfigError
 from coterie.names import check_name
+from coterie_client.data.features import as_rows
 from coterie_client.data.split import hold_out
 from coterie_client.data.users import UserData, UserHead, frozen
 
@@ -27,14 +28,15 @@ _MARK = "__coterie_user_source__"
 class UserRecord(Protocol):
     """One user as a source returns it; `UserData` is one, any object with these attributes will do.
 
-    `target` (n,), `cluster`, `test_features` (m_test, p) and `test_target` (m_test,) may be None or absent. Without test rows, some of
+    Features are numbers (n, p), or, for networks, rows with more axes: bytes (n, channels, height, width) stay bytes.
+    `target` (n,), `cluster`, `test_features` (m_test, ...) and `test_target` (m_test,) may be None or absent. Without test rows, some of
     the n rows are held out by the experiment's `test_fraction`.
     """
 
     @property
     def name(self) -> str: ...
     @property
-    def features(self) -> ArrayLike:  # (n, p)
+    def features(self) -> ArrayLike:  # (n, p) or (n, ...)
         ...
 
 
@@ -106,28 +108,30 @@ def _user(record: Any, name: str, config: PythonData, seed: int, where: str) -> 
     if cluster is not None:
         check_name(cluster, f"{where}, cluster")
     features, target = _rows(record, "features", "target", where)
-    if features is None or len(features) == 0 or features.shape[1] == 0:
+    if features is None or features.size == 0:
         raise ConfigError(f"{where}: features have shape {None if features is None else features.shape}, want (n, p), both positive")
     test_features, test_target = _rows(record, "test_features", "test_target", where)
     if test_features is None or len(test_features) == 0:
         return hold_out(name, cluster, features, target, test_fraction=config.test_fraction, seed=seed)
-    if test_features.shape[1] != features.shape[1]:
-        raise ConfigError(f"{where}: test_features has {test_features.shape[1]} columns, want the {features.shape[1]} of features")
+    if test_features.shape[1:] != features.shape[1:]:
+        raise ConfigError(f"{where}: test_features has {_widths(test_features, features)} of features")
     return UserData(name, cluster, frozen(features), frozen(target), frozen(test_features), frozen(test_target))
 
 
-def _rows(record: Any, features_name: str, target_name: str, where: str) -> tuple[Array | None, Array]:
+def _rows(record: Any, features_name: str, target_name: str, where: str) -> tuple[NDArray[Any] | None, Array]:
     features = _numbers(getattr(record, features_name, None), features_name, 2, where)
     target = _numbers(getattr(record, target_name, None), target_name, 1, where)
     n_rows = 0 if features is None else len(features)
+    features = None if features is None else as_rows(features, f"{where}: {features_name}", channels="first")
     if target is None:
         return features, np.zeros(n_rows)
     if len(target) != n_rows:
         raise ConfigError(f"{where}: {target_name} has {len(target)} rows, want the {n_rows} of {features_name}")
-    return features, target
+    return features, target.astype(np.float64)
 
 
-def _numbers(values: Any, what: str, n_axes: int, where: str) -> Array | None:
+def _numbers(values: Any, what: str, n_axes: int, where: str) -> NDArray[Any] | None:
+    """The values as they are, with one axis or with at least two."""
     if values is None:
         return None
     try:
@@ -136,19 +140,23 @@ def _numbers(values: Any, what: str, n_axes: int, where: str) -> Array | None:
         raise ConfigError(f"{where}: {what} is not an array ({error}), want rows of equal length") from error
     if found.dtype.kind not in "iuf":
         raise ConfigError(f"{where}: {what} has dtype {found.dtype}, want integers or floating-point numbers")
-    if found.ndim != n_axes:
+    if found.ndim != n_axes and not found.ndim > n_axes == 2:
         raise ConfigError(f"{where}: {what} has shape {found.shape}, want {'(n, p)' if n_axes == 2 else '(n,)'}")
     if not np.isfinite(found).all():
         raise ConfigError(f"{where}: {what} row {np.argwhere(~np.isfinite(found))[0, 0] + 1} has NaN or infinity, want numbers")
-    return found.astype(np.float64)
+    return found
 
 
 def _same_width(first: UserData, user: UserData, config: PythonData) -> None:
-    if user.features.shape[1] != first.features.shape[1]:
-        raise ConfigError(
-            f"{config.path} user {user.name!r}: features has {user.features.shape[1]} columns, "
-            f"want the {first.features.shape[1]} of user {first.name!r}"
-        )
+    if user.features.shape[1:] != first.features.shape[1:]:
+        found = f"{config.path} user {user.name!r}: features has {_widths(user.features, first.features)}"
+        raise ConfigError(f"{found} of user {first.name!r}")
+
+
+def _widths(found: NDArray[Any], wanted: NDArray[Any]) -> str:
+    if found.ndim == wanted.ndim == 2:
+        return f"{found.shape[1]} columns, want the {wanted.shape[1]}"
+    return f"rows of shape {list(found.shape[1:])}, want the {list(wanted.shape[1:])}"
 
 
 def _kind(value: object) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,15 +26,17 @@ def n_test_rows(n_rows: int, test_fraction: float) -> int:
 
 
 def hold_out(
-    name: str, cluster: str | None, features: Array, target: Array, *, test_fraction: float, seed: int, columns: tuple[str, ...] = ()
+    name: str,
+    cluster: str | None,
+    features: NDArray[Any],
+    target: Array,
+    *,
+    test_fraction: float,
+    seed: int,
+    columns: tuple[str, ...] = (),
 ) -> UserData:
-    """Split one user's rows, features (n, p) and target (n,), into training and test rows, both in their given order.
-
-    A target with exactly two values is split in proportion to them, and both stay in training.
-    """
-    chosen = _test_rows(name, target, n_test_rows(len(target), test_fraction), seed)
-    is_test = np.zeros(len(target), dtype=np.bool_)
-    is_test[chosen] = True
+    """Split one user's rows, features (n, ...) and target (n,), into training and test rows, both in their given order."""
+    is_test = held_out_rows(name, target, test_fraction, seed)
     return UserData(
         name=name,
         cluster=cluster,
@@ -43,6 +46,16 @@ def hold_out(
         test_target=frozen(target[is_test]),
         columns=columns,
     )
+
+
+def held_out_rows(name: str, target: Array, test_fraction: float, seed: int) -> NDArray[np.bool_]:
+    """(n,) which of a user's rows are its test rows; `target` (n,) is theirs.
+
+    A target with exactly two values is split in proportion to them, and both stay in training.
+    """
+    is_test = np.zeros(len(target), dtype=np.bool_)
+    is_test[_test_rows(name, target, n_test_rows(len(target), test_fraction), seed)] = True
+    return is_test
 
 
 def _test_rows(name: str, target: Array, n_test: int, seed: int) -> Indices:

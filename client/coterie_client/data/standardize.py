@@ -27,6 +27,10 @@ def moments(users: Sequence[UserData], *, with_target: bool = False) -> Moments:
     """Count, sums and sums of squares of each user's training rows, in the order given. A row depends on its own user alone."""
     if not users:
         raise ConfigError("moments were asked of 0 users, want at least one")
+    for user in users:
+        if user.features.ndim != 2:
+            found = f"user {user.name!r} has rows of shape {list(user.features.shape[1:])}"
+            raise ConfigError(f"{found}, want rows of p numbers to standardise: rows of other shapes need a model")
     tables = [_columns(user.features, user.target, with_target) for user in users]
     return Moments(
         n_rows=np.array([len(table) for table in tables], dtype=np.int64),

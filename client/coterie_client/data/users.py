@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coterie.arrays import Array
+
+A = TypeVar("A", bound=NDArray[Any])
 
 
 @dataclass(frozen=True)
@@ -20,22 +24,23 @@ class UserHead:
 
 @dataclass(frozen=True, eq=False)
 class UserData:
-    """One user's private rows. All arrays are read-only float64, and arrays may be shared between users.
+    """One user's private rows. All arrays are read-only, and may be shared between users.
 
-    m training rows, m_test test rows (possibly 0), p features; targets are 0 where the data has none.
+    m training rows, m_test test rows (possibly 0); targets are 0 where the data has none. Features are float64 (m, p), or, for networks,
+    rows of any shape: images as uint8 (m, channels, height, width), sequences of symbols as int64 (m, T). Classes are 0, 1, ... as floats.
     """
 
     name: str
     cluster: str | None  # the known label, where the data has one
-    features: Array  # (m, p)
+    features: NDArray[Any]  # (m, ...)
     target: Array  # (m,)
-    test_features: Array  # (m_test, p)
+    test_features: NDArray[Any]  # (m_test, ...)
     test_target: Array  # (m_test,)
     columns: tuple[str, ...] = ()  # the names of the p features, where the data has names
 
 
-def frozen(array: Array) -> Array:
-    """The same values as a read-only, C-ordered float64 array."""
-    copy = np.array(array, dtype=np.float64, order="C")
+def frozen(array: A) -> A:
+    """The same values as a read-only, C-ordered array of its own."""
+    copy = np.array(array, order="C")
     copy.flags.writeable = False
-    return copy
+    return copy  # type: ignore[return-value]

@@ -44,7 +44,7 @@ class _FedRepLinear:
         if Representation in inbox:
             return _update(state, config, inbox, local)
         if FinalRepresentation in inbox:
-            return _judge(state, inbox, local)
+            return _judge(state, config, inbox, local)
         return state, []
 
 
@@ -127,14 +127,15 @@ def _batch(config: Config, position: int, inbox: Inbox, local: Local) -> tuple[A
     return user.features[chosen], user.target[chosen]
 
 
-def _judge(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
-    """Heads for the final representation on all of the users' own rows, and what they are worth."""
+def _judge(state: State, config: Config, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
+    """Heads for the final representation on all of the users' own rows, unless all users have one, and what they are worth."""
+    shared = inbox[SharedHead].w if config.heads == "shared" else None
     b = np.ascontiguousarray(inbox[FinalRepresentation].b.T)
     heads = state.heads.copy()
     loss, error = np.empty(local.n_own), np.full(local.n_own, np.nan)
     for position, user in enumerate(local.users):
         features = np.einsum("jp,pk->jk", user.features, b)
-        heads[position] = exact_head(features, user.target)
+        heads[position] = exact_head(features, user.target) if shared is None else shared
         loss[position] = _mean_square(features, user.target, heads[position]) / 2
         if len(user.test_target):
             error[position] = _mean_square(np.einsum("jp,pk->jk", user.test_features, b), user.test_target, heads[position])

@@ -67,7 +67,7 @@ class _Partial:
             state, trained = _train(state, sent, inbox, local, split)
             replies += trained
         if (kept := inbox.get(Delivery)) is not None:
-            state = replace(state, delivered=kept.weights, delivered_counts=kept.counts)
+            state = _kept(state, kept, local, split)
         if TrainHead in inbox:
             state, losses = _train_heads(state, inbox, local, split)
             replies.append(TrainingLoss(losses))
@@ -96,6 +96,18 @@ class _Split:
         """All tensors of a user: the shared ones as given, its private ones."""
         private = named_tensors(state.private[position], state.private_counts[position], self.private)
         return {**named_tensors(weights, counts, self.shared), **private}
+
+
+def _kept(state: State, kept: Delivery, local: Local, split: _Split) -> State:
+    """What was delivered stays; where more comes than is shared, users start their own part from it."""
+    delivers = state.options.get("delivers", state.options["sharing"])
+    if delivers == state.options["sharing"]:
+        return replace(state, delivered=kept.weights, delivered_counts=kept.counts)
+    came = shared_tensors(_network(local).tensors, delivers, statistics_travel=state.options["statistics_travel"])
+    named = {**_network(local).initial(), **named_tensors(kept.weights, kept.counts, came)}
+    weights, counts = split.flat(named, split.shared)
+    private, private_counts = (np.tile(row, (local.n_own, 1)) for row in split.flat(named, split.private))
+    return replace(state, private=private, private_counts=private_counts, delivered=weights, delivered_counts=counts)
 
 
 def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split) -> tuple[State, list[Message]]:

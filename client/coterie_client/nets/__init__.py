@@ -3,7 +3,8 @@
 Method halves see a network's tensors as numpy arrays by name, and none of torch.
 """
 
-from coterie_client.nets.network import Fitted, Rows, TorchNetwork
+from coterie_client.nets.network import Fitted, TorchNetwork
+from coterie_client.nets.rows import Rows
 from coterie_client.nets.training import Draw, Phase
 
 __all__ = ["Draw", "Fitted", "Phase", "Rows", "TorchNetwork"]

@@ -85,8 +85,9 @@ def _cnn(config: CnnModel, shape: tuple[int, ...]) -> nn.Module:
     first, second = config.channels
     left = [((extent - 4) // 2 - 4) // 2 for extent in shape[1:]]
     return nn.Sequential(
-        *(nn.Conv2d(shape[0], first, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(first, second, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        # ReLU after the maximum gives the same numbers from a quarter of the work.
+        *(nn.Conv2d(shape[0], first, 5), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(first, second, 5), nn.MaxPool2d(2), nn.ReLU()),
         nn.Flatten(),
         *(nn.Linear(second * left[0] * left[1], config.hidden[0]), nn.ReLU()),
         *(nn.Linear(config.hidden[0], config.hidden[1]), nn.ReLU()),

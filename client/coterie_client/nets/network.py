@@ -6,36 +6,28 @@ arithmetic, seeded draws: the same inputs give the same bits, whatever was train
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from coterie.arrays import Array
 from coterie.draws import stream
 from coterie.errors import ConfigError, RunError
-from coterie.model import CustomModel, LstmModel, ModelConfig, TensorInfo
+from coterie.model import CnnModel, CustomModel, ModelConfig, Part, TensorInfo
 from coterie_client.data import UserData
 from coterie_client.nets.models import build_module
-from coterie_client.nets.training import Draw, Phase, batches, has_written_gradient, train, train_linear_head
+from coterie_client.nets.rows import FEWEST_ROWS, Reader, Rows
+from coterie_client.nets.training import Draw, Phase, epochs, has_written_gradient, train, train_linear_head
 
 Tensors = Mapping[str, NDArray[Any]]
 
-_FEWEST_ROWS = 2
-_CHUNK = 500  # rows that are judged at once
+_CHUNK = 100  # rows that pass the network at once, without gradients: what a convolution makes of many more leaves the processor's cache
 _MAX_SHOWN = 4
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A user's rows (m, ...) and targets (m,)."""
-
-    features: NDArray[Any]
-    target: NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -47,42 +39,70 @@ class Fitted:
 
 
 class TorchNetwork:
-    """The network of a model section, for rows of one shape."""
+    """The network of a model section, for rows of one shape.
+
+    Raises ConfigError where it cannot be built, or holds what cannot travel as arrays. Parameters that a custom model sets to need no
+    gradient keep their values.
+    """
+
+    tensors: tuple[TensorInfo, ...]  # parameters and buffers, in the order of torch's state_dict
 
     def __init__(self, config: ModelConfig, loss: str, seed: int, shape: tuple[int, ...]) -> None:
         torch.set_num_threads(1)
-        if config.device != "cpu" and not torch.cuda.is_available():
-            raise ConfigError(f"model.device is {config.device!r}, but torch finds no such device here: want cpu")
         self._config, self._loss_name, self._shape = config, loss, shape
-        self._device = torch.device(config.device)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_seed_of(seed, "model"))
-            self._module = build_module(config, shape).to(self._device)
-        self._head_prefixes = config.head if isinstance(config, CustomModel) else ("head",)
+        self._device = _device(config.device)
+        self._reader = Reader(config, loss, shape, self._device)
+        self._module = self._built(seed)
+        self._head_prefixes = tuple(prefix.rstrip(".") for prefix in config.head) if isinstance(config, CustomModel) else ("head",)
         self.tensors = self._described()
+        self._fixed = {name for name, parameter in self._module.named_parameters() if not parameter.requires_grad}
+        self._own_memory()
         self._initial = self._taken()
+        # Buffers that a module keeps out of its state: each user finds them as they were built.
+        self._hidden = {name: buffer.clone() for name, buffer in self._module.named_buffers() if name not in self._initial}
+        if isinstance(config, CustomModel):
+            self._check_is_seeded(seed)
 
     # ---- what it is
 
+    def _built(self, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_seed_of(seed, "model"))
+            return build_module(self._config, self._shape)
+
     def _described(self) -> tuple[TensorInfo, ...]:
         parameters = dict(self._module.named_parameters())
-        listed = []
+        listed: list[TensorInfo] = []
+        first_at: dict[int, str] = {}  # address -> the name that has been seen there
         for name, tensor in self._module.state_dict().items():
-            if tensor.dtype not in (torch.float32, torch.int64):
-                raise ConfigError(f"tensor {name!r} of the model is {tensor.dtype}, want torch.float32 or, for counts, torch.int64")
-            part = "head" if self._is_of_head(name) else "representation"
-            is_integer = tensor.dtype == torch.int64
-            listed.append(TensorInfo(name, tuple(tensor.shape), is_integer, part, name not in parameters))  # type: ignore[arg-type]
+            _check_can_travel(name, tensor)
+            if tensor.numel() and (other := first_at.setdefault(tensor.data_ptr(), name)) != name:
+                raise ConfigError(f"tensors {other!r} and {name!r} of the model are one and the same, want each to have its own numbers")
+            part: Part = "head" if self._is_of_head(name) else "representation"
+            listed.append(TensorInfo(name, tuple(tensor.shape), tensor.dtype == torch.int64, part, name not in parameters))
         if not listed:
             raise ConfigError("the model has no tensors, want parameters to train")
         for prefix in self._head_prefixes:
-            if not any(_begins(tensor.name, prefix) for tensor in listed):
+            if not any(_is_inside(tensor.name, prefix) for tensor in listed):
                 shown = ", ".join(tensor.name for tensor in listed[:_MAX_SHOWN]) + (", ..." if len(listed) > _MAX_SHOWN else "")
                 raise ConfigError(f"head prefix {prefix!r} names no tensor of the model, which has {shown}")
         return tuple(listed)
 
+    def _own_memory(self) -> None:
+        """Tensors where torch puts them: products of unaligned matrices, such as those of a file's arrays, have other bits."""
+        for tensor in (*self._module.parameters(), *self._module.buffers()):
+            tensor.data = tensor.data.clone(memory_format=torch.contiguous_format).to(self._device)
+        if isinstance(self._config, CnnModel):  # its convolutions and poolings are faster by half with channels last
+            self._module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def _check_is_seeded(self, seed: int) -> None:
+        again = self._built(seed).state_dict()
+        for name, array in self._initial.items():
+            if not np.array_equal(array, again[name].cpu().numpy(), equal_nan=True):
+                raise ConfigError(f"tensor {name!r} of the model is another each time it is built, want no random numbers but torch's")
+
     def _is_of_head(self, name: str) -> bool:
-        return any(_begins(name, prefix) for prefix in self._head_prefixes)
+        return any(_is_inside(name, prefix) for prefix in self._head_prefixes)
 
     def initial(self) -> dict[str, NDArray[Any]]:
         """The tensors' first values, which the seed gives."""
@@ -91,37 +111,21 @@ class TorchNetwork:
     def check_users(self, users: Sequence[UserData]) -> None:
         """ConfigError that names a user with fewer than two training rows, rows of another shape, or a label that there is not."""
         for user in users:
-            if len(user.target) < _FEWEST_ROWS:
-                raise ConfigError(f"user {user.name!r} has {len(user.target)} training row, want at least {_FEWEST_ROWS}")
-            for features, target in ((user.features, user.target), (user.test_features, user.test_target)):
-                if features.shape[1:] != self._shape and len(features):
-                    found, wanted = list(features.shape[1:]), list(self._shape)
-                    raise ConfigError(f"user {user.name!r} has rows of shape {found}, want {wanted}, as the host's first user has")
-                self._check_labels(user.name, target)
+            self._reader.check(user)
         n_outputs = self._try(users[0])
-        for user in users if self._loss_name == "cross_entropy" else ():
-            for target in (user.target, user.test_target):
-                if len(target) and target.max() >= n_outputs:
-                    raise ConfigError(f"user {user.name!r} has the label {target.max():g}, want 0 to {n_outputs - 1}: the model's classes")
-
-    def _check_labels(self, user: str, target: Array) -> None:
-        if self._loss_name != "cross_entropy" or not len(target):
-            return
-        wrong = target[(target < 0) | (target != np.floor(target))]
-        if wrong.size:
-            raise ConfigError(f"user {user!r} has the label {wrong[0]:g}, want whole numbers from 0")
+        for user in users:
+            self._reader.check_labels(user, n_outputs)
 
     def _try(self, user: UserData) -> int:
         """How many outputs the model has for a row."""
         self._load(self._initial)
         self._module.eval()
-        inputs = self._inputs(user.features[:_FEWEST_ROWS])
+        inputs = self._reader.inputs(user.features[:FEWEST_ROWS])
         try:
             with torch.no_grad():
                 outputs = self._module(inputs)
         except Exception as error:  # whatever the model's own code raises
-            said = str(error).partition("\n")[0]
-            raise ConfigError(f"the model cannot take rows of shape {list(self._shape)}: {said}") from error
+            raise ConfigError(f"the model cannot take rows of shape {list(self._shape)}: {_said(error)}") from error
         if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2 or len(outputs) != len(inputs):
             found = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
             raise ConfigError(f"the model gives {found} for {len(inputs)} rows, want scores of shape [{len(inputs)}, classes]")
@@ -134,60 +138,60 @@ class TorchNetwork:
 
     def fit(self, tensors: Tensors, rows: Rows, phases: Sequence[Phase], draw: Draw) -> Fitted:
         """One local update of one user, from its tensors. RunError that names user, round and tensor of a number that is not finite."""
+        where = f"user {draw.user!r} in round {draw.round}"
         self._load(tensors)
-        inputs, targets = self._inputs(rows.features), self._targets(rows.target)
-        losses: list[float] = []
-        with torch.random.fork_rng(devices=[]):
+        inputs, targets = self._reader.inputs(rows.features), self._reader.targets(rows.target)
+        loss: float | None = None
+        with self._model_errors(where), torch.random.fork_rng(devices=[]):
             torch.manual_seed(_seed_of(draw.seed, f"torch {draw.purpose}", draw.user, draw.round))
             for number, phase in enumerate(phases):
-                losses = self._phase(inputs, targets, phase, draw, number) or losses
+                found = self._phase(inputs, targets, phase, draw, number)
+                loss = loss if found is None else found
         fitted = self._taken()
         for name, array in fitted.items():
-            if not np.isfinite(array).all():
-                found = "nan" if np.isnan(array).any() else "inf"
-                raise RunError(
-                    f"user {draw.user!r} in round {draw.round}: tensor {name!r} has {found} after training, want finite numbers: "
-                    "a smaller learning rate may help"
-                )
-        return Fitted(fitted, float(np.mean(losses)) if losses else self.judge(fitted, rows)[0])
+            _check_finite(where, f"tensor {name!r}", array)
+        if loss is None:
+            loss, _ = self.judge(fitted, rows)
+        _check_finite(where, "the loss", np.array(loss))
+        return Fitted(fitted, loss)
 
     def judge(self, tensors: Tensors, rows: Rows) -> tuple[float, float]:
         """Mean loss and accuracy on the rows; with least_squares half the mean squared error, and the mean squared error."""
-        self._load(tensors)
-        self._module.eval()
-        inputs, targets = self._inputs(rows.features), self._targets(rows.target)
+        scores = self._scores(tensors, rows.features)
+        targets = self._reader.targets(rows.target)
         loss = right = 0.0
-        with torch.no_grad():
-            for start in range(0, len(targets), _CHUNK):
-                outputs, wanted = self._module(inputs[start : start + _CHUNK]), targets[start : start + _CHUNK]
-                value = float(self._loss(outputs, wanted)) * len(wanted)
-                loss += value
-                right += 2 * value if self._loss_name == "least_squares" else float((outputs.argmax(dim=1) == wanted).sum())
+        for outputs, wanted in zip(scores, torch.split(targets, _CHUNK), strict=True):
+            value = float(self._loss(outputs, wanted)) * len(wanted)
+            loss += value
+            right += 2 * value if self._loss_name == "least_squares" else float((outputs.argmax(dim=1) == wanted).sum())
         return loss / len(targets), right / len(targets)
 
     def outputs(self, tensors: Tensors, features: NDArray[Any]) -> NDArray[np.float32]:
         """(m, classes) scores of rows (m, ...)."""
+        return np.concatenate([piece.cpu().numpy() for piece in self._scores(tensors, features)])
+
+    def _scores(self, tensors: Tensors, features: NDArray[Any]) -> list[torch.Tensor]:
+        """Outputs for every _CHUNK rows."""
         self._load(tensors)
         self._module.eval()
-        inputs = self._inputs(features)
-        with torch.no_grad():
-            pieces = [self._module(inputs[start : start + _CHUNK]).cpu().numpy() for start in range(0, len(inputs), _CHUNK)]
-        return np.concatenate(pieces)
+        with self._model_errors("a model to be judged"), torch.no_grad():
+            return [self._module(chunk) for chunk in torch.split(self._reader.inputs(features), _CHUNK)]
 
-    def _phase(self, inputs: torch.Tensor, targets: torch.Tensor, phase: Phase, draw: Draw, number: int) -> list[float]:
+    def _phase(self, inputs: torch.Tensor, targets: torch.Tensor, phase: Phase, draw: Draw, number: int) -> float | None:
+        """The mean loss of its batches; None without any, or without parameters to move."""
         self._set_modes(phase)
-        names = [name for name, _ in self._module.named_parameters() if self._is_moved(name, phase)]
+        names = [name for name, _ in self._module.named_parameters() if self._is_moved(name, phase) and name not in self._fixed]
         if not names:
-            return []
-        steps = batches(len(targets), phase, draw, number)
+            return None
+        steps = epochs(len(targets), phase, draw, number)
         head = self._head_module()
         if phase.part == "head" and phase.cache and head is not None and (features := self._features(inputs, head)) is not None:
-            if has_written_gradient(head, phase, self._loss_name):
-                return train_linear_head(head, features, targets, steps, phase)  # type: ignore[arg-type]
             prefix = f"{self._head_prefixes[0]}."
-            cut = _without_prefix(phase, prefix)
-            return train(head, features, targets, steps, cut, self._loss, [name.removeprefix(prefix) for name in names])
-        return train(self._module, inputs, targets, steps, phase, self._loss, names)
+            inside = [name.removeprefix(prefix) for name in names]
+            if has_written_gradient(head, phase) and self._loss_name == "cross_entropy" and not self._fixed:
+                return train_linear_head(cast(nn.Linear, head), features, targets, steps, phase)
+            return train(head, inside, features, targets, steps, phase.inside(prefix), self._loss)
+        return train(self._module, names, inputs, targets, steps, phase, self._loss)
 
     def _set_modes(self, phase: Phase) -> None:
         """Only what is trained is in training mode: a part that is fixed drops nothing out, and its statistics stay."""
@@ -203,71 +207,96 @@ class TorchNetwork:
             return None
         return dict(self._module.named_modules()).get(self._head_prefixes[0])
 
+    @torch.no_grad()
     def _features(self, inputs: torch.Tensor, head: nn.Module) -> torch.Tensor | None:
-        """What the head is given for each row; None where the model's outputs are not simply what the head makes of it."""
+        """What the head is given for each row; None where the outputs are not simply what the head makes of it, or rows mix."""
         seen: list[torch.Tensor] = []
+
+        def keep(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            if len(given) == 1 and not named and isinstance(given[0], torch.Tensor):
+                seen.append(given[0].clone())  # a head may work in place
+
         was_training = head.training
         head.eval()  # its dropout would make the comparison say nothing
-        handle = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        handle = head.register_forward_pre_hook(keep, with_kwargs=True)
         try:
-            with torch.no_grad():
-                outputs = [self._module(inputs[start : start + _CHUNK]) for start in range(0, len(inputs), _CHUNK)]
-                handle.remove()
-                is_last = len(seen) == len(outputs) and torch.equal(head(seen[0]), outputs[0])
+            chunks = [inputs[:FEWEST_ROWS], *torch.split(inputs, _CHUNK)]
+            outputs = [self._module(chunk) for chunk in chunks]
+            handle.remove()
+            if [len(given) for given in seen] != [len(chunk) for chunk in chunks] or not torch.equal(head(seen[1].clone()), outputs[1]):
+                return None
         finally:
             handle.remove()
             head.train(was_training)
-        return torch.cat(seen) if is_last else None
+        # Features that depend on the other rows of a batch are not those of another batch; products of other sizes round otherwise.
+        is_by_row = torch.allclose(seen[0], seen[1][:FEWEST_ROWS], rtol=1e-3, atol=1e-5)
+        return torch.cat(seen[1:]) if is_by_row else None
 
     def _loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if self._loss_name == "least_squares":
             return ((outputs[:, 0] - targets) ** 2).mean() / 2
         return nn.functional.cross_entropy(outputs, targets)
 
+    @contextlib.contextmanager
+    def _model_errors(self, where: str) -> Iterator[None]:
+        """What a custom model raises is a RunError; what ours raise is a bug."""
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(self._config, CustomModel):
+                raise
+            raise RunError(f"{where}: model {self._config.build!r} has failed: {_said(error)}") from error
+
     # ---- arrays in and out
 
+    @torch.no_grad()
     def _load(self, tensors: Tensors) -> None:
-        with torch.no_grad():
-            for name, tensor in self._module.state_dict().items():
-                tensor.copy_(torch.from_numpy(np.array(tensors[name])))
+        for name, tensor in self._module.state_dict().items():
+            tensor.copy_(torch.from_numpy(np.array(tensors[name])))
+        if self._hidden:
+            buffers = dict(self._module.named_buffers())
+            for name, built in self._hidden.items():
+                buffers[name].copy_(built)
 
     def _taken(self) -> dict[str, NDArray[Any]]:
         return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self._module.state_dict().items()}
 
-    def _inputs(self, features: NDArray[Any]) -> torch.Tensor:
-        """Bytes are divided by 255, all but symbols is centred and scaled by channel; (m, ...) on the device."""
-        if isinstance(self._config, LstmModel) or (features.dtype.kind in "iu" and features.dtype != np.uint8):
-            return torch.from_numpy(features.astype(np.int64)).to(self._device)
-        single = features.astype(np.float32)
-        if features.dtype == np.uint8:
-            single /= np.float32(255)
-        centred = single - self._by_channel(self._config.input_mean)
-        return torch.from_numpy(centred / self._by_channel(self._config.input_std)).to(self._device)
 
-    def _by_channel(self, constants: Sequence[float]) -> NDArray[np.float32]:
-        if len(constants) not in (1, self._shape[0]):
-            wanted = f"1, or one for each of {self._shape[0]} channels"
-            raise ConfigError(f"model.input_mean or input_std has {len(constants)} numbers, want {wanted}")
-        return np.array(constants, np.float32).reshape(-1, *[1] * (len(self._shape) - 1))
-
-    def _targets(self, target: NDArray[Any]) -> torch.Tensor:
-        dtype = np.float32 if self._loss_name == "least_squares" else np.int64
-        return torch.from_numpy(target.astype(dtype)).to(self._device)
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"model.device is {name!r}, want cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"model.device is {name!r}, want cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"model.device is {name!r}, but torch finds no such device here: want cpu")
+    return device
 
 
-def _begins(name: str, prefix: str) -> bool:
-    """Whether a tensor or module is the one named `prefix`, or inside it; a prefix that ends in a dot is taken as it is."""
-    return name == prefix or name.startswith(prefix if prefix.endswith(".") else f"{prefix}.")
+def _check_can_travel(name: str, tensor: Any) -> None:
+    """ConfigError unless this entry of a state_dict is a tensor of floats, or counts, that is there already."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ConfigError(f"{name!r} in the state of the model is a {type(tensor).__name__}, want tensors alone")
+    if nn.parameter.is_lazy(tensor):
+        raise ConfigError(f"tensor {name!r} of the model has no shape before its first rows, want all sizes given")
+    if tensor.dtype not in (torch.float32, torch.int64):
+        raise ConfigError(f"tensor {name!r} of the model is {tensor.dtype}, want torch.float32 or, for counts, torch.int64")
 
 
-def _without_prefix(phase: Phase, prefix: str) -> Phase:
-    """The phase for the head alone, whose tensors are called without the prefix there."""
+def _check_finite(where: str, what: str, found: NDArray[Any]) -> None:
+    if not np.isfinite(found).all():
+        value = "nan" if np.isnan(found).any() else "inf"
+        raise RunError(f"{where}: {what} has {value} after training, want finite numbers: a smaller learning rate may help")
 
-    def cut(named: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        return {name.removeprefix(prefix): array for name, array in named.items() if name.startswith(prefix)}
 
-    pull = None if phase.pull is None else (phase.pull[0], cut(phase.pull[1]))
-    return replace(phase, pull=pull, shift=None if phase.shift is None else cut(phase.shift))
+def _is_inside(name: str, prefix: str) -> bool:
+    """Whether a tensor or module is the one named `prefix`, or inside it."""
+    return name == prefix or name.startswith(f"{prefix}.")
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def _seed_of(seed: int, purpose: str, *index: int | str) -> int:

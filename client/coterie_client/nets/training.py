@@ -6,9 +6,8 @@ are constant and computed once. Of a linear head under cross entropy the gradien
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -17,11 +16,15 @@ from torch import nn
 
 from coterie.draws import stream
 from coterie.model import Part
+from coterie_client.nets.optimizers import Adam, Optimizer, Sgd
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Epoch = Sequence[torch.Tensor]  # the row numbers of each of its steps
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Minibatch steps on a part of the network: `epochs` over the user's rows, or `updates` steps (tau)."""
+    """Minibatch steps on a part of the network: `epochs` over the user's rows, or `updates` steps (tau); one of them is None."""
 
     part: Part | Literal["all"]
     epochs: int | None
@@ -29,11 +32,20 @@ class Phase:
     batch_size: int
     lr: float
     optimizer: Literal["sgd", "adam"] = "sgd"
-    momentum: float = 0.0
+    momentum: float = 0.0  # of sgd
     weight_decay: float = 0.0
-    cache: bool = True
+    cache: bool = True  # the head's features are computed once, where the phase trains the head
     pull: tuple[float, Mapping[str, NDArray[Any]]] | None = None  # mu and anchor: mu (w - anchor) is added to the gradient
     shift: Mapping[str, NDArray[Any]] | None = None  # added to the gradient
+
+    def inside(self, prefix: str) -> Phase:
+        """The phase for one module of the network, where tensors are called without the module's `prefix`."""
+
+        def cut(named: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+            return {name.removeprefix(prefix): array for name, array in named.items() if name.startswith(prefix)}
+
+        pull = None if self.pull is None else (self.pull[0], cut(self.pull[1]))
+        return replace(self, pull=pull, shift=None if self.shift is None else cut(self.shift))
 
 
 @dataclass(frozen=True)
@@ -46,103 +58,107 @@ class Draw:
     purpose: str
 
 
-def batches(n_rows: int, phase: Phase, draw: Draw, number: int) -> Iterator[torch.Tensor]:
-    """The rows of each step of phase `number`, from 0. A last batch of one row joins the one before: batch norm needs two."""
-    left = phase.updates if phase.updates is not None else math.inf
-    epoch = 0
-    while left > 0 and (phase.epochs is None or epoch < phase.epochs):
-        order = torch.from_numpy(stream(draw.seed, draw.purpose, draw.user, draw.round, number, epoch).order(n_rows))
-        starts = list(range(0, n_rows, phase.batch_size))
-        if len(starts) > 1 and n_rows - starts[-1] == 1:
-            starts.pop()
-        for start, end in zip(starts, [*starts[1:], n_rows], strict=True):
-            if left <= 0:
-                return
-            left -= 1
-            yield order[start:end]
+def epochs(n_rows: int, phase: Phase, draw: Draw, number: int) -> Iterator[Epoch]:
+    """The steps of phase `number`, from 0. A last batch of one row joins the one before: batch norm needs two."""
+    starts = list(range(0, n_rows, phase.batch_size))
+    if len(starts) > 1 and n_rows - starts[-1] == 1:
+        starts.pop()
+    sizes = [end - start for start, end in zip(starts, [*starts[1:], n_rows], strict=True)]
+    lengths = (phase.updates, None if phase.epochs is None else phase.epochs * len(sizes))
+    n_steps = min(length for length in lengths if length is not None)
+    done = epoch = 0
+    while done < n_steps:
+        order = stream(draw.seed, draw.purpose, draw.user, draw.round, number, epoch).order(n_rows)
+        taken = torch.split(torch.from_numpy(order), sizes)[: n_steps - done]
+        yield taken
+        done += len(taken)
         epoch += 1
 
 
 def train(
-    module: nn.Module,
-    inputs: torch.Tensor,
-    targets: torch.Tensor,
-    steps: Iterator[torch.Tensor],
-    phase: Phase,
-    loss: Any,
-    names: Sequence[str],
-) -> list[float]:
-    """Moves the parameters `names` of `module` along the steps; the losses of the batches."""
+    module: nn.Module, names: Sequence[str], inputs: torch.Tensor, targets: torch.Tensor, steps: Iterator[Epoch], phase: Phase, loss: Loss
+) -> float | None:
+    """Moves the parameters `names` of `module`; the mean loss of the batches, None without any."""
     parameters = dict(module.named_parameters())
     moved = {name: parameters[name] for name in names}
     for name, parameter in parameters.items():
         parameter.requires_grad_(name in moved)
+        parameter.grad = None
     optimizer = _optimizer(phase, list(moved.values()))
-    correction = _Correction(phase, moved)
-    losses = []
-    for rows in steps:
-        optimizer.zero_grad(set_to_none=True)
-        value = loss(module(inputs[rows]), targets[rows])
-        value.backward()
-        correction.apply()
-        optimizer.step()
-        losses.append(float(value.detach()))
-    return losses
+    corrections = _Corrections(phase, moved)
+    total, n_steps = 0.0, 0
+    for epoch in steps:
+        for rows in epoch:
+            value = loss(module(inputs[rows]), targets[rows])
+            torch.autograd.backward(value)
+            corrections.apply()
+            optimizer.step()
+            for parameter in moved.values():
+                parameter.grad = None
+            total += float(value.detach())
+            n_steps += 1
+    return total / n_steps if n_steps else None
 
 
-def _optimizer(phase: Phase, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+def _optimizer(phase: Phase, parameters: Sequence[torch.Tensor]) -> Optimizer:
     if phase.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=phase.lr, weight_decay=phase.weight_decay, foreach=False)
-    return torch.optim.SGD(parameters, lr=phase.lr, momentum=phase.momentum, weight_decay=phase.weight_decay, foreach=False)
+        return Adam(parameters, phase.lr, phase.weight_decay)
+    return Sgd(parameters, phase.lr, phase.momentum, phase.weight_decay)
 
 
-class _Correction:
+class _Corrections:
     """What a method adds to the gradients."""
 
-    def __init__(self, phase: Phase, moved: Mapping[str, nn.Parameter]) -> None:
-        self._moved = moved
-        self._mu, anchor = phase.pull or (0.0, {})
-        self._anchor = {name: torch.tensor(anchor[name]) for name in moved if name in anchor}
-        self._shift = {name: torch.tensor(phase.shift[name]) for name in moved if phase.shift and name in phase.shift}
+    def __init__(self, phase: Phase, moved: Mapping[str, torch.Tensor]) -> None:
+        self._mu, anchors = phase.pull or (0.0, {})
+        self._pulls = [(w, torch.tensor(anchors[name], device=w.device)) for name, w in moved.items() if name in anchors]
+        shifts = phase.shift or {}
+        self._shifts = [(w, torch.tensor(shifts[name], device=w.device)) for name, w in moved.items() if name in shifts]
 
+    @torch.no_grad()
     def apply(self) -> None:
         """Adds mu (w - anchor) and the shift."""
-        with torch.no_grad():
-            for name, anchor in self._anchor.items():
-                parameter = self._moved[name]
-                if parameter.grad is not None:
-                    parameter.grad += self._mu * (parameter - anchor)
-            for name, shift in self._shift.items():
-                gradient = self._moved[name].grad
-                if gradient is not None:
-                    gradient += shift
+        for parameter, anchor in self._pulls:
+            if parameter.grad is not None:
+                parameter.grad += self._mu * (parameter - anchor)
+        for parameter, shift in self._shifts:
+            if parameter.grad is not None:
+                parameter.grad += shift
 
 
-def train_linear_head(
-    head: nn.Linear, features: torch.Tensor, targets: torch.Tensor, steps: Iterator[torch.Tensor], phase: Phase
-) -> list[float]:
-    """SGD on a linear head under cross entropy: d loss / d scores = (softmax(scores) - one_hot(y)) / m. The losses of the batches."""
-    weight, bias = head.weight, head.bias
-    one_hot = nn.functional.one_hot(targets, head.out_features).to(features.dtype)
-    velocity_w, velocity_b = torch.zeros_like(weight), torch.zeros_like(bias)
-    losses = []
-    with torch.no_grad():
-        for rows in steps:
-            x, y = features[rows], one_hot[rows]
-            logs = torch.log_softmax(torch.addmm(bias, x, weight.t()), dim=1)
-            slope = (logs.exp() - y) / len(rows)
-            losses.append(-(logs * y).sum() / len(rows))
-            gradient_w, gradient_b = slope.t() @ x, slope.sum(dim=0)
+def has_written_gradient(head: nn.Module, phase: Phase) -> bool:
+    """Whether `train_linear_head` is for this head and phase, under cross entropy."""
+    return type(head) is nn.Linear and phase.optimizer == "sgd" and phase.pull is None and phase.shift is None
+
+
+@torch.no_grad()
+def train_linear_head(head: nn.Linear, features: torch.Tensor, targets: torch.Tensor, steps: Iterator[Epoch], phase: Phase) -> float | None:
+    """SGD on a linear head under cross entropy, as `train` does it: d loss / d scores = (softmax(scores) - one_hot(y)) / m.
+
+    The bias is a column of the weight, beside a column of ones: a step is six operations. The mean loss of the batches, None without any.
+    """
+    has_bias = head.bias is not None
+    if has_bias:
+        features = torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+    weight = torch.cat([head.weight, head.bias[:, None]], dim=1) if has_bias else head.weight.clone()  # (classes, p + 1)
+    velocity = torch.zeros_like(weight)
+    wanted = nn.functional.one_hot(targets, head.out_features).to(features.dtype)
+    transposed = weight.t()
+    total, n_steps = 0.0, 0
+    for epoch in steps:
+        order, sizes = torch.cat(list(epoch)), [len(rows) for rows in epoch]
+        logs = features.new_empty(len(order), head.out_features)
+        for x, y, log in zip(*(torch.split(array, sizes) for array in (features[order], wanted[order], logs)), strict=True):
+            torch.log_softmax(torch.mm(x, transposed), 1, out=log)
+            slope = log.exp().sub_(y)
+            velocity.addmm_(slope.t(), x, beta=phase.momentum, alpha=1 / len(x))
             if phase.weight_decay:
-                gradient_w, gradient_b = gradient_w + phase.weight_decay * weight, gradient_b + phase.weight_decay * bias
-            velocity_w.mul_(phase.momentum).add_(gradient_w)
-            velocity_b.mul_(phase.momentum).add_(gradient_b)
-            weight.sub_(velocity_w, alpha=phase.lr)
-            bias.sub_(velocity_b, alpha=phase.lr)
-    return [float(value) for value in torch.stack(losses)] if losses else []
-
-
-def has_written_gradient(head: nn.Module, phase: Phase, loss_name: str) -> bool:
-    """Whether `train_linear_head` is for this head and phase."""
-    is_plain = phase.pull is None and phase.shift is None and phase.optimizer == "sgd"
-    return is_plain and type(head) is nn.Linear and head.bias is not None and loss_name == "cross_entropy"
+                velocity.add_(weight, alpha=phase.weight_decay)
+            weight.sub_(velocity, alpha=phase.lr)
+        shares = torch.repeat_interleave(1 / torch.tensor(sizes, dtype=torch.float64), torch.tensor(sizes)).to(logs.device)
+        total -= float((logs.gather(1, targets[order][:, None])[:, 0] * shares).sum())  # the batches' means
+        n_steps += len(sizes)
+    head.weight.copy_(weight[:, : head.in_features])
+    if has_bias:
+        head.bias.copy_(weight[:, -1])
+    return total / n_steps if n_steps else None

@@ -23,9 +23,9 @@ class Config(Training):
     fine_tune: tuple[Literal["head", "all"], ...] = ()
 
     def phases(self) -> list[dict[str, Any]]:
-        """The private tensors alone; where all were shared, the head of the user's copy."""
+        """The private tensors alone; where all were shared, the head of the user's own copy."""
         return [self.phase("representation" if self.shared == "head" else "head", epochs=self.epochs)]
 
     def client_options(self) -> dict[str, Any]:
-        """As the finished run split the tensors."""
-        return {**super().client_options(), "sharing": self.shared}
+        """As the finished run split the tensors; where all were shared, the head becomes the user's own."""
+        return {**super().client_options(), "sharing": "representation" if self.shared == "all" else self.shared, "delivers": self.shared}

@@ -97,7 +97,7 @@ class UpdatedHead(Rows):
 @declare(method="fedrep_linear", step="delivery")
 @dataclass(frozen=True)
 class FinalRepresentation(Rows):
-    """B^T, to every user: it solves for its head on its own rows."""
+    """B^T, to every user: it solves for its head on its own rows, unless all users have one, which comes with it."""
 
     b: Annotated[Array, Vectors("k", "d")]
 

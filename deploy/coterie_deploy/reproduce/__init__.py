@@ -4,6 +4,7 @@
 ellipses, so the data are of the same kind and not the same; curves compare, digits need not.
 `known-clusters-table1` and `-figure1` are those of Lyu, Hanzely and Kolar (2022), whose simulated data are given; `-table2` has their
 tables 2 and 3 and figure 2 on public data, since theirs are not.
+`fedrep-figure5` and `-figure6` are those of Collins, Hassani, Mokhtari and Shakkottai (2021), on data at hand.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from rich.console import Console
 
 from coterie.errors import ConfigError
 from coterie.names import similar_names
-from coterie_deploy.reproduce import known_clusters, known_clusters_exams, known_clusters_exams_report, known_clusters_report, report
+from coterie_deploy.reproduce import (
+    fedrep_networks_report,
+    known_clusters,
+    known_clusters_exams,
+    known_clusters_exams_report,
+    known_clusters_report,
+    report,
+)
+from coterie_deploy.reproduce.fedrep_networks import Point
 from coterie_deploy.reproduce.study import Row, rows_of_seed
 
 FIGURES = {"convex-clustering-figure1": report.accuracy, "convex-clustering-figure2": report.compactness}
@@ -25,18 +34,19 @@ KNOWN_CLUSTERS = {
     "known-clusters-figure1": (known_clusters_report.FIGURE1_SIZES, known_clusters_report.figure1),
 }
 EXAMS = "known-clusters-table2"
-AnyRow = Row | known_clusters.Row | known_clusters_exams.Scores
+AnyRow = Row | known_clusters.Row | known_clusters_exams.Scores | Point
 
 
 def names() -> list[str]:
     """What can be reproduced."""
-    return [*FIGURES, *KNOWN_CLUSTERS, EXAMS]
+    return [*FIGURES, *KNOWN_CLUSTERS, EXAMS, *fedrep_networks_report.FIGURES]
 
 
-def reproduce(name: str, *, seeds: int = 8, output: Path, console: Console | None = None) -> Sequence[AnyRow]:
+def reproduce(name: str, *, seeds: int = 8, output: Path, data: Path | None = None, console: Console | None = None) -> Sequence[AnyRow]:
     """Runs what is not yet in the folder `output` for seeds 0, 1, ..., prints the table, and writes NAME.csv, and NAME.png for a plot.
 
-    Returns the numbers behind it. Raises ConfigError for an unknown name or without matplotlib, before anything runs.
+    `data` is a folder with data that is not shipped. Returns the numbers behind it. Raises ConfigError for an unknown
+    name or without matplotlib, before anything runs.
     """
     console = console or Console(highlight=False)
     if name not in names():
@@ -49,6 +59,8 @@ def reproduce(name: str, *, seeds: int = 8, output: Path, console: Console | Non
         return _known_clusters(name, seeds, output, console)
     if name == EXAMS:
         return _exams(seeds, output, console)
+    if name in fedrep_networks_report.FIGURES:
+        return fedrep_networks_report.reproduce(name, seeds, output, data, console)
     rows: list[Row] = []
     with console.status("") as status:
         for seed in range(seeds):

@@ -28,7 +28,7 @@ from coterie_server.method import Federation, Outcome, Setting
 from coterie_server.plan import Stage
 
 FLAT_ONLY = True  # it knows no clusters
-REPRESENTATION = "B"  # what a run shares, by name
+REPRESENTATION, HEAD = "B", "w"  # what a run shares, by name
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class State:
 
     b: Array  # (d, k)
     w: Array  # (k,) of heads `shared`; zeros otherwise
+    first: Array  # (d, k) B^0
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,14 @@ class FedRepLinear:
         """B^0."""
         w = np.zeros(self.config.k)
         if self.given is not None:
-            return State(self.given, w)
+            return State(self.given, w, self.given)
         if self.config.start == "random":
             start = normal(stream(self.seed, "random representation", self.stage), self.d * self.config.k).reshape(self.d, self.config.k)
-            return State(np.linalg.qr(start)[0], w)
+            b = np.linalg.qr(start)[0]
+            return State(b, w, b)
         moments = (await federation.exchange(AskMoments()))[Moments].z
-        return State(leading(moments.sum(axis=0) / len(moments), self.d, self.config.k), w)
+        b = leading(moments.sum(axis=0) / len(moments), self.d, self.config.k)
+        return State(b, w, b)
 
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
         """B^{t+1} = 1/(r n) sum_i B_i^{t+1}."""
@@ -81,20 +84,22 @@ class FedRepLinear:
         if self.config.orthonormalize:
             b = np.linalg.qr(b)[0]
         w = replies[UpdatedHead].w.sum(axis=0) / len(found) if with_head else state.w
-        return State(b, w), {"users": float(len(found)), **self._distance(b)}
+        return State(b, w, state.first), {"users": float(len(found)), **self._distance(b)}
 
     async def finish(self, state: State, federation: Federation) -> Outcome:
-        """Every user gets B^T, solves for its head and judges its model."""
+        """Every user gets B^T, solves for its head, unless all have one, and judges its model."""
         everyone: Indices = np.arange(self.n_users)
-        scores = (await federation.exchange(FinalRepresentation(np.ascontiguousarray(state.b.T), users=everyone)))[Scores]
+        with_head = (SharedHead(state.w, users=everyone),) if self.config.heads == "shared" else ()
+        scores = (await federation.exchange(FinalRepresentation(np.ascontiguousarray(state.b.T), users=everyone), *with_head))[Scores]
         figures = {"sum_of_losses": float(scores.loss.sum()), **self._distance(state.b)}
+        figures |= {f"{name}_at_start": value for name, value in self._distance(state.first).items()}
         by_user = {}
         if (judged := scores.n_test > 0).any():
             errors = scores.test_error[judged]
             figures |= {"heldout_loss": float(errors.mean() / 2), "heldout_metric": float(errors.mean())}
             figures |= {f"heldout_metric_{name}": value for name, value in spread_of(errors).items()}
             by_user["heldout_metric"] = scores.test_error
-        return Outcome(None, None, figures, by_user=by_user, shared={REPRESENTATION: state.b})
+        return Outcome(None, None, figures, by_user=by_user, shared={REPRESENTATION: state.b, **({HEAD: state.w} if with_head else {})})
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
         """k d-vectors each way for each user of a round, and once to everyone at the end; the moments are scalars."""

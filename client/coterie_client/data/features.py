@@ -1,0 +1,53 @@
+"""What rows are in memory: numbers as float64, images as bytes with their channels first, sequences of symbols as int64."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.errors import ConfigError
+
+Reading = Literal["numbers", "bytes", "symbols"]
+Channels = Literal["first", "last", "none"]
+
+_CHANNELS = (1, 3, 4)
+
+
+def reading_of(array: NDArray[Any]) -> Reading:
+    """How an array (n, ...) is read when nobody says: tables of any numbers as numbers, more axes by their type."""
+    if array.ndim <= 2 or array.dtype.kind == "f":
+        return "numbers"
+    return "bytes" if array.dtype == np.uint8 else "symbols"
+
+
+def as_rows(array: NDArray[Any], what: str, read_as: Reading | None = None, channels: Channels | None = None) -> NDArray[Any]:
+    """The features that rows (n, ...) of integers or floats stand for; `what` is how messages call them."""
+    reading = reading_of(array) if read_as is None else read_as
+    if reading == "bytes":
+        if array.dtype != np.uint8:
+            raise ConfigError(f"{what} has dtype {array.dtype}, want uint8 to be read as bytes")
+        return with_channels(array, what, channels)
+    if reading == "symbols":
+        if array.dtype.kind not in "iu":
+            raise ConfigError(f"{what} has dtype {array.dtype}, want integers to be read as symbols")
+        return array.astype(np.int64, copy=False)
+    return with_channels(array.astype(np.float64, copy=False), what, channels or "first")
+
+
+def with_channels(images: NDArray[Any], what: str, channels: Channels | None) -> NDArray[Any]:
+    """Images with the channels first: (n, channels, height, width). Rows with other numbers of axes stay as they are."""
+    if channels is None:
+        channels = "first"
+        if images.ndim == 3:
+            channels = "none"
+        elif images.ndim == 4 and images.shape[3] in _CHANNELS and images.shape[1] not in _CHANNELS:
+            channels = "last"
+    if channels == "none":
+        return images[:, np.newaxis]
+    if channels == "last":
+        if images.ndim < 3:
+            raise ConfigError(f"{what} has shape {images.shape}, want (n, ..., channels) for channels: last")
+        return np.ascontiguousarray(np.moveaxis(images, -1, 1))
+    return images

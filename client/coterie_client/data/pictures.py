@@ -1,0 +1,79 @@
+"""JPEG and PNG files as bytes: uint8 (channels, height, width), decoded by Pillow, which is imported on first use."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.errors import ConfigError
+
+Bytes = NDArray[np.uint8]
+
+_MAX_PIXELS = 64 << 20  # of one image
+
+
+class Pictures:
+    """A block of images of one size, filled one by one; the first image of a source decides channels and size for all of it."""
+
+    block: Bytes  # (n, channels, height, width)
+
+    def __init__(self, where: str, channels: int | None = None, resize: tuple[int, int] | None = None) -> None:
+        self._where, self._channels, self._resize = where, channels, resize
+        self._size = (0, 0)  # width and height, as Pillow has it
+        self._first = ""
+
+    def begin(self, first: bytes | Path, called: str, n: int) -> None:
+        """Makes room for n images like this one."""
+        with self._opened(first, called) as image:
+            if self._channels is None:
+                self._channels = 1 if image.mode in ("1", "L", "I;16", "I", "F", "LA") else 3
+            self._size = image.size if self._resize is None else (self._resize[1], self._resize[0])
+        self._first = called
+        self.block = np.empty((n, self._channels, self._size[1], self._size[0]), np.uint8)
+
+    def put(self, place: int, data: bytes | Path, called: str) -> None:
+        """Decodes an image into its place. ConfigError that names it when it cannot be decoded, or has another size than the first."""
+        with self._opened(data, called) as image:
+            if self._resize is None and image.size != self._size:
+                (width, height), (first_width, first_height) = image.size, self._size
+                raise ConfigError(
+                    f"{self._where}: {called} has {height}x{width} pixels and {self._first} has {first_height}x{first_width}, want one size"
+                )
+            converted = image.convert("L" if self._channels == 1 else "RGB")
+            if self._resize is not None:
+                converted = converted.resize(self._size)
+            pixels = np.asarray(converted)
+        self.block[place] = pixels[np.newaxis] if self._channels == 1 else pixels.transpose(2, 0, 1)
+
+    @contextmanager
+    def _opened(self, data: bytes | Path, called: str) -> Iterator[Any]:
+        pillow, source = _pillow(self._where), io.BytesIO(data) if isinstance(data, bytes) else data
+        try:
+            with warnings.catch_warnings(action="ignore"), pillow.open(source, formats=("JPEG", "PNG")) as image:
+                if image.width * image.height > _MAX_PIXELS:
+                    raise ConfigError(f"{self._where}: {called} has {image.height}x{image.width} pixels, want at most {_MAX_PIXELS} in all")
+                yield image
+        except ConfigError:
+            raise
+        except Exception as error:  # Pillow's readers fail in many ways
+            raise ConfigError(f"{self._where}: {called} cannot be decoded ({_said(error)}), want a JPEG or PNG image") from error
+
+
+def _said(error: Exception) -> str:
+    said = str(getattr(error, "strerror", None) or error).partition("image file <")[0]  # Pillow ends with the address of a buffer
+    return said.strip() or type(error).__name__
+
+
+def _pillow(where: str) -> Any:
+    try:
+        from PIL import Image  # noqa: PLC0415 - optional, and not needed by most
+    except ImportError as error:
+        raise ConfigError(f"{where} holds images and Pillow is not installed, want `pip install 'coterie[data]'`") from error
+    return Image

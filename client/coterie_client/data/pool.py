@@ -1,0 +1,136 @@
+"""Labelled rows that a partition gives to users.
+
+A source says which rows there are and what their labels are, and brings the rows themselves only on demand, so that a client decodes those
+of its own users alone. Who gets what depends on the labels, the seed and the partition, never on which users a client asks for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.arrays import Array, Indices
+from coterie.data import Partition
+from coterie.errors import ConfigError
+from coterie_client.data.users import UserData, UserHead
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Rows 0 to n - 1 with their labels; `rows` takes some of them, in any order and each once, to their features (len, ...)."""
+
+    where: str  # how messages call the source
+    target: Array  # (n,)
+    rows: Callable[[Indices], NDArray[Any]]
+    users: Mapping[str, Indices] | None = None  # the rows of each natural user, ascending
+    clusters: Mapping[str, str] = field(default_factory=dict)  # of natural users whose cluster is known
+    class_names: Sequence[str] = ()  # of labels 0, 1, ..., where they have names
+    test: Pool | None = None  # the source's own test rows; None: some of each user's rows are held out
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What one user gets: rows of the pool, ascending, and test rows, which are of `Pool.test` where there is one."""
+
+    name: str
+    cluster: str | None
+    rows: Indices
+    test_rows: Indices
+
+
+@dataclass(frozen=True)
+class UserSummary:
+    """A user's rows in numbers."""
+
+    name: str
+    n_rows: int
+    n_test: int
+    labels: Mapping[float, int] | None  # how many training rows have which label; None: targets that are no whole numbers
+
+
+def heads_of(shares: Sequence[Share]) -> list[UserHead]:
+    """The users without their rows."""
+    return [UserHead(share.name, share.cluster, len(share.rows)) for share in shares]
+
+
+def load_shares(pool: Pool, partition: Partition | None, shares: Sequence[Share], names: Collection[str] | None) -> list[UserData]:
+    """The users in `names` (None: all) with their rows, which are brought together in one go."""
+    mine = [share for share in shares if names is None or share.name in names]
+    if not mine:
+        return []
+    relabelled = relabelling(pool, partition)
+    source = pool.test or pool
+    train = _features(pool, [share.rows for share in mine])
+    test = _features(source, [share.test_rows for share in mine])
+    if not any(map(len, test)):
+        test = [block[:0] for block in train]
+    for block in test:
+        if block.shape[1:] != train[0].shape[1:]:
+            raise ConfigError(
+                f"{source.where} has test rows of shape {list(block.shape[1:])}, want {list(train[0].shape[1:])} as training rows"
+            )
+    loaded = []
+    for share, features, test_features in zip(mine, train, test, strict=True):
+        target, test_target = relabelled(pool.target[share.rows]), relabelled(source.target[share.test_rows])
+        loaded.append(UserData(share.name, share.cluster, features, target, test_features, test_target))
+    return loaded
+
+
+def _features(pool: Pool, of_users: Sequence[Indices]) -> list[NDArray[Any]]:
+    """The features of each user's rows, read-only views of one array."""
+    block = np.ascontiguousarray(pool.rows(np.concatenate(of_users)))
+    block.flags.writeable = False
+    return np.split(block, np.cumsum([len(rows) for rows in of_users])[:-1])
+
+
+def chosen_classes(pool: Pool, partition: Partition | None) -> Array | None:
+    """The labels that `partition.classes` chooses, in its order; None: all. ConfigError for one that no row has."""
+    if partition is None or partition.classes is None:
+        return None
+    chosen = []
+    for given in partition.classes:
+        label = given
+        if isinstance(given, str):
+            if given not in pool.class_names:
+                raise ConfigError(f"class {given!r} of partition.classes is not in {pool.where}, want one of {_some(pool.class_names)}")
+            label = pool.class_names.index(given)
+        if not (pool.target == label).any():
+            raise ConfigError(f"class {given!r} of partition.classes has 0 rows in {pool.where}, want at least one")
+        chosen.append(float(label))
+    return np.array(chosen)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "") or "the whole numbers of its labels"
+
+
+def relabelling(pool: Pool, partition: Partition | None) -> Callable[[Array], Array]:
+    """From labels of the pool to those that users have, read-only."""
+    chosen = chosen_classes(pool, partition) if partition is not None and partition.relabel else None
+
+    def relabelled(target: Array) -> Array:
+        labels = target.copy()
+        if chosen is not None:
+            order = np.argsort(chosen)
+            labels = order[np.searchsorted(chosen[order], target)].astype(np.float64)
+        labels.flags.writeable = False
+        return labels
+
+    return relabelled
+
+
+def summaries(pool: Pool, partition: Partition | None, shares: Sequence[Share]) -> list[UserSummary]:
+    """The users in numbers, without bringing a row."""
+    relabelled = relabelling(pool, partition)
+    return [summary(share.name, relabelled(pool.target[share.rows]), len(share.test_rows)) for share in shares]
+
+
+def summary(name: str, target: Array, n_test: int) -> UserSummary:
+    """A user with these targets (m,)."""
+    is_whole = bool(np.equal(target, np.floor(target)).all())
+    return UserSummary(name, len(target), n_test, Counter(target.tolist()) if is_whole else None)
