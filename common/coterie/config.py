@@ -48,7 +48,10 @@ Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
 
 # Keys of a method that say the same thing in different conventions: a file has one of them.
 _PENALTIES = frozenset({"penalty", "lambda_eq3", "lambda_eq14", "gamma_eq4", "path"})
-_SOURCES = ("csv", "parquet", "npz", "python", "ellipses", "hlm", "hsb", "exams", "growth")
+_SOURCES = (
+    *("csv", "parquet", "npz", "python", "images", "torchvision", "huggingface", "roles", "tweets"),
+    *("ellipses", "hlm", "representation", "hsb", "exams", "growth", "digits"),
+)
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 _PATTERNS = {_NAME: "at most 100 letters, digits, dots, hyphens and underscores, of which the first is a letter or a digit"}
 # By the beginning of what pydantic calls the mistake; the first that fits.

@@ -23,6 +23,7 @@ from coterie_server.method import Outcome
 
 _SOURCES = {".csv": "csv", ".gz": "csv", ".parquet": "parquet", ".npz": "npz"}
 _TABLES = ("csv", "parquet")
+_DROPPED = ("partition", "encoded", "fold", "test_path", "test_features", "test_target", "test_user")  # what the run's data alone had
 
 
 def adapt(
@@ -71,7 +72,7 @@ def _as_data(run: FinishedRun, table: Path) -> Iterator[dict[str, Any]]:
     section = json.loads(experiment_to_json(run.experiment))["data"]
     if section["source"] != source:
         section = {"source": source}
-    section = {key: value for key, value in section.items() if key not in ("partition", "test_path", "encoded", "fold")}
+    section = {key: value for key, value in section.items() if key not in _DROPPED}
     if source in _TABLES and section.get("user_column") is None:
         with tempfile.TemporaryDirectory(prefix="coterie-") as folder:  # a folder of one file, named after its user
             (Path(folder) / table.name).symlink_to(table.resolve())

@@ -265,15 +265,18 @@ def ledger(
 @app.command()
 def predict(
     run: RunFolder,
-    table: Annotated[Path, typer.Argument(metavar="DATA.CSV", help="Rows with the feature columns.", show_default=False)],
+    table: Annotated[Path, typer.Argument(metavar="DATA", help="CSV with the feature columns; NPZ for networks.", show_default=False)],
     user: Annotated[str, typer.Option(help="Whose model.")],
     stage: Annotated[str | None, typer.Option(help="[default: the final one]", show_default=False)] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="[default: standard output]", show_default=False)] = None,
+    state: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Networks: a client's state folder.", show_default=False)
+    ] = None,
 ) -> None:
     """Apply a user's final model to the rows of a table."""
     from coterie_deploy.predict import predict as write_predictions
 
-    write_predictions(run, user, table, stage, out, sys.stdout)
+    write_predictions(run, user, table, stage, out, sys.stdout, state)
 
 
 @app.command()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -13,10 +11,12 @@ import numpy as np
 
 from coterie.arrays import Array
 from coterie.config import Experiment, load_experiment
-from coterie.errors import ConfigError, RunError
+from coterie.errors import ConfigError
 from coterie.names import unknown_user
 from coterie_client.problems.resolve import resolve_row_loss
+from coterie_deploy import predict_network
 from coterie_deploy.shipped import FROZEN
+from coterie_deploy.tabular import features_of, is_number, read_table, write_table
 from coterie_server import summary
 from coterie_server.rundb import open_run
 
@@ -37,18 +37,24 @@ class Model:
         return len(self.x) - experiment.problem.has_intercept
 
 
-def predict(folder: Path, user: str, table: Path, stage: str | None, out: Path | None, stdout: IO[str]) -> None:
-    """Writes the table with a column "prediction": the label -1 or 1 of a classifier, else the value. Raises ConfigError."""
+def predict(folder: Path, user: str, table: Path, stage: str | None, out: Path | None, stdout: IO[str], state: Path | None = None) -> None:
+    """Writes the table with a column "prediction": the label -1 or 1 of a classifier, else the value. Raises ConfigError.
+
+    `state` is where a host elsewhere has left the private tensors of a user with a network.
+    """
     path = folder / FROZEN
     if not path.is_file():
         raise ConfigError(f"{folder} is not a run folder: it has no {FROZEN}")
     experiment = load_experiment(path)
+    if experiment.model is not None:
+        predict_network.predict(folder, user, table, state, out, stdout)
+        return
     if experiment.problem.is_distance:
         raise ConfigError(f"the loss {experiment.problem.loss} makes no predictions: its models are points")
     model = _model(folder, user, stage)
-    header, rows = _read(table)
+    header, rows = read_table(table)
     columns = _named(model.columns, table, header) if model.columns else _numeric(experiment, table, header, rows, model)
-    features = _features(table, header, rows, columns)
+    features = features_of(table, header, rows, columns)
     if model.mean is not None and model.scale is not None:
         features = (features - model.mean) / model.scale
     if experiment.problem.has_intercept:
@@ -56,7 +62,7 @@ def predict(folder: Path, user: str, table: Path, stage: str | None, out: Path |
     loss = resolve_row_loss(experiment.problem)
     predictions = loss.predict((features * model.x).sum(axis=1))
     said = [f"{value:g}" if loss.is_classifier else repr(float(value)) for value in predictions]
-    _write(out, stdout, [*header, PREDICTION], [[*cells, value] for (_, cells), value in zip(rows, said, strict=True)])
+    write_table(out, stdout, [*header, PREDICTION], [[*cells, value] for (_, cells), value in zip(rows, said, strict=True)])
 
 
 def _model(folder: Path, user: str, stage: str | None) -> Model:
@@ -78,25 +84,6 @@ def _model(folder: Path, user: str, stage: str | None) -> Model:
         return Model(arrays["x"][users.index(user)], constants[0], constants[1], columns)
 
 
-def _read(table: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Header, and rows with their line numbers."""
-    try:
-        with table.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            lines = [(reader.line_num, cells) for cells in reader if cells]
-    except OSError as error:
-        raise ConfigError(f"cannot read {table}: {error.strerror or error}") from None
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{table} is not comma-separated text in UTF-8: {error}") from None
-    if not lines:
-        raise ConfigError(f"{table} is empty, want a header and rows")
-    header = lines[0][1]
-    for line, cells in lines[1:]:
-        if len(cells) != len(header):
-            raise ConfigError(f"{table} line {line} has {len(cells)} fields, want the {len(header)} of the header")
-    return header, lines[1:]
-
-
 def _named(columns: tuple[str, ...], table: Path, header: list[str]) -> list[str]:
     """The features that the model was trained on, wherever they stand in the table."""
     missing = [column for column in columns if column not in header]
@@ -110,37 +97,7 @@ def _numeric(experiment: Experiment, table: Path, header: list[str], rows: list[
     wanted = model.features_wanted(experiment)
     roles = {getattr(experiment.data, role, None) for role in ("user_column", "cluster_column", "target_column")}
     first = rows[0][1] if rows else header
-    found = [column for column, cell in zip(header, first, strict=True) if column not in roles and _is_number(cell)]
+    found = [column for column, cell in zip(header, first, strict=True) if column not in roles and is_number(cell)]
     if rows and len(found) != wanted:
         raise ConfigError(f"{table} has {len(found)} numeric columns for features ({', '.join(found) or 'none'}), the model wants {wanted}")
     return found
-
-
-def _features(table: Path, header: list[str], rows: list[tuple[int, list[str]]], columns: list[str]) -> Array:
-    """(m, p)."""
-    places = [header.index(column) for column in columns]
-    features = np.empty((len(rows), len(columns)))
-    for number, (line, cells) in enumerate(rows):
-        for column, place in enumerate(places):
-            if not _is_number(cells[place]):
-                raise ConfigError(f"{table} line {line}, column {header[place]!r}: {cells[place]!r} is not a finite number, want one")
-            features[number, column] = float(cells[place])
-    return features
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        return math.isfinite(float(cell)) and "_" not in cell
-    except ValueError:
-        return False
-
-
-def _write(out: Path | None, stdout: IO[str], header: list[str], rows: list[list[str]]) -> None:
-    if out is None:
-        csv.writer(stdout, lineterminator="\n").writerows([header, *rows])
-        return
-    try:
-        with out.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([header, *rows])
-    except OSError as error:
-        raise RunError(f"cannot write {out}: {error.strerror or error}") from None

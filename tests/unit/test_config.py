@@ -19,6 +19,10 @@ CONTENT: dict[str, Any] = {
     "method": {"name": "pdmm", "path": [0.2, 0.1]},
 }
 
+SOURCES = (
+    "csv, parquet, npz, python, images, torchvision, huggingface, roles, tweets, ellipses, hlm, representation, hsb, exams, growth, digits"
+)
+
 
 @pytest.mark.parametrize(
     ("override", "sentence"),
@@ -32,8 +36,8 @@ CONTENT: dict[str, Any] = {
         ("stop.residual=.inf", "stop.residual: is inf, want a finite number"),
         ("stop=3", "stop: is 3, want a mapping"),
         ("evaluate=perhaps", "evaluate: is 'perhaps', want true or false"),
-        ("data.source=excel", "data.source: is 'excel', want one of csv, parquet, npz, python, ellipses, hlm, hsb, exams, growth"),
-        ("data.source=null", "data.source: is missing, want one of csv, parquet, npz, python, ellipses, hlm, hsb, exams, growth"),
+        ("data.source=excel", f"data.source: is 'excel', want one of {SOURCES}"),
+        ("data.source=null", f"data.source: is missing, want one of {SOURCES}"),
         ("data={source: csv, path: 3}", "data.path: is 3, want text"),
         ("data={source: csv}", "data.path: is missing"),
         ("data.colour=red", "data.colour: unknown key"),

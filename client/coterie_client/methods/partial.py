@@ -106,7 +106,8 @@ def _kept(state: State, kept: Delivery, local: Local, split: _Split) -> State:
     came = shared_tensors(_network(local).tensors, delivers, statistics_travel=state.options["statistics_travel"])
     named = {**_network(local).initial(), **named_tensors(kept.weights, kept.counts, came)}
     weights, counts = split.flat(named, split.shared)
-    private, private_counts = (np.tile(row, (local.n_own, 1)) for row in split.flat(named, split.private))
+    own, own_counts = split.flat(named, split.private)
+    private, private_counts = np.tile(own, (local.n_own, 1)), np.tile(own_counts, (local.n_own, 1))
     return replace(state, private=private, private_counts=private_counts, delivered=weights, delivered_counts=counts)
 
 

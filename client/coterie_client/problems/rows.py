@@ -75,7 +75,7 @@ def read_features(names: Sequence[str], features: Sequence[Array], width: int | 
     for name, given in zip(names, features, strict=True):
         a = np.asarray(given, dtype=np.float64)
         if a.ndim != 2:
-            raise ConfigError(f"user {name!r} has features of shape {a.shape}, wanted (rows, columns)")
+            raise ConfigError(f"user {name!r} has features of shape {a.shape}, wanted (rows, columns): rows of other shapes need a model")
         if not len(a) and need_rows:
             raise ConfigError(f"user {name!r} has no rows, it needs at least one")
         width = a.shape[1] if width is None else width

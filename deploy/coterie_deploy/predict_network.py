@@ -1,0 +1,63 @@
+"""`coterie predict` for users with networks: the shared tensors of the run and the private ones of the user's host, applied to new rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.config import Experiment
+from coterie.data import NpzData
+from coterie.errors import ConfigError
+from coterie_client.build import build_network
+from coterie_client.data.archive import Archive
+from coterie_client.data.features import as_rows
+from coterie_client.data.paths import one_file
+from coterie_deploy.tabular import features_of, is_number, read_table, write_table
+from coterie_deploy.user_models import finished_run, models_of
+
+ROW, PREDICTION = "row", "prediction"
+
+
+def predict(folder: Path, user: str, table: Path, state: Path | None, out: Path | None, stdout: IO[str]) -> None:
+    """Writes the class, or the value of a regression, of each row: beside the table's columns, or by the row's number in an archive."""
+    run = finished_run(folder)
+    tensors = models_of(run, state, [user])[user]
+    if table.suffix == ".npz":
+        features = _archived(run.experiment, table)
+        header, rows = [ROW], [[str(number)] for number in range(len(features))]
+    else:
+        header, lines = read_table(table)
+        data = run.experiment.data
+        roles = {getattr(data, role, None) for role in ("user_column", "cluster_column", "target_column")}
+        first = lines[0][1] if lines else header
+        columns = list(getattr(data, "feature_columns", None) or ())
+        columns = columns or [name for name, cell in zip(header, first, strict=True) if name not in roles and is_number(cell)]
+        features, rows = features_of(table, header, lines, columns), [cells for _, cells in lines]
+    if not len(features):
+        write_table(out, stdout, [*header, PREDICTION], [])
+        return
+    network = build_network(run.experiment, features.shape[1:])
+    if network.tensors != run.tensors:
+        raise ConfigError(f"the rows of {table} have shape {list(features.shape[1:])}, for which the model is another than the run's")
+    outputs = network.outputs(tensors, features)
+    said = _said(run.experiment, outputs)
+    write_table(out, stdout, [*header, PREDICTION], [[*cells, value] for cells, value in zip(rows, said, strict=True)])
+
+
+def _archived(experiment: Experiment, path: Path) -> NDArray[Any]:
+    """The features of an archive, called and read as those of the run."""
+    data = experiment.data
+    name, read_as, channels = (data.features, data.read_as, data.channels) if isinstance(data, NpzData) else ("features", None, None)
+    return as_rows(Archive(one_file(str(path), None)).read(name), f"array {name!r} of {path}", read_as, channels)
+
+
+def _said(experiment: Experiment, outputs: NDArray[np.float32]) -> list[str]:
+    if experiment.problem.loss == "least_squares":
+        return [repr(float(value)) for value in outputs[:, 0]]
+    classes = outputs.argmax(axis=1)
+    chosen = getattr(getattr(experiment.data, "partition", None), "classes", None)
+    is_relabelled = bool(chosen) and experiment.data.partition.relabel  # type: ignore[union-attr]
+    return [str(chosen[place]) if is_relabelled and chosen is not None else str(place) for place in classes.tolist()]
