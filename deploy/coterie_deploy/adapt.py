@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,12 +74,23 @@ def _as_data(run: FinishedRun, table: Path) -> Iterator[dict[str, Any]]:
     if section["source"] != source:
         section = {"source": source}
     section = {key: value for key, value in section.items() if key not in _DROPPED}
-    if source in _TABLES and section.get("user_column") is None:
+    if _knows_users(table, section):
+        yield {**section, "path": str(table)}
+    else:
         with tempfile.TemporaryDirectory(prefix="coterie-") as folder:  # a folder of one file, named after its user
             (Path(folder) / table.name).symlink_to(table.resolve())
             yield {**section, "path": folder}
-    else:
-        yield {**section, "path": str(table)}
+
+
+def _knows_users(table: Path, section: Mapping[str, Any]) -> bool:
+    """Whether rows say whose they are; else all are of a user who is called like the file."""
+    if section["source"] in _TABLES:
+        return section.get("user_column") is not None
+    try:
+        with zipfile.ZipFile(table) as archive:
+            return f"{section.get('user', 'user')}.npy" in archive.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return True  # what is wrong with it is said where it is read
 
 
 def _free(folder: Path) -> Path:
