@@ -5,7 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("bench_transport", "bench_pdmm", "bench_cvxpy", "bench_memory", "bench_known_clusters")
+NAMES = (
+    "bench_transport",
+    "bench_pdmm",
+    "bench_cvxpy",
+    "bench_memory",
+    "bench_known_clusters",
+    "bench_networks",
+    "bench_fedrep",
+    "bench_payload",
+)
 
 if __name__ == "__main__":
     for name in NAMES:

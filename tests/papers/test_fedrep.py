@@ -309,3 +309,13 @@ def test_a_linear_model_has_no_representation_to_share(archive: Path, tmp_path: 
     experiment = network_experiment(archive, METHODS["fedrep"], model={"name": "linear", "classes": CLASSES})
     with pytest.raises(ConfigError, match="no tensors in its representation"):
         run_to(experiment, tmp_path)
+
+
+@pytest.mark.parametrize("method", ["fedrep", "local_network"])
+def test_users_without_held_out_rows_train_all_the_same(method: str, archive: Path, tmp_path: Path) -> None:
+    data = {"source": "npz", "path": str(archive), "test_fraction": 0}
+    finished = run_to(network_experiment(archive, METHODS[method], data=data), tmp_path)
+    assert finished.outcomes[method].figures == {}
+    assert query(tmp_path, "SELECT COUNT(*) FROM figures WHERE name = 'accuracy'") == [(0,)]
+    ((warning,),) = query(tmp_path, "SELECT text FROM events WHERE kind = 'warning'")
+    assert "7 of 7 users have no held-out rows" in warning

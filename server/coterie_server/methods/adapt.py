@@ -44,20 +44,22 @@ class Adapt:
         modes = np.array([AS_IS])
         scores = (await federation.exchange(Delivery(weights, counts, users=everyone), AskScores(modes)))[Scores]
         figures, _ = self.half.judged(scores, modes)
-        return State(weights, counts, (figures["heldout_metric"],))
+        return State(weights, counts, tuple(figures[name] for name in ("heldout_metric",) if name in figures))
 
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:  # noqa: ARG002
         """An epoch of the head, and what it has brought."""
         modes = np.array([AS_IS])
         replies = await federation.exchange(TrainHead(), AskScores(modes))
         figures, _ = self.half.judged(replies[Scores], modes)
-        return state, {"loss": float(replies[TrainingLoss].loss.mean()), "accuracy": figures["heldout_metric"]}
+        accuracy = {"accuracy": figures["heldout_metric"]} if figures else {}
+        return state, {"loss": float(replies[TrainingLoss].loss.mean()), **accuracy}
 
     async def finish(self, state: State, federation: Federation) -> Outcome:
         """The users judge their models, with and without fine-tuning."""
         modes = np.array(self.half.config.modes, dtype=np.int64)
         figures, by_user = self.half.judged((await federation.exchange(AskScores(modes)))[Scores], modes)
-        figures["accuracy_before"] = state.recent[0]
+        if state.recent:
+            figures["accuracy_before"] = state.recent[0]
         shared = named_tensors(state.weights, state.counts, self.half.tensors)
         return Outcome(None, None, figures, by_user=by_user, shared=shared)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.draws import stream
-from coterie.errors import ConfigError, RunError
+from coterie.errors import RunError
 from coterie.methods.partial import (
     AS_IS,
     MODES,
@@ -147,6 +147,8 @@ class PartialSharing:
 
     def _is_evaluated(self, number: int) -> bool:
         every = self.config.evaluate_every
+        if not self.n_test.any():
+            return False
         return number > self.setting.rounds - self.config.evaluate_last or (every is not None and number % every == 0)
 
     async def _mean_accuracy(self, state: State, federation: Federation) -> float:
@@ -157,11 +159,11 @@ class PartialSharing:
         return figures["heldout_metric"]
 
     def judged(self, scores: Scores, modes: Indices) -> tuple[dict[str, float], dict[str, Array]]:
-        """Means and spreads over the users with held-out rows, and what each has said."""
+        """Means and spreads over the users with held-out rows, and what each has said; nothing where nobody has any."""
         said = np.arange(self.n_rows.size) if scores.users is None else scores.users
         judged = self.n_test[said] > 0
         if not judged.any():
-            raise ConfigError("no user has held-out rows, so nobody can judge the models: want a test_fraction above 0")
+            return {}, {}
         whose = "personal" if self._has_private else "global"
         figures: dict[str, float] = {}
         by_user: dict[str, Array] = {}

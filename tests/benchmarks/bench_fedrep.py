@@ -1,0 +1,127 @@
+"""What a round of FedRep costs beside the training itself, and what a thousand users of one host weigh.
+
+The paper's CNN, 10 users a round with 500 rows each, over gRPC with one host process: the share of the rounds' time in which the host
+does not train. Then a run of 1,000 users of the digits' MLP on one host: its peak resident memory. Usage:
+
+    python -m tests.benchmarks.bench_fedrep [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import multiprocessing
+import resource
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie import dial
+from coterie.config import Experiment, experiment_from, experiment_to_json
+from coterie.snapshot import SnapshotFile
+from coterie_client.build import build_host
+from coterie_client.host import Host
+from coterie_client.nets import TorchNetwork
+from coterie_server.coordinator import Options, coordinate
+from coterie_server.hub import Hub
+from coterie_server.serve import serving
+
+CNN = {"name": "cnn", "channels": [64, 64], "hidden": [120, 64], "classes": 10}
+MLP = {"name": "mlp", "hidden": [128, 64], "classes": 10}
+
+
+def experiment(path: Path, model: dict[str, Any], rounds: int, **method: Any) -> Experiment:
+    """FedRep on the users of an archive."""
+    content = {
+        "name": "bench",
+        "data": {"source": "npz", "path": str(path), "test_fraction": 0},
+        "model": model,
+        "method": {"name": "fedrep", "evaluate_last": 0, "fine_tune": [], "optimizer": {"lr": 0.01, "momentum": 0.5}, **method},
+        "stop": {"rounds": rounds},
+    }
+    return experiment_from(content)
+
+
+def archive(path: Path, n_users: int, rows: int, shape: tuple[int, ...]) -> Path:
+    """Bytes at random, in ten classes."""
+    rng = np.random.default_rng(0)
+    features = rng.integers(0, 256, (n_users * rows, *shape), dtype=np.uint8)
+    users = np.repeat([f"u{i}" for i in range(n_users)], rows)
+    np.savez(path, features=features, target=rng.integers(0, 10, n_users * rows), user=users)
+    return path
+
+
+def _host(address: str, folder: str, results: Any) -> None:
+    """A host process that counts the seconds of its training and weighs itself."""
+    trained_s = 0.0
+    fit = TorchNetwork.fit
+
+    def counted(self: TorchNetwork, *args: Any) -> Any:
+        nonlocal trained_s
+        began = time.perf_counter()
+        fitted = fit(self, *args)
+        trained_s += time.perf_counter() - began
+        return fitted
+
+    TorchNetwork.fit = counted  # type: ignore[method-assign]
+
+    def make_host(content: Experiment, run_id: str) -> Host:
+        return build_host("host", content, run_id, None, store=SnapshotFile(Path(folder), "host"), instance="one")
+
+    asyncio.run(dial.serve_member(make_host, address, name="host"))
+    results.put((trained_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+
+
+def measured(content: Experiment, folder: Path) -> tuple[float, float, float]:
+    """(seconds of all rounds, of training in them, peak MB of the host)."""
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    times: list[float] = []
+
+    @contextlib.asynccontextmanager
+    async def connect(hub: Hub) -> AsyncIterator[None]:
+        async with serving(hub, experiment_to_json(content), "127.0.0.1:0") as server:
+            process = context.Process(target=_host, args=(f"127.0.0.1:{server.port}", str(folder / "host"), results), daemon=True)
+            process.start()
+            yield
+
+    begin_stage = Hub.begin_stage
+
+    def begins(self: Hub, *args: Any) -> None:
+        times.append(time.perf_counter())
+        begin_stage(self, *args)
+
+    Hub.begin_stage = begins  # type: ignore[method-assign]
+    try:
+        options = Options(folder=folder / "run", observer=lambda _: times.append(time.perf_counter()))
+        asyncio.run(coordinate(content, connect, options))
+    finally:
+        Hub.begin_stage = begin_stage  # type: ignore[method-assign]
+    trained_s, peak_mb = results.get(timeout=60)
+    return times[-1] - times[0], trained_s, peak_mb
+
+
+def main() -> None:
+    """Prints both."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        images = archive(folder / "images.npz", 10, 500, (3, 32, 32))
+        all_s, trained_s, _ = measured(experiment(images, CNN, arguments.rounds, participation=1.0), folder / "cnn")
+        round_s, training_s = all_s / arguments.rounds, trained_s / arguments.rounds
+        print(f"the paper's CNN, 10 users a round: {round_s:.2f} s a round, of which {training_s:.2f} s training")
+        print(f"  not training: {1 - trained_s / all_s:.1%}   (wanted: under 5 %)")
+        digits = archive(folder / "digits.npz", 1000, 20, (1, 8, 8))
+        many_s, _, peak_mb = measured(experiment(digits, MLP, 5, participation=0.1), folder / "mlp")
+        print(f"1,000 users of the digits' MLP on one host: peak {peak_mb:.0f} MB, {many_s / 5:.2f} s a round   (wanted: under 1 GB)")
+
+
+if __name__ == "__main__":
+    main()
