@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -319,3 +320,11 @@ def test_users_without_held_out_rows_train_all_the_same(method: str, archive: Pa
     assert query(tmp_path, "SELECT COUNT(*) FROM figures WHERE name = 'accuracy'") == [(0,)]
     ((warning,),) = query(tmp_path, "SELECT text FROM events WHERE kind = 'warning'")
     assert "7 of 7 users have no held-out rows" in warning
+
+
+def test_without_torch_a_client_says_which_extra_to_install(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("coterie_client.nets")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match=r"torch is not installed: install the extra, pip install 'coterie\[torch\]'"):
+        build_host("h", network_experiment(archive, METHODS["fedrep"]), "run", None)

@@ -15,6 +15,7 @@ from coterie.config import experiment_from
 from coterie.errors import ConfigError, RunError
 from coterie.ledger import Row
 from coterie.messages import Broadcast, Message, Rows, Scalars, Vectors, declare
+from coterie.model import TensorInfo, to_json
 from coterie.v1 import session_pb2
 from coterie.wire import PROTOCOL_VERSION, Assembler, Encoded, Precision, Received, encode
 from coterie_server.hub import Hub
@@ -727,3 +728,16 @@ def test_a_restored_parent_goes_on_with_the_members_it_had() -> None:
         assert [(task.seq, task.replay, task.attempt) for task in fresh.tasks] == [(1, 1, 2)]
 
     run(test())
+
+
+def test_hosts_with_another_model_are_turned_away_by_name() -> None:
+    body, other = (TensorInfo("body", (size,), is_integer=False, part="representation") for size in (3, 4))
+    head = TensorInfo("head", (2,), is_integer=False, part="head")
+    w = world(hosts=3)
+    w.join("a", ["u1"], model=to_json([body, head]))
+    with pytest.raises(Refusal, match=r"host 'b' has a model with tensor 'body' of shape \[4\] in the representation, wanted shape \[3\]"):
+        w.join("b", ["u2"], model=to_json([other, head]))
+    with pytest.raises(Refusal, match="host 'c' has no model, unlike the hosts before"):
+        w.join("c", ["u3"])
+    w.join("b", ["u2"], model=to_json([body, head]))
+    assert w.hub.model == to_json([body, head])
