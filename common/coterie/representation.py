@@ -1,8 +1,8 @@
 """The truth behind `source: representation`: B* and the users' heads w*_i, of section 5.1 of Collins et al. (2021).
 
-"Generated randomly by sampling and normalizing Gaussian matrices" may be read in several ways. Normalised here are the rows of W*, to
-norm sqrt(k) (Assumption 3), and the columns of B*, to orthonormal ones: the method of moments then starts Figure 3 at distance .44, .21, .14
-and .06 for n = 100, 500, 1000 and 5000. Scaling W* as a whole gives .58 for n = 100, and rows of norm 1 need k times the step size.
+"Generated randomly by sampling and normalizing Gaussian matrices" may be read in several ways. Here the rows of W* have norm sqrt(k) and
+the columns of B* are orthonormal (Assumption 3): the method of moments then starts Figure 3 at distances of about .44, .21, .14 and .06 for
+n = 100, 500, 1000 and 5000. Scaling W* as a whole gives .58 for n = 100, and rows of norm 1 need k times the step size.
 
 Everything is drawn by name: a user's head does not depend on who else there is. The coordinator draws B* too, to tell how far the learnt
 representation is from it.

@@ -145,7 +145,8 @@ def is_common(cls: type[Message], spec: Spec) -> bool:
 def _written(array: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
     """The numbers as they travel; to a bfloat16 they are rounded, halves to even."""
     if dtype != BFLOAT16:
-        return np.asarray(array, dtype=dtype, order="C")
+        with np.errstate(over="ignore"):  # what becomes infinite is refused by name where it arrives
+            return np.asarray(array, dtype=dtype, order="C")
     single = np.asarray(array, dtype=_FLOAT32, order="C")
     bits = single.view(np.uint32)
     upper = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype("<u2")

@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,8 @@ import pytest
 import yaml
 
 from coterie_deploy import run
+from coterie_deploy.user_models import finished_run, models_of
+from tests.networks import CLASSES, write_users
 
 COTERIE = [sys.executable, "-m", "coterie_deploy"]
 ROUNDS = 900
@@ -39,9 +41,10 @@ LEAN = {"name": "pdmm", "penalty": 0.09}
 class Cluster:
     """A coordinator and its client hosts as processes, each of which can be killed and started again."""
 
-    def __init__(self, folder: Path, method: dict[str, object]) -> None:
+    def __init__(self, folder: Path, method: dict[str, object], changes: Mapping[str, object]) -> None:
         self.folder = folder
-        (folder / "kills.yaml").write_text(yaml.safe_dump({**EXPERIMENT, "method": method}))
+        self.stage = 0 if "model" in changes else 1  # after the reference that pdmm starts from
+        (folder / "kills.yaml").write_text(yaml.safe_dump({**EXPERIMENT, **changes, "method": method}))
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -68,7 +71,7 @@ class Cluster:
             contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)) as connection,
             contextlib.suppress(sqlite3.Error),
         ):
-            return int(connection.execute("SELECT coalesce(max(round), 0) FROM ledger WHERE stage = 1").fetchone()[0])
+            return int(connection.execute("SELECT coalesce(max(round), 0) FROM ledger WHERE stage = ?", (self.stage,)).fetchone()[0])
         return 0
 
     def wait_for_round(self, wanted: int) -> None:
@@ -105,8 +108,8 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, method: dict[str, object]) -> Iterator[Cluster]:
-    started = Cluster(folder, method)
+def cluster(folder: Path, method: dict[str, object], changes: Mapping[str, object] | None = None) -> Iterator[Cluster]:
+    started = Cluster(folder, method, changes or {})
     try:
         yield started
     finally:
@@ -156,3 +159,34 @@ def test_grpc_with_any_number_of_hosts_gives_the_bits_of_the_loopback(hosts: int
     far, near = run(content, transport="grpc", hosts=hosts), run({**content, "federation": {"hosts": 1}})
     for user, model in near.models.items():
         np.testing.assert_array_equal(far.models[user], model)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(2))
+def test_networks_and_heads_have_the_same_bits_after_kills(seed: int, tmp_path: Path) -> None:
+    rounds = 120
+    changes = {
+        "data": {"source": "npz", "path": str(write_users(tmp_path / "users.npz", n_users=60))},
+        "problem": {"loss": "cross_entropy"},
+        "model": {"name": "mlp", "hidden": [6, 4], "classes": CLASSES},
+        "stop": {"rounds": rounds},
+        "snapshots": {"every_rounds": 15},
+    }
+    method: dict[str, object] = {"name": "fedrep", "participation": 0.3, "head_epochs": 2, "evaluate_every": 10}
+    calm = tmp_path / "calm"
+    run({**EXPERIMENT, **changes, "method": method, "federation": {"hosts": 1}}, output=calm)
+    draws = np.random.default_rng(seed)
+    with cluster(tmp_path, method, changes) as killed:
+        killed.wait_for_round(int(draws.integers(5, rounds // 2)))
+        killed.kill_client(str(draws.choice(list(SHARES))))
+        killed.wait_for_round(int(draws.integers(rounds // 2, rounds - 5)))
+        killed.kill_server()
+        killed.end()
+    undisturbed, again = finished_run(calm), finished_run(tmp_path / "run")
+    assert {name: array.tobytes() for name, array in again.shared.items()} == {n: a.tobytes() for n, a in undisturbed.shared.items()}
+    whole, restarted = models_of(undisturbed, None), models_of(again, tmp_path / "coterie-state")
+    assert list(whole) == list(restarted)
+    assert len(whole) == 60
+    for user, tensors in whole.items():
+        assert {name: array.tobytes() for name, array in tensors.items()} == {n: a.tobytes() for n, a in restarted[user].items()}

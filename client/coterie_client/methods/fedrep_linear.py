@@ -42,7 +42,8 @@ class _FedRepLinear:
         if AskMoments in inbox:
             return state, [Moments(_moments(config, inbox, local))]
         if Representation in inbox:
-            return _update(state, config, inbox, local)
+            with np.errstate(over="ignore", invalid="ignore"):  # what diverges is told by whoever gets it, with the user and the round
+                return _update(state, config, inbox, local)
         if FinalRepresentation in inbox:
             return _judge(state, config, inbox, local)
         return state, []
@@ -95,8 +96,7 @@ def _head(config: Config, features: Array, y: Array, before: Array, shared: Arra
 
 def exact_head(features: Array, y: Array) -> Array:
     """(k,) argmin_w |y - features w|, of several the smallest; features (m, k)."""
-    head: Array = np.linalg.lstsq(features, y, rcond=None)[0]
-    return head
+    return np.asarray(np.linalg.lstsq(features, y, rcond=None)[0], dtype=np.float64)
 
 
 def gradient(x: Array, features: Array, y: Array, w: Array) -> Array:

@@ -4,7 +4,8 @@
 ellipses, so the data are of the same kind and not the same; curves compare, digits need not.
 `known-clusters-table1` and `-figure1` are those of Lyu, Hanzely and Kolar (2022), whose simulated data are given; `-table2` has their
 tables 2 and 3 and figure 2 on public data, since theirs are not.
-`fedrep-figure5` and `-figure6` are those of Collins, Hassani, Mokhtari and Shakkottai (2021), on data at hand.
+`fedrep-figure1`, `-figure3` and `-figure4` are those of Collins, Hassani, Mokhtari and Shakkottai (2021), whose simulated data are given;
+`fedrep-figure5` and `-figure6` are theirs on data at hand.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rich.console import Console
 from coterie.errors import ConfigError
 from coterie.names import similar_names
 from coterie_deploy.reproduce import (
+    fedrep_linear_report,
     fedrep_networks_report,
     known_clusters,
     known_clusters_exams,
@@ -24,6 +26,7 @@ from coterie_deploy.reproduce import (
     known_clusters_report,
     report,
 )
+from coterie_deploy.reproduce.fedrep_linear import Distances, Errors
 from coterie_deploy.reproduce.fedrep_networks import Point
 from coterie_deploy.reproduce.study import Row, rows_of_seed
 
@@ -34,12 +37,12 @@ KNOWN_CLUSTERS = {
     "known-clusters-figure1": (known_clusters_report.FIGURE1_SIZES, known_clusters_report.figure1),
 }
 EXAMS = "known-clusters-table2"
-AnyRow = Row | known_clusters.Row | known_clusters_exams.Scores | Point
+AnyRow = Row | known_clusters.Row | known_clusters_exams.Scores | Distances | Errors | Point
 
 
 def names() -> list[str]:
     """What can be reproduced."""
-    return [*FIGURES, *KNOWN_CLUSTERS, EXAMS, *fedrep_networks_report.FIGURES]
+    return [*FIGURES, *KNOWN_CLUSTERS, EXAMS, *fedrep_linear_report.NAMES, *fedrep_networks_report.FIGURES]
 
 
 def reproduce(name: str, *, seeds: int = 8, output: Path, data: Path | None = None, console: Console | None = None) -> Sequence[AnyRow]:
@@ -59,6 +62,8 @@ def reproduce(name: str, *, seeds: int = 8, output: Path, data: Path | None = No
         return _known_clusters(name, seeds, output, console)
     if name == EXAMS:
         return _exams(seeds, output, console)
+    if name in fedrep_linear_report.NAMES:
+        return fedrep_linear_report.reproduce(name, seeds, output, console)
     if name in fedrep_networks_report.FIGURES:
         return fedrep_networks_report.reproduce(name, seeds, output, data, console)
     rows: list[Row] = []

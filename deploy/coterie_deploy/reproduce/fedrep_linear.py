@@ -16,6 +16,7 @@ output folder.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -91,7 +92,7 @@ def figure3(seed: int, folder: Path, say: Say) -> list[Distances]:
                 say(f"seed {seed}: {algorithm}, {n_users} users")
                 experiment = figure3_experiment(seed, n_users, algorithm)
                 kept = folder / f"fedrep-figure3-seed{seed}-{algorithm}-{n_users}.json"
-                found += kept_rows(kept, _fingerprint(experiment), Distances, lambda e=experiment, a=algorithm: [_distances(e, a)])
+                found += kept_rows(kept, _fingerprint(experiment), Distances, functools.partial(_distances, experiment, algorithm))
     return found
 
 
@@ -110,7 +111,7 @@ def figure1(seed: int, folder: Path, say: Say) -> list[Errors]:
         say(f"seed {seed}: FedRep, FedAvg and local models on {rows} rows a user")
         makers = (_learnt(seed, rows, FEDREP), _learnt(seed, rows, FEDAVG), _local(seed, 0, N_USERS, rows))
         kept = folder / f"fedrep-figure1-seed{seed}-m{rows}.json"
-        found += kept_rows(kept, _fingerprint(*makers), Errors, lambda m=makers, n=rows: _errors_of_users(m, n))
+        found += kept_rows(kept, _fingerprint(*makers), Errors, functools.partial(_errors_of_users, makers, rows))
     return found
 
 
@@ -170,11 +171,11 @@ def _new_users(trained: Experiment, rows: int) -> Experiment:
     return adapted_from(trained, _users(N_USERS, N_NEW, rows), [], 1)
 
 
-def _distances(experiment: Experiment, algorithm: Algorithm) -> Distances:
+def _distances(experiment: Experiment, algorithm: Algorithm) -> list[Distances]:
     result = run(experiment)
     distances = [row["distance"] for row in result.history()]
     start = result.metrics[result.final_stage]["distance_at_start"]
-    return Distances(experiment.seed, algorithm, len(result.users), [start, *distances])
+    return [Distances(experiment.seed, algorithm, len(result.users), [start, *distances])]
 
 
 def _errors_of_users(experiments: Sequence[Experiment], rows: int) -> list[Errors]:
@@ -194,9 +195,8 @@ def _errors_of_new_users(fedrep: Experiment, fedavg: Experiment, say: Say) -> li
         for rows in NEW_ROWS:
             joined = asyncio.run(launch(_new_users(experiment, rows), Launch(transport="loopback", start=learnt)))
             found.append(Errors(experiment.seed, learner, rows, _judged(joined.outcomes[joined.final_stage])))
-    for rows in NEW_ROWS:
-        found.append(Errors(fedrep.seed, "local", rows, _errors_of_local(_local(fedrep.seed, N_USERS, N_NEW, rows))))
-    return found
+    seed = fedrep.seed
+    return found + [Errors(seed, "local", rows, _errors_of_local(_local(seed, N_USERS, N_NEW, rows))) for rows in NEW_ROWS]
 
 
 def _outcome(result: Result) -> Outcome:
