@@ -269,9 +269,7 @@ def predict(
     user: Annotated[str, typer.Option(help="Whose model.")],
     stage: Annotated[str | None, typer.Option(help="[default: the final one]", show_default=False)] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="[default: standard output]", show_default=False)] = None,
-    state: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Networks: a client's state folder.", show_default=False)
-    ] = None,
+    state: Annotated[Path | None, typer.Option(metavar="DIR", help="Networks: a client's state folder.", show_default=False)] = None,
 ) -> None:
     """Apply a user's final model to the rows of a table."""
     from coterie_deploy.predict import predict as write_predictions
