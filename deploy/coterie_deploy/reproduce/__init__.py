@@ -11,6 +11,7 @@ tables 2 and 3 and figure 2 on public data, since theirs are not.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple, fields
 from pathlib import Path
 
 from rich.console import Console
@@ -28,6 +29,7 @@ from coterie_deploy.reproduce import (
 )
 from coterie_deploy.reproduce.fedrep_linear import Distances, Errors
 from coterie_deploy.reproduce.fedrep_networks import Point
+from coterie_deploy.reproduce.files import write_csv
 from coterie_deploy.reproduce.study import Row, rows_of_seed
 
 FIGURES = {"convex-clustering-figure1": report.accuracy, "convex-clustering-figure2": report.compactness}
@@ -72,7 +74,7 @@ def reproduce(name: str, *, seeds: int = 8, output: Path, data: Path | None = No
             status.update(f"seed {seed}: federated runs of (1), (2), the oracle, (3) and (4), {seed} of {seeds} seeds done")
             rows += rows_of_seed(seed, output)
     FIGURES[name](rows, output / f"{name}.png", console)
-    report.write_csv(rows, output / "convex-clustering.csv")
+    write_csv([field.name for field in fields(Row)], map(astuple, rows), output / "convex-clustering.csv")
     console.print(f"\nplot: {output / name}.png\nnumbers: {output / 'convex-clustering.csv'}", soft_wrap=True)
     return rows
 

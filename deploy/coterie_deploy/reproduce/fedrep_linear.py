@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +25,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import JsonValue
 
-from coterie import __version__
-from coterie.config import Experiment, experiment_from, experiment_to_json
+from coterie.config import Experiment, experiment_from
 from coterie.data import RepresentationData
 from coterie.errors import RunError
 from coterie.representation import true_head, true_representation
@@ -35,7 +33,8 @@ from coterie_client.data import UserData, load_users, user_source
 from coterie_deploy.adapt import adapted_from
 from coterie_deploy.api import Result, run
 from coterie_deploy.launch import Launch, launch
-from coterie_deploy.reproduce.known_clusters import kept_rows, models_of
+from coterie_deploy.reproduce.files import fingerprint_of, kept_rows
+from coterie_deploy.reproduce.known_clusters import models_of
 from coterie_server.method import Outcome
 
 Algorithm = Literal["fedrep", "gd_gd", "10gd_gd"]
@@ -92,7 +91,7 @@ def figure3(seed: int, folder: Path, say: Say) -> list[Distances]:
                 say(f"seed {seed}: {algorithm}, {n_users} users")
                 experiment = figure3_experiment(seed, n_users, algorithm)
                 kept = folder / f"fedrep-figure3-seed{seed}-{algorithm}-{n_users}.json"
-                found += kept_rows(kept, _fingerprint(experiment), Distances, functools.partial(_distances, experiment, algorithm))
+                found += kept_rows(kept, fingerprint_of(experiment), Distances, functools.partial(_distances, experiment, algorithm))
     return found
 
 
@@ -111,7 +110,7 @@ def figure1(seed: int, folder: Path, say: Say) -> list[Errors]:
         say(f"seed {seed}: FedRep, FedAvg and local models on {rows} rows a user")
         makers = (_learnt(seed, rows, FEDREP), _learnt(seed, rows, FEDAVG), _local(seed, 0, N_USERS, rows))
         kept = folder / f"fedrep-figure1-seed{seed}-m{rows}.json"
-        found += kept_rows(kept, _fingerprint(*makers), Errors, functools.partial(_errors_of_users, makers, rows))
+        found += kept_rows(kept, fingerprint_of(*makers), Errors, functools.partial(_errors_of_users, makers, rows))
     return found
 
 
@@ -120,7 +119,7 @@ def figure4(seed: int, folder: Path, say: Say) -> list[Errors]:
     fedrep, fedavg = (figure4_experiment(seed, method) for method in (FEDREP, FEDAVG))
     newcomers = [_new_users(fedrep, rows) for rows in NEW_ROWS]
     kept = folder / f"fedrep-figure4-seed{seed}.json"
-    return kept_rows(kept, _fingerprint(fedrep, fedavg, *newcomers), Errors, lambda: _errors_of_new_users(fedrep, fedavg, say))
+    return kept_rows(kept, fingerprint_of(fedrep, fedavg, *newcomers), Errors, lambda: _errors_of_new_users(fedrep, fedavg, say))
 
 
 def figure4_experiment(seed: int, method: Mapping[str, Any]) -> Experiment:
@@ -215,8 +214,3 @@ def _errors_of_local(experiment: Experiment) -> list[float]:
     owners = {user.name: user for user in load_users(experiment.data, experiment.seed, None)}
     models = zip(result.users, models_of(result, "local"), strict=True)
     return [float(np.square(owners[name].test_features @ model - owners[name].test_target).mean()) for name, model in models]
-
-
-def _fingerprint(*experiments: Experiment) -> str:
-    """What the numbers depend on: the experiments and the version."""
-    return hashlib.sha256("\n".join([__version__, *map(experiment_to_json, experiments)]).encode()).hexdigest()

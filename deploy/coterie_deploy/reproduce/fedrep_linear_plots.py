@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from coterie.arrays import Array
-from coterie.errors import RunError
+from coterie_deploy.reproduce.files import save_figure
 from coterie_deploy.reproduce.plots import BLUE, FONT, GREEN, VERMILION
 
 _STYLES = ((VERMILION, "o", "solid"), (BLUE, "s", "dashed"), (GREEN, "^", "dashdot"))  # by the order in which curves come
@@ -62,7 +62,4 @@ def _log_axes(axes: Axes) -> None:
 
 def _save(figure: Figure, axes: Axes, path: Path) -> None:
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=FONT - 1, frameon=False)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+    save_figure(figure, path)

@@ -5,15 +5,13 @@ The numbers beside the measured ones are medians over other draws of the same da
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
 from coterie.arrays import Array
-from coterie.errors import RunError
 from coterie_deploy.reproduce.fedrep_linear import (
     ALGORITHMS,
     N_NEW,
@@ -28,6 +26,7 @@ from coterie_deploy.reproduce.fedrep_linear import (
     figure3,
     figure4,
 )
+from coterie_deploy.reproduce.files import write_csv
 from coterie_deploy.tables import figure, table
 
 NAMES = ("fedrep-figure1", "fedrep-figure3", "fedrep-figure4")
@@ -116,7 +115,7 @@ def _show_figure3(found: Sequence[Distances], stem: Path, console: Console) -> N
     plot = stem.with_suffix(".png")
     fedrep_linear_plots.trajectories(curves, plot)
     numbered = ((run.seed, run.algorithm, run.n_users, *point) for run in found for point in enumerate(run.distances))
-    _write_csv(("seed", "algorithm", "n_users", "round", "distance"), numbered, stem.with_suffix(".csv"))
+    write_csv(("seed", "algorithm", "n_users", "round", "distance"), numbered, stem.with_suffix(".csv"))
     _tell_paths(stem, console)
 
 
@@ -160,22 +159,12 @@ def _finish_errors(found: Sequence[Errors], stem: Path, label: str, sizes: Seque
     curves = {title: {rows: errors_at(found, learner, rows) for rows in sizes} for learner, title in LEARNER_TITLES.items()}
     fedrep_linear_plots.errors(curves, label, stem.with_suffix(".png"))
     numbered = ((run.seed, run.learner, run.rows, *point) for run in found for point in enumerate(run.errors))
-    _write_csv(("seed", "learner", "rows", "user", "error"), numbered, stem.with_suffix(".csv"))
+    write_csv(("seed", "learner", "rows", "user", "error"), numbered, stem.with_suffix(".csv"))
     _tell_paths(stem, console)
 
 
 def _tell_paths(stem: Path, console: Console) -> None:
     console.print(f"\nplot: {stem}.png\nnumbers: {stem}.csv", soft_wrap=True)
-
-
-def _write_csv(columns: Sequence[str], rows: Iterable[Sequence[object]], path: Path) -> None:
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(columns)
-            writer.writerows(rows)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _seeds(found: Sequence[Distances] | Sequence[Errors]) -> str:

@@ -8,18 +8,17 @@ is looked for in the folder of `--data`; without it figure 5 takes scikit-learn'
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from coterie import __version__
 from coterie.config import Experiment, experiment_from, experiment_to_json
-from coterie.errors import ConfigError, RunError
+from coterie.errors import ConfigError
 from coterie_deploy.adapt import adapted_from
 from coterie_deploy.launch import Launch, launch
+from coterie_deploy.reproduce.files import fingerprint_of, kept_rows
 from coterie_deploy.shipped import load
 from coterie_server.coordinator import Finished
 from coterie_server.method import Outcome
@@ -126,19 +125,4 @@ def _outcome(finished: Finished) -> Outcome:
 
 
 def _kept(folder: Path, name: str, experiment: Experiment, data: Path | None, measure: Measure) -> list[Point]:
-    """What was measured before, where the folder has it for this experiment and version; else measured and written there."""
-    path = folder / f"{name}.json"
-    fingerprint = hashlib.sha256(f"{__version__}\n{experiment_to_json(experiment)}".encode()).hexdigest()
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["fingerprint"] == fingerprint:
-            return [Point(**point) for point in content["points"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # not there, or of another version: measured again
-    points = measure(experiment, data)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"fingerprint": fingerprint, "points": [asdict(point) for point in points]}, indent=1), encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
-    return points
+    return kept_rows(folder / f"{name}.json", fingerprint_of(experiment), Point, lambda: measure(experiment, data))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from coterie.errors import RunError
 from coterie_deploy.reproduce.fedrep_networks import NEW_EPOCHS, NEW_ROWS, Point, figure5, figure6
+from coterie_deploy.reproduce.files import write_csv
 from coterie_deploy.tables import table
 
 _TITLES = {"fedrep": "FedRep", "fedavg": "FedAvg"}
@@ -71,7 +71,7 @@ def reproduce(name: str, seeds: int, output: Path, data: Path | None, console: C
     if name == "fedrep-figure5" and points[0].data == "digits":
         console.print("These are scikit-learn's digits: the paper's CIFAR-10 needs --data DIR with cifar10_jpeg_train.npz and _test.npz.")
     _draw(values, figure, output / f"{name}.png")
-    _write_csv(points, output / f"{name}.csv")
+    write_csv([field.name for field in fields(Point)], map(astuple, points), output / f"{name}.csv")
     console.print(f"\nplot: {output / name}.png\nnumbers: {output / name}.csv", soft_wrap=True)
     return points
 
@@ -106,15 +106,5 @@ def _draw(values: dict[str, dict[int, list[float]]], figure: Figure, path: Path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         canvas.savefig(path, dpi=150)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def _write_csv(points: Sequence[Point], path: Path) -> None:
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow([field.name for field in fields(Point)])
-            writer.writerows(map(astuple, points))
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error

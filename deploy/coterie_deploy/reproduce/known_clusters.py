@@ -17,23 +17,21 @@ Numbers are kept in the output folder, so that the figure costs nothing again.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from coterie import __version__
 from coterie.arrays import Array
-from coterie.config import Experiment, experiment_from, experiment_to_json
+from coterie.config import Experiment, experiment_from
 from coterie.data import HlmData
 from coterie.errors import RunError
 from coterie_client.data import load_users
 from coterie_client.data.hlm import truth
 from coterie_deploy.api import Result, run
+from coterie_deploy.reproduce.files import fingerprint_of, kept_rows
 from coterie_server import hlm
 
 Estimator = Literal["local", "single_model", "single_cluster", "known_clusters", "single_coin"]
@@ -64,27 +62,6 @@ def rows_of(seed: int, rows_per_user: int, folder: Path) -> list[Row]:
     """One row for each estimator, from the folder when they are there. Raises RunError when the folder cannot be written."""
     kept = folder / f"known-clusters-seed{seed}-m{rows_per_user}.json"
     return kept_rows(kept, _fingerprint(seed, rows_per_user), Row, lambda: _measured(seed, rows_per_user))
-
-
-def kept_rows(kept: Path, fingerprint: str, kind: Callable[..., R], measure: Callable[[], list[R]]) -> list[R]:
-    """The rows in the file `kept` where it has this fingerprint, else those that are measured, and written there.
-
-    `kind` is the dataclass of a row. Raises RunError when the file cannot be written.
-    """
-    try:
-        content = json.loads(kept.read_text(encoding="utf-8"))
-        if content["fingerprint"] == fingerprint:
-            return [kind(**row) for row in content["rows"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # not there, or of another version: the runs are made again
-    rows = measure()
-    content = {"fingerprint": fingerprint, "rows": [vars(row) for row in rows]}
-    try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"cannot write {kept}: {error.strerror or error}") from error
-    return rows
 
 
 def baselines_experiment(seed: int, rows_per_user: int) -> Experiment:
@@ -156,5 +133,4 @@ def _fingerprint(seed: int, rows_per_user: int) -> str:
     """What the numbers depend on: the experiments, the cross-validation and the version."""
     tied = tied_experiment(seed, rows_per_user, gamma=1.0, lam=1.0)
     experiments = (baselines_experiment(seed, rows_per_user), tied, single_coin_experiment(seed, rows_per_user))
-    parts = [__version__, repr((PENALTIES, N_FOLDS, SINGLE_COIN_SIZES)), *map(experiment_to_json, experiments)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return fingerprint_of(*experiments, also=repr((PENALTIES, N_FOLDS, SINGLE_COIN_SIZES)))

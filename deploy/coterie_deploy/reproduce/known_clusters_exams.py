@@ -19,7 +19,6 @@ models have the same coordinates as all others.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,16 +27,16 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import JsonValue
 
-from coterie import __version__
 from coterie.arrays import Array
-from coterie.config import Experiment, experiment_to_json
+from coterie.config import Experiment
 from coterie.data import PythonData
 from coterie.problem import ProblemConfig
 from coterie_client.data import UserData, load_users, moments, standardize, user_source
 from coterie_client.problems import build_problem
 from coterie_deploy import shipped
 from coterie_deploy.api import Result, run
-from coterie_deploy.reproduce.known_clusters import kept_rows, models_of
+from coterie_deploy.reproduce.files import fingerprint_of, kept_rows
+from coterie_deploy.reproduce.known_clusters import models_of
 
 Estimator = Literal["local", "single_model", "single_cluster", "known_clusters"]
 
@@ -116,5 +115,4 @@ def _scores(seed: int, estimator: Estimator, users: list[UserData], models: Arra
 def _fingerprint(seed: int) -> str:
     """What the numbers depend on: the experiments and the version."""
     makers = (known_clusters_experiment, single_cluster_experiment, local_experiment)
-    parts = [__version__, *(experiment_to_json(make(seed)) for make in makers)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return fingerprint_of(*(make(seed) for make in makers))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 from rich.console import Console
 
 from coterie.arrays import Array
-from coterie.errors import RunError
+from coterie_deploy.reproduce.files import write_csv
 from coterie_deploy.reproduce.known_clusters_exams import Estimator, Scores
 from coterie_deploy.tables import table
 
@@ -107,7 +106,10 @@ def table2(rows: Sequence[Scores], output: Path, console: Console) -> None:
     plot = output / "known-clusters-table2.png"
     known_clusters_plots.losses({title: losses_of(rows, estimator) for estimator, title in TITLES.items()}, plot)
     console.print(f"\nplot: {plot}", soft_wrap=True)
-    _write_csv(rows, output / "known-clusters-table2.csv", console)
+    numbers = output / "known-clusters-table2.csv"
+    lines = [(row.seed, row.estimator, *user) for row in rows for user in zip(row.users, row.losses, row.accuracies, strict=True)]
+    write_csv(("seed", "estimator", "user", "loss", "accuracy"), lines, numbers)
+    console.print(f"numbers: {numbers}", soft_wrap=True)
 
 
 def _loss_lines(rows: Sequence[Scores]) -> list[tuple[str, ...]]:
@@ -137,17 +139,3 @@ def _accuracy_lines(rows: Sequence[Scores]) -> list[tuple[str, ...]]:
 
 def _shown(found: Summary) -> tuple[str, ...]:
     return f"{found.mean:.4f}", f"{found.error:.4f}", f"{found.spread:.3f}", *(f"{quartile:.3f}" for quartile in found.quartiles)
-
-
-def _write_csv(rows: Sequence[Scores], path: Path, console: Console) -> None:
-    """One line for each seed, estimator and user. Raises RunError when the file cannot be written."""
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["seed", "estimator", "user", "loss", "accuracy"])
-            for row in rows:
-                for user in zip(row.users, row.losses, row.accuracies, strict=True):
-                    writer.writerow([row.seed, row.estimator, *user])
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
-    console.print(f"numbers: {path}", soft_wrap=True)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from coterie.arrays import Array
-from coterie.errors import RunError
+from coterie_deploy.reproduce.files import save_figure
 from coterie_deploy.reproduce.plots import BLACK, BLUE, FONT, GREEN, PURPLE, VERMILION
 
 # By the order in which the estimators come. Some are nearly equal for large m, so markers and lines differ too.
@@ -51,7 +51,7 @@ def distances(found: Mapping[str, Mapping[int, Point]], path: Path) -> None:
     axes.set_ylabel("mean distance to the truth", fontsize=FONT)
     _plain(axes)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=FONT - 1, frameon=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def losses(found: Mapping[str, Sequence[Array]], path: Path) -> None:
@@ -71,17 +71,10 @@ def losses(found: Mapping[str, Sequence[Array]], path: Path) -> None:
         _plain(axes)
     figure.supxlabel("cross-entropy of a user on its held-out rows (last bar: and above)", fontsize=FONT)
     figure.supylabel("share of the users", fontsize=FONT)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _plain(axes: Axes) -> None:
     axes.tick_params(labelsize=FONT - 1)
     axes.grid(visible=True, color="#DDDDDD", linewidth=0.7)
     axes.set_axisbelow(True)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from coterie.errors import RunError
+from coterie_deploy.reproduce.files import write_csv
 from coterie_deploy.reproduce.known_clusters import SINGLE_COIN_SIZES, Estimator, Row
 from coterie_deploy.tables import table
 
@@ -88,7 +87,8 @@ def table1(rows: Sequence[Row], output: Path, console: Console) -> None:
         console.print(table(f"Distance to the truth, m = {m}, {_seeds(rows)}", columns, lines))
     console.print(_HOW)
     console.print("+- is the standard deviation between seeds. Neither of the last two gives the paper's 3.46 and 8.676.")
-    _write_csv(rows, output / "known-clusters-table1.csv", console)
+    write_csv([field.name for field in fields(Row)], map(astuple, rows), output / "known-clusters-table1.csv")
+    console.print(f"numbers: {output / 'known-clusters-table1.csv'}", soft_wrap=True)
 
 
 def figure1(rows: Sequence[Row], output: Path, console: Console) -> None:
@@ -111,25 +111,14 @@ def figure1(rows: Sequence[Row], output: Path, console: Console) -> None:
     plot = output / "known-clusters-figure1.png"
     known_clusters_plots.distances(curves, plot)
     console.print(f"\nplot: {plot}", soft_wrap=True)
-    _write_csv(rows, output / "known-clusters-figure1.csv", console)
+    write_csv([field.name for field in fields(Row)], map(astuple, rows), output / "known-clusters-figure1.csv")
+    console.print(f"numbers: {output / 'known-clusters-figure1.csv'}", soft_wrap=True)
 
 
 def _curve(rows: Sequence[Row], estimator: Estimator) -> dict[int, Summary]:
     """By m, where there are rows."""
     measured = {row.rows_per_user for row in rows if row.estimator == estimator}
     return {m: summary(rows, m, estimator) for m in FIGURE1_SIZES if m in measured}
-
-
-def _write_csv(rows: Sequence[Row], path: Path, console: Console) -> None:
-    """All rows, one line each. Raises RunError when the file cannot be written."""
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow([field.name for field in fields(Row)])
-            writer.writerows(astuple(row) for row in rows)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
-    console.print(f"numbers: {path}", soft_wrap=True)
 
 
 def _table1_line(rows: Sequence[Row], m: int, estimator: Estimator) -> tuple[str, ...]:

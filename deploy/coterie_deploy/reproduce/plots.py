@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from coterie.errors import RunError
 from coterie_deploy.reproduce.curves import Curve
+from coterie_deploy.reproduce.files import save_figure
 
 BLUE, VERMILION, GREEN, PURPLE, BLACK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000"
 SERIES = {"sum_of_norms": ("sum of norms (3)", BLUE, "o"), "squared": ("squared penalty (4)", VERMILION, "s")}
@@ -38,7 +38,7 @@ def accuracy(found: Mapping[str, Curve], n_users: int, path: Path) -> None:
     near.text(0.02, 0.24, "the upper end, enlarged", transform=near.transAxes, ha="left", fontsize=FONT)
     figure.supylabel("mean accuracy on the cluster's test data", fontsize=FONT)
     _legend(figure, whole)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def compactness(distance: Mapping[str, Curve], number: Mapping[str, Curve], n_users: int, path: Path) -> None:
@@ -57,7 +57,7 @@ def compactness(distance: Mapping[str, Curve], number: Mapping[str, Curve], n_us
     upper.set_ylabel("mean distance of two models\nin one cluster", fontsize=FONT)
     lower.set_ylabel("distinct models", fontsize=FONT)
     _legend(figure, upper)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _curve(axes: Axes, curve: Curve, method: str, n_users: int) -> None:
@@ -87,11 +87,3 @@ def _penalty_axes(axes: Axes, n_users: int, *, above: bool) -> None:
 def _legend(figure: Figure, axes: Axes) -> None:
     """One legend for the figure, outside of the axes."""
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=FONT - 1, frameon=False)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
-from dataclasses import astuple, fields
 from pathlib import Path
 
 from rich.console import Console
 
-from coterie.errors import RunError
 from coterie_deploy.reproduce import curves
 from coterie_deploy.reproduce.curves import Curve, curve
 from coterie_deploy.reproduce.study import LAMS, Row
@@ -67,17 +64,6 @@ def compactness(rows: Sequence[Row], plot: Path, console: Console) -> None:
     span = f"for penalties from {min(nearer):g} up" if nearer else "nowhere on the grid"
     console.print(f"(3) is more compact than (4) {span}; the paper finds it so for all penalties.")
     plots.compactness(distance, number, _n_users(rows), plot)
-
-
-def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """All rows, one line each. Raises RunError when the file cannot be written."""
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow([field.name for field in fields(Row)])
-            writer.writerows(astuple(row) for row in rows)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _accuracy_line(method: str, found: Curve, rows: Sequence[Row]) -> tuple[str, ...]:

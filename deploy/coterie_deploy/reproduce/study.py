@@ -7,18 +7,16 @@ messages and a ledger; only the network is missing. Numbers are kept in the outp
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie import __version__
 from coterie.arrays import Array, Indices
-from coterie.config import Experiment, experiment_from, experiment_to_json
+from coterie.config import Experiment, experiment_from
 from coterie.errors import RunError
 from coterie_deploy.api import Result, run
+from coterie_deploy.reproduce.files import fingerprint_of, kept_rows
 from coterie_server.clusters import partition, same_partition, within_distance
 
 
@@ -63,20 +61,7 @@ class Row:
 def rows_of_seed(seed: int, folder: Path) -> list[Row]:
     """All rows of a seed, from the folder when they are there. Raises RunError when the folder cannot be written."""
     kept = folder / f"convex-clustering-seed{seed}.json"
-    fingerprint = _fingerprint(seed)
-    try:
-        content = json.loads(kept.read_text(encoding="utf-8"))
-        if content["fingerprint"] == fingerprint:
-            return [Row(**row) for row in content["rows"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # not there, or of another version: the runs are made again
-    rows = _measured(seed)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps({"fingerprint": fingerprint, "rows": [asdict(row) for row in rows]}, indent=1), encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"cannot write {kept}: {error.strerror or error}") from error
-    return rows
+    return kept_rows(kept, _fingerprint(seed), Row, lambda: _measured(seed))
 
 
 def path_experiment(seed: int, segment: Segment) -> Experiment:
@@ -133,6 +118,5 @@ def _models_and_labels(result: Result, stage: str) -> tuple[Array, Indices]:
 
 def _fingerprint(seed: int) -> str:
     """What the numbers depend on: the experiments and the version."""
-    parts = [__version__, *(experiment_to_json(path_experiment(seed, segment)) for segment in SEGMENTS)]
-    parts += [experiment_to_json(squared_experiment(seed, penalty)) for penalty in GAMS]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    paths = (path_experiment(seed, segment) for segment in SEGMENTS)
+    return fingerprint_of(*paths, *(squared_experiment(seed, penalty) for penalty in GAMS))
