@@ -98,11 +98,16 @@ def print_report(folder: Path, console: Console) -> None:
     if report.n_repeated_bytes:
         console.print(Text("Some traffic was repeated: coterie ledger shows it apart.", style="dim"))
     console.print()
+    print_result(report, console)
+    print(f"run folder: {folder}", file=console.file)
+
+
+def print_result(report: Report, console: Console) -> None:
+    """How well the result does, and, of networks, what users judge."""
     if sentence := result_sentence(report):
         console.print(Text(sentence, style="bold"))
     for sentence in network_sentences(report):
         console.print(Text(sentence))
-    print(f"run folder: {folder}", file=console.file)
 
 
 def print_cautions(report: Report, console: Console) -> None:

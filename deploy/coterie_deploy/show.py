@@ -12,7 +12,7 @@ from rich.text import Text
 from coterie.errors import ConfigError
 from coterie_deploy.books import status_of
 from coterie_deploy.printable import printable
-from coterie_deploy.report import Report, extent, print_cautions, report_of, result_sentence, stage_table
+from coterie_deploy.report import Report, extent, print_cautions, print_result, report_of, stage_table
 from coterie_deploy.tables import counted, is_narrow
 
 MAX_CLUSTERS = 20  # listed with their members
@@ -38,8 +38,7 @@ def print_run(folder: Path, stage: str | None, console: Console) -> None:
         console.print()
     for line in _cluster_lines(report, name, console.width):
         print(printable(line), file=console.file)  # not by the console, which would wrap it
-    if sentence := result_sentence(report):
-        console.print(Text(sentence, style="bold"))
+    print_result(report, console)
     print(f"run folder: {folder}", file=console.file)
 
 
