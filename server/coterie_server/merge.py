@@ -16,6 +16,8 @@ from coterie.errors import ProtocolError, RunError
 from coterie.messages import Message, PerCluster, Rows, has_rows, has_weights
 from coterie.wire import select, select_clusters
 
+_MAX_SHOWN = 4
+
 
 class Layout:
     """Which members live on which host, and of which known clusters they are."""
@@ -99,8 +101,8 @@ def weights_of(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict
             if not isinstance(message, Rows) or not has_weights(type(message)):
                 continue
             users = layout.own[host] if message.users is None else message.users
-            of_kind = found.setdefault(type(message), {})
             for row, user in enumerate(users.tolist()):
+                of_kind = found.setdefault(type(message), {})
                 if user in of_kind:
                     raise ProtocolError(f"host {host!r} sent {message.kind} twice for one user in one reply")
                 of_kind[user] = select(message, slice(row, row + 1), users[row : row + 1])
@@ -141,6 +143,13 @@ def _merge_clusters(cls: type[Message], parts: Sequence[tuple[str, PerCluster]])
     for name, _ in cls.specs:
         _check_rows_agree(name, parts)
     return cls(**{name: np.concatenate([getattr(message, name) for _, message in parts])[order] for name, _ in cls.specs})
+
+
+def check_senders(kind: str, found: Sequence[int] | Indices | None, wanted: Indices) -> None:
+    """ProtocolError unless each of the members wanted (sorted), and nobody else, is among those found once; None: they are not named."""
+    if found is None or not np.array_equal(found, wanted):
+        came = "for members that it does not name" if found is None else f"for members {list(map(int, found[:_MAX_SHOWN]))}"
+        raise ProtocolError(f"{kind} came {came}, wanted it once for each of {wanted[:_MAX_SHOWN].tolist()}, {wanted.size} in all")
 
 
 def _check_sent_once(cls: type[Message], senders: Sequence[str]) -> None:

@@ -88,6 +88,10 @@ class Replies:
         """All of them."""
         return tuple(self._messages.values())
 
+    def awaited(self, asked: Indices) -> Indices:
+        """Of the members asked, sorted, those whose hosts were not skipped."""
+        return asked if self.answered is None else np.intersect1d(asked, self.answered)
+
     def get(self, cls: type[M]) -> M | None:
         """The message of this kind with the rows of all who sent it; None when nobody did."""
         return self._messages.get(cls)  # type: ignore[return-value]

@@ -10,7 +10,7 @@ import numpy as np
 
 from coterie.errors import ConfigError, RunError
 from coterie.methods.adapt import Config
-from coterie.methods.partial import AS_IS, AskScores, Delivery, Scores, TrainHead, TrainingLoss
+from coterie.methods.partial import AS_IS, AskScores, Delivery, TrainHead, TrainingLoss
 from coterie.model import TensorInfo, named_tensors, shared_tensors
 from coterie_server.method import Federation, Outcome, Setting
 from coterie_server.methods.partial import PartialSharing, State
@@ -42,22 +42,21 @@ class Adapt:
         )
         everyone = np.arange(len(self.half.setting.members))
         modes = np.array([AS_IS])
-        scores = (await federation.exchange(Delivery(weights, counts, users=everyone), AskScores(modes)))[Scores]
-        figures, _ = self.half.judged(scores, modes)
+        figures, _ = self.half.judged(await federation.exchange(Delivery(weights, counts, users=everyone), AskScores(modes)), modes)
         return State(weights, counts, tuple(figures[name] for name in ("heldout_metric",) if name in figures))
 
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:  # noqa: ARG002
         """An epoch of the head, and what it has brought."""
         modes = np.array([AS_IS])
         replies = await federation.exchange(TrainHead(), AskScores(modes))
-        figures, _ = self.half.judged(replies[Scores], modes)
+        figures, _ = self.half.judged(replies, modes)
         accuracy = {"accuracy": figures["heldout_metric"]} if figures else {}
         return state, {"loss": float(replies[TrainingLoss].loss.mean()), **accuracy}
 
     async def finish(self, state: State, federation: Federation) -> Outcome:
         """The users judge their models, with and without fine-tuning."""
         modes = np.array(self.half.config.modes, dtype=np.int64)
-        figures, by_user = self.half.judged((await federation.exchange(AskScores(modes)))[Scores], modes)
+        figures, by_user = self.half.judged(await federation.exchange(AskScores(modes)), modes)
         if state.recent:
             figures["accuracy_before"] = state.recent[0]
         shared = named_tensors(state.weights, state.counts, self.half.tensors)

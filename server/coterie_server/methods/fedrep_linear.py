@@ -24,6 +24,7 @@ from coterie.methods.fedrep_linear import (
     UpdatedRepresentation,
 )
 from coterie_server.known_clusters import spread_of
+from coterie_server.merge import check_senders
 from coterie_server.method import Federation, Outcome, Setting
 from coterie_server.plan import Stage
 
@@ -79,7 +80,8 @@ class FedRepLinear:
         chosen = np.sort(order[: self.config.n_selected(self.n_users)])
         with_head = (SharedHead(state.w, users=chosen),) if self.config.heads == "shared" else ()
         replies = await federation.exchange(Representation(np.ascontiguousarray(state.b.T), users=chosen), *with_head, to=chosen)
-        found = replies[UpdatedRepresentation].b
+        updated, found = replies[UpdatedRepresentation], replies[UpdatedRepresentation].b
+        check_senders(updated.kind, updated.users, replies.awaited(chosen))
         b = np.ascontiguousarray((found.sum(axis=0) / len(found)).T)
         if self.config.orthonormalize:
             b = np.linalg.qr(b)[0]

@@ -15,7 +15,7 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.draws import stream
-from coterie.errors import RunError
+from coterie.errors import ProtocolError, RunError
 from coterie.methods.partial import (
     AS_IS,
     MODES,
@@ -33,7 +33,8 @@ from coterie.methods.partial import (
 )
 from coterie.model import TensorInfo, check_sizes, named_tensors, shared_tensors
 from coterie_server.known_clusters import spread_of
-from coterie_server.method import Federation, Outcome, Setting
+from coterie_server.merge import check_senders
+from coterie_server.method import Federation, Outcome, Replies, Setting
 
 _BLOCK = 1 << 18  # numbers that are averaged at once
 
@@ -73,7 +74,10 @@ class PartialSharing:
         """phi^0, from the first user; every user would say the same."""
         if not self.tensors:
             return State(np.zeros(0, np.float32), np.zeros(0, np.int64))
-        (start,) = (await federation.exchange(AskStart(users=np.zeros(1, np.int64)), to=np.zeros(1, np.int64))).one_by_one(Start)
+        first = np.zeros(1, np.int64)
+        starts = (await federation.exchange(AskStart(users=first), to=first)).one_by_one(Start)
+        check_senders(Start.kind, _owners(starts), first)
+        start = starts[0]
         check_sizes(start.weights[0], start.counts[0], self.tensors)
         return State(start.weights[0], start.counts[0])
 
@@ -81,11 +85,13 @@ class PartialSharing:
         """Users are drawn, train and return; and, in some rounds, everyone judges."""
         chosen = self._draw(number)
         replies = await federation.exchange(Shared(state.weights, state.counts, users=chosen), to=chosen)
-        losses = replies[TrainingLoss]
+        losses, answered = replies[TrainingLoss], replies.awaited(chosen)
+        check_senders(TrainingLoss.kind, losses.users, answered)
         if self.tensors:
-            weights, counts = self._average(replies.one_by_one(Updated))
+            updates = replies.one_by_one(Updated)
+            check_senders(Updated.kind, _owners(updates), answered)
+            weights, counts = self._average(updates)
             state = replace(state, weights=weights, counts=counts)
-        answered = chosen if losses.users is None or losses.users.size == 0 else losses.users
         figures = {"loss": _mean(losses.loss, self.n_rows[answered]), "users": float(answered.size)}
         if self._is_evaluated(number):
             accuracy = await self._mean_accuracy(state, federation)
@@ -98,7 +104,7 @@ class PartialSharing:
         everyone = np.arange(self.n_rows.size)
         modes = np.array(self.config.modes, dtype=np.int64)
         replies = await federation.exchange(Delivery(state.weights, state.counts, users=everyone), AskScores(modes))
-        figures, by_user = self.judged(replies[Scores], modes)
+        figures, by_user = self.judged(replies, modes)
         if state.recent and self.config.evaluate_last:
             figures["last_rounds_accuracy"] = float(np.mean(state.recent))
         shared = named_tensors(state.weights, state.counts, self.tensors)
@@ -124,8 +130,7 @@ class PartialSharing:
         """phi^{t+1} = sum_i p_i phi_i^{t+1}, block by block: the users' tensors may be most of the memory."""
         for update in updates:
             check_sizes(update.weights[0], update.counts[0], self.tensors)
-        users = np.array([update.users[0] if update.users is not None else 0 for update in updates])
-        shares = self._shares(users)
+        shares = self._shares(_owners(updates))
         size = updates[0].weights.shape[1]
         mean = np.empty(size, dtype=np.float32)
         for start in range(0, size, _BLOCK):
@@ -154,13 +159,17 @@ class PartialSharing:
     async def _mean_accuracy(self, state: State, federation: Federation) -> float:
         everyone = np.arange(self.n_rows.size)
         modes = np.array([AS_IS])
-        scores = (await federation.exchange(Trial(state.weights, state.counts, users=everyone), AskScores(modes)))[Scores]
-        figures, _ = self.judged(scores, modes)
+        replies = await federation.exchange(Trial(state.weights, state.counts, users=everyone), AskScores(modes))
+        figures, _ = self.judged(replies, modes)
         return figures["heldout_metric"]
 
-    def judged(self, scores: Scores, modes: Indices) -> tuple[dict[str, float], dict[str, Array]]:
+    def judged(self, replies: Replies, modes: Indices) -> tuple[dict[str, float], dict[str, Array]]:
         """Means and spreads over the users with held-out rows, and what each has said; nothing where nobody has any."""
-        said = np.arange(self.n_rows.size) if scores.users is None else scores.users
+        scores, everyone = replies[Scores], replies.awaited(np.arange(self.n_rows.size))
+        said = everyone if scores.users is None else scores.users
+        check_senders(Scores.kind, said, everyone)
+        if scores.loss.shape[1] != modes.size:
+            raise ProtocolError(f"{Scores.kind} came with {scores.loss.shape[1]} modes, wanted {modes.size}")
         judged = self.n_test[said] > 0
         if not judged.any():
             return {}, {}
@@ -184,6 +193,11 @@ class PartialSharing:
     @property
     def _has_private(self) -> bool:
         return len(self.tensors) < len(self.setting.tensors)
+
+
+def _owners(messages: Sequence[Start | Updated]) -> Indices:
+    """Whose each message is: they have come one by one."""
+    return np.array([message.users[0] for message in messages if message.users is not None], dtype=np.int64)
 
 
 def _mean(values: Array, weights: Indices) -> float:

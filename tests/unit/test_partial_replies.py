@@ -1,0 +1,84 @@
+"""What a coordinator makes of hosts that answer for other users than it asked, twice, or with too little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coterie.config import experiment_from
+from coterie.errors import CoterieError
+from coterie.messages import Message
+from coterie.methods.fedrep_linear import UpdatedRepresentation
+from coterie.methods.partial import Scores, Start, TrainingLoss, Updated
+from coterie_client.method import Inbox, Local
+from coterie_client.methods import fedrep_linear, partial
+from coterie_server.method import Replies
+from tests.networks import network_experiment, write_users
+from tests.simulation import World
+
+Change = Callable[[Any, int], Message]  # of a message, and how many users the host has
+
+
+def _wrong(monkeypatch: pytest.MonkeyPatch, half: Any, cls: type[Message], change: Change) -> None:
+    """The client half answers otherwise."""
+    honest = type(half).step
+
+    def step(self: Any, state: Any, inbox: Inbox, local: Local) -> tuple[Any, list[Message]]:
+        state, replies = honest(self, state, inbox, local)
+        return state, [change(message, local.n_own) if isinstance(message, cls) else message for message in replies]
+
+    monkeypatch.setattr(type(half), "step", step)
+
+
+def _everyone(message: Updated, n_own: int) -> Updated:
+    return Updated(np.repeat(message.weights[:1], n_own, axis=0), np.repeat(message.counts[:1], n_own, axis=0))
+
+
+def _others(message: Updated, n_own: int) -> Updated:
+    assert message.users is not None
+    others = np.setdiff1d(np.arange(n_own), message.users)[:1]
+    return Updated(message.weights[:1], message.counts[:1], users=others)
+
+
+def _twice(message: Start, n_own: int) -> Start:
+    return Start(np.repeat(message.weights, 2, axis=0), np.repeat(message.counts, 2, axis=0), users=np.arange(2))
+
+
+CASES: dict[str, tuple[type[Message], Change, str]] = {
+    "updates of users that were not drawn": (Updated, _others, "partial.Updated came for members"),
+    "updates of everyone": (Updated, _everyone, "partial.Updated came for members"),
+    "no update": (Updated, lambda m, _: Updated(m.weights[:0], m.counts[:0], users=m.users[:0]), "no member answered with partial.Updated"),
+    "losses of everyone": (TrainingLoss, lambda _, n: TrainingLoss(np.ones(n)), "partial.TrainingLoss came for members that it does not"),
+    "no loss": (TrainingLoss, lambda m, _: TrainingLoss(m.loss[:0], users=m.users[:0]), r"partial.TrainingLoss came for members \[\]"),
+    "scores in no mode": (Scores, lambda m, _: Scores(m.loss[:, :0], m.accuracy[:, :0]), "partial.Scores came with 0 modes, wanted 1"),
+    "scores twice": (Scores, lambda m, _: replace(m, loss=m.loss[:2], accuracy=m.accuracy[:2], users=np.zeros(2, int)), "partial.Scores"),
+    "two starts": (Start, _twice, r"partial.Start came for members \[0, 1\], wanted it once for each of \[0\]"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_reply_that_was_not_asked_for_ends_the_run(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cls, change, sentence = CASES[case]
+    experiment = network_experiment(write_users(tmp_path / "users.npz"), {"name": "fedrep", "head_epochs": 1}, stop={"rounds": 1})
+    _wrong(monkeypatch, partial.CLIENT, cls, change)
+    with pytest.raises(CoterieError, match=sentence):
+        World(experiment, tmp_path / "run", 1).run()
+
+
+def test_representations_of_users_that_were_not_drawn_are_not_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = {"source": "representation", "users": 8, "d": 4, "k": 2, "rows_per_user": 5}
+    experiment = experiment_from({"name": "linear", "data": data, "method": {"name": "fedrep_linear"}, "stop": {"rounds": 1}})
+    _wrong(monkeypatch, fedrep_linear.CLIENT, UpdatedRepresentation, lambda m, n: UpdatedRepresentation(np.repeat(m.b[:1], n, axis=0)))
+    with pytest.raises(CoterieError, match="UpdatedRepresentation came for members that it does not name"):
+        World(experiment, tmp_path / "run", 1).run()
+
+
+def test_members_of_skipped_hosts_are_not_awaited() -> None:
+    asked = np.array([1, 2, 4])
+    assert Replies({}, None).awaited(asked).tolist() == [1, 2, 4]
+    assert Replies({}, np.array([0, 2, 3, 4])).awaited(asked).tolist() == [2, 4]
