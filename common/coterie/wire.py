@@ -143,9 +143,9 @@ def is_common(cls: type[Message], spec: Spec) -> bool:
 
 
 def _written(array: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
-    """The numbers as they travel; to a bfloat16 they are rounded, halves to even."""
+    """The numbers as they travel; to a bfloat16 they are rounded, halves to even. What is too large becomes infinite."""
     if dtype != BFLOAT16:
-        with np.errstate(over="ignore"):  # what becomes infinite is refused by name where it arrives
+        with np.errstate(over="ignore"):  # a parent refuses infinite numbers, and names whose they are
             return np.asarray(array, dtype=dtype, order="C")
     single = np.asarray(array, dtype=_FLOAT32, order="C")
     bits = single.view(np.uint32)
