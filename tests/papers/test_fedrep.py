@@ -306,6 +306,21 @@ def test_an_exploding_loss_names_user_round_and_tensor(archive: Path, tmp_path: 
         run_to(experiment, tmp_path)
 
 
+def test_weights_too_large_for_half_precision_name_their_user(archive: Path, tmp_path: Path) -> None:
+    experiment = network_experiment(archive, {**METHODS["fedper"], "optimizer": {"lr": 3000.0}}, payload="float16")
+    with pytest.raises(RunError, match=r"returned -?inf for user 'u\d' in partial.Updated.weights in round 1, wanted finite numbers"):
+        run_to(experiment, tmp_path)
+
+
+@pytest.mark.parametrize("payload", ["float32", "float16", "bfloat16"])
+def test_a_run_leaves_the_shared_tensors_that_its_users_have(payload: str, archive: Path, tmp_path: Path) -> None:
+    world = World(network_experiment(archive, METHODS["fedrep"], payload=payload), tmp_path, 2)
+    outcome = world.run().outcomes["fedrep"]
+    left = np.concatenate([array.reshape(-1) for array in outcome.shared.values()])
+    for host in world.hosts.values():
+        assert left.tobytes() == host.states["partial"].delivered.tobytes()
+
+
 def test_a_linear_model_has_no_representation_to_share(archive: Path, tmp_path: Path) -> None:
     experiment = network_experiment(archive, METHODS["fedrep"], model={"name": "linear", "classes": CLASSES})
     with pytest.raises(ConfigError, match="no tensors in its representation"):

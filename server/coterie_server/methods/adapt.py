@@ -11,7 +11,7 @@ import numpy as np
 from coterie.errors import ConfigError, RunError
 from coterie.methods.adapt import Config
 from coterie.methods.partial import AS_IS, AskScores, Delivery, TrainHead, TrainingLoss
-from coterie.model import TensorInfo, named_tensors, shared_tensors
+from coterie.model import TensorInfo, shared_tensors
 from coterie_server.method import Federation, Outcome, Setting
 from coterie_server.methods.partial import PartialSharing, State
 
@@ -59,8 +59,7 @@ class Adapt:
         figures, by_user = self.half.judged(await federation.exchange(AskScores(modes)), modes)
         if state.recent:
             figures["accuracy_before"] = state.recent[0]
-        shared = named_tensors(state.weights, state.counts, self.half.tensors)
-        return Outcome(None, None, figures, by_user=by_user, shared=shared)
+        return Outcome(None, None, figures, by_user=by_user, shared=self.half.delivered(state))
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:  # noqa: ARG002
         """The shared tensors, once for each new user."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
 from coterie.draws import stream
@@ -107,8 +108,12 @@ class PartialSharing:
         figures, by_user = self.judged(replies, modes)
         if state.recent and self.config.evaluate_last:
             figures["last_rounds_accuracy"] = float(np.mean(state.recent))
-        shared = named_tensors(state.weights, state.counts, self.tensors)
+        shared = self.delivered(state)
         return Outcome(None, None, figures, by_user=by_user, shared=shared)
+
+    def delivered(self, state: State) -> Mapping[str, NDArray[Any]]:
+        """The shared tensors by name, as users have them: in half precision they have lost something on the way."""
+        return named_tensors(self.setting.precision.rounded_weights(state.weights), state.counts, self.tensors)
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
         """A vector is all that one user is sent, or sends: the shared tensors."""
