@@ -32,6 +32,10 @@ def adapt(
 ) -> None:
     """Trains the heads of the users in `table` and reports. Raises CoterieError."""
     run = finished_run(folder)
+    if not run.shared:
+        raise ConfigError(
+            f"the run in {folder} of method {run.experiment.method.name!r} has shared nothing that new users could start from"
+        )
     with _as_data(run, table) as data:
         experiment = adapted_from(run.experiment, data, overrides, epochs)
         chosen = output or _free(folder)

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,38 +30,44 @@ from coterie_server.rundb import open_run
 Tensors = dict[str, NDArray[Any]]
 
 _SNAPSHOT = ".snapshot"
+_LONGEST = 200  # of a file's name, without its ending
 MODEL_FILE = "model.json"
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run of users who share something: tensors of a network, or a linear representation."""
+    """A finished run of users who share something, tensors of a network or a linear representation, or have networks of their own."""
 
     folder: Path
     run_id: str
     stage: str
     experiment: Experiment
+    last_seq: int  # of its exchanges: all hosts take part in it
     tensors: tuple[TensorInfo, ...]  # of the whole network, empty where there is none
     shared: Tensors
 
 
 def finished_run(folder: Path) -> FinishedRun:
-    """Reads a run folder. ConfigError when it is none, has not finished, or has shared nothing."""
+    """Reads a run folder. ConfigError when it is none, has not finished, or has neither shared anything nor trained networks."""
     path = folder / FROZEN
     if not path.is_file():
         raise ConfigError(f"{folder} is not a run folder: it has no {FROZEN}")
     experiment = load_experiment(path)
     with contextlib.closing(open_run(folder)) as connection:
         facts = summary.facts(connection)
+        (last_seq,) = connection.execute("SELECT MAX(seq) FROM ledger").fetchone()
     stage = facts.get("final_stage")
     if stage is None or facts.get("status") != "finished":
         raise ConfigError(f"the run in {folder} has not finished, so it has no models yet")
-    with np.load(folder / "models" / f"{stage}.npz") as arrays:
+    left = folder / "models" / f"{stage}.npz"
+    if not left.is_file():
+        raise ConfigError(f"{left} is missing, want the models that the run has left")
+    with np.load(left) as arrays:
         shared = {key.removeprefix(f"{SHARED}/"): arrays[key] for key in arrays.files if key.startswith(f"{SHARED}/")}
-    if not shared:
+    if not shared and experiment.model is None:
         raise ConfigError(f"the run in {folder} of method {experiment.method.name!r} has shared no representation and no network")
     tensors = from_json(facts["model"]) if "model" in facts else ()
-    return FinishedRun(folder, facts["run_id"], stage, experiment, tensors, shared)
+    return FinishedRun(folder, facts["run_id"], stage, experiment, last_seq, tensors, shared)
 
 
 def models_of(run: FinishedRun, state: Path | None, users: Sequence[str] | None = None) -> dict[str, Tensors]:
@@ -72,7 +79,7 @@ def models_of(run: FinishedRun, state: Path | None, users: Sequence[str] | None 
     found: dict[str, Tensors] = {}
     for store in _stores(run.folder / HOSTS if state is None else state):
         tree = store.load()
-        if tree is not None and tree["run_id"] == run.run_id:
+        if tree is not None and tree.get("run_id") == run.run_id:  # beside hosts' states there may be a run's checkpoints
             found |= _models_in(run, tree)
     if not found:
         where = run.folder / HOSTS if state is None else state
@@ -89,6 +96,10 @@ def _stores(folder: Path) -> list[SnapshotFile]:
 
 
 def _models_in(run: FinishedRun, tree: Mapping[str, Any]) -> dict[str, Tensors]:
+    if tree["last_seq"] < run.last_seq:
+        raise ConfigError(
+            f"the state of user {tree['users'][0]!r} is from before the end of the run: its host has not written down the last"
+        )
     state = tree["states"]["partial"]
     shared = shared_tensors(run.tensors, state.options["sharing"], statistics_travel=state.options["statistics_travel"])
     names = {tensor.name for tensor in shared}
@@ -115,8 +126,8 @@ def export(folder: Path, output: Path, state: Path | None, users: Sequence[str] 
         output.mkdir(parents=True, exist_ok=True)
         (output / MODEL_FILE).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
         written = []
-        for number, (user, tensors) in enumerate(models.items()):
-            path = output / f"{_file_name(user, number)}.safetensors"
+        for name, (user, tensors) in zip(_file_names(models), models.items(), strict=True):
+            path = output / f"{name}.safetensors"
             save_file(
                 {name: np.ascontiguousarray(array) for name, array in tensors.items()}, path, metadata={"user": user, "run_id": run.run_id}
             )
@@ -126,6 +137,12 @@ def export(folder: Path, output: Path, state: Path | None, users: Sequence[str] 
     return written
 
 
-def _file_name(user: str, number: int) -> str:
-    """The user's name where it can be that of a file; else its number among those written."""
-    return user if user.isascii() and all(c.isalnum() or c in "._- " for c in user) and not user.startswith(".") else f"user-{number + 1}"
+def _file_names(users: Iterable[str]) -> list[str]:
+    """The users' names where they can be those of files; else "user-" and the next number that is no other's name."""
+    taken = {user for user in users if _is_file_name(user)}
+    free = (name for number in itertools.count(1) if (name := f"user-{number}") not in taken)
+    return [user if user in taken else next(free) for user in users]
+
+
+def _is_file_name(user: str) -> bool:
+    return user.isascii() and all(c.isalnum() or c in "._- " for c in user) and not user.startswith(".") and len(user) <= _LONGEST

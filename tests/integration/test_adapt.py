@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from coterie.config import experiment_to_json
+from coterie.snapshot import SnapshotFile
 from coterie_deploy.cli import main
 from tests.networks import CLASSES, N_USERS, WIDTH, network_experiment, write_users
 from tests.simulation import query
@@ -111,6 +114,56 @@ def test_models_are_exported_whole_and_predict_the_same(run: Path, tmp_path: Pat
     scores = hidden @ other["head.weight"].T + other["head.bias"]
     assert listed[0] == ["row", "prediction"]
     assert [int(cells[1]) for cells in listed[1:]] == scores.argmax(axis=1).tolist()
+
+
+def test_a_run_folder_is_a_folder_with_states(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(["models", str(run / "run"), "--state", str(run / "run"), "--output", str(tmp_path)]) == 0
+    assert f"{N_USERS} models" in capsys.readouterr().out
+
+
+def test_users_who_share_nothing_have_models_but_nothing_for_new_users(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = ["--set", "method={name: local_network}", "--set", "stop.rounds=1", "--transport", "loopback", "--quiet"]
+    assert said(["run", str(run / "nets.yaml"), *alone, "--output", str(tmp_path / "alone")]) == 0
+    assert said(["models", str(tmp_path / "alone"), "--output", str(tmp_path / "models")]) == 0
+    one, other = (load_file(tmp_path / "models" / f"u{i}.safetensors") for i in (0, 1))
+    for name, tensor in one.items():
+        assert tensor.tobytes() != other[name].tobytes()
+    capsys.readouterr()
+    assert said(["adapt", str(tmp_path / "alone"), "--data", str(run / "users.npz")]) == 2
+    assert "has shared nothing that new users could start from" in capsys.readouterr().err
+
+
+def test_every_user_has_a_file_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "users.npz"
+    rows = np.random.default_rng(0).standard_normal((24, WIDTH))
+    names = ["a/b", "user-1", "../x", "x" * 240]
+    np.savez(path, features=rows, target=np.arange(24) % CLASSES, user=np.repeat(names, 6))
+    experiment = network_experiment(path, {"name": "fedrep", "head_epochs": 1}, stop={"rounds": 1})
+    (tmp_path / "nets.yaml").write_text(yaml.safe_dump(json.loads(experiment_to_json(experiment))))
+    said(["run", str(tmp_path / "nets.yaml"), "--transport", "loopback", "--output", str(tmp_path / "run"), "--quiet"])
+    assert said(["models", str(tmp_path / "run"), "--output", str(tmp_path / "models")]) == 0
+    files = sorted(file.name for file in (tmp_path / "models").glob("*.safetensors"))
+    assert files == [f"user-{number}.safetensors" for number in (1, 2, 3, 4)]
+    found = []
+    for file in files:
+        with safe_open(tmp_path / "models" / file, "np") as opened:
+            found.append(opened.metadata()["user"])
+    assert sorted(found) == sorted(names)
+    assert found[0] == "user-1"
+
+
+def test_states_from_before_the_end_are_not_taken_for_models(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A host that was killed after its last answer has left what it knew some rounds before."""
+    shutil.copytree(run / "run" / "hosts", tmp_path / "hosts")
+    (newest,) = (tmp_path / "hosts" / "host-1").glob("*.snapshot")
+    store = SnapshotFile(newest.parent, newest.name.removesuffix(".snapshot"))
+    tree = store.load()
+    assert tree is not None
+    store.save({**tree, "last_seq": tree["last_seq"] - 1})
+    assert said(["models", str(run / "run"), "--state", str(tmp_path / "hosts"), "--output", str(tmp_path / "models")]) == 2
+    assert "the state of user 'u0' is from before the end of the run" in capsys.readouterr().err
 
 
 def test_models_of_unknown_users_and_states_are_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
