@@ -5,11 +5,9 @@ It is a run of its own, with its own ledger: the shared tensors are delivered to
 
 from __future__ import annotations
 
-import contextlib
 import json
-import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +16,14 @@ from rich.console import Console
 from coterie.config import Experiment, apply_overrides, experiment_from, experiment_to_json
 from coterie.errors import ConfigError
 from coterie_deploy.launch import Launch
-from coterie_deploy.local import run_here
+from coterie_deploy.local import nothing_left_of_a_failed_start, run_here
+from coterie_deploy.shipped import FROZEN
 from coterie_deploy.user_models import FinishedRun, finished_run
 from coterie_server.method import Outcome
 
 _SOURCES = {".csv": "csv", ".gz": "csv", ".parquet": "parquet", ".npz": "npz"}
 _TABLES = ("csv", "parquet")
+NEW_USERS = "new-users"  # in the run folder: the file of a new user that does not name it
 _DROPPED = ("partition", "encoded", "fold", "test_path", "test_features", "test_target", "test_user")  # what the run's data alone had
 
 
@@ -36,9 +36,11 @@ def adapt(
         raise ConfigError(
             f"the run in {folder} of method {run.experiment.method.name!r} has shared nothing that new users could start from"
         )
-    with _as_data(run, table) as data:
-        experiment = adapted_from(run.experiment, data, overrides, epochs)
-        chosen = output or _free(folder)
+    chosen = output or _free(folder)
+    if (chosen / FROZEN).exists():
+        raise ConfigError(f"the run folder {chosen} is already used: choose another one")
+    with nothing_left_of_a_failed_start(chosen):
+        experiment = adapted_from(run.experiment, _as_data(run, table, chosen), overrides, epochs)
         how = Launch(transport="loopback", folder=chosen, start=Outcome(None, shared=run.shared))
         run_here(experiment, how, out, err, quiet=quiet)
 
@@ -66,8 +68,7 @@ def _method(experiment: Experiment, trained: Mapping[str, Any]) -> dict[str, Any
     return {"name": "adapt", "shared": shared, **kept, "optimizer": trained.get("head_optimizer") or trained["optimizer"]}
 
 
-@contextlib.contextmanager
-def _as_data(run: FinishedRun, table: Path) -> Iterator[dict[str, Any]]:
+def _as_data(run: FinishedRun, table: Path, output: Path) -> dict[str, Any]:
     """The data section for the new users' file: the run's own where it is of the same kind, else that of the file's ending."""
     source = _SOURCES.get(table.suffix)
     if source is None:
@@ -78,12 +79,7 @@ def _as_data(run: FinishedRun, table: Path) -> Iterator[dict[str, Any]]:
     if section["source"] != source:
         section = {"source": source}
     section = {key: value for key, value in section.items() if key not in _DROPPED}
-    if _knows_users(table, section):
-        yield {**section, "path": str(table)}
-    else:
-        with tempfile.TemporaryDirectory(prefix="coterie-") as folder:  # a folder of one file, named after its user
-            (Path(folder) / table.name).symlink_to(table.resolve())
-            yield {**section, "path": folder}
+    return {**section, "path": str(table if _knows_users(table, section) else _folder_of_one(table, output / NEW_USERS))}
 
 
 def _knows_users(table: Path, section: Mapping[str, Any]) -> bool:
@@ -95,6 +91,16 @@ def _knows_users(table: Path, section: Mapping[str, Any]) -> bool:
             return f"{section.get('user', 'user')}.npy" in archive.namelist()
     except (OSError, zipfile.BadZipFile):
         return True  # what is wrong with it is said where it is read
+
+
+def _folder_of_one(table: Path, folder: Path) -> Path:
+    """A folder with this file alone, which is named after its user; it stays, for the run may be resumed."""
+    try:
+        folder.mkdir(parents=True)
+        (folder / table.name).symlink_to(table.resolve())
+    except OSError as error:
+        raise ConfigError(f"cannot write {folder}: {error.strerror or error}") from error
+    return folder
 
 
 def _free(folder: Path) -> Path:

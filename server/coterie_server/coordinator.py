@@ -1,6 +1,7 @@
 """The coordinator: a run folder, a hub, an engine, and how a run begins, ends and is taken up again.
 
 runs/NAME/experiment.json    the frozen experiment
+runs/NAME/start.npz          what the run starts from, where another has left it
 runs/NAME/run.db             ledger, figures, events, decisions
 runs/NAME/models/STAGE.npz   users, models x (n, d) and clusters of each stage; the shared tensors of networks
 runs/NAME/checkpoints/       where a killed run goes on
@@ -17,6 +18,7 @@ import os
 import secrets
 import sqlite3
 import time
+import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ from coterie_server.method import Facts, Members, Outcome
 from coterie_server.rundb import BETWEEN, DIRECT, RunDatabase, open_run
 
 CHECKPOINTS = "checkpoints"
+START = "start.npz"
 LOCK = "run.lock"  # held while a coordinator is at work
 RUN_ID = "run_id"  # beside the checkpoints: whose they are
 SHARED = "shared"  # before a slash and the name of a shared tensor, in the file of a stage's models
@@ -75,7 +78,7 @@ async def coordinate(experiment: Experiment, connect: Connect, options: Options)
     """
     folder = options.folder
     with _locked(folder, resume=options.resume):
-        _check_folder(experiment, folder, resume=options.resume)
+        _check_folder(experiment, folder, options.start, resume=options.resume)
         scope = BETWEEN if experiment.federation.is_two_tier else DIRECT
         database = RunDatabase(None if folder is None else folder / "run.db", scope=scope)
         try:
@@ -96,7 +99,8 @@ async def _run(experiment: Experiment, connect: Connect, options: Options, datab
         database.put(key, value)
     hub = Hub(experiment, run_id, database, time.monotonic, keep_log=options.folder is not None)
     hub.attempt = attempt
-    engine = Engine(experiment, hub, database, options.folder, options.observer, start=options.start)
+    start = _kept_start(options.folder) if options.resume and options.folder is not None else options.start
+    engine = Engine(experiment, hub, database, options.folder, options.observer, start=start)
     if options.decisions_of is not None:
         with contextlib.closing(open_run(options.decisions_of)) as connection:
             _repeat_decisions(connection, hub, engine)
@@ -167,7 +171,26 @@ def _save_models(folder: Path, hub: Hub, facts: Facts, outcomes: Mapping[str, Ou
         raise RunError(f"cannot write the models to {models}: {error.strerror or error}") from error
 
 
-def _check_folder(experiment: Experiment, folder: Path | None, *, resume: bool) -> None:
+def _keep_start(folder: Path, start: Outcome) -> None:
+    """For a resumed run, which must start from the same."""
+    try:
+        np.savez(folder / START, **{f"{SHARED}/{name}": array for name, array in start.shared.items()})  # type: ignore[arg-type]
+    except OSError as error:
+        raise RunError(f"cannot write {folder / START}: {error.strerror or error}") from error
+
+
+def _kept_start(folder: Path) -> Outcome | None:
+    path = folder / START
+    if not path.exists():
+        return None
+    try:
+        with np.load(path) as arrays:
+            return Outcome(None, shared={name.removeprefix(f"{SHARED}/"): arrays[name] for name in arrays.files})
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{path} is damaged ({error}): {_START_AGAIN}") from None
+
+
+def _check_folder(experiment: Experiment, folder: Path | None, start: Outcome | None, *, resume: bool) -> None:
     """Prepares an empty run folder, or checks that an old one is of the same experiment."""
     if folder is None:
         if resume:
@@ -178,6 +201,8 @@ def _check_folder(experiment: Experiment, folder: Path | None, *, resume: bool) 
     if not resume:
         if frozen.exists():
             raise ConfigError(f"the run folder {folder} is already used: choose another one, or --resume the run in it")
+        if start is not None:
+            _keep_start(folder, start)
         _write_whole(frozen, json.dumps(json.loads(text), indent=2) + "\n")
         return
     if not frozen.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
 import shutil
@@ -13,9 +14,13 @@ import yaml
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from coterie.config import experiment_to_json
+from coterie.config import experiment_to_json, load_experiment
+from coterie.errors import RunError
 from coterie.snapshot import SnapshotFile
 from coterie_deploy.cli import main
+from coterie_deploy.launch import Launch, launch
+from coterie_deploy.user_models import finished_run, models_of
+from coterie_server.method import Outcome
 from tests.networks import CLASSES, N_USERS, WIDTH, network_experiment, write_users
 from tests.simulation import query
 
@@ -63,14 +68,39 @@ def test_a_new_user_gets_the_representation_and_trains_a_head(run: Path, tmp_pat
     assert losses[-1] < losses[0]
 
 
-def test_a_new_user_with_a_table_of_its_own_is_named_after_the_file(run: Path, tmp_path: Path) -> None:
-    path = tmp_path / "newbie.csv"
+def write_table(path: Path) -> Path:
+    """The rows of a user without a column that names it."""
     rng = np.random.default_rng(0)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow([*(f"x{i}" for i in range(WIDTH)), "y"])
         writer.writerows([*rng.standard_normal(WIDTH).tolist(), int(rng.integers(CLASSES))] for _ in range(12))
-    out = tmp_path / "adapted"
+    return path
+
+
+def test_new_users_whose_run_was_stopped_go_on_from_there(run: Path, tmp_path: Path) -> None:
+    path, whole, stopped = write_table(tmp_path / "newbie.csv"), tmp_path / "whole", tmp_path / "stopped"
+    assert said(["adapt", str(run / "run"), "--data", str(path), "--set", "data.target_column=y", "--output", str(whole), "--quiet"]) == 0
+
+    stop = asyncio.Event()
+    how = Launch(
+        transport="loopback",
+        folder=stopped,
+        start=Outcome(None, shared=finished_run(run / "run").shared),
+        observer=lambda progress: stop.set() if progress.round == 4 else None,
+        stop=stop,
+    )
+    with pytest.raises(RunError, match="stopped by a signal"):
+        asyncio.run(launch(load_experiment(whole / "experiment.json"), how))
+    assert said(["run", str(stopped), "--resume", "--quiet"]) == 0
+    one, other = (models_of(finished_run(folder), None)["newbie"] for folder in (whole, stopped))
+    assert {name: array.tobytes() for name, array in one.items()} == {name: array.tobytes() for name, array in other.items()}
+    figures = "SELECT round, name, value FROM figures ORDER BY round, name"
+    assert query(stopped, figures) == query(whole, figures)
+
+
+def test_a_new_user_with_a_table_of_its_own_is_named_after_the_file(run: Path, tmp_path: Path) -> None:
+    path, out = write_table(tmp_path / "newbie.csv"), tmp_path / "adapted"
     assert said(["adapt", str(run / "run"), "--data", str(path), "--set", "data.target_column=y", "--output", str(out), "--quiet"]) == 0
     assert query(out, "SELECT name FROM members") == [("newbie",)]
 
@@ -86,6 +116,13 @@ def test_what_cannot_be_adapted_is_said_in_one_sentence(run: Path, tmp_path: Pat
         assert said(["adapt", str(run / "run"), "--data", str(data), "--output", str(tmp_path / "out"), "--quiet"]) == 2
         assert sentence in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
+    wide = write_table(tmp_path / "wide.csv")  # its labels are taken for a feature
+    assert said(["adapt", str(run / "run"), "--data", str(wide), "--output", str(tmp_path / "out"), "--quiet"]) == 2
+    assert "has shape" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert said(["adapt", str(run / "run"), "--data", str(wide), "--output", str(run / "run"), "--quiet"]) == 2
+    assert "is already used" in capsys.readouterr().err
+    assert not (run / "run" / "new-users").exists()
     assert said(["adapt", str(tmp_path), "--data", str(run / "users.npz")]) == 2
     assert "is not a run folder" in capsys.readouterr().err
 
