@@ -1,6 +1,6 @@
 """`adapt`: new users join what a run has learnt. The shared tensors are delivered to them once, and they train the private ones.
 
-Collins et al. (2021), section 5: "this new client only needs to learn a head". A round is an epoch, after which users judge their models.
+Collins et al. (2021), section 1: "the client only needs to learn a head". A round is an epoch, after which users judge their models.
 `coterie adapt` makes such a run from a finished one.
 """
 

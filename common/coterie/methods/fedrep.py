@@ -6,7 +6,7 @@ fixed, starting where its head was left, then updates the representation with th
     h_i^{t,s} <- GRD(f_i(h_i^{t,s-1}, phi^t), h_i^{t,s-1}, alpha),  s = 1..tau;   phi_i^{t+1} <- GRD(f_i(h_i^{t,tau}, phi^t), phi^t, alpha)
 
 In the experiments of section 5.2 both are epochs of SGD with momentum: ten of the head, then one (CIFAR) or five of the representation.
-The average there weighs all users the same (`average: plain`); by rows is the default, since users may have very different numbers.
+Algorithm 1 weighs all users the same (`average: plain`); by rows is the default, since users may have very different numbers.
 """
 
 from __future__ import annotations

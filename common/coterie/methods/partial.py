@@ -34,7 +34,7 @@ class _Model(BaseModel):
 
 
 class Optimizer(_Model):
-    """How a local update moves; its state is new in each update."""
+    """How a local update moves; its memory (momentum, moments) is new in each phase of each update."""
 
     name: Literal["sgd", "adam"] = "sgd"
     lr: PositiveFloat = 0.01
