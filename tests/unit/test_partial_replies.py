@@ -13,11 +13,15 @@ import pytest
 from coterie.config import experiment_from
 from coterie.errors import CoterieError
 from coterie.messages import Message
+from coterie.methods.fedrep import Config
 from coterie.methods.fedrep_linear import UpdatedRepresentation
 from coterie.methods.partial import Scores, Start, TrainingLoss, Updated
+from coterie.model import TensorInfo
+from coterie.wire import Precision
 from coterie_client.method import Inbox, Local
 from coterie_client.methods import fedrep_linear, partial
-from coterie_server.method import Replies
+from coterie_server.method import Members, Replies, Setting
+from coterie_server.methods.partial import PartialSharing
 from tests.networks import network_experiment, write_users
 from tests.simulation import World
 
@@ -82,3 +86,14 @@ def test_members_of_skipped_hosts_are_not_awaited() -> None:
     asked = np.array([1, 2, 4])
     assert Replies({}, None).awaited(asked).tolist() == [1, 2, 4]
     assert Replies({}, np.array([0, 2, 3, 4])).awaited(asked).tolist() == [2, 4]
+
+
+def test_skipped_users_were_sent_what_they_did_not_return() -> None:
+    config = Config(users_per_round=4, batch_size=2)
+    members = Members(tuple("abcdefg"), ("",) * 7)
+    rows = np.full(7, 5)
+    tensors = (TensorInfo("w", (3,), is_integer=False, part="representation"),)
+    half = PartialSharing(config, Setting(0, "fedrep", members, Precision.of("float32")), tensors, rows, rows)
+    expected = half.expected_vectors([{"users": 4.0}, {"users": 3.0}])
+    assert expected["shared", "down"] == 8
+    assert expected["shared", "up"] == 7

@@ -106,7 +106,8 @@ class FedRepLinear:
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
         """k d-vectors each way for each user of a round, and once to everyone at the end; the moments are scalars."""
         k, n_trained = self.config.k, sum(row["users"] for row in figures)
-        trained = {("representation", way): k * n_trained for way in ("down", "up")} if n_trained else {}
+        n_asked = float(len(figures) * self.config.n_selected(self.n_users))  # those who were skipped too
+        trained = {("representation", "down"): k * n_asked, ("representation", "up"): k * n_trained} if n_trained else {}
         return {**trained, ("delivery", "down"): float(k * self.n_users)}
 
     def _distance(self, b: Array) -> dict[str, float]:

@@ -120,8 +120,9 @@ class PartialSharing:
         if not any(not tensor.is_integer for tensor in self.tensors):
             return {}
         n_trained = sum(row["users"] for row in figures)
+        n_asked = float(len(figures) * self.config.n_selected(self.n_rows.size))  # those who were skipped too
         n_judged = self.n_rows.size * sum("accuracy" in row for row in figures)
-        expected = {("start", "up"): 1.0, ("shared", "down"): n_trained, ("shared", "up"): n_trained}
+        expected = {("start", "up"): 1.0, ("shared", "down"): n_asked, ("shared", "up"): n_trained}
         expected[("delivery", "down")] = float(self.n_rows.size)
         return {**expected, **({("evaluation", "down"): float(n_judged)} if n_judged else {})}
 
