@@ -45,6 +45,10 @@ class Host(Member):
         if (snapshot := self.restored()) is not None:
             self._stage, self.states = snapshot["stage"], snapshot["states"]
 
+    def numerics(self) -> str:
+        """Of users with networks, those of torch too."""
+        return super().numerics() if self.network is None else f"{super().numerics()}; {self.network.numerics}"
+
     def welcome(self, welcome: session_pb2.Welcome) -> None:
         """Learns the member order. ProtocolError when it does not fit the host's users."""
         super().welcome(welcome)

@@ -31,6 +31,11 @@ class Network(Protocol):
     @property
     def tensors(self) -> Sequence[TensorInfo]: ...
 
+    @property
+    def numerics(self) -> str:
+        """What decides the bits of its arithmetic."""
+        ...
+
 
 def _none() -> Indices:
     return np.zeros(0, dtype=np.int64)

@@ -93,6 +93,10 @@ class Member:
 
     # ---- joining
 
+    def numerics(self) -> str:
+        """What decides the bits of the member's arithmetic."""
+        return numerics()
+
     def hello(self) -> Iterator[session_pb2.JoinRequest]:
         """The frames that introduce the member."""
         users = [session_pb2.User(name=user.name, cluster=user.cluster or "") for user in self._members]
@@ -105,7 +109,7 @@ class Member:
                 more=start + len(piece) < len(users),
                 run_id=self.run_id if self.last_seq else "",
                 last_seq=self.last_seq,
-                numerics=numerics(),
+                numerics=self.numerics(),
                 instance=self._instance,
                 features=self._features if start == 0 else (),
                 model=self._model if start == 0 else "",

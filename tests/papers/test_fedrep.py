@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from coterie.config import Experiment
 from coterie.errors import ConfigError, RunError
@@ -319,6 +320,11 @@ def test_a_run_leaves_the_shared_tensors_that_its_users_have(payload: str, archi
     left = np.concatenate([array.reshape(-1) for array in outcome.shared.values()])
     for host in world.hosts.values():
         assert left.tobytes() == host.states["partial"].delivered.tobytes()
+
+
+def test_hosts_say_with_which_torch_they_compute(archive: Path) -> None:
+    (hello,) = build_host("h", network_experiment(archive, METHODS["fedrep"]), "run", ["u0"]).hello()
+    assert f"torch {torch.__version__}, cpu " in hello.hello.numerics
 
 
 def test_a_linear_model_has_no_representation_to_share(archive: Path, tmp_path: Path) -> None:

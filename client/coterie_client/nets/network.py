@@ -104,6 +104,11 @@ class TorchNetwork:
     def _is_of_head(self, name: str) -> bool:
         return any(_is_inside(name, prefix) for prefix in self._head_prefixes)
 
+    @property
+    def numerics(self) -> str:
+        """What decides the bits: torch's version, and the kernels that it has chosen for this processor or device."""
+        return f"torch {torch.__version__}, {self._device.type} {torch.backends.cpu.get_cpu_capability()}"
+
     def initial(self) -> dict[str, NDArray[Any]]:
         """The tensors' first values, which the seed gives."""
         return {name: array.copy() for name, array in self._initial.items()}
