@@ -7,16 +7,19 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from coterie.config import experiment_to_json, load_experiment
 from coterie.errors import RunError
 from coterie.snapshot import SnapshotFile
+from coterie_client.data import load_users
 from coterie_deploy.cli import main
 from coterie_deploy.launch import Launch, launch
 from coterie_deploy.user_models import finished_run, models_of
@@ -37,6 +40,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an archive, which is closed again."""
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
 def said(arguments: list[str]) -> int:
     """The exit code of a command."""
     with pytest.MonkeyPatch.context() as patch:
@@ -53,10 +62,10 @@ def test_a_new_user_gets_the_representation_and_trains_a_head(run: Path, tmp_pat
     out = tmp_path / "adapted"
     faster = ["--epochs", "12", "--set", "method.optimizer.lr=0.5"]
     assert said(["adapt", str(run / "run"), "--data", str(new), *faster, "--output", str(out), "--quiet"]) == 0
-    shared = np.load(run / "run" / "models" / "fedrep.npz")
-    kept = np.load(out / "models" / "adapt.npz")
-    names = [name for name in shared.files if name.startswith("shared/")]
-    assert names == [name for name in kept.files if name.startswith("shared/")]
+    shared = arrays_in(run / "run" / "models" / "fedrep.npz")
+    kept = arrays_in(out / "models" / "adapt.npz")
+    names = [name for name in shared if name.startswith("shared/")]
+    assert names == [name for name in kept if name.startswith("shared/")]
     for name in names:
         assert shared[name].tobytes() == kept[name].tobytes()
     n_shared = sum(shared[name].size for name in names)
@@ -76,6 +85,28 @@ def write_table(path: Path) -> Path:
         writer.writerow([*(f"x{i}" for i in range(WIDTH)), "y"])
         writer.writerows([*rng.standard_normal(WIDTH).tolist(), int(rng.integers(CLASSES))] for _ in range(12))
     return path
+
+
+def test_new_users_gather_the_statistics_that_stayed_with_the_users_of_the_run(tmp_path: Path) -> None:
+    """With `batch_norm: private`. The rows are far from where a new network's statistics begin, at mean 0 and variance 1."""
+    for name, n_users in (("users", N_USERS), ("new", 3)):
+        rows = arrays_in(write_users(tmp_path / f"{name}.npz", n_users=n_users, rows=40))
+        np.savez(tmp_path / f"{name}.npz", **{**rows, "features": rows["features"][:, :4] * 20 + 50})
+    method = {"name": "fedrep", "head_epochs": 1, "participation": 1.0, "batch_norm": "private"}
+    model = {"build": "tests.fixture_nets:normed"}
+    experiment = network_experiment(tmp_path / "users.npz", method, model=model, stop={"rounds": 1})
+    (tmp_path / "nets.yaml").write_text(yaml.safe_dump(json.loads(experiment_to_json(experiment))))
+    assert said(["run", str(tmp_path / "nets.yaml"), "--transport", "loopback", "--output", str(tmp_path / "run"), "--quiet"]) == 0
+    new, out = str(tmp_path / "new.npz"), tmp_path / "adapted"
+    assert said(["adapt", str(tmp_path / "run"), "--data", new, "--epochs", "10", "--output", str(out), "--quiet"]) == 0
+    adapted, shared = models_of(finished_run(out), None), finished_run(tmp_path / "run").shared
+    users = load_users(load_experiment(out / "experiment.json").data, 5, None)
+    for user in users:
+        tensors = adapted[user.name]
+        sums = user.features.astype(np.float32) @ tensors["representation.0.weight"].T
+        assert np.allclose(tensors["representation.1.running_mean"], sums.mean(axis=0), atol=sums.std(axis=0).max())
+        for name, array in shared.items():  # nothing else has moved
+            assert tensors[name].tobytes() == array.tobytes()
 
 
 def test_new_users_whose_run_was_stopped_go_on_from_there(run: Path, tmp_path: Path) -> None:
@@ -130,7 +161,7 @@ def test_what_cannot_be_adapted_is_said_in_one_sentence(run: Path, tmp_path: Pat
 def test_models_are_exported_whole_and_predict_the_same(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert said(["models", str(run / "run"), "--output", str(tmp_path / "models")]) == 0
     assert f"{N_USERS} models" in capsys.readouterr().out
-    shared = np.load(run / "run" / "models" / "fedrep.npz")
+    shared = arrays_in(run / "run" / "models" / "fedrep.npz")
     one, other = (load_file(tmp_path / "models" / f"u{i}.safetensors") for i in (0, 1))
     assert set(one) == {"representation.1.weight", "representation.1.bias", "representation.3.weight", "representation.3.bias"} | {
         "head.weight",

@@ -24,7 +24,11 @@ class Config(Training):
 
     def phases(self) -> list[dict[str, Any]]:
         """The private tensors alone; where all were shared, the head of the user's own copy."""
-        return [self.phase("representation" if self.shared == "head" else "head", epochs=self.epochs)]
+        if self.shared == "head":
+            return [self.phase("representation", epochs=self.epochs)]
+        head = self.phase("head", epochs=self.epochs)
+        # Statistics that stayed with the run's users are gathered on the new user's rows, by steps of length 0.
+        return [self.phase("representation", epochs=self.epochs, lr=0.0), head] if self.batch_norm == "private" else [head]
 
     def client_options(self) -> dict[str, Any]:
         """As the finished run split the tensors; where all were shared, the head becomes the user's own."""
