@@ -91,7 +91,7 @@ def test_new_users_gather_the_statistics_that_stayed_with_the_users_of_the_run(t
     """With `batch_norm: private`. The rows are far from where a new network's statistics begin, at mean 0 and variance 1."""
     for name, n_users in (("users", N_USERS), ("new", 3)):
         rows = arrays_in(write_users(tmp_path / f"{name}.npz", n_users=n_users, rows=40))
-        np.savez(tmp_path / f"{name}.npz", **{**rows, "features": rows["features"][:, :4] * 20 + 50})
+        np.savez(tmp_path / f"{name}.npz", **{**rows, "features": rows["features"][:, :4] * 20 + 50})  # type: ignore[arg-type]
     method = {"name": "fedrep", "head_epochs": 1, "participation": 1.0, "batch_norm": "private"}
     model = {"build": "tests.fixture_nets:normed"}
     experiment = network_experiment(tmp_path / "users.npz", method, model=model, stop={"rounds": 1})
