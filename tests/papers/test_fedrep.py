@@ -27,6 +27,7 @@ from coterie_client.methods.partial import State
 from coterie_client.nets import Draw, Phase, Rows, TorchNetwork
 from coterie_deploy.launch import Launch, launch
 from coterie_server.coordinator import Finished, Options, coordinate
+from coterie_server.engine import Engine
 from coterie_server.hub import Hub
 from tests.networks import CLASSES, N_USERS, WIDTH, network_experiment, write_users
 from tests.simulation import Faults, World, query, small_experiment
@@ -320,6 +321,19 @@ def test_a_run_leaves_the_shared_tensors_that_its_users_have(payload: str, archi
     left = np.concatenate([array.reshape(-1) for array in outcome.shared.values()])
     for host in world.hosts.values():
         assert left.tobytes() == host.states["partial"].delivered.tobytes()
+
+
+@pytest.mark.parametrize(("last", "n_averaged"), [(7, 0), (9, 1), (20, 3)])
+def test_accuracies_are_averaged_over_the_last_rounds_alone(
+    last: int, n_averaged: int, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ "the average local accuracies for all users over the final 10 rounds", here 3, and less of a run that the clock has ended."""
+    monkeypatch.setattr(Engine, "_clock_strikes", lambda _self, _seconds, point, _started: point.round == last)
+    method = {"name": "fedper", "evaluate_every": 3, "evaluate_last": 3, "fine_tune": []}
+    finished = run_to(network_experiment(archive, method, stop={"rounds": 20, "wall_time_s": 1000}), tmp_path)
+    found = finished.outcomes["fedper"].figures.get("last_rounds_accuracy")
+    listed = [value for (value,) in query(tmp_path, "SELECT value FROM figures WHERE name = 'accuracy' ORDER BY round")]
+    assert found == (float(np.mean(listed[-n_averaged:])) if n_averaged else None)
 
 
 def test_hosts_say_with_which_torch_they_compute(archive: Path) -> None:

@@ -46,7 +46,7 @@ class State:
 
     weights: Single  # (shared,) phi^t and all other shared float tensors, one after the other
     counts: Indices  # (counts,) the shared integer tensors
-    recent: tuple[float, ...] = ()  # mean accuracies of the latest evaluated rounds, oldest first
+    recent: tuple[float, ...] = ()  # mean accuracies of the latest rounds, as far back as all were evaluated, oldest first
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class PartialSharing:
         if self._is_evaluated(number):
             accuracy = await self._mean_accuracy(state, federation)
             figures["accuracy"] = accuracy
-            state = replace(state, recent=(*state.recent, accuracy)[-max(self.config.evaluate_last, 1) :])
-        return state, figures
+            return replace(state, recent=(*state.recent, accuracy)[-max(self.config.evaluate_last, 1) :]), figures
+        return replace(state, recent=()), figures
 
     async def finish(self, state: State, federation: Federation) -> Outcome:
         """Everyone gets the final tensors, and judges its model with and without fine-tuning."""
