@@ -229,7 +229,7 @@ def network_sentences(report: Report) -> list[str]:
     if "accuracy_before" in results:
         said.insert(0, f"before the head was trained: {figure(results['accuracy_before'], 3)}")
     if "last_rounds_accuracy" in results:
-        said.append(f"mean over the last evaluated rounds: {figure(results['last_rounds_accuracy'], 3)}")
+        said.append(f"mean over the last rounds: {figure(results['last_rounds_accuracy'], 3)}")
     return said
 
 
