@@ -94,8 +94,8 @@ class PartialSharing:
             weights, counts = self._average(updates)
             state = replace(state, weights=weights, counts=counts)
         figures = {"loss": _mean(losses.loss, self.n_rows[answered]), "users": float(answered.size)}
-        if self._is_evaluated(number):
-            accuracy = await self._mean_accuracy(state, federation)
+        accuracy = await self._mean_accuracy(state, federation) if self._is_evaluated(number) else None
+        if accuracy is not None:
             figures["accuracy"] = accuracy
             return replace(state, recent=(*state.recent, accuracy)[-max(self.config.evaluate_last, 1) :]), figures
         return replace(state, recent=()), figures
@@ -162,12 +162,13 @@ class PartialSharing:
             return False
         return number > self.setting.rounds - self.config.evaluate_last or (every is not None and number % every == 0)
 
-    async def _mean_accuracy(self, state: State, federation: Federation) -> float:
+    async def _mean_accuracy(self, state: State, federation: Federation) -> float | None:
+        """None where those with held-out rows are skipped."""
         everyone = np.arange(self.n_rows.size)
         modes = np.array([AS_IS])
         replies = await federation.exchange(Trial(state.weights, state.counts, users=everyone), AskScores(modes))
         figures, _ = self.judged(replies, modes)
-        return figures["heldout_metric"]
+        return figures.get("heldout_metric")
 
     def judged(self, replies: Replies, modes: Indices) -> tuple[dict[str, float], dict[str, Array]]:
         """Means and spreads over the users with held-out rows, and what each has said; nothing where nobody has any."""
