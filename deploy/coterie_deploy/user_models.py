@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -74,8 +75,9 @@ def models_of(run: FinishedRun, state: Path | None, users: Sequence[str] | None 
     """All tensors of each user (None: of all that are found), in natural order of names.
 
     `state` is the state folder of hosts that were not launched with the run; by default the run folder's own hosts are looked at.
-    Raises ConfigError when a user's private tensors are not there.
+    Raises ConfigError when a user's private tensors are not there, or torch is not.
     """
+    _check_installed("torch")  # the hosts' states are read as what they were
     found: dict[str, Tensors] = {}
     for store in _stores(run.folder / HOSTS if state is None else state):
         tree = store.load()
@@ -88,6 +90,11 @@ def models_of(run: FinishedRun, state: Path | None, users: Sequence[str] | None 
     if unknown is not None:
         raise unknown_user(unknown, list(found))
     return {user: found[user] for user in sorted(found if users is None else users, key=natural_key)}
+
+
+def _check_installed(name: str) -> None:
+    if importlib.util.find_spec(name) is None:
+        raise ConfigError(f"users' networks need {name}, which is not installed: install the extra, pip install 'coterie[torch]'")
 
 
 def _stores(folder: Path) -> list[SnapshotFile]:
@@ -114,6 +121,7 @@ def _models_in(run: FinishedRun, tree: Mapping[str, Any]) -> dict[str, Tensors]:
 
 def export(folder: Path, output: Path, state: Path | None, users: Sequence[str] | None) -> list[Path]:
     """Writes USER.safetensors for each user and the configuration of the network; the files. Raises ConfigError."""
+    _check_installed("safetensors")
     from safetensors.numpy import save_file  # noqa: PLC0415 - an extra, which only this needs
 
     run = finished_run(folder)
