@@ -5,6 +5,7 @@ It is a run of its own, with its own ledger: the shared tensors are delivered to
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -40,7 +41,7 @@ def adapt(
     if (chosen / FROZEN).exists():
         raise ConfigError(f"the run folder {chosen} is already used: choose another one")
     with nothing_left_of_a_failed_start(chosen):
-        experiment = adapted_from(run.experiment, _as_data(run, table, chosen), overrides, epochs)
+        experiment = adapted_from(run.experiment, _as_data(run, table, chosen, overrides), overrides, epochs)
         how = Launch(transport="loopback", folder=chosen, start=Outcome(None, shared=run.shared))
         run_here(experiment, how, out, err, quiet=quiet)
 
@@ -68,7 +69,7 @@ def _method(experiment: Experiment, trained: Mapping[str, Any]) -> dict[str, Any
     return {"name": "adapt", "shared": shared, **kept, "optimizer": trained.get("head_optimizer") or trained["optimizer"]}
 
 
-def _as_data(run: FinishedRun, table: Path, output: Path) -> dict[str, Any]:
+def _as_data(run: FinishedRun, table: Path, output: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """The data section for the new users' file: the run's own where it is of the same kind, else that of the file's ending."""
     source = _SOURCES.get(table.suffix)
     if source is None:
@@ -79,18 +80,19 @@ def _as_data(run: FinishedRun, table: Path, output: Path) -> dict[str, Any]:
     if section["source"] != source:
         section = {"source": source}
     section = {key: value for key, value in section.items() if key not in _DROPPED}
-    return {**section, "path": str(table if _knows_users(table, section) else _folder_of_one(table, output / NEW_USERS))}
+    names_users = _names_users(table, source, section, overrides)
+    return {**section, "path": str(table if names_users else _folder_of_one(table, output / NEW_USERS))}
 
 
-def _knows_users(table: Path, section: Mapping[str, Any]) -> bool:
-    """Whether rows say whose they are; else all are of a user who is called like the file."""
-    if section["source"] in _TABLES:
+def _names_users(table: Path, source: str, section: Mapping[str, Any], overrides: Sequence[str]) -> bool:
+    """Whether a column or an array of the file says whose each row is; else all are of one user."""
+    if any(override.strip().startswith("data.user") for override in overrides):
+        return True
+    if source in _TABLES:
         return section.get("user_column") is not None
-    try:
-        with zipfile.ZipFile(table) as archive:
-            return f"{section.get('user', 'user')}.npy" in archive.namelist()
-    except (OSError, zipfile.BadZipFile):
-        return True  # what is wrong with it is said where it is read
+    with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(table) as archive:
+        return f"{section.get('user', 'user')}.npy" in archive.namelist()
+    return True  # what is wrong with the file is said when it is read
 
 
 def _folder_of_one(table: Path, folder: Path) -> Path:

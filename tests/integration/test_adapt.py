@@ -137,6 +137,17 @@ def test_a_new_user_with_a_table_of_its_own_is_named_after_the_file(run: Path, t
     assert query(out, "SELECT name FROM members") == [("newbie",)]
 
 
+def test_a_new_user_with_an_archive_of_its_own_is_named_after_the_file(run: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows, labels = rng.standard_normal((12, WIDTH)), rng.integers(CLASSES, size=12)
+    np.savez(tmp_path / "solo.npz", features=rows, target=labels)
+    np.savez(tmp_path / "two.npz", features=rows, target=labels, who=np.repeat(["one", "two"], 6))
+    for name, more, users in (("solo", [], [("solo",)]), ("two", ["--set", "data.user=who"], [("one",), ("two",)])):
+        out = tmp_path / f"{name}-adapted"
+        assert said(["adapt", str(run / "run"), "--data", str(tmp_path / f"{name}.npz"), *more, "--output", str(out), "--quiet"]) == 0
+        assert query(out, "SELECT name FROM members ORDER BY position") == users
+
+
 def test_what_cannot_be_adapted_is_said_in_one_sentence(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     narrow = tmp_path / "narrow.npz"
     np.savez(narrow, features=np.zeros((6, 3)), target=np.zeros(6, int), user=np.zeros(6, int))
