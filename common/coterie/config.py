@@ -199,6 +199,9 @@ class Experiment(Model):
         if self.problem.is_for_networks != is_network and not (is_network and self.problem.loss == "least_squares"):
             wanted = "cross_entropy or least_squares" if is_network else "the loss of a convex problem"
             raise ValueError(f"method {name!r} has the loss {self.problem.loss!r}, want {wanted}")
+        target = "target" if hasattr(self.data, "target") else "target_column"
+        if is_network and getattr(self.data, target, "") is None:
+            raise ValueError(f"data.{target} is missing, but networks learn targets: want the name of what holds them")
         if is_network and self.problem.l2:
             raise ValueError(f"problem.l2 is {self.problem.l2:g}, but networks are penalised by method.optimizer.weight_decay: want that")
         if is_network and (self.data.standardize or self.references):
@@ -304,8 +307,8 @@ def _sentences(error: ValidationError) -> str:
 def _sentence(item: ErrorDetails) -> str:
     """One mistake: its place, and what is wrong with the value there."""
     kind, keys = item["type"], list(item["loc"])
-    if keys[:1] == ["data"]:
-        del keys[1:2]  # pydantic names the chosen source there, which is no key of the file
+    if keys[:1] in (["data"], ["model"]):
+        del keys[1:2]  # pydantic names the chosen source or model there, which is no key of the file
     if kind.startswith("union_tag"):
         keys.append("source")
     place = ".".join(shortened(str(key), _MAX_KEY) for key in keys)

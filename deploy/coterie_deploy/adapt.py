@@ -80,6 +80,8 @@ def _as_data(run: FinishedRun, table: Path, output: Path, overrides: Sequence[st
     if section["source"] != source:
         section = {"source": source}
     section = {key: value for key, value in section.items() if key not in _DROPPED}
+    if source in _TABLES and section.get("target_column") is None:
+        section = {**section, "target_column": getattr(run.experiment.data, "target", None)}  # of an archive: called the same in a table
     names_users = _names_users(table, source, section, overrides)
     return {**section, "path": str(table if names_users else _folder_of_one(table, output / NEW_USERS))}
 

@@ -265,7 +265,7 @@ def ledger(
 @app.command()
 def predict(
     run: RunFolder,
-    table: Annotated[Path, typer.Argument(metavar="DATA", help="CSV with the feature columns; NPZ for networks.", show_default=False)],
+    table: Annotated[Path, typer.Argument(metavar="DATA", help="CSV with the feature columns; for networks NPZ too.", show_default=False)],
     user: Annotated[str, typer.Option(help="Whose model.")],
     stage: Annotated[str | None, typer.Option(help="[default: the final one]", show_default=False)] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="[default: standard output]", show_default=False)] = None,
@@ -302,10 +302,11 @@ def models(
     user: Annotated[list[str] | None, typer.Option(help="Only this user; may be given again.", show_default=False)] = None,
 ) -> None:
     """Export the users' networks, shared and private tensors together: a safetensors file each, and the model's configuration."""
+    from coterie_deploy.tables import counted
     from coterie_deploy.user_models import export
 
     written = export(run, output, state, user)
-    typer.echo(f"{len(written)} models in {output}")
+    typer.echo(f"{counted(len(written), 'model')} in {output}")
 
 
 @app.command()

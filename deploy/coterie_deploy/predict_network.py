@@ -31,7 +31,7 @@ def predict(folder: Path, user: str, table: Path, state: Path | None, out: Path 
     else:
         header, lines = read_table(table)
         data = run.experiment.data
-        roles = {getattr(data, role, None) for role in ("user_column", "cluster_column", "target_column")}
+        roles = {getattr(data, role, None) for role in ("user_column", "cluster_column", "target_column", "user", "target")}
         first = lines[0][1] if lines else header
         columns = list(getattr(data, "feature_columns", None) or ())
         columns = columns or [name for name, cell in zip(header, first, strict=True) if name not in roles and is_number(cell)]

@@ -200,7 +200,8 @@ def result_sentence(report: Report) -> str:
     value = {stage.name: figure(stage.results.get("heldout_metric"), 3) for stage in report.stages if "heldout_metric" in stage.results}
     parts = []
     if final is not None and final.name in value and final.name not in _GIVEN:
-        parts.append(f"personalized {value[final.name]} ({final.name})")
+        whose = "one model for all" if "global_accuracy" in final.results else "personalized"
+        parts.append(f"{whose} {value[final.name]} ({final.name})")
     if refit is not None and refit is not final and refit.name in value:
         parts.append(f"refitted clusters {value[refit.name]} ({refit.name}, {counted(int(report.clusters[refit.name] or 0), 'cluster')})")
     parts += [f"{name} {value[name]}" for name in _GIVEN if name in value]

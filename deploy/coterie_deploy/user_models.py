@@ -136,9 +136,7 @@ def export(folder: Path, output: Path, state: Path | None, users: Sequence[str] 
         written = []
         for name, (user, tensors) in zip(_file_names(models), models.items(), strict=True):
             path = output / f"{name}.safetensors"
-            save_file(
-                {name: np.ascontiguousarray(array) for name, array in tensors.items()}, path, metadata={"user": user, "run_id": run.run_id}
-            )
+            save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, path, metadata={"user": user})
             written.append(path)
     except OSError as error:
         raise ConfigError(f"cannot write the models to {output}: {error.strerror or error}") from error

@@ -137,6 +137,21 @@ def test_a_new_user_with_a_table_of_its_own_is_named_after_the_file(run: Path, t
     assert query(out, "SELECT name FROM members") == [("newbie",)]
 
 
+def test_the_targets_of_a_table_are_called_as_in_the_run_or_asked_for(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = np.random.default_rng(0).standard_normal((12, WIDTH)).tolist()
+    for name, column in (("named", "target"), ("unnamed", "label")):
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([[*(f"x{i}" for i in range(WIDTH)), column], *([*row, i % CLASSES] for i, row in enumerate(rows))])
+    arguments = ["adapt", str(run / "run"), "--quiet", "--data"]
+    assert said([*arguments, str(tmp_path / "named.csv"), "--output", str(tmp_path / "a")]) == 0
+    assert said([*arguments, str(tmp_path / "unnamed.csv"), "--output", str(tmp_path / "b")]) == 2
+    assert "column 'target' is missing" in capsys.readouterr().err
+    assert said(["predict", str(run / "run"), "--user", "u1", str(tmp_path / "named.csv")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 13
+
+
 def test_a_new_user_with_an_archive_of_its_own_is_named_after_the_file(run: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows, labels = rng.standard_normal((12, WIDTH)), rng.integers(CLASSES, size=12)
@@ -159,9 +174,9 @@ def test_what_cannot_be_adapted_is_said_in_one_sentence(run: Path, tmp_path: Pat
         assert said(["adapt", str(run / "run"), "--data", str(data), "--output", str(tmp_path / "out"), "--quiet"]) == 2
         assert sentence in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
-    wide = write_table(tmp_path / "wide.csv")  # its labels are taken for a feature
+    wide = write_table(tmp_path / "wide.csv")  # its labels are called otherwise than the run's
     assert said(["adapt", str(run / "run"), "--data", str(wide), "--output", str(tmp_path / "out"), "--quiet"]) == 2
-    assert "has shape" in capsys.readouterr().err
+    assert "column 'target' is missing" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert said(["adapt", str(run / "run"), "--data", str(wide), "--output", str(run / "run"), "--quiet"]) == 2
     assert "is already used" in capsys.readouterr().err

@@ -290,6 +290,9 @@ def test_users_judge_each_for_itself(archive: Path, tmp_path: Path) -> None:
         ({"problem": {"loss": "logistic"}}, "has the loss 'logistic', want cross_entropy or least_squares"),
         ({"method": {"name": "fedrep", "head_epochs": 2, "head_updates": 3}}, "give one"),
         ({"references": ["local"]}, "for convex problems"),
+        ({"data": {"source": "csv", "path": "x.csv", "user_column": "u"}}, "data.target_column is missing, but networks learn targets"),
+        ({"data": {"source": "npz", "path": "x.npz", "target": None}}, "data.target is missing, but networks learn targets"),
+        ({"model": {"name": "lstm", "classes": 2}}, r"model\.symbols: is missing"),
     ],
 )
 def test_experiments_that_cannot_be_get_one_sentence(change: dict[str, Any], sentence: str, archive: Path) -> None:

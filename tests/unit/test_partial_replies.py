@@ -93,7 +93,7 @@ def test_skipped_users_were_sent_what_they_did_not_return() -> None:
     members = Members(tuple("abcdefg"), ("",) * 7)
     rows = np.full(7, 5)
     tensors = (TensorInfo("w", (3,), is_integer=False, part="representation"),)
-    half = PartialSharing(config, Setting(0, "fedrep", members, Precision.of("float32")), tensors, rows, rows)
+    half = PartialSharing(config, Setting(0, "fedrep", members, Precision.of("float32")), tensors, rows, rows, are_personal=False)
     expected = half.expected_vectors([{"users": 4.0}, {"users": 3.0}])
     assert expected["shared", "down"] == 8
     assert expected["shared", "up"] == 7

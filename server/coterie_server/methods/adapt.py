@@ -75,7 +75,7 @@ def build(config: Config, setting: Setting) -> Adapt:
         raise ConfigError("method 'adapt' starts from what a finished run shares: want coterie adapt RUN")
     tensors = shared_tensors(setting.tensors, config.shared, statistics_travel=config.batch_norm == "shared")
     _check(tensors, start.shared)
-    return Adapt(PartialSharing(config, setting, tensors, facts.n_rows, facts.n_test), start.shared)
+    return Adapt(PartialSharing(config, setting, tensors, facts.n_rows, facts.n_test, are_personal=True), start.shared)
 
 
 def _check(tensors: Sequence[TensorInfo], shared: Mapping[str, Any]) -> None:

@@ -58,6 +58,7 @@ class PartialSharing:
     tensors: tuple[TensorInfo, ...]  # that travel
     n_rows: Indices  # (n,) training rows
     n_test: Indices  # (n,)
+    are_personal: bool  # whether users have tensors of their own
     tolerates_absence: bool = True
 
     @property
@@ -180,7 +181,7 @@ class PartialSharing:
         judged = self.n_test[said] > 0
         if not judged.any():
             return {}, {}
-        whose = "personal" if self._has_private else "global"
+        whose = "personal" if self.are_personal else "global"
         figures: dict[str, float] = {}
         by_user: dict[str, Array] = {}
         for place, mode in enumerate(modes.tolist()):
@@ -196,10 +197,6 @@ class PartialSharing:
             by_user[name] = np.full(self.n_rows.size, np.nan)
             by_user[name][said[judged]] = accuracy
         return figures, by_user
-
-    @property
-    def _has_private(self) -> bool:
-        return len(self.tensors) < len(self.setting.tensors)
 
 
 def _owners(messages: Sequence[Start | Updated]) -> Indices:
@@ -217,4 +214,4 @@ def build(config: Training, setting: Setting) -> PartialSharing:
     if facts is None or facts.n_test is None:
         raise RunError(f"stage {setting.stage!r} needs the sizes of the stage 'prepare'")
     tensors = shared_tensors(setting.tensors, config.sharing, statistics_travel=config.batch_norm == "shared")
-    return PartialSharing(config, setting, tensors, facts.n_rows, facts.n_test)
+    return PartialSharing(config, setting, tensors, facts.n_rows, facts.n_test, are_personal=len(tensors) < len(setting.tensors))
