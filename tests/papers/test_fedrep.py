@@ -366,3 +366,9 @@ def test_without_torch_a_client_says_which_extra_to_install(archive: Path, monke
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ConfigError, match=r"torch is not installed: install the extra, pip install 'coterie\[torch\]'"):
         build_host("h", network_experiment(archive, METHODS["fedrep"]), "run", None)
+
+
+def test_rounds_of_one_user_are_warned_about(archive: Path, tmp_path: Path) -> None:
+    run_to(network_experiment(archive, {**METHODS["fedrep"], "participation": 0.1}, stop={"rounds": 1}), tmp_path)
+    ((warning,),) = query(tmp_path, "SELECT text FROM events WHERE kind = 'warning'")
+    assert warning == "method.participation 0.1 of 7 users is one user a round: want more, or users_per_round"

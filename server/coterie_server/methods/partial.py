@@ -68,9 +68,15 @@ class PartialSharing:
 
     @property
     def warnings(self) -> Sequence[str]:
-        """Users without held-out rows are in no accuracy."""
-        n_blind = int((self.n_test == 0).sum())
-        return (f"{n_blind} of {self.n_test.size} users have no held-out rows, so no accuracy counts them",) if n_blind else ()
+        """Users without held-out rows are in no accuracy; a round of one user averages nothing."""
+        found, n_users = [], self.n_test.size
+        if n_blind := int((self.n_test == 0).sum()):
+            found.append(f"{n_blind} of {n_users} users have no held-out rows, so no accuracy counts them")
+        if self.config.n_selected(n_users) == 1 < n_users and self.config.users_per_round is None:
+            found.append(
+                f"method.participation {self.config.participation:g} of {n_users} users is one user a round: want more, or users_per_round"
+            )
+        return found
 
     async def init(self, federation: Federation) -> State:
         """phi^0, from the first user; every user would say the same."""
