@@ -162,8 +162,18 @@ async def serve_member(
             raise
         return await parent.serve(host, computer)
     finally:
-        await parent.close()
-        await computer.close()
+        await to_the_end(parent.close())
+        await to_the_end(computer.close())
+
+
+async def to_the_end(work: Coroutine[Any, Any, Any]) -> None:
+    """Awaits work that has its own deadline and must not be left halfway, also when the caller is cancelled meanwhile."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+        raise
 
 
 async def _watched(answer: Coroutine[Any, Any, T], on_wait: Callable[[], None] | None) -> T:

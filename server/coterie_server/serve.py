@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from coterie.dial import to_the_end
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.ledger import UP
 from coterie.v1 import session_pb2
@@ -85,18 +86,23 @@ async def serving(
     server = grpc.aio.server(options=OPTIONS)
     server.add_generic_rpc_handlers((service.handlers(),))
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
-    port = await _listen(server, address, credentials)
-    await server.start()
-    running = Serving(port, health_service)
-    ticking = asyncio.create_task(_tick(hub, running, service))
     try:
-        yield running
+        running = Serving(_listen(server, address, credentials), health_service)
+        await server.start()
+        ticking = asyncio.create_task(_tick(hub, running, service))
+        try:
+            yield running
+        finally:
+            ticking.cancel()
+            await to_the_end(_stop(running, service, server))
     finally:
-        ticking.cancel()
-        await asyncio.gather(ticking, return_exceptions=True)
-        await running.drain()
-        await service.close()
-        await server.stop(STOP_GRACE_S)
+        await to_the_end(server.stop(None))  # a server that was never stopped keeps its port
+
+
+async def _stop(running: Serving, service: _Service, server: grpc.aio.Server) -> None:
+    await running.drain()
+    await service.close()
+    await server.stop(STOP_GRACE_S)
 
 
 def _check_address(hub: Hub, address: str, credentials: grpc.ServerCredentials | None, insecure: bool) -> None:
@@ -116,11 +122,10 @@ def _is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
-async def _listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+def _listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
     try:
         return server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
     except RuntimeError:
-        await server.stop(None)
         raise RunError(f"cannot listen on {address}: {_why_not(address)}") from None
 
 

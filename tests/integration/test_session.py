@@ -35,6 +35,7 @@ from coterie_client.host import Host
 from coterie_client.method import Inbox, Local
 from coterie_server.hub import Hub
 from coterie_server.serve import SERVICE, Serving, serving
+from tests.two_tier import free_port
 
 LOOPBACK = "127.0.0.1:0"
 
@@ -189,12 +190,6 @@ def run(test: Coroutine[Any, Any, None], seconds: float = 30.0) -> None:
     asyncio.run(limited())
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 # ---- a run
 
 
@@ -267,7 +262,10 @@ def test_a_process_that_is_killed_and_started_again_ends_with_the_same_bits(tmp_
 
 @contextlib.contextmanager
 def processes(*arguments: tuple[str, ...]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    started = [subprocess.Popen([sys.executable, __file__, *listed]) for listed in arguments]
+    started = [
+        subprocess.Popen([sys.executable, "-m", "tests.integration.test_session", *listed], cwd=Path(__file__).parents[2])
+        for listed in arguments
+    ]
     try:
         yield started
     finally:
@@ -501,6 +499,31 @@ def test_a_port_in_use_is_an_error(taken_by: str) -> None:
                 port = listener.getsockname()[1]
             with pytest.raises(RunError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
                 await stack.enter_async_context(served(new_hub(), f"127.0.0.1:{port}"))
+
+    run(test())
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 5, 10, 20])
+def test_a_server_that_is_cancelled_while_it_stops_gives_its_port_back(turns: int) -> None:
+    async def test() -> None:
+        port = free_port()
+        begun = asyncio.Event()
+
+        async def serve() -> None:
+            async with served(new_hub(), f"127.0.0.1:{port}"):
+                begun.set()
+                await asyncio.Event().wait()
+
+        serving_it = asyncio.create_task(serve())
+        await begun.wait()
+        serving_it.cancel()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        serving_it.cancel()
+        await asyncio.gather(serving_it, return_exceptions=True)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
 
     run(test())
 
