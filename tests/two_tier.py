@@ -102,6 +102,7 @@ class Tiers:
             "state": self.folder / f"aggregator-{cluster}",
             "patience_s": 20.0,
             "insecure": False,
+            "tls": None,
             "launched": False,
         }
         return aggregator.AggregatorRole(**{**fields, **changes})

@@ -23,11 +23,14 @@ import grpc
 
 from coterie.config import Experiment, experiment_from
 from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
+from coterie.probe import PLAIN, mismatch
+from coterie.tls import Tls
 from coterie.v1 import session_pb2
 from coterie.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Assembler, Encoded, Received
 
 SERVICE = "coterie.v1.FederationService"
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 2.0  # between two attempts to join again
+DOUBT_S = 1.0  # between two looks at why there is no connection
 SAY_S = 1.0  # so long one waits for a server without a word
 SILENT_HEARTBEATS = 10  # without a frame for so many of them, the parent is given up
 CLOSE_S = 10.0  # how long one waits for a silent parent to end a stream
@@ -136,7 +139,7 @@ async def serve_member(
     *,
     name: str,
     computer: Computer | None = None,
-    credentials: grpc.ChannelCredentials | None = None,
+    tls: Tls | None = None,
     patience_s: float = 60.0,
     stop: asyncio.Event | None = None,
     on_wait: Callable[[], None] | None = None,
@@ -144,11 +147,12 @@ async def serve_member(
     """Serves the run at HOST:PORT to its end and returns its outcome; None when `stop` was set before.
 
     `make(experiment, run_id)` gives the `Dialler` once the experiment is known; it is called where the work is done, by default in a
-    `Thread`. `patience_s` is the longest time without a server, at the start and between two streams; `on_wait` is called once when there
-    is none yet. Raises RunError when the run failed or patience is over, ConfigError and ProtocolError when the parent turned the member
-    away or the experiment is wrong, and whatever a half or `make` raised, after telling the parent.
+    `Thread`. With `tls` both sides show certificates. `patience_s` is the longest time without a server, at the start and between two
+    streams; `on_wait` is called once when there is none yet. Raises RunError when the run failed or patience is over, ConfigError and
+    ProtocolError when the parent turned the member away, when certificates do not fit, or the experiment is wrong, and whatever a half or
+    `make` raised, after telling the parent.
     """
-    parent = _Parent(server_address, name, patience_s, stop or asyncio.Event(), credentials)
+    parent = _Parent(server_address, name, patience_s, stop or asyncio.Event(), tls)
     computer = computer or Thread()
     try:
         answer = await _watched(parent.ask(), on_wait)
@@ -201,14 +205,12 @@ def _failure(error: BaseException) -> bytes:
 class _Parent:
     """The way to the parent: one channel, and a stream after the other."""
 
-    def __init__(
-        self, address: str, name: str, patience_s: float, stop: asyncio.Event, credentials: grpc.ChannelCredentials | None
-    ) -> None:
-        self._address, self._name, self._patience_s, self._stop = address, name, patience_s, stop
-        if credentials is None:
+    def __init__(self, address: str, name: str, patience_s: float, stop: asyncio.Event, tls: Tls | None) -> None:
+        self._address, self._name, self._patience_s, self._stop, self._tls = address, name, patience_s, stop, tls
+        if tls is None:
             self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         else:
-            self._channel = grpc.aio.secure_channel(address, credentials, options=OPTIONS)
+            self._channel = grpc.aio.secure_channel(address, tls.channel_credentials(), options=OPTIONS)
         self._join: Any = self._channel.stream_stream(f"/{SERVICE}/Join")  # no serialisers: frames are bytes
         self._random = random.Random()  # noqa: S311 - spreads attempts in time, decides nothing
 
@@ -229,9 +231,8 @@ class _Parent:
             if left <= 0:
                 raise RunError(f"waited {self._patience_s:g} s for a server at {self._address}: none answered")
             try:
-                answer: session_pb2.GetExperimentResponse | None = await self._unless_stopped(
-                    get(request, timeout=left, wait_for_ready=True)
-                )
+                answering = get(request, timeout=left, wait_for_ready=True)
+                answer: session_pb2.GetExperimentResponse | None = await self._unless_stopped(answering)
                 return answer
             except grpc.aio.AioRpcError as error:
                 if error.code().name not in _TRY_AGAIN:
@@ -240,19 +241,48 @@ class _Parent:
         return None
 
     async def _unless_stopped(self, call: Any) -> Any:
-        """The call's result, or None when `stop` is set first."""
+        """The call's result, or None when `stop` is set first. ConfigError when there can be none."""
 
         async def result() -> Any:
             return await call
 
-        answering, stopping = asyncio.create_task(result()), asyncio.create_task(self._stop.wait())
+        answering, stopping, doubting = tasks = [asyncio.create_task(work) for work in (result(), self._stop.wait(), self._doubt())]
         try:
-            await asyncio.wait((answering, stopping), return_when=asyncio.FIRST_COMPLETED)
-            return answering.result() if answering.done() else None
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if answering in done:
+                return answering.result()
+            return None if stopping in done else doubting.result()
         finally:
-            for task in (answering, stopping):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(answering, stopping, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _doubt(self) -> None:
+        """While there is no connection, looks now and then for a reason that waiting does not cure. ConfigError names it."""
+        while True:
+            state = self._channel.get_state()
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:  # as it stays until a connection is made
+                await self._check_server()
+                await asyncio.sleep(DOUBT_S)
+            else:
+                await self._channel.wait_for_state_change(state)
+
+    async def _check_server(self) -> None:
+        """ConfigError when the server and this member cannot come together, however long one waits."""
+        found = await mismatch(self._address, self._tls)
+        if found is None:
+            return
+        if found == PLAIN:
+            await self._complain("wants TLS, but this server speaks plain text (start it with --tls)")
+        raise ConfigError(f"host {self._name!r} cannot join the server at {self._address}: {found}")
+
+    async def _complain(self, reason: str) -> None:
+        """Says in plain text why this member stays away; whoever cannot be told is told by nobody."""
+        async with grpc.aio.insecure_channel(self._address, options=OPTIONS) as channel:
+            request = session_pb2.GetExperimentRequest(protocol=PROTOCOL_VERSION, host=self._name, refusal=reason)
+            call: Any = channel.unary_unary(f"/{SERVICE}/GetExperiment")  # the answer is not read
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await call(request.SerializeToString(), timeout=CLOSE_S)
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -294,6 +324,8 @@ class _Parent:
                 return None
             if end.code not in _TRY_AGAIN:
                 raise self._refused(end)
+            if end.code == "UNAVAILABLE" and not session.was_welcomed:
+                await self._check_server()
             if session.was_welcomed:
                 heard_at, delay = time.monotonic(), FIRST_DELAY_S
             if time.monotonic() - heard_at > self._patience_s:

@@ -16,14 +16,16 @@ from coterie.config import Experiment, experiment_to_json
 from coterie.dial import OnLoop, reason_of, serve_member
 from coterie.errors import ConfigError, RunError
 from coterie.snapshot import SnapshotFile
+from coterie.tls import Tls, load_tls
 from coterie_deploy.client import check_server_address, state_name
+from coterie_deploy.handshakes import handshakes_reported
 from coterie_deploy.printable import printable
 from coterie_deploy.signals import Stop, stopping_at_end_of_input, stopping_on_signals
 from coterie_deploy.tables import counted
 from coterie_server.aggregator import Aggregator, cluster_experiment
 from coterie_server.hub import Hub
 from coterie_server.rundb import WITHIN, RunDatabase
-from coterie_server.serve import serving
+from coterie_server.serve import plain_text, serving
 
 PORT = "port"  # in the state folder: where its hosts find the aggregator, also after a restart
 _STOP_S = 5.0  # for the task under way, which may wait for hosts that are not there; one that takes longer is repeated
@@ -43,12 +45,13 @@ class AggregatorRole:
     state: Path
     patience_s: float
     insecure: bool
+    tls: Path | None
     launched: bool  # by `coterie run`: ends with its launcher
 
 
 def run_aggregator(role: AggregatorRole) -> int:
     """Serves the cluster to the end of the run: 0; 130 or 143 when stopped before, with the state written down. Raises CoterieError."""
-    check_server_address(role.server, insecure=role.insecure)
+    check_server_address(role.server, insecure=role.insecure or role.tls is not None)
     if not role.cluster.strip():
         raise ConfigError(f"--cluster is {role.cluster!r}, want the name of a known cluster")
     return asyncio.run(_serve(role))
@@ -56,6 +59,7 @@ def run_aggregator(role: AggregatorRole) -> int:
 
 async def _serve(role: AggregatorRole) -> int:
     name = role.name or role.cluster
+    tls = None if role.tls is None else load_tls(role.tls, is_server=True)
     open_hubs: list[Hub] = []
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopping_on_signals())
@@ -63,7 +67,7 @@ async def _serve(role: AggregatorRole) -> int:
             stack.enter_context(stopping_at_end_of_input(stop))
 
         async def make(experiment: Experiment, run_id: str) -> Aggregator:
-            return await _started(role, name, experiment, run_id, stack, stop, open_hubs)
+            return await _started(role, name, experiment, run_id, stack, stop, open_hubs, tls)
 
         def say_waiting() -> None:
             _say(f"waiting for a coordinator at {role.server} (up to {role.patience_s:g} s)")
@@ -72,7 +76,7 @@ async def _serve(role: AggregatorRole) -> int:
         try:
             async with asyncio.timeout(None) as limit, _beside(_limit_after(stop, limit)):
                 outcome = await serve_member(
-                    make, role.server, name=name, computer=OnLoop(), patience_s=role.patience_s, stop=stop, on_wait=say_waiting
+                    make, role.server, name=name, computer=OnLoop(), tls=tls, patience_s=role.patience_s, stop=stop, on_wait=say_waiting
                 )
         except _StoppedError:
             pass
@@ -112,6 +116,7 @@ async def _started(
     stack: contextlib.AsyncExitStack,
     stop: Stop,
     open_hubs: list[Hub],
+    tls: Tls | None,
 ) -> Aggregator:
     """The aggregator once all its hosts are here, as its newest snapshot left it."""
     hosts = role.hosts or experiment.federation.hosts_per_cluster
@@ -131,7 +136,10 @@ async def _started(
         database.event("resume", f"aggregator {name!r} resumed at exchange {hub.seq}", attempt=attempt)
     database.rewind(hub.seq, 0, 0)
     address = _address(role)
-    server = await stack.enter_async_context(serving(hub, experiment_to_json(experiment), address, insecure=role.insecure))
+    await stack.enter_async_context(handshakes_reported(hub, tls, _say))
+    server = await stack.enter_async_context(serving(hub, experiment_to_json(experiment), address, tls, insecure=role.insecure))
+    if role.insecure and tls is None:
+        _say(f"warning: {plain_text(address)}")
     open_hubs.append(hub)
     with contextlib.suppress(OSError):  # only a convenience: the address is printed too
         (role.state / PORT).write_text(f"{server.port}\n", encoding="utf-8")

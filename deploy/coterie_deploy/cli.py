@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
+_LEFT_OUT = ("coterie_server", "coterie_client", "scipy", "cryptography")  # of images for one role
 # One thread for each process: many would compete for the processors, and sums split over threads may differ in their last bits.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -18,8 +19,14 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 def main() -> None:
     """Runs the command and exits."""
     os.environ.update(dict.fromkeys(_THREADS, "1"))  # before numpy is imported
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said by us
+    os.environ.setdefault("GRPC_VERBOSITY", _verbosity(sys.argv[1:]))  # what matters is said by us
     sys.exit(_run_to_the_last_line(sys.argv[1:]))
+
+
+def _verbosity(arguments: list[str]) -> str:
+    """gRPC reads its setting when it is imported. A server with TLS listens to what gRPC says of handshakes: see `handshakes`."""
+    is_server = arguments[:1] in (["server"], ["aggregator"])
+    return "INFO" if is_server and any(argument.partition("=")[0] == "--tls" for argument in arguments) else "NONE"
 
 
 def _run_to_the_last_line(arguments: list[str]) -> int:
@@ -46,6 +53,10 @@ def _run(arguments: list[str]) -> int:
         return _failed(str(error), error.exit_code)
     except KeyboardInterrupt:
         return 130
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _LEFT_OUT:
+            raise
+        return _failed(f"this command needs {error.name}, which is not installed here (images leave out what their role does not need)", 2)
     except Exception as error:
         if (type(error).__module__, type(error).__name__) == ("sqlite3", "DatabaseError"):  # of the kinds, that of a damaged file
             return _failed(f"the run database cannot be read: {error}", RunError.exit_code)

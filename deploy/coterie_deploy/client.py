@@ -21,9 +21,11 @@ from coterie.errors import ConfigError, RunError
 from coterie.model import CustomModel
 from coterie.names import natural_key, parse_users, similar_names
 from coterie.snapshot import SnapshotFile
+from coterie.tls import load_tls
 from coterie_client.build import build_host
 from coterie_client.data import list_users
 from coterie_client.host import Host
+from coterie_deploy.health import beating
 from coterie_deploy.printable import printable
 from coterie_deploy.signals import stopping_at_end_of_input, stopping_on_signals
 
@@ -46,6 +48,7 @@ class Client:
     launched: bool  # by `coterie run`: ends with its launcher, and trusts the paths of the experiment
     allow_code: bool = False  # the experiment may name modules to import
     cluster: str | None = None  # all users of this known cluster, instead of a selection
+    tls: Path | None = None  # the folder of its certificate
 
 
 def default_name(users: str | None, cluster: str | None = None) -> str:
@@ -67,12 +70,13 @@ def store_of(folder: Path, name: str, run_id: str) -> SnapshotFile:
 
 def run_client(client: Client) -> int:
     """Serves the run to its end: 0; 130 or 143 when stopped before, with the state written down. Raises CoterieError."""
-    check_server_address(client.server, insecure=client.insecure)
+    check_server_address(client.server, insecure=client.insecure or client.tls is not None)
     return asyncio.run(_serve(client))
 
 
 async def _serve(client: Client) -> int:
     name = client.name or default_name(client.users, client.cluster)
+    tls = None if client.tls is None else load_tls(client.tls, is_server=False)
 
     def make_host(experiment: Experiment, run_id: str) -> Host:
         _check_code(client, experiment)
@@ -91,7 +95,10 @@ async def _serve(client: Client) -> int:
         stop = stack.enter_context(stopping_on_signals())
         if client.launched:
             stack.enter_context(stopping_at_end_of_input(stop))
-        outcome = await serve_member(make_host, client.server, name=name, patience_s=client.patience_s, stop=stop, on_wait=say_waiting)
+        async with beating(client.state):
+            outcome = await serve_member(
+                make_host, client.server, name=name, tls=tls, patience_s=client.patience_s, stop=stop, on_wait=say_waiting
+            )
     if outcome is None:
         print(f"stopped by {stop.by}; the same command goes on from here", flush=True)  # noqa: T201
         return stop.exit_code
@@ -139,4 +146,5 @@ def check_server_address(server: str, *, insecure: bool) -> None:
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"--server is {server!r}, want HOST:PORT")
     if not insecure and host.strip("[]") not in ("localhost", "::1") and not host.startswith("127."):
-        raise ConfigError(f"joining {server} without TLS sends models in plain text: allow it with --insecure")
+        allow = "give a certificate with --tls, or allow it with --insecure"
+        raise ConfigError(f"joining {server} without TLS sends models in plain text: {allow}")

@@ -27,6 +27,14 @@ class TopologyName(StrEnum):
     clusters = "clusters"
 
 
+class RoleName(StrEnum):
+    """What a certificate is for."""
+
+    coordinator = "coordinator"
+    aggregator = "aggregator"
+    host = "host"
+
+
 class TransportName(StrEnum):
     """How coordinator and hosts speak."""
 
@@ -50,6 +58,9 @@ Topology = Annotated[
     ),
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plain text beyond this machine.")]
+TlsFolder = Annotated[
+    Path | None, typer.Option("--tls", metavar="DIR", help="Its certificate: ca.crt, tls.crt, tls.key.", show_default=False)
+]
 AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let the experiment name code to import here.")]
 
 
@@ -170,14 +181,17 @@ def server(
     resume: Resume = False,
     replay_decisions: Replay = None,
     seed: Seed = None,
+    tls: TlsFolder = None,
     insecure: Insecure = False,
+    or_resume: Annotated[bool, typer.Option("--or-resume", help="Start, or go on with the run in the run folder.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Coordinate a run whose hosts are elsewhere. SIGTERM: checkpoint, exit code 3."""
     from coterie_deploy.local import serve_here
     from coterie_deploy.server import Serve
-    from coterie_deploy.shipped import choose
+    from coterie_deploy.shipped import choose, has_started
 
+    resume = resume or (or_resume and has_started(experiment, output))
     chosen = choose(
         experiment,
         _with_topology(overrides, topology),
@@ -189,7 +203,7 @@ def server(
         command=f"server --listen {listen}",
     )
     _say(chosen.note)
-    how = Serve(chosen.folder, listen, insecure=insecure, resume=resume, decisions_of=replay_decisions)
+    how = Serve(chosen.folder, listen, insecure=insecure, tls=tls, resume=resume, decisions_of=replay_decisions)
     serve_here(chosen.experiment, how, _console(), _console(stderr=True), quiet=quiet)
 
 
@@ -202,6 +216,7 @@ def client(
     data: Data = None,
     state: Annotated[Path, typer.Option(metavar="DIR", help="What a restart needs.")] = Path("coterie-state"),
     patience: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Without a server.")] = 60.0,
+    tls: TlsFolder = None,
     insecure: Insecure = False,
     allow_code: AllowCode = False,
     launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
@@ -213,7 +228,7 @@ def client(
         _import_from_here()
     if users is not None and cluster is not None:
         raise typer.BadParameter("--users and --cluster both choose users, want one of the two")
-    code = run_client(Client(server, users, name, data, state, patience, insecure, launched, allow_code, cluster))
+    code = run_client(Client(server, users, name, data, state, patience, insecure, launched, allow_code, cluster, tls))
     raise typer.Exit(code)
 
 
@@ -226,13 +241,59 @@ def aggregator(
     name: Annotated[str | None, typer.Option(help="[default: the cluster's]", show_default=False)] = None,
     state: Annotated[Path, typer.Option(metavar="DIR", help="What a restart needs.")] = Path("coterie-state"),
     patience: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Without a coordinator.")] = 60.0,
+    tls: TlsFolder = None,
     insecure: Insecure = False,
     launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
 ) -> None:
     """Stand between a coordinator and the hosts of one known cluster. SIGTERM: state is written down, exit code 143."""
     from coterie_deploy.aggregator import AggregatorRole, run_aggregator
 
-    raise typer.Exit(run_aggregator(AggregatorRole(server, cluster, listen, hosts, name, state, patience, insecure, launched)))
+    raise typer.Exit(run_aggregator(AggregatorRole(server, cluster, listen, hosts, name, state, patience, insecure, tls, launched)))
+
+
+@app.command()
+def health(
+    server: Annotated[str | None, typer.Argument(metavar="[HOST:PORT]", help="A coordinator or an aggregator.", show_default=False)] = None,
+    state: Annotated[Path | None, typer.Option(metavar="DIR", help="Instead: a client's state folder.", show_default=False)] = None,
+    tls: TlsFolder = None,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0.1)] = 5.0,
+) -> None:
+    """Ask whether a server serves its run, or whether a client is alive: exit code 0, or 3. For probes of containers."""
+    from coterie.tls import load_tls
+    from coterie_deploy.health import check
+
+    typer.echo(check(server, state, None if tls is None else load_tls(tls, is_server=False), timeout))
+
+
+certs = typer.Typer(help="Make a private certificate authority, and certificates for the members of a federation.")
+app.add_typer(certs, name="certs")
+Authority = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the authority.", show_default=False)]
+
+
+@certs.command("init")
+def init_authority(folder: Authority, days: Annotated[float, typer.Option(help="How long it is valid.")] = 3650.0) -> None:
+    """Make a certificate authority: DIR/ca.crt, and DIR/ca.key, which leaves this machine for nobody."""
+    from coterie_deploy.certs import init
+
+    init(folder, days)
+    typer.echo(f"a certificate authority in {folder}; next: coterie certs issue {folder} NAME --role ...")
+
+
+@certs.command("issue")
+def issue_certificate(
+    folder: Authority,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What a host or an aggregator calls itself with --name.", show_default=False)],
+    role: Annotated[RoleName, typer.Option(help="What it may be.")],
+    address: Annotated[list[str] | None, typer.Option(help="DNS name or IP where it is found; again for more.", show_default=False)] = None,
+    cluster: Annotated[str | None, typer.Option(help="Whose users alone it may bring.", show_default=False)] = None,
+    users: Annotated[str | None, typer.Option(help="u0..u19,u31: whom it may speak for.  [default: anybody]", show_default=False)] = None,
+    days: Annotated[float, typer.Option(help="How long it is valid.")] = 365.0,
+) -> None:
+    """Issue a certificate: DIR/NAME with the three files that --tls wants."""
+    from coterie_deploy.certs import Asked, issue
+
+    listed = [] if users is None else users.split(",")
+    typer.echo(f"issued {issue(folder, Asked(role.value, name, address or (), cluster or '', listed, days))}")
 
 
 @app.command()

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from coterie.config import Experiment, load_experiment
 from coterie.errors import ConfigError
-from coterie_client.problems.resolve import resolve_row_loss
 from coterie_deploy.books import SHORT_NOTES, steps_said, traffic_table
 from coterie_deploy.cautions import events_of, shortfall_sentences, shortfalls_of
 from coterie_deploy.printable import printable
@@ -186,11 +185,18 @@ def metric_name(experiment: Experiment) -> str:
         return "squared error"
     if experiment.model is not None:
         return "accuracy"
-    try:
-        if experiment.problem.loss == "poisson":
+    match experiment.problem.loss:
+        case "poisson":
             return "deviance"
+        case "logistic" | "squared_hinge":
+            return "accuracy"
+        case "least_squares" | "huber":
+            return "squared error"
+    try:
+        from coterie_client.problems.resolve import resolve_row_loss  # noqa: PLC0415 - a machine that only coordinates has no losses
+
         return "accuracy" if resolve_row_loss(experiment.problem).is_classifier else "squared error"
-    except ConfigError:
+    except (ConfigError, ImportError):
         return "metric"  # the loss is code that is not here
 
 

@@ -12,13 +12,15 @@ from rich.console import Console
 
 from coterie.config import Experiment, experiment_to_json
 from coterie.errors import RunError
+from coterie.tls import load_tls
+from coterie_deploy.handshakes import handshakes_reported
 from coterie_deploy.printable import printable
 from coterie_deploy.progress import Display, display
 from coterie_deploy.signals import Stop, stopping_on_signals
 from coterie_deploy.tables import counted
 from coterie_server.coordinator import Connect, Options, coordinate
 from coterie_server.hub import Hub
-from coterie_server.serve import serving
+from coterie_server.serve import plain_text, serving
 
 _LOOK_EVERY_S = 0.25
 
@@ -30,6 +32,7 @@ class Serve:
     folder: Path
     address: str
     insecure: bool = False
+    tls: Path | None = None  # the folder of its certificate
     resume: bool = False
     decisions_of: Path | None = None
 
@@ -45,7 +48,8 @@ async def serve(experiment: Experiment, how: Serve, console: Console, *, quiet: 
 
 
 def _again(how: Serve) -> str:
-    return f"coterie server {how.folder} --listen {how.address} --resume{' --insecure' if how.insecure else ''}"
+    security = " --insecure" if how.insecure else "" if how.tls is None else f" --tls {how.tls}"
+    return f"coterie server {how.folder} --listen {how.address} --resume{security}"
 
 
 def with_advice(error: RunError, stop: Stop, command: str) -> RunError:
@@ -57,7 +61,13 @@ def _connect(experiment: Experiment, how: Serve, shown: Display, *, quiet: bool)
     @contextlib.asynccontextmanager
     async def connect(hub: Hub) -> AsyncIterator[None]:
         shown.hub, rules = hub, hub.rules
-        async with serving(hub, experiment_to_json(experiment), how.address, insecure=how.insecure) as server:
+        tls = None if how.tls is None else load_tls(how.tls, is_server=True)
+        async with (
+            handshakes_reported(hub, tls, lambda sentence: _say(shown, sentence)),
+            serving(hub, experiment_to_json(experiment), how.address, tls, insecure=how.insecure) as server,
+        ):
+            if how.insecure and tls is None and not quiet:
+                _say(shown, f"warning: {plain_text(how.address)}")
             place = f"{how.address.rpartition(':')[0]}:{server.port}"
             if quiet:
                 yield

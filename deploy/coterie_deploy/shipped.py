@@ -93,6 +93,11 @@ def choose(
     return Chosen(started, folder, "{0} stays {1}: the run goes on as frozen in {3}, not with {2}".format(*found, frozen))
 
 
+def has_started(name_or_path: str, output: Path | None) -> bool:
+    """Whether the run folder that a command means has a run."""
+    return ((output or RUNS / load(name_or_path).name) / FROZEN).is_file()
+
+
 def difference(experiment: Experiment, started: Experiment) -> tuple[str, str, str] | None:
     """The first key in which an experiment differs from the one that a run was started with, with the old and the new value."""
     new, old = (_flat(json.loads(experiment_to_json(one))) for one in (experiment, started))

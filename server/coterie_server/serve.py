@@ -22,6 +22,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from coterie.dial import to_the_end
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.ledger import UP
+from coterie.tls import Identity, Tls, identity_of
 from coterie.v1 import session_pb2
 from coterie.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Assembler, Encoded, Received
 from coterie_server.hub import Hub
@@ -70,24 +71,24 @@ async def serving(
     hub: Hub,
     experiment_json: str,
     address: str,
-    credentials: grpc.ServerCredentials | None = None,
+    tls: Tls | None = None,
     *,
     insecure: bool = False,
 ) -> AsyncIterator[Serving]:
     """Serves `hub` at HOST:PORT while the block runs; streams still open at its end get UNAVAILABLE.
 
-    Raises ConfigError when the address is not a loopback address and there are neither credentials nor `insecure`, and RunError when it
-    cannot be listened on.
+    With `tls` both sides show certificates, and a member's says for whom it may speak. Raises ConfigError when the address is not a
+    loopback address and there is neither `tls` nor `insecure`, and RunError when it cannot be listened on.
     """
-    _check_address(hub, address, credentials, insecure)
-    service = _Service(hub, experiment_json)
+    _check_address(hub, address, tls, insecure)
+    service = _Service(hub, experiment_json, wants_identity=tls is not None)
     health_service: Any = health.aio.HealthServicer()
     await health_service.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
     server = grpc.aio.server(options=OPTIONS)
     server.add_generic_rpc_handlers((service.handlers(),))
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     try:
-        running = Serving(_listen(server, address, credentials), health_service)
+        running = Serving(_listen(server, address, tls), health_service)
         await server.start()
         ticking = asyncio.create_task(_tick(hub, running, service))
         try:
@@ -105,15 +106,22 @@ async def _stop(running: Serving, service: _Service, server: grpc.aio.Server) ->
     await server.stop(STOP_GRACE_S)
 
 
-def _check_address(hub: Hub, address: str, credentials: grpc.ServerCredentials | None, insecure: bool) -> None:
+def _check_address(hub: Hub, address: str, tls: Tls | None, insecure: bool) -> None:
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"the address to listen on is {address!r}, want HOST:PORT")
-    if credentials is not None or _is_loopback(host.strip("[]")):
+    if tls is not None or _is_loopback(host.strip("[]")):
         return
     if not insecure:
-        raise ConfigError(f"listening on {address} without TLS would let anyone join: give certificates, or allow it with insecure")
-    hub.recorder.event("insecure", f"listening on {address} without TLS: anyone who reaches it can join and read the models")
+        raise ConfigError(
+            f"listening on {address} without TLS would let anyone join: give certificates with --tls, or allow it with --insecure"
+        )
+    hub.recorder.event("insecure", plain_text(address))
+
+
+def plain_text(address: str) -> str:
+    """What it means to listen at an address without TLS."""
+    return f"listening on {address} without TLS: anyone who reaches it can join and read the models"
 
 
 def _is_loopback(host: str) -> bool:
@@ -122,9 +130,9 @@ def _is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
-def _listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+def _listen(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:
     try:
-        return server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
+        return server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls.server_credentials())
     except RuntimeError:
         raise RunError(f"cannot listen on {address}: {_why_not(address)}") from None
 
@@ -158,8 +166,9 @@ async def _tick(hub: Hub, running: Serving, service: _Service) -> None:
 class _Service:
     """The two rpcs."""
 
-    def __init__(self, hub: Hub, experiment_json: str) -> None:
+    def __init__(self, hub: Hub, experiment_json: str, *, wants_identity: bool) -> None:
         self._hub = hub
+        self._wants_identity = wants_identity
         self._answer = session_pb2.GetExperimentResponse(run_id=hub.run_id, experiment_json=experiment_json)
         self._sessions: dict[asyncio.Task[Any], _Session] = {}
 
@@ -177,18 +186,25 @@ class _Service:
         return grpc.method_handlers_generic_handler(SERVICE, rpcs)
 
     async def _get_experiment(self, request: session_pb2.GetExperimentRequest, context: Any) -> session_pb2.GetExperimentResponse:
+        if request.refusal:
+            await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, request.host, f"host {request.host!r} {request.refusal}")
+        if self._wants_identity and _identity(context) is None:
+            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, request.host, _nobody(request.host))
         if request.protocol != PROTOCOL_VERSION:
             reason = f"host {request.host!r} speaks protocol {request.protocol}, wanted {PROTOCOL_VERSION}"
-            self._hub.turned_away(request.host, reason)
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
+            await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, request.host, reason)
         if self._hub.is_over:
             await context.abort(grpc.StatusCode.ABORTED, f"run {self._hub.run_id} has ended")
         return self._answer
 
+    async def _refuse(self, context: Any, code: grpc.StatusCode, name: str, reason: str) -> None:
+        self._hub.turned_away(name, reason)
+        await context.abort(code, reason[:MAX_REASON_CHARS])
+
     async def _join(self, _: Any, context: Context) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - gRPC runs every rpc in a task
-        session = self._sessions[task] = _Session(self._hub, context)
+        session = self._sessions[task] = _Session(self._hub, context, wants_identity=self._wants_identity)
         try:
             await session.run()
         finally:
@@ -313,7 +329,8 @@ class GrpcLink:
 class _Session:
     """One host's stream: the tasks that read and write it."""
 
-    def __init__(self, hub: Hub, context: Context) -> None:
+    def __init__(self, hub: Hub, context: Context, *, wants_identity: bool) -> None:
+        self._wants_identity = wants_identity
         self.link = GrpcLink(context, hub.rules.silence_s)
         self._hub = hub
         self._context = context
@@ -404,9 +421,23 @@ class _Session:
                 return None
             elif not isinstance(item, session_pb2.Heartbeat):
                 raise ProtocolError(f"the first frame is a {_kind(item)}, wanted a hello")
+        if self._wants_identity:
+            self._check_identity(whole)
         self._hub.hello(whole, self.link)
         self._hub.tally(whole.host, UP, n_bytes)
         return whole
+
+    def _check_identity(self, hello: session_pb2.Hello) -> None:
+        """Refusal of a host whose certificate is not for its name, its role or its users."""
+        identity = _identity(self._context)
+        reason: str | None = _nobody(hello.host)
+        if identity is not None:
+            users = ((user.name, user.cluster) for user in hello.users)
+            found = identity.why_not(hello.host, is_aggregator=hello.aggregator, users=users)
+            reason = None if found is None else f"host {hello.host!r} is refused: {found}"
+        if reason is not None:
+            self._hub.turned_away(hello.host, reason)
+            raise Refusal("PERMISSION_DENIED", reason)
 
     async def _read_frames(self) -> None:
         hub, name, closed = self._hub, self._name, self.link.closed
@@ -424,6 +455,16 @@ class _Session:
                 hub.book_of(name, item)
             elif not isinstance(item, session_pb2.Heartbeat):
                 raise ProtocolError(f"host {name!r} sent a {_kind(item)} in the middle of its session")
+
+
+def _identity(context: Any) -> Identity | None:
+    """Who the peer's certificate says it is."""
+    uris = context.auth_context().get("x509_subject_alternative_name", ())
+    return identity_of(uri.decode("utf-8", "replace") for uri in uris)
+
+
+def _nobody(host: str) -> str:
+    return f"the certificate of host {host!r} names no member of a federation: issue one with `coterie certs issue`"
 
 
 # The first byte of frames that may come before a hello is complete: hello, heartbeat, failure. No tensor is put together for a stranger.

@@ -8,18 +8,15 @@ import re
 import resource
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-DEADLINE_S = 40.0
+from tests.commands import DEADLINE_S, Command, commands_in, events, models, n_rounds, wait_for
+
 EXPERIMENT = """
 name: small
 seed: 3
@@ -41,91 +38,13 @@ federation: {absence_timeout_s: 30}
 """
 
 
-class Command:
-    """A `coterie` process of this test, in a folder of its own."""
-
-    def __init__(self, here: Path, *arguments: str, **options: Any) -> None:
-        environment = {**os.environ, "COLUMNS": "60"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "coterie_deploy", *arguments],
-            cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
-        )  # fmt: skip
-
-    def end(self) -> tuple[int, str, str]:
-        """Exit code, output, errors."""
-        out, err = self.process.communicate(timeout=DEADLINE_S)
-        assert "Traceback" not in err
-        return self.process.returncode, out, err
-
-    def fails(self, code: int) -> str:
-        """Its last line, the sentence."""
-        found, _, err = self.end()
-        last = err.strip().splitlines()[-1]
-        assert (found, last[:7]) == (code, "error: "), err
-        return last
-
-    def address(self) -> str:
-        """Where a server says that it listens."""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            if match := re.search(r"listens on (\S+)", line):
-                return match[1]
-        raise AssertionError("the server did not start")
-
-    def line(self, part: str) -> str:
-        """The next line of a server's progress with this part."""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            if part in line:
-                return line
-        raise AssertionError(f"the server did not say {part!r}")
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
-    """Starts commands in one folder with both experiments; kills what a failed test leaves running."""
+    """Starts commands in one folder with both experiments."""
     (tmp_path / "small.yaml").write_text(EXPERIMENT)
     (tmp_path / "long.yaml").write_text(LONG)
-    commands: list[Command] = []
-
-    def run(*arguments: str, **options: Any) -> Command:
-        commands.append(Command(tmp_path, *arguments, **options))
-        return commands[-1]
-
-    yield run
-    for command in commands:
-        if command.process.poll() is None:
-            command.process.kill()
-        command.process.communicate()
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    """The first true value of `condition`, asked for until the deadline."""
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.01)
-    raise AssertionError("the deadline has passed")
-
-
-def n_rounds(folder: Path) -> int:
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(f"file:{folder}/run.db?mode=ro", uri=True)) as connection:
-        return int(connection.execute("SELECT COALESCE(MAX(round), 0) FROM figures WHERE stage = 1").fetchone()[0])
-    return 0
-
-
-def events(folder: Path, kind: str) -> list[str]:
-    with contextlib.closing(sqlite3.connect(f"file:{folder}/run.db?mode=ro", uri=True)) as connection:
-        return [text for (text,) in connection.execute("SELECT text FROM events WHERE kind = ?", (kind,))]
-
-
-def models(folder: Path) -> dict[str, bytes]:
-    found = {}
-    for path in (folder / "models").glob("*.npz"):
-        with np.load(path) as arrays:
-            found[path.stem] = b"".join(arrays[name].tobytes() for name in sorted(arrays.files))
-    return found
+    with commands_in(tmp_path) as run:
+        yield run
 
 
 def children(process: int) -> list[int]:
@@ -302,7 +221,7 @@ def test_a_host_with_bad_data_is_named_when_nobody_came_in_its_place_also_to_the
     (tmp_path / "rows.yaml").write_text(ROWS)
     write_users(tmp_path / "a", 0)
     write_users(tmp_path / "b", 2, wrong=True)
-    server = start("server", "rows.yaml", "--listen", "127.0.0.1:0", "--set", "federation.join_timeout_s=4")
+    server = start("server", "rows.yaml", "--listen", "127.0.0.1:0", "--set", "federation.join_timeout_s=8")
     address = server.address()
     good = start("client", "--server", address, "--name", "a", "--data", "a")
     start("client", "--server", address, "--name", "b", "--data", "b").fails(2)

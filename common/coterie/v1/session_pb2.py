@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from coterie.v1 import tensor_pb2 as coterie_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63oterie/v1/session.proto\x12\ncoterie.v1\x1a\x17\x63oterie/v1/tensor.proto\"6\n\x14GetExperimentRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\"@\n\x15GetExperimentResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x17\n\x0f\x65xperiment_json\x18\x02 \x01(\t\"\xf8\x01\n\x0bJoinRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.coterie.v1.HelloH\x00\x12\"\n\x05reply\x18\x02 \x01(\x0b\x32\x11.coterie.v1.ReplyH\x00\x12\"\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x11.coterie.v1.ChunkH\x00\x12*\n\theartbeat\x18\x04 \x01(\x0b\x32\x15.coterie.v1.HeartbeatH\x00\x12&\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x13.coterie.v1.FailureH\x00\x12 \n\x04\x62ook\x18\x06 \x01(\x0b\x32\x10.coterie.v1.BookH\x00\x42\x07\n\x05\x66rame\"\xd7\x01\n\x0cJoinResponse\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.coterie.v1.WelcomeH\x00\x12 \n\x04task\x18\x02 \x01(\x0b\x32\x10.coterie.v1.TaskH\x00\x12\"\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x11.coterie.v1.ChunkH\x00\x12*\n\theartbeat\x18\x04 \x01(\x0b\x32\x15.coterie.v1.HeartbeatH\x00\x12$\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x12.coterie.v1.FinishH\x00\x42\x07\n\x05\x66rame\"%\n\x04User\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x63luster\x18\x02 \x01(\t\"\xd1\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x1f\n\x05users\x18\x03 \x03(\x0b\x32\x10.coterie.v1.User\x12\x0c\n\x04more\x18\x04 \x01(\x08\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\x10\n\x08last_seq\x18\x06 \x01(\x04\x12\x10\n\x08numerics\x18\x07 \x01(\t\x12\x10\n\x08instance\x18\x08 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\t \x03(\t\x12\x12\n\naggregator\x18\n \x01(\x08\x12\r\n\x05model\x18\x0b \x01(\t\"|\n\x07Welcome\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x16\n\x0emember_indices\x18\x02 \x03(\r\x12\x11\n\tn_members\x18\x03 \x01(\r\x12\x13\n\x0bheartbeat_s\x18\x04 \x01(\x01\x12\x0f\n\x07numbers\x18\x05 \x03(\r\x12\x10\n\x08\x63lusters\x18\x06 \x03(\r\"\xbe\x01\n\x04Task\x12\x0b\n\x03seq\x18\x01 \x01(\x06\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x07\x12\r\n\x05stage\x18\x03 \x01(\x07\x12\r\n\x05round\x18\x04 \x01(\x07\x12\x13\n\x0b\x64urable_seq\x18\x05 \x01(\x06\x12\x10\n\x08snapshot\x18\x06 \x01(\x07\x12\x0e\n\x06replay\x18\x07 \x01(\x07\x12\x0e\n\x06resent\x18\n \x01(\x07\x12\x12\n\nstage_json\x18\x08 \x01(\t\x12\x1f\n\x05parts\x18\t \x03(\x0b\x32\x10.coterie.v1.Part\"k\n\x05Reply\x12\x0b\n\x03seq\x18\x01 \x01(\x06\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x07\x12\x0e\n\x06resent\x18\x03 \x01(\x07\x12\x13\n\x0b\x64urable_seq\x18\x04 \x01(\x06\x12\x1f\n\x05parts\x18\x05 \x03(\x0b\x32\x10.coterie.v1.Part\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x18\n\tHeartbeat\x12\x0b\n\x03seq\x18\x01 \x01(\x04\")\n\x07\x46\x61ilure\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x63onfig\x18\x02 \x01(\x08\"w\n\x04\x42ook\x12\r\n\x05names\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x0c\x12\x0e\n\x06n_rows\x18\x03 \x01(\x04\x12\x0c\n\x04link\x18\x04 \x01(\t\x12\x11\n\tof_parent\x18\x05 \x01(\x08\x12\x11\n\tuser_sets\x18\x06 \x01(\t\x12\x0e\n\x06\x65vents\x18\x07 \x01(\t\")\n\x06\x46inish\x12\x0f\n\x07outcome\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61iled\x18\x02 \x01(\x08\x32\xa8\x01\n\x11\x46\x65\x64\x65rationService\x12=\n\x04Join\x12\x17.coterie.v1.JoinRequest\x1a\x18.coterie.v1.JoinResponse(\x01\x30\x01\x12T\n\rGetExperiment\x12 .coterie.v1.GetExperimentRequest\x1a!.coterie.v1.GetExperimentResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63oterie/v1/session.proto\x12\ncoterie.v1\x1a\x17\x63oterie/v1/tensor.proto\"G\n\x14GetExperimentRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0f\n\x07refusal\x18\x03 \x01(\t\"@\n\x15GetExperimentResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x17\n\x0f\x65xperiment_json\x18\x02 \x01(\t\"\xf8\x01\n\x0bJoinRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.coterie.v1.HelloH\x00\x12\"\n\x05reply\x18\x02 \x01(\x0b\x32\x11.coterie.v1.ReplyH\x00\x12\"\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x11.coterie.v1.ChunkH\x00\x12*\n\theartbeat\x18\x04 \x01(\x0b\x32\x15.coterie.v1.HeartbeatH\x00\x12&\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x13.coterie.v1.FailureH\x00\x12 \n\x04\x62ook\x18\x06 \x01(\x0b\x32\x10.coterie.v1.BookH\x00\x42\x07\n\x05\x66rame\"\xd7\x01\n\x0cJoinResponse\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.coterie.v1.WelcomeH\x00\x12 \n\x04task\x18\x02 \x01(\x0b\x32\x10.coterie.v1.TaskH\x00\x12\"\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x11.coterie.v1.ChunkH\x00\x12*\n\theartbeat\x18\x04 \x01(\x0b\x32\x15.coterie.v1.HeartbeatH\x00\x12$\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x12.coterie.v1.FinishH\x00\x42\x07\n\x05\x66rame\"%\n\x04User\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x63luster\x18\x02 \x01(\t\"\xd1\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x1f\n\x05users\x18\x03 \x03(\x0b\x32\x10.coterie.v1.User\x12\x0c\n\x04more\x18\x04 \x01(\x08\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\x10\n\x08last_seq\x18\x06 \x01(\x04\x12\x10\n\x08numerics\x18\x07 \x01(\t\x12\x10\n\x08instance\x18\x08 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\t \x03(\t\x12\x12\n\naggregator\x18\n \x01(\x08\x12\r\n\x05model\x18\x0b \x01(\t\"|\n\x07Welcome\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x16\n\x0emember_indices\x18\x02 \x03(\r\x12\x11\n\tn_members\x18\x03 \x01(\r\x12\x13\n\x0bheartbeat_s\x18\x04 \x01(\x01\x12\x0f\n\x07numbers\x18\x05 \x03(\r\x12\x10\n\x08\x63lusters\x18\x06 \x03(\r\"\xbe\x01\n\x04Task\x12\x0b\n\x03seq\x18\x01 \x01(\x06\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x07\x12\r\n\x05stage\x18\x03 \x01(\x07\x12\r\n\x05round\x18\x04 \x01(\x07\x12\x13\n\x0b\x64urable_seq\x18\x05 \x01(\x06\x12\x10\n\x08snapshot\x18\x06 \x01(\x07\x12\x0e\n\x06replay\x18\x07 \x01(\x07\x12\x0e\n\x06resent\x18\n \x01(\x07\x12\x12\n\nstage_json\x18\x08 \x01(\t\x12\x1f\n\x05parts\x18\t \x03(\x0b\x32\x10.coterie.v1.Part\"k\n\x05Reply\x12\x0b\n\x03seq\x18\x01 \x01(\x06\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x07\x12\x0e\n\x06resent\x18\x03 \x01(\x07\x12\x13\n\x0b\x64urable_seq\x18\x04 \x01(\x06\x12\x1f\n\x05parts\x18\x05 \x03(\x0b\x32\x10.coterie.v1.Part\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x18\n\tHeartbeat\x12\x0b\n\x03seq\x18\x01 \x01(\x04\")\n\x07\x46\x61ilure\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x63onfig\x18\x02 \x01(\x08\"w\n\x04\x42ook\x12\r\n\x05names\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x0c\x12\x0e\n\x06n_rows\x18\x03 \x01(\x04\x12\x0c\n\x04link\x18\x04 \x01(\t\x12\x11\n\tof_parent\x18\x05 \x01(\x08\x12\x11\n\tuser_sets\x18\x06 \x01(\t\x12\x0e\n\x06\x65vents\x18\x07 \x01(\t\")\n\x06\x46inish\x12\x0f\n\x07outcome\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61iled\x18\x02 \x01(\x08\x32\xa8\x01\n\x11\x46\x65\x64\x65rationService\x12=\n\x04Join\x12\x17.coterie.v1.JoinRequest\x1a\x18.coterie.v1.JoinResponse(\x01\x30\x01\x12T\n\rGetExperiment\x12 .coterie.v1.GetExperimentRequest\x1a!.coterie.v1.GetExperimentResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,33 +33,33 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'coterie.v1.session_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETEXPERIMENTREQUEST']._serialized_start=65
-  _globals['_GETEXPERIMENTREQUEST']._serialized_end=119
-  _globals['_GETEXPERIMENTRESPONSE']._serialized_start=121
-  _globals['_GETEXPERIMENTRESPONSE']._serialized_end=185
-  _globals['_JOINREQUEST']._serialized_start=188
-  _globals['_JOINREQUEST']._serialized_end=436
-  _globals['_JOINRESPONSE']._serialized_start=439
-  _globals['_JOINRESPONSE']._serialized_end=654
-  _globals['_USER']._serialized_start=656
-  _globals['_USER']._serialized_end=693
-  _globals['_HELLO']._serialized_start=696
-  _globals['_HELLO']._serialized_end=905
-  _globals['_WELCOME']._serialized_start=907
-  _globals['_WELCOME']._serialized_end=1031
-  _globals['_TASK']._serialized_start=1034
-  _globals['_TASK']._serialized_end=1224
-  _globals['_REPLY']._serialized_start=1226
-  _globals['_REPLY']._serialized_end=1333
-  _globals['_CHUNK']._serialized_start=1335
-  _globals['_CHUNK']._serialized_end=1356
-  _globals['_HEARTBEAT']._serialized_start=1358
-  _globals['_HEARTBEAT']._serialized_end=1382
-  _globals['_FAILURE']._serialized_start=1384
-  _globals['_FAILURE']._serialized_end=1425
-  _globals['_BOOK']._serialized_start=1427
-  _globals['_BOOK']._serialized_end=1546
-  _globals['_FINISH']._serialized_start=1548
-  _globals['_FINISH']._serialized_end=1589
-  _globals['_FEDERATIONSERVICE']._serialized_start=1592
-  _globals['_FEDERATIONSERVICE']._serialized_end=1760
+  _globals['_GETEXPERIMENTREQUEST']._serialized_end=136
+  _globals['_GETEXPERIMENTRESPONSE']._serialized_start=138
+  _globals['_GETEXPERIMENTRESPONSE']._serialized_end=202
+  _globals['_JOINREQUEST']._serialized_start=205
+  _globals['_JOINREQUEST']._serialized_end=453
+  _globals['_JOINRESPONSE']._serialized_start=456
+  _globals['_JOINRESPONSE']._serialized_end=671
+  _globals['_USER']._serialized_start=673
+  _globals['_USER']._serialized_end=710
+  _globals['_HELLO']._serialized_start=713
+  _globals['_HELLO']._serialized_end=922
+  _globals['_WELCOME']._serialized_start=924
+  _globals['_WELCOME']._serialized_end=1048
+  _globals['_TASK']._serialized_start=1051
+  _globals['_TASK']._serialized_end=1241
+  _globals['_REPLY']._serialized_start=1243
+  _globals['_REPLY']._serialized_end=1350
+  _globals['_CHUNK']._serialized_start=1352
+  _globals['_CHUNK']._serialized_end=1373
+  _globals['_HEARTBEAT']._serialized_start=1375
+  _globals['_HEARTBEAT']._serialized_end=1399
+  _globals['_FAILURE']._serialized_start=1401
+  _globals['_FAILURE']._serialized_end=1442
+  _globals['_BOOK']._serialized_start=1444
+  _globals['_BOOK']._serialized_end=1563
+  _globals['_FINISH']._serialized_start=1565
+  _globals['_FINISH']._serialized_end=1606
+  _globals['_FEDERATIONSERVICE']._serialized_start=1609
+  _globals['_FEDERATIONSERVICE']._serialized_end=1777
 # @@protoc_insertion_point(module_scope)

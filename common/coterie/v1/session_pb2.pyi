@@ -8,12 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GetExperimentRequest(_message.Message):
-    __slots__ = ("protocol", "host")
+    __slots__ = ("protocol", "host", "refusal")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     host: str
-    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
+    refusal: str
+    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class GetExperimentResponse(_message.Message):
     __slots__ = ("run_id", "experiment_json")

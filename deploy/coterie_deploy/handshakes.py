@@ -1,0 +1,94 @@
+"""What gRPC says of failed TLS handshakes at a server, as sentences of ours.
+
+gRPC writes it to the process's standard error, from C++, and tells it nobody else. So while a server with TLS runs, the descriptor
+behind standard error is a pipe that is read here; what Python itself prints goes where it went before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from coterie.tls import Tls
+from coterie_server.hub import Hub
+
+_LINE = re.compile(rb"[IWEF][0-9]{4} [0-9:.]+ +[0-9]+ [\w./]+\.cc:[0-9]+\] ")  # how gRPC begins a line
+_FAILED = b"Handshake failed with error"
+_REASONS = (
+    (b"certificate has expired", "its certificate has expired"),
+    (b"certificate is not yet valid", "its certificate is not valid yet"),
+    (b"unsupported certificate purpose", "its certificate was issued for another role"),
+    (b"PEER_DID_NOT_RETURN_A_CERTIFICATE", "it has no certificate"),
+    (b"WRONG_VERSION_NUMBER", "it speaks plain text, as members without --tls do"),
+    (b"HTTP_REQUEST", "it speaks plain text, as members without --tls do"),
+    (b"BAD_PACKET_LENGTH", "it does not believe this server's certificate, and says why itself"),
+    (b"ALERT", "it does not believe this server's certificate, and says why itself"),
+    (b"CERTIFICATE_VERIFY_FAILED", "its certificate was not issued by this server's authority"),
+)
+_MAX_LINE = 10_000
+_QUIET_S = 10.0  # between two reports of the same sentence: whoever is turned away tries again
+
+
+@contextlib.asynccontextmanager
+async def handshakes_reported(hub: Hub, tls: Tls | None, say: Callable[[str], None]) -> AsyncIterator[None]:
+    """While the block runs, says and books as events which handshakes fail at a server with `tls`; each kind now and then."""
+    if tls is None:
+        yield
+        return
+    said: dict[str, float] = {}
+
+    def turned_away(sentence: str) -> None:
+        now = time.monotonic()
+        if now - said.get(sentence, -_QUIET_S) >= _QUIET_S:
+            said[sentence] = now
+            hub.recorder.event("handshake", sentence)
+            say(sentence)
+
+    with handshakes_watched(turned_away):
+        yield
+
+
+def sentence_of(line: bytes) -> str | None:
+    """What a line of gRPC's says about a failed handshake; None when it is about something else."""
+    if _FAILED not in line:
+        return None
+    known = next((reason for sign, reason in _REASONS if sign in line), None)
+    return f"somebody is turned away at the TLS handshake: {known or line.partition(_FAILED)[2].decode('ascii', 'replace').strip()}"
+
+
+@contextlib.contextmanager
+def handshakes_watched(turned_away: Callable[[str], None]) -> Iterator[None]:
+    """While the block runs, calls `turned_away(sentence)` on the event loop for each handshake that fails at a server of this process."""
+    loop = asyncio.get_running_loop()
+    sys.stderr.flush()
+    kept = os.dup(2)
+    reader, writer = os.pipe()
+    os.dup2(writer, 2)
+    os.close(writer)
+    before, sys.stderr = sys.stderr, os.fdopen(os.dup(kept), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+
+    def read() -> None:
+        with os.fdopen(reader, "rb") as lines:
+            while line := lines.readline(_MAX_LINE):
+                if (sentence := sentence_of(line)) is not None:
+                    with contextlib.suppress(RuntimeError):  # the loop has ended
+                        loop.call_soon_threadsafe(turned_away, sentence)
+                elif not _LINE.match(line):
+                    os.write(kept, line)
+
+    thread = threading.Thread(target=read, name="coterie-handshakes", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        sys.stderr.close()
+        sys.stderr = before
+        os.dup2(kept, 2)  # closes the pipe's last end, so that the thread reads to its end
+        thread.join(timeout=5.0)
+        os.close(kept)
