@@ -10,17 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from coterie.config import Experiment, experiment_to_json
 from coterie.errors import ConfigError
-from coterie.ledger import as_ranges
-from coterie.names import natural_key
 from coterie_client.build import build_host
 from coterie_client.data import UserHead, list_users
 from coterie_deploy.client import store_of
 from coterie_deploy.hosts import AggregatorProcess, HostProcess, host_processes
 from coterie_deploy.loopback import join_all
+from coterie_deploy.shares import by_cluster, divided, selection
 from coterie_server.coordinator import Connect, Finished, Options, coordinate
 from coterie_server.engine import Observer
 from coterie_server.hub import Hub
@@ -51,7 +48,7 @@ class Launch:
 def default_hosts(experiment: Experiment, transport: Transport, data: Path | None) -> int:
     """How many hosts join the coordinator, when nobody says: a few processes, but none without users; an aggregator for each cluster."""
     if experiment.federation.is_two_tier:
-        return len(_by_cluster(list_users(experiment.data, experiment.seed, data)))
+        return len(by_cluster(list_users(experiment.data, experiment.seed, data)))
     return 1 if transport == "loopback" else min(DEFAULT_HOSTS, len(list_users(experiment.data, experiment.seed, data)))
 
 
@@ -65,32 +62,16 @@ async def launch(experiment: Experiment, how: Launch) -> Finished:
             raise ConfigError("transport 'loopback' has one process, want federation.topology 'flat'")
         return await coordinate(experiment, _in_two_tiers(experiment, how, heads), options)
     names = [head.name for head in heads]
-    if n_hosts > len(names):
-        raise ConfigError(f"{n_hosts} hosts for {len(names)} users: want at most one host for each user")
-    bounds = [len(names) * i // n_hosts for i in range(n_hosts + 1)]
-    shares = {f"host-{i + 1}": range(bounds[i], bounds[i + 1]) for i in range(n_hosts)}
+    shares = {f"host-{i}": share for i, share in enumerate(divided(range(len(names)), n_hosts), 1)}
     connect = _in_processes(experiment, how, shares) if how.transport == "grpc" else _in_this_process(experiment, how, shares, names)
     return await coordinate(experiment, connect, options)
 
 
-def _by_cluster(heads: Sequence[UserHead]) -> dict[str, list[int]]:
-    """The positions of each known cluster's users. ConfigError when a user has none."""
-    positions: dict[str, list[int]] = {}
-    for position, head in enumerate(heads):
-        if not head.cluster:
-            raise ConfigError(f"user {head.name!r} has no known cluster, want one for every user with federation.topology 'clusters'")
-        positions.setdefault(head.cluster, []).append(position)
-    return {cluster: positions[cluster] for cluster in sorted(positions, key=natural_key)}
-
-
 def _in_two_tiers(experiment: Experiment, how: Launch, heads: Sequence[UserHead]) -> Connect:
     """An aggregator process for each known cluster, and below it `hosts_per_cluster` host processes."""
-    clusters = _by_cluster(heads)
+    clusters = by_cluster(heads, experiment.federation.clusters or ())
     if len(clusters) != experiment.federation.hosts:
         raise ConfigError(f"{experiment.federation.hosts} aggregators for {len(clusters)} known clusters: want one for each cluster")
-    missing = next((name for name in experiment.federation.clusters or () if name not in clusters), None)
-    if missing is not None:
-        raise ConfigError(f"cluster {missing!r} has no users, but federation.clusters names it")
 
     @contextlib.asynccontextmanager
     async def connect(hub: Hub) -> AsyncIterator[None]:
@@ -110,26 +91,19 @@ def _in_two_tiers(experiment: Experiment, how: Launch, heads: Sequence[UserHead]
 def _aggregator(experiment: Experiment, how: Launch, folder: Path, number: int, cluster: tuple[str, list[int]]) -> AggregatorProcess:
     name, positions = cluster
     n_hosts = experiment.federation.hosts_per_cluster
-    if n_hosts > len(positions):
-        raise ConfigError(f"{n_hosts} hosts for the {len(positions)} users of cluster {name!r}: want at most one host for each user")
     hosts = []
-    for i in range(n_hosts):
-        share = positions[len(positions) * i // n_hosts : len(positions) * (i + 1) // n_hosts]
-        selection = ("--cluster", name) if n_hosts == 1 else ("--users", as_ranges(np.array(share)))
-        hosts.append(HostProcess(f"host-{number}-{i + 1}", selection, folder / f"host-{number}-{i + 1}", how.data))
+    for i, share in enumerate(divided(positions, n_hosts, name), 1):
+        hosts.append(HostProcess(f"host-{number}-{i}", selection(share, name, n_hosts), folder / f"host-{number}-{i}", how.data))
     return AggregatorProcess(name, name, hosts, folder / f"aggregator-{number}")
 
 
-def _in_processes(experiment: Experiment, how: Launch, shares: dict[str, range]) -> Connect:
+def _in_processes(experiment: Experiment, how: Launch, shares: dict[str, Sequence[int]]) -> Connect:
     @contextlib.asynccontextmanager
     async def connect(hub: Hub) -> AsyncIterator[None]:
         _announce(how, hub)
         with contextlib.ExitStack() as stack:
             folder = how.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coterie-")))
-            hosts = [
-                HostProcess(name, ("--users", f"{share.start}-{share.stop - 1}"), folder / HOSTS / name, how.data)
-                for name, share in shares.items()
-            ]
+            hosts = [HostProcess(name, selection(share), folder / HOSTS / name, how.data) for name, share in shares.items()]
             async with (
                 serving(hub, experiment_to_json(experiment), "127.0.0.1:0") as server,
                 host_processes(hub, server.port, hosts),
@@ -139,7 +113,7 @@ def _in_processes(experiment: Experiment, how: Launch, shares: dict[str, range])
     return connect
 
 
-def _in_this_process(experiment: Experiment, how: Launch, shares: dict[str, range], names: list[str]) -> Connect:
+def _in_this_process(experiment: Experiment, how: Launch, shares: dict[str, Sequence[int]], names: list[str]) -> Connect:
     @contextlib.asynccontextmanager
     async def connect(hub: Hub) -> AsyncIterator[None]:
         _announce(how, hub)
