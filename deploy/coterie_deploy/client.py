@@ -122,11 +122,17 @@ def _users(client: Client, experiment: Experiment, data: Path | None) -> list[st
     return own
 
 
-def _check_code(client: Client, experiment: Experiment) -> None:
-    """What a server elsewhere names is imported only where the command line allows it."""
+def named_code(experiment: Experiment) -> list[str]:
+    """What the experiment names of code to import where its users are."""
     named = [experiment.problem.loss] if ":" in experiment.problem.loss else []
     named += [experiment.data.path] if isinstance(experiment.data, PythonData) else []
     named += [experiment.model.build] if isinstance(experiment.model, CustomModel) else []
+    return named
+
+
+def _check_code(client: Client, experiment: Experiment) -> None:
+    """What a server elsewhere names is imported only where the command line allows it."""
+    named = named_code(experiment)
     if named and not client.launched and not client.allow_code:
         listed = " and ".join(map(repr, named))
         raise ConfigError(f"the coordinator's experiment wants to import {listed} on this machine; allow it with --allow-code")

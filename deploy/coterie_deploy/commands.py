@@ -62,6 +62,15 @@ TlsFolder = Annotated[
     Path | None, typer.Option("--tls", metavar="DIR", help="Its certificate: ca.crt, tls.crt, tls.key.", show_default=False)
 ]
 AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let the experiment name code to import here.")]
+ContainerHosts = Annotated[
+    int | None, typer.Option(min=1, help="Client hosts; with clusters, of each.  [default: the experiment's]", show_default=False)
+]
+HostData = Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of data that all hosts read.", show_default=False)]
+PrivateData = Annotated[Path | None, typer.Option(metavar="DIR", help="Instead: a folder with one for each host.", show_default=False)]
+Certificates = Annotated[Path | None, typer.Option("--mtls", metavar="DIR", help="A folder of coterie certs.", show_default=False)]
+Monitoring = Annotated[bool, typer.Option("--monitoring", help="With a container that shows the run.")]
+Registry = Annotated[str, typer.Option(metavar="PREFIX", help="Before the names of images.", show_default=False)]
+TextFile = Annotated[Path | None, typer.Option("--output", metavar="FILE", help="[default: standard output]", show_default=False)]
 
 
 @app.callback(invoke_without_command=True)
@@ -386,6 +395,61 @@ def certify(
 
 
 @app.command()
+def compose(
+    experiment: ExperimentName,
+    hosts: ContainerHosts = None,
+    topology: Topology = None,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    data: HostData = None,
+    private_data: PrivateData = None,
+    mtls: Certificates = None,
+    monitoring: Monitoring = False,
+    registry: Registry = "",
+    allow_code: AllowCode = False,
+    build: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Images are built from this clone of the repository.", show_default=False)
+    ] = None,
+    output: TextFile = None,
+) -> None:
+    """Write a Compose file in which the experiment runs, each member in a container of its own."""
+    from coterie_deploy.compose import compose_file
+    from coterie_deploy.members import Asked, planned
+
+    chosen = None if topology is None else topology.value
+    asked = Asked(experiment, overrides or (), seed, chosen, hosts, data, private_data, mtls, monitoring, registry, allow_code)
+    _write(compose_file(planned(asked), output, build), output)
+
+
+@app.command()
+def kubernetes(
+    experiment: ExperimentName,
+    hosts: ContainerHosts = None,
+    topology: Topology = None,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    data: HostData = None,
+    private_data: PrivateData = None,
+    mtls: Certificates = None,
+    monitoring: Monitoring = False,
+    registry: Registry = "",
+    allow_code: AllowCode = False,
+    namespace: Annotated[str | None, typer.Option(help="[default: kubectl's]", show_default=False)] = None,
+    storage_class: Annotated[str | None, typer.Option(help="Of the volumes.  [default: the cluster's]", show_default=False)] = None,
+    storage: Annotated[str, typer.Option(metavar="SIZE", help="Of each volume.")] = "1Gi",
+    output: TextFile = None,
+) -> None:
+    """Write Kubernetes manifests with which the experiment runs, each member in a pod of its own."""
+    from coterie_deploy.kubernetes import Where, manifests
+    from coterie_deploy.members import Asked, planned
+
+    chosen = None if topology is None else topology.value
+    asked = Asked(experiment, overrides or (), seed, chosen, hosts, data, private_data, mtls, monitoring, registry, allow_code)
+    where = Where(namespace, storage_class, storage)
+    _write(manifests(planned(asked), where, output), output)
+
+
+@app.command()
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="What to reproduce; without it, what there is.", show_default=False)] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 8,
@@ -410,6 +474,19 @@ def _import_from_here() -> None:
 
 def _with_topology(overrides: list[str] | None, topology: TopologyName | None) -> list[str]:
     return [*(overrides or ()), *([] if topology is None else [f"federation.topology={topology.value}"])]
+
+
+def _write(text: str, output: Path | None) -> None:
+    """To the file, or standard output. ConfigError when it cannot be written."""
+    from coterie.errors import ConfigError
+
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {output}: {error.strerror or error}") from error
 
 
 def _say(note: str) -> None:
