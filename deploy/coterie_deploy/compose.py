@@ -141,7 +141,7 @@ def _without_variables(content: Any) -> Any:
 
 def _notes(plan: Plan, output: Path | None, build: Path | None) -> list[str]:
     file = "FILE" if output is None else shlex.quote(os.fspath(output))
-    up = f"docker compose -f {file} up{' --build' if build is not None else ''}"
+    run = f"docker compose -p {plan.short_name} -f {file}"
     lines = [f"Written by: {command_line('compose', plan.asked, {'build': build, 'output': output})}", ""]
     if plan.asked.certificates is not None:
         lines += ["Once, the certificates, whose keys the images' user must be able to read:"]
@@ -150,16 +150,16 @@ def _notes(plan: Plan, output: Path | None, build: Path | None) -> list[str]:
         lines += [f"  sudo chown -R {USER_ID}:{USER_ID} {shlex.quote(os.fspath(folder))}/*/", ""]
     lines += [
         "Compose v2, or docker-compose 1.29 in the place of docker compose:",
-        f"  {up}      runs the experiment, or goes on with a run that was stopped",
-        f'  docker cp "$(docker compose -f {file} ps -aq {COORDINATOR}):{RUNS}/{plan.name}" .      takes the run folder out of its volume',
-        f"  docker compose -f {file} down -v      removes everything",
+        f"  {run} up{' --build' if build is not None else ''}      runs the experiment, or goes on with a run that was stopped",
+        f'  docker cp "$({run} ps -aq {COORDINATOR}):{RUNS}/{plan.name}" .      takes the run folder out of its volume',
+        f"  {run} down -v      removes everything",
     ]
     if plan.asked.monitoring:
-        lines += [f"  docker compose -f {file} --profile monitoring up      shows the run as well; stop it with Ctrl-C"]
+        lines += [f"  {run} --profile monitoring up      shows the run as well; stop it with Ctrl-C"]
         lines += ["Swarm knows no profiles: write the file without --monitoring."]
     else:
         registry = "" if plan.asked.registry else " (--registry)"
-        lines += [f"Swarm, with the images in a registry{registry}: docker stack deploy -c {file} STACK"]
+        lines += [f"Swarm, with the images in a registry{registry}: docker stack deploy -c {file} {plan.short_name}"]
     if plan.asked.certificates is None:
         lines += ["Members speak in plain text; all networks are internal. --mtls gives each a certificate."]
     if len(plan.networks) > _MAX_NETWORKS:

@@ -36,7 +36,7 @@ from coterie_deploy.member_commands import (
     health,
     monitor,
 )
-from coterie_deploy.members import COORDINATOR, MAX_NAME, Member, Plan, safe_names
+from coterie_deploy.members import COORDINATOR, Member, Plan
 from coterie_deploy.plain_yaml import as_yaml
 
 PATIENCE_S = 600.0  # machines may have to fetch images first
@@ -50,16 +50,16 @@ _RESOURCES = {
     "client": {"cpu": "500m", "memory": "256Mi"},
     "client-torch": {"cpu": "1", "memory": "1Gi"},
 }
-# Runs "$@" as a child, so that the first process hears SIGTERM and can pass it on; a signal interrupts `wait`.
+# Runs "$@" as a child, so that the first process, which hears no signal but those it traps, can pass SIGTERM on; that interrupts `wait`.
 KEPT = """\
 "$@" & child=$!
-trap 'kill -TERM "$child"' TERM
+trap 'asked=1; kill -TERM "$child"' TERM
 wait "$child"; code=$?
-while kill -0 "$child" 2>/dev/null; do wait "$child"; code=$?; done
+while test -n "$asked"; do asked=; wait "$child"; code=$?; done
 test "$code" -eq 0 || exit "$code"
+trap 'exit 0' TERM
 echo "the run is over; what it has left is here until this StatefulSet is scaled to 0"
-sleep infinity & child=$!
-wait "$child"
+sleep infinity & wait "$!"
 """
 
 
@@ -81,7 +81,7 @@ class Where:
 
 def manifests(plan: Plan, where: Where, output: Path | None) -> str:
     """The text of all manifests. ConfigError when the experiment cannot be read."""
-    writer = _Writer(plan, where, run_name(plan.name))
+    writer = _Writer(plan, where, plan.short_name)
     documents = [
         writer.experiment(),
         *writer.policies(),
@@ -91,12 +91,6 @@ def manifests(plan: Plan, where: Where, output: Path | None) -> str:
         *writer.jobs(),
     ]
     return header(_notes(writer, output)) + "---\n".join(map(as_yaml, documents))
-
-
-def run_name(name: str) -> str:
-    """What the objects of an experiment begin with: a letter first, as services want it."""
-    safe = next(iter(safe_names([name]).values()))
-    return safe if safe[0].isalpha() else f"run-{safe}"[:MAX_NAME].rstrip("-")
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,12 @@ class Plan:
         """All networks, the coordinator's first."""
         return tuple(dict.fromkeys(network for member in self.members for network in member.networks))
 
+    @property
+    def short_name(self) -> str:
+        """The experiment's name as a project of Compose and the objects of Kubernetes can begin with it: a letter first."""
+        safe = safe_names([self.name])[self.name]
+        return safe if safe[0].isalpha() else f"run-{safe}"[:MAX_NAME].rstrip("-")
+
     def image(self, role: Role) -> str:
         """What a container of that role runs."""
         target = self.target(role)
