@@ -20,7 +20,7 @@ from coterie.names import parse_users
 from coterie_client.data import list_users
 from coterie_deploy import cli
 from coterie_deploy.compose import compose_file
-from coterie_deploy.member_commands import command_line
+from coterie_deploy.member_commands import _as_tokens, command_line
 from coterie_deploy.members import MAX_NAME, Asked, planned, safe_names
 from coterie_deploy.plain_yaml import as_yaml
 from coterie_deploy.shipped import load
@@ -208,6 +208,10 @@ def test_a_certificate_is_mounted_by_its_owner_alone_and_no_secret_is_in_the_fil
     assert "--role host --users u0..u1\n" in compose_file(planned(flat(certificates=Path("certs"))), None)
 
 
+def test_a_certificate_lists_ranges_of_users_whose_last_numbers_follow_each_other() -> None:
+    assert _as_tokens(("7", "8", "u8", "u9", "u10", "u012", "u013", "u0", "u1", "x2")) == "7..8,u8..u10,u012,u013,u0..u1,x2"
+
+
 def test_paths_are_those_that_the_folder_of_the_file_sees(here: Path) -> None:
     content = read(flat(certificates=here / "certs"), Path("sub/c.yml"), Path("clone"))
     assert mounts(content, "host-1")["/data"]["source"] == "../data"
@@ -300,6 +304,12 @@ def test_the_tools_on_this_machine_read_every_word_of_a_command_as_it_was_meant(
     assert "description='${HOME} $x'" in commands["coordinator"]
     assert commands["aggregator-home"][commands["aggregator-home"].index("--cluster") + 1] == "$HOME"
     assert commands["aggregator-1e3"][commands["aggregator-1e3"].index("--cluster") + 1] == "1e3"
+
+
+def test_dollars_are_doubled_so_that_no_tool_takes_them_for_variables(here: Path) -> None:
+    services = read(clusters(overrides=["description=${HOME}"]))["services"]
+    assert "$$HOME" in services["aggregator-home"]["command"]
+    assert "description=$${HOME}" in services["coordinator"]["command"]
 
 
 def test_text_that_begins_like_a_number_stays_text() -> None:

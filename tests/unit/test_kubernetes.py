@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ def plans() -> dict[str, Plan]:
         "flat": flat(),
         "flat of one": Asked("hsb", hosts=1, monitoring=True),
         "clusters": clusters(monitoring=True, registry="r.example"),
+        "hosts of clusters": replace(clusters(), hosts=1),
         "mtls": clusters(certificates=Path("certs")),
         "private": flat(data=None, private_data=Path("data")),
         "networks": Asked("digits", hosts=2),
@@ -68,7 +69,7 @@ def plans() -> dict[str, Plan]:
     return {name: planned(one) for name, one in asked.items()}
 
 
-PLANS = ["flat", "flat of one", "clusters", "mtls", "private", "networks"]
+PLANS = ["flat", "flat of one", "clusters", "hosts of clusters", "mtls", "private", "networks"]
 
 
 def documents(plan: Plan, where: Where | None = None) -> list[Manifest]:
@@ -322,6 +323,14 @@ def test_another_pod_of_the_namespace_reaches_nobody_and_is_reached_by_nobody(he
         assert not allowed(found, pod, stranger, 7000)
 
 
+def test_runs_in_one_namespace_do_not_meet(here: Path) -> None:
+    first, second = (planned(clusters(overrides=[f"name={name}"])) for name in ("first", "second"))
+    found = [*documents(first), *documents(second)]
+    for one, other in itertools.product(pods(first, documents(first)), pods(second, documents(second))):
+        assert not allowed(found, one, other, 7000)
+        assert not allowed(found, other, one, 7000)
+
+
 def test_all_may_ask_the_names_of_others_and_only_the_servers_of_names(here: Path) -> None:
     plan = planned(clusters())
     found = documents(plan)
@@ -346,18 +355,22 @@ def fake(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}", "HOME": "/wrong"}
 
 
-def started(container: Manifest, index: int, environment: dict[str, str]) -> list[str]:
-    """The arguments that `coterie` gets in the container of this completion index, as a kubelet starts it."""
+def words_of(container: Manifest) -> list[str]:
+    """What a kubelet starts, which would put variables in the place of a single $(NAME)."""
     words = [*container.get("command", ["coterie"]), *container.get("args", ())]
-    assert not any(re.search(r"(?<!\$)\$\(", word) for word in words)  # the kubelet would expand it
-    words = [word.replace("$$(", "$(") for word in words]
+    assert not any(re.search(r"(?<!\$)\$\(", word) for word in words)
+    return [word.replace("$$(", "$(") for word in words]
+
+
+def started(container: Manifest, index: int, environment: dict[str, str]) -> list[str]:
+    """The arguments that `coterie` gets in the container of this completion index."""
     done = subprocess.run(
-        words, env={**environment, "JOB_COMPLETION_INDEX": str(index)}, capture_output=True, text=True, timeout=20, check=True
+        words_of(container), env={**environment, "JOB_COMPLETION_INDEX": str(index)}, capture_output=True, text=True, timeout=20, check=True
     )
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("name", ["flat", "flat of one", "clusters", "mtls"])
+@pytest.mark.parametrize("name", ["flat", "flat of one", "clusters", "hosts of clusters", "mtls"])
 def test_each_completion_index_starts_its_host_of_the_plan(here: Path, fake: dict[str, str], name: str) -> None:
     plan = plans()[name]
     run = plan.short_name
@@ -375,7 +388,7 @@ def test_servers_run_what_the_plan_says(here: Path) -> None:
     for member, workload in zip(plan.members, of_kind(documents(plan), "StatefulSet"), strict=False):
         container = pod_of(workload)["containers"][0]
         wanted = arguments(plan, member, f"run-2-tiers-{member.parent}:7000", PATIENCE_S)
-        assert [word.replace("$$(", "$(") for word in container["command"]] == ["sh", "-c", KEPT, "kept", "coterie", *wanted]
+        assert words_of(container) == ["sh", "-c", KEPT, "kept", "coterie", *wanted]
 
 
 @contextlib.contextmanager
