@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import typer
 import yaml
 
 from coterie import __version__
@@ -19,6 +21,7 @@ from coterie.errors import ConfigError
 from coterie.names import parse_users
 from coterie_client.data import list_users
 from coterie_deploy import cli
+from coterie_deploy.commands import app
 from coterie_deploy.compose import compose_file
 from coterie_deploy.member_commands import _as_tokens, command_line
 from coterie_deploy.members import MAX_NAME, Asked, planned, safe_names
@@ -370,3 +373,24 @@ def test_a_user_that_a_certificate_cannot_list_is_told(here: Path) -> None:
     compose_file(planned(flat()), None)
     with pytest.raises(ConfigError, match="user 'u,3' has a comma"):
         compose_file(planned(flat(certificates=Path("certs"))), None)
+
+
+# ---- what coterie takes
+
+
+@pytest.mark.parametrize("name", ["flat", "clusters", "mtls", "private", "networks"])
+def test_every_command_in_the_files_is_one_that_coterie_takes(here: Path, name: str) -> None:
+    """Parsed and not run; what a health check says, and what the header says of certificates, as well."""
+    text = compose_file(planned(plans()[name]), None)
+    services = yaml.safe_load(text)["services"].values()
+    lines = [service["command"] for service in services]
+    lines += [service["healthcheck"]["test"][2:] for service in services if "healthcheck" in service]
+    lines += [shlex.split(line.lstrip("# "))[1:] for line in text.splitlines() if line.startswith("#   coterie")]
+    assert len(lines) > len(services)
+    for words in lines:
+        command: Any = typer.main.get_command(app)
+        context = command.make_context("coterie", [word.replace("$$", "$") for word in words])
+        while hasattr(command, "resolve_command"):
+            rest = [*context._protected_args, *context.args]
+            word, command, rest = command.resolve_command(context, rest)
+            context = command.make_context(word, rest, parent=context)
