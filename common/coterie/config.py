@@ -25,6 +25,7 @@ from pydantic_core import ErrorDetails
 
 from coterie.data import DataConfig, Name
 from coterie.errors import ConfigError
+from coterie.links import LinkRules
 from coterie.model import ModelConfig
 from coterie.problem import ProblemConfig
 from coterie.shown import shortened, shown
@@ -42,6 +43,7 @@ _MAX_COUNT = 10**9
 _MAX_KEYS = 20  # of an override, in each other
 _MAX_MISTAKES = 20  # reported at once
 _MAX_MISTAKE, _MAX_KEY = 1000, 100  # characters
+_SILENT_HEARTBEATS = 10  # after which a host gives its parent up (`coterie.dial`)
 
 Seconds = Annotated[float, Field(gt=0, le=_MAX_SECONDS)]
 Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
@@ -124,6 +126,8 @@ class FederationRules(Model):
     silence_s: Seconds = 20.0  # connected, but without any frame: the connection is given up
     late: Literal["wait", "skip"] = "wait"
     late_after_s: Seconds = 5.0  # with late: skip, how long the others wait
+    # Rate and delay that parents impose, "20Mbit/40ms", to emulate a network: results stay the same to the bit, and only take longer.
+    links: LinkRules = LinkRules()
 
     @model_validator(mode="after")
     def _bounds_agree(self) -> Self:
@@ -133,6 +137,11 @@ class FederationRules(Model):
             raise ValueError(f"silence_s is {self.silence_s}, want at least twice heartbeat_s, which is {self.heartbeat_s}")
         if self.is_two_tier and (self.min_hosts is not None or self.late == "skip"):
             raise ValueError("with topology 'clusters' every aggregator takes part: min_hosts and late 'skip' are for topology 'flat'")
+        return self
+
+    @model_validator(mode="after")
+    def _links_let_both_ends_be_heard(self) -> Self:
+        self.links.check(min(self.silence_s, _SILENT_HEARTBEATS * self.heartbeat_s))
         return self
 
     @property

@@ -22,10 +22,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from coterie.dial import to_the_end
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.ledger import UP
+from coterie.links import LinkRule
 from coterie.tls import Identity, Tls, identity_of
 from coterie.v1 import session_pb2
 from coterie.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Assembler, Encoded, Received
 from coterie_server.hub import Hub
+from coterie_server.links import Inlet, LoopClock, Outlet, call, note_links, rule_of
 from coterie_server.sessions import Refusal
 
 SERVICE = "coterie.v1.FederationService"
@@ -156,6 +158,7 @@ async def _tick(hub: Hub, running: Serving, service: _Service) -> None:
     is_drained = False
     while True:
         await asyncio.sleep(TICK_S)
+        service.note_held()
         hub.tick()
         service.check_links()
         if hub.is_over and not is_drained:
@@ -171,6 +174,8 @@ class _Service:
         self._wants_identity = wants_identity
         self._answer = session_pb2.GetExperimentResponse(run_id=hub.run_id, experiment_json=experiment_json)
         self._sessions: dict[asyncio.Task[Any], _Session] = {}
+        self._rule = rule_of(hub)
+        note_links(hub, self._rule)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Generic handlers; Join's frames stay bytes."""
@@ -195,6 +200,8 @@ class _Service:
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, request.host, reason)
         if self._hub.is_over:
             await context.abort(grpc.StatusCode.ABORTED, f"run {self._hub.run_id} has ended")
+        if self._rule is not None:
+            await call(self._rule, LoopClock(), request.ByteSize(), self._answer.ByteSize())
         return self._answer
 
     async def _refuse(self, context: Any, code: grpc.StatusCode, name: str, reason: str) -> None:
@@ -204,11 +211,16 @@ class _Service:
     async def _join(self, _: Any, context: Context) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - gRPC runs every rpc in a task
-        session = self._sessions[task] = _Session(self._hub, context, wants_identity=self._wants_identity)
+        session = self._sessions[task] = _Session(self._hub, context, self._rule, wants_identity=self._wants_identity)
         try:
             await session.run()
         finally:
             del self._sessions[task]
+
+    def note_held(self) -> None:
+        """Hosts whose frames are held back here are heard."""
+        for session in self._sessions.values():
+            session.note_held()
 
     def check_links(self) -> None:
         """Gives up the streams of hosts that have stopped reading."""
@@ -224,11 +236,12 @@ class _Service:
 
 
 class GrpcLink:
-    """The outgoing half of one stream."""
+    """The outgoing half of one stream; `outlet` shapes it."""
 
-    def __init__(self, context: Context, silence_s: float) -> None:
+    def __init__(self, context: Context, silence_s: float, outlet: Outlet | None = None) -> None:
         self.closed: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
         self._context = context
+        self._outlet = outlet
         self._queue: deque[Encoded | bytes] = deque()
         self._beats: deque[bytes] = deque()  # they may overtake, and go between the chunks of a large message
         self._wake = asyncio.Event()
@@ -244,7 +257,7 @@ class GrpcLink:
 
     def send_frame(self, frame: session_pb2.JoinResponse) -> None:
         """Queues a frame of the session itself."""
-        if frame.WhichOneof("frame") == "heartbeat":
+        if frame.WhichOneof("frame") == "heartbeat" and self._outlet is None:
             self._beats.append(frame.SerializeToString())
             self._wake.set()
         else:
@@ -257,6 +270,8 @@ class GrpcLink:
 
     def _put(self, item: Encoded | bytes) -> None:
         self._queue.append(item)
+        if self._outlet is not None:
+            self._outlet.put()
         self._loop.call_soon(self._wake_writer)
 
     def _wake_writer(self) -> None:
@@ -273,7 +288,7 @@ class GrpcLink:
 
     async def flush(self) -> None:
         """Writes a small task that waits alone, in the caller's own turn; everything else is left to the writer."""
-        if len(self._queue) != 1 or self._beats or self._is_writing:
+        if len(self._queue) != 1 or self._beats or self._is_writing or self._outlet is not None:
             return
         item = self._queue[0]
         if not isinstance(item, Encoded) or item.n_bytes > SMALL_BYTES:
@@ -307,6 +322,8 @@ class GrpcLink:
             self._is_writing = False
 
     async def _write(self, frame: bytes) -> None:
+        if self._outlet is not None:
+            await self._outlet.passed(len(frame))
         self._deadline = self._loop.time() + self._silence_s
         await self._context.write(frame)
         self._deadline = math.inf
@@ -317,6 +334,8 @@ class GrpcLink:
         if not self._queue:
             return
         item = self._queue.popleft()
+        if self._outlet is not None:
+            self._outlet.take()
         if isinstance(item, bytes):
             await self._write(item)
             return
@@ -329,9 +348,14 @@ class GrpcLink:
 class _Session:
     """One host's stream: the tasks that read and write it."""
 
-    def __init__(self, hub: Hub, context: Context, *, wants_identity: bool) -> None:
+    def __init__(self, hub: Hub, context: Context, rule: LinkRule | None, *, wants_identity: bool) -> None:
         self._wants_identity = wants_identity
-        self.link = GrpcLink(context, hub.rules.silence_s)
+        clock = LoopClock()
+        self.link = GrpcLink(context, hub.rules.silence_s, None if rule is None else Outlet(rule, clock))
+        self._inlet = None if rule is None else Inlet(context.read, rule, clock)
+        self._receive = context.read if self._inlet is None else self._inlet.read
+        # A hello as long as may be is carried by a slow link for longer than one waits for a host that says nothing.
+        self._hello_s = hub.rules.silence_s + (0.0 if rule is None else rule.transmission_s(MAX_HELLO_BYTES) + rule.delay_s)
         self._hub = hub
         self._context = context
         self._assembler = Assembler(session_pb2.JoinRequest)
@@ -339,8 +363,9 @@ class _Session:
 
     async def run(self) -> None:
         """Serves the stream until it ends, then gives it its status."""
-        reading = asyncio.create_task(self._read_all())
-        writing = asyncio.create_task(self.link.write_all())
+        tasks = [asyncio.create_task(work) for work in (self._read_all(), self.link.write_all())]
+        if self._inlet is not None:
+            tasks.append(asyncio.create_task(self._inlet.pump()))
         code, reason = "CANCELLED", "the connection broke"
         try:
             code, reason = await self.link.closed
@@ -348,11 +373,16 @@ class _Session:
             self.link.close(code, reason)  # frames still under way are ignored from here on
             if self._name:
                 self._hub.lost(self._name, self.link, reason)
-            reading.cancel()
-            writing.cancel()
-            await asyncio.gather(reading, writing, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         if code != "OK":
             await self._end(grpc.StatusCode[code], reason[:MAX_REASON_CHARS])
+
+    def note_held(self) -> None:
+        """The host is heard while a frame of it is held back by a shaped link."""
+        if self._inlet is not None and self._inlet.is_holding and self._name and not self.link.closed.done():
+            self._hub.heard(self._name)
 
     async def _end(self, code: grpc.StatusCode, reason: str) -> None:
         try:
@@ -365,7 +395,7 @@ class _Session:
     async def _read_all(self) -> None:
         link = self.link
         try:
-            async with asyncio.timeout(self._hub.rules.silence_s):
+            async with asyncio.timeout(self._hello_s):
                 hello = await self._read_hello()
             if hello is not None:
                 self._name = hello.host
@@ -377,7 +407,7 @@ class _Session:
         except ProtocolError as error:
             link.close("INVALID_ARGUMENT", str(error))
         except TimeoutError:
-            link.close("DEADLINE_EXCEEDED", f"no hello came within {self._hub.rules.silence_s:g} s")
+            link.close("DEADLINE_EXCEEDED", f"no hello came within {self._hello_s:g} s")
         except Exception as error:
             # A mistake of ours: nobody may wait for this host any longer, and the traceback goes to the log.
             self._hub.fail(RunError(f"the session of host {self._name!r} broke with {type(error).__name__}: {error}"))
@@ -387,7 +417,7 @@ class _Session:
     async def _read(self) -> tuple[Any, int]:
         """The next whole item and the size of its last frame; (None, 0) at the end of the stream."""
         while True:
-            data: Any = await self._context.read()
+            data: Any = await self._receive()
             if not isinstance(data, bytes):
                 return None, 0
             if self._name:
