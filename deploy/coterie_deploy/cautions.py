@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Sequence
 
-from coterie.config import experiment_from
+from coterie.config import Experiment, experiment_from
 from coterie_deploy.tables import figure
 from coterie_server import summary
 from coterie_server.summary import Shortfall
@@ -21,6 +21,14 @@ def cautions_of(connection: sqlite3.Connection) -> list[str]:
     given = connection.execute("SELECT text FROM events WHERE kind = 'warning' GROUP BY text ORDER BY MIN(rowid)")
     sentences = [*shortfall_sentences(shortfalls_of(connection)), *(text for (text,) in given)]
     return [f"warning: {sentence}" for sentence in sentences]
+
+
+def links_caution(experiment: Experiment, transport: str) -> str:
+    """What to know where the experiment shapes links and the transport has none; "" otherwise."""
+    given = ", ".join(f"links.{scope} {text}" for scope, text in experiment.federation.links.given())
+    if transport != "loopback" or not given:
+        return ""
+    return f"transport 'loopback' has no links, so {given} is ignored: want transport 'grpc' for the time that they take"
 
 
 def shortfalls_of(connection: sqlite3.Connection) -> list[Shortfall]:

@@ -118,6 +118,7 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment on this machine: a coordinator, the clusters' aggregators if there are any, and the client hosts."""
+    from coterie_deploy.cautions import links_caution
     from coterie_deploy.launch import Launch, default_hosts
     from coterie_deploy.local import run_here
     from coterie_deploy.shipped import choose, load
@@ -134,6 +135,7 @@ def run(
         resume=resume,
     )
     _say(chosen.note)
+    _say(links_caution(chosen.experiment, transport.value))
     how = Launch(transport=transport.value, folder=chosen.folder, data=data, resume=resume, decisions_of=replay_decisions)
     run_here(chosen.experiment, how, _console(), _console(stderr=True), quiet=quiet)
 

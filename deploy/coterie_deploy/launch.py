@@ -14,6 +14,7 @@ from coterie.config import Experiment, experiment_to_json
 from coterie.errors import ConfigError
 from coterie_client.build import build_host
 from coterie_client.data import UserHead, list_users
+from coterie_deploy.cautions import links_caution
 from coterie_deploy.client import store_of
 from coterie_deploy.hosts import AggregatorProcess, HostProcess, host_processes
 from coterie_deploy.loopback import join_all
@@ -117,6 +118,8 @@ def _in_this_process(experiment: Experiment, how: Launch, shares: dict[str, Sequ
     @contextlib.asynccontextmanager
     async def connect(hub: Hub) -> AsyncIterator[None]:
         _announce(how, hub)
+        if caution := links_caution(experiment, how.transport):
+            hub.recorder.event("warning", caution)
         hosts = [
             build_host(
                 name,
