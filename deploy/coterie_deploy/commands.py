@@ -50,6 +50,7 @@ Seed = Annotated[int | None, typer.Option(min=0, help="Replaces the experiment's
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the run folder.")]
 Replay = Annotated[Path | None, typer.Option(metavar="RUN", help="Repeat the time-dependent decisions of that run.", show_default=False)]
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where data paths start.  [default: here]", show_default=False)]
+LINK = "RATE/DELAY"
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Topology = Annotated[
     TopologyName | None,
@@ -332,6 +333,22 @@ def ledger(
     from coterie_deploy.books import print_ledger
 
     print_ledger(run, stage, _console(), total=total)
+
+
+@app.command()
+def project(
+    run: RunFolder,
+    between: Annotated[str | None, typer.Option(metavar=LINK, help="Coordinator and aggregators.", show_default=False)] = None,
+    within: Annotated[str | None, typer.Option(metavar=LINK, help="Aggregator and its hosts.", show_default=False)] = None,
+    direct: Annotated[str | None, typer.Option(metavar=LINK, help="Coordinator and hosts, in a flat run.", show_default=False)] = None,
+) -> None:
+    """Estimate how long a finished run would take on other links, such as 20Mbit/40ms: from its ledger and the time it has taken.
+
+    Links that are not given stay what they were. A turn is a task and its reply: two delays, and the transmission of both.
+    """
+    from coterie_deploy.project import print_projection
+
+    print_projection(run, {"direct": direct, "between": between, "within": within}, _console())
 
 
 @app.command()

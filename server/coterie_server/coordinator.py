@@ -97,6 +97,7 @@ async def _run(experiment: Experiment, connect: Connect, options: Options, datab
     attempt = int(database.get("attempt") or 0) + 1
     for key, value in _facts_of_run(experiment, run_id, attempt).items():
         database.put(key, value)
+    database.event("start", f"attempt {attempt} starts", attempt=attempt)
     hub = Hub(experiment, run_id, database, time.monotonic, keep_log=options.folder is not None)
     hub.attempt = attempt
     start = _kept_start(options.folder) if options.resume and options.folder is not None else options.start

@@ -1,0 +1,107 @@
+"""`coterie project`: what it reads from a run, and that a run on shaped links takes the time that was projected."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from coterie.config import experiment_to_json
+from coterie.errors import ConfigError
+from coterie.links import link_rule
+from coterie_deploy.launch import Launch, launch
+from coterie_deploy.project import print_projection, projection_of
+from tests.integration.test_links import flat, over_grpc, query, tiers
+from tests.two_tier import Tiers
+
+
+def projected_s(folder: Path, links: Mapping[str, str]) -> float:
+    return projection_of(folder).seconds({scope: link_rule(text) for scope, text in links.items()})
+
+
+def test_a_projection_counts_turns_and_bytes_and_takes_the_links_of_the_run_itself_out(tmp_path: Path) -> None:
+    over_grpc(flat({"direct": "1Gbit/10ms"}), tmp_path / "run")
+    found = projection_of(tmp_path / "run")
+    scope = found.scopes["direct"]
+    sums = "SUM(message_bytes + 5 * frames) FROM ledger WHERE"
+    ((n_turns,),) = query(tmp_path / "run", "SELECT count(DISTINCT seq) FROM ledger WHERE seq > 0")
+    ((n_bytes,),) = query(tmp_path / "run", f"SELECT {sums} link = 'host-0' AND seq > 0")
+    ((down,),) = query(tmp_path / "run", f"SELECT {sums} direction = 'down'")
+    ((session,),) = query(tmp_path / "run", "SELECT SUM(message_bytes) FROM ledger WHERE seq = 0 GROUP BY link ORDER BY 1 DESC LIMIT 1")
+    ((start,),) = query(tmp_path / "run", "SELECT at FROM events WHERE kind = 'start'")
+    ((end,),) = query(tmp_path / "run", "SELECT at FROM events WHERE kind = 'finished'")
+    assert found.measured_s == end - start
+    assert scope.n_turns(None) == n_turns
+    assert scope.down_bytes == down
+    # Both hosts have two users, so that their messages have the same size; each has a link of its own.
+    frozen = len(experiment_to_json(flat({"direct": "1Gbit/10ms"})))
+    own_s = (2 * n_turns + 5) * 0.01 + (n_bytes + session + frozen) * 8 / 1e9
+    assert found.seconds({}) == pytest.approx(found.measured_s)
+    assert found.computing_s == pytest.approx(found.measured_s - own_s)
+    wanted_s = found.computing_s + (2 * n_turns + 5) * 0.5 + (n_bytes + session + frozen) * 8 / 1e4
+    assert projected_s(tmp_path / "run", {"direct": "10kbit/500ms"}) == pytest.approx(wanted_s)
+
+
+def printed(folder: Path, width: int = 120, **links: str) -> str:
+    page = io.StringIO()
+    print_projection(folder, links, Console(file=page, width=width))
+    return page.getvalue()
+
+
+def test_a_projection_says_what_each_scope_takes_and_refuses_what_it_cannot_know(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    asyncio.run(launch(flat({}), Launch("loopback", folder=run)))
+    page = printed(run, direct="20Mbit/40ms")
+    (line,) = (line for line in page.splitlines() if line.startswith("direct"))
+    ((n_turns,),) = query(run, "SELECT count(DISTINCT seq) FROM ledger WHERE seq > 0")
+    assert line.split()[:3] == ["direct", "20Mbit/40ms", str(n_turns)]
+    assert f"{(2 * n_turns + 5) * 0.04:.1f} s" in line
+    assert "20Mbit" not in printed(run, 60, direct="20Mbit/40ms")
+    with pytest.raises(ConfigError, match=r"^no links are given, want at least one of --direct, --between and --within"):
+        printed(run)
+    with pytest.raises(ConfigError, match=r"^--within is given, but the run has no such links: want --direct$"):
+        printed(run, within="20Mbit/40ms")
+    with pytest.raises(ConfigError, match=r"^--direct is 'fast', want RATE/DELAY such as"):
+        printed(run, direct="fast")
+    with contextlib.closing(sqlite3.connect(run / "run.db")) as connection:
+        for change, sentence in (
+            ("UPDATE events SET kind = 'begin' WHERE kind = 'start'", "has not written down when it started"),
+            ("UPDATE run SET value = '2' WHERE key = 'attempt'", "was resumed"),
+            ("UPDATE run SET value = 'running' WHERE key = 'status'", "is running, want a finished one"),
+        ):
+            connection.execute(change)
+            connection.commit()
+            with pytest.raises(ConfigError, match=sentence):
+                printed(run, direct="20Mbit/40ms")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("text", "d", "rounds"), [("20Mbit/20ms", 3, 100), ("2Mbit/1ms", 200, 100)], ids=["delays", "bandwidth"])
+def test_a_shaped_flat_run_takes_the_time_that_was_projected(tmp_path: Path, text: str, d: int, rounds: int) -> None:
+    over_grpc(flat({}, d=d, rounds=rounds), tmp_path / "plain")
+    over_grpc(flat({"direct": text}, d=d, rounds=rounds), tmp_path / "shaped")
+    plain, shaped = projection_of(tmp_path / "plain"), projection_of(tmp_path / "shaped")
+    assert shaped.measured_s > 3 * plain.measured_s
+    assert projected_s(tmp_path / "plain", {"direct": text}) == pytest.approx(shaped.measured_s, rel=0.15)
+
+
+SLOW_TIERS = [
+    ({"between": "20Mbit/40ms", "within": "1Gbit/10ms"}, 3, 200),
+    ({"between": "2Mbit/1ms", "within": "2Mbit/1ms"}, 300, 200),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("links", "d", "iterations"), SLOW_TIERS, ids=["delays", "bandwidth"])
+def test_a_shaped_two_tier_run_takes_the_time_that_was_projected(tmp_path: Path, links: dict[str, str], d: int, iterations: int) -> None:
+    Tiers(tiers({}, d, iterations), tmp_path / "plain").run()
+    Tiers(tiers(links, d, iterations), tmp_path / "shaped").run()
+    plain, shaped = projection_of(tmp_path / "plain" / "run"), projection_of(tmp_path / "shaped" / "run")
+    assert shaped.measured_s > 3 * plain.measured_s
+    assert projected_s(tmp_path / "plain" / "run", links) == pytest.approx(shaped.measured_s, rel=0.15)
