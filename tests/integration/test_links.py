@@ -28,7 +28,8 @@ from coterie_server.hub import Hub
 from coterie_server.rundb import open_run
 from coterie_server.serve import SERVICE, serving
 from tests.integration.test_session import Block, hosts, maker, new_hub, notes, ready, run, served
-from tests.two_tier import L2GD, Tiers, bits, small
+from tests.two_tier import L2GD, Death, Tiers, bits, small
+from tests.two_tier import flat as flat_run
 
 # What does not depend on how long anything takes: heartbeats do.
 LEDGER = """SELECT scope, link, seq, stage, round, kind, direction, useful, vectors, scalars, payload_bytes, message_bytes, frames
@@ -200,3 +201,12 @@ def test_a_hello_may_take_longer_than_one_may_be_silent() -> None:
         assert [kind for kind, _ in notes(hub).events] == ["links", "join"]
 
     run(test())
+
+
+@pytest.mark.slow
+def test_those_who_die_on_shaped_links_come_back_and_the_bits_are_those_of_a_calm_run(tmp_path: Path) -> None:
+    shaped = tiers({"between": "20Mbit/20ms", "within": "1Gbit/2ms"})
+    deaths = [Death("c0-0", "c0", 9), Death("c1", "", 7), Death("", "", 10), Death("c2", "c2", 16)]
+    fire = Tiers(shaped, tmp_path, deaths=deaths)
+    assert bits(fire.run()) == bits(flat_run(tiers({})))
+    assert fire.books().agree, fire.books()

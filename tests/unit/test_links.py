@@ -122,21 +122,28 @@ def test_frames_follow_each_other_at_the_rate_and_arrive_a_delay_later() -> None
     run(test)
 
 
-def test_chunks_and_heartbeats_go_in_their_turn_and_nothing_is_written_in_the_turn_of_the_run() -> None:
+def test_chunks_and_heartbeats_go_in_their_turn() -> None:
     async def test(clock: Clock) -> None:
         wire = Wire(clock)
         link = link_on(clock, wire)
         link.send(task(995, 1000))
         link.send_frame(session_pb2.JoinResponse(heartbeat=session_pb2.Heartbeat(seq=1)))
         link.send(task(995))
-        await link.flush()
-        assert not wire.written
         await written(clock, link)
         (head, chunk, beat, last) = wire.written
         assert head == (4.0, 995)
         assert chunk[0] == pytest.approx(4.0 + (chunk[1] + 5) / 1000)
         assert beat[0] == pytest.approx(chunk[0] + (beat[1] + 5) / 1000)
         assert last[0] == pytest.approx(beat[0] + 1.0)
+
+    run(test)
+
+
+def test_the_run_does_not_wait_for_the_link_in_its_own_turn() -> None:
+    async def test(clock: Clock) -> None:
+        link = link_on(clock, Wire(clock))
+        link.send(task(995))
+        await asyncio.wait_for(link.flush(), 1.0)
 
     run(test)
 
@@ -220,6 +227,26 @@ def test_what_is_held_back_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             await clock.run()
             assert await reading == SECOND, place
         await pumping
+
+    run(test)
+
+
+def test_a_session_that_is_closed_leaves_no_task() -> None:
+    class Rules:
+        rules = experiment_from(CONTENT).federation
+
+    async def test(clock: Clock) -> None:
+        wire = Wire(clock, (0, SECOND), (1e9, None))
+        session = _Session(cast(Hub, Rules()), cast(Any, wire), LinkRule(1e6, 60.0))
+        before = asyncio.all_tasks()
+        running = asyncio.create_task(session.run())
+        session.link.send(task(995))
+        await asyncio.sleep(0.02)
+        assert len(wire.read_at) == 2
+        session.link.close("OK", "it is over")
+        await asyncio.wait_for(running, 1.0)
+        assert asyncio.all_tasks() == before
+        assert not wire.written
 
     run(test)
 
