@@ -128,6 +128,9 @@ class FederationRules(Model):
     late_after_s: Seconds = 5.0  # with late: skip, how long the others wait
     # Rate and delay that parents impose, "20Mbit/40ms", to emulate a network: results stay the same to the bit, and only take longer.
     links: LinkRules = LinkRules()
+    # After absence_timeout_s without a connection: the run ends and can be resumed, it waits on, or it leaves the host's users out until
+    # they are back.
+    on_loss: Literal["stop", "wait", "skip"] = "stop"
 
     @model_validator(mode="after")
     def _bounds_agree(self) -> Self:
@@ -135,8 +138,10 @@ class FederationRules(Model):
             raise ValueError(f"min_hosts is {self.min_hosts}, want at most hosts, which is {self.hosts}")
         if self.silence_s < 2 * self.heartbeat_s:
             raise ValueError(f"silence_s is {self.silence_s}, want at least twice heartbeat_s, which is {self.heartbeat_s}")
-        if self.is_two_tier and (self.min_hosts is not None or self.late == "skip"):
-            raise ValueError("with topology 'clusters' every aggregator takes part: min_hosts and late 'skip' are for topology 'flat'")
+        if self.is_two_tier and (self.min_hosts is not None or "skip" in (self.late, self.on_loss)):
+            raise ValueError(
+                "with topology 'clusters' every aggregator takes part: on_loss 'skip', min_hosts and late 'skip' are for topology 'flat'"
+            )
         return self
 
     @model_validator(mode="after")

@@ -84,9 +84,10 @@ def _connect(experiment: Experiment, how: Serve, shown: Display, *, quiet: bool)
 
 
 async def _report_hosts(hub: Hub, shown: Display) -> None:
-    """Says who comes and goes, and who is turned away why."""
+    """Says who comes and goes, who is turned away why, and who is waited for or left out."""
     here: set[str] = set()
     refused: dict[str, str] = {}
+    notice = ""
     noun, of_all = hub.rules.noun, f"of {counted(hub.rules.hosts, hub.rules.noun)}"
     while True:
         now = {host.name for host in list(hub.hosts.values()) if host.link is not None}
@@ -97,7 +98,9 @@ async def _report_hosts(hub: Hub, shown: Display) -> None:
                 _say(shown, f"{noun} {name!r} is gone: {len(now)} {of_all} left")
         for reason in (reason for name, reason in hub.refused.items() if refused.get(name) != reason):
             _say(shown, reason)
-        here, refused = now, dict(hub.refused)
+        if hub.notice != notice:
+            _say(shown, hub.notice)
+        here, refused, notice = now, dict(hub.refused), hub.notice
         await asyncio.sleep(_LOOK_EVERY_S)
 
 

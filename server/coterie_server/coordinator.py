@@ -304,5 +304,7 @@ async def _stopping(stop: asyncio.Event | None, engine: Engine) -> AsyncIterator
 def _repeat_decisions(connection: sqlite3.Connection, hub: Hub, engine: Engine) -> None:
     """Makes the time-dependent decisions of an earlier attempt, or of another run, the decisions of this one."""
     rows = [(seq, kind, json.loads(value)) for seq, kind, value in connection.execute("SELECT * FROM decisions ORDER BY rowid")]
-    hub.skips = {seq: frozenset(value) for seq, kind, value in rows if kind == "skip"}
+    for kind, decided in (("skip", hub.skips), ("pass", hub.passes)):
+        for seq, _, hosts in (row for row in rows if row[1] == kind):
+            decided[seq] = decided.get(seq, frozenset()).union(hosts)
     engine.wall_stops = frozenset((value[0], value[1]) for _, kind, value in rows if kind == "wall_time")

@@ -24,6 +24,7 @@ from coterie.model import TensorInfo, from_json
 from coterie.representation import true_representation
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision
+from coterie_server.absence import check_absence, why_everyone
 from coterie_server.hub import HOST_BYTES, Hub
 from coterie_server.method import ClusterSetting, Facts, Federation, Members, Outcome, ServerMethod, Setting
 from coterie_server.methods.prepare import prepare, prepare_network
@@ -61,7 +62,7 @@ Observer = Callable[[Progress], None]
 
 
 class Engine:
-    """Runs the stages of one experiment. ConfigError when one of them has no place in its topology."""
+    """Runs the stages of one experiment. ConfigError when one of them has no place in its topology, or cannot leave out whom it is to."""
 
     def __init__(
         self,
@@ -79,6 +80,7 @@ class Engine:
         self.stages = stages_of(experiment)
         if experiment.federation.is_two_tier:
             _check_clusters(self.stages)
+        check_absence(experiment, self.stages)
         self.stop_requested: str | None = None
         self.wall_stops: frozenset[tuple[int, int]] = frozenset()  # decisions to repeat: (stage, round) at which the clock struck
         self._observer = observer
@@ -117,10 +119,9 @@ class Engine:
         self.hub.request_snapshots()
 
     def request_stop(self, reason: str) -> None:
-        """Stops after the round under way, with a checkpoint; while the run waits for members, at once."""
+        """Stops after the round under way, with a checkpoint; while the run waits for hosts that are not here, at once."""
         self.stop_requested = reason
-        if not self.hub.is_over and (self.hub.members is None or not self.hub.has_everyone):
-            self.hub.fail(RunError(f"stopped by {reason} while waiting for hosts"))
+        self.hub.stop(reason)
 
     async def run(self, point: Point | None = None) -> Point:
         """Runs all stages, from the start or from a checkpoint; the last point holds their outcomes by name. Raises CoterieError."""
@@ -166,6 +167,8 @@ class Engine:
 
     async def _stage(self, stage: Stage, point: Point, members: Members) -> Point:
         method = self._build(stage, point, members)
+        why = why_everyone(stage)
+        self.hub.needs_everyone = f"stage {stage.name!r} needs every user: {why}" if why else ""
         settings = json.dumps({"stage": stage.name, "options": dict(method.client_options)})
         started = self._clock()
         if point.state is None:
@@ -176,7 +179,7 @@ class Engine:
             point = replace(point, state=await method.init(self.hub), round=0)
         else:
             self.hub.resume_stage(point.stage, point.round, settings)
-        self.hub.may_skip = bool(getattr(method, "tolerates_absence", False))
+        self.hub.may_skip = not why
         figures = self.database.figures_of(point.stage)
         while not point.ended:
             self.hub.round = point.round + 1
@@ -220,7 +223,7 @@ class Engine:
         if hasattr(module, "build_clusters") and not self.experiment.federation.is_two_tier:
             below = ClusterSetting(setting.seed, stage.name, members, setting.precision)
             method = Hosted(method, module.build_clusters(stage.config, below), setting.precision)
-        if self.experiment.federation.late == "skip" and not getattr(method, "tolerates_absence", False):
+        if self.experiment.federation.late == "skip" and why_everyone(stage):
             text = f"stage {stage.name!r} needs every member in every round, so it waits for late ones"
             self.database.event("wait", text, stage=stage.name)
         return method

@@ -8,6 +8,7 @@ that a host that comes back is sent what it missed.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -32,6 +33,8 @@ _MAX_REFUSED = 100  # hosts that were turned away and are remembered
 _MAX_ROWS_ALONE = 1_000_000  # of a host's book that the parent has no counterpart of
 _MAX_REASONS = 3  # of these, how many a sentence names
 _LONGEST_FINISH_S = 60.0  # for the books of hosts that are heard
+_MAX_WAITED_FOR = 3  # hosts, how many a sentence names
+_PREPARING = "the preparation needs every user"
 
 
 class Hub:
@@ -64,8 +67,10 @@ class Hub:
         self.stage = 0
         self.round = 0
         self.log_bytes = 0
-        self.may_skip = False
-        self.skips: Mapping[int, frozenset[str]] = {}  # decisions to repeat: exchange -> hosts skipped
+        self.may_skip = False  # whether a round goes on that can do without late hosts
+        self.needs_everyone = _PREPARING  # why the run cannot go on without a lost host, "" where it can
+        self.skips: dict[int, frozenset[str]] = {}  # decisions to repeat: exchange -> hosts whose answers are not waited for
+        self.passes: dict[int, frozenset[str]] = {}  # and those that are not asked at all
         self.repeats_all = False  # another run's decisions are repeated: nothing is decided here
         self.furthest = 0  # the last exchange of an earlier attempt that any host has seen: up to it, decisions are repeated
         self._clock = clock
@@ -76,7 +81,10 @@ class Hub:
         self._failure: CoterieError | None = None
         self._changed = asyncio.Event()
         self._numerics: dict[str, str] = {}
-        self._skipped: set[str] = set()  # the hosts skipped last, to say so once
+        self._out: set[str] = set()  # the hosts that others go on without, until they have caught up
+        self._said_at = -math.inf  # when it was last said who is waited for
+        self.notice = ""  # the latest sentence on who is waited for, left out, or back
+        self._stop_reason = ""  # why the run is to stop, once it is
         self.refused: dict[str, str] = {}  # why hosts that are not here were turned away: the latest reason of each, oldest host first
         self._has_started = False  # the join barrier has been passed in this attempt
         self._unbooked: deque[tuple[Host, Sequence[Entry], int, int, bool]] = deque()  # entries, exchange, resent, whether it is useful
@@ -239,9 +247,19 @@ class Hub:
         return f"; nobody speaks for cluster {' and '.join(map(repr, missing))}" if missing else ""
 
     @property
-    def has_everyone(self) -> bool:
-        """Whether every member's host is connected."""
-        return bool(self.hosts) and all(host.link is not None for host in self.hosts.values())
+    def _is_held_up(self) -> bool:
+        """Whether the run waits for hosts that are not here."""
+        waiting = () if self._pending is None else self._pending.waiting
+        return not self._has_started or any(self.hosts[name].link is None for name in waiting)
+
+    def stop(self, reason: str) -> None:
+        """The run is to stop after its round: at once where that waits for hosts that are not here, now or later."""
+        self._stop_reason = reason
+        self._stop_if_held_up()
+
+    def _stop_if_held_up(self) -> None:
+        if self._stop_reason and self._finish is None and self._is_held_up:
+            self.fail(RunError(f"stopped by {self._stop_reason} while waiting for {self.rules.noun}s"))
 
     def _connected(self) -> list[Host]:
         return [host for host in self.hosts.values() if host.link is not None]
@@ -330,11 +348,12 @@ class Hub:
         self.seq += 1
         parts = {host: self._parts(host, messages) for host in layout.hosts_of(to)}
         parts = {host: listed for host, listed in parts.items() if listed}
+        passed = self._passed_over(parts)
+        for name in passed:
+            del parts[name]
         loop = asyncio.get_running_loop()
         pending = self._pending = Pending(self.seq, set(parts), {}, loop.create_future(), self._clock())
         self._leave_out(self.skips.get(self.seq, frozenset()) & pending.waiting)
-        if self._skips_late:
-            self._skip_those_behind(pending)
         reading = [name for name in parts if self.hosts[name].acked == self.hosts[name].asked]
         for name, listed in parts.items():
             self._ask(self.hosts[name], listed)
@@ -347,8 +366,8 @@ class Hub:
             await pending.done
         self._pending = None
         answers = pending.answers
-        answered = None if len(answers) == len(parts) else self._members_of(answers)
-        return Replies(merged(answers, layout), answered, weights_of(answers, layout))
+        answered = None if len(answers) == len(parts) and not passed else self._members_of(answers)
+        return Replies(merged(answers, layout), answered, weights_of(answers, layout), self._members_of(passed))
 
     def _layout(self) -> Layout:
         if self.layout is None:
@@ -545,31 +564,59 @@ class Hub:
                 self.lost(host.name, link, f"nothing heard for {self.rules.silence_s:g} s")
             else:
                 self._send_frame(host, session_pb2.JoinResponse(heartbeat=session_pb2.Heartbeat(seq=self.seq)))
+        self._stop_if_held_up()
         pending = self._pending
         if pending is None or pending.done.done():
             return
         is_late = now - pending.since > self.rules.late_after_s
         if self._skips_late and is_late and len(pending.answers) >= self._fewest:
             self._skip(pending, sorted(pending.waiting))
-            if not pending.done.done():
-                pending.done.set_result(None)
             return
-        for name in sorted(pending.waiting):
-            self._check_deadline(self.hosts[name], pending, now)
+        waiting = [self.hosts[name] for name in sorted(pending.waiting)]
+        lost = [host for host in waiting if self._is_lost(host, now, pending.since)]
+        if lost:
+            self._lose(pending, lost, now)
+        for host in (host for host in waiting if host not in lost):
+            self._check_answering(host, pending, now)
 
-    def _check_deadline(self, host: Host, pending: Pending, now: float) -> None:
-        n_here = len(self._connected())
-        users = f"{host.users[0]} to {host.users[-1]}" if len(host.users) > 1 else host.users[0]
-        noun = self.rules.noun
-        needed = f"{len(self.hosts)} {noun}{'s' if len(self.hosts) > 1 else ''}"
-        state = f"need {needed}, have {n_here}: {noun} {host.name!r} (users {users})"
-        # A host that comes and goes without ever answering is absent for as long as it was gone in all.
-        absent_s = host.absent_s + (0.0 if host.link is not None else now - (host.absent_since or pending.since))
-        if absent_s > self.rules.absence_timeout_s:
-            why = f"; {self.refused[host.name]}" if host.name in self.refused else ""
-            self.fail(RunError(f"{state} absent since round {self.round} for {self.rules.absence_timeout_s:g} s{why}"))
-        elif now - pending.since > self.rules.task_timeout_s:
-            self.fail(RunError(f"{noun} {host.name!r} has not answered task {pending.seq} for {self.rules.task_timeout_s:g} s"))
+    def _is_lost(self, host: Host, now: float, since: float) -> bool:
+        """A host that comes and goes without ever answering is absent for as long as it was gone in all, unless one waits for ever."""
+        is_for_now = self.rules.on_loss == "wait" and host.link is not None
+        return not is_for_now and host.absence_s(now, since) > self.rules.absence_timeout_s
+
+    def _lose(self, pending: Pending, lost: Sequence[Host], now: float) -> None:
+        """These hosts have been absent for too long: what then is `federation.on_loss`."""
+        if self.rules.on_loss == "wait":
+            if now - self._said_at >= self.rules.absence_timeout_s:
+                self._said_at = now
+                seconds = max(host.absence_s(now, pending.since) for host in lost)
+                text = f"waiting in round {self.round} for {_listed(lost, self.rules.noun)}, absent for {seconds:.0f} s"
+                self._tell("wait", f"{text} (federation.on_loss is 'wait')", hosts=[host.name for host in lost])
+            return
+        why = self._why_not_without({host.name for host in lost}) if self.rules.on_loss == "skip" else ""
+        if self.rules.on_loss == "skip" and not why:
+            self._skip(pending, [host.name for host in lost])
+        else:
+            self.fail(RunError(f"{self._state_without(lost[0])}{f'; on_loss is skip, but {why}' if why else ''}"))
+
+    def _state_without(self, host: Host) -> str:
+        rules = self.rules
+        needed = f"{len(self.hosts)} {rules.noun}{'s' if len(self.hosts) > 1 else ''}"
+        state = f"need {needed}, have {len(self._connected())}: {_listed([host], rules.noun)}"
+        why = f"; {self.refused[host.name]}" if host.name in self.refused else ""
+        return f"{state} absent since round {self.round} for {rules.absence_timeout_s:g} s{why}"
+
+    def _check_answering(self, host: Host, pending: Pending, now: float) -> None:
+        """A host that is here has so long to answer."""
+        rules = self.rules
+        if now - pending.since - host.absence_s(now, pending.since) <= rules.task_timeout_s or host.link is None:
+            return
+        if not (rules.is_two_tier and rules.on_loss == "wait"):
+            self.fail(RunError(f"{rules.noun} {host.name!r} has not answered task {pending.seq} for {rules.task_timeout_s:g} s"))
+        elif self._stop_reason:  # an aggregator may itself wait for a lost host, for as long as that takes
+            self.fail(RunError(f"stopped by {self._stop_reason} while {rules.noun} {host.name!r} works on task {pending.seq}"))
+
+    # ---- going on without some
 
     @property
     def _skips_late(self) -> bool:
@@ -585,21 +632,61 @@ class Hub:
 
     @property
     def _fewest(self) -> int:
-        """How many hosts must answer for the others to be skipped."""
+        """How many hosts must take part for the others to be left out."""
         return self.rules.min_hosts or 1
 
-    def _skip_those_behind(self, pending: Pending) -> None:
-        """Hosts that still owe an answer are not waited for again: the others would wait in every round for one that is gone."""
-        behind = sorted(name for name in pending.waiting if self.hosts[name].acked < self.hosts[name].asked)
-        if behind and len(pending.waiting) - len(behind) >= self._fewest:
-            self._skip(pending, behind)
+    def _why_not_without(self, names: set[str]) -> str:
+        """Why the exchange under way cannot go on without these hosts, "" when it can."""
+        if self.needs_everyone:
+            return self.needs_everyone
+        if not self.decides:
+            return f"exchange {self.seq} is repeated from an attempt or a run in which it answered"
+        n_left = len(self.hosts) - len(self._out | names)
+        return f"{n_left} of the at least {self._fewest} hosts wanted are left" if n_left < self._fewest else ""
 
-    def _skip(self, pending: Pending, late: Sequence[str]) -> None:
-        self.recorder.decide(pending.seq, "skip", list(late))
-        if set(late) != self._skipped:
-            self.recorder.event("skip", f"going on without {', '.join(late)} from exchange {pending.seq} on", seq=pending.seq)
-        self._skipped = set(late)
-        self._leave_out(late)
+    def _passed_over(self, names: Iterable[str]) -> list[str]:
+        """Those of the hosts that are not asked: they still owe the answer to an exchange that went on without them.
+
+        Asked again, a slow host would only fall further behind, and the messages for a lost one would pile up.
+        """
+        if self.repeats_all or self.seq <= self.furthest:
+            return sorted(self.passes.get(self.seq, frozenset()).intersection(names))
+        self._take_back()
+        behind = sorted(name for name in names if self._can_pass(self.hosts[name]))
+        if not behind or len(self.hosts) - len(self._out.union(behind)) < self._fewest:
+            return []
+        self.recorder.decide(self.seq, "pass", behind)
+        self._say_out(behind)
+        return behind
+
+    def _can_pass(self, host: Host) -> bool:
+        if not host.owes or "skip" not in (self.rules.late, self.rules.on_loss):
+            return False
+        is_lost = self.rules.on_loss == "skip" and not self.needs_everyone and host.link is None
+        return self.may_skip or is_lost
+
+    def _take_back(self) -> None:
+        """Hosts that have caught up take part again."""
+        for name in sorted(name for name in self._out if not self.hosts[name].owes):
+            self._out.discard(name)
+            self._tell("back", f"host {name!r} takes part again from exchange {self.seq} on", host=name, seq=self.seq)
+
+    def _skip(self, pending: Pending, names: Sequence[str]) -> None:
+        """The exchange under way goes on without the answers of these hosts."""
+        self.recorder.decide(pending.seq, "skip", list(names))
+        self._say_out(names)
+        self._leave_out(names)
+        if not pending.waiting and not pending.done.done():
+            pending.done.set_result(None)
+
+    def _say_out(self, names: Sequence[str]) -> None:
+        if not self._out.issuperset(names):
+            self._tell("skip", f"going on without {', '.join(names)} from exchange {self.seq} on", seq=self.seq)
+        self._out.update(names)
+
+    def _tell(self, kind: str, text: str, **data: Any) -> None:
+        self.notice = text
+        self.recorder.event(kind, text, **data)
 
     def _leave_out(self, names: Iterable[str]) -> None:
         if self._pending is not None:
@@ -689,6 +776,8 @@ class Hub:
                 host.log.append(Sent(item["seq"], Encoded(item["head"], tails, tuple(entries), is_task=True), 1))
                 self.log_bytes += host.log[-1].encoded.n_bytes
             self.hosts[host.name] = host
+            if host.owes:
+                self._out.add(host.name)
             if entry["told"]:
                 self._told.add(host.name)
         self._fix_members()
@@ -698,6 +787,13 @@ class Hub:
     def resume_stage(self, number: int, round_number: int, stage_json: str) -> None:
         """Goes on in the middle of a stage: hosts that were told its settings are not told again."""
         self.stage, self.round, self.stage_json = number, round_number, stage_json
+
+
+def _listed(hosts: Sequence[Host], noun: str) -> str:
+    """The hosts with their users, for a sentence."""
+    named = [f"{noun} {host.name!r} (users {host.users[0]}{f' to {host.users[-1]}' if len(host.users) > 1 else ''})" for host in hosts]
+    more = [f"{len(named) - _MAX_WAITED_FOR} more"] if len(named) > _MAX_WAITED_FOR else []
+    return " and ".join(named[:_MAX_WAITED_FOR] + more)
 
 
 def _with_users(entries: Iterable[Entry], rows: Iterable[Row]) -> Iterable[tuple[Row, Indices | None]]:

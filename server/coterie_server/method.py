@@ -78,10 +78,12 @@ class Replies:
         messages: Mapping[type[Message], Message],
         answered: Indices | None,
         weights: Mapping[type[Message], Sequence[Message]] | None = None,
+        unasked: Indices | None = None,
     ) -> None:
         self._messages = messages
         self._weights = weights or {}
         self.answered = answered  # member indices, sorted; None: everyone who was asked
+        self._unasked = np.zeros(0, dtype=np.int64) if unasked is None else unasked
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -91,6 +93,10 @@ class Replies:
     def awaited(self, asked: Indices) -> Indices:
         """Of the members asked, sorted, those whose hosts were not skipped."""
         return asked if self.answered is None else np.intersect1d(asked, self.answered)
+
+    def n_unasked(self, asked: Indices) -> int:
+        """How many of the members asked (sorted) were sent nothing: their hosts are lost, or behind."""
+        return np.intersect1d(asked, self._unasked).size
 
     def get(self, cls: type[M]) -> M | None:
         """The message of this kind with the rows of all who sent it; None when nobody did."""
@@ -156,9 +162,9 @@ class Setting:
 class ServerMethod(Protocol[S]):
     """The server half of a method, set up for one stage (in practice a frozen dataclass).
 
-    A half may also have `tolerates_absence` (bool: a round may go on without some members), `warnings` (sentences about its settings,
-    recorded when the stage starts), `labels_of(state)` (clusters so far, recorded when they change), and `printed_vectors(n_rounds)` (the
-    paper's own count of vectors by direction, where it differs from the closed form). The engine asks for them by name.
+    A half may also have `warnings` (sentences about its settings, recorded when the stage starts), `labels_of(state)` (clusters so far,
+    recorded when they change), and `printed_vectors(n_rounds)` (the paper's own count of vectors by direction, where it differs from the
+    closed form). The engine asks for them by name.
     """
 
     @property

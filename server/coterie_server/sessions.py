@@ -86,6 +86,15 @@ class Host:
     replied_bytes: int = 0  # in this attempt; the host keeps its replies between two snapshots
     n_booked: int = 0  # rows of the ledger that concern it, which bounds those it may bring itself
 
+    @property
+    def owes(self) -> bool:
+        """Whether it has yet to answer something."""
+        return self.acked < self.asked
+
+    def absence_s(self, now: float, since: float) -> float:
+        """How long it was without a connection since its last answer, in all; of one that never came, since `since`."""
+        return self.absent_s + (0.0 if self.link is not None else now - (self.absent_since or since))
+
 
 @dataclass
 class Pending:

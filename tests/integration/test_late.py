@@ -24,21 +24,36 @@ from tests.simulation import bits, query, small_experiment
 
 RULES = {"hosts": 3, "late": "skip", "late_after_s": 0.01}
 SLOW_FROM, SLOW_UNTIL = 6, 12
-SKIPPED = range(SLOW_FROM, SLOW_UNTIL + 1)  # when exchange 12 begins, the host still owes its answers
+PASSED = range(SLOW_FROM + 1, SLOW_UNTIL + 1)  # when exchange 12 begins, the host still owes its answer: it is not asked for another
+N_MISSED = 1 + len(PASSED)
 
 
 class SlowLink(LoopbackLink):
-    """Keeps the tasks of some exchanges back until a later one comes."""
+    """Keeps the task of an exchange back until others have been asked in a later one."""
 
     held: list[Encoded]
 
     def send(self, encoded: Encoded) -> None:
-        if SLOW_FROM <= self._hub.seq < SLOW_UNTIL:
+        if self._hub.seq == SLOW_FROM:
             self.held.append(encoded)
-            return
-        for late in self.held:
-            super().send(late)
-        self.held.clear()
+        else:
+            super().send(encoded)
+
+    def release(self) -> None:
+        """The host answers after all."""
+        while self.held:
+            super().send(self.held.pop())
+
+
+class WakingLink(LoopbackLink):
+    """When its host is asked in that later exchange, the slow one answers."""
+
+    slow: list[SlowLink]
+
+    def send(self, encoded: Encoded) -> None:
+        if self._hub.seq == SLOW_UNTIL:
+            for link in self.slow:
+                link.release()
         super().send(encoded)
 
 
@@ -52,7 +67,7 @@ class Killed(BaseException):
     """The coordinator is gone at once."""
 
 
-class KillingLink(LoopbackLink):
+class KillingLink(WakingLink):
     """The coordinator dies when it is about to send this exchange."""
 
     at: int
@@ -72,10 +87,13 @@ def test_a_coordinator_killed_after_skips_repeats_them(tmp_path: Path) -> None:
 
     @contextlib.asynccontextmanager
     async def connect(hub: Hub) -> AsyncIterator[None]:
+        slow: list[SlowLink] = []
         for i, kind in enumerate((LoopbackLink, SlowLink if hub.attempt == 1 else LoopbackLink, KillingLink)):
             host = kept.setdefault(f"h{i}", build_host(f"h{i}", experiment, hub.run_id, names[i::3], store=stores[f"h{i}"]))
             link = kind(hub, host)
             link.held, link.at = [], SLOW_UNTIL + 5  # type: ignore[attr-defined]
+            slow += [link] if isinstance(link, SlowLink) else []
+            link.slow = slow  # type: ignore[attr-defined]
             link.join()
         ticking = asyncio.create_task(tick(hub))
         try:
@@ -86,8 +104,8 @@ def test_a_coordinator_killed_after_skips_repeats_them(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         asyncio.run(coordinate(experiment, connect, Options(folder=tmp_path / "run")))
     resumed = asyncio.run(coordinate(experiment, connect, Options(folder=tmp_path / "run", resume=True)))
-    decided = [seq for (seq,) in query(tmp_path / "run", "SELECT seq FROM decisions WHERE kind = 'skip'")]
-    assert decided == list(SKIPPED)
+    assert query(tmp_path / "run", "SELECT seq FROM decisions WHERE kind = 'skip'") == [(SLOW_FROM,)]
+    assert query(tmp_path / "run", "SELECT seq FROM decisions WHERE kind = 'pass'") == [(seq,) for seq in PASSED]
     repeated = run(experiment, tmp_path / "repeated", slow=False, decisions_of=tmp_path / "run")
     assert bits(repeated) == bits(resumed)
 
@@ -97,10 +115,12 @@ def run(experiment: Experiment, folder: Path, *, slow: bool, decisions_of: Path 
 
     @contextlib.asynccontextmanager
     async def connect(hub: Hub) -> AsyncIterator[None]:
-        for i in range(3):
-            host = build_host(f"h{i}", experiment, hub.run_id, names[i::3])
-            link = SlowLink(hub, host) if slow and i == 1 else LoopbackLink(hub, host)
-            link.held = []  # type: ignore[attr-defined]
+        hosts = [build_host(f"h{i}", experiment, hub.run_id, names[i::3]) for i in range(3)]
+        late = SlowLink(hub, hosts[1])
+        late.held = []
+        waking = WakingLink(hub, hosts[2])
+        waking.slow = [late]
+        for link in (LoopbackLink(hub, hosts[0]), late, waking) if slow else [LoopbackLink(hub, host) for host in hosts]:
             link.join()
         ticking = asyncio.create_task(tick(hub))
         yield
@@ -112,9 +132,12 @@ def run(experiment: Experiment, folder: Path, *, slow: bool, decisions_of: Path 
 def test_a_late_host_is_skipped_and_the_decision_can_be_repeated(tmp_path: Path) -> None:
     experiment = small_experiment({"name": "pdmm", "penalty": 0.3, "start": "zero"}, federation=RULES)
     late = run(experiment, tmp_path / "late", slow=True)
-    decisions = {seq: json.loads(value) for seq, value in query(tmp_path / "late", "SELECT seq, value FROM decisions WHERE kind = 'skip'")}
-    assert decisions == {seq: ["h1"] for seq in SKIPPED}
-    assert query(tmp_path / "late", "SELECT count(*) FROM events WHERE kind = 'skip'") == [(1,)]
+    decisions = [(seq, kind, json.loads(value)) for seq, kind, value in query(tmp_path / "late", "SELECT seq, kind, value FROM decisions")]
+    assert decisions == [(SLOW_FROM, "skip", ["h1"]), *((seq, "pass", ["h1"]) for seq in PASSED)]
+    assert query(tmp_path / "late", "SELECT text FROM events WHERE kind IN ('skip', 'back') ORDER BY rowid") == [
+        (f"going on without h1 from exchange {SLOW_FROM} on",),
+        (f"host 'h1' takes part again from exchange {SLOW_UNTIL + 1} on",),
+    ]
     repeated = run(experiment, tmp_path / "repeated", slow=False, decisions_of=tmp_path / "late")
     assert bits(repeated) == bits(late)
     calm = run(experiment, tmp_path / "calm", slow=False)
@@ -125,9 +148,11 @@ def test_traffic_of_a_skipped_host_is_not_useful_and_the_closed_form_knows(tmp_p
     experiment = small_experiment({"name": "pdmm", "penalty": 0.3, "start": "zero"}, federation=RULES)
     run(experiment, tmp_path / "late", slow=True)
     useful = query(tmp_path / "late", "SELECT sum(vectors) FROM ledger WHERE useful AND stage = 0 AND step = 'S5'")[0][0]
-    assert useful == 30 * 9 - len(SKIPPED) * 3
+    assert useful == 30 * 9 - N_MISSED * 3
     assert query(tmp_path / "late", "SELECT vectors FROM expected WHERE step = 'S5'") == [(useful,)]
-    assert query(tmp_path / "late", "SELECT sum(vectors) FROM ledger WHERE NOT useful AND step = 'S5'") == [(len(SKIPPED) * 3,)]
+    assert query(tmp_path / "late", "SELECT sum(vectors) FROM ledger WHERE NOT useful AND step = 'S5'") == [(3,)]
+    sent = query(tmp_path / "late", "SELECT sum(vectors) FROM ledger WHERE stage = 0 AND step = 'S7+S10'")
+    assert sent == query(tmp_path / "late", "SELECT vectors FROM expected WHERE step = 'S7+S10'") == [(30 * 9 - len(PASSED) * 3,)]
 
 
 def test_the_models_still_converge(tmp_path: Path) -> None:

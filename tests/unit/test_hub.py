@@ -682,6 +682,201 @@ def test_nobody_is_skipped_where_skipping_is_not_allowed() -> None:
     run(test())
 
 
+# ---- lost
+
+
+def pass_time(w: World, seconds: float) -> None:
+    """Heartbeats come, the clock moves, and the hub looks at it."""
+    w.clock.now += seconds
+    for name, host in w.hub.hosts.items():
+        if host.link is not None:
+            w.hub.heard(name)
+    w.hub.tick()
+
+
+async def losing(**rules: Any) -> tuple[World, asyncio.Task[Any]]:
+    """Host b is lost in exchange 1, which a has answered."""
+    w = await two_hosts(absence_timeout_s=30, **rules)
+    w.hub.may_skip, w.hub.needs_everyone = True, ""
+    exchange = await asked(w, All(np.ones(2)))
+    w.answer("a", 1, rows(2))
+    w.cut("b")
+    return w, exchange
+
+
+def test_a_lost_host_is_waited_for_as_long_as_it_takes_and_that_is_said_now_and_then() -> None:
+    async def test() -> None:
+        w, exchange = await losing(on_loss="wait")
+        for _ in range(1000):
+            pass_time(w, 1.0)
+        assert not exchange.done()
+        said = [text for kind, text in w.notes.events if kind == "wait"]
+        assert 30 <= len(said) <= 34
+        assert said[0] == "waiting in round 0 for host 'b' (users u10 to u2), absent for 31 s (federation.on_loss is 'wait')"
+        w.join("b", ["u10", "u2"])
+        pass_time(w, 599.0)  # from now on it has its time for the task
+        w.answer("b", 1, rows(2))
+        await exchange
+        assert w.notes.decisions == []
+
+    run(test())
+
+
+def test_a_host_that_came_back_must_answer_in_its_time() -> None:
+    async def test() -> None:
+        w, exchange = await losing(on_loss="wait", task_timeout_s=600)
+        pass_time(w, 5000.0)
+        w.join("b", ["u10", "u2"])
+        pass_time(w, 601.0)
+        with pytest.raises(RunError, match="host 'b' has not answered task 1 for 600 s"):
+            await exchange
+
+    run(test())
+
+
+def test_a_run_that_is_to_stop_does_not_wait_for_a_lost_host() -> None:
+    async def test() -> None:
+        w, exchange = await losing(on_loss="wait")
+        w.hub.stop("a signal")
+        with pytest.raises(RunError, match="stopped by a signal while waiting for hosts"):
+            await exchange
+
+    run(test())
+
+
+def test_a_host_that_is_lost_after_the_run_was_asked_to_stop_is_not_waited_for() -> None:
+    async def test() -> None:
+        w = await two_hosts(on_loss="wait")
+        exchange = await asked(w, All(np.ones(2)))
+        w.hub.stop("a signal")
+        pass_time(w, 1.0)
+        assert not exchange.done()
+        w.cut("b")
+        pass_time(w, 1.0)
+        with pytest.raises(RunError, match="stopped by a signal while waiting for hosts"):
+            await exchange
+
+    run(test())
+
+
+def test_a_coordinator_trusts_an_aggregator_that_may_wait_for_its_own_hosts_until_it_is_to_stop() -> None:
+    async def test() -> None:
+        w = world(topology="clusters", on_loss="wait", task_timeout_s=600)
+        for name in "ab":
+            w.links[name] = FakeLink()
+            w.hub.hello(hello(host=name, users=[session_pb2.User(name=f"u{name}", cluster=name)], aggregator=True), w.links[name])
+        await w.hub.gather()
+        exchange = await asked(w, All(np.ones(2)))
+        w.answer("a", 1, Answer(np.ones((1, 2)), np.ones(1)))
+        pass_time(w, 5000.0)
+        assert not exchange.done()
+        w.hub.stop("a signal")
+        pass_time(w, 1.0)
+        with pytest.raises(RunError, match="stopped by a signal while aggregator 'b' works on task 1"):
+            await exchange
+
+    run(test())
+
+
+def test_a_lost_host_is_left_out_until_it_has_caught_up_and_nothing_piles_up_for_it() -> None:
+    async def test() -> None:
+        w, exchange = await losing(on_loss="skip")
+        pass_time(w, 29.0)
+        assert not exchange.done()
+        pass_time(w, 2.0)
+        np.testing.assert_array_equal((await exchange).answered, [0, 2])
+        for seq in range(2, 50):
+            exchange = await asked(w, All(np.ones(2)))
+            w.answer("a", seq, rows(2), durable_seq=seq - 1)
+            replies = await exchange
+            np.testing.assert_array_equal(replies.answered, [0, 2])
+            assert replies.n_unasked(np.arange(4)) == 2
+        assert len(w.hub.hosts["b"].log) == 1
+        link = w.join("b", ["u10", "u2"])
+        assert [task.seq for task in link.tasks] == [1]
+        exchange = await asked(w, All(np.ones(2)))  # it still works on what it missed
+        w.answer("a", 50, rows(2))
+        await exchange
+        w.answer("b", 1, rows(2))
+        exchange = await asked(w, All(np.ones(2)))
+        assert [task.seq for task in link.tasks] == [1, 51]
+        w.answer("a", 51, rows(2))
+        w.answer("b", 51, rows(2))
+        assert (await exchange).answered is None
+        assert w.notes.decisions == [(1, "skip", ["b"]), *((seq, "pass", ["b"]) for seq in range(2, 51))]
+        assert [text for kind, text in w.notes.events if kind in ("skip", "back")] == [
+            "going on without b from exchange 1 on",
+            "host 'b' takes part again from exchange 51 on",
+        ]
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"needs_everyone": "stage 'global' needs every user: a sum"}, "on_loss is skip, but stage 'global' needs every user: a sum"),
+        ({"furthest": 2}, "on_loss is skip, but exchange 1 is repeated from an attempt or a run in which it answered"),
+    ],
+)
+def test_where_nobody_can_be_left_out_a_lost_host_ends_the_run_with_the_reason(change: dict[str, Any], why: str) -> None:
+    async def test() -> None:
+        w, exchange = await losing(on_loss="skip")
+        for name, value in change.items():
+            setattr(w.hub, name, value)
+        pass_time(w, 31.0)
+        sentence = r"need 2 hosts, have 1: host 'b' \(users u10 to u2\) absent since round 0 for 30 s; "
+        with pytest.raises(RunError, match=f"^{sentence}{why}$"):
+            await exchange
+        assert w.notes.decisions == []
+
+    run(test())
+
+
+def test_no_more_hosts_are_left_out_than_the_run_may_start_without() -> None:
+    async def test() -> None:
+        w, exchange = await losing(on_loss="skip", min_hosts=2)
+        pass_time(w, 31.0)
+        with pytest.raises(RunError, match="but 1 of the at least 2 hosts wanted are left"):
+            await exchange
+
+    run(test())
+
+
+def test_two_hosts_lost_one_after_the_other_in_one_exchange_are_both_left_out_when_it_is_repeated() -> None:
+    async def test() -> None:
+        w = world(hosts=3, absence_timeout_s=30, on_loss="skip")
+        for name in "abc":
+            w.join(name, [f"u{name}"])
+        await w.hub.gather()
+        w.hub.may_skip, w.hub.needs_everyone = True, ""
+        exchange = await asked(w, All(np.ones(2)))
+        w.answer("a", 1, Answer(np.ones((1, 2)), np.ones(1)))
+        w.cut("b")
+        pass_time(w, 20.0)
+        w.cut("c")
+        pass_time(w, 20.0)
+        pass_time(w, 20.0)
+        np.testing.assert_array_equal((await exchange).answered, [0])
+        assert w.notes.decisions == [(1, "skip", ["b"]), (1, "skip", ["c"])]
+
+    run(test())
+
+
+def test_a_repeated_decision_asks_nobody_that_was_not_asked() -> None:
+    async def test() -> None:
+        w = await two_hosts(on_loss="skip")
+        w.hub.may_skip, w.hub.repeats_all, w.hub.passes = True, True, {1: frozenset({"b"})}
+        exchange = await asked(w, All(np.ones(2)))
+        assert not w.links["b"].tasks
+        w.answer("a", 1, rows(2))
+        replies = await exchange
+        np.testing.assert_array_equal(replies.answered, [0, 2])
+        assert w.notes.decisions == []
+
+    run(test())
+
+
 # ---- the end
 
 

@@ -1,4 +1,7 @@
-"""Server half of `adapt`: the shared tensors of a finished run are delivered to new users, who train the rest on their own."""
+"""Server half of `adapt`: the shared tensors of a finished run are delivered to new users, who train the rest on their own.
+
+Nobody can be left out (skip): the tensors are delivered once, and a user that is not there has nothing to adapt.
+"""
 
 from __future__ import annotations
 
@@ -64,6 +67,11 @@ class Adapt:
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:  # noqa: ARG002
         """The shared tensors, once for each new user."""
         return {("delivery", "down"): float(len(self.half.setting.members))}
+
+
+def needs_everyone(config: Config) -> str:  # noqa: ARG001
+    """See `coterie_server.absence`."""
+    return "the shared tensors are delivered once, and a user without them has nothing to adapt"
 
 
 def build(config: Config, setting: Setting) -> Adapt:

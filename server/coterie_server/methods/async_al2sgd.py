@@ -2,6 +2,9 @@
 
 See `coterie.methods.async_al2sgd` for Algorithm 2. A global round and a new anchor bring all clusters together; between two of them a
 cluster goes its own way. What an aggregator sends of its users is the pair (alpha_j sum gamma_i theta_i, alpha_j Gamma_j), or that of x.
+
+Nobody can be left out (skip): the estimator (4.1) is unbiased with the averages of all users alone, and the anchor of its variance
+reduction is everyone's at the same iteration.
 """
 
 from __future__ import annotations
@@ -226,6 +229,11 @@ class Coordinator:
             ("within-average", "up"): within,
             ("within-anchor", "up"): len(self.setting.members) * anchors,
         }
+
+
+def needs_everyone(config: Config) -> str:  # noqa: ARG001
+    """See `coterie_server.absence`."""
+    return "an average without some users belongs to another objective"
 
 
 def build(config: Config, setting: Setting) -> Coordinator:

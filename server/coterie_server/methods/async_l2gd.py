@@ -2,6 +2,10 @@
 
 See `coterie.methods.async_l2gd` for Algorithm 1. Between two global rounds that need a new average a cluster goes its own way; its
 aggregator then sends the pair (alpha_j sum gamma_i theta_i, alpha_j Gamma_j) and nothing else.
+
+Nobody can be left out (skip): bar_j = sum gamma_i theta_i / Gamma_j over some of the users is a minimiser's of another F, and the averaging
+step divides by the probability that all of them make it. The coins say what every user does in every iteration, with no message to
+those who would have to make the steps missed.
 """
 
 from __future__ import annotations
@@ -252,6 +256,11 @@ class Coordinator:
         reusable = _reusable(self.config, self.clusters, self.reuse) > NO_REUSE
         expected: Array = np.where(reusable, (1 - p0) * (1 - p) * averaging, averaging)  # (known after all but local steps)
         return expected
+
+
+def needs_everyone(config: Config) -> str:  # noqa: ARG001
+    """See `coterie_server.absence`."""
+    return "an average without some users belongs to another objective"
 
 
 def build(config: Config, setting: Setting) -> Coordinator:

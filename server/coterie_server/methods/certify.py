@@ -2,7 +2,7 @@
 
 Armacki, Bajovic, Jakovetic and Kar (2022), conditions (6) and (13); penalties are LAM, the lambda of (6). The ends of the interval are
 those of `certificate.recovery_interval`, which asks less than the theorems do. An exchange moves one vector each way for each user, and
-a value and a Hessian up.
+a value and a Hessian up. Nobody can be left out (skip): the conditions are on all pairs of users.
 """
 
 from __future__ import annotations
@@ -139,6 +139,11 @@ def _inside(found: certificate.RecoveryInterval) -> float:
     else:
         at = (found.lower + found.upper) / 2
     return at or float(np.finfo(float).eps)
+
+
+def needs_everyone(config: Config) -> str:  # noqa: ARG001
+    """See `coterie_server.absence`."""
+    return "its conditions are on all pairs of users"
 
 
 def build(config: Config, setting: Setting) -> Certify:

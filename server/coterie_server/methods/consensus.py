@@ -1,6 +1,7 @@
 """Server half shared by `global`, `oracle` and `squared`: Newton's method (L-BFGS for large d) for one model per group of users.
 
-A round sends each user the point of its group and sums the answers in member order.
+A round sends each user the point of its group and sums the answers in member order. Nobody can be left out (skip): a sum without some
+users is the derivative of another problem, and a line search that compares values of two problems compares nothing.
 """
 
 from __future__ import annotations

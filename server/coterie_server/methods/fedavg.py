@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from coterie_server.methods.partial import build
+from coterie_server.methods.partial import build, needs_everyone
 
 FLAT_ONLY = True  # it knows no clusters
 
-__all__ = ["FLAT_ONLY", "build"]
+__all__ = ["FLAT_ONLY", "build", "needs_everyone"]

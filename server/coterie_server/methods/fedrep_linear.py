@@ -1,4 +1,9 @@
-"""Server half of `fedrep_linear`: the method of moments, then means of the users' representations, in member order."""
+"""Server half of `fedrep_linear`: the method of moments, then means of the users' representations, in member order.
+
+Left out (skip): the means of a round, of the start and of the end are those over the users A who answered, B^{t+1} = 1/|A| sum_{i in A}
+B_i^{t+1}, that is, the round that drew A alone; where A is empty B stays as it is. The head of a user left out stays where the last task
+that it was sent has brought it; with heads `exact` the next B decides it anew. B leans towards the data of those who take part.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +57,6 @@ class FedRepLinear:
     d: int
     truth: Array | None  # (d, k*) with orthonormal columns
     given: Array | None  # (d, k) what a finished run has left
-    tolerates_absence: bool = True
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -80,19 +84,24 @@ class FedRepLinear:
         chosen = np.sort(order[: self.config.n_selected(self.n_users)])
         with_head = (SharedHead(state.w, users=chosen),) if self.config.heads == "shared" else ()
         replies = await federation.exchange(Representation(np.ascontiguousarray(state.b.T), users=chosen), *with_head, to=chosen)
+        present = replies.awaited(chosen)
+        absent = {"unasked": float(replies.n_unasked(chosen))} if present.size < chosen.size else {}
+        if not present.size:
+            return state, {"users": 0.0, **absent, **self._distance(state.b)}
         updated, found = replies[UpdatedRepresentation], replies[UpdatedRepresentation].b
-        check_senders(updated.kind, updated.users, replies.awaited(chosen))
+        check_senders(updated.kind, updated.users, present)
         b = np.ascontiguousarray((found.sum(axis=0) / len(found)).T)
         if self.config.orthonormalize:
             b = np.linalg.qr(b)[0]
         w = replies[UpdatedHead].w.sum(axis=0) / len(found) if with_head else state.w
-        return State(b, w, state.first), {"users": float(len(found)), **self._distance(b)}
+        return State(b, w, state.first), {"users": float(len(found)), **absent, **self._distance(b)}
 
     async def finish(self, state: State, federation: Federation) -> Outcome:
         """Every user gets B^T, solves for its head, unless all have one, and judges its model."""
         everyone: Indices = np.arange(self.n_users)
         with_head = (SharedHead(state.w, users=everyone),) if self.config.heads == "shared" else ()
-        scores = (await federation.exchange(FinalRepresentation(np.ascontiguousarray(state.b.T), users=everyone), *with_head))[Scores]
+        replies = await federation.exchange(FinalRepresentation(np.ascontiguousarray(state.b.T), users=everyone), *with_head)
+        scores, present = replies[Scores], replies.awaited(everyone)
         figures = {"sum_of_losses": float(scores.loss.sum()), **self._distance(state.b)}
         figures |= {f"{name}_at_start": value for name, value in self._distance(state.first).items()}
         by_user = {}
@@ -100,13 +109,15 @@ class FedRepLinear:
             errors = scores.test_error[judged]
             figures |= {"heldout_loss": float(errors.mean() / 2), "heldout_metric": float(errors.mean())}
             figures |= {f"heldout_metric_{name}": value for name, value in spread_of(errors).items()}
-            by_user["heldout_metric"] = scores.test_error
+            by_user["heldout_metric"] = np.full(self.n_users, np.nan)
+            by_user["heldout_metric"][present] = scores.test_error
         return Outcome(None, None, figures, by_user=by_user, shared={REPRESENTATION: state.b, **({HEAD: state.w} if with_head else {})})
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
         """k d-vectors each way for each user of a round, and once to everyone at the end; the moments are scalars."""
         k, n_trained = self.config.k, sum(row["users"] for row in figures)
-        n_asked = float(len(figures) * self.config.n_selected(self.n_users))  # those who were skipped too
+        n_unasked = sum(row.get("unasked", 0.0) for row in figures)
+        n_asked = len(figures) * self.config.n_selected(self.n_users) - n_unasked  # with those whose answer was not waited for
         trained = {("representation", "down"): k * n_asked, ("representation", "up"): k * n_trained} if n_trained else {}
         return {**trained, ("delivery", "down"): float(k * self.n_users)}
 
@@ -137,6 +148,11 @@ def stages(config: Config, experiment: Experiment) -> list[Stage]:
         found = f"loss {problem.loss!r}, intercept {str(problem.intercept).lower()} and l2 {problem.l2:g}"
         raise ConfigError(f"method 'fedrep_linear' has {found}, want least_squares, intercept false and l2 0")
     return [Stage(config.name, config.name, config, experiment.stop, is_result=True)]
+
+
+def needs_everyone(config: Config) -> str:  # noqa: ARG001
+    """See `coterie_server.absence`."""
+    return ""
 
 
 def build(config: Config, setting: Setting) -> FedRepLinear:

@@ -1,6 +1,7 @@
 """`hlm_exact`: the minimiser of (2.1) from the users' sufficient statistics. One round; the arithmetic is in `coterie_server.hlm`.
 
-The statistics do not depend on the weights, so along a grid users send them once.
+The statistics do not depend on the weights, so along a grid users send them once. Nobody can be left out (skip): every model depends on
+everyone's statistics.
 """
 
 from __future__ import annotations
@@ -82,6 +83,11 @@ def stages(config: Config, experiment: Experiment) -> list[Stage]:
     if loss not in LOSSES:
         raise ConfigError(f"problem.loss is {loss!r}, want {' or '.join(LOSSES)}: method 'hlm_exact' solves quadratic losses only")
     return [Stage(config.name, config.name, config, experiment.stop, is_result=True)]
+
+
+def needs_everyone(config: Config) -> str:  # noqa: ARG001
+    """See `coterie_server.absence`."""
+    return "every model depends on everyone's statistics"
 
 
 def build(config: Config, setting: Setting) -> HlmExact:

@@ -1,4 +1,7 @@
-"""`local`, problem (2): every user minimizes its own loss. One exchange, one vector up for each user."""
+"""`local`, problem (2): every user minimizes its own loss. One exchange, one vector up for each user.
+
+Nobody can be left out (skip): without its answer a user has no model.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,11 @@ class Local:
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
         """One vector up for each user."""
         return {("model", "up"): float(self.n_users * len(figures))}
+
+
+def needs_everyone(config: Config) -> str:  # noqa: ARG001
+    """See `coterie_server.absence`."""
+    return "each is asked once, and without its answer has no model"
 
 
 def build(config: Config, setting: Setting) -> Local:  # noqa: ARG001

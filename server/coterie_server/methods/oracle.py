@@ -11,6 +11,11 @@ from coterie_server.method import Members, Setting
 from coterie_server.methods.consensus import GroupSolver
 
 
+def needs_everyone(config: Config) -> str:  # noqa: ARG001
+    """See `coterie_server.absence`."""
+    return "without some losses the sums are those of another problem"
+
+
 def build(config: Config, setting: Setting) -> GroupSolver:
     """The server half for one stage. ConfigError when a user has no known cluster, and the known partition is wanted."""
     if setting.facts is None:

@@ -3,6 +3,12 @@ server, the shared tensors are one vector of float32 numbers and one of counts.
 
 Algorithm 1 of Collins, Hassani, Mokhtari and Shakkottai (2021) with any split of the tensors; averages are sums in member order, in
 float64.
+
+Left out (skip): a round's average is that of the drawn users who answered, phi^{t+1} = sum_{i in A} p_i phi_i / sum_{i in A} p_i, p_i the
+rows or 1, that is, the round that drew A alone; where A is empty phi stays as it is. The private tensors of a user left out stay where the
+last task that it was sent has brought them. What is shared leans towards the data of those who take part: while somebody is away the rounds
+are those of a federation without it. Accuracies are means over the users who judge; one that is away at the end is not delivered the final
+tensors, and has no accuracy.
 """
 
 from __future__ import annotations
@@ -59,7 +65,6 @@ class PartialSharing:
     n_rows: Indices  # (n,) training rows
     n_test: Indices  # (n,)
     are_personal: bool  # whether users have tensors of their own
-    tolerates_absence: bool = True
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -79,11 +84,15 @@ class PartialSharing:
         return found
 
     async def init(self, federation: Federation) -> State:
-        """phi^0, from the first user; every user would say the same."""
+        """phi^0, from the first user that is not left out; every user would say the same."""
         if not self.tensors:
             return State(np.zeros(0, np.float32), np.zeros(0, np.int64))
-        first = np.zeros(1, np.int64)
-        starts = (await federation.exchange(AskStart(users=first), to=first)).one_by_one(Start)
+        for number in range(self.n_rows.size):
+            first = np.full(1, number)
+            replies = await federation.exchange(AskStart(users=first), to=first)
+            if replies.awaited(first).size:
+                break
+        starts = replies.one_by_one(Start)
         check_senders(Start.kind, _owners(starts), first)
         start = starts[0]
         check_sizes(start.weights[0], start.counts[0], self.tensors)
@@ -93,14 +102,19 @@ class PartialSharing:
         """Users are drawn, train and return; and, in some rounds, everyone judges."""
         chosen = self._draw(number)
         replies = await federation.exchange(Shared(state.weights, state.counts, users=chosen), to=chosen)
-        losses, answered = replies[TrainingLoss], replies.awaited(chosen)
-        check_senders(TrainingLoss.kind, losses.users, answered)
-        if self.tensors:
+        answered = replies.awaited(chosen)
+        figures = {"users": float(answered.size)}
+        if answered.size < chosen.size:
+            figures["unasked"] = float(replies.n_unasked(chosen))
+        if answered.size:
+            losses = replies[TrainingLoss]
+            check_senders(TrainingLoss.kind, losses.users, answered)
+            figures["loss"] = _mean(losses.loss, self.n_rows[answered])
+        if answered.size and self.tensors:
             updates = replies.one_by_one(Updated)
             check_senders(Updated.kind, _owners(updates), answered)
             weights, counts = self._average(updates)
             state = replace(state, weights=weights, counts=counts)
-        figures = {"loss": _mean(losses.loss, self.n_rows[answered]), "users": float(answered.size)}
         accuracy = await self._mean_accuracy(state, federation) if self._is_evaluated(number) else None
         if accuracy is not None:
             figures["accuracy"] = accuracy
@@ -127,7 +141,8 @@ class PartialSharing:
         if not any(not tensor.is_integer for tensor in self.tensors):
             return {}
         n_trained = sum(row["users"] for row in figures)
-        n_asked = float(len(figures) * self.config.n_selected(self.n_rows.size))  # those who were skipped too
+        n_unasked = sum(row.get("unasked", 0.0) for row in figures)
+        n_asked = len(figures) * self.config.n_selected(self.n_rows.size) - n_unasked  # with those whose answer was not waited for
         n_judged = self.n_rows.size * sum("accuracy" in row for row in figures)
         expected = {("start", "up"): 1.0, ("shared", "down"): n_asked, ("shared", "up"): n_trained}
         expected[("delivery", "down")] = float(self.n_rows.size)
@@ -212,6 +227,11 @@ def _owners(messages: Sequence[Start | Updated]) -> Indices:
 
 def _mean(values: Array, weights: Indices) -> float:
     return float((values * weights).sum() / weights.sum())
+
+
+def needs_everyone(config: Training) -> str:  # noqa: ARG001
+    """See `coterie_server.absence`."""
+    return ""
 
 
 def build(config: Training, setting: Setting) -> PartialSharing:

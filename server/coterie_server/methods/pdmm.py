@@ -9,6 +9,12 @@ Armacki, Bajovic, Jakovetic and Kar (2022), Algorithm 1; steps S1 to S11 are nam
   round trip per iteration. With z after x, S3 uses x^{t+1}, at the price of a second round trip in placement paper.
 - Placement lean (not in the paper): z, mu and mu^ stay here and a user receives the one vector v_i that (16) needs of them. With
   uniform or recorded ordered pairs it minimizes (15) in full, rho/2 and lambda = LAM/2 per ordered pair.
+
+Left out (skip, placement lean): user i counts as not drawn in S2 and S4, x_i^{t+1} = x_i^t. The other x_j and all of z, mu and mu^, which
+are kept here, make the steps of Algorithm 1 with that x_i, also for the pairs of i. While i is away the iterates so tend to the minimum of
+(3) over the others' models with x_i held where it is, and that is what the residuals measure. A fixed point of the whole iteration is
+one of any part of it: the limit is the same as ever once i is back. In placement paper everyone keeps everyone's x_j and needs all of
+S7, so nobody can be left out.
 """
 
 from __future__ import annotations
@@ -112,11 +118,6 @@ class Pdmm:
         return {"pdmm": options}
 
     @property
-    def tolerates_absence(self) -> bool:
-        """Whether a round may go on without some members: they count as not drawn (S4). Placement paper needs everyone's copies equal."""
-        return self.is_lean
-
-    @property
     def warnings(self) -> tuple[str, ...]:
         """What a person should know about the settings before the stage starts."""
         return self.config.unproven(self.n, self.steps)
@@ -158,10 +159,12 @@ class Pdmm:
         if self.persistence > 1:
             updated = None if chosen.z is None else pairs.touched(self.layout, chosen.z)
             new = replace(new, zero_for=persistent(state.zero_for, pairs.zero_pairs(self.layout, new.z), updated))
-        new = self._moved(state, new, chosen)
+        present = _present(chosen.x, replies)
+        new = self._moved(state, new, replace(chosen, x=present))
         figures = self._blocks(chosen) | self._residuals(state, new, gap)
-        if (present := _present(chosen.x, replies)) is not chosen.x and present is not None:
-            figures["absent"] = figures["x_blocks"] - present.size
+        if present is not chosen.x and present is not None:
+            drawn = np.arange(self.n) if chosen.x is None else chosen.x
+            figures |= {"absent": float(drawn.size - present.size), "unasked": float(replies.n_unasked(drawn))}
         if is_due and replies.answered is None:
             figures["objective"] = float(replies[Values].f.sum()) + self.lam * pairs.total_distance(new.x)
         if is_due:
@@ -188,13 +191,14 @@ class Pdmm:
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
         """S5 = X, S6 = Z (one per unordered pair when drawn in pairs), S7 = X counted once, S10 = S_D; lean: X each way."""
-        x, z, mu, absent = (sum(f.get(key, 0.0) for f in figures) for key in ("x_blocks", "z_blocks", "dual_blocks", "absent"))
+        x, z, mu = (sum(f.get(key, 0.0) for f in figures) for key in ("x_blocks", "z_blocks", "dual_blocks"))
+        absent, unasked = (sum(f.get(key, 0.0) for f in figures) for key in ("absent", "unasked"))
         expected: dict[tuple[str, str], float] = {("S5", "up"): x - absent}
         start = self.start_models()
         if start is not None and figures:
             expected["S0", "down"] = 1.0 if pdmm_messages.is_common(start) else float(self.n)
         if self.is_lean:
-            expected["S7+S10", "down"] = x
+            expected["S7+S10", "down"] = x - unasked
         else:
             expected["S6", "up"] = z / 2 if self.config.sampling == "paired" else z
             expected["S7", "down"], expected["S10", "down"] = x, mu
@@ -316,6 +320,11 @@ def _present(users: Indices | None, replies: Replies) -> Indices | None:
     return np.intersect1d(users, replies.answered)
 
 
+def needs_everyone(config: Config) -> str:
+    """See `coterie_server.absence`."""
+    return "" if config.placement == "lean" else "in placement 'paper' users keep each other's models, which must stay equal"
+
+
 def build(config: Config, setting: Setting) -> Pdmm:
     """The server half for one stage. Raises ConfigError when config, members and start do not fit together."""
     n = len(setting.members)
@@ -352,4 +361,4 @@ def _check_draws(method: Pdmm) -> None:
             raise ConfigError(f"round {number} of the schedule names block {wrong[0]}, which {n} users do not have")
 
 
-__all__ = ["Carry", "Pdmm", "State", "build", "stages"]
+__all__ = ["Carry", "Pdmm", "State", "build", "needs_everyone", "stages"]
