@@ -1,31 +1,25 @@
-"""Real processes, real SIGKILL: a client host and then the coordinator die at random rounds, and the run ends with the same bits."""
+"""Real processes, real SIGKILL: client hosts, aggregators and coordinators die at random rounds, and the run ends with the same bits."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import socket
-import sqlite3
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from coterie_deploy import run
 from coterie_deploy.user_models import finished_run, models_of
 from tests.networks import CLASSES, write_users
+from tests.processes import SERVER, Processes, arrays_of, processes
+from tests.simulation import query
 
-COTERIE = [sys.executable, "-m", "coterie_deploy"]
 ROUNDS = 900
 SHARES = {"a": "0-19", "b": "20-34", "c": "35-59"}
-DEADLINE_S = 60.0
-EXPERIMENT = {
+FEW_SHARES = {"a": "0-1", "b": "2-5", "c": "6-8"}
+CLUSTERS = ("c0", "c1", "c2")
+EXPERIMENT: dict[str, Any] = {
     "name": "kills",
     "seed": 11,
     "data": {"source": "ellipses", "test_per_class": 50},
@@ -36,119 +30,102 @@ EXPERIMENT = {
 }
 PAPER = {"name": "pdmm", "penalty": 0.09, "placement": "paper", "sampling": "paired", "primal_fraction": 0.3, "evaluate_every": 10}
 LEAN = {"name": "pdmm", "penalty": 0.09}
+WEIGHTS = {"gamma": 1.0, "alpha": 0.4, "p0": 0.2, "p": 0.3, "collect_models": True}
+FEW = {  # users, so that the time goes into what is tested
+    **EXPERIMENT,
+    "data": {"source": "ellipses", "users_per_cluster": 3, "test_per_class": 10},
+    "problem": {"loss": "least_squares", "l2": 0.1, "intercept": False},
+}
+L2GD = {**FEW, "method": {"name": "async_l2gd", "iterations": 3000, **WEIGHTS}}
+AL2SGD = {**FEW, "method": {"name": "async_al2sgd", "iterations": 1500, "rho": 0.1, **WEIGHTS}}
+LINEAR = {
+    **{key: value for key, value in EXPERIMENT.items() if key != "problem"},
+    "data": {"source": "representation", "users": 9, "d": 10, "k": 2, "rows_per_user": 20},
+    "method": {"name": "fedrep_linear", "participation": 0.5, "eta": 0.1, "batch": "fixed"},
+    "stop": {"rounds": 2000},
+}
 
 
-class Cluster:
-    """A coordinator and its client hosts as processes, each of which can be killed and started again."""
-
-    def __init__(self, folder: Path, method: dict[str, object], changes: Mapping[str, object]) -> None:
-        self.folder = folder
-        self.stage = 0 if "model" in changes else 1  # after the reference that pdmm starts from
-        (folder / "kills.yaml").write_text(yaml.safe_dump({**EXPERIMENT, **changes, "method": method}))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
-        self.clients = {name: self.start_client(name) for name in SHARES}
-        self.server = self.start_server()
-
-    def start(self, *arguments: str, log: str) -> subprocess.Popen[bytes]:
-        with (self.folder / log).open("ab") as file:
-            environment = {**os.environ, "COVERAGE_PROCESS_START": ""}
-            return subprocess.Popen([*COTERIE, *arguments], cwd=self.folder, stdout=file, stderr=file, env=environment)
-
-    def start_client(self, name: str) -> subprocess.Popen[bytes]:
-        return self.start("client", "--server", self.address, "--name", name, "--users", SHARES[name], log=f"{name}.log")
-
-    def start_server(self, *extra: str) -> subprocess.Popen[bytes]:
-        return self.start("server", "kills.yaml", "--listen", self.address, "--output", "run", "--quiet", *extra, log="server.log")
-
-    def round(self) -> int:
-        """The newest round of the last stage that the run's database knows; the database is readable all the time."""
-        path = self.folder / "run" / "run.db"
-        if not path.exists():
-            return 0
-        with (
-            contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)) as connection,
-            contextlib.suppress(sqlite3.Error),
-        ):
-            return int(connection.execute("SELECT coalesce(max(round), 0) FROM ledger WHERE stage = ?", (self.stage,)).fetchone()[0])
-        return 0
-
-    def wait_for_round(self, wanted: int) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while self.round() < wanted and self.server.poll() is None:
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.02)
-
-    def kill_client(self, name: str) -> None:
-        self.clients[name].send_signal(signal.SIGKILL)
-        self.clients[name].wait(10)
-        self.clients[name] = self.start_client(name)
-
-    def kill_server(self) -> None:
-        self.server.send_signal(signal.SIGKILL)
-        self.server.wait(10)
-        self.server = self.start_server("--resume")
-
-    def end(self) -> None:
-        assert self.server.wait(DEADLINE_S) == 0, self.logs()
-        for client in self.clients.values():
-            assert client.wait(20) == 0, self.logs()
-
-    def logs(self) -> str:
-        return "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in sorted(self.folder.glob("*.log")))
-
-    def models(self) -> np.ndarray:
-        with np.load(self.folder / "run" / "models" / "pdmm.npz") as arrays:
-            return arrays["x"]
-
-    def rows(self, sql: str) -> list[tuple[int, ...]]:
-        with contextlib.closing(sqlite3.connect(self.folder / "run" / "run.db")) as connection:
-            return connection.execute(sql).fetchall()
+def calm(folder: Path, content: Mapping[str, Any]) -> Path:
+    """The run folder of the same run in one process, undisturbed."""
+    run({**content, "federation": {"hosts": 1}}, output=folder / "calm")
+    return folder / "calm"
 
 
-@contextlib.contextmanager
-def cluster(folder: Path, method: dict[str, object], changes: Mapping[str, object] | None = None) -> Iterator[Cluster]:
-    started = Cluster(folder, method, changes or {})
-    try:
-        yield started
-    finally:
-        for process in (started.server, *started.clients.values()):
-            process.kill()
-            process.wait(10)
+def assert_same_bits(found: Path, wanted: Path, stage: str) -> None:
+    ours, theirs = arrays_of(found, stage), arrays_of(wanted, stage)
+    assert ours.keys() == theirs.keys()
+    for name, array in theirs.items():
+        np.testing.assert_array_equal(ours[name], array)
 
 
-def calm_models(method: dict[str, object]) -> np.ndarray:
-    result = run({**EXPERIMENT, "method": method, "federation": {"hosts": 1}})
-    return np.stack(list(result.models.values()))
-
-
-def strike(seed: int, folder: Path, method: dict[str, object]) -> None:
+def strike(seed: int, folder: Path, content: Mapping[str, Any], *, stage: int, total: int, **how: Any) -> Processes:
+    """A run in which a member dies at a random round, and at a later one the coordinator, or, for odd seeds, another member."""
     draws = np.random.default_rng(seed)
-    first, second = sorted(int(number) for number in draws.integers(20, ROUNDS - 300, 2))
-    with cluster(folder, method) as under_fire:
-        under_fire.wait_for_round(first)
-        under_fire.kill_client(str(draws.choice(list(SHARES))))
-        under_fire.wait_for_round(second)
-        under_fire.kill_server()
+    first, second = sorted(int(number) for number in draws.integers(total // 20, total // 2, 2))
+    with processes(folder, content, **how) as under_fire:
+        members = [name for name in under_fire.commands if name != SERVER]
+        victims = str(draws.choice(members)), SERVER if seed % 2 == 0 else str(draws.choice(members))
+        for number, name in zip((first, second), victims, strict=True):
+            under_fire.wait_for_round(number, stage)
+            under_fire.kill(name)
         under_fire.end()
-        assert under_fire.rows("SELECT value FROM run WHERE key = 'attempt'") == [("2",)], "the coordinator must have died in the middle"
-        assert under_fire.rows("SELECT count(*) FROM events WHERE kind = 'resume'") == [(1,)]
-        kept = under_fire.rows("SELECT count(DISTINCT round) FROM ledger WHERE useful AND stage = 1 AND step = 'S5'")
-        assert kept == [(ROUNDS,)], "each round must count once"
-        np.testing.assert_array_equal(under_fire.models(), calm_models(method))
+        attempts = "2" if SERVER in victims else "1"
+        assert under_fire.rows("SELECT value FROM run WHERE key = 'attempt'") == [(attempts,)], "it must have died in the middle"
+        return under_fire
+
+
+def strike_pdmm(seed: int, folder: Path, method: Mapping[str, Any]) -> None:
+    content = {**EXPERIMENT, "method": method}
+    struck = strike(seed, folder, content, stage=1, total=ROUNDS, hosts=SHARES)  # stage 0 is the reference that it starts from
+    kept = struck.rows("SELECT count(DISTINCT round) FROM ledger WHERE useful AND stage = 1 AND step = 'S5'")
+    assert kept == [(ROUNDS,)], "each round must count once"
+    assert_same_bits(struck.run, calm(folder, content), "pdmm")
 
 
 @pytest.mark.timeout(150)
 def test_a_killed_host_and_then_a_killed_coordinator_end_with_the_same_bits(tmp_path: Path) -> None:
-    strike(0, tmp_path, PAPER)
+    strike_pdmm(0, tmp_path, PAPER)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("seed", range(1, 11))
-def test_kills_at_ten_random_pairs_of_rounds_end_with_the_same_bits(seed: int, tmp_path: Path) -> None:
-    strike(seed, tmp_path, PAPER if seed % 2 else LEAN)
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_kills_at_six_random_pairs_of_rounds_end_with_the_same_bits(seed: int, tmp_path: Path) -> None:
+    strike_pdmm(seed, tmp_path, PAPER if seed == 1 else LEAN)
+
+
+def strike_clusters(seed: int, folder: Path, content: Mapping[str, Any], tier: str) -> None:
+    stage = str(content["method"]["name"])
+    undisturbed = calm(folder, content)
+    total = int(query(undisturbed, "SELECT max(round) FROM figures")[0][0])
+    rules = content["federation"]
+    two_tiers = {**content, "federation": {**rules, "topology": "clusters"}}
+    where: Any = (two_tiers, {"clusters": CLUSTERS}) if tier == "clusters" else (content, {"hosts": FEW_SHARES})
+    struck = strike(seed, folder, where[0], stage=0, total=total, **where[1])
+    assert_same_bits(struck.run, undisturbed, stage)
+
+
+@pytest.mark.timeout(150)
+def test_a_killed_member_of_two_tiers_and_then_a_killed_coordinator_end_with_the_same_bits(tmp_path: Path) -> None:
+    strike_clusters(0, tmp_path, L2GD, "clusters")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("method", ["async_l2gd", "async_al2sgd"])
+def test_kills_of_clusters_at_random_rounds_end_with_the_same_bits(method: str, seed: int, tmp_path: Path) -> None:
+    """Seeds below 4 have aggregators, which are among those that die."""
+    strike_clusters(seed, tmp_path, L2GD if method == "async_l2gd" else AL2SGD, "clusters" if seed < 4 else "flat")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("seed", range(6))
+def test_kills_of_linear_fedrep_at_random_rounds_end_with_the_same_bits(seed: int, tmp_path: Path) -> None:
+    struck = strike(seed, tmp_path, LINEAR, stage=0, total=LINEAR["stop"]["rounds"], hosts=FEW_SHARES)
+    assert_same_bits(struck.run, calm(tmp_path, LINEAR), "fedrep_linear")
 
 
 @pytest.mark.slow
@@ -174,19 +151,18 @@ def test_networks_and_heads_have_the_same_bits_after_kills(seed: int, tmp_path: 
         "snapshots": {"every_rounds": 15},
     }
     method: dict[str, object] = {"name": "fedrep", "participation": 0.3, "head_epochs": 2, "evaluate_every": 10}
-    calm = tmp_path / "calm"
-    run({**EXPERIMENT, **changes, "method": method, "federation": {"hosts": 1}}, output=calm)
+    undisturbed = finished_run(calm(tmp_path, {**EXPERIMENT, **changes, "method": method}))
     draws = np.random.default_rng(seed)
-    with cluster(tmp_path, method, changes) as killed:
+    with processes(tmp_path, {**EXPERIMENT, **changes, "method": method}, hosts=SHARES) as killed:
         killed.wait_for_round(int(draws.integers(5, rounds // 2)))
-        killed.kill_client(str(draws.choice(list(SHARES))))
+        killed.kill(str(draws.choice(list(SHARES))))
         killed.wait_for_round(int(draws.integers(rounds // 2, rounds - 5)))
-        killed.kill_server()
+        killed.kill(SERVER)
         killed.end()
-    undisturbed, again = finished_run(calm), finished_run(tmp_path / "run")
+    again = finished_run(killed.run)
     assert {name: array.tobytes() for name, array in again.shared.items()} == {n: a.tobytes() for n, a in undisturbed.shared.items()}
-    whole, restarted = models_of(undisturbed, None), models_of(again, tmp_path / "coterie-state")
-    assert list(whole) == list(restarted)
-    assert len(whole) == 60
+    whole = models_of(undisturbed, None)
+    restarted = {user: tensors for state in killed.states.values() for user, tensors in models_of(again, state).items()}
+    assert len(whole) == len(restarted) == 60
     for user, tensors in whole.items():
         assert {name: array.tobytes() for name, array in tensors.items()} == {n: a.tobytes() for n, a in restarted[user].items()}
