@@ -10,13 +10,13 @@ import dataclasses
 import hashlib
 import importlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from coterie.errors import RunError
+from coterie.files import written_whole
 
 _MAGIC = b"COTERIE1"
 _DIGEST_BYTES = 32
@@ -123,19 +123,8 @@ class SnapshotFile:
 
     def save(self, tree: Any) -> None:
         """Writes the newest generation and keeps the one before; RunError when the disk refuses."""
-        newest = self.folder / f"{self.name}.snapshot"
-        temporary = newest.with_suffix(".tmp")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                file.writelines(_pieces(tree))
-                file.flush()
-                os.fsync(file.fileno())
-            if newest.exists():
-                os.replace(newest, self.older)
-            os.replace(temporary, newest)
-        except OSError as error:
-            raise RunError(f"cannot write the snapshot {newest}: {error.strerror or error}") from error
+        with written_whole(self.folder / f"{self.name}.snapshot", "the snapshot", keep=self.older) as file:
+            file.writelines(_pieces(tree))
 
     @property
     def older(self) -> Path:

@@ -8,6 +8,7 @@ there is nothing to report. Anything else is a mistake of ours and shows its tra
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -57,6 +58,10 @@ def _run(arguments: list[str]) -> int:
         if (error.name or "").partition(".")[0] not in _LEFT_OUT:
             raise
         return _failed(f"this command needs {error.name}, which is not installed here (images leave out what their role does not need)", 2)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return _failed(f"cannot write {error.filename or 'what is to be printed'}: {error.strerror}", RunError.exit_code)
     except Exception as error:
         if (type(error).__module__, type(error).__name__) == ("sqlite3", "DatabaseError"):  # of the kinds, that of a damaged file
             return _failed(f"the run database cannot be read: {error}", RunError.exit_code)
@@ -71,5 +76,11 @@ def _failed(sentence: str, code: int) -> int:
     """Prints one line, however narrow the terminal: wrapping it is the terminal's business."""
     from coterie_deploy.printable import printable
 
-    print(f"error: {printable(' '.join(sentence.split()))}", file=sys.stderr)  # noqa: T201
+    try:
+        print(f"error: {printable(' '.join(sentence.split()))}", file=sys.stderr)  # noqa: T201
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        for stream in (sys.stdout, sys.stderr):  # or the interpreter complains when it flushes
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return code

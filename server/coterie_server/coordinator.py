@@ -14,7 +14,6 @@ import contextlib
 import errno
 import fcntl
 import json
-import os
 import secrets
 import sqlite3
 import time
@@ -29,6 +28,7 @@ import numpy as np
 from coterie import __version__
 from coterie.config import Experiment, experiment_to_json
 from coterie.errors import ConfigError, CoterieError, RunError
+from coterie.files import written_whole
 from coterie_server.engine import Engine, Observer, Point, best
 from coterie_server.hub import Hub
 from coterie_server.method import Facts, Members, Outcome
@@ -81,19 +81,28 @@ async def coordinate(experiment: Experiment, connect: Connect, options: Options)
         _check_folder(experiment, folder, options.start, resume=options.resume)
         scope = BETWEEN if experiment.federation.is_two_tier else DIRECT
         database = RunDatabase(None if folder is None else folder / "run.db", scope=scope)
-        try:
+        with _closed_at_the_end(database) if folder is not None else contextlib.nullcontext():
             if folder is not None and options.resume:
                 _check_database(folder, database)
             return await _run(experiment, connect, options, database)
-        finally:
-            if folder is not None:
-                database.close()
+
+
+@contextlib.contextmanager
+def _closed_at_the_end(database: RunDatabase) -> Iterator[None]:
+    """Closes the database; why the run has failed is said even where the disk has no room for the last rows."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(CoterieError):
+            database.close()
+        raise
+    database.close()
 
 
 async def _run(experiment: Experiment, connect: Connect, options: Options, database: RunDatabase) -> Finished:
     run_id = database.get("run_id") or secrets.token_hex(8)
     if options.folder is not None:
-        _write_whole(options.folder / CHECKPOINTS / RUN_ID, run_id + "\n")
+        _write_text(options.folder / CHECKPOINTS / RUN_ID, run_id + "\n")
     attempt = int(database.get("attempt") or 0) + 1
     for key, value in _facts_of_run(experiment, run_id, attempt).items():
         database.put(key, value)
@@ -112,11 +121,11 @@ async def _run(experiment: Experiment, connect: Connect, options: Options, datab
     async with _failures_written(database), connect(hub), _stopping(options.stop, engine):
         try:
             last = await engine.run(point)
+            finished = _finished(hub, engine, last, options.folder, database)
         except CoterieError as error:
             if engine.stop_requested is None:
                 await hub.finish(str(error), failed=True)
             raise
-        finished = _finished(hub, engine, last, options.folder, database)
         await hub.finish("the run has finished", failed=False)
         database.put("status", "finished")
         database.event("finished", "the run has finished")
@@ -158,26 +167,20 @@ def _finished(hub: Hub, engine: Engine, last: Point, folder: Path | None, databa
 
 
 def _save_models(folder: Path, hub: Hub, facts: Facts, outcomes: Mapping[str, Outcome]) -> None:
-    models = folder / "models"
-    try:
-        models.mkdir(exist_ok=True)
-        names = np.array(hub.members.names if hub.members else (), dtype=np.str_)
-        features = np.array(hub.features, dtype=np.str_)
-        for stage, outcome in outcomes.items():
-            found = {"x": outcome.models, "labels": outcome.labels, "mean": facts.mean, "scale": facts.scale}
-            arrays = {key: array for key, array in found.items() if array is not None}
-            arrays |= {f"{SHARED}/{name}": array for name, array in outcome.shared.items()}
-            np.savez(models / f"{stage}.npz", users=names, features=features, **arrays)  # type: ignore[arg-type]
-    except OSError as error:
-        raise RunError(f"cannot write the models to {models}: {error.strerror or error}") from error
+    names = np.array(hub.members.names if hub.members else (), dtype=np.str_)
+    features = np.array(hub.features, dtype=np.str_)
+    for stage, outcome in outcomes.items():
+        found = {"x": outcome.models, "labels": outcome.labels, "mean": facts.mean, "scale": facts.scale}
+        arrays = {key: array for key, array in found.items() if array is not None}
+        arrays |= {f"{SHARED}/{name}": array for name, array in outcome.shared.items()}
+        with written_whole(folder / "models" / f"{stage}.npz", "the models") as file:
+            np.savez(file, users=names, features=features, **arrays)  # type: ignore[arg-type]
 
 
 def _keep_start(folder: Path, start: Outcome) -> None:
     """For a resumed run, which must start from the same."""
-    try:
-        np.savez(folder / START, **{f"{SHARED}/{name}": array for name, array in start.shared.items()})  # type: ignore[arg-type]
-    except OSError as error:
-        raise RunError(f"cannot write {folder / START}: {error.strerror or error}") from error
+    with written_whole(folder / START) as file:
+        np.savez(file, **{f"{SHARED}/{name}": array for name, array in start.shared.items()})  # type: ignore[arg-type]
 
 
 def _kept_start(folder: Path) -> Outcome | None:
@@ -204,7 +207,7 @@ def _check_folder(experiment: Experiment, folder: Path | None, start: Outcome | 
             raise ConfigError(f"the run folder {folder} is already used: choose another one, or --resume the run in it")
         if start is not None:
             _keep_start(folder, start)
-        _write_whole(frozen, json.dumps(json.loads(text), indent=2) + "\n")
+        _write_text(frozen, json.dumps(json.loads(text), indent=2) + "\n")
         return
     if not frozen.exists():
         raise ConfigError(f"there is no run to resume in {folder}: it has no experiment.json")
@@ -233,18 +236,9 @@ def _check_database(folder: Path, database: RunDatabase) -> None:
         raise ConfigError(f"the run database {path} is of run {run_id!r}, but the checkpoints are of run {started!r}: {_START_AGAIN}")
 
 
-def _write_whole(path: Path, text: str) -> None:
-    """Whoever reads the file finds all of it or what was there before, also after a crash."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+def _write_text(path: Path, text: str) -> None:
+    with written_whole(path) as file:
+        file.write(text.encode())
 
 
 @contextlib.contextmanager

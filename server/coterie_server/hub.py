@@ -417,11 +417,14 @@ class Hub:
 
     def _book_sent(self) -> None:
         """Books what was sent, once it is under way: the host may work in the meantime."""
-        while self._unbooked:
-            host, entries, seq, resent, is_first = self._unbooked.popleft()
-            rows = _with_users(entries, rows_of(entries, seq, self.attempt, DOWN, resent))
-            self.recorder.book(host.name, (self.stage, self.round), rows, is_first)
-            host.n_booked += len(entries)
+        try:
+            while self._unbooked:
+                host, entries, seq, resent, is_first = self._unbooked.popleft()
+                rows = _with_users(entries, rows_of(entries, seq, self.attempt, DOWN, resent))
+                self.recorder.book(host.name, (self.stage, self.round), rows, is_first)
+                host.n_booked += len(entries)
+        except RunError as error:  # the disk is full: that is the run's end, and not that of the session in whose turn it is noticed
+            self.fail(error)
 
     # ---- events from transports
 
@@ -524,8 +527,8 @@ class Hub:
             if host.n_booked < -_MAX_ROWS_ALONE:
                 raise ProtocolError("its book has many more rows than messages were exchanged")
             self.recorder.book_host(name, rows)
-        except ProtocolError as error:
-            self.fail(RunError(f"host {name!r} broke the protocol: {error}"))
+        except CoterieError as error:
+            self.fail(error if isinstance(error, RunError) else RunError(f"host {name!r} broke the protocol: {error}"))
 
     def _book_below(self, name: str, book: session_pb2.Book) -> None:
         """An aggregator brings the books of one of its own links, or what has happened there."""
@@ -556,6 +559,12 @@ class Hub:
 
     def tick(self) -> None:
         """Checks all deadlines; call it about twice a second."""
+        try:
+            self._tick()
+        except RunError as error:  # a decision could not be written down
+            self.fail(error)
+
+    def _tick(self) -> None:
         now = self._clock()
         for host in self._connected():
             if now - host.heard_at > self.rules.silence_s and host.link is not None:

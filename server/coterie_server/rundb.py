@@ -9,9 +9,12 @@ array, for each round in which they changed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import math
+import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -62,6 +65,7 @@ CREATE TABLE IF NOT EXISTS decisions (seq INTEGER NOT NULL, kind TEXT NOT NULL, 
 DIRECT, WITHIN, BETWEEN = "direct", "within-cluster", "between-cluster"
 _FLUSH_ROWS = 5000
 _FLUSH_S = 0.5
+_PAGES_BYTES = 64 << 10  # with less room than this, an error of the file is one of the room: so much of an index is written at once
 _INSERTS = {
     "ledger": 18,
     "host_ledger": 11,
@@ -98,7 +102,15 @@ class RunDatabase:
     def _refused(self, error: sqlite3.Error | OverflowError) -> RunError:
         if type(error) is sqlite3.DatabaseError:  # of its kinds, those of a damaged file
             return self._damaged(str(error))
-        return RunError(f"cannot write the run database {self._path}: {error}")
+        return RunError(f"cannot write the run database {self._path}: {self._reason(error)}")
+
+    def _reason(self, error: sqlite3.Error | OverflowError) -> str:
+        """Of a full disk what the system calls it, in whatever way SQLite has noticed."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # what is above says more of it
+        is_full = code == sqlite3.SQLITE_FULL
+        if code == sqlite3.SQLITE_IOERR and self._path is not None:
+            is_full = shutil.disk_usage(self._path.parent).free < _PAGES_BYTES
+        return os.strerror(errno.ENOSPC) if is_full else str(error)
 
     def _damaged(self, how: str) -> RunError:
         return RunError(f"the run database {self._path} is damaged ({' '.join(how.split())}): start again with another --output")

@@ -21,8 +21,10 @@ from coterie_client.build import build_host
 from coterie_client.data import list_users
 from coterie_client.host import Host
 from coterie_deploy.loopback import LoopbackLink
-from coterie_server.coordinator import Finished, Options, coordinate
+from coterie_server.coordinator import Finished, Options, _repeat_decisions, coordinate
+from coterie_server.engine import Engine
 from coterie_server.hub import Hub
+from coterie_server.rundb import RunDatabase
 from tests.simulation import bits, query, small_experiment
 
 RULES = {"hosts": 3, "on_loss": "skip", "absence_timeout_s": 0.05}
@@ -200,6 +202,19 @@ async def _resumed(experiment: Experiment, folder: Path) -> Finished:
         yield
 
     return await coordinate(experiment, connect, Options(folder=folder, resume=True))
+
+
+def test_all_decisions_of_an_exchange_are_repeated() -> None:
+    """Two hosts may be given up one after the other, by different attempts."""
+    database = RunDatabase(None)
+    for kind in ("skip", "pass"):
+        database.decide(3, kind, ["a"])
+        database.decide(3, kind, ["b"])
+        database.decide(4, kind, ["a"])
+    experiment = small_experiment(LEAN)
+    hub = Hub(experiment, "run", database, float)
+    _repeat_decisions(database.connection, hub, Engine(experiment, hub, database, None))
+    assert hub.skips == hub.passes == {3: frozenset({"a", "b"}), 4: frozenset({"a"})}
 
 
 def test_a_method_that_cannot_skip_is_refused_before_anybody_is_waited_for(tmp_path: Path) -> None:

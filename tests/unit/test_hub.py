@@ -863,6 +863,37 @@ def test_two_hosts_lost_one_after_the_other_in_one_exchange_are_both_left_out_wh
     run(test())
 
 
+def test_a_decision_that_cannot_be_written_down_ends_the_run_and_not_the_clock() -> None:
+    async def test() -> None:
+        w, exchange = await losing(on_loss="skip")
+
+        def full(*_: object) -> None:
+            raise RunError("cannot write the run database run.db: No space left on device")
+
+        w.notes.decide = full  # type: ignore[method-assign]
+        pass_time(w, 31.0)
+        with pytest.raises(RunError, match=r"cannot write the run database run\.db"):
+            await exchange
+
+    run(test())
+
+
+def test_a_book_that_cannot_be_written_down_ends_the_run_and_not_the_session() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+
+        def full(*_: object) -> None:
+            raise RunError("cannot write the run database run.db: No space left on device")
+
+        w.notes.book = full  # type: ignore[method-assign]
+        exchange = await asked(w, All(np.ones(2)))
+        w.answer("a", 1, rows(2))
+        with pytest.raises(RunError, match=r"cannot write the run database run\.db"):
+            await exchange
+
+    run(test())
+
+
 def test_a_repeated_decision_asks_nobody_that_was_not_asked() -> None:
     async def test() -> None:
         w = await two_hosts(on_loss="skip")
