@@ -9,6 +9,8 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from coterie.errors import ProtocolError
+
 CHUNK_BYTES = 1 << 20
 # Field numbers of the contract that are written and read by hand; a test holds them against the descriptors.
 TASK_OR_REPLY, CHUNK, CHUNK_DATA = 2, 3, 1
@@ -16,6 +18,8 @@ TASK_PARTS, REPLY_PARTS, PART_KIND, PART_USERS, PART_TENSORS, TENSOR_DATA = 9, 5
 CHUNK_TAG, CHUNK_DATA_TAG = bytes((CHUNK << 3 | 2,)), bytes((CHUNK_DATA << 3 | 2,))
 # Tensors above this size are taken out of a frame before protobuf copies them; below it that is not worth the while.
 PLAIN_BYTES = 16 << 10
+# An empty part or user is 2 bytes of a frame and 30 times as many in memory, so they are counted before protobuf sees them.
+MAX_FIELDS = 100_000
 
 
 def _varint_bytes(value: int) -> int:
@@ -55,9 +59,22 @@ class Lifted:
     sizes: dict[int, int]
 
 
-def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+class _Count:
+    """How many fields of one frame have been looked at."""
+
+    def __init__(self) -> None:
+        self._n = 0
+
+    def one_more(self) -> None:
+        self._n += 1
+        if self._n > MAX_FIELDS:
+            raise ProtocolError(f"a frame has more than {MAX_FIELDS} parts, users and other fields, which is the most")
+
+
+def _fields(data: bytes, start: int, end: int, count: _Count) -> Iterator[tuple[int, int, int, int]]:
     """(number, start, start of contents, end) of each field of a protobuf message. ValueError for what is not well formed."""
     while start < end:
+        count.one_more()
         tag, at = _varint(data, start)
         if tag & 7 == 2:
             size, inner = _varint(data, at)
@@ -89,18 +106,23 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def lift(data: bytes, part_number: int) -> tuple[bytes, Lifted | None]:
-    """A task or reply frame without its large tensors. Frames of any other form come back as they are: protobuf decides about them."""
-    view, lifted, rest, place = memoryview(data), Lifted({}, {}), bytearray(), 0
+    """A task or reply frame without its large tensors. Frames of any other form come back as they are: protobuf decides about them.
+
+    ProtocolError for a frame of more than MAX_FIELDS fields.
+    """
+    view, lifted, rest, place, count = memoryview(data), Lifted({}, {}), bytearray(), 0, _Count()
     try:
-        number, _, start, end = next(_fields(data, 0, len(data)))
+        number, _, start, end = next(_fields(data, 0, len(data), count))
         if number != TASK_OR_REPLY or end != len(data):
             return data, None
-        for number, begin, inner, stop in _fields(data, start, end):
+        for number, begin, inner, stop in _fields(data, start, end, count):
             if number == part_number and stop - inner > PLAIN_BYTES:
-                part, tensors = _lift_part(data, view, inner, stop)
+                part, tensors = _lift_part(data, view, inner, stop, count)
                 rest += field_header(part_number, len(part)) + part
                 lifted.data[place], lifted.sizes[place] = tensors, stop - begin
             else:
+                for _ in _fields(data, inner, stop, count) if number == part_number else ():
+                    pass
                 rest += view[begin:stop]
             place += number == part_number
     except ValueError:
@@ -108,12 +130,12 @@ def lift(data: bytes, part_number: int) -> tuple[bytes, Lifted | None]:
     return field_header(TASK_OR_REPLY, len(rest)) + bytes(rest), lifted
 
 
-def _lift_part(data: bytes, view: memoryview, start: int, end: int) -> tuple[bytes, dict[int, memoryview]]:
+def _lift_part(data: bytes, view: memoryview, start: int, end: int, count: _Count) -> tuple[bytes, dict[int, memoryview]]:
     rest, tensors, place = bytearray(), dict[int, memoryview](), 0
-    for number, begin, inner, stop in _fields(data, start, end):
+    for number, begin, inner, stop in _fields(data, start, end, count):
         if number == PART_TENSORS and stop - inner > PLAIN_BYTES:
             tensor = bytearray()
-            for field, at, contents, after in _fields(data, inner, stop):
+            for field, at, contents, after in _fields(data, inner, stop, count):
                 if field == TENSOR_DATA:
                     tensors[place] = view[contents:after]
                 else:
@@ -123,6 +145,19 @@ def _lift_part(data: bytes, view: memoryview, start: int, end: int) -> tuple[byt
             rest += view[begin:stop]
         place += number == PART_TENSORS
     return bytes(rest), tensors
+
+
+def check_fields(data: bytes, part_number: int) -> None:
+    """ProtocolError for a frame with more than MAX_FIELDS fields, down to those of its parts and no deeper, or that is not well formed."""
+    count = _Count()
+    try:
+        for number, _, inner, stop in _fields(data, 0, len(data), count):
+            for part, _, start, end in _fields(data, inner, stop, count) if number else ():
+                if number == TASK_OR_REPLY and part == part_number:
+                    for _ in _fields(data, start, end, count):
+                        pass
+    except ValueError as error:
+        raise ProtocolError(f"a frame of {len(data)} bytes is not a frame of the contract: {error}") from error
 
 
 def chunk_data(data: bytes) -> memoryview | None:

@@ -29,6 +29,8 @@ SESSION = "session"  # hello, welcome, heartbeats, books, finish
 CONTROL = frozenset({ENVELOPE, SESSION})  # kinds that no method declares
 _DIRECTIONS = (UP, DOWN)
 _MAX_BOOK_ROWS = 20_000
+_MAX_KINDS = 10_000  # that one book names
+_MAX_NUMBER = 1 << 40  # of a book: sums of a million such numbers still have 64 bits
 _MAX_SHOWN = 100  # characters
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")  # numbers of 64 bits
 
@@ -139,8 +141,15 @@ def _unpacked(book: session_pb2.Book, n_more: int) -> list[tuple[Row, list[int]]
         raise ProtocolError(f"a ledger book cannot be decompressed: {error}") from error
     if len(data) != wanted:
         raise ProtocolError(f"a ledger book brings {len(data)} bytes for {book.n_rows} rows, wanted {wanted}")
-    table = np.frombuffer(data, dtype="<i8").reshape(n_columns, book.n_rows).T.tolist()
-    kinds = book.names.split("\n")
+    numbers = np.frombuffer(data, dtype="<i8").reshape(n_columns, book.n_rows)
+    counted = numbers[5 : len(Row._fields)]  # the columns before say what the row is about, those after what the parent says beside
+    if numbers.size and not 0 <= counted.min() <= counted.max() <= _MAX_NUMBER:
+        wrong = counted.min() if counted.min() < 0 else counted.max()
+        raise ProtocolError(f"a ledger book counts {wrong} vectors, scalars, bytes or frames, wanted 0 to {_MAX_NUMBER}")
+    if numbers.size and numbers[3:5].min() < 0:
+        raise ProtocolError("a ledger book names a direction or a kind that it does not list")
+    table = numbers.T.tolist()
+    kinds = book.names.split("\n", _MAX_KINDS)
     for kind in kinds if book.n_rows else ():
         step_of(kind)
     try:

@@ -22,7 +22,7 @@ import importlib
 import math
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, ClassVar, TypeVar
 
@@ -114,6 +114,7 @@ M = TypeVar("M", bound=Message)
 
 _KINDS: dict[str, type[Message]] = {}
 _KIND = re.compile(r"[a-z][a-z0-9_]*\.[A-Za-z0-9]+")
+_MAX_SHOWN = 100  # characters
 
 
 def declare(*, method: str, step: str, may_be_infinite: bool = False) -> Callable[[type[M]], type[M]]:
@@ -156,27 +157,31 @@ def kind_class(kind: str) -> type[Message]:
             importlib.import_module(f"coterie.methods.{kind.partition('.')[0]}")
         cls = _KINDS.get(kind)
     if cls is None:
-        raise ProtocolError(f"message kind {kind!r} is not declared; known kinds: {', '.join(sorted(_KINDS))}")
+        raise ProtocolError(f"message kind {kind[:_MAX_SHOWN]!r} is not declared; known kinds: {', '.join(sorted(_KINDS))}")
     return cls
 
 
-def check_shapes(message: Message, n_rows: int | None, dims: dict[str, int]) -> None:
+def check_shapes(message: Message, n_rows: int | None, dims: Mapping[str, int]) -> None:
     """Raises ProtocolError unless every field has its declared axes.
 
     `n_rows` is the number of owners when known; `dims` are extents known beforehand (for example d), others must agree within
     the message.
     """
+    check_extents(type(message), (getattr(message, name).shape for name, _ in message.specs), n_rows, dims)
+
+
+def check_extents(cls: type[Message], shapes: Iterable[tuple[int, ...]], n_rows: int | None, dims: Mapping[str, int]) -> None:
+    """As `check_shapes`, of the shapes of the fields alone: before there is any memory for their numbers."""
     bound = dict(dims)
     if n_rows is not None:
         bound["rows"] = n_rows
-    for name, spec in message.specs:
-        shape = getattr(message, name).shape
+    for (name, spec), shape in zip(cls.specs, shapes, strict=True):
         if len(shape) != len(spec.shape):
-            raise ProtocolError(f"{message.kind}.{name} has shape {shape}, wanted axes {spec.shape}")
+            raise ProtocolError(f"{cls.kind}.{name} has shape {shape}, wanted axes {spec.shape}")
         for extent, axis in zip(shape, spec.shape, strict=True):
             wanted = bound.setdefault(axis, extent) if isinstance(axis, str) else axis
             if extent != wanted:
-                raise ProtocolError(f"{message.kind}.{name} has shape {shape}: axis {axis!r} is {extent}, wanted {wanted}")
+                raise ProtocolError(f"{cls.kind}.{name} has shape {shape}: axis {axis!r} is {extent}, wanted {wanted}")
 
 
 __all__ = [
@@ -192,6 +197,7 @@ __all__ = [
     "Spec",
     "Vectors",
     "Weights",
+    "check_extents",
     "check_shapes",
     "dataclass",
     "declare",

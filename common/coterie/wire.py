@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,12 +29,13 @@ from coterie.frames import (
     TASK_OR_REPLY,
     TASK_PARTS,
     Lifted,
+    check_fields,
     chunk_data,
     delimited_bytes,
     field_header,
     lift,
 )
-from coterie.messages import Broadcast, Message, PerCluster, Rows, Spec, check_shapes, has_rows, kind_class
+from coterie.messages import Broadcast, Message, PerCluster, Rows, Spec, check_extents, check_shapes, has_rows, kind_class
 from coterie.stencil import BFLOAT16, DTYPES, Entry, Extent, Plan, Plans, Stencil, native_dtype, stencil_of
 from coterie.v1 import session_pb2, tensor_pb2
 
@@ -48,8 +49,10 @@ GRPC_FRAME_HEADER_BYTES = 5
 ENVELOPE = "envelope"
 
 AnyArray = NDArray[Any]
+Announced = Callable[[session_pb2.Task | session_pb2.Reply], None]
 
 _BUFFERS = 2  # kept for tensors to come
+_MAX_SHOWN = 100  # characters of a name that a peer has sent
 _FLOAT64 = np.dtype("<f8")
 _FLOAT32 = np.dtype("<f4")
 _INT32 = np.dtype("<i4")
@@ -327,7 +330,7 @@ def _decode_part(
     extents: list[Extent] = []
     for place, ((name, spec), tensor) in enumerate(zip(cls.specs, part.tensors, strict=True)):
         if tensor.name != name:
-            raise ProtocolError(f"{part.kind} has field {tensor.name!r}, wanted {name!r}")
+            raise ProtocolError(f"{part.kind} has field {_shown(tensor.name)!r}, wanted {name!r}")
         array = _get(tensor, part.kind, tails, lifted.get(place))
         if (array.dtype.kind == "f" or array.dtype == BFLOAT16) != spec.is_float:
             raise ProtocolError(f"{part.kind}.{name} has dtype {array.dtype}, wanted {'float' if spec.is_float else 'integer'}")
@@ -373,21 +376,52 @@ def _get_users(part: tensor_pb2.Part, tails: Iterator[bytearray | memoryview]) -
 def _get(tensor: tensor_pb2.Tensor, kind: str, tails: Iterator[bytearray | memoryview], lifted: memoryview | None = None) -> AnyArray:
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
-        raise ProtocolError(f"{kind}.{tensor.name} has element type {tensor.dtype}, which is unknown")
+        raise ProtocolError(f"{kind}.{_shown(tensor.name)} has element type {tensor.dtype}, which is unknown")
     data: bytes | bytearray | memoryview = tensor.data if lifted is None else lifted
     if tensor.chunked_bytes:
         data = next(tails)
-    if len(tensor.shape) > MAX_AXES or any(extent > MAX_TENSOR_BYTES for extent in tensor.shape):
-        raise ProtocolError(f"{kind}.{tensor.name} has {len(tensor.shape)} axes, the longest {max(tensor.shape)}, which no array here has")
-    shape = tuple(tensor.shape)
-    wanted = math.prod(shape) * dtype.itemsize
-    if len(data) != wanted:
-        raise ProtocolError(f"{kind}.{tensor.name} brings {len(data)} bytes, wanted {wanted} for shape {list(shape)}")
+    shape = _shape(tensor, kind, dtype, len(data))
     try:
         array = np.frombuffer(data, dtype=dtype).reshape(shape)
     except (ValueError, OverflowError) as error:  # an empty tensor may still claim any extent
-        raise ProtocolError(f"{kind}.{tensor.name} has shape {list(shape)}, which no array can have") from error
+        raise ProtocolError(f"{kind}.{_shown(tensor.name)} has shape {list(shape)}, which no array can have") from error
     return _aligned(array)
+
+
+def _shape(tensor: tensor_pb2.Tensor, kind: str, dtype: np.dtype[Any], n_bytes: int) -> tuple[int, ...]:
+    """The shape of a tensor that has come, or is to come, with so many bytes."""
+    name = _shown(tensor.name)
+    if len(tensor.shape) > MAX_AXES:
+        raise ProtocolError(f"{kind}.{name} has {len(tensor.shape)} axes, wanted at most {MAX_AXES}")
+    shape = tuple(tensor.shape)
+    if any(extent > MAX_TENSOR_BYTES for extent in shape):
+        raise ProtocolError(f"{kind}.{name} has an axis of {max(shape)}, wanted at most {MAX_TENSOR_BYTES}")
+    wanted = math.prod(shape) * dtype.itemsize
+    if n_bytes != wanted:
+        raise ProtocolError(f"{kind}.{name} brings {n_bytes} bytes, wanted {wanted} for shape {list(shape)}")
+    return shape
+
+
+def _shown(name: str) -> str:
+    return name[:_MAX_SHOWN]
+
+
+def check_announced(frame: session_pb2.Task | session_pb2.Reply, n_own: int, dims: Mapping[str, int]) -> None:
+    """ProtocolError when the shapes in the first frame of a task or reply are not what `Received.decode` would accept."""
+    for part in frame.parts:
+        cls = kind_class(part.kind)
+        if len(part.tensors) != len(cls.specs):
+            raise ProtocolError(f"{part.kind} has {len(part.tensors)} tensors, wanted {len(cls.specs)}")
+        shapes = [_announced_shape(tensor, part.kind) for tensor in part.tensors]
+        n_rows = (_announced_shape(part.users, part.kind) or (0,))[0] if part.HasField("users") else n_own
+        check_extents(cls, shapes, n_rows if issubclass(cls, Rows) else None, dims)
+
+
+def _announced_shape(tensor: tensor_pb2.Tensor, kind: str) -> tuple[int, ...]:
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is not None and tensor.chunked_bytes:
+        return _shape(tensor, kind, dtype, tensor.chunked_bytes)
+    return tuple(tensor.shape[: MAX_AXES + 1])  # its bytes are here already
 
 
 def _references(buffers: Sequence[AnyArray]) -> list[int]:
@@ -403,8 +437,9 @@ class Assembler:
     Frames of other kinds (hello, heartbeat, ...) are returned as they are. One assembler serves one direction of one stream.
     """
 
-    def __init__(self, outer: type[session_pb2.JoinRequest | session_pb2.JoinResponse]) -> None:
+    def __init__(self, outer: type[session_pb2.JoinRequest | session_pb2.JoinResponse], announced: Announced | None = None) -> None:
         self._outer = outer
+        self._announced = announced  # called with a task or reply before there is memory for its large tensors, which it may refuse
         self._inner = session_pb2.Task if outer is session_pb2.JoinResponse else session_pb2.Reply
         self._plans = Plans()
         self._part_number = TASK_PARTS if outer is session_pb2.JoinResponse else REPLY_PARTS
@@ -431,6 +466,8 @@ class Assembler:
         if plan is not None and (fences := self._fences(data[plan.header])) is not None:
             return Received(fences, (), len(data), None, data, plan)
         small, lifted = lift(data, self._part_number) if len(data) > PLAIN_BYTES else (data, None)
+        if lifted is None and len(data) > PLAIN_BYTES:
+            check_fields(data, self._part_number)
         try:
             outer = self._outer.FromString(small)
         except Exception as error:  # protobuf's DecodeError type is not part of its typed interface
@@ -446,6 +483,8 @@ class Assembler:
         if self._missing:
             raise ProtocolError(f"a {which} came while {len(self._missing)} tensors of the one before were incomplete")
         sizes = [tensor.chunked_bytes for part in frame.parts for tensor in (part.users, *part.tensors) if tensor.chunked_bytes]
+        if sizes and self._announced is not None:
+            self._announced(frame)
         if sum(sizes) > MAX_TENSOR_BYTES:
             raise ProtocolError(f"tensors of {sum(sizes)} bytes were announced, wanted at most {MAX_TENSOR_BYTES}")
         try:
@@ -514,6 +553,7 @@ __all__ = [
     "Entry",
     "Precision",
     "Received",
+    "check_announced",
     "encode",
     "reheaded",
     "select",
