@@ -23,10 +23,10 @@ from coterie.messages import Message
 from coterie.model import difference
 from coterie.names import natural_key
 from coterie.v1 import session_pb2
-from coterie.wire import Encoded, Entry, Precision, Received, encode, reheaded
-from coterie_server.merge import Layout, check_finite, check_owners, merged, weights_of
+from coterie.wire import Encoded, Entry, Precision, Received, check_announced, encode, reheaded
+from coterie_server.merge import Layout, check_finite, check_kinds, check_owners, merged, weights_of
 from coterie_server.method import Members, Replies
-from coterie_server.sessions import Host, Link, Pending, Recorder, Refusal, Sent, check_form
+from coterie_server.sessions import Host, Link, Pending, Recorder, Refusal, Sent, Sparse, check_form, shortened
 
 HOST_BYTES = 1 << 19  # of replies that a host keeps, a small machine's memory; more only where they come in few exchanges
 _MAX_REFUSED = 100  # hosts that were turned away and are remembered
@@ -35,6 +35,7 @@ _MAX_REASONS = 3  # of these, how many a sentence names
 _LONGEST_FINISH_S = 60.0  # for the books of hosts that are heard
 _MAX_WAITED_FOR = 3  # hosts, how many a sentence names
 _PREPARING = "the preparation needs every user"
+_MAX_REPEATED = 100  # replies of a host beyond the tasks that it was asked to answer
 
 
 class Hub:
@@ -90,6 +91,7 @@ class Hub:
         self._unbooked: deque[tuple[Host, Sequence[Entry], int, int, bool]] = deque()  # entries, exchange, resent, whether it is useful
         self._finish: session_pb2.JoinResponse | None = None  # what hosts are told at the end
         self._have_brought_all: set[str] = set()  # hosts whose books are complete
+        self._sparse = Sparse()
 
     @property
     def is_over(self) -> bool:
@@ -121,7 +123,7 @@ class Hub:
         self.model = self.model or hello.model
         self._compare_numerics(hello)
         n_here = sum(1 for other in self.hosts.values() if other.link is not None)
-        self.recorder.event("join", f"host {host.name!r} joined with {len(host.users)} users", host=host.name, hosts_here=n_here)
+        self._note("join", host.name, f"host {host.name!r} joined with {len(host.users)} users", host=host.name, hosts_here=n_here)
         if self._is_numbered:
             self._welcome(host)
         if self._finish is not None:
@@ -131,12 +133,21 @@ class Hub:
         self._changed.set()
 
     def turned_away(self, name: str, reason: str) -> None:
-        """A host could not join."""
+        """A host could not join, or cannot stay; `name` is empty for who has not said it."""
+        name, reason = shortened(name), shortened(reason)
         self.refused.pop(name, None)
-        self.refused[name] = reason
+        if name:
+            self.refused[name] = reason
         if len(self.refused) > _MAX_REFUSED:
             del self.refused[next(iter(self.refused))]
-        self.recorder.event("refused", reason, host=name)
+        self._note("refused", name, reason, host=name)
+
+    def _note(self, kind: str, name: str, text: str, **data: Any) -> None:
+        """An event that a host, or a stranger, can bring about as often as it likes: later ones are written down ever more seldom."""
+        times = self._sparse.due(kind, name if name in self.hosts else "")
+        if times:
+            more = {"times": times} if times > 1 else {}
+            self.recorder.event(kind, text, **data, **more)
 
     def _check_hello(self, hello: session_pb2.Hello) -> None:
         check_form(hello)
@@ -144,6 +155,9 @@ class Hub:
         names = [user.name for user in hello.users]
         if hello.run_id and hello.run_id != self.run_id:
             raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} holds the state of run {hello.run_id}, this is run {self.run_id}")
+        if hello.last_seq > self.seq and (self.attempt == 1 or not hello.run_id):
+            state = f"it is at task {hello.last_seq}, but there were {self.seq}"
+            raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} came with a state that is not of this run: {state}")
         known = self.hosts.get(hello.host)
         if known is not None and self.members is not None and hello.last_seq < known.forgotten:
             state = f"it is at task {hello.last_seq}, wanted at least {known.forgotten}"
@@ -206,7 +220,7 @@ class Hub:
         self._numerics[hello.host] = hello.numerics
         if len(set(self._numerics.values())) > 1:
             text = "; ".join(f"{host}: {numerics}" for host, numerics in sorted(self._numerics.items()))
-            self.recorder.event("numerics", f"hosts compute with different libraries, bits may differ: {text}")
+            self._note("numerics", hello.host, f"hosts compute with different libraries, bits may differ: {shortened(text)}")
 
     def go_on(self) -> None:
         """Goes on with the members of an earlier attempt before their hosts are back: what these are asked waits for them."""
@@ -332,7 +346,7 @@ class Hub:
         self._book_sent()
         if host.acked > host.reached:
             text = f"host {host.name!r} is sent tasks {host.reached + 1} to {host.acked} again"
-            self.recorder.event("replay", text, host=host.name, reached=host.reached, acked=host.acked)
+            self._note("replay", host.name, text, host=host.name, reached=host.reached, acked=host.acked)
 
     # ---- exchange
 
@@ -412,6 +426,7 @@ class Hub:
             frame.replay, frame.resent, frame.attempt = int(is_replay), resent, self.attempt
             encoded = reheaded(frame, encoded)
         sent.times += 1
+        host.n_sent += not is_replay
         self._unbooked.append((host, encoded.entries, sent.seq, resent, is_first))
         host.link.send(encoded)
 
@@ -429,24 +444,19 @@ class Hub:
     # ---- events from transports
 
     def received(self, name: str, received: Received) -> None:
-        """A whole reply of a host has arrived. A malformed one fails the run, naming the host."""
+        """A whole reply of a host has arrived. A malformed one ends the host's stream before the run, and then the run, naming the host."""
         self._book_sent()
-        host = self.hosts[name]
+        host = self.hosts.get(name)
+        if host is None:  # its place was given up while the frame was read
+            return
         host.heard_at = self._clock()
         reply = received.frame
-        if self.layout is None and host.link is not None:
-            host.link.close("INVALID_ARGUMENT", f"host {name!r} sent a reply before it was welcomed")
-            return
         try:
-            own = self._layout().own[name]
-            if not isinstance(reply, session_pb2.Reply):
-                raise ProtocolError(f"host {name!r} sent a task, wanted a reply")
-            if reply.seq > host.asked or reply.attempt > self.attempt or reply.durable_seq > reply.seq:
-                fences = f"task {reply.seq}, attempt {reply.attempt}, snapshot {reply.durable_seq}"
-                raise ProtocolError(f"a reply to {fences}, wanted at most task {host.asked}, attempt {self.attempt}, a snapshot before it")
+            own = self._check_fences(host, reply)
+            host.n_replies += 1
             messages, entries = received.decode(own.size, self.dims)
             pending = self._pending
-            is_awaited = pending is not None and pending.seq == reply.seq and name in pending.waiting
+            is_awaited = pending is not None and pending.seq == reply.seq and reply.attempt == self.attempt and name in pending.waiting
             rows = _with_users(entries, rows_of(entries, reply.seq, reply.attempt, UP, reply.resent))
             self.recorder.book(name, (self.stage, self.round), rows, is_awaited)
             host.n_booked += len(entries)
@@ -456,18 +466,55 @@ class Hub:
             host.absent_s = 0.0
             self._forget(host, reply.durable_seq)
             if pending is None or not is_awaited:
-                self.recorder.event("late", f"host {name!r} answered task {reply.seq} too late or twice", host=name, seq=reply.seq)
+                self._note("late", name, f"host {name!r} answered task {reply.seq} too late or twice", host=name, seq=reply.seq)
                 return
+            check_kinds(name, messages)
             for message in messages:
                 check_owners(name, message, own, self._layout().clusters[name])
                 check_finite(name, message, own, self.members.names if self.members else (), self.round)
         except CoterieError as error:
-            self.fail(error if isinstance(error, RunError) else RunError(f"host {name!r} broke the protocol: {error}"))
+            self._broke(host, error if isinstance(error, RunError) else RunError(f"host {name!r} broke the protocol: {error}"))
             return
         pending.answers[name] = messages
         pending.waiting.discard(name)
         if not pending.waiting and not pending.done.done():
             pending.done.set_result(None)
+
+    def announced(self, name: str, frame: session_pb2.Task | session_pb2.Reply) -> None:
+        """The first frame of a host's reply is here, and there will be memory for the rest. ProtocolError when it cannot be a right one."""
+        host = self.hosts.get(name)
+        if host is None:
+            raise ProtocolError("it announced a large tensor, but is not a host of this run")
+        check_announced(frame, self._check_fences(host, frame).size, self.dims)
+
+    def _check_fences(self, host: Host, reply: session_pb2.Task | session_pb2.Reply) -> Indices:
+        """The members of the host. ProtocolError when it was not asked for this reply, or has sent far more than it was asked for."""
+        if self.layout is None:
+            raise ProtocolError("it sent a reply before it was welcomed")
+        if not isinstance(reply, session_pb2.Reply):
+            raise ProtocolError("it sent a task, wanted a reply")
+        if reply.seq > host.asked or reply.attempt > self.attempt or reply.durable_seq > reply.seq:
+            fences = f"task {reply.seq}, attempt {reply.attempt}, snapshot {reply.durable_seq}"
+            raise ProtocolError(f"a reply to {fences}, wanted at most task {host.asked}, attempt {self.attempt}, a snapshot before it")
+        if host.n_replies >= host.n_sent + _MAX_REPEATED:
+            raise ProtocolError(f"it has sent {host.n_replies + 1} replies, but was asked for {host.n_sent}")
+        return self.layout.own[host.name]
+
+    def broke(self, name: str, link: Link, reason: str) -> None:
+        """A frame of a host's stream was malformed or out of order. The stream is given up; the host may come back on another."""
+        host = self.hosts.get(name)
+        if host is not None and host.link is link:
+            self.turned_away(name, f"host {name!r} broke the protocol: {reason}")
+
+    def _broke(self, host: Host, error: RunError) -> None:
+        """A whole reply or a book is not what it must be: the end of the run, unless it has not begun or the others may go on alone."""
+        self.turned_away(host.name, str(error))
+        link = host.link
+        if (self.members is not None and not self._skips_late) or self._finish is not None:
+            self.fail(error)
+        elif link is not None:
+            link.close("INVALID_ARGUMENT", str(error))
+            self.lost(host.name, link, str(error))
 
     def _forget(self, host: Host, durable_seq: int) -> None:
         while host.log and host.log[0].seq <= durable_seq and host.log[0].seq <= host.acked:
@@ -477,7 +524,8 @@ class Hub:
 
     def heard(self, name: str) -> None:
         """Any frame has come from a host."""
-        self.hosts[name].heard_at = self._clock()
+        if name in self.hosts:
+            self.hosts[name].heard_at = self._clock()
 
     def tally(self, name: str, direction: str, n_bytes: int) -> None:
         """Bytes of frames that are neither tasks nor replies."""
@@ -495,7 +543,7 @@ class Hub:
             del self.hosts[name]
             self._numerics.pop(name, None)
         if self._finish is None:
-            self.recorder.event("lost", f"host {name!r} is gone: {reason}", host=name, round=self.round)
+            self._note("lost", name, f"host {name!r} is gone: {shortened(reason)}", host=name, round=self.round)
         self._changed.set()
 
     def failed(self, name: str, failure: session_pb2.Failure, link: Link | None = None) -> None:
@@ -504,17 +552,21 @@ class Hub:
         `link` is the stream of the host's session; whoever speaks on another one, or before a hello, is not (yet) the host.
         """
         if self._has_started and link is not None and name in self.hosts and self.hosts[name].link is link:
-            reason = f"host {name!r} cannot go on: {failure.reason}"
+            reason = f"host {name!r} cannot go on: {shortened(failure.reason)}"
             self.fail(ConfigError(reason) if failure.config else RunError(reason))
         else:
-            self.turned_away(name, f"host {name!r} cannot join: {failure.reason}")
+            self.turned_away(name, f"host {shortened(name)!r} cannot join: {failure.reason}")
 
     def book_of(self, name: str, book: session_pb2.Book) -> None:
         """A piece of a host's own ledger has arrived."""
-        host = self.hosts[name]
+        host = self.hosts.get(name)
+        if host is None:
+            return
         try:
             if self._finish is None:
                 raise ProtocolError("its book came before the end of the run")
+            if name in self._have_brought_all:
+                raise ProtocolError("it has brought its whole book already")
             if not book.ByteSize():
                 self._have_brought_all.add(name)
                 return
@@ -527,8 +579,10 @@ class Hub:
             if host.n_booked < -_MAX_ROWS_ALONE:
                 raise ProtocolError("its book has many more rows than messages were exchanged")
             self.recorder.book_host(name, rows)
-        except CoterieError as error:
-            self.fail(error if isinstance(error, RunError) else RunError(f"host {name!r} broke the protocol: {error}"))
+        except ProtocolError as error:
+            self._broke(host, RunError(f"host {name!r} broke the protocol: {error}"))
+        except RunError as error:  # of ours: a full disk
+            self.fail(error)
 
     def _book_below(self, name: str, book: session_pb2.Book) -> None:
         """An aggregator brings the books of one of its own links, or what has happened there."""

@@ -71,6 +71,18 @@ def check_owners(host: str, message: Message, own: Indices, clusters: Indices) -
         raise ProtocolError(f"host {host!r} sent {message.kind} for member {wrong[0]}, which is not one of its users")
 
 
+def check_kinds(host: str, messages: Sequence[Message]) -> None:
+    """ProtocolError unless every message of a reply has owners, and none came twice. (Those with weights may come for each user.)"""
+    found: set[type[Message]] = set()
+    for message in messages:
+        cls = type(message)
+        if not isinstance(message, Rows | PerCluster):
+            raise ProtocolError(f"host {host!r} sent {cls.kind}, but a host's messages must have owners")
+        if cls in found and not has_weights(cls):
+            raise ProtocolError(f"host {host!r} sent {cls.kind} twice in one reply")
+        found.add(cls)
+
+
 def check_finite(host: str, message: Message, own: Indices, names: Sequence[str], round_number: int) -> None:
     """RunError that names host, user, field and round of a NaN or an infinity."""
     if message.may_be_infinite:
@@ -115,7 +127,7 @@ def weights_of(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict
 def merged(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict[type[Message], Message]:
     """One message of each kind from the hosts' messages, its rows in member order; users=None when everyone answered.
 
-    Messages with weights are left to `weights_of`.
+    Each host's messages have passed `check_kinds`. Those with weights are left to `weights_of`.
     """
     by_kind: dict[type[Message], list[tuple[str, Rows]]] = {}
     by_cluster: dict[type[Message], list[tuple[str, PerCluster]]] = {}
@@ -123,19 +135,14 @@ def merged(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict[typ
         for message in answers.get(host, ()):
             if isinstance(message, PerCluster):
                 by_cluster.setdefault(type(message), []).append((host, message))
-                continue
-            if not isinstance(message, Rows):
-                raise ProtocolError(f"host {host!r} sent {message.kind}, but a host's messages must have owners")
-            if has_weights(type(message)):
-                continue
-            by_kind.setdefault(type(message), []).append((host, message))
+            elif isinstance(message, Rows) and not has_weights(type(message)):
+                by_kind.setdefault(type(message), []).append((host, message))
     in_member_order = {cls: _merge_kind(cls, parts, layout) for cls, parts in by_kind.items()}
     return in_member_order | {cls: _merge_clusters(cls, parts) for cls, parts in by_cluster.items()}
 
 
 def _merge_clusters(cls: type[Message], parts: Sequence[tuple[str, PerCluster]]) -> Message:
     """The aggregators' rows in cluster order; each has spoken for its own clusters alone, which `check_owners` saw to."""
-    _check_sent_once(cls, [host for host, _ in parts])
     numbers = np.concatenate([message.clusters for _, message in parts])
     if np.unique(numbers).size < numbers.size:
         raise ProtocolError(f"{cls.kind} came twice for one cluster, wanted it once")
@@ -152,14 +159,7 @@ def check_senders(kind: str, found: Sequence[int] | Indices | None, wanted: Indi
         raise ProtocolError(f"{kind} came {came}, wanted it once for each of {wanted[:_MAX_SHOWN].tolist()}, {wanted.size} in all")
 
 
-def _check_sent_once(cls: type[Message], senders: Sequence[str]) -> None:
-    twice = next((host for host in senders if senders.count(host) > 1), None) if len(set(senders)) < len(senders) else None
-    if twice is not None:
-        raise ProtocolError(f"host {twice!r} sent {cls.kind} twice in one reply")
-
-
 def _merge_kind(cls: type[Message], parts: Sequence[tuple[str, Rows]], layout: Layout) -> Message:
-    _check_sent_once(cls, [host for host, _ in parts])
     complete = len(parts) == len(layout.hosts) and all(message.users is None for _, message in parts)
     if complete and len(parts) == 1:
         return parts[0][1]

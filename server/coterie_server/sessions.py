@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,12 @@ from coterie.messages import Message
 from coterie.v1 import session_pb2
 from coterie.wire import PROTOCOL_VERSION, Encoded
 
+MAX_REASON_CHARS = 1000  # of what a host is told, and of what is written down: HTTP/2 trailers have a size limit
+MAX_NAME_CHARS = 255  # of hosts, users and clusters
+_MAX_WORD_CHARS = 1000  # of what else a hello says of its host
+_MAX_MODEL_CHARS = 4 << 20
+_FIRST_FEW = 20  # of like events are written down each, later ones whenever their number has doubled
+
 
 class Refusal(CoterieError):  # noqa: N818 - a decision, not a fault of ours
     """A host is turned away; `code` is the gRPC status it gets."""
@@ -22,6 +29,25 @@ class Refusal(CoterieError):  # noqa: N818 - a decision, not a fault of ours
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
         self.code = code
+
+
+def shortened(text: str) -> str:
+    """What a host has sent as a piece of a sentence: of bounded length, and in characters that can be shown."""
+    text = text[:MAX_REASON_CHARS]
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+class Sparse:
+    """Which of many like events are written down: what a host or a stranger can bring about again and again is not to fill the disk."""
+
+    def __init__(self) -> None:
+        self._times: dict[tuple[str, str], int] = {}
+
+    def due(self, kind: str, who: str) -> int:
+        """How many events of this kind there were, if this one is to be written down, else 0. `who`: one of a bounded number of names."""
+        times = self._times[kind, who] = self._times.get((kind, who), 0) + 1
+        doublings, rest = divmod(times, _FIRST_FEW)
+        return times if times <= _FIRST_FEW or (not rest and not doublings & (doublings - 1)) else 0
 
 
 class Link(Protocol):
@@ -84,6 +110,8 @@ class Host:
     absent_s: float = 0.0  # without a connection since its last answer, up to the last time it came back
     session_bytes: dict[str, int] = field(default_factory=lambda: {UP: 0, DOWN: 0})
     replied_bytes: int = 0  # in this attempt; the host keeps its replies between two snapshots
+    n_sent: int = 0  # tasks that it was asked to answer, in this attempt, as often as it was asked
+    n_replies: int = 0  # that came, in this attempt
     n_booked: int = 0  # rows of the ledger that concern it, which bounds those it may bring itself
 
     @property
@@ -109,12 +137,33 @@ class Pending:
 
 def check_form(hello: session_pb2.Hello) -> None:
     """Refusal of what is wrong with a hello, whatever the run."""
+    host = shortened(hello.host)
     if hello.protocol != PROTOCOL_VERSION:
-        raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} speaks protocol {hello.protocol}, wanted {PROTOCOL_VERSION}")
+        raise Refusal("FAILED_PRECONDITION", f"host {host!r} speaks protocol {hello.protocol}, wanted {PROTOCOL_VERSION}")
     if not hello.host or not hello.users:
-        raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} brings {len(hello.users)} users, wanted a name and at least one user")
+        raise Refusal("INVALID_ARGUMENT", f"host {host!r} brings {len(hello.users)} users, wanted a name and at least one user")
+    _check_texts(host, hello)
     names = [user.name for user in hello.users]
     if len(set(names)) != len(names) or not all(names):
         seen: set[str] = set()
         twice = next((name for name in names if not name or name in seen or seen.add(name)), "")  # type: ignore[func-returns-value]
-        raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} names user {twice!r} more than once or without a name")
+        raise Refusal("INVALID_ARGUMENT", f"host {host!r} names user {twice!r} more than once or without a name")
+
+
+def _check_texts(host: str, hello: session_pb2.Hello) -> None:
+    """Refusal of names and other texts that are kept and shown for as long as the run lasts, and are too long for that."""
+    names = itertools.chain([hello.host], (user.name for user in hello.users), (user.cluster for user in hello.users))
+    wrong = next((name for name in names if len(name) > MAX_NAME_CHARS or not name.isprintable()), None)
+    if wrong is not None:
+        what = f"{shortened(wrong[:50])!r} of {len(wrong)} characters"
+        raise Refusal("INVALID_ARGUMENT", f"host {host[:50]!r} brings the name {what}, wanted at most {MAX_NAME_CHARS}, all printable")
+    words = {
+        "instance": (len(hello.instance), _MAX_WORD_CHARS),
+        "numerics": (len(hello.numerics), _MAX_WORD_CHARS),
+        "run_id": (len(hello.run_id), _MAX_WORD_CHARS),
+        "model": (len(hello.model), _MAX_MODEL_CHARS),
+        "longest feature name": (max(map(len, hello.features), default=0), _MAX_WORD_CHARS),
+    }
+    for word, (found, most) in words.items():
+        if found > most:
+            raise Refusal("INVALID_ARGUMENT", f"the {word} of host {host!r} has {found} characters, wanted at most {most}")

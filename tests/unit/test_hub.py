@@ -372,7 +372,7 @@ def test_a_reply_before_the_barrier_ends_that_stream_and_not_the_run() -> None:
         w = world()
         w.join("a", ["u1"])
         w.answer("a", 1, rows(1))
-        assert w.links["a"].closed == ("INVALID_ARGUMENT", "host 'a' sent a reply before it was welcomed")
+        assert w.links["a"].closed == ("INVALID_ARGUMENT", "host 'a' broke the protocol: it sent a reply before it was welcomed")
         assert w.hub._failure is None
 
     run(test())

@@ -13,7 +13,7 @@ from coterie.errors import ProtocolError, RunError
 from coterie.messages import PerCluster, Vectors, dataclass, declare
 from coterie.methods.evaluation import FinalModels
 from coterie.wire import Precision
-from coterie_server.merge import Layout, check_finite, check_owners, merged
+from coterie_server.merge import Layout, check_finite, check_kinds, check_owners, merged
 from coterie_server.tiers import _Tier
 
 
@@ -64,7 +64,7 @@ def test_an_aggregator_speaks_for_its_own_cluster_alone() -> None:
 def test_an_aggregator_that_answers_twice_or_in_another_width_is_named() -> None:
     layout = Layout({"a": np.array([0, 3]), "b": np.array([1, 2, 4, 5])}, 6, CLUSTER_OF)
     with pytest.raises(ProtocolError, match=r"host 'a' sent percluster.Centre twice in one reply"):
-        merged({"a": [centres(0), centres(0)], "b": [centres(1, 2)]}, layout)
+        check_kinds("a", [centres(0), centres(0)])
     wide = Centre(np.array([1, 2]), np.ones((2, 3)))
     with pytest.raises(ProtocolError, match=r"host 'b'.*point.*"):
         merged({"a": [centres(0)], "b": [wide]}, layout)
