@@ -26,17 +26,22 @@ from coterie.links import LinkRule
 from coterie.tls import Identity, Tls, identity_of
 from coterie.v1 import session_pb2
 from coterie.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Assembler, Encoded, Received
+from coterie_server.door import MOST_STRANGERS, Door, Doorkeeper, ended
 from coterie_server.hub import Hub
 from coterie_server.links import Inlet, LoopClock, Outlet, call, note_links, rule_of
-from coterie_server.sessions import Refusal
+from coterie_server.sessions import MAX_REASON_CHARS, Refusal, shortened
 
 SERVICE = "coterie.v1.FederationService"
 TICK_S = 0.5
 STOP_GRACE_S = 2.0
 MAX_HELLO_BYTES = 64 << 20
 SMALL_BYTES = 64 << 10  # a task up to this size does not keep other hosts waiting while it is written
-MAX_REASON_CHARS = 1000  # of a status message: HTTP/2 trailers have a size limit
 MAX_HELLO_USERS = 1_000_000
+_USER_BYTES = 100  # a user of an unfinished hello takes about so much beside its name
+_SPARE_CONNECTIONS = 256  # beside two for each host, the old one and the new one; one that is refused is closed at once
+_SPARE_STREAMS = 64  # of one connection, which hosts of one process may share
+# Frames without content, in a burst and for each of the times between two heartbeats: a host sends no more than a few.
+_BURST, _FRAMES_PER_BEAT = 200, 20
 
 # These and the options of `coterie.dial` belong together. gRPC also pings to measure the bandwidth of large messages; where
 # that counts as too many pings, a server ends the connection in the middle of a round, so the count is switched off.
@@ -51,6 +56,9 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # otherwise two servers could share a port, and hosts would join either
     ("grpc.enable_http_proxy", 0),
+    # Who connects and says nothing, or nothing in HTTP/2, and who opens no stream, is disconnected; the default is 2 minutes, and never.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 20_000),
 )
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -65,7 +73,10 @@ class Serving:
 
     async def drain(self) -> None:
         """From now on the health service says NOT_SERVING; sessions go on."""
-        await self._health.enter_graceful_shutdown()
+        # A watcher that takes no answer keeps the health service waiting for it, and the others with it.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_GRACE_S):
+                await self._health.enter_graceful_shutdown()
 
 
 @contextlib.asynccontextmanager
@@ -86,7 +97,8 @@ async def serving(
     service = _Service(hub, experiment_json, wants_identity=tls is not None)
     health_service: Any = health.aio.HealthServicer()
     await health_service.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
-    server = grpc.aio.server(options=OPTIONS)
+    doorkeeper = Doorkeeper(service.door, hub.rules.silence_s, lambda reason: hub.turned_away("", reason))
+    server = grpc.aio.server(options=(*OPTIONS, *_limits(hub.rules.hosts)), interceptors=(doorkeeper,))
     server.add_generic_rpc_handlers((service.handlers(),))
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     try:
@@ -100,6 +112,14 @@ async def serving(
             await to_the_end(_stop(running, service, server))
     finally:
         await to_the_end(server.stop(None))  # a server that was never stopped keeps its port
+
+
+def _limits(n_hosts: int) -> tuple[tuple[str, int], ...]:
+    """What grows with the number of hosts: connections, for which there are file descriptors, and the streams of each."""
+    return (
+        ("grpc.max_allowed_incoming_connections", 2 * n_hosts + _SPARE_CONNECTIONS),
+        ("grpc.max_concurrent_streams", n_hosts + _SPARE_STREAMS),
+    )
 
 
 async def _stop(running: Serving, service: _Service, server: grpc.aio.Server) -> None:
@@ -171,11 +191,12 @@ class _Service:
 
     def __init__(self, hub: Hub, experiment_json: str, *, wants_identity: bool) -> None:
         self._hub = hub
-        self._wants_identity = wants_identity
+        self.wants_identity = wants_identity
         self._answer = session_pb2.GetExperimentResponse(run_id=hub.run_id, experiment_json=experiment_json)
         self._sessions: dict[asyncio.Task[Any], _Session] = {}
-        self._rule = rule_of(hub)
-        note_links(hub, self._rule)
+        self.rule = rule_of(hub)
+        note_links(hub, self.rule)
+        self.door = Door(hub.rules.hosts + MOST_STRANGERS)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Generic handlers; Join's frames stay bytes."""
@@ -193,15 +214,15 @@ class _Service:
     async def _get_experiment(self, request: session_pb2.GetExperimentRequest, context: Any) -> session_pb2.GetExperimentResponse:
         if request.refusal:
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, request.host, f"host {request.host!r} {request.refusal}")
-        if self._wants_identity and _identity(context) is None:
+        if self.wants_identity and _identity(context) is None:
             await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, request.host, _nobody(request.host))
         if request.protocol != PROTOCOL_VERSION:
-            reason = f"host {request.host!r} speaks protocol {request.protocol}, wanted {PROTOCOL_VERSION}"
+            reason = f"host {shortened(request.host)!r} speaks protocol {request.protocol}, wanted {PROTOCOL_VERSION}"
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, request.host, reason)
         if self._hub.is_over:
             await context.abort(grpc.StatusCode.ABORTED, f"run {self._hub.run_id} has ended")
-        if self._rule is not None:
-            await call(self._rule, LoopClock(), request.ByteSize(), self._answer.ByteSize())
+        if self.rule is not None:
+            await call(self.rule, LoopClock(), request.ByteSize(), self._answer.ByteSize())
         return self._answer
 
     async def _refuse(self, context: Any, code: grpc.StatusCode, name: str, reason: str) -> None:
@@ -211,7 +232,7 @@ class _Service:
     async def _join(self, _: Any, context: Context) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - gRPC runs every rpc in a task
-        session = self._sessions[task] = _Session(self._hub, context, self._rule, wants_identity=self._wants_identity)
+        session = self._sessions[task] = _Session(self._hub, context, self)
         try:
             await session.run()
         finally:
@@ -258,7 +279,8 @@ class GrpcLink:
     def send_frame(self, frame: session_pb2.JoinResponse) -> None:
         """Queues a frame of the session itself."""
         if frame.WhichOneof("frame") == "heartbeat" and self._outlet is None:
-            self._beats.append(frame.SerializeToString())
+            if not self._beats:  # one is enough for a host that does not read
+                self._beats.append(frame.SerializeToString())
             self._wake.set()
         else:
             self._put(frame.SerializeToString())
@@ -348,8 +370,9 @@ class GrpcLink:
 class _Session:
     """One host's stream: the tasks that read and write it."""
 
-    def __init__(self, hub: Hub, context: Context, rule: LinkRule | None, *, wants_identity: bool) -> None:
-        self._wants_identity = wants_identity
+    def __init__(self, hub: Hub, context: Context, service: _Service) -> None:
+        self._wants_identity = service.wants_identity
+        rule, door = service.rule, service.door
         clock = LoopClock()
         self.link = GrpcLink(context, hub.rules.silence_s, None if rule is None else Outlet(rule, clock))
         self._inlet = None if rule is None else Inlet(context.read, rule, clock)
@@ -358,8 +381,19 @@ class _Session:
         self._hello_s = hub.rules.silence_s + (0.0 if rule is None else rule.transmission_s(MAX_HELLO_BYTES) + rule.delay_s)
         self._hub = hub
         self._context = context
-        self._assembler = Assembler(session_pb2.JoinRequest)
+        self._assembler = Assembler(session_pb2.JoinRequest, lambda frame: hub.announced(self._name, frame))
         self._name = ""
+        self._door = door
+        self._stranger = door.enter(self._give_up)
+        self._start = asyncio.get_running_loop().time()
+        self._n_empty = 0  # frames without content
+
+    def _give_up(self, reason: str) -> None:
+        self._turned_away(reason)
+        self.link.close("UNAVAILABLE", reason)
+
+    def _turned_away(self, reason: str) -> None:
+        self._hub.turned_away("", f"a stranger at {self._context.peer()} is turned away: {reason}")
 
     async def run(self) -> None:
         """Serves the stream until it ends, then gives it its status."""
@@ -371,12 +405,14 @@ class _Session:
             code, reason = await self.link.closed
         finally:
             self.link.close(code, reason)  # frames still under way are ignored from here on
+            self._door.leave(self._stranger)
             if self._name:
                 self._hub.lost(self._name, self.link, reason)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if code != "OK":
+<<<<<<< HEAD
             await self._end(grpc.StatusCode[code], reason[:MAX_REASON_CHARS])
 
     def note_held(self) -> None:
@@ -391,6 +427,9 @@ class _Session:
             raise
         except Exception as error:  # a write that the host never took is still under way, so gRPC has no place for a status
             raise asyncio.CancelledError(reason) from error
+=======
+            await ended(self._context, grpc.StatusCode[code], reason[:MAX_REASON_CHARS])
+>>>>>>> 009a739 (Strangers at the port are bounded in number, memory and time, also those that ask for a single answer and do not take it)
 
     async def _read_all(self) -> None:
         link = self.link
@@ -399,15 +438,25 @@ class _Session:
                 hello = await self._read_hello()
             if hello is not None:
                 self._name = hello.host
+                self._door.leave(self._stranger)
                 await self._read_frames()
             link.close("OK", "it closed its stream")
         except Refusal as refusal:
             self._name = ""
             link.close(refusal.code, str(refusal))
         except ProtocolError as error:
+            if self._name:
+                self._hub.broke(self._name, link, str(error))
+            else:
+                self._turned_away(str(error))
             link.close("INVALID_ARGUMENT", str(error))
         except TimeoutError:
+<<<<<<< HEAD
             link.close("DEADLINE_EXCEEDED", f"no hello came within {self._hello_s:g} s")
+=======
+            self._turned_away(reason := f"no hello came within {self._hub.rules.silence_s:g} s")
+            link.close("DEADLINE_EXCEEDED", reason)
+>>>>>>> 009a739 (Strangers at the port are bounded in number, memory and time, also those that ask for a single answer and do not take it)
         except Exception as error:
             # A mistake of ours: nobody may wait for this host any longer, and the traceback goes to the log.
             self._hub.fail(RunError(f"the session of host {self._name!r} broke with {type(error).__name__}: {error}"))
@@ -428,6 +477,14 @@ class _Session:
             if item is not None:
                 return item, len(data)
 
+    def _count_empty(self) -> None:
+        """One more frame without content. ProtocolError when there are too many: a flood of them would take the time of the others."""
+        self._n_empty += 1
+        n_beats = (asyncio.get_running_loop().time() - self._start) / self._hub.rules.heartbeat_s
+        if self._n_empty > _BURST + _FRAMES_PER_BEAT * n_beats:
+            seconds = f"{self._hub.rules.heartbeat_s:g} s"
+            raise ProtocolError(f"{self._n_empty} heartbeats came, wanted at most {_FRAMES_PER_BEAT} in {seconds} on average")
+
     async def _read_hello(self) -> session_pb2.Hello | None:
         """The hello of all frames together; None when the host has only come to say why it cannot."""
         whole = session_pb2.Hello()
@@ -436,20 +493,20 @@ class _Session:
             item, size = await self._read()
             n_bytes += size
             if n_bytes > MAX_HELLO_BYTES:
-                raise ProtocolError(f"the hello of host {whole.host!r} has more than {MAX_HELLO_BYTES} bytes, which is the most")
+                name = shortened(whole.host)
+                raise ProtocolError(f"the hello of host {name!r} has more than {MAX_HELLO_BYTES} bytes, which is the most")
             if isinstance(item, session_pb2.Failure):
                 self._hub.failed(whole.host, item)
-            elif isinstance(item, session_pb2.Hello):
-                if whole.users and (item.host, item.instance) != (whole.host, whole.instance):
-                    raise ProtocolError(f"a hello of host {item.host!r} came in the middle of that of host {whole.host!r}")
-                whole.MergeFrom(item)
-                if len(whole.users) > MAX_HELLO_USERS:
-                    raise ProtocolError(f"host {whole.host!r} brings more than {MAX_HELLO_USERS} users, which is the most")
+                return None
+            if isinstance(item, session_pb2.Hello):
+                self._add_to(whole, item, size)
                 if not item.more:
                     break
             elif item is None:
                 return None
-            elif not isinstance(item, session_pb2.Heartbeat):
+            elif isinstance(item, session_pb2.Heartbeat):
+                self._count_empty()
+            else:
                 raise ProtocolError(f"the first frame is a {_kind(item)}, wanted a hello")
         if self._wants_identity:
             self._check_identity(whole)
@@ -457,6 +514,7 @@ class _Session:
         self._hub.tally(whole.host, UP, n_bytes)
         return whole
 
+<<<<<<< HEAD
     def _check_identity(self, hello: session_pb2.Hello) -> None:
         """Refusal of a host whose certificate is not for its name, its role or its users."""
         identity = _identity(self._context)
@@ -468,6 +526,19 @@ class _Session:
         if reason is not None:
             self._hub.turned_away(hello.host, reason)
             raise Refusal("PERMISSION_DENIED", reason)
+=======
+    def _add_to(self, whole: session_pb2.Hello, piece: session_pb2.Hello, size: int) -> None:
+        """One more piece of a hello. ProtocolError when it is another host's, or the host has too many users."""
+        name = shortened(piece.host)
+        if whole.host and (piece.host, piece.instance) != (whole.host, whole.instance):
+            raise ProtocolError(f"a hello of host {name!r} came in the middle of that of host {shortened(whole.host)!r}")
+        if whole.host and not piece.users:
+            self._count_empty()
+        if len(whole.users) + len(piece.users) > MAX_HELLO_USERS:
+            raise ProtocolError(f"host {name!r} brings more than {MAX_HELLO_USERS} users, which is the most")
+        self._door.keep(self._stranger, size + _USER_BYTES * (len(piece.users) + len(piece.features)))
+        whole.MergeFrom(piece)
+>>>>>>> 009a739 (Strangers at the port are bounded in number, memory and time, also those that ask for a single answer and do not take it)
 
     async def _read_frames(self) -> None:
         hub, name, closed = self._hub, self._name, self.link.closed
@@ -480,11 +551,14 @@ class _Session:
                 continue
             hub.tally(name, UP, size)
             if isinstance(item, session_pb2.Failure):
+                self._count_empty()
                 hub.failed(name, item, self.link)
             elif isinstance(item, session_pb2.Book):
                 hub.book_of(name, item)
-            elif not isinstance(item, session_pb2.Heartbeat):
-                raise ProtocolError(f"host {name!r} sent a {_kind(item)} in the middle of its session")
+            elif isinstance(item, session_pb2.Heartbeat):
+                self._count_empty()
+            else:
+                raise ProtocolError(f"it sent a {_kind(item)} in the middle of its session")
 
 
 def _identity(context: Any) -> Identity | None:
