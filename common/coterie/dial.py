@@ -35,6 +35,8 @@ SAY_S = 1.0  # so long one waits for a server without a word
 SILENT_HEARTBEATS = 10  # without a frame for so many of them, the parent is given up
 CLOSE_S = 10.0  # how long one waits for a silent parent to end a stream
 LONGEST_CLOSE_S = 60.0  # and for one that is heard: it may have very many books to read
+MAX_QUEUED_BYTES = 64 << 20  # of tasks that wait for the one under way; more are read when their turn comes
+_ITEM_BYTES = 2000  # a small task takes so much beside its frame
 QUICK_S = 0.005  # a task that takes less is not worth the way to the thread
 QUICK_TIMES = 3  # so often in a row a sort of task must have been quick
 
@@ -159,7 +161,7 @@ async def serve_member(
         if answer is None:
             return None
         try:
-            experiment = experiment_from(json.loads(answer.experiment_json))
+            experiment = _experiment_of(answer)
             host = await computer.run(make, experiment, answer.run_id)
         except Exception as error:
             await parent.report(error)
@@ -168,6 +170,15 @@ async def serve_member(
     finally:
         await to_the_end(parent.close())
         await to_the_end(computer.close())
+
+
+def _experiment_of(answer: session_pb2.GetExperimentResponse) -> Experiment:
+    """ProtocolError when the answer is no JSON, ConfigError when it is not an experiment."""
+    try:
+        content = json.loads(answer.experiment_json)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the parent's experiment of {len(answer.experiment_json)} characters is not JSON: {error}") from None
+    return experiment_from(content)
 
 
 async def to_the_end(work: Coroutine[Any, Any, Any]) -> None:
@@ -408,6 +419,11 @@ class Thread:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
 
+def _size_of(item: Received | session_pb2.Welcome) -> int:
+    """About what an item takes in the queue, in bytes."""
+    return _ITEM_BYTES + (item.n_bytes if isinstance(item, Received) else item.ByteSize())
+
+
 def _sort_of(task: Received) -> tuple[Any, ...]:
     """Tasks of the same sort take about the same time: same messages, same side work, all small or not."""
     frame = task.frame
@@ -425,6 +441,10 @@ class _Session:
         self._rules = host.experiment.federation
         self._heartbeat_s = self._rules.heartbeat_s  # until the welcome says
         self._queue: deque[Received | session_pb2.Welcome] = deque()
+        self._queued_bytes = 0
+        self._is_full = False  # nothing is read until something has left the queue
+        self._has_room = asyncio.Event()
+        self._is_greeted = False
         self._wake = asyncio.Event()
         self._working = asyncio.Lock()  # from the start of a task until its reply is written
         self._framing = asyncio.Lock()  # one frame: gRPC takes no second write before the first is done
@@ -479,7 +499,8 @@ class _Session:
             received, written = self._n_received, self._n_written
             await asyncio.sleep(self._heartbeat_s / 2)
             silence_s = SILENT_HEARTBEATS * self._heartbeat_s
-            turns = turns + 1 if received == self._n_received and not self._is_ending else 0
+            is_silent = received == self._n_received and not self._is_full
+            turns = turns + 1 if is_silent and not self._is_ending else 0
             # A frame that is being written is sign enough, and a write that is stuck must not keep us from counting.
             if written != self._n_written or self._framing.locked():
                 continue
@@ -519,7 +540,17 @@ class _Session:
                 return
         elif not isinstance(item, session_pb2.Welcome):
             raise ProtocolError(f"the parent sent a {type(item).__name__.lower()}, wanted a welcome, a task or the finish")
+        elif self._is_greeted:
+            raise ProtocolError("the parent sent a second welcome on one stream, wanted one")
+        else:
+            self._is_greeted = True
+        while self._queue and self._queued_bytes + _size_of(item) > MAX_QUEUED_BYTES:
+            self._is_full = True
+            self._has_room.clear()
+            await self._has_room.wait()
+        self._is_full = False
         self._queue.append(item)
+        self._queued_bytes += _size_of(item)
         self._wake.set()
 
     async def _send(self, encoded: Encoded | None) -> None:
@@ -537,6 +568,8 @@ class _Session:
         async with self._working:
             while self._queue and not self._is_leaving:
                 item = self._queue.popleft()
+                self._queued_bytes -= _size_of(item)
+                self._has_room.set()
                 if isinstance(item, session_pb2.Welcome):
                     await self._computer.run(self._host.welcome, item)
                     self._heartbeat_s = item.heartbeat_s

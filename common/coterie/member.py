@@ -118,9 +118,12 @@ class Member:
             yield session_pb2.JoinRequest(hello=hello)
 
     def welcome(self, welcome: session_pb2.Welcome) -> None:
-        """Learns the member order. ProtocolError when it does not fit the member's users."""
+        """Learns the member order. ProtocolError when it does not fit the member's users, or the heartbeat is not the experiment's."""
         if welcome.run_id != self.run_id:
             raise ProtocolError(f"welcomed to run {welcome.run_id!r}, wanted {self.run_id!r}")
+        heartbeat_s = self.experiment.federation.heartbeat_s
+        if welcome.heartbeat_s != heartbeat_s:
+            raise ProtocolError(f"welcomed with a heartbeat of {welcome.heartbeat_s} s, wanted the experiment's {heartbeat_s} s")
         n_users = len(self._members)
         indices = np.array(welcome.member_indices, dtype=np.int64)
         if indices.size != n_users or np.any(np.diff(indices) <= 0) or indices[-1] >= welcome.n_members:
