@@ -8,8 +8,9 @@ does not even speak HTTP/2 is left to gRPC's own limits (`coterie_server.serve`)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import grpc
 
 MOST_STRANGERS = 32  # beside the hosts of the run, who may all come at once. gRPC keeps up to a frame for each
 MOST_BYTES = 128 << 20  # that unfinished hellos may take together
+_REST = 2.0  # so many times as long as a large frame of theirs took, strangers wait for the next one to be looked at
 
 
 @dataclass(eq=False)
@@ -34,6 +36,7 @@ class Door:
         self._most = most
         self._strangers: dict[Stranger, None] = {}  # in the order of arrival
         self._n_bytes = 0
+        self._looking = asyncio.Lock()
 
     def enter(self, give_up: Callable[[str], None]) -> Stranger:
         """A stranger arrives; `give_up` will be called with a reason if it must go before it has left by itself."""
@@ -58,6 +61,17 @@ class Door:
         if self._n_bytes > MOST_BYTES:
             largest = max(self._strangers, key=lambda one: one.n_bytes)
             self._send_away(largest, f"unfinished hellos take more than {MOST_BYTES} bytes, and this one is the largest")
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """A large frame is looked at while the block runs: one at a time, and with rests, so that most of the time is the hosts'."""
+        loop = asyncio.get_running_loop()
+        async with self._looking:
+            start = loop.time()
+            try:
+                yield
+            finally:
+                await asyncio.sleep(_REST * (loop.time() - start))
 
     def _send_away(self, stranger: Stranger, reason: str) -> None:
         self.leave(stranger)

@@ -26,7 +26,7 @@ from coterie.v1 import session_pb2
 from coterie.wire import Encoded, Entry, Precision, Received, check_announced, encode, reheaded
 from coterie_server.merge import Layout, check_finite, check_kinds, check_owners, merged, weights_of
 from coterie_server.method import Members, Replies
-from coterie_server.sessions import Host, Link, Pending, Recorder, Refusal, Sent, Sparse, check_form, shortened
+from coterie_server.sessions import Host, Link, Pending, Recorder, Refusal, Sent, Sparse, check_form, shortened, shown
 
 HOST_BYTES = 1 << 19  # of replies that a host keeps, a small machine's memory; more only where they come in few exchanges
 _MAX_REFUSED = 100  # hosts that were turned away and are remembered
@@ -134,7 +134,7 @@ class Hub:
 
     def turned_away(self, name: str, reason: str) -> None:
         """A host could not join, or cannot stay; `name` is empty for who has not said it."""
-        name, reason = shortened(name), shortened(reason)
+        name, reason = shown(name) if name not in self.hosts else name, shortened(reason)
         self.refused.pop(name, None)
         if name:
             self.refused[name] = reason
@@ -555,7 +555,7 @@ class Hub:
             reason = f"host {name!r} cannot go on: {shortened(failure.reason)}"
             self.fail(ConfigError(reason) if failure.config else RunError(reason))
         else:
-            self.turned_away(name, f"host {shortened(name)!r} cannot join: {failure.reason}")
+            self.turned_away(name, f"host {shown(name)!r} cannot join: {failure.reason}")
 
     def book_of(self, name: str, book: session_pb2.Book) -> None:
         """A piece of a host's own ledger has arrived."""

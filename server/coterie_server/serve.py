@@ -22,14 +22,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from coterie.dial import to_the_end
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.ledger import UP
-from coterie.links import LinkRule
 from coterie.tls import Identity, Tls, identity_of
 from coterie.v1 import session_pb2
 from coterie.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Assembler, Encoded, Received
 from coterie_server.door import MOST_STRANGERS, Door, Doorkeeper, ended
 from coterie_server.hub import Hub
 from coterie_server.links import Inlet, LoopClock, Outlet, call, note_links, rule_of
-from coterie_server.sessions import MAX_REASON_CHARS, Refusal, shortened
+from coterie_server.sessions import MAX_REASON_CHARS, Refusal, shown
 
 SERVICE = "coterie.v1.FederationService"
 TICK_S = 0.5
@@ -213,11 +212,12 @@ class _Service:
 
     async def _get_experiment(self, request: session_pb2.GetExperimentRequest, context: Any) -> session_pb2.GetExperimentResponse:
         if request.refusal:
-            await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, request.host, f"host {request.host!r} {request.refusal}")
+            reason = f"host {shown(request.host)!r} {shown(request.refusal)}"
+            await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, request.host, reason)
         if self.wants_identity and _identity(context) is None:
-            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, request.host, _nobody(request.host))
+            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, request.host, _nobody(shown(request.host)))
         if request.protocol != PROTOCOL_VERSION:
-            reason = f"host {shortened(request.host)!r} speaks protocol {request.protocol}, wanted {PROTOCOL_VERSION}"
+            reason = f"host {shown(request.host)!r} speaks protocol {request.protocol}, wanted {PROTOCOL_VERSION}"
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, request.host, reason)
         if self._hub.is_over:
             await context.abort(grpc.StatusCode.ABORTED, f"run {self._hub.run_id} has ended")
@@ -387,6 +387,7 @@ class _Session:
         self._stranger = door.enter(self._give_up)
         self._start = asyncio.get_running_loop().time()
         self._n_empty = 0  # frames without content
+        self._hello = session_pb2.Hello()  # as much of it as has come
 
     def _give_up(self, reason: str) -> None:
         self._turned_away(reason)
@@ -406,38 +407,27 @@ class _Session:
         finally:
             self.link.close(code, reason)  # frames still under way are ignored from here on
             self._door.leave(self._stranger)
+            self._hello = session_pb2.Hello()  # it may be large, and somebody may still hold the session
             if self._name:
                 self._hub.lost(self._name, self.link, reason)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if code != "OK":
-<<<<<<< HEAD
-            await self._end(grpc.StatusCode[code], reason[:MAX_REASON_CHARS])
+            await ended(self._context, grpc.StatusCode[code], reason[:MAX_REASON_CHARS])
 
     def note_held(self) -> None:
         """The host is heard while a frame of it is held back by a shaped link."""
         if self._inlet is not None and self._inlet.is_holding and self._name and not self.link.closed.done():
             self._hub.heard(self._name)
 
-    async def _end(self, code: grpc.StatusCode, reason: str) -> None:
-        try:
-            await self._context.abort(code, reason)
-        except grpc.aio.AbortError:
-            raise
-        except Exception as error:  # a write that the host never took is still under way, so gRPC has no place for a status
-            raise asyncio.CancelledError(reason) from error
-=======
-            await ended(self._context, grpc.StatusCode[code], reason[:MAX_REASON_CHARS])
->>>>>>> 009a739 (Strangers at the port are bounded in number, memory and time, also those that ask for a single answer and do not take it)
-
     async def _read_all(self) -> None:
         link = self.link
         try:
             async with asyncio.timeout(self._hello_s):
-                hello = await self._read_hello()
-            if hello is not None:
-                self._name = hello.host
+                name = await self._read_hello()
+            if name is not None:
+                self._name = name
                 self._door.leave(self._stranger)
                 await self._read_frames()
             link.close("OK", "it closed its stream")
@@ -451,12 +441,8 @@ class _Session:
                 self._turned_away(str(error))
             link.close("INVALID_ARGUMENT", str(error))
         except TimeoutError:
-<<<<<<< HEAD
-            link.close("DEADLINE_EXCEEDED", f"no hello came within {self._hello_s:g} s")
-=======
-            self._turned_away(reason := f"no hello came within {self._hub.rules.silence_s:g} s")
+            self._turned_away(reason := f"no hello came within {self._hello_s:g} s")
             link.close("DEADLINE_EXCEEDED", reason)
->>>>>>> 009a739 (Strangers at the port are bounded in number, memory and time, also those that ask for a single answer and do not take it)
         except Exception as error:
             # A mistake of ours: nobody may wait for this host any longer, and the traceback goes to the log.
             self._hub.fail(RunError(f"the session of host {self._name!r} broke with {type(error).__name__}: {error}"))
@@ -473,9 +459,14 @@ class _Session:
                 self._hub.heard(self._name)
             elif data[:1] not in _BEFORE_HELLO:
                 raise ProtocolError(f"a frame of {len(data)} bytes came before the hello was complete, wanted a hello")
-            item = self._assembler.feed(data)
+            item = self._assembler.feed(data) if self._name or len(data) <= SMALL_BYTES else await self._looked_at(data)
             if item is not None:
                 return item, len(data)
+
+    async def _looked_at(self, data: bytes) -> Any:
+        """A large frame of a stranger."""
+        async with self._door.turn():
+            return self._assembler.feed(data)
 
     def _count_empty(self) -> None:
         """One more frame without content. ProtocolError when there are too many: a flood of them would take the time of the others."""
@@ -485,36 +476,36 @@ class _Session:
             seconds = f"{self._hub.rules.heartbeat_s:g} s"
             raise ProtocolError(f"{self._n_empty} heartbeats came, wanted at most {_FRAMES_PER_BEAT} in {seconds} on average")
 
-    async def _read_hello(self) -> session_pb2.Hello | None:
-        """The hello of all frames together; None when the host has only come to say why it cannot."""
-        whole = session_pb2.Hello()
+    async def _read_hello(self) -> str | None:
+        """Hands the hello of all frames together to the hub: the host's name. None when it has only come to say why it cannot."""
         n_bytes = 0
         while True:
             item, size = await self._read()
             n_bytes += size
             if n_bytes > MAX_HELLO_BYTES:
-                name = shortened(whole.host)
+                name = shown(self._hello.host)
                 raise ProtocolError(f"the hello of host {name!r} has more than {MAX_HELLO_BYTES} bytes, which is the most")
             if isinstance(item, session_pb2.Failure):
-                self._hub.failed(whole.host, item)
+                self._hub.failed(self._hello.host, item)
                 return None
             if isinstance(item, session_pb2.Hello):
-                self._add_to(whole, item, size)
+                self._add_to_hello(item, size)
                 if not item.more:
                     break
-            elif item is None:
+            elif item is None:  # gRPC refuses frames that are too large by itself, and does not tell
+                self._turned_away(f"it left before its hello was complete, or sent a frame of more than {MAX_FRAME_BYTES} bytes")
                 return None
             elif isinstance(item, session_pb2.Heartbeat):
                 self._count_empty()
             else:
                 raise ProtocolError(f"the first frame is a {_kind(item)}, wanted a hello")
+        whole, self._hello = self._hello, session_pb2.Hello()
         if self._wants_identity:
             self._check_identity(whole)
         self._hub.hello(whole, self.link)
         self._hub.tally(whole.host, UP, n_bytes)
-        return whole
+        return whole.host
 
-<<<<<<< HEAD
     def _check_identity(self, hello: session_pb2.Hello) -> None:
         """Refusal of a host whose certificate is not for its name, its role or its users."""
         identity = _identity(self._context)
@@ -526,19 +517,18 @@ class _Session:
         if reason is not None:
             self._hub.turned_away(hello.host, reason)
             raise Refusal("PERMISSION_DENIED", reason)
-=======
-    def _add_to(self, whole: session_pb2.Hello, piece: session_pb2.Hello, size: int) -> None:
-        """One more piece of a hello. ProtocolError when it is another host's, or the host has too many users."""
-        name = shortened(piece.host)
+
+    def _add_to_hello(self, piece: session_pb2.Hello, size: int) -> None:
+        """One more piece of the hello. ProtocolError when it is another host's, or the host has too many users."""
+        whole, name = self._hello, shown(piece.host)
         if whole.host and (piece.host, piece.instance) != (whole.host, whole.instance):
-            raise ProtocolError(f"a hello of host {name!r} came in the middle of that of host {shortened(whole.host)!r}")
+            raise ProtocolError(f"a hello of host {name!r} came in the middle of that of host {shown(whole.host)!r}")
         if whole.host and not piece.users:
             self._count_empty()
         if len(whole.users) + len(piece.users) > MAX_HELLO_USERS:
             raise ProtocolError(f"host {name!r} brings more than {MAX_HELLO_USERS} users, which is the most")
         self._door.keep(self._stranger, size + _USER_BYTES * (len(piece.users) + len(piece.features)))
         whole.MergeFrom(piece)
->>>>>>> 009a739 (Strangers at the port are bounded in number, memory and time, also those that ask for a single answer and do not take it)
 
     async def _read_frames(self) -> None:
         hub, name, closed = self._hub, self._name, self.link.closed

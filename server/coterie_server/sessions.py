@@ -20,6 +20,7 @@ MAX_REASON_CHARS = 1000  # of what a host is told, and of what is written down: 
 MAX_NAME_CHARS = 255  # of hosts, users and clusters
 _MAX_WORD_CHARS = 1000  # of what else a hello says of its host
 _MAX_MODEL_CHARS = 4 << 20
+_MAX_SHOWN = 50  # characters of a stranger's name
 _FIRST_FEW = 20  # of like events are written down each, later ones whenever their number has doubled
 
 
@@ -31,10 +32,15 @@ class Refusal(CoterieError):  # noqa: N818 - a decision, not a fault of ours
         self.code = code
 
 
-def shortened(text: str) -> str:
-    """What a host has sent as a piece of a sentence: of bounded length, and in characters that can be shown."""
-    text = text[:MAX_REASON_CHARS]
+def shortened(text: str, most: int = MAX_REASON_CHARS) -> str:
+    """What a host has sent, or a sentence with it: of bounded length, and in characters that can be shown."""
+    text = text[:most]
     return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def shown(name: str) -> str:
+    """A name that a stranger has given, as a piece of a sentence."""
+    return shortened(name, _MAX_SHOWN)
 
 
 class Sparse:
@@ -137,7 +143,7 @@ class Pending:
 
 def check_form(hello: session_pb2.Hello) -> None:
     """Refusal of what is wrong with a hello, whatever the run."""
-    host = shortened(hello.host)
+    host = shown(hello.host)
     if hello.protocol != PROTOCOL_VERSION:
         raise Refusal("FAILED_PRECONDITION", f"host {host!r} speaks protocol {hello.protocol}, wanted {PROTOCOL_VERSION}")
     if not hello.host or not hello.users:
@@ -147,7 +153,7 @@ def check_form(hello: session_pb2.Hello) -> None:
     if len(set(names)) != len(names) or not all(names):
         seen: set[str] = set()
         twice = next((name for name in names if not name or name in seen or seen.add(name)), "")  # type: ignore[func-returns-value]
-        raise Refusal("INVALID_ARGUMENT", f"host {host!r} names user {twice!r} more than once or without a name")
+        raise Refusal("INVALID_ARGUMENT", f"host {host!r} names user {shown(twice)!r} more than once or without a name")
 
 
 def _check_texts(host: str, hello: session_pb2.Hello) -> None:
@@ -155,8 +161,8 @@ def _check_texts(host: str, hello: session_pb2.Hello) -> None:
     names = itertools.chain([hello.host], (user.name for user in hello.users), (user.cluster for user in hello.users))
     wrong = next((name for name in names if len(name) > MAX_NAME_CHARS or not name.isprintable()), None)
     if wrong is not None:
-        what = f"{shortened(wrong[:50])!r} of {len(wrong)} characters"
-        raise Refusal("INVALID_ARGUMENT", f"host {host[:50]!r} brings the name {what}, wanted at most {MAX_NAME_CHARS}, all printable")
+        what = f"{shown(wrong)!r} of {len(wrong)} characters"
+        raise Refusal("INVALID_ARGUMENT", f"host {host!r} brings the name {what}, wanted at most {MAX_NAME_CHARS}, all printable")
     words = {
         "instance": (len(hello.instance), _MAX_WORD_CHARS),
         "numerics": (len(hello.numerics), _MAX_WORD_CHARS),
