@@ -161,7 +161,8 @@ def _narrow(array: AnyArray) -> NDArray[np.float32]:
     """Half-precision numbers as float32."""
     if array.dtype == BFLOAT16:
         return (array.view("<u2").astype(np.uint32) << np.uint32(16)).view(_FLOAT32)
-    return array.astype(_FLOAT32)
+    with np.errstate(invalid="ignore"):
+        return array.astype(_FLOAT32)
 
 
 @functools.lru_cache(maxsize=64)
@@ -355,7 +356,10 @@ def _native(array: AnyArray, wanted: np.dtype[Any]) -> AnyArray:
     """Numbers as the halves compute with them."""
     if array.dtype == BFLOAT16:
         array = _narrow(array)
-    return array if array.dtype == wanted else array.astype(wanted)
+    if array.dtype == wanted:
+        return array
+    with np.errstate(invalid="ignore"):  # of signalling NaNs: a parent refuses them as it does the quiet ones
+        return array.astype(wanted)
 
 
 def _aligned(array: AnyArray) -> AnyArray:

@@ -1,0 +1,311 @@
+"""The hub against a hostile member and strangers: whatever they say in whatever order, the others' exchanges end with the right numbers.
+
+Two honest hosts, `a` and `b`, answer, repeat themselves, and lose their streams and come back. Host `z` and strangers say anything. The run
+may go on without `z` (late: skip), so nothing that is said may end it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from coterie.errors import ProtocolError
+from coterie.messages import Message
+from coterie.v1 import session_pb2
+from coterie.wire import PROTOCOL_VERSION, Assembler, Precision, Received, encode
+from coterie_server.sessions import MAX_REASON_CHARS, Refusal
+from tests.fuzz.mutations import EDGES, KINDS, Base, drawn, mutilated
+from tests.unit.test_hub import All, Answer, FakeLink, World, world
+
+DOUBLE = Precision.of("float64")
+HONEST = {"a": ("u1", "u3"), "b": ("u2",)}
+EVIL = ("e1", "e2")
+N_EVIL = len(EVIL)
+MEMBERS = ("e1", "e2", "u1", "u2", "u3")  # in member order
+_BATCH = 20  # replies of one rule: hypothesis itself takes longer than a case
+_STEPS = 40
+_LATE_S = 5.0
+_MOST_EVENTS = 500  # of a machine's life: kinds times hosts times what is written down of each
+
+N_CASES = {"all": 0}
+
+
+def right(seq: int, users: tuple[str, ...]) -> Answer:
+    """What these users answer to an exchange."""
+    numbers = np.array([MEMBERS.index(user) for user in users], dtype=float)
+    return Answer(np.stack([numbers + seq, numbers * seq], axis=1), numbers)
+
+
+def nonsense(seq: int) -> list[list[Message]]:
+    """Replies of `z`, the first of which is as it should be."""
+    good = right(seq, EVIL)
+    nan = Answer(np.full((2, 2), np.nan), np.zeros(2))
+    return [
+        [good],
+        [],
+        [nan],
+        [Answer(np.zeros((2, 2)), np.array([np.inf, 0.0]))],
+        [good, good],
+        [All(np.zeros(2))],
+        [good, All(np.zeros(2))],
+        [Answer(np.zeros((3, 2)), np.zeros(3))],
+        [Answer(np.zeros((2, 7)), np.zeros(2))],
+        [Answer(np.zeros((1, 2)), np.zeros(1), users=np.array([2]))],
+        [Answer(np.zeros((2, 2)), np.zeros(2), users=np.array([0, 99]))],
+        [Answer(np.zeros((0, 2)), np.zeros(0), users=np.zeros(0, dtype=np.int64))],
+        [Answer(np.zeros((2, 2)), np.zeros(2), users=np.array([-1, 0]))],
+    ]
+
+
+NAMES = st.sampled_from(["a", "b", "z", "c", "", "x" * 300, "\x1b[2J", "a/b"])
+USERS = st.lists(st.sampled_from([*MEMBERS, "u9", "", "y" * 300]), max_size=3)
+NUMBERS = st.sampled_from(EDGES)
+
+
+class Sessions(RuleBasedStateMachine):
+    """A run under way, and those who disturb it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.world: World = world(hosts=3, late="skip", late_after_s=_LATE_S, min_hosts=2, absence_timeout_s=1e6, task_timeout_s=1e6)
+        self.hub = self.world.hub
+        for name, users in {**HONEST, "z": EVIL}.items():
+            self.world.join(name, users, instance=name)
+        self.loop.run_until_complete(self.hub.gather())
+        self.hub.begin_stage(1, '{"stage": "s", "options": {}}')
+        self.hub.may_skip, self.hub.dims = True, {"d": 2}
+        self.exchange: asyncio.Task[Any] | None = None
+        self.unanswered: set[str] = set()
+        self.n_repeats = 0
+
+    def turn(self) -> None:
+        """Lets what waits for a turn of the loop go on."""
+        N_CASES["all"] += 1
+        for _ in range(3):
+            self.loop.run_until_complete(asyncio.sleep(0))
+
+    # ---- the honest
+
+    @precondition(lambda self: self.exchange is None)
+    @rule()
+    def ask(self) -> None:
+        self.exchange = self.loop.create_task(self.hub.exchange(All(np.ones(2))))
+        self.unanswered = set(HONEST)
+        self.turn()
+
+    @precondition(lambda self: self.unanswered)
+    @rule(first=st.booleans())
+    def honest_answer(self, first: bool) -> None:
+        name = sorted(self.unanswered)[0 if first else -1]
+        self.unanswered.discard(name)
+        self.world.answer(name, self.hub.seq, right(self.hub.seq, HONEST[name]))
+        self.turn()
+        self.check_exchange()
+
+    @precondition(lambda self: self.hub.seq and self.n_repeats < 50)
+    @rule(name=st.sampled_from(sorted(HONEST)))
+    def honest_repeat(self, name: str) -> None:
+        if name not in self.unanswered:
+            self.n_repeats += 1
+            self.world.answer(name, self.hub.seq, right(self.hub.seq, HONEST[name]), resent=1)
+            self.turn()
+
+    @rule(name=st.sampled_from(sorted(HONEST)), is_cut=st.booleans())
+    def honest_host_comes_back(self, name: str, is_cut: bool) -> None:
+        reached = self.hub.hosts[name].reached
+        if is_cut:
+            self.world.cut(name)
+        self.world.join(name, HONEST[name], instance=name, last_seq=reached, run_id="run-1")
+        self.turn()
+
+    @rule(seconds=st.floats(0.0, 2.0))
+    def time_passes(self, seconds: float) -> None:
+        self.world.clock.now += seconds
+        for name in HONEST:
+            self.hub.heard(name)
+        self.hub.tick()
+        self.turn()
+        self.check_exchange()
+
+    @precondition(lambda self: self.exchange is not None)
+    @rule()
+    def the_exchange_ends(self) -> None:
+        for name in sorted(self.unanswered):
+            self.world.answer(name, self.hub.seq, right(self.hub.seq, HONEST[name]))
+        self.unanswered.clear()
+        self.turn()
+        if self.exchange is not None and not self.exchange.done():
+            self.time_passes(_LATE_S + 1.0)
+        self.check_exchange()
+        assert self.exchange is None, "all honest hosts have answered, and z has had its time"
+
+    def check_exchange(self) -> None:
+        """What has ended has ended well."""
+        if self.exchange is None or not self.exchange.done():
+            return
+        replies = self.exchange.result()
+        found = replies[Answer]
+        wanted = right(self.hub.seq, HONEST["a"] + HONEST["b"])
+        order = np.argsort(wanted.f)
+        np.testing.assert_array_equal(found.x[-3:], wanted.x[order])
+        np.testing.assert_array_equal(found.f[-3:], wanted.f[order])
+        self.exchange = None
+
+    # ---- the others
+
+    @rule(
+        name=NAMES,
+        users=USERS,
+        fields=st.fixed_dictionaries(
+            {},
+            optional={
+                "protocol": st.integers(0, 2),
+                "last_seq": NUMBERS,
+                "run_id": st.sampled_from(["", "run-1", "run-2"]),
+                "features": st.lists(st.sampled_from(["f", "g" * 2000]), max_size=2),
+                "model": st.sampled_from(["", "m", "[1]"]),
+                "numerics": st.sampled_from(["", "n", "n" * 5000]),
+                "aggregator": st.booleans(),
+            },
+        ),
+    )
+    def evil_hello(self, name: str, users: list[str], fields: dict[str, Any]) -> None:
+        listed = [session_pb2.User(name=user) for user in users]
+        hello = session_pb2.Hello(**{"protocol": PROTOCOL_VERSION, "host": name, "users": listed, "instance": "?", **fields})
+        link = FakeLink()
+        with contextlib.suppress(Refusal):
+            self.hub.hello(hello, link)
+            assert (name, set(users)) == ("z", set(EVIL)), "nobody else is let in"
+            self.world.links["z"] = link
+        self.turn()
+
+    @rule(last_seq=st.sampled_from([0, 1, 2, 3]))
+    def z_comes_back(self, last_seq: int) -> None:
+        with contextlib.suppress(Refusal):
+            self.world.join("z", EVIL, instance="z", last_seq=min(last_seq, self.hub.seq), run_id="run-1")
+        self.turn()
+
+    @rule(
+        back=st.sampled_from([0, 0, 0, 1, 5, -1]),
+        what=st.integers(0, len(nonsense(0)) - 1),
+        attempt=st.sampled_from([1, 1, 1, 0, 2, 2**32 - 1]),
+        resent=st.sampled_from([0, 1, 2**32 - 1]),
+        durable=st.sampled_from([0, 0, 0, 1, 2**63]),
+    )
+    def evil_reply(self, back: int, what: int, attempt: int, resent: int, durable: int) -> None:
+        seq = max(self.hub.seq - back, 0)
+        frame = session_pb2.Reply(seq=seq, attempt=attempt, resent=resent, durable_seq=durable)
+        self.say(*encode(frame, nonsense(seq)[what], DOUBLE).frames())
+
+    @rule(seed=st.integers(0, 2**64 - 1), what=st.integers(0, len(nonsense(0)) - 1))
+    def evil_frames(self, seed: int, what: int) -> None:
+        for number in range(_BATCH):
+            whole = encode(session_pb2.Reply(seq=self.hub.seq, attempt=1), nonsense(self.hub.seq)[what], DOUBLE)
+            self.say(*mutilated(Base("", session_pb2.JoinRequest, tuple(whole.frames())), drawn(seed, number)))
+
+    def say(self, *frames: bytes) -> None:
+        """What `serve` does with the frames of the stream of `z`."""
+        assembler = Assembler(session_pb2.JoinRequest, functools.partial(self.hub.announced, "z"))
+        link = self.world.links["z"]
+        self.hub.heard("z")
+        try:
+            for frame in frames:
+                item = assembler.feed(frame)
+                if isinstance(item, Received):
+                    self.hub.received("z", item)
+                elif isinstance(item, session_pb2.Book):
+                    self.hub.book_of("z", item)
+                elif item is not None and not isinstance(item, session_pb2.Failure):  # a member may end a run by saying that it must
+                    self.hub.tally("z", "up", len(frame))
+        except ProtocolError as error:
+            self.hub.broke("z", link, str(error))
+            link.close("INVALID_ARGUMENT", str(error))
+            self.hub.lost("z", link, str(error))
+        self.turn()
+        self.check_exchange()
+
+    @rule(fields=st.fixed_dictionaries({}, optional={"n_rows": NUMBERS, "rows": st.binary(max_size=20), "link": NAMES, "events": NAMES}))
+    def evil_book(self, fields: dict[str, Any]) -> None:
+        self.hub.book_of("z", session_pb2.Book(**fields))
+        self.turn()
+
+    @rule(name=NAMES, reason=st.sampled_from(["", "no", "\n" * 5000]), n=st.integers(1, _BATCH))
+    def stranger_fails(self, name: str, reason: str, n: int) -> None:
+        for _ in range(n):
+            self.hub.failed(name, session_pb2.Failure(reason=reason), FakeLink())
+            self.hub.turned_away(name, f"it said {reason}")
+        self.turn()
+
+    @rule(name=NAMES, number=NUMBERS)
+    def stranger_disturbs(self, name: str, number: int) -> None:
+        """Frames of streams that were given up a moment ago, and of hosts that nobody knows."""
+        self.hub.lost(name, FakeLink(), "gone")
+        self.hub.broke(name, FakeLink(), "broken")
+        self.hub.tally(f"not {name}", "up", number % 1000)
+        self.hub.heard(f"not {name}")
+        self.hub.book_of(f"not {name}", session_pb2.Book(n_rows=number))
+        with pytest.raises(ProtocolError):
+            self.hub.announced(f"not {name}", session_pb2.Reply(seq=number, parts=[{"kind": kind} for kind in KINDS]))  # type: ignore[list-item]
+        self.turn()
+
+    @rule()
+    def z_is_cut(self) -> None:
+        self.world.cut("z")
+        self.turn()
+
+    # ---- what holds at any time
+
+    @invariant()
+    def the_run_goes_on(self) -> None:
+        assert self.hub._failure is None
+        for name in HONEST:
+            assert self.world.links[name].closed is None
+            assert self.hub.hosts[name].link is self.world.links[name]
+
+    @invariant()
+    def memory_is_bounded(self) -> None:
+        hub, notes = self.hub, self.world.notes
+        assert len(hub.hosts) == 3
+        assert len(hub.refused) <= 100
+        assert len(hub._unbooked) == 0
+        z = hub.hosts["z"]
+        assert z.n_replies <= z.n_sent + 100
+        assert len(notes.events) < _MOST_EVENTS
+        assert all(len(text) <= MAX_REASON_CHARS + 200 for _, text in notes.events[-3:])
+
+    def teardown(self) -> None:
+        if self.exchange is not None:
+            self.the_exchange_ends()
+        finishing = self.loop.create_task(self.hub.finish("all done", failed=False))
+        self.turn()
+        for name in HONEST:
+            self.hub.book_of(name, session_pb2.Book())
+        for name in self.world.links:
+            self.world.cut(name)
+        self.loop.run_until_complete(finishing)
+        self.loop.close()
+
+
+@pytest.mark.parametrize(("n", "is_fixed"), [(400, True), pytest.param(20_000, False, marks=pytest.mark.slow)])
+def test_whatever_is_said_in_whatever_order_the_others_exchanges_end_well(n: int, is_fixed: bool) -> None:
+    N_CASES["all"] = 0
+    rules = settings(
+        max_examples=-(-n // _STEPS),
+        stateful_step_count=_STEPS,
+        derandomize=is_fixed,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(Sessions, settings=rules)  # type: ignore[no-untyped-call]
+    print(f"{N_CASES['all']} events at the hub")
+    assert N_CASES["all"] >= n
