@@ -28,7 +28,7 @@ from coterie.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Assembler, Encoded, 
 from coterie_server.door import MOST_STRANGERS, Door, Doorkeeper, ended
 from coterie_server.hub import Hub
 from coterie_server.links import Inlet, LoopClock, Outlet, call, note_links, rule_of
-from coterie_server.sessions import MAX_REASON_CHARS, Refusal, shown
+from coterie_server.sessions import MAX_REASON_CHARS, Refusal, shortened, shown
 
 SERVICE = "coterie.v1.FederationService"
 TICK_S = 0.5
@@ -212,7 +212,7 @@ class _Service:
 
     async def _get_experiment(self, request: session_pb2.GetExperimentRequest, context: Any) -> session_pb2.GetExperimentResponse:
         if request.refusal:
-            reason = f"host {shown(request.host)!r} {shown(request.refusal)}"
+            reason = f"host {shown(request.host)!r} {shortened(request.refusal)}"
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, request.host, reason)
         if self.wants_identity and _identity(context) is None:
             await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, request.host, _nobody(shown(request.host)))

@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import itertools
 import json
+import types
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from coterie.links import LinkRule, link_rule
 from coterie.v1 import session_pb2
 from coterie.wire import Encoded
 from coterie_server import links
+from coterie_server.door import Door
 from coterie_server.hub import Hub
 from coterie_server.links import READ_AHEAD_S, Inlet, Outlet
 from coterie_server.serve import GrpcLink, _Session
@@ -231,13 +233,17 @@ def test_what_is_held_back_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     run(test)
 
 
+def service(rule: LinkRule) -> Any:
+    return types.SimpleNamespace(rule=rule, door=Door(10), wants_identity=False)
+
+
 def test_a_session_that_is_closed_leaves_no_task() -> None:
     class Rules:
         rules = experiment_from(CONTENT).federation
 
     async def test(clock: Clock) -> None:
         wire = Wire(clock, (0, SECOND), (1e9, None))
-        session = _Session(cast(Hub, Rules()), cast(Any, wire), LinkRule(1e6, 60.0))
+        session = _Session(cast(Hub, Rules()), cast(Any, wire), service(LinkRule(1e6, 60.0)))
         before = asyncio.all_tasks()
         running = asyncio.create_task(session.run())
         session.link.send(task(995))
@@ -261,7 +267,7 @@ def test_a_host_is_heard_while_its_frame_is_held_back() -> None:
 
     async def test(clock: Clock) -> None:
         hub, wire = Heard(), Wire(clock, (0, SECOND), (1e9, None))
-        session = _Session(cast(Hub, hub), cast(Any, wire), LinkRule(1e6, 60.0))
+        session = _Session(cast(Hub, hub), cast(Any, wire), service(LinkRule(1e6, 60.0)))
         assert session._inlet is not None
         pumping = asyncio.create_task(session._inlet.pump())
         await asyncio.sleep(0.001)
