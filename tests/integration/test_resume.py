@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from coterie.errors import RunError
 from coterie_deploy.loopback import LoopbackLink
-from tests.simulation import Faults, World, bits, query, random_faults, small_experiment
+from coterie_server import summary
+from coterie_server.coordinator import Options, coordinate
+from coterie_server.rundb import open_run
+from tests.simulation import CoordinatorKilledError, Faults, World, bits, query, random_faults, small_experiment
 
 METHODS = {
     "squared": {"name": "squared", "penalty": 0.07},
@@ -85,3 +90,16 @@ def test_both_books_agree_to_the_byte(tmp_path: Path) -> None:
     hosts = query(tmp_path / "run", f"SELECT {columns} FROM host_ledger ORDER BY {columns}")
     assert len(parent) > 100
     assert parent == hosts
+
+
+def test_a_killed_run_says_how_many_rounds_of_its_stage_were_made(tmp_path: Path) -> None:
+    world = World(small_experiment({**METHODS["lean"], "start": "global"}), tmp_path / "run", 1, Faults(coordinator=[20]))
+    with pytest.raises(CoordinatorKilledError):
+        asyncio.run(coordinate(world.experiment, world.connect, Options(folder=world.folder)))
+    with contextlib.closing(open_run(world.folder)) as connection:
+        before, under_way = summary.stages(connection)
+    assert before.outcome
+    assert (under_way.name, under_way.outcome) == ("pdmm", "")
+    n_rounds = query(world.folder, "SELECT count(DISTINCT round) FROM figures WHERE stage = 1")
+    assert [(under_way.rounds,)] == n_rounds
+    assert under_way.rounds > 5
