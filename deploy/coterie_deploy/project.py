@@ -4,7 +4,9 @@ The model. Exchanges of one parent come one after another; each costs two delays
 and reply. Clusters run side by side: of what their aggregators exchange in one round of the coordinator, the slowest cluster counts, and
 then the exchange between clusters. Starting costs five delays in each scope (the question for the experiment and its answer, hello, finish,
 books; the welcome travels with the first task) and the transmission of what is no exchange. All other time is taken for computing, and
-stays what it was: waiting for one host overlaps with the computing of another, so that the estimate is rather too long.
+stays what it was. That is too much where waiting for one host or cluster overlaps with the computing of another, and too little by some
+milliseconds a turn where a process goes on after a wait: other processes have had its caches meanwhile. Where turns take tens of
+milliseconds, as on the links that one wants to know about, both are small.
 """
 
 from __future__ import annotations

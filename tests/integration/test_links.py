@@ -45,7 +45,7 @@ def flat(links: Mapping[str, str], *, rounds: int = 6, d: int = 3) -> Experiment
             "problem": {"loss": "least_squares", "l2": 0.1, "intercept": False},
             "method": {"name": "pdmm", "penalty": 0.05},
             "stop": {"rounds": rounds},
-            "federation": {"hosts": 2, "links": links, "heartbeat_s": 1.0, "silence_s": 10.0},
+            "federation": {"hosts": 2, "links": links, "heartbeat_s": 4.0, "silence_s": 40.0},
         }
     )
 
@@ -53,7 +53,7 @@ def flat(links: Mapping[str, str], *, rounds: int = 6, d: int = 3) -> Experiment
 def tiers(links: Mapping[str, str], d: int = 3, iterations: int = 60) -> Experiment:
     options = {"clusters": 3, "users_per_cluster": 4, "rows": 3, "d": d}
     method = {**L2GD, "iterations": iterations}
-    return small(method, data={**MADE, "options": options}, federation={"links": links, "heartbeat_s": 1.0})
+    return small(method, data={**MADE, "options": options}, federation={"links": links, "heartbeat_s": 4.0, "silence_s": 40.0})
 
 
 def over_grpc(experiment: Experiment, folder: Path) -> Finished:
