@@ -16,8 +16,9 @@ from rich.console import Console
 
 from coterie.config import Experiment, apply_overrides, experiment_from, experiment_to_json
 from coterie.errors import ConfigError
+from coterie_deploy.folders import nothing_left_of_a_failed_start
 from coterie_deploy.launch import Launch
-from coterie_deploy.local import nothing_left_of_a_failed_start, run_here
+from coterie_deploy.local import run_here
 from coterie_deploy.shipped import FROZEN
 from coterie_deploy.user_models import FinishedRun, finished_run
 from coterie_server.method import Outcome

@@ -17,8 +17,8 @@ from coterie.dial import OnLoop, reason_of, serve_member
 from coterie.errors import ConfigError, RunError
 from coterie.snapshot import SnapshotFile
 from coterie.tls import Tls, load_tls
-from coterie_deploy.client import check_server_address, state_name
 from coterie_deploy.handshakes import handshakes_reported
+from coterie_deploy.joining import check_server_address, state_name
 from coterie_deploy.printable import printable
 from coterie_deploy.signals import Stop, stopping_at_end_of_input, stopping_on_signals
 from coterie_deploy.tables import counted

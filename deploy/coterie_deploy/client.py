@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import secrets
 import socket
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +24,11 @@ from coterie_client.build import build_host
 from coterie_client.data import list_users
 from coterie_client.host import Host
 from coterie_deploy.health import beating
+from coterie_deploy.joining import check_server_address, state_name
 from coterie_deploy.printable import printable
 from coterie_deploy.signals import stopping_at_end_of_input, stopping_on_signals
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_SHOWN = 3  # clusters
-_MAX_NAME, _MAX_RUN_ID = 100, 64  # characters of it in the name of a file
 
 
 @dataclass(frozen=True)
@@ -54,13 +51,6 @@ class Client:
 def default_name(users: str | None, cluster: str | None = None) -> str:
     """The same after a restart: the machine, and which users."""
     return ":".join(part for part in (socket.gethostname(), cluster, users) if part is not None)
-
-
-def state_name(name: str, run_id: str) -> str:
-    """What a member's state in a run is called: a name of its own for each run and each member, so that neither meet."""
-    safe = _UNSAFE.sub("_", name)
-    own = safe if safe == name else f"{safe[:_MAX_NAME]}-{zlib.crc32(name.encode()):08x}"
-    return f"{own}.{_UNSAFE.sub('_', run_id)[:_MAX_RUN_ID]}"
 
 
 def store_of(folder: Path, name: str, run_id: str) -> SnapshotFile:
@@ -144,13 +134,3 @@ def _check_writable(state: Path) -> None:
         state.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"cannot write the state folder {state}: {error.strerror or error}") from error
-
-
-def check_server_address(server: str, *, insecure: bool) -> None:
-    """ConfigError unless `server` is HOST:PORT, on this machine or allowed to be elsewhere."""
-    host, colon, port = server.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"--server is {server!r}, want HOST:PORT")
-    if not insecure and host.strip("[]") not in ("localhost", "::1") and not host.startswith("127."):
-        allow = "give a certificate with --tls, or allow it with --insecure"
-        raise ConfigError(f"joining {server} without TLS sends models in plain text: {allow}")

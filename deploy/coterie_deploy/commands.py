@@ -199,8 +199,7 @@ def server(
     quiet: Quiet = False,
 ) -> None:
     """Coordinate a run whose hosts are elsewhere. SIGTERM: checkpoint, exit code 3."""
-    from coterie_deploy.local import serve_here
-    from coterie_deploy.server import Serve
+    from coterie_deploy.server import Serve, serve_here
     from coterie_deploy.shipped import choose, has_started
 
     resume = resume or (or_resume and has_started(experiment, output))

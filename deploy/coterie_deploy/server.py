@@ -13,9 +13,11 @@ from rich.console import Console
 from coterie.config import Experiment, experiment_to_json
 from coterie.errors import RunError
 from coterie.tls import load_tls
+from coterie_deploy.folders import is_finished, nothing_left_of_a_failed_start
 from coterie_deploy.handshakes import handshakes_reported
 from coterie_deploy.printable import printable
 from coterie_deploy.progress import Display, display
+from coterie_deploy.report import print_report
 from coterie_deploy.signals import Stop, stopping_on_signals
 from coterie_deploy.tables import counted
 from coterie_server.coordinator import Connect, Options, coordinate
@@ -35,6 +37,14 @@ class Serve:
     tls: Path | None = None  # the folder of its certificate
     resume: bool = False
     decisions_of: Path | None = None
+
+
+def serve_here(experiment: Experiment, how: Serve, out: Console, err: Console, *, quiet: bool) -> None:
+    """Serves, and reports at the end. Raises CoterieError, like `serve`."""
+    if not (how.resume and is_finished(how.folder)):
+        with nothing_left_of_a_failed_start(how.folder):
+            asyncio.run(serve(experiment, how, err, quiet=quiet))
+    print_report(how.folder, out)
 
 
 async def serve(experiment: Experiment, how: Serve, console: Console, *, quiet: bool) -> None:

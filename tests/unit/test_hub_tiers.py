@@ -23,7 +23,7 @@ from coterie.member import Member
 from coterie.messages import Broadcast, Vectors, declare
 from coterie.v1 import session_pb2
 from coterie.wire import PROTOCOL_VERSION, Encoded
-from coterie_deploy.client import state_name
+from coterie_deploy.joining import state_name
 from coterie_server import summary
 from coterie_server.aggregator import cluster_experiment
 from coterie_server.engine import Engine

@@ -15,8 +15,8 @@ from pathlib import Path
 from rich.console import Console
 
 from coterie.errors import ConfigError, RunError
+from coterie_deploy.folders import is_finished, nothing_left_of_a_failed_start
 from coterie_deploy.launch import Launch, Transport, launch
-from coterie_deploy.local import is_finished, nothing_left_of_a_failed_start
 from coterie_deploy.server import with_advice
 from coterie_deploy.shipped import FROZEN
 from coterie_deploy.signals import stopping_on_signals
