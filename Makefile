@@ -9,17 +9,22 @@ export OMP_NUM_THREADS = 1
 export OPENBLAS_NUM_THREADS = 1
 export MKL_NUM_THREADS = 1
 
-.PHONY: demo test test-slow check bench proto clean
+.PHONY: demo test test-slow e2e check bench proto clean
 
 demo: $(INSTALLED)
 	rm -rf runs/demo
 	$(BIN)/coterie run hsb --hosts 4 --output runs/demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not e2e"
 
 test-slow: $(INSTALLED)
-	$(BIN)/python -m pytest -m slow --timeout 900
+	$(BIN)/python -m pytest -m "slow and not e2e" --timeout 900
+
+# On a Docker engine: one that runs, or one that is started here. Says loudly when there is none, and passes over it.
+e2e: $(INSTALLED)
+	tests/e2e/engine_up.sh || test $$? -eq 77
+	$(BIN)/python -m pytest tests/e2e -m e2e --timeout 300
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,0 +1,157 @@
+"""A federation in containers, as a user has it: a Compose file written by `coterie compose`, brought up, disturbed, and taken down."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import coterie
+from tests.commands import Command, models
+
+ROOT = Path(__file__).parents[2]
+PLUGINS = Path(os.environ.get("TMPDIR", "/tmp")) / "coterie-docker" / "cfg"  # noqa: S108 - where engine_up.sh puts Compose
+DEADLINE_S = 120.0
+IMAGES = {"server": "coterie-server", "client": "coterie-client"}
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, **({"DOCKER_CONFIG": str(PLUGINS)} if PLUGINS.is_dir() else {})}
+
+
+def docker(*arguments: str, check: bool = True, timeout_s: float = 600.0) -> str:
+    """What `docker ARGUMENTS` prints. AssertionError with what it says when it fails."""
+    done = subprocess.run(["docker", *arguments], env=environment(), capture_output=True, text=True, check=False, timeout=timeout_s)
+    assert done.returncode == 0 or not check, f"docker {' '.join(arguments)}: {done.stderr}"
+    return done.stdout.strip() if check else (done.stdout + done.stderr).strip()
+
+
+@functools.cache
+def why_no_engine() -> str | None:
+    """Why there is no engine to test with; None when there is one."""
+    if shutil.which("docker") is None:
+        return "docker is not installed"
+    for arguments in (["version"], ["compose", "version"]):
+        done = subprocess.run(["docker", *arguments], env=environment(), capture_output=True, text=True, check=False, timeout=60)
+        if done.returncode:
+            return f"docker {' '.join(arguments)} fails: {done.stderr.strip()[:200]}"
+    return None
+
+
+@functools.cache
+def images_built() -> None:
+    """Builds the images of both roles once."""
+    for target, name in IMAGES.items():
+        docker("build", "-q", "-f", f"{ROOT}/deploy/Dockerfile", "--target", target, "-t", f"{name}:{coterie.__version__}", str(ROOT))
+
+
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_S) -> Any:
+    """The first true value of `condition`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"{what}: not within {seconds:g} s")
+
+
+class Federation:
+    """The containers of one Compose file. `name` is the project's and the experiment's."""
+
+    def __init__(self, folder: Path, name: str, file: Path) -> None:
+        self.folder, self.name, self.file = folder, name, file
+
+    def compose(self, *arguments: str, check: bool = True) -> str:
+        return docker("compose", "-p", self.name, "-f", str(self.file), *arguments, check=check)
+
+    def up(self, *services: str) -> None:
+        self.compose("up", "-d", *services)
+
+    def down(self) -> None:
+        self.compose("down", "-v", "--timeout", "2", check=False)
+
+    def container(self, service: str) -> str:
+        """The id of a service's container."""
+        return docker("ps", "-aq", "--filter", f"label=com.docker.compose.project={self.name}", "--filter",
+                      f"label=com.docker.compose.service={service}")  # fmt: skip
+
+    def state(self, service: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(docker("inspect", "-f", "{{json .State}}", self.container(service)))
+        return found
+
+    def kill(self, service: str) -> None:
+        docker("kill", self.container(service))
+
+    def start(self, service: str) -> None:
+        docker("start", self.container(service))
+
+    def python(self, service: str, code: str, check: bool = True) -> str:
+        """What a piece of Python prints in the container of a service."""
+        return docker("exec", self.container(service), "python", "-c", code, check=check)
+
+    def logs(self, service: str) -> str:
+        return docker("logs", self.container(service), check=False)
+
+    def round(self) -> int:
+        """The last round that the coordinator has written down; 0 when it cannot be asked."""
+        code = f"""
+import sqlite3
+print(sqlite3.connect('file:/runs/{self.name}/run.db?mode=ro', uri=True).execute('SELECT MAX(round) FROM figures').fetchone()[0] or 0)"""
+        with contextlib.suppress(AssertionError, ValueError):
+            return int(self.python("coordinator", code))
+        return 0
+
+    def reaches(self, number: int) -> None:
+        """Waits for a round."""
+        wait_until(lambda: self.round() >= number or self.state("coordinator")["Status"] == "exited", f"round {number}")
+        assert self.state("coordinator")["Status"] == "running", f"the run ended before round {number}: {self.logs('coordinator')}"
+
+    def ends(self, service: str = "coordinator", seconds: float = DEADLINE_S) -> int:
+        """The exit code of a service once it has ended."""
+        wait_until(lambda: self.state(service)["Status"] == "exited", f"the end of {service}: {self.logs(service)[-500:]}", seconds)
+        return int(self.state(service)["ExitCode"])
+
+    def run_folder(self) -> Path:
+        """A copy of the run folder, taken out of its volume."""
+        target = self.folder / "copied"
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir()
+        docker("cp", f"{self.container('coordinator')}:/runs/{self.name}", str(target))
+        return target / self.name
+
+
+@contextlib.contextmanager
+def federation(folder: Path, name: str, experiment: str, *options: str) -> Iterator[Federation]:
+    """The containers for an experiment (YAML), not yet up; all of it is gone afterwards."""
+    images_built()
+    (folder / f"{name}.yaml").write_text(experiment)
+    written = Command(folder, "compose", f"{name}.yaml", "--output", f"{name}-compose.yml", *options)
+    code, _, err = written.end()
+    assert code == 0, err
+    made = Federation(folder, name, folder / f"{name}-compose.yml")
+    made.down()
+    try:
+        yield made
+    finally:
+        made.down()
+
+
+def in_one_process(folder: Path, experiment: str, output: str) -> Path:
+    """The run folder of the same experiment (a file or a shipped name) run undisturbed in one process."""
+    code, _, err = Command(folder, "run", experiment, "--transport", "loopback", "--output", output, "--quiet").end()
+    assert code == 0, err
+    return folder / output
+
+
+def same_models(run: Path, other: Path, stages: Sequence[str] = ()) -> None:
+    """All final models are the same to the bit."""
+    found, wanted = models(run), models(other)
+    assert wanted
+    assert found == wanted, [stage for stage in wanted if found.get(stage) != wanted[stage]]
