@@ -49,10 +49,14 @@ class Processes:
 
     def kill(self, name: str) -> None:
         """A role is gone at once, and started again."""
+        self.shoot(name)
+        self.start(name, *(("--resume",) if name == SERVER else ()))
+
+    def shoot(self, name: str) -> None:
+        """A role is gone at once."""
         assert self.processes[name].poll() is None, f"{name} is to be killed, but has ended\n{self.logs()}"
         self.processes[name].send_signal(signal.SIGKILL)
         self.processes[name].wait(10)
-        self.start(name, *(("--resume",) if name == SERVER else ()))
 
     def round(self, stage: int) -> int:
         """The newest round of a stage that the run's database knows; the database is readable all the time."""
@@ -100,15 +104,16 @@ def processes(
     hosts: Mapping[str, str] | None = None,
     clusters: Sequence[str] = (),
     places: Mapping[str, Path] | None = None,
+    options: Sequence[str] = (),
 ) -> Iterator[Processes]:
     """The roles of a run while the block runs, each started by hand.
 
     `hosts` are names and selections of users of a flat run; `clusters` are the known clusters of one with two tiers, with a host each. What
-    a role writes is where `places` says, by default in `folder`.
+    a role writes is where `places` says, by default in `folder`; `options` are more of the coordinator's.
     """
     where = {**dict.fromkeys([SERVER, *(hosts or ()), *clusters], folder), **(places or {})}
     address, run = f"127.0.0.1:{free_port()}", where[SERVER] / "run"
-    commands = {SERVER: ["server", EXPERIMENT, "--listen", address, "--output", str(run), "--quiet"]}
+    commands = {SERVER: ["server", EXPERIMENT, "--listen", address, "--output", str(run), "--quiet", *options]}
     for name, users in (hosts or {}).items():
         commands[name] = ["client", "--server", address, "--name", name, "--users", users, "--state", str(where[name] / f"state-{name}")]
     for cluster in clusters:

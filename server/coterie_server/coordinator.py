@@ -32,7 +32,7 @@ from coterie.files import written_whole
 from coterie_server.engine import Engine, Observer, Point, best
 from coterie_server.hub import Hub
 from coterie_server.method import Facts, Members, Outcome
-from coterie_server.rundb import BETWEEN, DIRECT, RunDatabase, open_run
+from coterie_server.rundb import BETWEEN, DIRECT, FLUSH_S, RunDatabase, open_run
 
 CHECKPOINTS = "checkpoints"
 START = "start.npz"
@@ -118,7 +118,7 @@ async def _run(experiment: Experiment, connect: Connect, options: Options, datab
     elif options.resume:
         _repeat_decisions(database.connection, hub, engine)
     point = engine.load_checkpoint(attempt) if options.resume else None
-    async with _failures_written(database), connect(hub), _stopping(options.stop, engine):
+    async with _failures_written(database), connect(hub), _stopping(options.stop, engine), _flushing(database, hub):
         try:
             last = await engine.run(point)
             finished = _finished(hub, engine, last, options.folder, database)
@@ -288,6 +288,26 @@ async def _stopping(stop: asyncio.Event | None, engine: Engine) -> AsyncIterator
         engine.request_stop("a signal")
 
     task = asyncio.create_task(wait())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def _flushing(database: RunDatabase, hub: Hub) -> AsyncIterator[None]:
+    """Rounds write what happened, but one may wait for hosts for long: who reads the database is to know for whom."""
+
+    async def flush() -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            try:
+                database.flush_if_due()
+            except RunError as error:
+                hub.fail(error)
+
+    task = asyncio.create_task(flush())
     try:
         yield
     finally:

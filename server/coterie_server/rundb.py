@@ -64,7 +64,7 @@ CREATE TABLE IF NOT EXISTS decisions (seq INTEGER NOT NULL, kind TEXT NOT NULL, 
 # The scopes of communication: with a client host that has no aggregator, inside a cluster, between the clusters.
 DIRECT, WITHIN, BETWEEN = "direct", "within-cluster", "between-cluster"
 _FLUSH_ROWS = 5000
-_FLUSH_S = 0.5
+FLUSH_S = 0.5  # so old buffered rows get
 _PAGES_BYTES = 64 << 10  # with less room than this, an error of the file is one of the room: so much of an index is written at once
 _INSERTS = {
     "ledger": 18,
@@ -303,7 +303,7 @@ class RunDatabase:
 
     def flush_if_due(self) -> None:
         """Writes the buffered rows when they are many or old."""
-        if self._n_rows >= _FLUSH_ROWS or self._clock() - self._flushed_at > _FLUSH_S:
+        if self._n_rows >= _FLUSH_ROWS or self._clock() - self._flushed_at > FLUSH_S:
             self.flush()
 
     def flush(self) -> None:

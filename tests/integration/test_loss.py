@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from coterie_server.coordinator import Finished, Options, _repeat_decisions, coo
 from coterie_server.engine import Engine
 from coterie_server.hub import Hub
 from coterie_server.rundb import RunDatabase
+from tests.integration.test_kills import FEW, FEW_SHARES, assert_same_bits, calm
+from tests.processes import Processes, processes
 from tests.simulation import bits, query, small_experiment
 
 RULES = {"hosts": 3, "on_loss": "skip", "absence_timeout_s": 0.05}
@@ -221,3 +224,40 @@ def test_a_method_that_cannot_skip_is_refused_before_anybody_is_waited_for(tmp_p
     experiment = small_experiment({"name": "squared", "penalty": 0.1}, federation=RULES)
     with pytest.raises(ConfigError, match=r"federation\.on_loss is 'skip', but method 'squared' needs every user"):
         run(experiment, tmp_path / "run")
+
+
+# ---- real processes
+
+
+def wait_for_event(struck: Processes, kind: str) -> None:
+    deadline = time.monotonic() + 20
+    while struck.rows(f"SELECT count(*) FROM events WHERE kind = '{kind}'") == [(0,)]:
+        assert time.monotonic() < deadline, struck.logs()
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("on_loss", ["skip", "wait"])
+def test_a_killed_host_that_comes_back_much_later(on_loss: str, tmp_path: Path) -> None:
+    rules = {"hosts": 3, "on_loss": on_loss, "absence_timeout_s": 0.7}
+    content = {**FEW, "method": LEAN, "stop": {"rounds": 4000}, "snapshots": {"every_rounds": 50}, "federation": rules}
+    with processes(tmp_path, content, hosts=FEW_SHARES) as struck:
+        struck.wait_for_round(100)
+        struck.shoot("b")
+        wait_for_event(struck, on_loss)
+        struck.start("b")
+        struck.end()
+        kinds = dict(struck.rows("SELECT kind, count(*) FROM decisions GROUP BY kind"))
+        said = dict(struck.rows("SELECT kind, count(*) FROM events WHERE kind IN ('skip', 'back', 'wait') GROUP BY kind"))
+    if on_loss == "wait":
+        assert kinds == {}
+        assert said["wait"] < 30
+        assert_same_bits(struck.run, calm(tmp_path, content), "pdmm")
+        return
+    assert kinds["skip"] == said["skip"] == said["back"] == 1
+    assert kinds["pass"] > 1
+    (tmp_path / "again").mkdir()
+    with processes(tmp_path / "again", content, hosts=FEW_SHARES, options=["--replay-decisions", str(struck.run)]) as repeated:
+        repeated.end()
+    assert_same_bits(repeated.run, struck.run, "pdmm")
