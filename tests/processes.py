@@ -47,10 +47,12 @@ class Processes:
             command = [*COTERIE, *self.commands[name], *more]
             self.processes[name] = subprocess.Popen(command, cwd=self.folder, stdout=file, stderr=file)
 
-    def kill(self, name: str) -> None:
-        """A role is gone at once, and started again."""
-        self.shoot(name)
-        self.start(name, *(("--resume",) if name == SERVER else ()))
+    def kill(self, *names: str) -> None:
+        """Roles are gone at once, and started again."""
+        for name in names:
+            self.shoot(name)
+        for name in names:
+            self.start(name, *(("--resume",) if name == SERVER else ()))
 
     def shoot(self, name: str) -> None:
         """A role is gone at once."""
