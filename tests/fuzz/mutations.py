@@ -200,6 +200,9 @@ def _as_message(frame: bytes, base: Base, random: Random) -> bytes:
     except Exception:  # protobuf's DecodeError type is not part of its typed interface
         return _as_bytes(frame, base, random)
     which = outer.WhichOneof("frame")
+    if which == "chunk":
+        outer.chunk.data = bytes(random.choice((0, 1, 47, 49, 96, 97)))
+        return bytes(outer.SerializeToString())
     if which not in ("task", "reply"):
         return _as_bytes(frame, base, random)
     inner = getattr(outer, which)

@@ -47,7 +47,10 @@ def decode(assembler: Assembler, frames: Sequence[bytes]) -> int:
             messages, entries = item.decode(N_OWN, {"d": 4} if len(frame) % 2 else None)
             for message in messages:
                 rows = message.users.size if isinstance(message, Rows) and message.users is not None else N_OWN
-                check_shapes(message, rows if isinstance(message, Rows) else None, {})
+                try:
+                    check_shapes(message, rows if isinstance(message, Rows) else None, {})
+                except ProtocolError as error:
+                    raise AssertionError("this should have been refused") from error
                 assert sum(getattr(message, name).nbytes for name, _ in message.specs) <= _WIDEST * n_bytes + _SLACK
             for entry in entries:
                 assert min(entry.vectors, entry.scalars, entry.payload_bytes, entry.message_bytes, entry.frames) >= 0
