@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coterie.config import Experiment, method_module
+from coterie.errors import ProtocolError
 from coterie.member import Member
 from coterie.messages import Message
 from coterie.model import to_json
@@ -18,6 +19,8 @@ from coterie.v1 import session_pb2
 from coterie.wire import Encoded, Received
 from coterie_client.data import UserData
 from coterie_client.method import ClientMethod, Inbox, Local, Network
+
+_MAX_SHOWN = 100  # characters
 
 
 class Host(Member):
@@ -70,9 +73,8 @@ class Host(Member):
 
     def _begin_stage(self, stage_json: str) -> None:
         """Sets up the methods of a new stage. Their earlier states are theirs to build on."""
-        stage = json.loads(stage_json)
-        self._stage = stage["stage"]
-        for method, options in stage["options"].items():
+        self._stage, options_of = _read_stage(stage_json)
+        for method, options in options_of.items():
             self.states[method] = self._client(method).init(options, self.local, self.states.get(method))
 
     def _dispatch(self, messages: Sequence[Message], round_number: int) -> list[Message]:
@@ -93,7 +95,12 @@ class Host(Member):
         return replies
 
     def _client(self, method: str) -> ClientMethod[Any]:
-        client: ClientMethod[Any] = method_module("coterie_client", method).CLIENT
+        try:
+            client: ClientMethod[Any] = method_module("coterie_client", method).CLIENT
+        except ModuleNotFoundError as error:
+            if error.name is None or not error.name.startswith("coterie_client.methods"):
+                raise
+            raise ProtocolError(f"the parent asks for method {method[:_MAX_SHOWN]!r}, which is unknown") from None
         return client
 
     @property
@@ -106,3 +113,13 @@ class Host(Member):
     def tree(self) -> Mapping[str, Any]:
         """The states of all users."""
         return {"stage": self._stage, "states": self.states}
+
+
+def _read_stage(stage_json: str) -> tuple[str, Mapping[str, Any]]:
+    """The name of a stage and the options of its methods. ProtocolError when the text is not what parents write."""
+    try:
+        stage = json.loads(stage_json)
+        return str(stage["stage"]), dict(stage["options"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        found = f"{stage_json[:_MAX_SHOWN]!r} ({type(error).__name__})"
+        raise ProtocolError(f"the settings of a stage are {found}, wanted its name and the options of its methods as JSON") from None

@@ -755,6 +755,12 @@ PARENTS: dict[str, tuple[list[bytes], str]] = {
     ),
     "millions of empty parts": ([wrapped(2, b"\x4a\x00" * (FEW // 2))], "more than 100000 parts, users"),
     "another's rows": ([welcome(), task(1, Block(np.ones((1, 4)), users=np.array([3])))], "came for members that are not on host 'a'"),
+    "settings that are no JSON": ([welcome(), task(1, Block(np.ones((1, 4))), stage_json="[" * 50_000)], "the settings of a stage are"),
+    "settings of nothing": ([welcome(), task(1, Block(np.ones((1, 4))), stage_json="{}")], "the settings of a stage are '{}'"),
+    "a method that nobody knows": (
+        [welcome(), task(1, Block(np.ones((1, 4))), stage_json='{"stage": "s", "options": {"../../os": {}}}')],
+        "asks for method '../../os', which is unknown",
+    ),
     "a row too many": ([welcome(), task(1, Block(np.ones((2, 4))))], "axis 'rows' is 2, wanted 1"),
 }
 
