@@ -5,6 +5,7 @@ Shared by the fuzz targets; nothing here is tested itself. Everything is drawn f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -238,7 +239,9 @@ def _change_part(part: tensor_pb2.Part, random: Random) -> None:
 
 def _reshape(tensor: tensor_pb2.Tensor, random: Random) -> None:
     shape = list(tensor.shape)
-    if shape and random.random() < 0.7:
+    if random.random() < 0.3:  # as many numbers as before
+        shape = random.choice((shape[::-1], [*shape, 1], [1, *shape], [math.prod(shape)]))
+    elif shape and random.random() < 0.7:
         shape[random.randrange(len(shape))] = random.choice(EDGES)
     else:
         shape.insert(random.randrange(len(shape) + 1), random.choice(EDGES))

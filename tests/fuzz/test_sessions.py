@@ -209,6 +209,14 @@ class Sessions(RuleBasedStateMachine):
         frame = session_pb2.Reply(seq=seq, attempt=attempt, resent=resent, durable_seq=durable)
         self.say(*encode(frame, nonsense(seq)[what], DOUBLE).frames())
 
+    @precondition(lambda self: self.exchange is None)
+    @rule(what=st.integers(0, len(nonsense(0)) - 1))
+    def evil_answer(self, what: int) -> None:
+        """What it says while it is waited for: it has caught up before."""
+        self.say(*encode(session_pb2.Reply(seq=self.hub.seq, attempt=1), nonsense(self.hub.seq)[0], DOUBLE).frames())
+        self.ask()
+        self.evil_reply(0, what, 1, 0, 0)
+
     @rule(seed=st.integers(0, 2**64 - 1), what=st.integers(0, len(nonsense(0)) - 1))
     def evil_frames(self, seed: int, what: int) -> None:
         for number in range(_BATCH):

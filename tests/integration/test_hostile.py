@@ -454,7 +454,7 @@ def test_unfinished_hellos_take_bounded_memory_and_time_together() -> None:
                 found = await asyncio.gather(*(status_of(under_way.address, frames, closes=True) for _ in range(20)))
             assert {code for code, _ in found} <= {"OK", "UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL"}
             assert any("unfinished hellos take more than" in reason for _, reason in found)
-            assert under_way.n_rounds - n_rounds > 10 * (time.monotonic() - start), "the others have most of the time"
+            assert under_way.n_rounds - n_rounds > 5 * (time.monotonic() - start), "the others have most of the time"
 
     run(test(), 60.0)
 
@@ -826,11 +826,12 @@ def test_a_parent_that_falls_silent_is_dialled_again(frames: list[bytes]) -> Non
 
 def test_a_parent_that_sends_more_than_can_be_done_is_read_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coterie.dial.MAX_QUEUED_BYTES", 4 << 20)
-    n_sent = 0
+    n_sent = n_streams = 0
     flood = session_pb2.JoinResponse.FromString(task(1, Block(np.ones((1, 100_000)))))
 
     async def talk(context: Any) -> None:
-        nonlocal n_sent
+        nonlocal n_sent, n_streams
+        n_streams += 1
         await context.write(welcome())
         for number in range(1, 500):  # 400 MB
             flood.task.seq = number
@@ -852,7 +853,8 @@ def test_a_parent_that_sends_more_than_can_be_done_is_read_no_further(monkeypatc
             with memory_within(MOST_MB):
                 async with hosts(serve_member(slow("a"), address, name="a", patience_s=2.0)) as (host,):
                     await asyncio.sleep(1.0)
-                    assert not host.done(), "the parent is not silent: it is we who do not read"
+                    assert not host.done()
+                    assert n_streams == 1, "the parent is not silent: it is we who do not read"
             assert n_sent < 100
 
     run(test(), 15.0)
