@@ -12,6 +12,7 @@ import yaml
 from coterie.ledger import of_ranges
 from coterie.names import parse_users
 
+CENTRES = ("within-average", "down")
 Key = tuple[int, int, str, str, str]  # stage, round, step, direction, user
 
 
@@ -37,7 +38,7 @@ def per_user(run: Path, compose_file: Path | None) -> dict[Key, tuple[float, flo
     """Vectors and scalars of each user's messages by stage, round, step and direction, on the link to its host.
 
     What all users of a host are sent in common counts for each of them, and so do rows of users that were sent together. Control (sessions,
-    heartbeats, envelopes) is the links' own, and left out.
+    heartbeats, envelopes) and the parameters of the clusters that a host has are the links' own, and left out.
     """
     found: Counter[tuple[Key, str]] = Counter()
     with contextlib.closing(sqlite3.connect(run / "run.db")) as connection:
@@ -46,7 +47,7 @@ def per_user(run: Path, compose_file: Path | None) -> dict[Key, tuple[float, flo
         sets = {number: [names[i] for i in of_ranges(text)] for number, text in connection.execute("SELECT id, members FROM user_sets")}
         rows = connection.execute(
             "SELECT stage, round, step, direction, link, user_set, is_broadcast, vectors, scalars FROM ledger"
-            " WHERE useful AND scope != 'between-cluster' AND step != 'control'"
+            " WHERE useful AND scope != 'between-cluster' AND step NOT IN ('control', 'parameters')"
         )
         for stage, number, step, direction, link, user_set, is_broadcast, vectors, scalars in rows:
             users = links[link] if user_set is None else sets[user_set]
@@ -60,10 +61,22 @@ def per_user(run: Path, compose_file: Path | None) -> dict[Key, tuple[float, flo
 
 def same_ledger(run: Path, other: Path, compose_file: Path | None = None) -> None:
     """Both have the same vectors and scalars by round, step and user. `compose_file` says who was where in the first."""
-    found, wanted = per_user(run, compose_file), per_user(other, None)
+    both = per_user(run, compose_file), per_user(other, None)
+    found, wanted = ({key: row for key, row in one.items() if key[2:4] != CENTRES} for one in both)
     assert wanted
     different = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
     assert not different, [(key, found.get(key), wanted.get(key)) for key in different[:8]]
+
+
+def centres_by_round(run: Path) -> dict[tuple[int, int], int]:
+    """Vectors of clusters' centres by stage and round. A centre goes once to each host with users of the cluster, for all of them."""
+    with contextlib.closing(sqlite3.connect(run / "run.db")) as connection:
+        rows = connection.execute(
+            "SELECT stage, round, SUM(vectors) FROM ledger WHERE useful AND scope != 'between-cluster' AND step = ? AND direction = ?"
+            " GROUP BY stage, round",
+            CENTRES,
+        )
+        return {(stage, number): vectors for stage, number, vectors in rows}
 
 
 def wire_bytes(run: Path, scope: str, aggregator: str) -> int:
