@@ -23,8 +23,8 @@ test-slow: $(INSTALLED)
 
 # On a Docker engine: one that runs, or one that is started here. Says loudly when there is none, and passes over it.
 e2e: $(INSTALLED)
-	tests/e2e/engine_up.sh || test $$? -eq 77
-	$(BIN)/python -m pytest tests/e2e -m e2e --timeout 300
+	tests/e2e/engine.sh up || test $$? -eq 77
+	status=0; $(BIN)/python -m pytest tests/e2e -m e2e --timeout 300 || status=$$?; tests/e2e/engine.sh down; exit $$status
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

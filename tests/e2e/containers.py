@@ -17,7 +17,7 @@ import coterie
 from tests.commands import Command, models
 
 ROOT = Path(__file__).parents[2]
-PLUGINS = Path(os.environ.get("TMPDIR", "/tmp")) / "coterie-docker" / "cfg"  # noqa: S108 - where engine_up.sh puts Compose
+PLUGINS = Path(os.environ.get("TMPDIR", "/tmp")) / "coterie-docker" / "cfg"  # noqa: S108 - where engine.sh puts Compose
 DEADLINE_S = 120.0
 IMAGES = {"server": "coterie-server", "client": "coterie-client"}
 

@@ -1,12 +1,22 @@
 #!/usr/bin/env bash
 # A Docker engine for the end-to-end tests, where none runs: on Debian as root, without an init system and without an image registry.
-# Does nothing where `docker version` and `docker compose` answer already. Exit code 77: an engine cannot be had here, and why.
+# `engine.sh up` does nothing where `docker version` and `docker compose` answer already; exit code 77: an engine cannot be had
+# here, and why. `engine.sh down` stops the engine that `up` has started, and no other.
 set -euo pipefail
 state=${COTERIE_ENGINE:-${TMPDIR:-/tmp}/coterie-docker}
 base=python:3.11-slim
 cannot() { echo "no Docker engine: $1" >&2; exit 77; }
 
 mkdir -p "$state"
+if [ "${1:-up}" = down ]; then
+  [ -e "$state/started" ] || exit 0
+  rm "$state/started"
+  ids=$(docker ps -aq) && [ -z "$ids" ] || docker rm -f $ids >/dev/null
+  pid=$(cat "$state/dockerd.pid") && kill "$pid"
+  for _ in $(seq 100); do kill -0 "$pid" 2>/dev/null || exit 0; sleep 0.2; done
+  echo "dockerd ($pid) does not stop" >&2
+  exit 1
+fi
 if ! docker version >/dev/null 2>&1; then
   [ "$(id -u)" = 0 ] || cannot "docker does not answer, and only root could start it"
   if ! { command -v dockerd && command -v iptables; } >/dev/null; then
@@ -17,6 +27,7 @@ if ! docker version >/dev/null 2>&1; then
   rm -f "$state/dockerd.pid"
   setsid dockerd --data-root "$state/data" --exec-root "$state/exec" --pidfile "$state/dockerd.pid" >"$state/dockerd.log" 2>&1 </dev/null &
   for _ in $(seq 100); do docker version >/dev/null 2>&1 && break; sleep 0.2; done
+  touch "$state/started"
   docker version >/dev/null 2>&1 || cannot "dockerd does not start: $(tail -n 1 "$state/dockerd.log")"
 fi
 if ! docker compose version >/dev/null 2>&1; then
