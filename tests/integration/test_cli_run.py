@@ -274,7 +274,7 @@ def test_a_host_that_returns_nan_is_named_with_the_user(start: Callable[..., Com
 
 
 def test_a_user_of_two_hosts_is_named_and_so_are_they(start: Callable[..., Command]) -> None:
-    server = start("server", "small.yaml", "--listen", "127.0.0.1:0", "--hosts", "2", "--set", "federation.join_timeout_s=2")
+    server = start("server", "small.yaml", "--listen", "127.0.0.1:0", "--hosts", "2", "--set", "federation.join_timeout_s=6")
     address = server.address()
     hosts = {name: start("client", "--server", address, "--users", users, "--name", name) for name, users in (("A", "0-3"), ("B", "3-5"))}
     codes = {name: host.end() for name, host in hosts.items()}
