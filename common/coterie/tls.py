@@ -13,7 +13,6 @@ with all names percent-encoded.
 from __future__ import annotations
 
 import contextlib
-import re
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -24,11 +23,15 @@ from urllib.parse import quote, unquote
 import grpc
 
 from coterie.errors import ConfigError
+from coterie.names import check_name
 
 CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
-ROLES = ("coordinator", "aggregator", "host")
+MEMBERS = ("aggregator", "host")  # who joins
+ROLES = ("coordinator", *MEMBERS)
 _PREFIX = "urn:coterie:"
-_NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
+_KINDS = (*ROLES, "cluster", "users")
+_DIGITS = "0123456789"
+_MAX_DIGITS = 9  # of a number in a range
 _ROUNDS = 10  # messages in each direction of a handshake in memory, of which TLS needs three
 
 
@@ -47,6 +50,13 @@ class Identity:
         listed += [f"{_PREFIX}cluster:{quote(self.cluster, safe='')}"] if self.cluster else []
         listed += [f"{_PREFIX}users:{','.join(quote(token, safe='') for token in self.users)}"] if self.users else []
         return listed
+
+    def why_not_named(self, name: str) -> str | None:
+        """Why the holder may not say anything as the member `name`, whatever its role; None when it may."""
+        if self.role in MEMBERS and self.name == name:
+            return None
+        wanted = self.role if self.role in MEMBERS else "host"
+        return f"its certificate is that of {self.role} {self.name!r}, wanted one of {wanted} {name!r}"
 
     def why_not(self, name: str, *, is_aggregator: bool, users: Iterable[tuple[str, str]]) -> str | None:
         """Why the holder may not join as `name` with these (user, cluster) pairs; None when it may."""
@@ -69,55 +79,75 @@ def shortened(users: tuple[str, ...]) -> str:
 
 
 def identity_of(uris: Iterable[str]) -> Identity | None:
-    """The identity in the URIs of a certificate; None when there is none, or more than one."""
-    found: dict[str, list[str]] = {}
+    """The identity in the URIs of a certificate; None when there is none, or more than one, or something in it is not understood.
+
+    What is not understood may be a limit, and a limit that says nothing must not mean "any".
+    """
+    found: dict[str, str] = {}
     for uri in uris:
-        if uri.startswith(_PREFIX):
-            kind, _, value = uri.removeprefix(_PREFIX).partition(":")
-            found.setdefault(kind, []).append(value)
+        if not uri.lower().startswith(_PREFIX):
+            continue
+        kind, _, value = uri[len(_PREFIX) :].partition(":")
+        if not uri.startswith(_PREFIX) or kind not in _KINDS or kind in found or not value:
+            return None
+        found[kind] = value
     roles = [role for role in ROLES if role in found]
-    if len(roles) != 1 or any(len(values) > 1 for values in found.values()):
+    users = found["users"].split(",") if "users" in found else []
+    if len(roles) != 1 or not all(users):
         return None
-    users = tuple(unquote(token) for token in found.get("users", [""])[0].split(",") if token)
-    return Identity(roles[0], unquote(found[roles[0]][0]), unquote(found.get("cluster", [""])[0]), users)
+    try:
+        name, cluster, *listed = (unquote(text, errors="strict") for text in (found[roles[0]], found.get("cluster", ""), *users))
+    except UnicodeDecodeError:
+        return None
+    return Identity(roles[0], name, cluster, tuple(listed))
 
 
 def check_users(users: Iterable[str]) -> tuple[str, ...]:
-    """The users as a certificate may list them. ConfigError for a range whose ends do not differ in their last number alone."""
+    """The users as a certificate may list them. ConfigError for what is no name, and for a range whose ends do not differ in their last
+    number alone."""
     listed = tuple(token.strip() for token in users)
     for token in listed:
         first, dots, last = token.partition("..")
-        if not token or (dots and _range(first, last) is None):
-            raise ConfigError(f"users {token!r}: want a name, or a range of names that end in numbers, like u0..u19")
+        if dots and _range(first, last) is None:
+            raise ConfigError(f"users {token!r}: want a name, or a range of names that end in numbers without leading zeros, like u0..u19")
+        check_name(token, "users")
     return listed
 
 
 def _range(first: str, last: str) -> tuple[str, int, int] | None:
     """Prefix and both numbers of a range of names; None when it is none."""
-    low, high = _NUMBERED.fullmatch(first), _NUMBERED.fullmatch(last)
-    if low is None or high is None or low[1] != high[1] or len(low[2]) > 9 or len(high[2]) > 9 or int(low[2]) > int(high[2]):
+    (prefix, low), (other, high) = _numbered(first), _numbered(last)
+    if low is None or high is None or prefix != other or low > high:
         return None
-    return low[1], int(low[2]), int(high[2])
+    return prefix, low, high
+
+
+def _numbered(name: str) -> tuple[str, int | None]:
+    """A name without the digits at its end, and their number; None when there are none, or too many, or they begin with a zero."""
+    prefix = name.rstrip(_DIGITS)  # in linear time: a stranger's name may be long
+    digits = name[len(prefix) :]
+    is_number = 0 < len(digits) <= _MAX_DIGITS and (digits == "0" or digits[0] != "0")  # u007 is not u7
+    return prefix, int(digits) if is_number else None
 
 
 class _Users:
     """The users that a list of names and ranges stands for."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        self._names = set(tokens)
+        self._names: set[str] = set()
         self._ranges: dict[str, list[tuple[int, int]]] = {}
-        for token in self._names:
+        for token in tokens:
             first, dots, last = token.partition("..")
-            if dots and (found := _range(first, last)) is not None:
+            if not dots:
+                self._names.add(token)
+            elif (found := _range(first, last)) is not None:
                 self._ranges.setdefault(found[0], []).append(found[1:])
 
     def __contains__(self, user: str) -> bool:
         if user in self._names:
             return True
-        match = _NUMBERED.fullmatch(user)
-        if match is None or len(match[2]) > 9 or (match[2] != "0" and match[2].startswith("0")):
-            return False  # u007 is not u7
-        return any(low <= int(match[2]) <= high for low, high in self._ranges.get(match[1], ()))
+        prefix, number = _numbered(user)
+        return number is not None and any(low <= number <= high for low, high in self._ranges.get(prefix, ()))
 
 
 @dataclass(frozen=True)
@@ -142,21 +172,30 @@ class Tls:
         """The same as `channel_credentials`, for Python's own TLS."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
+    @cached_property
+    def _both(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        """Who dials and who listens in `check`. The files are read once: they may be gone or others by the time of the next check."""
+        dialling, listening = self._context(ssl.PROTOCOL_TLS_CLIENT), self._context(ssl.PROTOCOL_TLS_SERVER)
+        dialling.check_hostname = False
+        return dialling, listening
+
     def _context(self, protocol: int) -> ssl.SSLContext:
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_verify_locations(cadata=self.ca.decode("ascii"))
-        context.load_cert_chain(self.folder / CERTIFICATE, self.folder / KEY)
+        # Without a password, OpenSSL would ask the terminal for that of an encrypted key.
+        context.load_cert_chain(self.folder / CERTIFICATE, self.folder / KEY, password="")
         context.verify_mode = ssl.CERT_REQUIRED
         context.set_alpn_protocols(["h2"])
         return context
 
     def check(self, *, is_server: bool) -> None:
         """Shows the certificate to oneself. ConfigError when it has expired, is not of the authority in `ca.crt`, or may not serve."""
-        dialling, listening = self._context(ssl.PROTOCOL_TLS_CLIENT), self._context(ssl.PROTOCOL_TLS_SERVER)
-        dialling.check_hostname = False
+        dialling, listening = self._both
         # The side that is shown the certificate verifies it; the other side is left out of the check.
-        (listening if is_server else dialling).verify_mode = ssl.CERT_NONE
+        dialling.verify_mode, listening.verify_mode = (
+            (ssl.CERT_REQUIRED, ssl.CERT_NONE) if is_server else (ssl.CERT_NONE, ssl.CERT_REQUIRED)
+        )
         try:
             _shake_hands(dialling, listening)
         except ssl.SSLCertVerificationError as error:
@@ -202,9 +241,9 @@ def load_tls(folder: Path, *, is_server: bool) -> Tls:
             raise ConfigError(f"cannot read {folder / name}: {error.strerror or error}; {wanted}") from None
     tls = Tls(folder, contents[CA], contents[CERTIFICATE], contents[KEY])
     try:
-        tls.dialling  # noqa: B018 - it is made here, where what is wrong with the files can be said
-    except (ssl.SSLError, ValueError) as error:
-        text = error.reason if isinstance(error, ssl.SSLError) else str(error)
+        tls.dialling, tls._both  # noqa: B018 - they are made here, where what is wrong with the files can be said
+    except (OSError, ValueError) as error:
+        text = (isinstance(error, ssl.SSLError) and error.reason) or str(error)
         raise ConfigError(f"the files in {folder} are no certificate of an authority with its key: {text}") from None
     tls.check(is_server=is_server)
     return tls

@@ -1,0 +1,177 @@
+"""Who a certificate says its holder is, what is certified, and what is said of handshakes that fail: all without another process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from coterie.errors import ConfigError, CoterieError
+from coterie.tls import Identity, check_users, identity_of, load_tls
+from coterie_deploy.certs import Asked, init, issue
+
+HOST = "urn:coterie:host:a"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("authority")
+    init(folder)
+    issue(folder, Asked("host", "a"))
+    issue(folder, Asked("coordinator", "c", ["::1", "c.example", "*.c.example"]))
+    issue(folder, Asked("host", "gone", days=1e-9))
+    return folder
+
+
+def refusal(work: Callable[[], object], error: type[CoterieError] = ConfigError) -> str:
+    with pytest.raises(error) as caught:
+        work()
+    return str(caught.value)
+
+
+# ---- identities
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        Identity("coordinator", "c"),
+        Identity("host", "a", "c0", ("u0..u19", "u31")),
+        Identity("host", "a", "c0:x,y%2C", ("u,v", "ü%", "a b", "urn:coterie:host:b", "u..")),
+    ],
+)
+def test_an_identity_is_what_its_uris_say(identity: Identity) -> None:
+    assert identity_of(identity.uris()) == identity
+    assert all(uri.isascii() for uri in identity.uris())
+
+
+@pytest.mark.parametrize(
+    "uris",
+    [
+        [],
+        ["DNS:a", "urn:other:host:a"],
+        [HOST, "urn:coterie:host:b"],
+        [HOST, "urn:coterie:aggregator:a"],
+        ["urn:coterie:host:"],
+        ["urn:coterie:users:u0"],
+        [HOST, "urn:coterie:cluster:c0", "urn:coterie:cluster:c1"],
+        # A limit that says nothing, or that is not understood, does not mean "any".
+        [HOST, "urn:coterie:cluster:"],
+        [HOST, "urn:coterie:users:"],
+        [HOST, "urn:coterie:users:u0,,u1"],
+        [HOST, "urn:coterie:clusters:c0"],
+        [HOST, "URN:coterie:users:u0"],
+        [HOST, "urn:coterie:users"],
+        [HOST, "urn:coterie:users:%ff"],
+    ],
+)
+def test_uris_that_are_not_wholly_understood_are_nobody(uris: list[str]) -> None:
+    assert identity_of(uris) is None
+
+
+def may(users: tuple[str, ...], *asked: str) -> list[bool]:
+    identity = Identity("host", "a", users=users)
+    return [identity.why_not("a", is_aggregator=False, users=[(user, "")]) is None for user in asked]
+
+
+def test_a_range_is_the_numbers_between_its_ends() -> None:
+    assert may(("u2..u10", "v"), "u2", "u9", "u10", "v") == [True] * 4
+    assert not any(may(("u2..u10", "v"), "u1", "u11", "u02", "u2 ", "u", "2", "w2", "u2..u10", "", "u\u0663", "v0", "u2\n"))
+    assert may(("0..9",), "0", "9", "00", "10", "-1") == [True, True, False, False, False]
+    assert may(("u0..u999999999",), "u999999999", "u1000000000", "u" + "9" * 5000) == [True, False, False]
+
+
+def test_a_long_name_is_looked_at_in_linear_time() -> None:
+    assert may(("u0..u9",), "1" * 1_000_000 + "x") == [False]
+
+
+@pytest.mark.parametrize(
+    "token", ["", " ", "u1..", "..u1", "u5..u2", "u1..v2", "u00..u09", "u0..u09", "u0..u9999999999", "u1..u2..u3", "\udcff", "a\nb"]
+)
+def test_a_certificate_lists_names_and_ranges_alone(token: str) -> None:
+    assert refusal(lambda: check_users([token])).startswith("users")
+    assert check_users([" u0..u9 ", "ü"]) == ("u0..u9", "ü")
+
+
+@pytest.mark.parametrize(
+    ("identity", "is_aggregator", "cluster", "reason"),
+    [
+        (Identity("host", "a", "c0"), False, "c0", None),
+        (Identity("aggregator", "a", "c0"), True, "c0", None),
+        (Identity("host", "b"), False, "", "its certificate is that of host 'b', wanted one of host 'a'"),
+        (Identity("host", "A"), False, "", "its certificate is that of host 'A', wanted one of host 'a'"),
+        (Identity("host", "a"), True, "", "its certificate is that of host 'a', wanted one of aggregator 'a'"),
+        (Identity("aggregator", "a"), False, "", "its certificate is that of aggregator 'a', wanted one of host 'a'"),
+        (Identity("coordinator", "a"), False, "", "its certificate is that of coordinator 'a', wanted one of host 'a'"),
+        (Identity("host", "a", "c0"), False, "c1", "its certificate is for users of cluster 'c0', but it brings user 'u' of cluster 'c1'"),
+        (
+            Identity("host", "a", "c0"),
+            False,
+            "",
+            "its certificate is for users of cluster 'c0', but it brings user 'u' of no known cluster",
+        ),
+    ],
+)
+def test_nobody_joins_as_another(identity: Identity, is_aggregator: bool, cluster: str, reason: str | None) -> None:
+    assert identity.why_not("a", is_aggregator=is_aggregator, users=[("u", cluster)]) == reason
+
+
+def test_nobody_speaks_as_another_before_joining() -> None:
+    assert Identity("host", "a").why_not_named("a") is None
+    assert Identity("aggregator", "a").why_not_named("a") is None
+    assert Identity("host", "a").why_not_named("b") == "its certificate is that of host 'a', wanted one of host 'b'"
+    assert Identity("coordinator", "a").why_not_named("a") == "its certificate is that of coordinator 'a', wanted one of host 'a'"
+
+
+# ---- the files of a member
+
+
+def copied(authority: Path, target: Path, name: str = "a") -> Path:
+    for file in ("ca.crt", "tls.crt", "tls.key"):
+        (target / file).write_bytes((authority / name / file).read_bytes())
+    return target
+
+
+def test_bad_files_are_named(authority: Path, tmp_path: Path) -> None:
+    def loaded() -> str:
+        return refusal(lambda: load_tls(tmp_path, is_server=False))
+
+    assert f"cannot read {tmp_path / 'ca.crt'}" in loaded()
+    copied(authority, tmp_path)
+    for file in ("ca.crt", "tls.crt", "tls.key"):
+        for content in (b"", b"\xff\x00", b"-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n"):
+            (tmp_path / file).write_bytes(content)
+            assert "are no certificate of an authority with its key: " in loaded()
+        copied(authority, tmp_path)
+    (tmp_path / "tls.key").write_bytes((authority / "c/tls.key").read_bytes())
+    assert "are no certificate of an authority with its key: " in loaded()
+
+
+def test_nobody_is_asked_for_the_password_of_a_key(authority: Path, tmp_path: Path) -> None:
+    copied(authority, tmp_path)
+    key = serialization.load_pem_private_key((tmp_path / "tls.key").read_bytes(), None)
+    locked = serialization.BestAvailableEncryption(b"secret")
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
+    (tmp_path / "tls.key").write_bytes(pem)
+    code = f"from coterie.tls import load_tls; from pathlib import Path; load_tls(Path({str(tmp_path)!r}), is_server=False)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, start_new_session=True
+    )
+    assert "coterie.errors.ConfigError: the files in" in found.stderr
+    assert "phrase" not in found.stderr
+
+
+def test_files_that_go_away_are_not_missed(authority: Path, tmp_path: Path) -> None:
+    tls = load_tls(copied(authority, tmp_path), is_server=False)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    tls.check(is_server=False)
+    assert "it was issued for another role" in refusal(lambda: tls.check(is_server=True))
+
+
+def test_an_expired_certificate_says_so(authority: Path) -> None:
+    assert "gone/tls.crt is no good: it has expired" in refusal(lambda: load_tls(authority / "gone", is_server=False))
