@@ -39,14 +39,15 @@ class Asked:
     role: str
     name: str
     addresses: Sequence[str] = ()  # DNS names and IP addresses at which a coordinator or an aggregator is found
-    cluster: str = ""
+    cluster: str | None = None  # None: any
     users: Sequence[str] = ()
     days: float = 365.0
 
 
 def init(folder: Path, days: float = 3650.0) -> None:
     """Makes an authority. ConfigError when the folder has one."""
-    if (folder / CA_KEY).exists() or (folder / CA).exists():
+    _check_days(days)
+    if any(os.path.lexists(folder / name) for name in (CA_KEY, CA)):
         raise ConfigError(f"{folder} already has a certificate authority, want a new folder")
     key, name = (
         ec.generate_private_key(ec.SECP256R1()),
@@ -58,19 +59,21 @@ def init(folder: Path, days: float = 3650.0) -> None:
         .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
         .sign(key, hashes.SHA256())
     )
-    _make_folder(folder)
+    _make_folder(folder, exist_ok=True)
     _write(folder / CA_KEY, _pem_of_key(key), is_secret=True)
-    _write(folder / CA, made.public_bytes(serialization.Encoding.PEM))
+    try:
+        _write(folder / CA, made.public_bytes(serialization.Encoding.PEM))
+    except BaseException:  # half an authority would be in the way of a whole one
+        (folder / CA_KEY).unlink()
+        raise
 
 
 def issue(folder: Path, asked: Asked) -> Path:
-    """Issues a certificate into a folder of its own, which is returned. ConfigError for what cannot be certified."""
+    """Issues a certificate into a folder of its own, which is returned. ConfigError for what cannot be certified, and when there is one."""
     _check(asked)
     authority, key_of_authority = _load(folder)
     target = folder / asked.name
-    if target.exists():
-        raise ConfigError(f"{target} already has a certificate: delete it to issue another one")
-    identity = Identity(asked.role, asked.name, asked.cluster, check_users(asked.users))
+    identity = Identity(asked.role, asked.name, asked.cluster or "", check_users(asked.users))
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, asked.name[:_MAX_COMMON_NAME])])
     # A coordinator dials too: its own health check does. What it may not do is said by its role.
@@ -88,12 +91,15 @@ def issue(folder: Path, asked: Asked) -> Path:
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key_of_authority.public_key()), critical=False)
         .sign(key_of_authority, hashes.SHA256())
     )
-    _make_folder(target)
+    try:
+        _make_folder(target, exist_ok=False)
+    except FileExistsError:
+        raise ConfigError(f"{target} already has a certificate: delete it to issue another one") from None
     try:
         _write(target / KEY, _pem_of_key(key), is_secret=True)
         _write(target / CERTIFICATE, made.public_bytes(serialization.Encoding.PEM))
         _write(target / CA, authority.public_bytes(serialization.Encoding.PEM))
-    except RunError:
+    except BaseException:  # also when interrupted
         shutil.rmtree(target, ignore_errors=True)
         raise
     return target
@@ -105,7 +111,10 @@ def _check(asked: Asked) -> None:
     if not _FOLDER.fullmatch(asked.name):
         wanted = "at most 100 letters, digits, dots, hyphens and underscores, of which the first is a letter or a digit"
         raise ConfigError(f"the name is {asked.name!r}, want {wanted}")
-    if asked.cluster:
+    if asked.name.lower() in (CA, CA_KEY):
+        raise ConfigError(f"the name is {asked.name!r}, which is a file of the authority, want another one")
+    _check_days(asked.days)
+    if asked.cluster is not None:  # an empty one must not come to mean any
         check_name(asked.cluster, "--cluster")
     if asked.role == "host" and asked.addresses:
         raise ConfigError(f"a host listens nowhere, but --address is {asked.addresses[0]!r}")
@@ -117,13 +126,21 @@ def _check(asked: Asked) -> None:
         raise ConfigError(f"aggregator {asked.name!r} has no --cluster, want the one it speaks for")
 
 
+def _check_days(days: float) -> None:
+    if not days > 0:
+        raise ConfigError(f"--days is {days:g}, want a number above 0")
+
+
 def _address(text: str) -> x509.GeneralName:
     try:
-        return x509.IPAddress(ipaddress.ip_address(text))
+        found = ipaddress.ip_address(text)
     except ValueError:
         if not _DNS.fullmatch(text) or re.fullmatch(r"[0-9.]+", text):
             raise ConfigError(f"--address is {text!r}, want a DNS name or an IP address, without a port") from None
-    return x509.DNSName(text)
+        return x509.DNSName(text)
+    if found.is_unspecified or "%" in text:
+        raise ConfigError(f"--address is {text!r}, want an address that hosts dial, without a zone")
+    return x509.IPAddress(found)
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float) -> x509.CertificateBuilder:
@@ -138,7 +155,7 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicK
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(min(now, end) - _CLOCKS_DIFFER)
+        .not_valid_before(now - _CLOCKS_DIFFER)
         .not_valid_after(end)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
@@ -170,6 +187,10 @@ def _load(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
         raise ConfigError(f"{folder} is no certificate authority: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{folder / CA_KEY} is not an elliptic-curve key, want one made by `coterie certs init`")
+    if authority.public_key() != key.public_key():
+        raise ConfigError(f"{folder / CA_KEY} is not the key of {folder / CA}, want the two files of one `coterie certs init`")
+    if authority.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
+        raise ConfigError(f"{folder / CA} has expired: make another authority with `coterie certs init`")
     return authority, key
 
 
@@ -177,10 +198,13 @@ def _pem_of_key(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
-def _make_folder(folder: Path) -> None:
+def _make_folder(folder: Path, *, exist_ok: bool) -> None:
+    """FileExistsError unless `exist_ok`, RunError when it cannot be made."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=exist_ok)
     except OSError as error:
+        if isinstance(error, FileExistsError) and not exist_ok:
+            raise
         raise RunError(f"cannot write {folder}: {error.strerror or error}") from error
 
 

@@ -304,7 +304,7 @@ def issue_certificate(
     from coterie_deploy.certs import Asked, issue
 
     listed = [] if users is None else users.split(",")
-    typer.echo(f"issued {issue(folder, Asked(role.value, name, address or (), cluster or '', listed, days))}")
+    typer.echo(f"issued {issue(folder, Asked(role.value, name, address or (), cluster, listed, days))}")
 
 
 @app.command()

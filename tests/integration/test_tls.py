@@ -190,7 +190,7 @@ def test_a_server_does_not_start_with_a_bad_certificate(
     start: Callable[..., Command], certs: Path, tmp_path: Path, options: tuple[str, ...], sentence: str
 ) -> None:
     if not (certs / "gone").exists():
-        issue(certs, Asked("coordinator", "gone", LOCAL, days=-1))
+        issue(certs, Asked("coordinator", "gone", LOCAL, days=1e-6))
     (tmp_path / "expired").symlink_to(certs / "gone")
     early = tmp_path / "early"
     early.mkdir()

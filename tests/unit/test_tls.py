@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from coterie.errors import ConfigError, CoterieError
+from coterie.errors import ConfigError, CoterieError, RunError
 from coterie.tls import Identity, check_users, identity_of, load_tls
+from coterie_deploy import certs
 from coterie_deploy.certs import Asked, init, issue
 
 HOST = "urn:coterie:host:a"
@@ -125,6 +129,101 @@ def test_nobody_speaks_as_another_before_joining() -> None:
     assert Identity("aggregator", "a").why_not_named("a") is None
     assert Identity("host", "a").why_not_named("b") == "its certificate is that of host 'a', wanted one of host 'b'"
     assert Identity("coordinator", "a").why_not_named("a") == "its certificate is that of coordinator 'a', wanted one of host 'a'"
+
+
+# ---- certificates
+
+
+def certificate(folder: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate((folder / "tls.crt").read_bytes())
+
+
+def test_a_certificate_is_for_its_role_and_its_key_for_its_owner(authority: Path) -> None:
+    names = certificate(authority / "c").extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert set(names.get_values_for_type(x509.DNSName)) == {"c.example", "*.c.example", "localhost"}
+    assert {str(found) for found in names.get_values_for_type(x509.IPAddress)} == {"127.0.0.1", "::1"}
+    own = certificate(authority / "a").extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [name.value for name in own] == [HOST]
+    for key in (authority / "ca.key", authority / "a/tls.key"):
+        assert key.stat().st_mode & 0o777 == 0o600
+    assert "it was issued for another role" in refusal(lambda: load_tls(authority / "a", is_server=True))
+    load_tls(authority / "c", is_server=True)
+    load_tls(authority / "c", is_server=False)  # for its own health check
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (Asked("host", "a"), "a already has a certificate: delete it to issue another one"),
+        *((Asked("host", name), f"the name is {name!r}") for name in ("..", ".", "", "x/y", "-x", "ü", "x\n", "ca.crt", "CA.key")),
+        (Asked("host", "x", cluster=""), "--cluster: the name is empty"),
+        (Asked("host", "x", users=[""]), "users: the name is empty"),
+        (Asked("host", "x", addresses=["x"]), "a host listens nowhere"),
+        (Asked("guest", "x"), "--role is 'guest', want one of coordinator, aggregator, host"),
+        (Asked("aggregator", "x", ["x"]), "aggregator 'x' has no --cluster"),
+        (Asked("coordinator", "x"), "coordinator 'x' has no --address"),
+        (Asked("coordinator", "x", ["x"], users=["u"]), "a coordinator speaks for no users"),
+        *((Asked("host", "x", days=days), f"--days is {days:g}, want") for days in (0.0, -1.0, float("nan"), float("inf"), 1e9)),
+        *(
+            (Asked("coordinator", "x", [text]), f"--address is {text!r}, want")
+            for text in ("x:7000", "[::1]", "*", "a.*", "a b", "ü.example", "300.1.1.1", "", "0.0.0.0", "::", "fe80::1%eth0", "x.")  # noqa: S104
+        ),
+    ],
+)
+def test_what_cannot_be_certified_leaves_no_folder(authority: Path, asked: Asked, sentence: str) -> None:
+    before = sorted(authority.rglob("*"))
+    assert sentence in refusal(lambda: issue(authority, asked))
+    assert sorted(authority.rglob("*")) == before
+
+
+@pytest.mark.parametrize("error", [RunError("no space"), KeyboardInterrupt()])
+@pytest.mark.parametrize("n_written", [0, 1, 2])
+def test_a_certificate_is_issued_whole_or_not_at_all(authority: Path, error: BaseException, n_written: int) -> None:
+    written = certs._write
+
+    def failing(path: Path, content: bytes, *, is_secret: bool = False) -> None:
+        if len(list(path.parent.iterdir())) >= n_written:
+            raise error
+        written(path, content, is_secret=is_secret)
+
+    with mock.patch.object(certs, "_write", failing), pytest.raises(type(error)):
+        issue(authority, Asked("host", "half"))
+    assert not (authority / "half").exists()
+
+
+def test_an_authority_is_made_whole_or_not_at_all_and_once(tmp_path: Path) -> None:
+    written = certs._write
+
+    def failing(path: Path, content: bytes, *, is_secret: bool = False) -> None:
+        written(path, content, is_secret=is_secret)
+        if not is_secret:
+            path.unlink()
+            raise RunError("no space")
+
+    with mock.patch.object(certs, "_write", failing):
+        refusal(lambda: init(tmp_path), RunError)
+    assert not list(tmp_path.iterdir())
+    refusal(lambda: init(tmp_path, days=float("nan")))
+    init(tmp_path)
+    assert "already has a certificate authority" in refusal(lambda: init(tmp_path))
+
+
+def test_an_existing_folder_is_left_alone(authority: Path) -> None:
+    (authority / "taken").symlink_to(authority / "nowhere")
+    refusal(lambda: issue(authority, Asked("host", "taken")))
+    assert not (authority / "nowhere").exists()
+    (authority / "taken").unlink()
+
+
+def test_an_authority_has_its_own_key_and_is_valid(authority: Path, tmp_path: Path) -> None:
+    assert "make an authority first with `coterie certs init" in refusal(lambda: issue(tmp_path, Asked("host", "a")))
+    init(tmp_path, days=1e-9)
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=2)
+    with mock.patch("coterie_deploy.certs.datetime.datetime", wraps=datetime.datetime) as clock:
+        clock.now.return_value = later
+        assert "ca.crt has expired" in refusal(lambda: issue(tmp_path, Asked("host", "a")))
+    (tmp_path / "ca.crt").write_bytes((authority / "ca.crt").read_bytes())
+    assert "ca.key is not the key of" in refusal(lambda: issue(tmp_path, Asked("host", "a")))
 
 
 # ---- the files of a member
