@@ -48,10 +48,12 @@ def _looked(address: str, tls: Tls | None) -> str | None:
         return None
     except ssl.SSLError as error:
         if error.reason in _NO_TLS:
-            return PLAIN
+            return None if tls is None else PLAIN  # who answered nothing in plain text and something now is only restarting
         return f"it ends the TLS handshake: {(error.reason or str(error)).replace('_', ' ').lower()}"
     except OSError:
         return None
+    except ValueError:  # of the codec of international names, and of ssl
+        return f"{host!r} is no name of a host"
 
 
 def _with_tls(host: str, port: int, tls: Tls) -> str | None:
@@ -72,7 +74,7 @@ def _in_plain_text(host: str, port: int) -> str | None:
 
 
 def _answer(host: str, port: int, context: ssl.SSLContext | None) -> bytes | None:
-    """The first bytes of the answer to the beginning of HTTP/2; None when the connection is closed instead."""
+    """The first bytes of the answer to the beginning of HTTP/2; None when the connection is closed instead. TimeoutError for no answer."""
     with contextlib.ExitStack() as stack:
         connection = stack.enter_context(socket.create_connection((host, port), timeout=_PROBE_S))
         if context is not None:  # Python's asyncio would not tell the server that its certificate is not believed
@@ -80,7 +82,7 @@ def _answer(host: str, port: int, context: ssl.SSLContext | None) -> bytes | Non
         try:
             connection.sendall(_PREFACE)
             answer = connection.recv(9)
-        except (ConnectionError, TimeoutError):
+        except ConnectionError:
             return None
     return answer if len(answer) > 3 and answer[3] == _SETTINGS else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,15 +15,23 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coterie.dial import OPTIONS, SERVICE
 from coterie.errors import ConfigError, RunError
+from coterie.probe import mismatch
 from coterie.tls import Tls
 
 ALIVE = "alive"  # in a client's state folder; its time is that of the last turn of the client's event loop
 BEAT_S = 2.0
 OLDEST_S = 20.0
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 def check_server(address: str, tls: Tls | None, timeout_s: float) -> str:
-    """What the server at HOST:PORT says of itself. RunError unless it serves: it does not answer, or its run has ended."""
+    """What the server at HOST:PORT says of itself.
+
+    RunError unless it serves: it does not answer, or its run has ended. ConfigError when the address is none.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
+        raise ConfigError(f"the address is {address!r}, want HOST:PORT")
     channel = grpc.insecure_channel(address, OPTIONS) if tls is None else grpc.secure_channel(address, tls.channel_credentials(), OPTIONS)
     with channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
@@ -30,7 +39,8 @@ def check_server(address: str, tls: Tls | None, timeout_s: float) -> str:
             answer = stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=timeout_s, wait_for_ready=True)
         except grpc.RpcError as error:
             code = error.code().name if isinstance(error, grpc.Call) else "UNKNOWN"
-            raise RunError(f"no answer from {address} within {timeout_s:g} s ({code})") from None
+            reason = asyncio.run(mismatch(address, tls)) or code
+            raise RunError(f"no answer from {address} within {timeout_s:g} s ({reason})") from None
     name: str = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         raise RunError(f"the server at {address} is {name}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -13,10 +16,13 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
+from coterie import probe
 from coterie.errors import ConfigError, CoterieError, RunError
+from coterie.probe import PLAIN, mismatch
 from coterie.tls import Identity, check_users, identity_of, load_tls
 from coterie_deploy import certs
 from coterie_deploy.certs import Asked, init, issue
+from coterie_deploy.health import check_server
 
 HOST = "urn:coterie:host:a"
 
@@ -274,3 +280,117 @@ def test_files_that_go_away_are_not_missed(authority: Path, tmp_path: Path) -> N
 
 def test_an_expired_certificate_says_so(authority: Path) -> None:
     assert "gone/tls.crt is no good: it has expired" in refusal(lambda: load_tls(authority / "gone", is_server=False))
+
+
+# ---- why nobody answers
+
+
+class Listener:
+    """Accepts connections, and does with each what it is told."""
+
+    def __init__(self, serve: Callable[[socket.socket, int], None]) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        self._serve = serve
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        n = 0
+        try:
+            while True:
+                with self._socket.accept()[0] as connection:
+                    connection.settimeout(2.0)
+                    self._serve(connection, n)
+                n += 1
+        except OSError:
+            return
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def listening() -> Iterator[Callable[[Callable[[socket.socket, int], None]], str]]:
+    listeners: list[Listener] = []
+
+    def start(serve: Callable[[socket.socket, int], None]) -> str:
+        listeners.append(Listener(serve))
+        return listeners[-1].address
+
+    with mock.patch.object(probe, "_PROBE_S", 0.1), mock.patch.object(probe, "_AGAIN_S", 0.01):
+        yield start
+    for listener in listeners:
+        listener.close()
+
+
+def closes(_: socket.socket, __: int) -> None:
+    """As a proxy without a backend does."""
+
+
+def is_silent(connection: socket.socket, _: int) -> None:
+    while connection.recv(1000):
+        pass
+
+
+def speaks_plain_text(connection: socket.socket, _: int) -> None:
+    connection.sendall(bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+    connection.recv(1000)
+
+
+def restarts(connection: socket.socket, n: int) -> None:
+    """Closes the connection of the first look in plain text, and is there for the one with TLS."""
+    if n % 2:
+        speaks_plain_text(connection, n)
+
+
+def shakes_hands_and(then: Callable[[socket.socket, int], None], folder: Path) -> Callable[[socket.socket, int], None]:
+    context = load_tls(folder, is_server=True)._both[1]
+
+    def serve(connection: socket.socket, n: int) -> None:
+        with context.wrap_socket(connection, server_side=True) as secured:
+            then(secured, n)
+
+    return serve
+
+
+@pytest.mark.parametrize("behaviour", [closes, is_silent, restarts])
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_who_is_only_restarting_is_waited_for(
+    authority: Path, listening: Callable[..., str], behaviour: Callable[[socket.socket, int], None], is_secure: bool
+) -> None:
+    if is_secure and behaviour is restarts:
+        behaviour = closes
+    tls = load_tls(authority / "a", is_server=False) if is_secure else None
+    assert asyncio.run(mismatch(listening(behaviour), tls)) is None
+
+
+def test_what_waiting_does_not_cure_is_named(authority: Path, listening: Callable[..., str]) -> None:
+    tls = load_tls(authority / "a", is_server=False)
+
+    def found(behaviour: Callable[[socket.socket, int], None], ours: object = tls) -> str:
+        return str(asyncio.run(mismatch(listening(behaviour), ours)))  # type: ignore[arg-type]
+
+    secured = authority / "c"
+    assert found(speaks_plain_text) == PLAIN
+    assert found(speaks_plain_text, None) == "None"
+    assert found(shakes_hands_and(speaks_plain_text, secured)) == "None"
+    assert found(shakes_hands_and(is_silent, secured)) == "None"  # it is only slow
+    assert "it does not believe" in found(shakes_hands_and(closes, secured))
+
+
+@pytest.mark.parametrize("host", [".x.example", "x" * 70])
+@mock.patch.object(probe, "_AGAIN_S", 0.01)
+def test_a_name_that_is_none_is_said(host: str, authority: Path) -> None:
+    for tls in (None, load_tls(authority / "a", is_server=False)):
+        assert asyncio.run(mismatch(f"{host}:7000", tls)) == f"{host!r} is no name of a host"
+
+
+@pytest.mark.parametrize("address", ["", "x", ":7000", "x:", "x:0", "x:65536", "x:abc", "x:-1", "x:" + "9" * 5000, "x:\u0663"])
+def test_a_health_check_wants_an_address(address: str) -> None:
+    assert refusal(lambda: check_server(address, None, 0.1)) == f"the address is {address!r}, want HOST:PORT"
+
+
+def test_a_health_check_says_what_does_not_fit(authority: Path, listening: Callable[..., str]) -> None:
+    address = listening(speaks_plain_text)
+    tls = load_tls(authority / "a", is_server=False)
+    assert refusal(lambda: check_server(address, tls, 0.1), RunError) == f"no answer from {address} within 0.1 s ({PLAIN})"
