@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from coterie.tls import Tls
 from coterie_server.hub import Hub
 
-_LINE = re.compile(rb"[IWEF][0-9]{4} [0-9:.]+ +[0-9]+ [\w./]+\.cc:[0-9]+\] ")  # how gRPC begins a line
+_LINE = re.compile(rb"[IWE][0-9]{4} [0-9:.]+ +[0-9]+ [\w./]+\.cc:[0-9]+\] ")  # how gRPC begins a line; F is its last
 _FAILED = b"Handshake failed with error"
 _REASONS = (
     (b"certificate has expired", "its certificate has expired"),
@@ -32,6 +32,7 @@ _REASONS = (
     (b"CERTIFICATE_VERIFY_FAILED", "its certificate was not issued by this server's authority"),
 )
 _MAX_LINE = 10_000
+_END_S = 5.0  # for what is still in the pipe
 _QUIET_S = 10.0  # between two reports of the same sentence: whoever is turned away tries again
 
 
@@ -69,26 +70,32 @@ def handshakes_watched(turned_away: Callable[[str], None]) -> Iterator[None]:
     sys.stderr.flush()
     kept = os.dup(2)
     reader, writer = os.pipe()
+    # Where a line does not fit it is lost: a thread of gRPC's that waits here may hold what the thread that reads is waiting for.
+    os.set_blocking(writer, False)
     os.dup2(writer, 2)
     os.close(writer)
-    before, sys.stderr = sys.stderr, os.fdopen(os.dup(kept), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    ours = os.fdopen(os.dup(kept), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    before, sys.stderr = sys.stderr, ours
+    onwards = os.fdopen(os.dup(kept), "wb", buffering=0)  # the reader's own: it may outlive the block
 
     def read() -> None:
-        with os.fdopen(reader, "rb") as lines:
+        with os.fdopen(reader, "rb") as lines, onwards:
             while line := lines.readline(_MAX_LINE):
                 if (sentence := sentence_of(line)) is not None:
                     with contextlib.suppress(RuntimeError):  # the loop has ended
                         loop.call_soon_threadsafe(turned_away, sentence)
                 elif not _LINE.match(line):
-                    os.write(kept, line)
+                    with contextlib.suppress(OSError):  # nobody may read there any more, but here the pipe must not fill up
+                        onwards.write(line)
 
     thread = threading.Thread(target=read, name="coterie-handshakes", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        sys.stderr.close()
         sys.stderr = before
-        os.dup2(kept, 2)  # closes the pipe's last end, so that the thread reads to its end
-        thread.join(timeout=5.0)
+        os.dup2(kept, 2)  # closes the pipe's last end, unless a child has it too, so that the thread reads to its end
         os.close(kept)
+        thread.join(timeout=_END_S)
+        with contextlib.suppress(OSError):
+            ours.close()
