@@ -211,11 +211,11 @@ class _Service:
         return grpc.method_handlers_generic_handler(SERVICE, rpcs)
 
     async def _get_experiment(self, request: session_pb2.GetExperimentRequest, context: Any) -> session_pb2.GetExperimentResponse:
+        if self.wants_identity and (why := _not_named(context, request.host)) is not None:
+            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, request.host, why)
         if request.refusal:
             reason = f"host {shown(request.host)!r} {shortened(request.refusal)}"
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, request.host, reason)
-        if self.wants_identity and _identity(context) is None:
-            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, request.host, _nobody(shown(request.host)))
         if request.protocol != PROTOCOL_VERSION:
             reason = f"host {shown(request.host)!r} speaks protocol {request.protocol}, wanted {PROTOCOL_VERSION}"
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, request.host, reason)
@@ -486,6 +486,7 @@ class _Session:
                 name = shown(self._hello.host)
                 raise ProtocolError(f"the hello of host {name!r} has more than {MAX_HELLO_BYTES} bytes, which is the most")
             if isinstance(item, session_pb2.Failure):
+                self._check_name(self._hello.host)
                 self._hub.failed(self._hello.host, item)
                 return None
             if isinstance(item, session_pb2.Hello):
@@ -505,6 +506,12 @@ class _Session:
         self._hub.hello(whole, self.link)
         self._hub.tally(whole.host, UP, n_bytes)
         return whole.host
+
+    def _check_name(self, name: str) -> None:
+        """Refusal of who speaks in the name of another before its hello is complete."""
+        if self._wants_identity and (why := _not_named(self._context, name)) is not None:
+            self._hub.turned_away(name, why)
+            raise Refusal("PERMISSION_DENIED", why)
 
     def _check_identity(self, hello: session_pb2.Hello) -> None:
         """Refusal of a host whose certificate is not for its name, its role or its users."""
@@ -555,6 +562,15 @@ def _identity(context: Any) -> Identity | None:
     """Who the peer's certificate says it is."""
     uris = context.auth_context().get("x509_subject_alternative_name", ())
     return identity_of(uri.decode("utf-8", "replace") for uri in uris)
+
+
+def _not_named(context: Any, name: str) -> str | None:
+    """Why the peer may not speak in this name; None when it may."""
+    identity = _identity(context)
+    if identity is None:
+        return _nobody(shown(name))
+    found = identity.why_not_named(name)
+    return None if found is None else f"host {shown(name)!r} is refused: {shortened(found)}"
 
 
 def _nobody(host: str) -> str:

@@ -7,8 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
+import grpc
 import pytest
 
+from coterie.dial import SERVICE
+from coterie.tls import load_tls
+from coterie.v1 import session_pb2
+from coterie.wire import PROTOCOL_VERSION
 from coterie_deploy.certs import Asked, init, issue
 from tests.commands import Command, commands_in, events, models, wait_for
 
@@ -120,6 +125,28 @@ def test_a_certificate_decides_for_whom_a_host_speaks(
     assert sentence in client(start, address, name, users, *more).fails(code)
     assert sentence in served.line(sentence)
     assert sentence in "".join(booked(served, tmp_path, "refused"))
+
+
+@pytest.mark.parametrize("name", ["b", ""])
+def test_nobody_speaks_in_the_name_of_another_before_it_has_joined(
+    start: Callable[..., Command], certs: Path, tmp_path: Path, name: str
+) -> None:
+    """Neither to ask, nor to say that the other cannot come."""
+    served, address = server(start, "--tls", "ca/coordinator")
+    failure = session_pb2.JoinRequest(failure=session_pb2.Failure(reason="I give up", config=True)).SerializeToString()
+    hello = session_pb2.JoinRequest(hello=session_pb2.Hello(protocol=PROTOCOL_VERSION, host=name, more=True)).SerializeToString()
+    asked = [session_pb2.GetExperimentRequest(protocol=PROTOCOL_VERSION, host=name, refusal=text) for text in ("", "gives up")]
+    sentence = f"host {name!r} is refused: its certificate is that of host 'a', wanted one of host {name!r}"
+    with grpc.secure_channel(address, load_tls(certs / "a", is_server=False).channel_credentials()) as channel:
+        ask, join = channel.unary_unary(f"/{SERVICE}/GetExperiment"), channel.stream_stream(f"/{SERVICE}/Join")
+        for call in (*((ask, request.SerializeToString()) for request in asked), (join, iter([hello, failure])), (join, iter([failure]))):
+            with pytest.raises(grpc.RpcError) as caught:
+                list(call[0](call[1], timeout=5.0))
+            assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            assert "is refused: its certificate is that of host 'a'" in caught.value.details()
+    said = "".join(booked(served, tmp_path, "refused"))
+    assert sentence in said
+    assert "give" not in said
 
 
 def test_handshakes_that_fail_are_named_on_both_sides(start: Callable[..., Command], tmp_path: Path) -> None:
