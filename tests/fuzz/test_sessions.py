@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
@@ -313,6 +313,7 @@ def test_whatever_is_said_in_whatever_order_the_others_exchanges_end_well(n: int
     rules = settings(
         max_examples=-(-n // _STEPS),
         stateful_step_count=_STEPS,
+        phases=(Phase.generate,) if is_fixed else (Phase.generate, Phase.shrink),
         derandomize=is_fixed,
         database=None,
         deadline=None,
