@@ -240,7 +240,7 @@ def _change_part(part: tensor_pb2.Part, random: Random) -> None:
 def _reshape(tensor: tensor_pb2.Tensor, random: Random) -> None:
     shape = list(tensor.shape)
     if random.random() < 0.3:  # as many numbers as before
-        shape = random.choice((shape[::-1], [*shape, 1], [1, *shape], [math.prod(shape)]))
+        shape = random.choice((shape[::-1], [*shape, 1], [1, *shape], [min(math.prod(shape), 2**64 - 1)]))
     elif shape and random.random() < 0.7:
         shape[random.randrange(len(shape))] = random.choice(EDGES)
     else:

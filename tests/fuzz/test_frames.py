@@ -71,19 +71,25 @@ def check_still_works(base: Base, assembler: Assembler) -> None:
             np.testing.assert_array_equal(getattr(message, name), getattr(wanted, name))
 
 
+def _outcome(assembler: Assembler, frames: Sequence[bytes]) -> tuple[int, str]:
+    """How many messages were decoded, or why they were refused."""
+    try:
+        return decode(assembler, frames), ""
+    except ProtocolError as error:
+        return 0, str(error)
+
+
 def _case(base: Base, after: Base, random: Random) -> int:
     """One mutilated message, and then a whole one, or between two; how many messages were decoded of the first."""
     frames = mutilated(base, random)
     announced: Any = functools.partial(check_announced, n_own=N_OWN, dims={}) if random.random() < 0.5 else None
     assembler = Assembler(base.outer, announced)
-    if base.messages and random.random() < 0.5:
+    if is_taught := bool(base.messages) and random.random() < 0.5:
         check_still_works(base, assembler)  # it has learnt what such frames look like
-    n_messages, sentence = 0, ""
-    try:
-        n_messages = decode(assembler, frames)
-    except ProtocolError as error:
-        sentence = str(error)
+    n_messages, sentence = _outcome(assembler, frames)
     assert len(sentence) < _LONGEST
+    if is_taught:
+        assert (n_messages, sentence) == _outcome(Assembler(base.outer, announced), frames), "what was learnt decides nothing"
     if not assembler._missing and after.outer is base.outer:  # else whole messages would have to wait for the chunks of this one
         check_still_works(after, assembler)
     return n_messages
