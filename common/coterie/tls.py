@@ -111,6 +111,9 @@ def check_users(users: Iterable[str]) -> tuple[str, ...]:
         if dots and _range(first, last) is None:
             raise ConfigError(f"users {token!r}: want a name, or a range of names that end in numbers without leading zeros, like u0..u19")
         check_name(token, "users")
+        first, hyphen, last = token.partition("-")
+        if hyphen and _range(first, last) is not None:
+            raise ConfigError(f"users {token!r}: want {first}..{last} for the range of names")
     return listed
 
 

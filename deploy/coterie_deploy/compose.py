@@ -22,6 +22,7 @@ from coterie_deploy.member_commands import (
     STATE,
     USER_ID,
     arguments,
+    build_commands,
     certificate_commands,
     command_line,
     header,
@@ -78,7 +79,7 @@ def _image(plan: Plan, role: Role, folder: Path, build: Path | None) -> dict[str
 
 
 def _check(plan: Plan) -> dict[str, Any]:
-    return {"test": ["CMD", *health(plan)], "interval": "10s", "timeout": "10s", "retries": 6, "start_period": "10s"}
+    return {"test": ["CMD", *health(plan)], "interval": "10s", "timeout": "30s", "retries": 6, "start_period": "10s"}
 
 
 def _state(member: Member) -> str:
@@ -148,11 +149,15 @@ def _notes(plan: Plan, output: Path | None, build: Path | None) -> list[str]:
         folder = plan.asked.certificates
         lines += [f"  {command}" for command in certificate_commands(plan, folder, {one.name: one.name for one in plan.members})]
         lines += [f"  sudo chown -R {USER_ID}:{USER_ID} {shlex.quote(os.fspath(folder))}/*/", ""]
+    if build is None:
+        lines += ["The images, from a clone of the repository (or pushed to a registry: --registry):"]
+        lines += [f"  {command}" for command in build_commands(plan)] + [""]
     lines += [
         "Compose v2, or docker-compose 1.29 in the place of docker compose:",
         f"  {run} up{' --build' if build is not None else ''}      runs the experiment, or goes on with a run that was stopped",
         f'  docker cp "$({run} ps -aq {COORDINATOR}):{RUNS}/{plan.name}" .      takes the run folder out of its volume',
-        f"  {run} down -v      removes everything",
+        f"  {run}{' --profile monitoring' if plan.asked.monitoring else ''} down -v      removes everything",
+        f"A run that has finished is not begun again: its hosts would wait {PATIENCE_S:g} s for nothing.",
     ]
     if plan.asked.monitoring:
         lines += [f"  {run} --profile monitoring up      shows the run as well; stop it with Ctrl-C"]

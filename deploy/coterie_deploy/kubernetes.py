@@ -30,6 +30,7 @@ from coterie_deploy.member_commands import (
     STATE,
     USER_ID,
     arguments,
+    build_commands,
     certificate_commands,
     command_line,
     header,
@@ -318,16 +319,23 @@ def _notes(writer: _Writer, output: Path | None) -> list[str]:
     options["storage"] = where.storage if where.storage != Where.storage else None
     kubectl = "kubectl" if where.namespace is None else f"kubectl -n {where.namespace}"
     file = "FILE" if output is None else shlex.quote(os.fspath(output))
-    lines = [f"Written by: {command_line('kubernetes', plan.asked, options)}", ""]
-    lines += _first(writer, kubectl)
+    written = [f"Written by: {command_line('kubernetes', plan.asked, options)}", ""]
+    lines = _first(writer, kubectl)
     jobs = f"job -l {INSTANCE}={run}"
+    images = [f"  {command}" for command in build_commands(plan)]
     return [
+        *written,
+        "The images, from a clone of the repository, where the cluster's nodes find them (pushed to a registry: --registry):",
+        *images,
+        "",
+        *([] if where.namespace is None else [f"  kubectl create namespace {where.namespace}      if there is none yet"]),
         *lines,
         f"  {kubectl} apply -f {file}      starts the run",
         f"  {kubectl} logs -f {run}-{COORDINATOR}-0 -c {COORDINATOR}      follows it",
         f"  {kubectl} wait --for=condition=complete --timeout=24h {jobs}      waits for its end",
         f"  {kubectl} cp -c {COORDINATOR} {run}-{COORDINATOR}-0:{RUNS}/{plan.name} {plan.name}      takes the run folder out of its volume",
         f"  {kubectl} scale statefulset -l {INSTANCE}={run} --replicas=0      ends the servers, which stay for that; volumes remain",
+        f"  {kubectl} delete -f {file}; {kubectl} delete pvc -l {INSTANCE}={run}      removes everything",
         "",
         "The policies need a network plugin that enforces them, and DNS servers with the label k8s-app: kube-dns.",
         *(

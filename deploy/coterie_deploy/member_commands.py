@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from coterie.errors import ConfigError
-from coterie_deploy.members import Asked, Member, Plan
+from coterie_deploy.members import Asked, Member, Plan, Role
 from coterie_deploy.printable import printable
 
 PORT = 7000
@@ -101,6 +101,12 @@ def _follows(first: str, second: str) -> bool:
     """Whether the second name is the first with its last number, without leading zeros, counted up by one."""
     low, high = (_NUMBERED.fullmatch(name) for name in (first, second))
     return low is not None and high is not None and low[1] == high[1] and int(low[2]) + 1 == int(high[2])
+
+
+def build_commands(plan: Plan) -> list[str]:
+    """The commands that build the images that a plan needs, in a clone of the repository."""
+    roles: list[Role] = ["coordinator", "host"]
+    return [f"docker build -f deploy/Dockerfile --target {plan.target(role)} -t {shlex.quote(plan.image(role))} ." for role in roles]
 
 
 def header(lines: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -523,3 +524,9 @@ def test_a_child_that_keeps_the_pipe_keeps_nobody_else(tmp_path: Path) -> None:
     assert (tmp_path / "stderr").read_text() == "late\n"
     os.close(others)
     os.close(other)
+
+
+def test_a_range_as_clients_write_it_is_not_taken_for_a_name() -> None:
+    with pytest.raises(ConfigError, match=re.escape("users 's0-s3': want s0..s3 for the range of names")):
+        check_users(["s0-s3"])
+    assert check_users(["north-west", "a-1"]) == ("north-west", "a-1")
