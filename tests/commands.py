@@ -23,6 +23,7 @@ class Command:
 
     def __init__(self, here: Path, *arguments: str, **options: Any) -> None:
         environment = {**os.environ, "COLUMNS": "60"}
+        environment.pop("GRPC_VERBOSITY", None)  # a command that ran in this process has set it for itself
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "coterie_deploy", *arguments],
             cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
