@@ -26,6 +26,7 @@ class Stranger:
     """One stream at the door."""
 
     give_up: Callable[[str], None]
+    task: asyncio.Task[Any] | None
     n_bytes: int = 0
 
 
@@ -37,12 +38,13 @@ class Door:
         self._strangers: dict[Stranger, None] = {}  # in the order of arrival
         self._n_bytes = 0
         self._looking = asyncio.Lock()
+        self.is_closed = False
 
     def enter(self, give_up: Callable[[str], None]) -> Stranger:
         """A stranger arrives; `give_up` will be called with a reason if it must go before it has left by itself."""
         if len(self._strangers) >= self._most:
             self._send_away(next(iter(self._strangers)), f"more than {self._most} streams are without a hello, and this one is the oldest")
-        stranger = Stranger(give_up)
+        stranger = Stranger(give_up, asyncio.current_task())
         self._strangers[stranger] = None
         return stranger
 
@@ -72,6 +74,15 @@ class Door:
                 yield
             finally:
                 await asyncio.sleep(_REST * (loop.time() - start))
+
+    async def close(self, seconds: float) -> None:
+        """Sends everybody away, and waits that long for their tasks, which gRPC itself does not wait for."""
+        self.is_closed = True
+        tasks = [stranger.task for stranger in self._strangers if stranger.task is not None]
+        for stranger in tuple(self._strangers):
+            self._send_away(stranger, "the parent is stopping")
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
 
     def _send_away(self, stranger: Stranger, reason: str) -> None:
         self.leave(stranger)
@@ -108,8 +119,9 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         loop, reasons = asyncio.get_running_loop(), list[str]()
 
         def give_up(reason: str) -> None:
-            reasons.append(reason)
-            limit.reschedule(loop.time())
+            if not limit.expired():
+                reasons.append(reason)
+                limit.reschedule(loop.time())
 
         limit = asyncio.timeout(self._longest_s)
         stranger = self._door.enter(give_up)
@@ -117,9 +129,11 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
             async with limit:
                 await self._served(handler, context, limit)
         except TimeoutError:
+            self._door.leave(stranger)
             code = grpc.StatusCode.UNAVAILABLE if reasons else grpc.StatusCode.DEADLINE_EXCEEDED
             reason = (reasons or [f"its request did not come, or its answer was not taken, within {self._longest_s:g} s"])[0]
-            self._turned_away(f"a stranger at {context.peer()} is given up in the middle of {rpc}: {reason}")
+            if not self._door.is_closed:
+                self._turned_away(f"a stranger at {context.peer()} is given up in the middle of {rpc}: {reason}")
             await ended(context, code, reason)
         finally:
             self._door.leave(stranger)

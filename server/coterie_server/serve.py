@@ -254,6 +254,7 @@ class _Service:
             session.link.close("UNAVAILABLE", "the parent is stopping")
         if self._sessions:
             await asyncio.wait(tuple(self._sessions), timeout=STOP_GRACE_S)
+        await self.door.close(STOP_GRACE_S)
 
 
 class GrpcLink:

@@ -215,7 +215,7 @@ def test_a_stranger_is_refused_with_a_reason_and_nobody_notices(name: str) -> No
             with memory_within(MOST_MB):
                 found, reason = await status_of(under_way.address, frames)
             # Who goes on writing to a stream that has been ended may get gRPC's own INTERNAL instead.
-            assert (found == code and sentence in reason) or (found == "INTERNAL" and len(frames) > 100)
+            assert (found == code and sentence in reason) or (found == "INTERNAL" and len(frames) > 1)
             booked = "a frame of more than 8388608 bytes" if code == "RESOURCE_EXHAUSTED" else sentence
             await until(lambda: [text for text in under_way.reasons() if booked in text])
             assert max(map(len, under_way.reasons())) <= sessions.MAX_REASON_CHARS
@@ -265,8 +265,10 @@ def test_a_frame_that_trickles_has_a_deadline() -> None:
                 writer.write(raw_http2.data(b"x" * 50))
                 await asyncio.sleep(0.02)
             assert "no hello came within 0.6 s" in under_way.reasons()[0]
+            told = b""
             async with asyncio.timeout(3):
-                assert b"no hello came within 0.6 s" in await reader.read(4000)
+                while b"no hello came within 0.6 s" not in told:
+                    told += await reader.read(4000)
             writer.close()
 
     run(test())
@@ -303,6 +305,7 @@ def test_an_answer_that_nobody_takes_does_not_keep_a_server_from_stopping(monkey
             pieces = (raw_http2.connected(0), raw_http2.opened(raw_http2.WATCH), raw_http2.message(b""))
             _, writer = await raw_http2.connect(under_way.address, *pieces)
             await asyncio.sleep(0.1)
+        assert not under_way.reasons(), "to end with the run is no offence"
         writer.close()
 
     run(test(), 10.0)
@@ -565,9 +568,11 @@ def test_a_member_that_breaks_the_protocol_loses_its_stream_and_the_others_go_on
         async with honest_run(n_users=5, with_hosts=[evil.join], **skips) as under_way:
             under_way.hub.dims = {"d": 4}
             with memory_within(MOST_MB):
-                await evil.say(*frames(await evil.asked()))
+                said = frames(await evil.asked())
+                await evil.say(*said)
                 code, reason = await evil.end()
-            assert (code == "INVALID_ARGUMENT" and sentence in reason) or (code == "INTERNAL" and "flood" in name)
+            # As above: it may have been told while it was still writing.
+            assert (code == "INVALID_ARGUMENT" and sentence in reason) or (code == "INTERNAL" and len(said) > 1)
             assert [text for text in under_way.reasons() if sentence in text and "host 'z'" in text]
             assert max(len(text) for _, text in notes(under_way.hub).events) <= sessions.MAX_REASON_CHARS + 100
             assert len(notes(under_way.hub).events) < 200
@@ -608,7 +613,7 @@ def test_before_the_run_a_breach_costs_a_host_its_place_and_no_more(name: str) -
         hub = new_hub(hosts=1)
         async with served(hub) as (_, address):
             code, reason = await status_of(address, [hello("z", ["u8", "u9"]), *frames(1)])
-            assert (code == "INVALID_ARGUMENT" and wanted in reason) or (code == "INTERNAL" and "flood" in name)
+            assert (code == "INVALID_ARGUMENT" and wanted in reason) or (code == "INTERNAL" and len(frames(1)) > 1)
             async with hosts(serve_member(maker("a", ["u0"]), address, name="a")) as (honest,):
                 await ready(hub)
                 await hub.exchange(Block(np.ones((1, 4))))
@@ -704,7 +709,10 @@ async def parent(talk: Callable[[Any], Awaitable[None]], experiment_json: str | 
     async def get(_: Any, __: Any) -> bytes:
         return session_pb2.GetExperimentResponse(run_id="run-1", experiment_json=text).SerializeToString()
 
+    streams: set[asyncio.Task[Any] | None] = set()
+
     async def join(_: Any, context: Any) -> None:
+        streams.add(asyncio.current_task())
         await context.read()
         await talk(context)
         await asyncio.sleep(30)
@@ -718,6 +726,7 @@ async def parent(talk: Callable[[Any], Awaitable[None]], experiment_json: str | 
         yield f"127.0.0.1:{port}"
     finally:
         await server.stop(0)
+        await until(lambda: all(stream is None or stream.done() for stream in streams))
 
 
 def welcome(**changes: Any) -> bytes:
