@@ -101,16 +101,18 @@ async def _report_hosts(hub: Hub, shown: Display) -> None:
     noun, of_all = hub.rules.noun, f"of {counted(hub.rules.hosts, hub.rules.noun)}"
     while True:
         now = {host.name for host in list(hub.hosts.values()) if host.link is not None}
-        for name in sorted(now - here):
-            _say(shown, f"{noun} {name!r} is here with {counted(len(hub.hosts[name].users), 'user')}: {len(now)} {of_all}")
         for name in sorted(here - now):
+            here.remove(name)
             if not hub.is_over:
-                _say(shown, f"{noun} {name!r} is gone: {len(now)} {of_all} left")
+                _say(shown, f"{noun} {name!r} is gone: {len(here)} {of_all} left")
+        for name in sorted(now - here):
+            here.add(name)
+            _say(shown, f"{noun} {name!r} is here with {counted(len(hub.hosts[name].users), 'user')}: {len(here)} {of_all}")
         for reason in (reason for name, reason in hub.refused.items() if refused.get(name) != reason):
             _say(shown, reason)
         if hub.notice != notice:
             _say(shown, hub.notice)
-        here, refused, notice = now, dict(hub.refused), hub.notice
+        refused, notice = dict(hub.refused), hub.notice
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
