@@ -139,7 +139,6 @@ def test_traffic_within_and_between_clusters_runs_over_networks_of_its_own(tmp_p
         assert made.ends() == 0
         run = made.run_folder()
     within, between = wire_bytes(run, "within-cluster", "aggregator-c0"), wire_bytes(run, "between-cluster", "aggregator-c0")
-    print(latest, within, between)
     # The last look is a moment before the end. What comes on top are the headers of HTTP/2, TCP, IP and Ethernet on many small messages.
     assert 0.7 * within < latest["cluster-c0"] < 6 * within
     assert 0.7 * between < latest["backbone"] < 6 * between
