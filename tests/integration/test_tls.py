@@ -82,9 +82,9 @@ def booked(served: Command, folder: Path, kind: str) -> list[str]:
 
 def test_a_federation_with_certificates_has_the_bits_of_one_process(start: Callable[..., Command], tmp_path: Path) -> None:
     served, address = server(start, "--tls", "ca/coordinator", "--output", "runs/tls")
+    assert start("health", address, "--tls", "ca/coordinator").end()[:2] == (0, "SERVING\n")
     for name, users in (("a", "0-2"), ("b", "3-5")):
         client(start, address, name, users, "--tls", f"ca/{name}")
-    assert start("health", address, "--tls", "ca/coordinator").end()[:2] == (0, "SERVING\n")
     assert served.end()[0] == 0
     assert start("run", "small.yaml", "--transport", "loopback", "--output", "runs/one").end()[0] == 0
     assert models(tmp_path / "runs/tls") == models(tmp_path / "runs/one")
