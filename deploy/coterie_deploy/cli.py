@@ -45,7 +45,7 @@ def _run(arguments: list[str]) -> int:
     import typer
 
     from coterie.errors import CoterieError, RunError
-    from coterie_deploy.commands import app
+    from coterie_deploy.inspection import app
 
     command = typer.main.get_command(app)
     try:

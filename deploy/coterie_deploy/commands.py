@@ -50,7 +50,6 @@ Seed = Annotated[int | None, typer.Option(min=0, help="Replaces the experiment's
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the run folder.")]
 Replay = Annotated[Path | None, typer.Option(metavar="RUN", help="Repeat the time-dependent decisions of that run.", show_default=False)]
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where data paths start.  [default: here]", show_default=False)]
-LINK = "RATE/DELAY"
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Topology = Annotated[
     TopologyName | None,
@@ -92,7 +91,7 @@ def experiments() -> None:
     """List the shipped experiments."""
     from coterie_deploy.listing import print_experiments
 
-    print_experiments(_console())
+    print_experiments(console_on())
 
 
 @app.command("data")
@@ -101,7 +100,7 @@ def describe_data(experiment: ExperimentName, overrides: Overrides = None, seed:
     from coterie_deploy.data_page import print_data
     from coterie_deploy.shipped import load
 
-    print_data(load(experiment, overrides or (), seed=seed), data, _console())
+    print_data(load(experiment, overrides or (), seed=seed), data, console_on())
 
 
 @app.command()
@@ -138,7 +137,7 @@ def run(
     _say(chosen.note)
     _say(links_caution(chosen.experiment, transport.value))
     how = Launch(transport=transport.value, folder=chosen.folder, data=data, resume=resume, decisions_of=replay_decisions)
-    run_here(chosen.experiment, how, _console(), _console(stderr=True), quiet=quiet)
+    run_here(chosen.experiment, how, console_on(), console_on(stderr=True), quiet=quiet)
 
 
 @app.command()
@@ -179,7 +178,7 @@ def tune(
         resume=resume,
     )
     tuning, folder = choose(asked, lambda wanted: default_hosts(wanted, transport.value, data))
-    tune_here(tuning, folder, How(transport.value, data), _console(), _console(stderr=True), quiet=quiet)
+    tune_here(tuning, folder, How(transport.value, data), console_on(), console_on(stderr=True), quiet=quiet)
 
 
 @app.command()
@@ -215,7 +214,7 @@ def server(
     )
     _say(chosen.note)
     how = Serve(chosen.folder, listen, insecure=insecure, tls=tls, resume=resume, decisions_of=replay_decisions)
-    serve_here(chosen.experiment, how, _console(), _console(stderr=True), quiet=quiet)
+    serve_here(chosen.experiment, how, console_on(), console_on(stderr=True), quiet=quiet)
 
 
 @app.command()
@@ -308,49 +307,6 @@ def issue_certificate(
 
 
 @app.command()
-def show(
-    run: RunFolder,
-    stage: Annotated[str | None, typer.Option(help="Whose clusters.  [default: the result's]", show_default=False)] = None,
-) -> None:
-    """Show a run, finished or under way: all stages, warnings, and who is in which cluster."""
-    from coterie_deploy.show import print_run
-
-    print_run(run, stage, _console())
-
-
-@app.command()
-def ledger(
-    run: RunFolder,
-    stage: Annotated[str | None, typer.Option(help="Only this stage.", show_default=False)] = None,
-    total: Annotated[bool, typer.Option("--total", help="Only all stages together.")] = False,
-) -> None:
-    """Show what a run communicated, beside the closed form.
-
-    A row is a step of the method: S1 to S10 as numbered in the paper's Algorithm 1, S7+S10 the one vector that takes the place of both in
-    placement lean, S0 the start, control what is no message of a method. A vector is one model; wire = message + 5 bytes a gRPC frame.
-    """
-    from coterie_deploy.books import print_ledger
-
-    print_ledger(run, stage, _console(), total=total)
-
-
-@app.command()
-def project(
-    run: RunFolder,
-    between: Annotated[str | None, typer.Option(metavar=LINK, help="Coordinator and aggregators.", show_default=False)] = None,
-    within: Annotated[str | None, typer.Option(metavar=LINK, help="Aggregator and its hosts.", show_default=False)] = None,
-    direct: Annotated[str | None, typer.Option(metavar=LINK, help="Coordinator and hosts, in a flat run.", show_default=False)] = None,
-) -> None:
-    """Estimate how long a finished run would take on other links, such as 20Mbit/40ms: from its ledger and the time it has taken.
-
-    Links that are not given stay what they were. A turn is a task and its reply: two delays, and the transmission of both.
-    """
-    from coterie_deploy.project import print_projection
-
-    print_projection(run, {"direct": direct, "between": between, "within": within}, _console())
-
-
-@app.command()
 def predict(
     run: RunFolder,
     table: Annotated[Path, typer.Argument(metavar="DATA", help="CSV with the feature columns; for networks NPZ too.", show_default=False)],
@@ -377,7 +333,7 @@ def adapt(
     """Let new users join a finished run: they get what it shares, and train the rest on their own rows."""
     from coterie_deploy.adapt import adapt as adapt_here
 
-    adapt_here(run, data, overrides or (), output, epochs, _console(), _console(stderr=True), quiet=quiet)
+    adapt_here(run, data, overrides or (), output, epochs, console_on(), console_on(stderr=True), quiet=quiet)
 
 
 @app.command()
@@ -512,7 +468,7 @@ def _say(note: str) -> None:
         typer.echo(f"note: {note}", err=True)
 
 
-def _console(*, stderr: bool = False) -> Any:
+def console_on(*, stderr: bool = False) -> Any:
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False)

@@ -173,6 +173,7 @@ class Engine:
         started = self._clock()
         if point.state is None:
             self.database.stage(point.stage, stage.name, stage.method, 0, "", 0.0)
+            self.database.figures(point.stage, 0, {})
             for sentence in getattr(method, "warnings", ()):
                 self.database.event("warning", sentence, stage=stage.name)
             self.hub.begin_stage(point.stage, settings)

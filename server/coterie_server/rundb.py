@@ -2,8 +2,8 @@
 
 Rows are buffered and written in batches. Units: see `coterie.ledger`; times are seconds since the epoch. `useful` is 1 for the traffic of
 the committed history: what was sent again, came too late, or belongs to rounds that a killed coordinator had to repeat has 0. `expected` is
-the closed form of what a stage sends, `printed` the paper's own count. `memberships` has the users' clusters in member order, as a JSON
-array, for each round in which they changed.
+the closed form of what a stage sends, `printed` the paper's own count. `rounds` says when each round was over; round 0 is the start of its
+stage. `memberships` has the users' clusters in member order, as a JSON array, for each round in which they changed.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ CREATE TABLE IF NOT EXISTS stages (
     seconds REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS figures (
     stage INTEGER NOT NULL, round INTEGER NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY (stage, round, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rounds (
+    stage INTEGER NOT NULL, round INTEGER NOT NULL, at REAL NOT NULL, PRIMARY KEY (stage, round)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS results (stage INTEGER NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY (stage, name)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS user_results (
     stage INTEGER NOT NULL, name TEXT NOT NULL, member INTEGER NOT NULL, value REAL NOT NULL,
@@ -70,10 +72,12 @@ _INSERTS = {
     "ledger": 18,
     "host_ledger": 11,
     "figures": 4,
+    "rounds": 3,
     "memberships": 3,
     "events": 4,
     "decisions": 3,
 }
+_OF_ROUNDS = ("figures", "rounds", "memberships")  # made again when a resumed run repeats a round
 _LINKS = {"ledger": 10, "host_ledger": 5}  # the column that names the link
 
 
@@ -202,7 +206,8 @@ class RunDatabase:
     # ---- what the engine writes down
 
     def figures(self, stage: int, round_number: int, figures: Mapping[str, float]) -> None:
-        """The figures of one round."""
+        """The figures of one round, which is over now; round 0 is the start of the stage."""
+        self._add("rounds", (stage, round_number, self._clock()))
         for name, value in figures.items():
             self._add("figures", (stage, round_number, name, float(value)))
 
@@ -273,8 +278,8 @@ class RunDatabase:
     def rewind(self, seq: int, stage: int, round_number: int) -> None:
         """A resumed run repeats everything after this point: traffic that was booked later brought nothing, figures are made again."""
         self._execute("UPDATE ledger SET useful = 0 WHERE seq > ?", (seq,))
-        for table in ("figures", "memberships"):
-            later = f"DELETE FROM {table} WHERE stage > ? OR (stage = ? AND round > ?)"  # noqa: S608 - two fixed names
+        for table in _OF_ROUNDS:
+            later = f"DELETE FROM {table} WHERE stage > ? OR (stage = ? AND round > ?)"  # noqa: S608 - fixed names
             self._execute(later, (stage, stage, round_number))
         self._labels = None
         for table in ("results", "user_results", "expected", "printed"):
@@ -315,7 +320,7 @@ class RunDatabase:
             self.connection.execute("BEGIN")
             for table, n_columns in _INSERTS.items():
                 marks = ",".join("?" * n_columns)
-                verb = "INSERT OR REPLACE" if table in ("figures", "memberships") else "INSERT"
+                verb = "INSERT OR REPLACE" if table in _OF_ROUNDS else "INSERT"
                 self.connection.executemany(f"{verb} INTO {table} VALUES ({marks})", self._rows[table])
             self.connection.execute("COMMIT")
         except BaseException as error:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from coterie.config import experiment_to_json
 from coterie.errors import ConfigError
 from coterie.links import link_rule
-from coterie_deploy.commands import app
+from coterie_deploy.inspection import app
 from coterie_deploy.launch import Launch, launch
 from coterie_deploy.project import print_projection, projection_of
 from tests.integration.test_links import flat, over_grpc, query, tiers

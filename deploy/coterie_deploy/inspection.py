@@ -1,0 +1,58 @@
+"""The commands that look at runs, finished or under way. Each imports what it needs when it is called."""
+
+# ruff: noqa: PLC0415
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from coterie_deploy.commands import RunFolder, app, console_on
+
+__all__ = ["app"]  # with the commands of both modules
+
+LINK = "RATE/DELAY"
+
+
+@app.command()
+def show(
+    run: RunFolder,
+    stage: Annotated[str | None, typer.Option(help="Whose clusters.  [default: the result's]", show_default=False)] = None,
+) -> None:
+    """Show a run, finished or under way: all stages, warnings, and who is in which cluster."""
+    from coterie_deploy.show import print_run
+
+    print_run(run, stage, console_on())
+
+
+@app.command()
+def ledger(
+    run: RunFolder,
+    stage: Annotated[str | None, typer.Option(help="Only this stage.", show_default=False)] = None,
+    total: Annotated[bool, typer.Option("--total", help="Only all stages together.")] = False,
+) -> None:
+    """Show what a run communicated, beside the closed form.
+
+    A row is a step of the method: S1 to S10 as numbered in the paper's Algorithm 1, S7+S10 the one vector that takes the place of both in
+    placement lean, S0 the start, control what is no message of a method. A vector is one model; wire = message + 5 bytes a gRPC frame.
+    """
+    from coterie_deploy.books import print_ledger
+
+    print_ledger(run, stage, console_on(), total=total)
+
+
+@app.command()
+def project(
+    run: RunFolder,
+    between: Annotated[str | None, typer.Option(metavar=LINK, help="Coordinator and aggregators.", show_default=False)] = None,
+    within: Annotated[str | None, typer.Option(metavar=LINK, help="Aggregator and its hosts.", show_default=False)] = None,
+    direct: Annotated[str | None, typer.Option(metavar=LINK, help="Coordinator and hosts, in a flat run.", show_default=False)] = None,
+) -> None:
+    """Estimate how long a finished run would take on other links, such as 20Mbit/40ms: from its ledger and the time it has taken.
+
+    Links that are not given stay what they were. A turn is a task and its reply: two delays, and the transmission of both.
+    """
+    from coterie_deploy.project import print_projection
+
+    print_projection(run, {"direct": direct, "between": between, "within": within}, console_on())

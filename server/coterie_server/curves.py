@@ -1,0 +1,113 @@
+"""What a stage has reached in each round, and what that had cost by then: figures, seconds and bytes, round by round."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from coterie.arrays import Array, Indices
+from coterie.errors import ConfigError
+from coterie_server.query import Query, totals
+from coterie_server.rundb import BETWEEN, WITHIN
+from coterie_server.summary import StageSummary
+
+GAP = "gap"  # the relative gap of "objective"
+_RISING = re.compile(r"accuracy|performance_ratio")  # of these figures more is better
+_GOAL = re.compile(r"\s*(\w+)\s*=\s*(\S+)\s*")
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A stage round by round. Place 0 of `rounds`, `seconds` and `wire_bytes` is the start of the stage: what its set-up sent is there."""
+
+    stage: StageSummary
+    rounds: Indices  # (t,) ascending, from 0
+    seconds: Array  # (t,) since the stage began, with the time in which a killed run was not resumed; NaN where it is not known
+    figures: Mapping[str, Array] = field(default_factory=dict)  # (t,) each, NaN in rounds without it
+    wire_bytes: Mapping[tuple[str, str], Array] = field(default_factory=dict)  # by (direction, scope): (t,) useful bytes so far
+
+    def bytes_by(self, *, direction: str | None = None, scope: str | None = None) -> Array:
+        """(t,) useful wire bytes so far, of one direction or scope, or of all."""
+        chosen = [array for (way, where), array in self.wire_bytes.items() if direction in (None, way) and scope in (None, where)]
+        return np.sum(chosen, axis=0) if chosen else np.zeros(self.rounds.size)
+
+    @property
+    def is_two_tier(self) -> bool:
+        """Whether there is traffic within and between clusters."""
+        return any(scope in (WITHIN, BETWEEN) for _, scope in self.wire_bytes)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A value of a figure that is to be reached: from above, or, of accuracies, from below."""
+
+    figure: str
+    value: float
+
+    @property
+    def is_rising(self) -> bool:
+        """Whether more is better."""
+        return _RISING.search(self.figure) is not None
+
+    def __str__(self) -> str:
+        return f"{self.figure} {'>=' if self.is_rising else '<='} {self.value:g}"
+
+
+def goal_from(text: str) -> Goal:
+    """FIGURE=VALUE, such as gap=1e-3 or accuracy=0.9. ConfigError when it is not that."""
+    found = _GOAL.fullmatch(text)
+    try:
+        value = float(found[2]) if found else float("nan")
+    except ValueError:
+        value = float("nan")
+    if found is None or not np.isfinite(value):
+        raise ConfigError(f"the goal is {text!r}, want FIGURE=VALUE such as gap=1e-3 or accuracy=0.9")
+    return Goal(found[1], value)
+
+
+def curves(connection: sqlite3.Connection, stage: StageSummary) -> Curves:
+    """A stage round by round, finished or under way."""
+    at = dict(connection.execute("SELECT round, at FROM rounds WHERE stage = ? ORDER BY round", (stage.number,)))
+    last = max((number for number in at), default=stage.rounds)
+    rounds = np.arange(last + 1)
+    seconds = np.full(rounds.size, np.nan)
+    seconds[list(at)] = list(at.values())
+    figures: dict[str, Array] = {}
+    rows = connection.execute("SELECT name, round, value FROM figures WHERE stage = ? AND value IS NOT NULL", (stage.number,))
+    for name, number, value in rows:
+        if number <= last:
+            figures.setdefault(name, np.full(rounds.size, np.nan))[number] = value
+    made = Curves(stage, rounds, seconds - seconds[0], figures, _bytes(connection, stage, last))
+    return made if "objective" not in figures else replace(made, figures={**figures, GAP: _gap(connection, made)})
+
+
+def _bytes(connection: sqlite3.Connection, stage: StageSummary, last: int) -> dict[tuple[str, str], Array]:
+    sums: dict[tuple[str, str], Array] = {}
+    for group in totals(connection, Query(("round", "direction", "scope"), stages=(stage.name,), last_round=last)):
+        number, direction, scope = group.keys
+        sums.setdefault((direction, scope), np.zeros(last + 1))[number] += group.wire_bytes
+    return {key: np.cumsum(array) for key, array in sums.items()}
+
+
+def _gap(connection: sqlite3.Connection, made: Curves) -> Array:
+    """(t,) (F - F*) / |F*|, where F* is the reference objective of the experiment's stop rule, or else the smallest value of the stage."""
+    row = connection.execute("SELECT value FROM run WHERE key = 'experiment'").fetchone()
+    reference = json.loads(row[0]).get("stop", {}).get("reference_objective") if row is not None else None
+    objective = made.figures["objective"]
+    best = float(np.nanmin(objective)) if reference is None else float(reference)
+    return (objective - best) / max(abs(best), np.finfo(float).tiny)
+
+
+def reached(made: Curves, goal: Goal) -> int | None:
+    """The first round in which a goal is reached, None where it is not. ConfigError when the stage has no such figure."""
+    values = made.figures.get(goal.figure)
+    if values is None:
+        known = ", ".join(sorted(made.figures)) or "none"
+        raise ConfigError(f"stage {made.stage.name!r} has no figure {goal.figure!r} of its rounds, want one of: {known}")
+    is_there = values >= goal.value if goal.is_rising else values <= goal.value
+    return int(made.rounds[np.argmax(is_there)]) if is_there.any() else None
