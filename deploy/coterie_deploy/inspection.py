@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +15,14 @@ from coterie_deploy.commands import RunFolder, app, console_on
 __all__ = ["app"]  # with the commands of both modules
 
 LINK = "RATE/DELAY"
+
+
+class FigureFormat(StrEnum):
+    """How a figure is written."""
+
+    pdf = "pdf"
+    svg = "svg"
+    png = "png"
 
 
 @app.command()
@@ -56,3 +66,25 @@ def project(
     from coterie_deploy.project import print_projection
 
     print_projection(run, {"direct": direct, "between": between, "within": within}, console_on())
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are compared.", show_default=False)],
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="[default: RUN/report.html]", show_default=False)] = None,
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the charts as figures too.", show_default=False)] = None,
+    formats: Annotated[list[FigureFormat] | None, typer.Option("--format", help="Of figures.  [default: pdf]", show_default=False)] = None,
+    goal: Annotated[str | None, typer.Option(metavar="FIGURE=VALUE", help="Compare the cost of: gap=1e-3.", show_default=False)] = None,
+    up_weight: Annotated[float, typer.Option(min=0, help="Bytes down that a byte up is worth.")] = 1.0,
+) -> None:
+    """Write a report: one HTML file with curves, traffic, clusters, users and events, that needs no network."""
+    from coterie_deploy.comparison import Weighing
+    from coterie_deploy.report_page import write_report
+    from coterie_server.curves import goal_from
+
+    weighing = Weighing(None if goal is None else goal_from(goal), up_weight)
+    chosen = [form.value for form in formats or [FigureFormat.pdf]]
+    written = write_report(runs, output, weighing, figures, chosen)
+    typer.echo(f"report: {written.page}")
+    if figures is not None:
+        typer.echo(f"{len(written.figures)} figures in {figures}")
