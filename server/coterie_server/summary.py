@@ -11,16 +11,17 @@ import re
 import sqlite3
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from coterie.config import StopRule
 from coterie.errors import ConfigError
 from coterie.ledger import link_below
 from coterie.wire import GRPC_FRAME_HEADER_BYTES
-from coterie_server.rundb import DIRECT, WITHIN
+from coterie_server.query import ABOVE, Group, Query, closed_forms, numbered_totals
+from coterie_server.query import SESSION as SESSION  # noqa: PLC0414 - a word of this module too
+from coterie_server.rundb import WITHIN
 
 _LIMIT = re.compile(r"\d+ rounds|\S+ s")  # outcomes of stages that something else should have ended
-SESSION = -1  # the "stage" of traffic outside all exchanges: hello, welcome, heartbeats, books, finish
 
 
 @dataclass(frozen=True)
@@ -162,36 +163,35 @@ def has_rounds(connection: sqlite3.Connection) -> bool:
 
 # ---- traffic
 
-_AGGREGATOR = f"CASE WHEN scope = '{WITHIN}' THEN substr(link, 1, instr(link, '/')) ELSE '' END"
-_TRAFFIC = f"""
-SELECT stage, step, direction, scope, SUM(v), SUM(s), SUM(p), SUM(m), SUM(f) FROM (
-    SELECT CASE WHEN seq = 0 THEN {SESSION} ELSE stage END AS stage, step, direction, scope,
-        CASE WHEN is_broadcast THEN MAX(vectors) ELSE SUM(vectors) END AS v,
-        CASE WHEN is_broadcast THEN MAX(scalars) ELSE SUM(scalars) END AS s,
-        SUM(payload_bytes) AS p, SUM(message_bytes) AS m, SUM(frames) AS f, MIN(rowid) AS first
-    FROM ledger WHERE useful = ?
-    GROUP BY {_AGGREGATOR}, seq, attempt, resent, stage, step, direction, scope, kind, is_broadcast)
-GROUP BY stage, step, direction, scope ORDER BY stage, MIN(first)
-"""  # noqa: S608 - a constant of ours
-
 
 def traffic(connection: sqlite3.Connection, *, repeats: bool = False) -> list[Traffic]:
     """Totals by stage, step, direction and scope, in order of first appearance, with the closed form beside the measured vectors.
 
     With `repeats`, instead, what was sent again, came too late or was repeated by a resumed run; a closed form has no such traffic.
     """
-    measured = [Traffic(*row) for row in connection.execute(_TRAFFIC, (0 if repeats else 1,))]
-    if repeats:
-        return measured
-    wanted = {
-        (stage, step, direction): vectors
-        for stage, step, direction, vectors in connection.execute("SELECT stage, step, direction, vectors FROM expected")
-    }
-    # What an aggregator passes on is in two scopes, with the same closed form in each.
-    listed = [replace(row, expected=wanted.get((row.stage, row.step, row.direction))) for row in measured]
-    seen = {(row.stage, row.step, row.direction) for row in measured}
-    missing = [Traffic(*key, scope=DIRECT, expected=vectors) for key, vectors in wanted.items() if vectors and key not in seen]
-    return sorted([*listed, *missing], key=lambda row: row.stage)
+    query = Query(("stage", "step", "direction", "scope"), useful=not repeats)
+    forms = closed_forms(connection, query)
+    groups = numbered_totals(connection, query)
+    with_traffic = {group.keys for group in groups}
+    missing = [Group(keys) for keys in forms if keys not in with_traffic]
+    listed = [_traffic_of(group, forms.get(group.keys)) for group in (*groups, *missing)]
+    return sorted(listed, key=lambda row: row.stage)
+
+
+def _traffic_of(group: Group, expected: float | None) -> Traffic:
+    stage, step, direction, scope = group.keys
+    return Traffic(
+        stage,
+        step,
+        direction,
+        scope,
+        vectors=int(group.vectors),
+        scalars=int(group.scalars),
+        payload_bytes=int(group.payload_bytes),
+        message_bytes=int(group.message_bytes),
+        frames=int(group.frames),
+        expected=expected,
+    )
 
 
 def total(rows: Sequence[Traffic], *, stage: int = SESSION, step: str = "total", direction: str = "", scope: str = "") -> Traffic:
@@ -233,7 +233,7 @@ UNION ALL SELECT 'host', link, seq, attempt, direction, kind, n, m FROM (SELECT 
 """  # noqa: S608 - constants of ours
 _HOST, _AT = "json_extract(data, '$.host')", "json_extract(data, '$.aggregator')"
 _LOST = f"SELECT {_AT}, {_HOST}, json_extract(data, '$.book') FROM events WHERE kind = 'lost'"  # noqa: S608 - constants of ours
-_ATTEMPTS = f"SELECT {_AGGREGATOR}, MAX(attempt) FROM ledger WHERE scope = '{WITHIN}' GROUP BY 1"  # noqa: S608 - constants of ours
+_ATTEMPTS = f"SELECT {ABOVE}, MAX(attempt) FROM ledger WHERE scope = '{WITHIN}' GROUP BY 1"  # noqa: S608 - constants of ours
 _MAX_SENTENCES = 5
 
 
