@@ -13,47 +13,18 @@ from rich.text import Text
 
 from coterie_deploy.cautions import cautions_of
 from coterie_deploy.printable import printable
+from coterie_deploy.steps import said
 from coterie_deploy.tables import count, is_narrow, is_tiny, size, table
 from coterie_server import summary
 from coterie_server.coordinator import is_held
+from coterie_server.query import SESSION, SESSION_NAME, stage_namer
 from coterie_server.rundb import open_run
 from coterie_server.summary import Books, Traffic
 
+MAX_STAGES = 5  # with traffic that are shown one by one, the session among them
+_MAX_COMPARED = 100_000  # rows of the ledger; of more, the comparison takes seconds
+_NOT_COMPARED = "The books are large: coterie ledger --verify says whether those of the hosts agree."
 SHORT_NOTES = "vectors beside the closed form; wire = message + 5 bytes for each gRPC frame"
-# What each step carries; methods declare them with their messages.
-STEPS = {
-    "control": "hello, heartbeats, books, the envelopes of tasks and replies",
-    "standardize": "sums of features, and the constants",
-    "describe": "constants of the losses",
-    "evaluate": "final models, and how their users judge them",
-    "model": "models where users are on their own",
-    "query": "a cluster's model",
-    "gradient": "value and gradient there",
-    "hessian": "second derivatives there",
-    "parameters": "probabilities, weights and step sizes",
-    "within-average": "users' models, and their cluster's average",
-    "between-average": "clusters' sums, and the average of all",
-    "within-anchor": "users' anchors, and their average",
-    "between-anchor": "the same between clusters",
-    "trace": "values of the objective",
-    "models": "final models, where they are collected",
-    "statistics": "sums of squares and products",
-    "moments": "each user's moments, for the start",
-    "representation": "the representation, there and back",
-    "start": "the first shared tensors, from one user",
-    "shared": "the shared tensors, to the users drawn and back",
-    "loss": "losses of local updates",
-    "evaluation": "what is judged, and how users judge it",
-    "delivery": "the final shared tensors",
-    "head": "heads: that of all users, or the order to train new ones, which stay where they are",
-    "S0": "the start",
-    "S1": "who is drawn",
-    "S5": "users' models",
-    "S6": "users' pair variables",
-    "S7": "all models to all users",
-    "S10": "pairs' duals",
-    "S7+S10": "one vector to each user, in place of both",
-}
 NOTES = (
     "A vector is one model of d numbers. payload: the numbers; message: protobuf; wire: message and 5 bytes for each gRPC frame. "
     "closed form: the vectors that the method's own formula gives."
@@ -63,23 +34,27 @@ NOTES = (
 def print_ledger(folder: Path, stage: str | None, console: Console, *, total: bool = False) -> None:
     """Totals by stage, step, direction and scope, or of all stages alone; traffic that brought nothing apart.
 
-    ConfigError for an unknown run or stage.
+    Of many stages only the final one, unless another is asked for. ConfigError for an unknown run or stage.
     """
     with contextlib.closing(open_run(folder)) as connection:
-        only = None if stage is None else summary.stage_named(connection, stage).number
-        names = {one.number: one.name for one in summary.stages(connection)} | {summary.SESSION: "session"}
+        only = None if stage is None else SESSION if stage == SESSION_NAME else summary.stage_named(connection, stage).number
         useful, repeats = summary.traffic(connection), summary.traffic(connection, repeats=True)
-        books = summary.reconcile(connection)
+        (n_rows,) = connection.execute("SELECT COALESCE(MAX(rowid), 0) FROM ledger").fetchone()
+        books = summary.reconcile(connection) if n_rows <= _MAX_COMPARED else None
         facts = summary.facts(connection)
         cautions, printed = cautions_of(connection), summary.printed(connection)
+        name = stage_namer(connection)
+        numbers = sorted({row.stage for row in useful}, key=lambda number: (number == SESSION, number))
+        chosen = [] if total else numbers if only is None else [only]
+        if only is None and len(chosen) > MAX_STAGES:
+            chosen = [summary.final_stage(connection).number]
     state = f"{facts.get('name', folder.name)}, run {facts.get('run_id', '?')}, {status_of(folder, facts)}"
     console.print(Text(printable(state), style="bold"))
     console.print()
-    for number in sorted({row.stage for row in useful}, key=lambda number: (number == summary.SESSION, number)):
-        if number == only or (only is None and not total):
+    for number in numbers:
+        if number in chosen:
             rows = [row for row in useful if row.stage == number]
-            name = names.get(number, str(number))
-            title = "session (hello, heartbeats, books)" if number == summary.SESSION else f"stage {name}"
+            title = f"{SESSION_NAME} (hello, heartbeats, books)" if number == SESSION else f"stage {name(number)}"
             console.print(traffic_table(title, rows, narrow=is_narrow(console), tiny=is_tiny(console)))
             if counts := printed.get(number):
                 said = ", ".join(f"{count(vectors)} vectors {direction}" for direction, vectors in counts.items())
@@ -87,6 +62,12 @@ def print_ledger(folder: Path, stage: str | None, console: Console, *, total: bo
             console.print()
     if only is None:
         console.print(traffic_table("all stages", summary.by_step(useful), narrow=is_narrow(console), tiny=is_tiny(console)))
+        console.print()
+    if only is None and chosen and len(chosen) < len(numbers):
+        n_stages = len([number for number in numbers if number != SESSION])
+        # Not by the console, which would wrap what is to be copied.
+        print(f"all {n_stages} stages: coterie ledger {folder} --by stage,step,direction", file=console.file)
+        print(f"one of them: coterie ledger {folder} --stage {name(numbers[0])}", file=console.file)
         console.print()
     repeated = [row for row in repeats if only is None or row.stage == only]
     if repeated:
@@ -100,7 +81,7 @@ def print_ledger(folder: Path, stage: str | None, console: Console, *, total: bo
     console.print(Text(steps_said(row for row in useful if only is None or row.stage == only), style="dim"))
     for caution in cautions:
         console.print(Text(caution, style="yellow"))
-    for sentence in book_sentences(books, is_finished=facts.get("status") == "finished"):
+    for sentence in [_NOT_COMPARED] if books is None else book_sentences(books, is_finished=facts.get("status") == "finished"):
         console.print(Text(printable(sentence)))
 
 
@@ -135,8 +116,7 @@ def traffic_table(title: str, rows: Sequence[Traffic], *, narrow: bool, tiny: bo
 
 def steps_said(rows: Iterable[Traffic], *, paper: bool = False) -> str:
     """What the steps in these rows carry, in order of appearance; with `paper` only those whose names are no words."""
-    steps = [step for step in dict.fromkeys(row.step for row in rows) if not paper or step == "control" or step[1:2].isdigit()]
-    return "; ".join(f"{step}: {STEPS[step]}" for step in steps if step in STEPS)
+    return said((row.step for row in rows), paper=paper)
 
 
 def book_sentences(books: Books, *, is_finished: bool) -> list[str]:

@@ -15,6 +15,7 @@ from coterie_deploy.commands import RunFolder, app, console_on
 __all__ = ["app"]  # with the commands of both modules
 
 LINK = "RATE/DELAY"
+KEYS = "stage, round, step, kind, direction, scope, cluster, link, user, attempt"
 
 
 class FigureFormat(StrEnum):
@@ -39,14 +40,52 @@ def show(
 @app.command()
 def ledger(
     run: RunFolder,
-    stage: Annotated[str | None, typer.Option(help="Only this stage.", show_default=False)] = None,
+    stage: Annotated[str | None, typer.Option(help="Only this stage, or session.", show_default=False)] = None,
     total: Annotated[bool, typer.Option("--total", help="Only all stages together.")] = False,
+    by: Annotated[str | None, typer.Option(metavar="KEY,...", help=f"Totals by any of {KEYS}.", show_default=False)] = None,
+    rounds: Annotated[str | None, typer.Option(metavar="A:B", help="Only these: 100:200, 100:, :200, 7.", show_default=False)] = None,
+    until: Annotated[str | None, typer.Option(metavar="GOAL", help="Only until gap=1e-3, say, was reached.", show_default=False)] = None,
+    member: Annotated[list[str] | None, typer.Option(metavar="USER", help="Only this user's share.", show_default=False)] = None,
+    step: Annotated[list[str] | None, typer.Option(metavar="STEP", help="Only this step.", show_default=False)] = None,
+    direction: Annotated[list[str] | None, typer.Option(metavar="up|down", help="Only one way.", show_default=False)] = None,
+    scope: Annotated[list[str] | None, typer.Option(metavar="SCOPE", help="within, between or direct.", show_default=False)] = None,
+    cluster: Annotated[list[str] | None, typer.Option(metavar="CLUSTER", help="Only this one.", show_default=False)] = None,
+    link: Annotated[list[str] | None, typer.Option(metavar="LINK", help="Only with HOST, or AGGREGATOR/HOST.", show_default=False)] = None,
+    repeats: Annotated[bool, typer.Option("--repeats", help="Instead: sent again, late or repeated.")] = False,
+    sort: Annotated[str | None, typer.Option(metavar="MEASURE", help="Largest first: wire, vectors, ...", show_default=False)] = None,
+    format_: Annotated[
+        str | None, typer.Option("--format", metavar="FORMAT", help="table, csv, jsonl, parquet.", show_default=False)
+    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="[default: standard output]", show_default=False)] = None,
 ) -> None:
     """Show what a run communicated, beside the closed form.
 
     A row is a step of the method: S1 to S10 as numbered in the paper's Algorithm 1, S7+S10 the one vector that takes the place of both in
     placement lean, S0 the start, control what is no message of a method. A vector is one model; wire = message + 5 bytes a gRPC frame.
+
+    Options for a part of it can be given more than once. Without --by, csv, jsonl and parquet have the rows of the ledger itself.
     """
+    from coterie_deploy.ledger_tables import Wanted, print_part
+
+    wanted = Wanted(
+        by=by,
+        rounds=rounds,
+        members=tuple(member or ()),
+        steps=tuple(step or ()),
+        directions=tuple(direction or ()),
+        scopes=tuple(scope or ()),
+        clusters=tuple(cluster or ()),
+        links=tuple(link or ()),
+        stage=stage,
+        until=until,
+        sort=sort,
+        format=format_,
+        output=output,
+        repeats=repeats,
+    )
+    if wanted.is_more_than_a_page:
+        print_part(run, wanted, console_on())
+        return
     from coterie_deploy.books import print_ledger
 
     print_ledger(run, stage, console_on(), total=total)

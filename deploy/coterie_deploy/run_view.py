@@ -13,9 +13,10 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie_deploy import charts
-from coterie_deploy.books import STEPS, status_of
+from coterie_deploy.books import status_of
 from coterie_deploy.charts import AXES, Against, Chart, Link
 from coterie_deploy.report import Report, ended_by, extent, metric_name, network_sentences, report_of, result_sentence, rounds_sentence
+from coterie_deploy.steps import STEPS
 from coterie_deploy.tables import count, duration, figure, size
 from coterie_server import summary
 from coterie_server.curves import GAP, Curves, curves

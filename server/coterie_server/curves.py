@@ -30,6 +30,7 @@ class Curves:
     seconds: Array  # (t,) since the stage began, with the time in which a killed run was not resumed; NaN where it is not known
     figures: Mapping[str, Array] = field(default_factory=dict)  # (t,) each, NaN in rounds without it
     wire_bytes: Mapping[tuple[str, str], Array] = field(default_factory=dict)  # by (direction, scope): (t,) useful bytes so far
+    has_reference: bool = False  # whether "gap" is from the reference objective of the stop rule, not the stage's own smallest
 
     def bytes_by(self, *, direction: str | None = None, scope: str | None = None) -> Array:
         """(t,) useful wire bytes so far, of one direction or scope, or of all."""
@@ -70,8 +71,8 @@ def goal_from(text: str) -> Goal:
     return Goal(found[1], value)
 
 
-def curves(connection: sqlite3.Connection, stage: StageSummary) -> Curves:
-    """A stage round by round, finished or under way."""
+def curves(connection: sqlite3.Connection, stage: StageSummary, *, with_bytes: bool = True) -> Curves:
+    """A stage round by round, finished or under way; the bytes of a large ledger take seconds, the rest does not."""
     at = dict(connection.execute("SELECT round, at FROM rounds WHERE stage = ? ORDER BY round", (stage.number,)))
     last = max((number for number in at), default=stage.rounds)
     rounds = np.arange(last + 1)
@@ -82,32 +83,52 @@ def curves(connection: sqlite3.Connection, stage: StageSummary) -> Curves:
     for name, number, value in rows:
         if number <= last:
             figures.setdefault(name, np.full(rounds.size, np.nan))[number] = value
-    made = Curves(stage, rounds, seconds - seconds[0], figures, _bytes(connection, stage, last))
-    return made if "objective" not in figures else replace(made, figures={**figures, GAP: _gap(connection, made)})
+    wire_bytes = _bytes(connection, stage, last) if with_bytes else {}
+    made = Curves(stage, rounds, seconds - seconds[0], figures, wire_bytes)
+    return made if "objective" not in figures else _with_gap(connection, made)
 
 
 def _bytes(connection: sqlite3.Connection, stage: StageSummary, last: int) -> dict[tuple[str, str], Array]:
     sums: dict[tuple[str, str], Array] = {}
-    for group in totals(connection, Query(("round", "direction", "scope"), stages=(stage.name,), last_round=last)):
+    for group in totals(connection, Query(("round", "direction", "scope"), stages=(stage.number,), last_round=last)):
         number, direction, scope = group.keys
         sums.setdefault((direction, scope), np.zeros(last + 1))[number] += group.wire_bytes
     return {key: np.cumsum(array) for key, array in sums.items()}
 
 
-def _gap(connection: sqlite3.Connection, made: Curves) -> Array:
-    """(t,) (F - F*) / |F*|, where F* is the reference objective of the experiment's stop rule, or else the smallest value of the stage."""
+def _with_gap(connection: sqlite3.Connection, made: Curves) -> Curves:
+    """(F - F*) / |F*|, where F* is the reference objective of the experiment's stop rule, or else the smallest value of the stage.
+
+    That objective is the method's own, not one of the references that are run beside it.
+    """
     row = connection.execute("SELECT value FROM run WHERE key = 'experiment'").fetchone()
-    reference = json.loads(row[0]).get("stop", {}).get("reference_objective") if row is not None else None
+    frozen = json.loads(row[0]) if row is not None else {}
+    is_of_method = frozen.get("method", {}).get("name") == made.stage.method
+    reference = frozen.get("stop", {}).get("reference_objective") if is_of_method else None
     objective = made.figures["objective"]
     best = float(np.nanmin(objective)) if reference is None else float(reference)
-    return (objective - best) / max(abs(best), np.finfo(float).tiny)
+    with np.errstate(invalid="ignore"):  # of an objective that was never finite
+        gap = (objective - best) / max(abs(best), np.finfo(float).tiny)
+    return replace(made, figures={**made.figures, GAP: gap}, has_reference=reference is not None)
 
 
 def reached(made: Curves, goal: Goal) -> int | None:
     """The first round in which a goal is reached, None where it is not. ConfigError when the stage has no such figure."""
-    values = made.figures.get(goal.figure)
-    if values is None:
-        known = ", ".join(sorted(made.figures)) or "none"
-        raise ConfigError(f"stage {made.stage.name!r} has no figure {goal.figure!r} of its rounds, want one of: {known}")
+    values = _values(made, goal)
     is_there = values >= goal.value if goal.is_rising else values <= goal.value
     return int(made.rounds[np.argmax(is_there)]) if is_there.any() else None
+
+
+def closest(made: Curves, goal: Goal) -> tuple[int, float]:
+    """The first round with the best value of a goal's figure, and that value. ConfigError when the stage has no such figure."""
+    values = _values(made, goal)
+    place = int(np.nanargmax(values) if goal.is_rising else np.nanargmin(values))
+    return int(made.rounds[place]), float(values[place])
+
+
+def _values(made: Curves, goal: Goal) -> Array:
+    values = made.figures.get(goal.figure)
+    if values is None or np.isnan(values).all():
+        known = ", ".join(sorted(made.figures)) or "none"
+        raise ConfigError(f"stage {made.stage.name!r} has no figure {goal.figure!r} of its rounds, want one of: {known}")
+    return values

@@ -780,8 +780,10 @@ class Hub:
             await self._changed_within(min(0.5, timeout_s))
         for name in sorted(self.hosts.keys() - self._have_brought_all) if not failed else ():
             self.recorder.event("lost", f"host {name!r} has not brought its whole book", host=name, book=True)
+        own = {} if self.layout is None else self.layout.own
         for host in self.hosts.values():
-            rows = [(Row(0, self.attempt, 0, way, SESSION, 0, 0, 0, host.session_bytes[way], 0), None) for way in (UP, DOWN)]
+            users = own.get(host.name)  # all behind the link: of the hosts of an aggregator, nothing else in the books says who they are
+            rows = [(Row(0, self.attempt, 0, way, SESSION, 0, 0, 0, host.session_bytes[way], 0), users) for way in (UP, DOWN)]
             self.recorder.book(host.name, (0, 0), rows, True)
         if not failed:
             self._raise_failure()

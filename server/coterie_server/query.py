@@ -117,8 +117,7 @@ def numbered_totals(connection: sqlite3.Connection, query: Query) -> list[Group]
     """As `totals`, with numbers of stages in the place of their names, `SESSION` for what is outside of all."""
     _check(connection, query)
     owners = _Owners(connection)
-    is_shared = bool(query.users) or "user" in query.by or (_needs_clusters(query) and owners.clusters_of_links is None)
-    groups = _shared(connection, query, owners) if is_shared else _plain(connection, query, owners)
+    groups = _shared(connection, query, owners) if _has_shares(query, owners) else _plain(connection, query, owners)
     leading = [place for place, key in enumerate(query.by) if key in ("stage", "round")]
 
     def rank(group: Group) -> tuple[Any, ...]:
@@ -126,6 +125,15 @@ def numbered_totals(connection: sqlite3.Connection, query: Query) -> list[Group]
         return (*(number if number != SESSION else 1 << 62 for number in numbers), group.first)
 
     return sorted(groups, key=rank)
+
+
+def has_shares(connection: sqlite3.Connection, query: Query) -> bool:
+    """Whether the totals are of users' shares in messages for several users, rather than of whole messages."""
+    return _has_shares(query, _Owners(connection))
+
+
+def _has_shares(query: Query, owners: _Owners) -> bool:
+    return bool(query.users) or "user" in query.by or (_needs_clusters(query) and owners.clusters_of_links is None)
 
 
 def grand_total(connection: sqlite3.Connection, query: Query, groups: Sequence[Group]) -> Group:

@@ -14,6 +14,7 @@ import functools
 import json
 import math
 import os
+import re
 import shutil
 import sqlite3
 import time
@@ -63,6 +64,7 @@ CREATE TABLE IF NOT EXISTS host_ledger (
 CREATE TABLE IF NOT EXISTS events (at REAL NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS decisions (seq INTEGER NOT NULL, kind TEXT NOT NULL, value TEXT NOT NULL);
 """
+_TABLES = re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", _SCHEMA)  # in the order in which they are made
 # The scopes of communication: with a client host that has no aggregator, inside a cluster, between the clusters.
 DIRECT, WITHIN, BETWEEN = "direct", "within-cluster", "between-cluster"
 _FLUSH_ROWS = 5000
@@ -383,8 +385,19 @@ def _is_broadcast(kind: str) -> int:
 
 
 def open_run(folder: Path) -> sqlite3.Connection:
-    """Opens the database of a run for reading; ConfigError when there is none."""
+    """Opens the database of a run for reading; ConfigError when there is none, or one that lacks a table."""
     path = folder / "run.db"
     if not path.is_file():
         raise ConfigError(f"{folder} is not a run folder: it has no run.db")
-    return sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30.0)
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30.0)
+    try:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        missing = [name for name in _TABLES if name not in tables]
+        if _TABLES[-1] in missing:
+            raise ConfigError(f"{folder} has a run.db without the tables of a run: nothing has been written to it yet")
+        if missing:
+            raise ConfigError(f"{folder} was written by an older version of coterie: its run.db has no table {missing[0]!r}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -126,6 +126,14 @@ def stage_named(connection: sqlite3.Connection, name: str) -> StageSummary:
     raise ConfigError(f"the run has no stage {name!r}, want one of {', '.join(stage.name for stage in listed) or 'none yet'}")
 
 
+def final_stage(connection: sqlite3.Connection) -> StageSummary:
+    """The stage whose models are the run's result, or else the one that has begun last; ConfigError when none has."""
+    listed, final = stages(connection), facts(connection).get("final_stage")
+    if not listed:
+        raise ConfigError("the run has no stage yet")
+    return next((stage for stage in listed if stage.name == final), listed[-1])
+
+
 def history(connection: sqlite3.Connection, stage: int) -> list[dict[str, float]]:
     """The figures of each round of a stage, with its number as "round"."""
     rounds: dict[int, dict[str, float]] = {}
