@@ -26,7 +26,10 @@ _LIMIT = re.compile(r"\d+ rounds|\S+ s")  # outcomes of stages that something el
 
 @dataclass(frozen=True)
 class StageSummary:
-    """One stage: `outcome` says why it ended, "" while it is under way; `results` are its closing figures."""
+    """One stage: `outcome` says why it ended, "" while it is under way; `results` are its closing figures.
+
+    `seconds` are those of the attempt that ended it; while it is under way, those from its start to the end of its latest round.
+    """
 
     number: int
     name: str
@@ -97,16 +100,22 @@ class Shortfall:
 
 
 def stages(connection: sqlite3.Connection) -> list[StageSummary]:
-    """All stages that have begun, in order; one that is under way, or was when the run was killed, has the rounds of its figures."""
+    """All stages that have begun, in order; one that is under way, or was when the run was killed, has the rounds made so far."""
     results: dict[int, dict[str, float]] = {}
     for number, name, value in connection.execute("SELECT stage, name, value FROM results"):
         results.setdefault(number, {})[name] = float("nan") if value is None else value
     made = "CASE WHEN outcome = '' THEN (SELECT COALESCE(MAX(round), 0) FROM figures WHERE stage = number) ELSE rounds END"
     rows = connection.execute(f"SELECT number, name, method, {made}, outcome, seconds FROM stages ORDER BY number")  # noqa: S608 - ours
     return [
-        StageSummary(number, name, method, rounds, outcome, seconds, results.get(number, {}))
-        for number, name, method, rounds, outcome, seconds in rows
+        StageSummary(number, name, method, rounds, outcome, seconds if outcome else _so_far(connection, number), results.get(number, {}))
+        for number, name, method, rounds, outcome, seconds in rows.fetchall()
     ]
+
+
+def _so_far(connection: sqlite3.Connection, stage: int) -> float:
+    """The seconds from the start of a stage to the end of its latest round."""
+    (seconds,) = connection.execute("SELECT COALESCE(MAX(at) - MIN(at), 0.0) FROM rounds WHERE stage = ?", (stage,)).fetchone()
+    return float(seconds)
 
 
 def printed(connection: sqlite3.Connection) -> dict[int, dict[str, float]]:

@@ -61,6 +61,19 @@ def test_the_closed_form_stands_beside_its_step_and_a_step_without_traffic_is_sh
     assert listed == [("query", "down", 2, 2.0), ("gradient", "up", 0, 4.0)]
 
 
+def test_a_stage_under_way_has_taken_the_time_from_its_start_to_the_end_of_its_latest_round() -> None:
+    times = iter([0.0, 100.0, 100.5, 107.0])
+    with contextlib.closing(RunDatabase(None, clock=lambda: next(times, 107.0))) as database:
+        database.stage(0, "pdmm", "pdmm", 0, "", 0.0)
+        database.stage(1, "refit", "pdmm", 0, "", 0.0)
+        for number in range(3):
+            database.figures(0, number, {} if number == 0 else {"objective": 1.0})
+        under_way, begun = summary.stages(connection_of(database))
+        assert (under_way.rounds, under_way.seconds, begun.seconds) == (2, 7.0, 0.0)
+        database.stage(0, "pdmm", "pdmm", 2, "2 rounds", 6.5)
+        assert summary.stages(connection_of(database))[0].seconds == 6.5
+
+
 def test_repeats_and_the_session_stand_apart(database: RunDatabase) -> None:
     book(database, "a", row(1, DOWN, QUERY))
     book(database, "a", row(1, DOWN, QUERY, resent=1), useful=False)
