@@ -24,11 +24,14 @@ from coterie.arrays import Array
 from coterie.config import Experiment, apply_overrides, experiment_from, experiment_to_json
 from coterie.errors import ConfigError
 from coterie_deploy import shipped
+from coterie_deploy.frames import Library
 from coterie_deploy.launch import TRANSPORTS, Launch, Transport, launch
+from coterie_deploy.left import Left
+from coterie_deploy.loading import Run, load_run, run_in_memory
 from coterie_server import summary
 from coterie_server.coordinator import Finished
 from coterie_server.engine import Observer
-from coterie_server.method import Outcome
+from coterie_server.method import Facts, Outcome
 from coterie_server.rundb import open_run
 
 
@@ -41,6 +44,8 @@ class Result:
     users: tuple[str, ...]  # in member order
     outcomes: Mapping[str, Outcome] = field(repr=False)
     database: bytes = field(repr=False)  # of a run without a folder, an image of its run.db
+    facts: Facts = field(repr=False)
+    features: tuple[str, ...] = field(repr=False)  # their names, where the data has names
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -55,8 +60,7 @@ class Result:
     @property
     def clusters(self) -> dict[str, int] | None:
         """Each user's cluster in the final stage, numbered by first member; None for a method without clusters."""
-        labels = self.outcomes[self.final_stage].labels
-        return None if labels is None else dict(zip(self.users, labels.tolist(), strict=True))
+        return self._left(self.final_stage).clusters()
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
@@ -65,12 +69,13 @@ class Result:
 
     def models_of(self, stage: str) -> dict[str, Array]:
         """Each user's model (d,) after a stage. ConfigError when there is no such stage, or models stay at their users."""
-        if stage not in self.outcomes:
-            raise ConfigError(f"the run has no stage {stage!r}, want one of {', '.join(self.outcomes)}")
-        models = self.outcomes[stage].models
-        if models is None:
-            raise ConfigError(f"the models of stage {stage!r} have stayed with their users")
-        return dict(zip(self.users, models, strict=True))
+        return self._left(stage).by_user()
+
+    def as_run(self, *, frames: Library = "pandas") -> Run[Any]:
+        """The run as `coterie.load_run` gives it, whose tables are data frames. ConfigError when the library is not installed."""
+        if self.folder is not None:
+            return load_run(self.folder, frames=frames)
+        return run_in_memory(self._connection, self._left, frames)
 
     def history(self, stage: str | None = None) -> list[dict[str, float]]:
         """The figures of each round of a stage (the final one), with its number as "round"."""
@@ -83,6 +88,12 @@ class Result:
             names = {stage.number: stage.name for stage in summary.stages(connection)} | {summary.SESSION: "session"}
             rows = summary.traffic(connection)
         return [{**asdict(row), "stage": names.get(row.stage, ""), "wire_bytes": row.wire_bytes} for row in rows]
+
+    def _left(self, stage: str) -> Left:
+        if stage not in self.outcomes:
+            raise ConfigError(f"the run has no stage {stage!r}, want one of {', '.join(self.outcomes)}")
+        outcome, facts = self.outcomes[stage], self.facts
+        return Left(stage, self.users, outcome.models, outcome.labels, facts.mean, facts.scale, self.features, outcome.shared)
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
@@ -140,7 +151,8 @@ def _result(finished: Finished) -> Result:
         finished.database.flush()
         image = finished.database.connection.serialize()
         finished.database.close()
-    return Result(finished.folder, finished.final_stage, finished.members.names, finished.outcomes, image)
+    names, features = finished.members.names, finished.features
+    return Result(finished.folder, finished.final_stage, names, finished.outcomes, image, finished.facts, features)
 
 
 def _experiment(config: Any, overrides: Sequence[str], hosts: int | None) -> Experiment:

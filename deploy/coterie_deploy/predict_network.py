@@ -16,7 +16,7 @@ from coterie_client.data.archive import Archive
 from coterie_client.data.features import as_rows
 from coterie_client.data.paths import one_file
 from coterie_deploy.tabular import features_of, is_number, read_table, write_table
-from coterie_deploy.user_models import finished_run, models_of
+from coterie_deploy.user_models import FinishedRun, Tensors, finished_run, models_of
 
 ROW, PREDICTION = "row", "prediction"
 
@@ -39,12 +39,23 @@ def predict(folder: Path, user: str, table: Path, state: Path | None, out: Path 
     if not len(features):
         write_table(out, stdout, [*header, PREDICTION], [])
         return
+    said = _said(run.experiment, _outputs(run, tensors, features, f"rows of {table}"))
+    write_table(out, stdout, [*header, PREDICTION], [[*cells, value] for cells, value in zip(rows, said, strict=True)])
+
+
+def predictions(folder: Path, user: str, features: NDArray[Any], state: Path | None = None) -> NDArray[Any]:
+    """(m,) the class, or the value of a regression, of each row (m, ...). Raises ConfigError."""
+    run = finished_run(folder)
+    outputs = _outputs(run, models_of(run, state, [user])[user], features, "rows")
+    return outputs[:, 0].astype(np.float64) if run.experiment.problem.loss == "least_squares" else outputs.argmax(axis=1)
+
+
+def _outputs(run: FinishedRun, tensors: Tensors, features: NDArray[Any], what: str) -> NDArray[np.float32]:
+    """(m, c) of the network. ConfigError when the rows are not of its shape."""
     network = build_network(run.experiment, features.shape[1:])
     if network.tensors != run.tensors:
-        raise ConfigError(f"the rows of {table} have shape {list(features.shape[1:])}, for which the model is another than the run's")
-    outputs = network.outputs(tensors, features)
-    said = _said(run.experiment, outputs)
-    write_table(out, stdout, [*header, PREDICTION], [[*cells, value] for cells, value in zip(rows, said, strict=True)])
+        raise ConfigError(f"the {what} have shape {list(features.shape[1:])}, for which the model is another than the run's")
+    return network.outputs(tensors, features)
 
 
 def _archived(experiment: Experiment, path: Path) -> NDArray[Any]:

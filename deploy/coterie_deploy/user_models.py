@@ -23,9 +23,9 @@ from coterie.model import TensorInfo, from_json, named_tensors, shared_tensors
 from coterie.names import natural_key, unknown_user
 from coterie.snapshot import SnapshotFile
 from coterie_deploy.launch import HOSTS
+from coterie_deploy.left import left_in
 from coterie_deploy.shipped import FROZEN
 from coterie_server import summary
-from coterie_server.coordinator import SHARED
 from coterie_server.rundb import open_run
 
 Tensors = dict[str, NDArray[Any]]
@@ -60,11 +60,7 @@ def finished_run(folder: Path) -> FinishedRun:
     stage = facts.get("final_stage")
     if stage is None or facts.get("status") != "finished":
         raise ConfigError(f"the run in {folder} has not finished, so it has no models yet")
-    left = folder / "models" / f"{stage}.npz"
-    if not left.is_file():
-        raise ConfigError(f"{left} is missing, want the models that the run has left")
-    with np.load(left) as arrays:
-        shared = {key.removeprefix(f"{SHARED}/"): arrays[key] for key in arrays.files if key.startswith(f"{SHARED}/")}
+    shared = dict(left_in(folder, stage).shared)
     if not shared and experiment.model is None:
         raise ConfigError(f"the run in {folder} of method {experiment.method.name!r} has shared no representation and no network")
     tensors = from_json(facts["model"]) if "model" in facts else ()

@@ -53,6 +53,7 @@ class Finished:
     outcomes: Mapping[str, Outcome]
     final_stage: str
     database: RunDatabase  # closed when the run has a folder; still open, in memory, when it has none
+    features: tuple[str, ...] = ()  # their names, where the hosts' data has names
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def _finished(hub: Hub, engine: Engine, last: Point, folder: Path | None, databa
     database.put("final_stage", final)
     if folder is not None:
         _save_models(folder, hub, last.facts, last.outcomes)
-    return Finished(hub.run_id, folder, hub.members, last.facts, last.outcomes, final, database)
+    return Finished(hub.run_id, folder, hub.members, last.facts, last.outcomes, final, database, hub.features)
 
 
 def _save_models(folder: Path, hub: Hub, facts: Facts, outcomes: Mapping[str, Outcome]) -> None:

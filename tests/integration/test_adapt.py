@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+import coterie
 from coterie.config import experiment_to_json, load_experiment
-from coterie.errors import RunError
+from coterie.errors import ConfigError, RunError
 from coterie.snapshot import SnapshotFile
 from coterie_client.data import load_users
 from coterie_deploy.cli import main
@@ -209,6 +210,12 @@ def test_models_are_exported_whole_and_predict_the_same(run: Path, tmp_path: Pat
     scores = hidden @ other["head.weight"].T + other["head.bias"]
     assert listed[0] == ["row", "prediction"]
     assert [int(cells[1]) for cells in listed[1:]] == scores.argmax(axis=1).tolist()
+    loaded = coterie.load_run(run / "run")
+    assert loaded.predict("u1", rows).tolist() == scores.argmax(axis=1).tolist()
+    assert loaded.networks(["u1"])["u1"]["head.weight"].tobytes() == other["head.weight"].tobytes()
+    assert loaded.shared["representation.1.bias"].tobytes() == other["representation.1.bias"].tobytes()
+    with pytest.raises(ConfigError, match=r"the rows have shape \[2\], for which the model is another than the run's"):
+        loaded.predict("u1", rows[:, :2])
 
 
 def test_a_run_folder_is_a_folder_with_states(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
