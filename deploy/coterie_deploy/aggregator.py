@@ -10,7 +10,9 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+from rich.console import Console
 
 from coterie.config import Experiment, experiment_to_json
 from coterie.dial import OnLoop, reason_of, serve_member
@@ -22,10 +24,14 @@ from coterie_deploy.joining import check_server_address, state_name
 from coterie_deploy.printable import printable
 from coterie_deploy.signals import Stop, stopping_at_end_of_input, stopping_on_signals
 from coterie_deploy.tables import counted
+from coterie_deploy.telemetry import Telemetry, tracing
 from coterie_server.aggregator import Aggregator, cluster_experiment
 from coterie_server.hub import Hub
 from coterie_server.rundb import WITHIN, RunDatabase
 from coterie_server.serve import plain_text, serving
+
+if TYPE_CHECKING:
+    from coterie_server.tracing import RunTracer
 
 PORT = "port"  # in the state folder: where its hosts find the aggregator, also after a restart
 _STOP_S = 5.0  # for the task under way, which may wait for hosts that are not there; one that takes longer is repeated
@@ -47,6 +53,7 @@ class AggregatorRole:
     insecure: bool
     tls: Path | None
     launched: bool  # by `coterie run`: ends with its launcher
+    telemetry: Telemetry | None = None
 
 
 def run_aggregator(role: AggregatorRole) -> int:
@@ -66,8 +73,10 @@ async def _serve(role: AggregatorRole) -> int:
         if role.launched:
             stack.enter_context(stopping_at_end_of_input(stop))
 
+        tracer = stack.enter_context(tracing(role.telemetry, "aggregator", Console(stderr=True)))
+
         async def make(experiment: Experiment, run_id: str) -> Aggregator:
-            return await _started(role, name, experiment, run_id, stack, stop, open_hubs, tls)
+            return await _started(role, name, experiment, run_id, stack, stop, open_hubs, tls, tracer)
 
         def say_waiting() -> None:
             _say(f"waiting for a coordinator at {role.server} (up to {role.patience_s:g} s)")
@@ -117,6 +126,7 @@ async def _started(
     stop: Stop,
     open_hubs: list[Hub],
     tls: Tls | None,
+    tracer: RunTracer | None,
 ) -> Aggregator:
     """The aggregator once all its hosts are here, as its newest snapshot left it."""
     hosts = role.hosts or experiment.federation.hosts_per_cluster
@@ -129,6 +139,9 @@ async def _started(
     database.put("attempt", str(attempt))
     hub = Hub(below, run_id, database, time.monotonic, cluster=role.cluster)
     hub.attempt = attempt
+    hub.tracer = tracer
+    if tracer is not None:
+        tracer.belong_to(run_id)
     store = SnapshotFile(folder, "aggregator")
     if (snapshot := store.load()) is not None:
         hub.restore(snapshot["hub"], attempt)

@@ -61,6 +61,9 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plain text bey
 TlsFolder = Annotated[
     Path | None, typer.Option("--tls", metavar="DIR", help="Its certificate: ca.crt, tls.crt, tls.key.", show_default=False)
 ]
+Trace = Annotated[bool, typer.Option("--trace", help="Spans to an OpenTelemetry collector.")]
+Otlp = Annotated[str | None, typer.Option(metavar="URL", help="Where it is.  [default: OTEL_EXPORTER_OTLP_ENDPOINT]", show_default=False)]
+TraceEvery = Annotated[int | None, typer.Option(min=1, metavar="N", help="Every Nth round.  [default: ever fewer]", show_default=False)]
 AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let the experiment name code to import here.")]
 ContainerHosts = Annotated[
     int | None, typer.Option(min=1, help="Client hosts; with clusters, of each.  [default: the experiment's]", show_default=False)
@@ -116,12 +119,16 @@ def run(
     seed: Seed = None,
     data: Data = None,
     quiet: Quiet = False,
+    trace: Trace = False,
+    otlp: Otlp = None,
+    trace_every: TraceEvery = None,
 ) -> None:
     """Run an experiment on this machine: a coordinator, the clusters' aggregators if there are any, and the client hosts."""
     from coterie_deploy.cautions import links_caution
     from coterie_deploy.launch import Launch, default_hosts
     from coterie_deploy.local import run_here
     from coterie_deploy.shipped import choose, load
+    from coterie_deploy.telemetry import telemetry
 
     if topology is None and transport is TransportName.loopback and load(experiment, overrides or ()).federation.is_two_tier:
         topology = TopologyName.flat  # one process has one tier; the bits are the same
@@ -136,7 +143,8 @@ def run(
     )
     _say(chosen.note)
     _say(links_caution(chosen.experiment, transport.value))
-    how = Launch(transport=transport.value, folder=chosen.folder, data=data, resume=resume, decisions_of=replay_decisions)
+    traced = telemetry(trace, otlp, trace_every)
+    how = Launch(transport.value, chosen.folder, data, resume=resume, decisions_of=replay_decisions, telemetry=traced)
     run_here(chosen.experiment, how, console_on(), console_on(stderr=True), quiet=quiet)
 
 
@@ -196,10 +204,14 @@ def server(
     insecure: Insecure = False,
     or_resume: Annotated[bool, typer.Option("--or-resume", help="Start, or go on with the run in the run folder.")] = False,
     quiet: Quiet = False,
+    trace: Trace = False,
+    otlp: Otlp = None,
+    trace_every: TraceEvery = None,
 ) -> None:
     """Coordinate a run whose hosts are elsewhere. SIGTERM: checkpoint, exit code 3."""
     from coterie_deploy.server import Serve, serve_here
     from coterie_deploy.shipped import choose, has_started
+    from coterie_deploy.telemetry import telemetry
 
     resume = resume or (or_resume and has_started(experiment, output))
     chosen = choose(
@@ -213,7 +225,8 @@ def server(
         command=f"server --listen {listen}",
     )
     _say(chosen.note)
-    how = Serve(chosen.folder, listen, insecure=insecure, tls=tls, resume=resume, decisions_of=replay_decisions)
+    traced = telemetry(trace, otlp, trace_every)
+    how = Serve(chosen.folder, listen, insecure, tls, resume=resume, decisions_of=replay_decisions, telemetry=traced)
     serve_here(chosen.experiment, how, console_on(), console_on(stderr=True), quiet=quiet)
 
 
@@ -253,12 +266,17 @@ def aggregator(
     patience: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Without a coordinator.")] = 60.0,
     tls: TlsFolder = None,
     insecure: Insecure = False,
+    trace: Trace = False,
+    otlp: Otlp = None,
+    trace_every: TraceEvery = None,
     launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
 ) -> None:
     """Stand between a coordinator and the hosts of one known cluster. SIGTERM: state is written down, exit code 143."""
     from coterie_deploy.aggregator import AggregatorRole, run_aggregator
+    from coterie_deploy.telemetry import telemetry
 
-    raise typer.Exit(run_aggregator(AggregatorRole(server, cluster, listen, hosts, name, state, patience, insecure, tls, launched)))
+    traced = telemetry(trace, otlp, trace_every)
+    raise typer.Exit(run_aggregator(AggregatorRole(server, cluster, listen, hosts, name, state, patience, insecure, tls, launched, traced)))
 
 
 @app.command()

@@ -19,6 +19,7 @@ from typing import ClassVar
 
 from coterie.errors import ConfigError, CoterieError, RunError
 from coterie_deploy.aggregator import PORT
+from coterie_deploy.telemetry import Telemetry
 from coterie_server.hub import Hub
 
 MAX_RESTARTS = 3  # of one process
@@ -52,12 +53,14 @@ class AggregatorProcess:
     cluster: str
     hosts: Sequence[HostProcess]
     folder: Path
+    telemetry: Telemetry | None = None
     noun: ClassVar[str] = "aggregator"
 
     def command(self, port: int) -> list[str]:
         """The arguments of `coterie`."""
         own = ["--cluster", self.cluster, "--listen", "127.0.0.1:0", "--hosts", str(len(self.hosts))]
-        return ["aggregator", *_common(port, self.name, self.folder), *own]
+        traced = [] if self.telemetry is None else self.telemetry.options
+        return ["aggregator", *_common(port, self.name, self.folder), *own, *traced]
 
 
 Launched = HostProcess | AggregatorProcess

@@ -19,11 +19,13 @@ from coterie_deploy.client import store_of
 from coterie_deploy.hosts import AggregatorProcess, HostProcess, host_processes
 from coterie_deploy.loopback import join_all
 from coterie_deploy.shares import by_cluster, divided, selection
+from coterie_deploy.telemetry import Telemetry
 from coterie_server.coordinator import Connect, Finished, Options, coordinate
 from coterie_server.engine import Observer
 from coterie_server.hub import Hub
 from coterie_server.method import Outcome
 from coterie_server.serve import serving
+from coterie_server.sessions import Tracer
 
 Transport = Literal["grpc", "loopback"]
 TRANSPORTS: tuple[Transport, ...] = ("grpc", "loopback")
@@ -44,6 +46,8 @@ class Launch:
     stop: asyncio.Event | None = None
     start: Outcome | None = None  # what another run has left, to start from
     on_hub: Callable[[Hub], None] | None = None  # is told the hub before hosts join
+    tracer: Tracer | None = None
+    telemetry: Telemetry | None = None  # for the aggregators of a run in processes
 
 
 def default_hosts(experiment: Experiment, transport: Transport, data: Path | None) -> int:
@@ -57,7 +61,7 @@ async def launch(experiment: Experiment, how: Launch) -> Finished:
     """Runs the experiment with its users spread evenly over `federation.hosts` hosts. Raises CoterieError."""
     n_hosts = experiment.federation.hosts
     heads = await asyncio.to_thread(list_users, experiment.data, experiment.seed, how.data)
-    options = Options(how.folder, how.resume, how.decisions_of, how.observer, how.stop, how.start)
+    options = Options(how.folder, how.resume, how.decisions_of, how.observer, how.stop, how.start, how.tracer)
     if experiment.federation.is_two_tier:
         if how.transport == "loopback":
             raise ConfigError("transport 'loopback' has one process, want federation.topology 'flat'")
@@ -95,7 +99,7 @@ def _aggregator(experiment: Experiment, how: Launch, folder: Path, number: int, 
     hosts = []
     for i, share in enumerate(divided(positions, n_hosts, name), 1):
         hosts.append(HostProcess(f"host-{number}-{i}", selection(share, name, n_hosts), folder / f"host-{number}-{i}", how.data))
-    return AggregatorProcess(name, name, hosts, folder / f"aggregator-{number}")
+    return AggregatorProcess(name, name, hosts, folder / f"aggregator-{number}", how.telemetry)
 
 
 def _in_processes(experiment: Experiment, how: Launch, shares: dict[str, Sequence[int]]) -> Connect:

@@ -15,6 +15,7 @@ from coterie_deploy.progress import display
 from coterie_deploy.report import print_report
 from coterie_deploy.server import with_advice
 from coterie_deploy.signals import stopping_on_signals
+from coterie_deploy.telemetry import tracing
 
 
 def run_here(experiment: Experiment, how: Launch, out: Console, err: Console, *, quiet: bool) -> None:
@@ -27,12 +28,12 @@ def run_here(experiment: Experiment, how: Launch, out: Console, err: Console, *,
 
 
 async def _run(experiment: Experiment, how: Launch, err: Console, *, quiet: bool) -> None:
-    with stopping_on_signals() as stop, display(err, quiet=quiet) as shown:
+    with stopping_on_signals() as stop, display(err, quiet=quiet) as shown, tracing(how.telemetry, "coordinator", err) as tracer:
 
         def show_hub(hub: object) -> None:
             shown.hub = hub  # type: ignore[assignment]
 
         try:
-            await launch(experiment, replace(how, observer=shown, stop=stop, on_hub=show_hub))
+            await launch(experiment, replace(how, observer=shown, stop=stop, on_hub=show_hub, tracer=tracer))
         except RunError as error:
             raise with_advice(error, stop, f"coterie run {how.folder} --resume") from None

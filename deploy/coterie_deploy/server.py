@@ -20,6 +20,7 @@ from coterie_deploy.progress import Display, display
 from coterie_deploy.report import print_report
 from coterie_deploy.signals import Stop, stopping_on_signals
 from coterie_deploy.tables import counted
+from coterie_deploy.telemetry import Telemetry, tracing
 from coterie_server.coordinator import Connect, Options, coordinate
 from coterie_server.hub import Hub
 from coterie_server.serve import plain_text, serving
@@ -37,6 +38,7 @@ class Serve:
     tls: Path | None = None  # the folder of its certificate
     resume: bool = False
     decisions_of: Path | None = None
+    telemetry: Telemetry | None = None
 
 
 def serve_here(experiment: Experiment, how: Serve, out: Console, err: Console, *, quiet: bool) -> None:
@@ -49,8 +51,8 @@ def serve_here(experiment: Experiment, how: Serve, out: Console, err: Console, *
 
 async def serve(experiment: Experiment, how: Serve, console: Console, *, quiet: bool) -> None:
     """Serves the run at HOST:PORT to its end. Raises CoterieError; when asked to stop, a RunError that says how to go on."""
-    with stopping_on_signals() as stop, display(console, quiet=quiet) as shown:
-        options = Options(how.folder, how.resume, how.decisions_of, shown, stop)
+    with stopping_on_signals() as stop, display(console, quiet=quiet) as shown, tracing(how.telemetry, "coordinator", console) as tracer:
+        options = Options(how.folder, how.resume, how.decisions_of, shown, stop, tracer=tracer)
         try:
             await coordinate(experiment, _connect(experiment, how, shown, quiet=quiet), options)
         except RunError as error:

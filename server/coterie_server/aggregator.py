@@ -77,6 +77,10 @@ class Aggregator(Member):
             self.hub.begin_stage(task.stage, task.stage_json)
             self._half, self._half_state = None, None
         self.hub.round = task.round
+        if self.hub.tracer is not None:
+            self.hub.tracer.task(
+                self.name, task.seq, task.attempt, self._stages[task.stage].name if self.hub.stage_json else "", task.round
+            )
         self._note("task begins", task)
         answers = await self._answers(asked.messages)
         self._note("task ends", task)

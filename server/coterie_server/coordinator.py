@@ -33,6 +33,7 @@ from coterie_server.engine import Engine, Observer, Point, best
 from coterie_server.hub import Hub
 from coterie_server.method import Facts, Members, Outcome
 from coterie_server.rundb import BETWEEN, DIRECT, FLUSH_S, RunDatabase, open_run
+from coterie_server.sessions import Tracer
 
 CHECKPOINTS = "checkpoints"
 START = "start.npz"
@@ -66,6 +67,7 @@ class Options:
     observer: Observer | None = None
     stop: asyncio.Event | None = None  # set it to stop after the round under way
     start: Outcome | None = None  # what another run has left, to start from
+    tracer: Tracer | None = None
 
 
 Connect = Callable[[Hub], AbstractAsyncContextManager[object]]
@@ -110,6 +112,9 @@ async def _run(experiment: Experiment, connect: Connect, options: Options, datab
     database.event("start", f"attempt {attempt} starts", attempt=attempt)
     hub = Hub(experiment, run_id, database, time.monotonic, keep_log=options.folder is not None)
     hub.attempt = attempt
+    hub.tracer = options.tracer
+    if hub.tracer is not None:
+        hub.tracer.begin_run(run_id, attempt, experiment.name, experiment.method.name)
     start = _kept_start(options.folder) if options.resume and options.folder is not None else options.start
     engine = Engine(experiment, hub, database, options.folder, options.observer, start=start)
     if options.decisions_of is not None:

@@ -171,6 +171,7 @@ class Engine:
         self.hub.needs_everyone = f"stage {stage.name!r} needs every user: {why}" if why else ""
         settings = json.dumps({"stage": stage.name, "options": dict(method.client_options)})
         started = self._clock()
+        self._trace(stage, point.round, is_round=False)
         if point.state is None:
             self.database.stage(point.stage, stage.name, stage.method, 0, "", 0.0)
             self.database.figures(point.stage, 0, {})
@@ -184,6 +185,7 @@ class Engine:
         figures = self.database.figures_of(point.stage)
         while not point.ended:
             self.hub.round = point.round + 1
+            self._trace(stage, point.round + 1, is_round=True)
             state, latest = await method.round(point.state, self.hub, point.round + 1)
             point = replace(point, state=state, round=point.round + 1)
             figures.append(dict(latest))
@@ -192,6 +194,7 @@ class Engine:
             point = replace(point, ended=self._stop_reason(stage.stop, latest, point, started))
             self._after_round(stage, point, latest)
             await asyncio.sleep(0)  # where the transport never waits, signals and deadlines get their turn here
+        self._trace(stage, point.round, is_round=False)
         self.hub.may_skip = False
         outcome = await method.finish(point.state, self.hub)
         if self.experiment.evaluate and outcome.models is not None:
@@ -205,6 +208,10 @@ class Engine:
         point = replace(point, stage=point.stage + 1, round=0, state=None, ended="", outcomes={**served, stage.name: outcome})
         self.checkpoint(point)
         return point
+
+    def _trace(self, stage: Stage, round_number: int, *, is_round: bool) -> None:
+        if self.hub.tracer is not None:
+            self.hub.tracer.enter(stage.name, stage.method, round_number, is_round=is_round)
 
     def _build(self, stage: Stage, point: Point, members: Members) -> ServerMethod[Any]:
         start = best(stage.start, point.outcomes) if stage.start else None

@@ -26,7 +26,7 @@ from coterie.v1 import session_pb2
 from coterie.wire import Encoded, Entry, Precision, Received, check_announced, encode, reheaded
 from coterie_server.merge import Layout, check_finite, check_kinds, check_owners, merged, weights_of
 from coterie_server.method import Members, Replies
-from coterie_server.sessions import Host, Link, Pending, Recorder, Refusal, Sent, Sparse, check_form, shortened, shown
+from coterie_server.sessions import Host, Link, Pending, Recorder, Refusal, Sent, Sparse, Tracer, check_form, shortened, shown
 
 HOST_BYTES = 1 << 19  # of replies that a host keeps, a small machine's memory; more only where they come in few exchanges
 _MAX_REFUSED = 100  # hosts that were turned away and are remembered
@@ -56,6 +56,7 @@ class Hub:
         self.run_id = run_id
         self.precision = Precision.of(experiment.payload)
         self.recorder = recorder
+        self.tracer: Tracer | None = None
         self.hosts: dict[str, Host] = {}
         self.members: Members | None = None
         self.layout: Layout | None = None
@@ -357,6 +358,12 @@ class Hub:
 
     async def exchange(self, *messages: Message, to: Indices | None = None) -> Replies:
         """See `Federation`."""
+        if self.tracer is None:
+            return await self._exchange(messages, to)
+        with self.tracer.exchange(self.seq + 1, self.attempt, messages):
+            return await self._exchange(messages, to)
+
+    async def _exchange(self, messages: Sequence[Message], to: Indices | None) -> Replies:
         layout = self._layout()
         self._raise_failure()
         self.seq += 1
@@ -428,6 +435,8 @@ class Hub:
         sent.times += 1
         host.n_sent += not is_replay
         self._unbooked.append((host, encoded.entries, sent.seq, resent, is_first))
+        if self.tracer is not None:
+            self.tracer.sent(host.name, sent.seq, encoded.entries)
         host.link.send(encoded)
 
     def _book_sent(self) -> None:
@@ -475,6 +484,8 @@ class Hub:
         except CoterieError as error:
             self._broke(host, error if isinstance(error, RunError) else RunError(f"host {name!r} broke the protocol: {error}"))
             return
+        if self.tracer is not None:
+            self.tracer.answered(name, entries)
         pending.answers[name] = messages
         pending.waiting.discard(name)
         if not pending.waiting and not pending.done.done():

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from coterie.errors import CoterieError
 from coterie.ledger import DOWN, UP, Own, Row
 from coterie.messages import Message
 from coterie.v1 import session_pb2
-from coterie.wire import PROTOCOL_VERSION, Encoded
+from coterie.wire import PROTOCOL_VERSION, Encoded, Entry
 
 MAX_REASON_CHARS = 1000  # of what a host is told, and of what is written down: HTTP/2 trailers have a size limit
 MAX_NAME_CHARS = 255  # of hosts, users and clusters
@@ -85,6 +86,26 @@ class Recorder(Protocol):
     def event(self, kind: str, text: str, **data: Any) -> None: ...
 
     def decide(self, seq: int, kind: str, value: Any) -> None: ...
+
+
+class Tracer(Protocol):
+    """What is told where the run is, what is asked and what is answered, at the moment it happens. It is no part of the run."""
+
+    def begin_run(self, run_id: str, attempt: int, experiment: str, method: str) -> None: ...
+
+    def enter(self, stage: str, method: str, round_number: int, *, is_round: bool) -> None:
+        """A round begins, or, if it is none, what a stage does before its first round and after its last."""
+
+    def task(self, aggregator: str, seq: int, attempt: int, stage: str, round_number: int) -> None:
+        """An aggregator begins a task of its parent."""
+
+    def exchange(self, seq: int, attempt: int, messages: Sequence[Message]) -> AbstractContextManager[None]: ...
+
+    def sent(self, member: str, seq: int, entries: Sequence[Entry]) -> None:
+        """A task has been sent to a host, perhaps again."""
+
+    def answered(self, member: str, entries: Sequence[Entry]) -> None:
+        """A host has given the answer that is waited for."""
 
 
 @dataclass
