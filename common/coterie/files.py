@@ -28,7 +28,9 @@ def written_whole(path: Path, noun: str = "", keep: Path | None = None) -> Itera
         if keep is not None and path.exists():
             os.replace(path, keep)
         os.replace(temporary, path)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise RunError(f"cannot write {noun}{' ' if noun else ''}{path}: {error.strerror or error}") from error

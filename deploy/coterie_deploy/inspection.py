@@ -82,6 +82,7 @@ def ledger(
         format=format_,
         output=output,
         repeats=repeats,
+        total=total,
     )
     if wanted.is_more_than_a_page:
         print_part(run, wanted, console_on())

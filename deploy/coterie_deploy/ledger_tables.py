@@ -77,11 +77,12 @@ class Wanted:
     format: str | None = None
     output: Path | None = None
     repeats: bool = False
+    total: bool = False
 
     @property
     def is_more_than_a_page(self) -> bool:
-        """Whether anything but a stage is asked for."""
-        return replace(self, stage=None) != Wanted()
+        """Whether anything but a stage, or all together, is asked for."""
+        return replace(self, stage=None, total=False) != Wanted()
 
 
 # ---- from options to a query
@@ -90,8 +91,11 @@ class Wanted:
 def query_of(wanted: Wanted) -> Query:
     """What is asked for, all but the goal of `until`. ConfigError for what cannot be read."""
     first, last = _rounds_of(wanted.rounds)
+    keys = _keys_of(wanted.by)
+    if wanted.total and "stage" in keys:
+        raise ConfigError("--total is all stages together, want --by without stage")
     return Query(
-        _keys_of(wanted.by) or (),
+        keys,
         (wanted.stage,) if wanted.stage is not None else (),
         first,
         last,
@@ -105,10 +109,10 @@ def query_of(wanted: Wanted) -> Query:
     )
 
 
-def _keys_of(text: str | None) -> tuple[str, ...] | None:
-    """KEY,KEY; None for none."""
-    keys = None if text is None else tuple(key.strip() for key in text.split(","))
-    wrong = next((key for key in keys or () if key not in KEYS), None)
+def _keys_of(text: str | None) -> tuple[str, ...]:
+    """KEY,KEY."""
+    keys = () if text is None else tuple(key.strip() for key in text.split(","))
+    wrong = next((key for key in keys if key not in KEYS), None)
     if wrong is not None:
         raise ConfigError(f"--by has the key {wrong!r}, want some of {', '.join(KEYS)}, with commas between them")
     return keys
@@ -372,13 +376,16 @@ def _write_jsonl(file: IO[str], columns: Sequence[str], lines: Iterator[tuple[An
     file.writelines(f"{json.dumps(dict(zip(columns, line, strict=True)), ensure_ascii=False)}\n" for line in lines)
 
 
-def _write_parquet(file: IO[bytes], columns: Sequence[str], lines: Iterator[tuple[Any, ...]]) -> None:
-    """Batch by batch; text columns are dictionaries."""
+def _pyarrow() -> tuple[Any, Any]:
     try:
-        pyarrow: Any = importlib.import_module("pyarrow")
-        parquet: Any = importlib.import_module("pyarrow.parquet")
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError:
         raise ConfigError("--format parquet needs pyarrow, which is not installed, want `pip install 'coterie[frames]'`") from None
+
+
+def _write_parquet(file: IO[bytes], columns: Sequence[str], lines: Iterator[tuple[Any, ...]]) -> None:
+    """Batch by batch; text columns are dictionaries."""
+    pyarrow, parquet = _pyarrow()
     texts, numbers = {*KEYS} - {"round", "attempt"}, {*MEASURES, "closed_form"}
     are_rows = "users" in columns  # whose numbers are all integers
 

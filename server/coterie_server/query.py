@@ -335,6 +335,10 @@ def rows(connection: sqlite3.Connection, query: Query) -> Iterator[tuple[Any, ..
     Of a row for several users all is there if one of them is asked for. ConfigError as for `totals`.
     """
     _check(connection, query)
+    return _rows(connection, query)
+
+
+def _rows(connection: sqlite3.Connection, query: Query) -> Iterator[tuple[Any, ...]]:
     where, values = _where(connection, query)
     owners = _Owners(connection)
     parts, name = _Parts(query, owners), stage_namer(connection)
