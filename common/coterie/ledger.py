@@ -161,13 +161,15 @@ def _unpacked(book: session_pb2.Book, n_more: int) -> list[tuple[Row, list[int]]
 
 def as_ranges(users: Indices) -> str:
     """Member indices as text, "0-19,25": how a set of users is interned in the run database."""
-    if users.size == 0:
-        return ""
-    ordered = np.unique(users)
-    breaks = np.flatnonzero(np.diff(ordered) != 1)
-    firsts = ordered[np.concatenate(([0], breaks + 1))]
-    lasts = ordered[np.concatenate((breaks, [ordered.size - 1]))]
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True))
+    ordered = sorted(set(users.tolist()))
+    pieces = []
+    first = last = ordered[0] if ordered else 0
+    for number in (*ordered[1:], None) if ordered else ():
+        if number != last + 1:
+            pieces.append(f"{first}-{last}" if first < last else str(first))
+            first = number
+        last = number
+    return ",".join(pieces)
 
 
 def check_ranges(text: str, own: Indices) -> None:

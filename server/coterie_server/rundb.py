@@ -125,19 +125,19 @@ class RunDatabase:
 
     def book(self, link: str, where: tuple[int, int], rows: Iterable[tuple[Row, Indices | None]], useful: bool) -> None:
         """The parent's own rows for one message on one link; `where` is (stage, round)."""
-        stage, round_number = where
         for row, users in rows:
-            user_set = None if users is None else self._set_of(as_ranges(users))
-            self._book(row, Own(int(useful), stage, round_number, 0), self._scope, link, user_set)
+            self._book(row, (int(useful), *where), self._scope, link, None if users is None else self._set_of(as_ranges(users)))
 
     def book_within(self, link: str, rows: Iterable[tuple[Row, Own]], user_sets: Sequence[str]) -> None:
         """An aggregator's side of a link to one of its hosts; `Own.user_set` is a place in `user_sets`, from 1."""
         for row, own in rows:
-            self._book(row, own, WITHIN, link, self._set_of(user_sets[own.user_set - 1]) if own.user_set else None)
+            self._book(row, own[:3], WITHIN, link, self._set_of(user_sets[own.user_set - 1]) if own.user_set else None)
 
-    def _book(self, row: Row, own: Own, scope: str, link: str, user_set: int | None) -> None:
-        values = (row.seq, row.attempt, row.resent, own.useful, own.stage, own.round, step_of(row.kind), row.kind, row.direction)
-        self._add("ledger", (*values, scope, link, user_set, _is_broadcast(row.kind), *row[5:]))
+    def _book(self, row: Row, own: tuple[int, int, int], scope: str, link: str, user_set: int | None) -> None:
+        """`own` is (useful, stage, round)."""
+        seq, attempt, resent, direction, kind, *counts = row
+        step, is_broadcast = _facts_of(kind)
+        self._add("ledger", (seq, attempt, resent, *own, step, kind, direction, scope, link, user_set, is_broadcast, *counts))
 
     def book_host(self, link: str, rows: Iterable[Row]) -> None:
         """A host's own rows."""
@@ -377,11 +377,12 @@ def _is_too_large(value: object) -> bool:
 
 
 @functools.cache
-def _is_broadcast(kind: str) -> int:
+def _facts_of(kind: str) -> tuple[str, int]:
+    """The step of a kind of message, and whether it is a broadcast."""
     if kind in CONTROL:
-        return 0
+        return step_of(kind), 0
     cls = kind_class(kind)
-    return int(issubclass(cls, Broadcast) and not issubclass(cls, PerCluster))
+    return step_of(kind), int(issubclass(cls, Broadcast) and not issubclass(cls, PerCluster))
 
 
 def open_run(folder: Path) -> sqlite3.Connection:

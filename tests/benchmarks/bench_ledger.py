@@ -1,0 +1,200 @@
+"""What the ledger costs: the questions to a large one, and booking while a run goes on.
+
+Questions: seconds for each on a ledger of 1,000,000 rows that is made here, in this process, and of the whole command `coterie ledger`.
+Booking: rounds per second of `Hub.exchange` over gRPC with a run database, over those with a recorder that books nothing. Both runs are
+measured in turn, piece by piece, and the median ratio of neighbouring pieces counts: other work on the machine slows both down. Usage:
+
+    python -m tests.benchmarks.bench_ledger [--rows 1000000] [--seconds 20] [--hosts 1 4] [--sizes 60x3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.config import experiment_from, experiment_to_json
+from coterie.ledger import Row
+from coterie_server import summary
+from coterie_server.curves import curves
+from coterie_server.hub import Hub
+from coterie_server.query import Query, totals
+from coterie_server.rundb import RunDatabase, open_run
+from coterie_server.serve import serving
+from tests.benchmarks.bench_transport import ADDRESS, EXPERIMENT, Block, NoRecorder, _ended, _started, host_process
+
+PIECE_ROUNDS = 50
+WARM_UP_ROUNDS = 100
+KINDS = (  # kind, step, direction, whether it is a broadcast
+    ("pdmm.Down", "S7+S10", "down", 0),
+    ("pdmm.X", "S5", "up", 0),
+    ("envelope", "control", "down", 0),
+    ("envelope", "control", "up", 0),
+    ("pdmm.Draw", "S1", "down", 1),
+)
+N_HOSTS, USERS_PER_HOST = 4, 20
+QUESTIONS = (
+    ("step", "scope"),
+    ("stage", "step", "direction", "scope"),
+    ("round", "direction", "scope"),
+    ("link",),
+    ("cluster",),
+    ("user",),
+)
+
+
+# ---- questions
+
+
+def make_large(folder: Path, n_rows: int) -> None:
+    """A finished run of one long stage."""
+    with contextlib.closing(RunDatabase(folder / "run.db")) as database:
+        connection = database.connection
+        connection.execute("PRAGMA synchronous=OFF")
+        for key, value in {"name": "large", "run_id": "1", "status": "finished", "final_stage": "pdmm"}.items():
+            database.put(key, value)
+        n_rounds = n_rows // (N_HOSTS * len(KINDS))
+        database.stage(0, "pdmm", "pdmm", n_rounds, f"{n_rounds} rounds", 100.0)
+        expected = float(n_rounds * N_HOSTS * USERS_PER_HOST)
+        database.result(0, {}, {("S5", "up"): expected, ("S7+S10", "down"): expected})
+        everyone = range(N_HOSTS * USERS_PER_HOST)
+        connection.execute("BEGIN")
+        connection.executemany(
+            "INSERT INTO members VALUES (?, ?, ?, ?)",
+            [(i, f"u{i}", f"c{i // USERS_PER_HOST}", f"host-{i // USERS_PER_HOST}") for i in everyone],
+        )
+        connection.executemany("INSERT INTO rounds VALUES (0, ?, ?)", ((number, 0.01 * number) for number in range(n_rounds + 1)))
+        connection.executemany("INSERT INTO figures VALUES (0, ?, 'objective', ?)", ((n, 10 + 1 / n) for n in range(1, n_rounds + 1)))
+        connection.executemany(f"INSERT INTO ledger VALUES ({','.join('?' * 18)})", _rows(n_rounds))
+        connection.execute("COMMIT")
+
+
+def _rows(n_rounds: int) -> Iterable[tuple[Any, ...]]:
+    for number, host, (kind, step, direction, is_broadcast) in itertools.product(range(1, n_rounds + 1), range(N_HOSTS), KINDS):
+        n = USERS_PER_HOST if step.startswith("S") else 0
+        sizes = (n, 3 * n, 24 * n, 24 * n + 12, 1)
+        yield (number, 1, 0, 1, 0, number, step, kind, direction, "direct", f"host-{host}", None, is_broadcast, *sizes)
+
+
+def time_questions(folder: Path) -> None:
+    with contextlib.closing(open_run(folder)) as connection:
+        timed: dict[str, Callable[[], Any]] = {f"by {','.join(by)}": lambda by=by: totals(connection, Query(by)) for by in QUESTIONS}
+        timed["one user"] = lambda: totals(connection, Query(("step",), users=("u7",)))
+        timed["rounds 100:200"] = lambda: totals(connection, Query(("step",), first_round=100, last_round=200))
+        timed["traffic with closed forms"] = lambda: summary.traffic(connection)
+        timed["curves"] = lambda: curves(connection, summary.final_stage(connection))
+        for name, question in timed.items():
+            print(f"{name:>40} {_seconds(question):>8.2f} s", flush=True)
+    for options in (("--by", "step,scope"), ("--by", "step", "--direction", "up", "--sort", "wire"), (), ("--format", "csv")):
+        command = [sys.executable, "-m", "coterie_deploy", "ledger", str(folder), *options]
+
+        def run(command: list[str] = command) -> None:
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ)
+
+        print(f"{' '.join(['coterie ledger RUN', *options]):>40} {_seconds(run):>8.2f} s", flush=True)
+
+
+def _seconds(question: Callable[[], Any]) -> float:
+    """The better of two."""
+    found = []
+    for _ in range(2):
+        start = time.perf_counter()
+        question()
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+# ---- booking
+
+
+@contextlib.asynccontextmanager
+async def running(recorder: Any, x: np.ndarray[Any, Any], n_hosts: int) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """A federation over gRPC that sends every user a row and gets it back; what is yielded makes one round."""
+    experiment = experiment_from({**EXPERIMENT, "federation": {"hosts": n_hosts}})
+    hub = Hub(experiment, "bench", recorder, time.monotonic, keep_log=False)
+    async with serving(hub, experiment_to_json(experiment), ADDRESS) as server:
+        address = f"127.0.0.1:{server.port}"
+        split = np.array_split(np.arange(len(x)), n_hosts)
+        processes = [_started(host_process, address, f"h{i}", tuple(f"u{k}" for k in own)) for i, own in enumerate(split)]
+        try:
+            await hub.gather()
+            hub.begin_stage(1, '{"stage": "bench", "options": {"bench": {}}}')
+
+            async def one_round() -> None:
+                hub.round += 1
+                await hub.exchange(Block(x))
+
+            yield one_round
+            await hub.finish("done", failed=False)
+        finally:
+            await asyncio.to_thread(_ended, processes)
+
+
+async def cost(n_users: int, d: int, n_hosts: int, seconds: float) -> tuple[float, float, int]:
+    """Seconds of a round without a ledger, the median ratio of rounds with and without, and how many pieces were compared."""
+    x = np.random.default_rng(0).standard_normal((n_users, d))
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(RunDatabase(Path(folder) / "run.db")) as database:
+        async with running(database, x, n_hosts) as booked, running(NoBooks(), x, n_hosts) as bare:
+
+            async def piece(one_round: Callable[[], Awaitable[None]], flush: Callable[[], None]) -> float:
+                start = time.perf_counter()
+                for _ in range(PIECE_ROUNDS):
+                    await one_round()
+                    flush()
+                return time.perf_counter() - start
+
+            for one_round in (booked, bare):
+                for _ in range(WARM_UP_ROUNDS):
+                    await one_round()
+            ratios, plain = [], []
+            start = time.perf_counter()
+            while time.perf_counter() - start < seconds:
+                # In changing order: what runs second finds the machine as the first has left it.
+                first = len(ratios) % 2
+                with_books = await piece(booked, database.flush_if_due) if first else 0.0
+                without = await piece(bare, lambda: None)
+                with_books = with_books or await piece(booked, database.flush_if_due)
+                ratios.append(with_books / without)
+                plain.append(without / PIECE_ROUNDS)
+    return statistics.median(plain), statistics.median(ratios), len(ratios)
+
+
+class NoBooks(NoRecorder):
+    """Does not even make the rows."""
+
+    def book(self, link: str, where: tuple[int, int], rows: Iterable[tuple[Row, Any]], useful: bool) -> None: ...
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of the large ledger; 0 leaves it out")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of measuring what booking costs, for each number; 0 leaves it out")
+    parser.add_argument("--hosts", type=int, nargs="+", default=[1, 4], help="numbers of client processes")
+    parser.add_argument("--sizes", nargs="+", default=["60x3"], help="users x scalars")
+    arguments = parser.parse_args()
+    if arguments.rows:
+        with tempfile.TemporaryDirectory() as folder:
+            make_large(Path(folder), arguments.rows)
+            time_questions(Path(folder))
+    if arguments.seconds:
+        print(f"{'users x scalars':>16} {'processes':>9} {'round':>9} {'with the ledger':>15} {'pieces':>6}", flush=True)
+    for size, n_hosts in itertools.product(arguments.sizes if arguments.seconds else [], arguments.hosts):
+        n_users, d = (int(number) for number in size.split("x"))
+        plain, ratio, n = asyncio.run(cost(n_users, d, n_hosts, arguments.seconds))
+        print(f"{size:>16} {n_hosts:>9} {1e3 * plain:>6.2f} ms {100 * (ratio - 1):>+14.1f}% {n:>6}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
