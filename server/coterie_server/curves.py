@@ -85,7 +85,8 @@ def curves(connection: sqlite3.Connection, stage: StageSummary, *, with_bytes: b
             figures.setdefault(name, np.full(rounds.size, np.nan))[number] = value
     wire_bytes = _bytes(connection, stage, last) if with_bytes else {}
     made = Curves(stage, rounds, seconds - seconds[0], figures, wire_bytes)
-    return made if "objective" not in figures else _with_gap(connection, made)
+    row = connection.execute("SELECT value FROM run WHERE key = 'experiment'").fetchone()
+    return with_gap(made, "{}" if row is None else row[0])
 
 
 def _bytes(connection: sqlite3.Connection, stage: StageSummary, last: int) -> dict[tuple[str, str], Array]:
@@ -96,13 +97,14 @@ def _bytes(connection: sqlite3.Connection, stage: StageSummary, last: int) -> di
     return {key: np.cumsum(array) for key, array in sums.items()}
 
 
-def _with_gap(connection: sqlite3.Connection, made: Curves) -> Curves:
-    """(F - F*) / |F*|, where F* is the reference objective of the experiment's stop rule, or else the smallest value of the stage.
+def with_gap(made: Curves, experiment: str) -> Curves:
+    """With (F - F*) / |F*|, F* the reference objective of the frozen experiment's stop rule, or else the smallest value of the stage.
 
-    That objective is the method's own, not one of the references that are run beside it.
+    That objective is the method's own, not one of the references that are run beside it. A stage without an objective stays as it is.
     """
-    row = connection.execute("SELECT value FROM run WHERE key = 'experiment'").fetchone()
-    frozen = json.loads(row[0]) if row is not None else {}
+    if "objective" not in made.figures:
+        return made
+    frozen = json.loads(experiment)
     is_of_method = frozen.get("method", {}).get("name") == made.stage.method
     reference = frozen.get("stop", {}).get("reference_objective") if is_of_method else None
     objective = made.figures["objective"]

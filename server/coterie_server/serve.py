@@ -131,7 +131,7 @@ def _check_address(hub: Hub, address: str, tls: Tls | None, insecure: bool) -> N
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"the address to listen on is {address!r}, want HOST:PORT")
-    if tls is not None or _is_loopback(host.strip("[]")):
+    if tls is not None or is_loopback(host.strip("[]")):
         return
     if not insecure:
         raise ConfigError(
@@ -145,7 +145,8 @@ def plain_text(address: str) -> str:
     return f"listening on {address} without TLS: anyone who reaches it can join and read the models"
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is that of this machine, for itself."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
