@@ -128,3 +128,15 @@ def report(
     typer.echo(f"report: {written.page}")
     if figures is not None:
         typer.echo(f"{len(written.figures)} figures in {figures}")
+
+
+@app.command()
+def watch(
+    run: RunFolder,
+    patience: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Without a run folder.")] = 60.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one picture, and do not wait.")] = False,
+) -> None:
+    """Watch a run until it has finished, whoever has started it: exit code 0, or 3 when it has failed or was killed."""
+    from coterie_deploy.watch import watch as watch_here
+
+    watch_here(run, console_on(), patience_s=patience, once=once)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -59,9 +59,8 @@ class Display:
         return f"waiting for {self.hub.rules.noun}s: {n_here} of {n_wanted} here" if n_here < n_wanted else "preparing"
 
 
-def figures_of(progress: Progress) -> list[str]:
+def figures_of(known: Mapping[str, float]) -> list[str]:
     """Objective, residual, loss, accuracy, distance and clusters of a round, as far as its method knows them."""
-    known = progress.figures
     parts = []
     if "objective" in known:
         parts.append(f"objective {figure(known['objective'], 6)}")
@@ -78,6 +77,22 @@ def figures_of(progress: Progress) -> list[str]:
     return parts
 
 
+def rate_said(rate: float) -> str:
+    """Rounds per second, in words."""
+    return f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s"
+
+
+def bars(rows: Iterable[tuple[str, int, int, str]]) -> Table:
+    """A line for each of (what, how many are done, of how many, what is said of it)."""
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(ratio=1)
+    grid.add_column(no_wrap=True, justify="right")
+    for what, done, of, said in rows:
+        grid.add_row(Text(what, style="bold"), ProgressBar(total=of, completed=done), Text(said))
+    return grid
+
+
 def _stage_of(progress: Progress) -> str:
     return f"{progress.number + 1}/{progress.n_stages} {progress.stage.name}"
 
@@ -88,19 +103,14 @@ class _Drawing:
     def __init__(self, display: Display) -> None:
         self._display = display
 
-    def __rich__(self) -> Table | Group:
+    def __rich__(self) -> Group:
         latest = self._display.latest
         if latest is None:
             return Group(Text(self._display.waiting(), style="dim"))
         rate, limit = self._display.rate(), latest.stage.stop.rounds
         left = f"  at most {duration((limit - latest.round) / rate)}" if rate > 0 else ""
-        grid = Table.grid(padding=(0, 1), expand=True)
-        grid.add_column(no_wrap=True)
-        grid.add_column(ratio=1)
-        grid.add_column(no_wrap=True, justify="right")
-        bar = ProgressBar(total=limit, completed=latest.round)
-        grid.add_row(Text(_stage_of(latest), style="bold"), bar, Text(f"{latest.round}/{limit}{left}"))
-        parts = [*figures_of(latest), f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s"]
+        grid = bars([(_stage_of(latest), latest.round, limit, f"{latest.round}/{limit}{left}")])
+        parts = [*figures_of(latest.figures), rate_said(rate)]
         return Group(grid, Text("  " + "  ".join(parts), no_wrap=True, overflow="ellipsis"))
 
 
@@ -126,7 +136,7 @@ class _Lines(Display):
     def _print(self, progress: Progress) -> None:
         self._printed_at = time.monotonic()
         rounds = f"stage {_stage_of(progress)}: round {progress.round} of at most {progress.stage.stop.rounds}"
-        print(", ".join([rounds, *figures_of(progress)]), file=self.console.file, flush=True)
+        print(", ".join([rounds, *figures_of(progress.figures)]), file=self.console.file, flush=True)
 
 
 @contextlib.contextmanager
