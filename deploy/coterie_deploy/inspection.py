@@ -140,3 +140,17 @@ def watch(
     from coterie_deploy.watch import watch as watch_here
 
     watch_here(run, console_on(), patience_s=patience, once=once)
+
+
+@app.command()
+def export(
+    run: RunFolder,
+    to: Annotated[str, typer.Option(metavar="tensorboard|mlflow", help="For which tool.")],
+    output: Annotated[str, typer.Option(metavar="DIR", help="A folder; for MLflow also a tracking URI.")],
+    follow: Annotated[bool, typer.Option("--follow", help="Until the run is over.")] = False,
+) -> None:
+    """Give a run's metrics to TensorBoard or MLflow, each against rounds and against bytes. Again: what is new since."""
+    from coterie_deploy.export import export as write
+    from coterie_deploy.tables import counted
+
+    typer.echo(f"{counted(write(run, to, output, follow=follow), 'value')} added to {output}")
