@@ -246,6 +246,10 @@ def test_models_and_predictions_are_those_of_the_run(folder: Path, tmp_path: Pat
     np.testing.assert_array_equal(loaded.predict("u3", rows[["a", "b"]].to_numpy()), expected)
     np.testing.assert_array_equal(coterie.load_run(folder, frames="polars").predict("u3", rows), expected)
     assert not np.array_equal(loaded.predict("u3", rows, "local"), expected)
+    with np.load(folder / "models" / f"{loaded.final_stage}.npz") as left:
+        standardised = (rows[["a", "b"]].to_numpy() - left["mean"]) / left["scale"]
+    *slopes, intercept = loaded.models["u3"]
+    np.testing.assert_allclose(loaded.predict("u3", rows), standardised @ slopes - intercept, rtol=1e-12)
 
 
 def test_rows_and_users_and_stages_that_do_not_fit_are_named(folder: Path) -> None:

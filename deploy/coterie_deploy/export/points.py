@@ -66,8 +66,10 @@ class Points:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All values of the experiment by dotted key; lists are JSON."""
-        return {key: json.dumps(value) if isinstance(value, list) else value for key, value in _flat(json.loads(self.facts["experiment"]))}
+        """All values of the experiment by dotted key, without its description; lists are JSON."""
+        content = json.loads(self.facts["experiment"])
+        del content["description"]
+        return {key: json.dumps(value) if isinstance(value, list) else value for key, value in _flat(content)}
 
 
 def points_of(folder: Path) -> Points:

@@ -126,11 +126,10 @@ class EventFiles:
         if stage not in self._stages:
             path = self._folder / stage / f"events.out.tfevents.{at:.0f}.coterie"
             path.parent.mkdir(exist_ok=True)
-            path.unlink(missing_ok=True)  # of an export that was killed before it could say so
             self._stages[stage] = _Written(os.fspath(path.relative_to(self._folder)))
         written = self._stages[stage]
         with (self._folder / written.file).open("ab") as file:
-            file.truncate(written.n_bytes)
+            file.truncate(written.n_bytes)  # what is beyond is of an export that was killed before it could say so
             file.seek(0, os.SEEK_END)
             records = RecordWriter(file)
             if not written.n_bytes:
