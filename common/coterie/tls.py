@@ -3,7 +3,7 @@
 A folder has `ca.crt` (whom to believe), `tls.crt` and `tls.key` (who one is), the names of a Kubernetes TLS secret. The identity stands in
 URIs of the certificate's subject alternative name, which gRPC hands to a server:
 
-    urn:coterie:ROLE:NAME     who it is: a coordinator, an aggregator or a host of that name
+    urn:coterie:ROLE:NAME     who it is: a coordinator, an aggregator, a host or a monitor of that name
     urn:coterie:cluster:NAME  the only cluster whose users it may speak for
     urn:coterie:users:LIST    the users it may speak for: names and ranges of names, u0..u19,u31
 
@@ -27,7 +27,8 @@ from coterie.names import check_name
 
 CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
 MEMBERS = ("aggregator", "host")  # who joins
-ROLES = ("coordinator", *MEMBERS)
+MONITOR = "monitor"  # who may read a server's metrics, and nothing else
+ROLES = ("coordinator", *MEMBERS, MONITOR)
 _PREFIX = "urn:coterie:"
 _KINDS = (*ROLES, "cluster", "users")
 _DIGITS = "0123456789"
@@ -174,6 +175,12 @@ class Tls:
     def dialling(self) -> ssl.SSLContext:
         """The same as `channel_credentials`, for Python's own TLS."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
+
+    def https(self) -> ssl.SSLContext:
+        """For whoever serves web pages to holders of certificates of the same authority."""
+        context = self._context(ssl.PROTOCOL_TLS_SERVER)
+        context.set_alpn_protocols(["http/1.1"])
+        return context
 
     @cached_property
     def _both(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:

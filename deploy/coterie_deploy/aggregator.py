@@ -8,7 +8,7 @@ import fcntl
 import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -20,8 +20,10 @@ from coterie.errors import ConfigError, RunError
 from coterie.snapshot import SnapshotFile
 from coterie.tls import Tls, load_tls
 from coterie_deploy.handshakes import handshakes_reported
+from coterie_deploy.hub_log import RunLog
 from coterie_deploy.joining import check_server_address, state_name
-from coterie_deploy.printable import printable
+from coterie_deploy.logs import Log, LogLevel
+from coterie_deploy.metrics_server import Metrics, metrics_served
 from coterie_deploy.signals import Stop, stopping_at_end_of_input, stopping_on_signals
 from coterie_deploy.tables import counted
 from coterie_deploy.telemetry import Telemetry, tracing
@@ -54,6 +56,8 @@ class AggregatorRole:
     tls: Path | None
     launched: bool  # by `coterie run`: ends with its launcher
     telemetry: Telemetry | None = None
+    metrics: str | None = None  # HOST:PORT
+    log: Log = field(default_factory=Log)
 
 
 def run_aggregator(role: AggregatorRole) -> int:
@@ -66,6 +70,7 @@ def run_aggregator(role: AggregatorRole) -> int:
 
 async def _serve(role: AggregatorRole) -> int:
     name = role.name or role.cluster
+    role = replace(role, log=role.log.with_(role="aggregator", aggregator=name, cluster=role.cluster))
     tls = None if role.tls is None else load_tls(role.tls, is_server=True)
     open_hubs: list[Hub] = []
     async with contextlib.AsyncExitStack() as stack:
@@ -79,7 +84,7 @@ async def _serve(role: AggregatorRole) -> int:
             return await _started(role, name, experiment, run_id, stack, stop, open_hubs, tls, tracer)
 
         def say_waiting() -> None:
-            _say(f"waiting for a coordinator at {role.server} (up to {role.patience_s:g} s)")
+            role.log.say("waiting", f"waiting for a coordinator at {role.server} (up to {role.patience_s:g} s)", server=role.server)
 
         outcome = None
         try:
@@ -96,9 +101,9 @@ async def _serve(role: AggregatorRole) -> int:
                         await hub.finish(reason_of(error), failed=True)
                 raise
     if outcome is None:
-        _say(f"stopped by {stop.by}; the same command goes on from here")
+        role.log.say("stopped", f"stopped by {stop.by}; the same command goes on from here", by=stop.by)
         return stop.exit_code
-    _say(outcome)
+    role.log.say("finished", outcome)
     return 0
 
 
@@ -133,12 +138,14 @@ async def _started(
     below = cluster_experiment(experiment, hosts)
     folder = role.state / state_name(name, run_id)
     await stack.enter_async_context(_locked(folder, _LOCK_S if role.launched else 0.0))
-    database = RunDatabase(folder / "run.db", scope=WITHIN)
+    run_log = RunLog(role.log)
+    log = run_log.log
+    database = RunDatabase(folder / "run.db", scope=WITHIN, on_event=run_log)
     stack.callback(database.close)
     attempt = int(database.get("attempt") or 0) + 1
     database.put("attempt", str(attempt))
     hub = Hub(below, run_id, database, time.monotonic, cluster=role.cluster)
-    hub.attempt = attempt
+    hub.attempt, run_log.hub = attempt, hub
     hub.tracer = tracer
     if tracer is not None:
         tracer.belong_to(run_id)
@@ -149,15 +156,20 @@ async def _started(
         database.event("resume", f"aggregator {name!r} resumed at exchange {hub.seq}", attempt=attempt)
     database.rewind(hub.seq, 0, 0)
     address = _address(role)
-    await stack.enter_async_context(handshakes_reported(hub, tls, _say))
+    metrics = None if role.metrics is None else Metrics(role.metrics, tls, role.insecure, stop)
+    url = await stack.enter_async_context(metrics_served(metrics, hub, folder, "aggregator", name))
+    await stack.enter_async_context(handshakes_reported(hub, tls, lambda sentence: log.say("handshake", sentence, LogLevel.warning)))
     server = await stack.enter_async_context(serving(hub, experiment_to_json(experiment), address, tls, insecure=role.insecure))
     if role.insecure and tls is None:
-        _say(f"warning: {plain_text(address)}")
+        log.say("insecure", f"warning: {plain_text(address)}", LogLevel.warning)
+    if url is not None:
+        log.say("metrics", f"metrics are at {url}", url=url)
     open_hubs.append(hub)
     with contextlib.suppress(OSError):  # only a convenience: the address is printed too
         (role.state / PORT).write_text(f"{server.port}\n", encoding="utf-8")
     place = f"{address.rpartition(':')[0]}:{server.port}"
-    _say(f"aggregator {name!r} of run {printable(run_id)} listens on {place} for {counted(hosts, 'host')} of cluster {role.cluster!r}")
+    sentence = f"aggregator {name!r} of run {run_id} listens on {place} for {counted(hosts, 'host')} of cluster {role.cluster!r}"
+    log.say("listen", sentence, address=place)
     if hub.members is None:
         async with _beside(_stop_waiting(stop, hub)):
             await hub.gather()
@@ -216,7 +228,3 @@ def _is_taken(lock: IO[str]) -> bool:
     except OSError:
         return False
     return True
-
-
-def _say(sentence: str) -> None:
-    print(printable(sentence), flush=True)  # noqa: T201

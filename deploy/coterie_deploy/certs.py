@@ -22,10 +22,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coterie.errors import ConfigError, RunError
 from coterie.names import check_name
-from coterie.tls import CA, CERTIFICATE, KEY, ROLES, Identity, check_users
+from coterie.tls import CA, CERTIFICATE, KEY, MONITOR, ROLES, Identity, check_users
 
 CA_KEY = "ca.key"
 _CLOCKS_DIFFER = datetime.timedelta(minutes=10)
+_LISTENING = ("coordinator", "aggregator")
 _LOCAL = ("localhost", "127.0.0.1", "::1")  # where a health check finds the server beside it
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DNS = re.compile(r"(?=.{1,253}$)(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?)(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?)*")
@@ -77,8 +78,8 @@ def issue(folder: Path, asked: Asked) -> Path:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, asked.name[:_MAX_COMMON_NAME])])
     # A coordinator dials too: its own health check does. What it may not do is said by its role.
-    purposes = [ExtendedKeyUsageOID.CLIENT_AUTH] + ([ExtendedKeyUsageOID.SERVER_AUTH] if asked.role != "host" else [])
-    names = [_address(text) for text in (*asked.addresses, *_LOCAL)] if asked.role != "host" else []
+    purposes = [ExtendedKeyUsageOID.CLIENT_AUTH] + ([ExtendedKeyUsageOID.SERVER_AUTH] if asked.role in _LISTENING else [])
+    names = [_address(text) for text in (*asked.addresses, *_LOCAL)] if asked.role in _LISTENING else []
     made = (
         _builder(subject, authority.subject, key.public_key(), asked.days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -116,12 +117,12 @@ def _check(asked: Asked) -> None:
     _check_days(asked.days)
     if asked.cluster is not None:  # an empty one must not come to mean any
         check_name(asked.cluster, "--cluster")
-    if asked.role == "host" and asked.addresses:
-        raise ConfigError(f"a host listens nowhere, but --address is {asked.addresses[0]!r}")
-    if asked.role != "host" and not asked.addresses:
+    if asked.role not in _LISTENING and asked.addresses:
+        raise ConfigError(f"a {asked.role} listens nowhere, but --address is {asked.addresses[0]!r}")
+    if asked.role in _LISTENING and not asked.addresses:
         raise ConfigError(f"{asked.role} {asked.name!r} has no --address, want the names and addresses at which it is found")
-    if asked.role == "coordinator" and (asked.users or asked.cluster):
-        raise ConfigError("a coordinator speaks for no users, want neither --users nor --cluster")
+    if asked.role in ("coordinator", MONITOR) and (asked.users or asked.cluster):
+        raise ConfigError(f"a {asked.role} speaks for no users, want neither --users nor --cluster")
     if asked.role == "aggregator" and not asked.cluster:
         raise ConfigError(f"aggregator {asked.name!r} has no --cluster, want the one it speaks for")
 

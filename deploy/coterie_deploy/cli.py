@@ -46,12 +46,13 @@ def _run(arguments: list[str]) -> int:
 
     from coterie.errors import CoterieError, RunError
     from coterie_deploy.inspection import app
+    from coterie_deploy.logs import wants_json
 
     command = typer.main.get_command(app)
     try:
         code = command.main(arguments, prog_name="coterie", standalone_mode=False)
     except CoterieError as error:
-        return _failed(str(error), error.exit_code)
+        return _failed(str(error), error.exit_code, as_json=wants_json(arguments))
     except KeyboardInterrupt:
         return 130
     except ModuleNotFoundError as error:
@@ -72,12 +73,14 @@ def _run(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _failed(sentence: str, code: int) -> int:
+def _failed(sentence: str, code: int, *, as_json: bool = False) -> int:
     """Prints one line, however narrow the terminal: wrapping it is the terminal's business."""
+    from coterie_deploy.logs import failure_line
     from coterie_deploy.printable import printable
 
+    line = " ".join(sentence.split())
     try:
-        print(f"error: {printable(' '.join(sentence.split()))}", file=sys.stderr)  # noqa: T201
+        print(failure_line(line, code) if as_json else f"error: {printable(line)}", file=sys.stderr)  # noqa: T201
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from coterie.config import Experiment
@@ -25,7 +25,7 @@ from coterie_client.data import list_users
 from coterie_client.host import Host
 from coterie_deploy.health import beating
 from coterie_deploy.joining import check_server_address, state_name
-from coterie_deploy.printable import printable
+from coterie_deploy.logs import Log
 from coterie_deploy.signals import stopping_at_end_of_input, stopping_on_signals
 
 _MAX_SHOWN = 3  # clusters
@@ -46,6 +46,7 @@ class Client:
     allow_code: bool = False  # the experiment may name modules to import
     cluster: str | None = None  # all users of this known cluster, instead of a selection
     tls: Path | None = None  # the folder of its certificate
+    log: Log = field(default_factory=Log)
 
 
 def default_name(users: str | None, cluster: str | None = None) -> str:
@@ -66,6 +67,7 @@ def run_client(client: Client) -> int:
 
 async def _serve(client: Client) -> int:
     name = client.name or default_name(client.users, client.cluster)
+    log = client.log.with_(role="host", host=name)
     tls = None if client.tls is None else load_tls(client.tls, is_server=False)
 
     def make_host(experiment: Experiment, run_id: str) -> Host:
@@ -75,11 +77,12 @@ async def _serve(client: Client) -> int:
         store = store_of(client.state, name, run_id)
         host = build_host(name, experiment, run_id, users, data_dir=data, store=store, instance=secrets.token_hex(8))
         _check_writable(client.state)
-        print(f"host {name!r} with {len(host.users)} users joins run {printable(run_id)} at {client.server}", flush=True)  # noqa: T201
+        sentence = f"host {name!r} with {len(host.users)} users joins run {run_id} at {client.server}"
+        log.say("join", sentence, run=run_id, server=client.server, users=len(host.users))
         return host
 
     def say_waiting() -> None:
-        print(f"waiting for a server at {client.server} (up to {client.patience_s:g} s)", flush=True)  # noqa: T201
+        log.say("waiting", f"waiting for a server at {client.server} (up to {client.patience_s:g} s)", server=client.server)
 
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(stopping_on_signals())
@@ -90,9 +93,9 @@ async def _serve(client: Client) -> int:
                 make_host, client.server, name=name, tls=tls, patience_s=client.patience_s, stop=stop, on_wait=say_waiting
             )
     if outcome is None:
-        print(f"stopped by {stop.by}; the same command goes on from here", flush=True)  # noqa: T201
+        log.say("stopped", f"stopped by {stop.by}; the same command goes on from here", by=stop.by)
         return stop.exit_code
-    print(printable(outcome), flush=True)  # noqa: T201
+    log.say("finished", outcome)
     return 0
 
 

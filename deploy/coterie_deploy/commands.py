@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from coterie_deploy.logs import Log, LogFormat, LogLevel
+
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
@@ -33,6 +35,7 @@ class RoleName(StrEnum):
     coordinator = "coordinator"
     aggregator = "aggregator"
     host = "host"
+    monitor = "monitor"
 
 
 class TransportName(StrEnum):
@@ -64,6 +67,11 @@ TlsFolder = Annotated[
 Trace = Annotated[bool, typer.Option("--trace", help="Spans to an OpenTelemetry collector.")]
 Otlp = Annotated[str | None, typer.Option(metavar="URL", help="Where it is.  [default: OTEL_EXPORTER_OTLP_ENDPOINT]", show_default=False)]
 TraceEvery = Annotated[int | None, typer.Option(min=1, metavar="N", help="Every Nth round.  [default: ever fewer]", show_default=False)]
+MetricsAddress = Annotated[
+    str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Where Prometheus finds metrics.", show_default=False)
+]
+LogFormatName = Annotated[LogFormat, typer.Option("--log-format", help="Sentences, or a JSON object a line.")]
+LogLevelName = Annotated[LogLevel, typer.Option("--log-level", help="What is said.")]
 AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let the experiment name code to import here.")]
 ContainerHosts = Annotated[
     int | None, typer.Option(min=1, help="Client hosts; with clusters, of each.  [default: the experiment's]", show_default=False)
@@ -122,11 +130,16 @@ def run(
     trace: Trace = False,
     otlp: Otlp = None,
     trace_every: TraceEvery = None,
+    metrics: MetricsAddress = None,
+    log_format: LogFormatName = LogFormat.text,
+    log_level: Annotated[
+        LogLevel | None, typer.Option("--log-level", help="What is said.  [default: progress and warnings; json info]", show_default=False)
+    ] = None,
 ) -> None:
     """Run an experiment on this machine: a coordinator, the clusters' aggregators if there are any, and the client hosts."""
     from coterie_deploy.cautions import links_caution
     from coterie_deploy.launch import Launch, default_hosts
-    from coterie_deploy.local import run_here
+    from coterie_deploy.local import Watched, run_here
     from coterie_deploy.shipped import choose, load
     from coterie_deploy.telemetry import telemetry
 
@@ -145,7 +158,8 @@ def run(
     _say(links_caution(chosen.experiment, transport.value))
     traced = telemetry(trace, otlp, trace_every)
     how = Launch(transport.value, chosen.folder, data, resume=resume, decisions_of=replay_decisions, telemetry=traced)
-    run_here(chosen.experiment, how, console_on(), console_on(stderr=True), quiet=quiet)
+    watched = Watched(metrics, log_format, log_level)
+    run_here(chosen.experiment, how, console_on(), console_on(stderr=True), quiet=quiet, watched=watched)
 
 
 @app.command()
@@ -207,6 +221,9 @@ def server(
     trace: Trace = False,
     otlp: Otlp = None,
     trace_every: TraceEvery = None,
+    metrics: MetricsAddress = None,
+    log_format: LogFormatName = LogFormat.text,
+    log_level: LogLevelName = LogLevel.info,
 ) -> None:
     """Coordinate a run whose hosts are elsewhere. SIGTERM: checkpoint, exit code 3."""
     from coterie_deploy.server import Serve, serve_here
@@ -226,7 +243,7 @@ def server(
     )
     _say(chosen.note)
     traced = telemetry(trace, otlp, trace_every)
-    how = Serve(chosen.folder, listen, insecure, tls, resume=resume, decisions_of=replay_decisions, telemetry=traced)
+    how = Serve(chosen.folder, listen, insecure, tls, resume, replay_decisions, traced, metrics, log_format, log_level)
     serve_here(chosen.experiment, how, console_on(), console_on(stderr=True), quiet=quiet)
 
 
@@ -243,6 +260,8 @@ def client(
     insecure: Insecure = False,
     allow_code: AllowCode = False,
     launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
+    log_format: LogFormatName = LogFormat.text,
+    log_level: LogLevelName = LogLevel.info,
 ) -> None:
     """Serve some users in the run of a server. SIGTERM: state is written down, exit code 143."""
     from coterie_deploy.client import Client, run_client
@@ -251,8 +270,8 @@ def client(
         _import_from_here()
     if users is not None and cluster is not None:
         raise typer.BadParameter("--users and --cluster both choose users, want one of the two")
-    code = run_client(Client(server, users, name, data, state, patience, insecure, launched, allow_code, cluster, tls))
-    raise typer.Exit(code)
+    log = Log(log_format, log_level)
+    raise typer.Exit(run_client(Client(server, users, name, data, state, patience, insecure, launched, allow_code, cluster, tls, log)))
 
 
 @app.command()
@@ -270,13 +289,18 @@ def aggregator(
     otlp: Otlp = None,
     trace_every: TraceEvery = None,
     launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
+    metrics: MetricsAddress = None,
+    log_format: LogFormatName = LogFormat.text,
+    log_level: LogLevelName = LogLevel.info,
 ) -> None:
     """Stand between a coordinator and the hosts of one known cluster. SIGTERM: state is written down, exit code 143."""
     from coterie_deploy.aggregator import AggregatorRole, run_aggregator
     from coterie_deploy.telemetry import telemetry
 
     traced = telemetry(trace, otlp, trace_every)
-    raise typer.Exit(run_aggregator(AggregatorRole(server, cluster, listen, hosts, name, state, patience, insecure, tls, launched, traced)))
+    log = Log(log_format, log_level)
+    role = AggregatorRole(server, cluster, listen, hosts, name, state, patience, insecure, tls, launched, traced, metrics, log)
+    raise typer.Exit(run_aggregator(role))
 
 
 @app.command()

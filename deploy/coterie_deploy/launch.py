@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,6 +25,7 @@ from coterie_server.coordinator import Connect, Finished, Options, coordinate
 from coterie_server.engine import Observer
 from coterie_server.hub import Hub
 from coterie_server.method import Outcome
+from coterie_server.rundb import OnEvent
 from coterie_server.serve import serving
 from coterie_server.sessions import Tracer
 
@@ -48,6 +50,8 @@ class Launch:
     on_hub: Callable[[Hub], None] | None = None  # is told the hub before hosts join
     tracer: Tracer | None = None
     telemetry: Telemetry | None = None  # for the aggregators of a run in processes
+    on_event: OnEvent | None = None
+    beside: Callable[[Hub], AbstractAsyncContextManager[object]] | None = None  # is entered before hosts join, and left after all else
 
 
 def default_hosts(experiment: Experiment, transport: Transport, data: Path | None) -> int:
@@ -61,15 +65,27 @@ async def launch(experiment: Experiment, how: Launch) -> Finished:
     """Runs the experiment with its users spread evenly over `federation.hosts` hosts. Raises CoterieError."""
     n_hosts = experiment.federation.hosts
     heads = await asyncio.to_thread(list_users, experiment.data, experiment.seed, how.data)
-    options = Options(how.folder, how.resume, how.decisions_of, how.observer, how.stop, how.start, how.tracer)
+    options = Options(how.folder, how.resume, how.decisions_of, how.observer, how.stop, how.start, how.tracer, how.on_event)
     if experiment.federation.is_two_tier:
         if how.transport == "loopback":
             raise ConfigError("transport 'loopback' has one process, want federation.topology 'flat'")
-        return await coordinate(experiment, _in_two_tiers(experiment, how, heads), options)
+        return await coordinate(experiment, _with_what_is_beside(_in_two_tiers(experiment, how, heads), how), options)
     names = [head.name for head in heads]
     shares = {f"host-{i}": share for i, share in enumerate(divided(range(len(names)), n_hosts), 1)}
     connect = _in_processes(experiment, how, shares) if how.transport == "grpc" else _in_this_process(experiment, how, shares, names)
-    return await coordinate(experiment, connect, options)
+    return await coordinate(experiment, _with_what_is_beside(connect, how), options)
+
+
+def _with_what_is_beside(connect: Connect, how: Launch) -> Connect:
+    if (beside := how.beside) is None:
+        return connect
+
+    @contextlib.asynccontextmanager
+    async def connect_both(hub: Hub) -> AsyncIterator[None]:
+        async with beside(hub), connect(hub):
+            yield
+
+    return connect_both
 
 
 def _in_two_tiers(experiment: Experiment, how: Launch, heads: Sequence[UserHead]) -> Connect:

@@ -3,37 +3,67 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 
 from coterie.config import Experiment
 from coterie.errors import RunError
 from coterie_deploy.folders import is_finished, nothing_left_of_a_failed_start
+from coterie_deploy.hub_log import RunLog
 from coterie_deploy.launch import Launch, launch
+from coterie_deploy.logs import LogFormat, LogLevel
+from coterie_deploy.metrics_server import Metrics, metrics_served
 from coterie_deploy.progress import display
 from coterie_deploy.report import print_report
-from coterie_deploy.server import with_advice
+from coterie_deploy.server import role_log, with_advice
 from coterie_deploy.signals import stopping_on_signals
 from coterie_deploy.telemetry import tracing
+from coterie_server.hub import Hub
 
 
-def run_here(experiment: Experiment, how: Launch, out: Console, err: Console, *, quiet: bool) -> None:
-    """Runs and reports. Raises CoterieError; a run that was asked to stop ends with a RunError that says how to go on."""
+@dataclass(frozen=True)
+class Watched:
+    """How a run is looked at from outside: by Prometheus at HOST:PORT, and by whoever reads its log."""
+
+    metrics: str | None = None
+    log_format: LogFormat = LogFormat.text
+    log_level: LogLevel | None = None  # None: of a run for a person, its progress, and events from warnings on; otherwise info
+
+
+def run_here(experiment: Experiment, how: Launch, out: Console, err: Console, *, quiet: bool, watched: Watched | None = None) -> None:
+    """Runs and reports, unless machines read what is said. Raises CoterieError; a run that was asked to stop ends with a RunError that says
+    how to go on."""
     assert how.folder is not None  # noqa: S101 - the command line always has one
     if not (how.resume and is_finished(how.folder)):
         with nothing_left_of_a_failed_start(how.folder):
-            asyncio.run(_run(experiment, how, err, quiet=quiet))
-    print_report(how.folder, out)
+            asyncio.run(_run(experiment, how, err, watched or Watched(), quiet=quiet))
+    if watched is None or watched.log_format is LogFormat.text:
+        print_report(how.folder, out)
 
 
-async def _run(experiment: Experiment, how: Launch, err: Console, *, quiet: bool) -> None:
-    with stopping_on_signals() as stop, display(err, quiet=quiet) as shown, tracing(how.telemetry, "coordinator", err) as tracer:
+async def _run(experiment: Experiment, how: Launch, err: Console, watched: Watched, *, quiet: bool) -> None:
+    assert how.folder is not None  # noqa: S101 - as above
+    folder = how.folder
+    log = role_log(err, watched.log_format, watched.log_level or LogLevel.info, quiet=quiet).with_(role="coordinator")
+    is_plain = watched.log_level is None and not log.is_json
+    run_log = RunLog(replace(log, level=LogLevel.warning) if is_plain and log.says(LogLevel.warning) else log)
+    log = log.with_(where=run_log.where)
+    with stopping_on_signals() as stop, display(err, quiet=quiet, log=log) as shown, tracing(how.telemetry, "coordinator", err) as tracer:
 
-        def show_hub(hub: object) -> None:
-            shown.hub = hub  # type: ignore[assignment]
+        @contextlib.asynccontextmanager
+        async def beside(hub: Hub) -> AsyncIterator[None]:
+            shown.hub = run_log.hub = hub
+            metrics = None if watched.metrics is None else Metrics(watched.metrics, stop=stop)
+            async with metrics_served(metrics, hub, folder, "coordinator", experiment.name) as url:
+                if url is not None:
+                    log.say("metrics", f"metrics are at {url}", url=url)
+                yield
 
         try:
-            await launch(experiment, replace(how, observer=shown, stop=stop, on_hub=show_hub, tracer=tracer))
+            await launch(experiment, replace(how, observer=shown, stop=stop, beside=beside, on_event=run_log, tracer=tracer))
         except RunError as error:
-            raise with_advice(error, stop, f"coterie run {how.folder} --resume") from None
+            again = f"coterie run {how.folder} --resume" + ("" if watched.metrics is None else f" --metrics {watched.metrics}")
+            raise with_advice(error, stop, again) from None

@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from coterie_deploy.logs import Log, LogFormat, LogLevel, on_console
 from coterie_deploy.tables import duration, figure
 from coterie_server.engine import Progress
 from coterie_server.hub import Hub
@@ -117,39 +118,48 @@ class _Drawing:
 class _Lines(Display):
     """A line when a stage ends and every few seconds."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, log: Log) -> None:
         super().__init__(console)
+        self._log = log
         self._printed_at = time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
         before, self.latest = self.latest, progress
         if before is not None and before.number != progress.number:
-            self._print(before)
+            self._print("stage", before)
         elif time.monotonic() - self._printed_at > LINES_EVERY_S:
-            self._print(progress)
+            self._print("progress", progress)
 
     def last(self) -> None:
         """The line of the round that was made last."""
         if self.latest is not None:
-            self._print(self.latest)
+            self._print("stage", self.latest)
 
-    def _print(self, progress: Progress) -> None:
+    def _print(self, event: str, progress: Progress) -> None:
         self._printed_at = time.monotonic()
         rounds = f"stage {_stage_of(progress)}: round {progress.round} of at most {progress.stage.stop.rounds}"
-        print(", ".join([rounds, *figures_of(progress.figures)]), file=self.console.file, flush=True)
+        self._log.say(
+            event,
+            ", ".join([rounds, *figures_of(progress.figures)]),
+            stage=progress.stage.name,
+            round=progress.round,
+            rounds=progress.stage.stop.rounds,
+            figures=dict(progress.figures),
+        )
 
 
 @contextlib.contextmanager
-def display(console: Console, *, quiet: bool) -> Iterator[Display]:
-    """Shows a run while the block runs, on a console of standard error."""
+def display(console: Console, *, quiet: bool, log: Log | None = None) -> Iterator[Display]:
+    """Shows a run while the block runs, on a console of standard error; lines go to the log."""
+    log = log or on_console(console, LogFormat.text, LogLevel.info)
     if quiet:
         yield Display(console)
-    elif console.is_terminal:
+    elif console.is_terminal and not log.is_json:
         shown = Display(console)
         with Live(_Drawing(shown), console=console, refresh_per_second=_DRAWS_PER_S, transient=True):
             yield shown
     else:
-        lines = _Lines(console)
+        lines = _Lines(console, log)
         try:
             yield lines
         finally:

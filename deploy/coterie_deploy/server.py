@@ -15,7 +15,9 @@ from coterie.errors import RunError
 from coterie.tls import load_tls
 from coterie_deploy.folders import is_finished, nothing_left_of_a_failed_start
 from coterie_deploy.handshakes import handshakes_reported
-from coterie_deploy.printable import printable
+from coterie_deploy.hub_log import RunLog
+from coterie_deploy.logs import Log, LogFormat, LogLevel, on_console
+from coterie_deploy.metrics_server import Metrics, metrics_served
 from coterie_deploy.progress import Display, display
 from coterie_deploy.report import print_report
 from coterie_deploy.signals import Stop, stopping_on_signals
@@ -24,8 +26,6 @@ from coterie_deploy.telemetry import Telemetry, tracing
 from coterie_server.coordinator import Connect, Options, coordinate
 from coterie_server.hub import Hub
 from coterie_server.serve import plain_text, serving
-
-_LOOK_EVERY_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -39,29 +39,41 @@ class Serve:
     resume: bool = False
     decisions_of: Path | None = None
     telemetry: Telemetry | None = None
+    metrics: str | None = None  # HOST:PORT
+    log_format: LogFormat = LogFormat.text
+    log_level: LogLevel = LogLevel.info
 
 
 def serve_here(experiment: Experiment, how: Serve, out: Console, err: Console, *, quiet: bool) -> None:
-    """Serves, and reports at the end. Raises CoterieError, like `serve`."""
+    """Serves, and reports at the end, unless machines read what is said. Raises CoterieError, like `serve`."""
     if not (how.resume and is_finished(how.folder)):
         with nothing_left_of_a_failed_start(how.folder):
             asyncio.run(serve(experiment, how, err, quiet=quiet))
-    print_report(how.folder, out)
+    if how.log_format is LogFormat.text:
+        print_report(how.folder, out)
 
 
 async def serve(experiment: Experiment, how: Serve, console: Console, *, quiet: bool) -> None:
     """Serves the run at HOST:PORT to its end. Raises CoterieError; when asked to stop, a RunError that says how to go on."""
-    with stopping_on_signals() as stop, display(console, quiet=quiet) as shown, tracing(how.telemetry, "coordinator", console) as tracer:
-        options = Options(how.folder, how.resume, how.decisions_of, shown, stop, tracer=tracer)
+    run_log = RunLog(role_log(console, how.log_format, how.log_level, quiet=quiet).with_(role="coordinator"))
+    traced = tracing(how.telemetry, "coordinator", console)
+    with stopping_on_signals() as stop, display(console, quiet=quiet, log=run_log.log) as shown, traced as tracer:
+        options = Options(how.folder, how.resume, how.decisions_of, shown, stop, tracer=tracer, on_event=run_log)
         try:
-            await coordinate(experiment, _connect(experiment, how, shown, quiet=quiet), options)
+            await coordinate(experiment, _connect(experiment, how, shown, run_log, stop), options)
         except RunError as error:
             raise with_advice(error, stop, _again(how)) from None
 
 
 def _again(how: Serve) -> str:
     security = " --insecure" if how.insecure else "" if how.tls is None else f" --tls {how.tls}"
-    return f"coterie server {how.folder} --listen {how.address} --resume{security}"
+    metrics = "" if how.metrics is None else f" --metrics {how.metrics}"
+    return f"coterie server {how.folder} --listen {how.address} --resume{security}{metrics}"
+
+
+def role_log(console: Console, log_format: LogFormat, level: LogLevel, *, quiet: bool) -> Log:
+    """The log of a role on a console; a quiet one says what is an error."""
+    return on_console(console, log_format, LogLevel.error if quiet else level)
 
 
 def with_advice(error: RunError, stop: Stop, command: str) -> RunError:
@@ -69,54 +81,25 @@ def with_advice(error: RunError, stop: Stop, command: str) -> RunError:
     return RunError(f"{error}: {command}") if stop.is_set() else error
 
 
-def _connect(experiment: Experiment, how: Serve, shown: Display, *, quiet: bool) -> Connect:
+def _connect(experiment: Experiment, how: Serve, shown: Display, run_log: RunLog, stop: Stop) -> Connect:
     @contextlib.asynccontextmanager
     async def connect(hub: Hub) -> AsyncIterator[None]:
-        shown.hub, rules = hub, hub.rules
+        shown.hub = run_log.hub = hub
+        log, rules = run_log.log, hub.rules
         tls = None if how.tls is None else load_tls(how.tls, is_server=True)
+        metrics = None if how.metrics is None else Metrics(how.metrics, tls, how.insecure, stop)
         async with (
-            handshakes_reported(hub, tls, lambda sentence: _say(shown, sentence)),
+            metrics_served(metrics, hub, how.folder, "coordinator", experiment.name) as url,
+            handshakes_reported(hub, tls, lambda sentence: log.say("handshake", sentence, LogLevel.warning)),
             serving(hub, experiment_to_json(experiment), how.address, tls, insecure=how.insecure) as server,
         ):
-            if how.insecure and tls is None and not quiet:
-                _say(shown, f"warning: {plain_text(how.address)}")
+            if how.insecure and tls is None:
+                log.say("insecure", f"warning: {plain_text(how.address)}", LogLevel.warning)
+            if url is not None:
+                log.say("metrics", f"metrics are at {url}", url=url)
             place = f"{how.address.rpartition(':')[0]}:{server.port}"
-            if quiet:
-                yield
-                return
-            _say(shown, f"run {hub.run_id} of {experiment.name} listens on {place} for {counted(rules.hosts, rules.noun)}")
-            reporting = asyncio.create_task(_report_hosts(hub, shown))
-            try:
-                yield
-            finally:
-                reporting.cancel()
-                await asyncio.gather(reporting, return_exceptions=True)
+            sentence = f"run {hub.run_id} of {experiment.name} listens on {place} for {counted(rules.hosts, rules.noun)}"
+            log.say("listen", sentence, address=place)
+            yield
 
     return connect
-
-
-async def _report_hosts(hub: Hub, shown: Display) -> None:
-    """Says who comes and goes, who is turned away why, and who is waited for or left out."""
-    here: set[str] = set()
-    refused: dict[str, str] = {}
-    notice = ""
-    noun, of_all = hub.rules.noun, f"of {counted(hub.rules.hosts, hub.rules.noun)}"
-    while True:
-        now = {host.name for host in list(hub.hosts.values()) if host.link is not None}
-        for name in sorted(here - now):
-            here.remove(name)
-            if not hub.is_over:
-                _say(shown, f"{noun} {name!r} is gone: {len(here)} {of_all} left")
-        for name in sorted(now - here):
-            here.add(name)
-            _say(shown, f"{noun} {name!r} is here with {counted(len(hub.hosts[name].users), 'user')}: {len(here)} {of_all}")
-        for reason in (reason for name, reason in hub.refused.items() if refused.get(name) != reason):
-            _say(shown, reason)
-        if hub.notice != notice:
-            _say(shown, hub.notice)
-        refused, notice = dict(hub.refused), hub.notice
-        await asyncio.sleep(_LOOK_EVERY_S)
-
-
-def _say(shown: Display, sentence: str) -> None:
-    shown.console.print(printable(sentence), markup=False, highlight=False, soft_wrap=True)

@@ -32,7 +32,7 @@ from coterie.files import written_whole
 from coterie_server.engine import Engine, Observer, Point, best
 from coterie_server.hub import Hub
 from coterie_server.method import Facts, Members, Outcome
-from coterie_server.rundb import BETWEEN, DIRECT, FLUSH_S, RunDatabase, open_run
+from coterie_server.rundb import BETWEEN, DIRECT, FLUSH_S, OnEvent, RunDatabase, open_run
 from coterie_server.sessions import Tracer
 
 CHECKPOINTS = "checkpoints"
@@ -68,6 +68,7 @@ class Options:
     stop: asyncio.Event | None = None  # set it to stop after the round under way
     start: Outcome | None = None  # what another run has left, to start from
     tracer: Tracer | None = None
+    on_event: OnEvent | None = None
 
 
 Connect = Callable[[Hub], AbstractAsyncContextManager[object]]
@@ -83,7 +84,7 @@ async def coordinate(experiment: Experiment, connect: Connect, options: Options)
     with _locked(folder, resume=options.resume):
         _check_folder(experiment, folder, options.start, resume=options.resume)
         scope = BETWEEN if experiment.federation.is_two_tier else DIRECT
-        database = RunDatabase(None if folder is None else folder / "run.db", scope=scope)
+        database = RunDatabase(None if folder is None else folder / "run.db", scope=scope, on_event=options.on_event)
         with _closed_at_the_end(database) if folder is not None else contextlib.nullcontext():
             if folder is not None and options.resume:
                 _check_database(folder, database)

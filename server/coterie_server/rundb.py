@@ -18,7 +18,7 @@ import re
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +82,17 @@ _INSERTS = {
 _OF_ROUNDS = ("figures", "rounds", "memberships")  # made again when a resumed run repeats a round
 _LINKS = {"ledger": 10, "host_ledger": 5}  # the column that names the link
 
+OnEvent = Callable[[str, str, Mapping[str, Any]], None]  # is told the kind, the text and the data of each event of one's own
+
 
 class RunDatabase:
     """One run's database; `path` None keeps it in memory. RunError when the disk refuses."""
 
-    def __init__(self, path: Path | None, clock: Any = time.time, *, scope: str = DIRECT) -> None:
+    def __init__(self, path: Path | None, clock: Any = time.time, *, scope: str = DIRECT, on_event: OnEvent | None = None) -> None:
         self._path = path
         self._scope = scope  # of the links that are booked here
         self._clock = clock
+        self._on_event = on_event
         self._rows: dict[str, list[tuple[Any, ...]]] = {table: [] for table in _INSERTS}
         self._n_rows = 0
         self._flushed_at = clock()
@@ -147,6 +150,8 @@ class RunDatabase:
     def event(self, kind: str, text: str, **data: Any) -> None:
         """Something a person may want to know."""
         self._add("events", (self._clock(), kind, text, json.dumps(data)))
+        if self._on_event is not None:
+            self._on_event(kind, text, data)
 
     def decide(self, seq: int, kind: str, value: Any) -> None:
         """A decision that depended on the clock, written before anything that follows from it: a later attempt must repeat it."""

@@ -95,7 +95,7 @@ def test_what_is_no_run_folder_is_refused_and_so_are_frames_that_are_not_there(
     with pytest.raises(ConfigError, match=r"is not a run folder: it has no run.db"):
         coterie.load_run(tmp_path)
     sqlite3.connect(tmp_path / "run.db").close()
-    with pytest.raises(ConfigError, match="has a run.db without the tables of a run"):
+    with pytest.raises(ConfigError, match=r"has a run\.db without the tables of a run"):
         coterie.load_run(tmp_path)
     with pytest.raises(ConfigError, match="frames is 'arrow', want one of pandas, polars"):
         coterie.load_run(folder, frames="arrow")  # type: ignore[call-overload]
