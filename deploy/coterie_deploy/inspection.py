@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from coterie_deploy.commands import RunFolder, app, console_on
+from coterie_deploy.logs import LogLevel
 
 __all__ = ["app"]  # with the commands of both modules
 
@@ -154,3 +155,26 @@ def export(
     from coterie_deploy.tables import counted
 
     typer.echo(f"{counted(write(run, to, output, follow=follow), 'value')} added to {output}")
+
+
+class EventsFormat(StrEnum):
+    """How events are written."""
+
+    table = "table"
+    jsonl = "jsonl"
+    csv = "csv"
+
+
+@app.command()
+def events(
+    run: RunFolder,
+    kind: Annotated[list[str] | None, typer.Option(help="Only this kind; may be given again.", show_default=False)] = None,
+    level: Annotated[LogLevel, typer.Option(help="From this one on.")] = LogLevel.debug,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="2026-01-31T12:00Z, or 5m ago.", show_default=False)] = None,
+    form: Annotated[EventsFormat, typer.Option("--format", help="A table, or an event a line.")] = EventsFormat.table,
+    follow: Annotated[bool, typer.Option("--follow", help="And those to come, until the run stops.")] = False,
+) -> None:
+    """Show what has happened in a run: who joined, was refused, lost or left out, warnings, resumes, and how it ended."""
+    from coterie_deploy.events_page import Asked, print_events
+
+    print_events(run, Asked(kind or (), level, since), form.value, console_on(), follow=follow)
