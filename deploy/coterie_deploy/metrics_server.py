@@ -112,6 +112,7 @@ class _Server(socketserver.ThreadingTCPServer):
     """A thread for each connection, all of which end with the server."""
 
     allow_reuse_address = True
+    request_queue_size = _MAX_CONNECTIONS
     daemon_threads = False  # so that closing waits for them
 
     def __init__(
