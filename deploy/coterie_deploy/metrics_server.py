@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from coterie.errors import ConfigError, CoterieError, RunError
+from coterie.errors import ConfigError, CoterieError
 from coterie.tls import MONITOR, Tls, identity_of
 from coterie_server.hub import Hub
 from coterie_server.serve import is_loopback
@@ -55,8 +55,8 @@ async def metrics_served(
 ) -> AsyncIterator[str | None]:
     """Serves the metrics of a hub, whose run database is in the folder, while the block runs; yields their URL.
 
-    ConfigError for a bad address, one beyond this machine with neither TLS nor `insecure`, and without prometheus-client; RunError for an
-    address that cannot be listened on.
+    ConfigError for a bad address, one that cannot be listened on, one beyond this machine with neither TLS nor `insecure`, and without
+    prometheus-client.
     """
     if how is None:
         yield None
@@ -97,7 +97,7 @@ def _bound(how: Metrics, host: str, port: int, registry: CollectorRegistry, is_s
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return _Server(family, place, registry, is_serving, None if how.tls is None else how.tls.https())
     except OSError as error:
-        raise RunError(f"cannot listen on {how.address} for metrics: {error.strerror or error}") from None
+        raise ConfigError(f"cannot listen on {how.address} for metrics: {error.strerror or error}") from None
 
 
 async def _looked_at_once_more(server: _Server, stop: asyncio.Event | None) -> None:
