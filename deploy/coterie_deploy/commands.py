@@ -79,7 +79,7 @@ ContainerHosts = Annotated[
 HostData = Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of data that all hosts read.", show_default=False)]
 PrivateData = Annotated[Path | None, typer.Option(metavar="DIR", help="Instead: a folder with one for each host.", show_default=False)]
 Certificates = Annotated[Path | None, typer.Option("--mtls", metavar="DIR", help="A folder of coterie certs.", show_default=False)]
-Monitoring = Annotated[bool, typer.Option("--monitoring", help="With a container that shows the run.")]
+Monitoring = Annotated[bool, typer.Option("--monitoring", help="With metrics, and in Compose Prometheus and Grafana.")]
 Registry = Annotated[str, typer.Option(metavar="PREFIX", help="Before the names of images.", show_default=False)]
 TextFile = Annotated[Path | None, typer.Option("--output", metavar="FILE", help="[default: standard output]", show_default=False)]
 
@@ -431,10 +431,15 @@ def compose(
     """Write a Compose file in which the experiment runs, each member in a container of its own."""
     from coterie_deploy.compose import compose_file
     from coterie_deploy.members import Asked, planned
+    from coterie_deploy.monitoring import write_files
 
     chosen = None if topology is None else topology.value
     asked = Asked(experiment, overrides or (), seed, chosen, hosts, data, private_data, mtls, monitoring, registry, allow_code)
-    _write(compose_file(planned(asked), output, build), output)
+    plan = planned(asked)
+    text = compose_file(plan, output, build)
+    if monitoring:
+        write_files(plan, output)
+    _write(text, output)
 
 
 @app.command()

@@ -10,14 +10,17 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from coterie_deploy import monitoring
 from coterie_deploy.member_commands import (
     CERTIFICATES,
     DATA,
     EXPERIMENT,
     PORT,
+    PROMETHEUS,
     RUNS,
     STATE,
     USER_ID,
@@ -27,7 +30,6 @@ from coterie_deploy.member_commands import (
     command_line,
     header,
     health,
-    monitor,
 )
 from coterie_deploy.members import COORDINATOR, Member, Plan, Role
 from coterie_deploy.plain_yaml import as_yaml
@@ -46,14 +48,13 @@ def compose_file(plan: Plan, output: Path | None, build: Path | None = None) -> 
     """
     folder = Path() if output is None else output.parent
     services = {member.name: _service(plan, member, folder, build) for member in plan.members}
+    networks: dict[str, Any] = {network: {"internal": True} for network in plan.networks}
+    volumes: dict[str, Any] = {_RUNS_VOLUME: {}, **{_state(member): {} for member in plan.members if member.name != COORDINATOR}}
     if plan.asked.monitoring:
-        services["monitor"] = _monitor(plan, folder, build)
-    content = {
-        "version": "3.8",
-        "services": services,
-        "networks": {network: {"internal": True} for network in plan.networks},
-        "volumes": {_RUNS_VOLUME: {}, **{_state(member): {} for member in plan.members if member.name != COORDINATOR}},
-    }
+        services |= {name: {**service, **_CONFINED} for name, service in monitoring.services(plan, output, partial(_bind, folder)).items()}
+        networks |= monitoring.NETWORKS
+        volumes |= {name: {} for name in monitoring.VOLUMES}
+    content = {"version": "3.8", "services": services, "networks": networks, "volumes": volumes}
     return header(_notes(plan, output, build)) + as_yaml(_without_variables(content))
 
 
@@ -61,7 +62,7 @@ def _service(plan: Plan, member: Member, folder: Path, build: Path | None) -> di
     return {
         **_image(plan, member.role, folder, build),
         "command": arguments(plan, member, f"{member.parent}:{PORT}", PATIENCE_S, plan.asked.experiment if plan.is_shipped else EXPERIMENT),
-        "networks": list(member.networks),
+        "networks": [*member.networks, *([monitoring.METRICS] if plan.asked.monitoring and member.role != "host" else [])],
         "volumes": _mounts(plan, member, folder),
         **_CONFINED,
         "stop_grace_period": "30s",  # for writing the state down
@@ -115,22 +116,6 @@ def _from(folder: Path, path: Path) -> str:
     return relative if relative.startswith("..") else os.path.join(".", relative)
 
 
-def _monitor(plan: Plan, folder: Path, build: Path | None) -> dict[str, Any]:
-    """Shows the run: reads its folder, and has no network."""
-    command = monitor(plan)
-    return {
-        **_image(plan, "coordinator", folder, build),
-        "entrypoint": command[:2],
-        "command": command[2:],
-        "profiles": ["monitoring"],
-        "environment": {"COLUMNS": "120"},
-        "network_mode": "none",
-        "volumes": [{"type": "volume", "source": _RUNS_VOLUME, "target": RUNS, "read_only": True}],
-        **_CONFINED,
-        "healthcheck": {"disable": True},  # the image's is for servers
-    }
-
-
 def _without_variables(content: Any) -> Any:
     """The same with $ doubled: all three tools put variables of the environment in the place of ${NAME}."""
     if isinstance(content, Mapping):
@@ -148,7 +133,11 @@ def _notes(plan: Plan, output: Path | None, build: Path | None) -> list[str]:
         lines += ["Once, the certificates, whose keys the images' user must be able to read:"]
         folder = plan.asked.certificates
         lines += [f"  {command}" for command in certificate_commands(plan, folder, {one.name: one.name for one in plan.members})]
-        lines += [f"  sudo chown -R {USER_ID}:{USER_ID} {shlex.quote(os.fspath(folder))}/*/", ""]
+        lines += [f"  sudo chown -R {USER_ID}:{USER_ID} {shlex.quote(os.fspath(folder))}/*/"]
+        if plan.asked.monitoring:
+            own = shlex.quote(os.fspath(folder / PROMETHEUS))
+            lines += [f"  sudo chown -R {monitoring.PROMETHEUS_USER}:{monitoring.PROMETHEUS_USER} {own}"]
+        lines += [""]
     if build is None:
         lines += ["The images, from a clone of the repository (or pushed to a registry: --registry):"]
         lines += [f"  {command}" for command in build_commands(plan)] + [""]
@@ -160,13 +149,17 @@ def _notes(plan: Plan, output: Path | None, build: Path | None) -> list[str]:
         f"A run that has finished is not begun again: its hosts would wait {PATIENCE_S:g} s for nothing.",
     ]
     if plan.asked.monitoring:
-        lines += [f"  {run} --profile monitoring up      shows the run as well; stop it with Ctrl-C"]
+        lines += [
+            f"  {run} --profile monitoring up      with Prometheus and Grafana, at {monitoring.URL}; they stay until they are stopped"
+        ]
+        lines += [f"What these two read is in {monitoring.folder_of(output)}/, and must be readable by all."]
         lines += ["Swarm knows no profiles: write the file without --monitoring."]
     else:
         registry = "" if plan.asked.registry else " (--registry)"
         lines += [f"Swarm, with the images in a registry{registry}: docker stack deploy -c {file} {plan.short_name}"]
     if plan.asked.certificates is None:
-        lines += ["Members speak in plain text; all networks are internal. --mtls gives each a certificate."]
+        closed = "all networks" if not plan.asked.monitoring else "all networks but Grafana's own"
+        lines += [f"Members speak in plain text; {closed} are internal. --mtls gives each a certificate."]
     if len(plan.networks) > _MAX_NETWORKS:
         lines += [f"{len(plan.networks)} networks: more than Docker has addresses for unless its default-address-pools say so."]
     return lines

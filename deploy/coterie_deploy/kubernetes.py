@@ -25,7 +25,9 @@ from coterie_deploy.member_commands import (
     CERTIFICATES,
     DATA,
     EXPERIMENT,
+    METRICS_PORT,
     PORT,
+    PROMETHEUS,
     RUNS,
     STATE,
     USER_ID,
@@ -35,7 +37,6 @@ from coterie_deploy.member_commands import (
     command_line,
     header,
     health,
-    monitor,
 )
 from coterie_deploy.members import COORDINATOR, Member, Plan
 from coterie_deploy.plain_yaml import as_yaml
@@ -140,7 +141,7 @@ class _Writer:
         }
 
     def policies(self) -> Iterator[dict[str, Any]]:
-        """Nothing; DNS for all; each server from its children, and its children to it."""
+        """Nothing; DNS for all; each server from its children, and its children to it; with monitoring each server's metrics."""
         everybody = {"matchLabels": {INSTANCE: self.run}}
         port = [{"port": PORT, "protocol": "TCP"}]
         yield self._policy("deny", everybody, policyTypes=["Ingress", "Egress"])
@@ -155,6 +156,10 @@ class _Writer:
                 egress = [{"to": [{"podSelector": itself}], "ports": port}]
                 yield self._policy(f"into-{member.name}", itself, policyTypes=["Ingress"], ingress=ingress)
                 yield self._policy(f"to-{member.name}", children, policyTypes=["Egress"], egress=egress)
+                if self.plan.asked.monitoring:
+                    reader = {"namespaceSelector": {}, "podSelector": {"matchLabels": {NAME: PROMETHEUS}}}
+                    scrape = [{"from": [reader], "ports": [{"port": METRICS_PORT, "protocol": "TCP"}]}]
+                    yield self._policy(f"scrape-{member.name}", itself, policyTypes=["Ingress"], ingress=scrape)
 
     def _policy(self, name: str, pods: dict[str, Any], **rules: Any) -> dict[str, Any]:
         spec = {"podSelector": pods, **rules}
@@ -179,14 +184,11 @@ class _Writer:
         volumes = [{"name": "tmp", "emptyDir": {}}, *self._certificates(member)]
         if member.role == "coordinator":
             volumes.append({"name": "experiment", "configMap": {"name": self.called("experiment")}})
-        containers = [self._server(member)]
-        if member.role == "coordinator" and self.plan.asked.monitoring:
-            containers.append(self._monitor())
         spec = {
             "serviceName": self.called(member.name),
             "replicas": 1,
             "selector": {"matchLabels": {INSTANCE: self.run, MEMBER: member.name}},
-            "template": self._pod(member, containers, volumes),
+            "template": self._pod(member, [self._server(member)], volumes),
             "volumeClaimTemplates": [{"metadata": {"name": folder}, "spec": self._claim()}],
         }
         return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": self._metadata(member.name), "spec": spec}
@@ -243,7 +245,15 @@ class _Writer:
             "containers": containers,
             "volumes": volumes,
         }
-        return {"metadata": {"labels": self._labels(member)}, "spec": spec}
+        return {"metadata": {"labels": self._labels(member), **self._annotations(member)}, "spec": spec}
+
+    def _annotations(self, member: Member) -> dict[str, Any]:
+        """By which Prometheus, in its usual configuration, finds the metrics of a server."""
+        if member.role == "host" or not self.plan.asked.monitoring:
+            return {}
+        values = {"scrape": "true", "port": str(METRICS_PORT), "path": "/metrics"}
+        values |= {"scheme": "https"} if self.plan.asked.certificates is not None else {}
+        return {"annotations": {f"prometheus.io/{key}": value for key, value in values.items()}}
 
     def _container(self, name: str, member: Member, mounts: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         return {
@@ -274,14 +284,11 @@ class _Writer:
             member,
             [*mounts, *self._certificate_mount()],
             command=["sh", "-c", KEPT, "kept", "coterie", *self._arguments(member)],
-            ports=[{"name": "grpc", "containerPort": PORT, "protocol": "TCP"}],
+            ports=[
+                {"name": "grpc", "containerPort": PORT, "protocol": "TCP"},
+                *([{"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"}] if self.plan.asked.monitoring else []),
+            ],
             readinessProbe={**grpc, "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 3},
-        )
-
-    def _monitor(self) -> dict[str, Any]:
-        mounts = [{"name": "runs", "mountPath": RUNS, "readOnly": True}]
-        return self._container(
-            "monitor", self.plan.members[0], mounts, command=monitor(self.plan), env=[{"name": "COLUMNS", "value": "120"}]
         )
 
     def _host(self, hosts: Sequence[Member]) -> dict[str, Any]:
@@ -337,6 +344,7 @@ def _notes(writer: _Writer, output: Path | None) -> list[str]:
         f"  {kubectl} scale statefulset -l {INSTANCE}={run} --replicas=0      ends the servers, which stay for that; volumes remain",
         f"  {kubectl} delete -f {file}; {kubectl} delete pvc -l {INSTANCE}={run}      removes everything",
         "",
+        *_about_metrics(plan),
         "The policies need a network plugin that enforces them, and DNS servers with the label k8s-app: kube-dns.",
         *(
             ["Members speak in plain text; --mtls gives each a certificate."]
@@ -351,6 +359,17 @@ def _notes(writer: _Writer, output: Path | None) -> list[str]:
             ]
         ),
     ]
+
+
+def _about_metrics(plan: Plan) -> list[str]:
+    if not plan.asked.monitoring:
+        return []
+    lines = [f"Metrics are at port {METRICS_PORT} of each server, for pods of any namespace with the label {NAME}: {PROMETHEUS}."]
+    if plan.asked.certificates is not None:
+        lines += [
+            f"Prometheus shows the certificate {plan.asked.certificates / PROMETHEUS} for them (tls_config of its scrape configuration)."
+        ]
+    return lines
 
 
 def _first(writer: _Writer, kubectl: str) -> list[str]:

@@ -8,20 +8,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from coterie.errors import ConfigError
+from coterie.tls import MONITOR
 from coterie_deploy.members import Asked, Member, Plan, Role
 from coterie_deploy.printable import printable
 
 PORT = 7000
+METRICS_PORT = 9464
+PROMETHEUS = "prometheus"  # who reads the metrics, where there is one
 RUNS, STATE, DATA, CERTIFICATES, EXPERIMENT = "/runs", "/state", "/data", "/certs", "/experiment.yaml"  # in a container
 USER_ID = 10001  # of the images' user and group
-_SHOW_EVERY_S = 10
 _NUMBERED = re.compile(r"(|.*[^0-9])(0|[1-9][0-9]{0,8})", re.DOTALL)
 
 
 def arguments(plan: Plan, member: Member, server: str, patience_s: float, experiment: str = EXPERIMENT) -> list[str]:
     """The arguments of `coterie` in a member's container. `server`: HOST:PORT of its parent; `experiment`: what the coordinator reads."""
     link = ["--tls", CERTIFICATES] if plan.asked.certificates is not None else ["--insecure"]
+    link = ["--log-format", "json", *link]
     listen = ["--listen", f"0.0.0.0:{PORT}", "--hosts", str(member.n_children)]
+    listen += ["--metrics", f"0.0.0.0:{METRICS_PORT}"] if plan.asked.monitoring else []
     if member.role == "coordinator":
         return ["server", experiment, *listen, "--output", f"{RUNS}/{plan.name}", "--or-resume", *changes(plan.asked), *link]
     joins = ["--server", server, "--name", member.name]
@@ -41,12 +45,6 @@ def changes(asked: Asked) -> list[str]:
 def health(plan: Plan) -> list[str]:
     """The command that tells in a server's container whether it serves."""
     return ["coterie", "health", f"127.0.0.1:{PORT}", *(["--tls", CERTIFICATES] if plan.asked.certificates is not None else [])]
-
-
-def monitor(plan: Plan) -> list[str]:
-    """A command that shows the run again and again."""
-    # The first process of a container hears no SIGTERM but the one it traps, and a shell traps none while it waits for a command.
-    return ["sh", "-c", f"trap exit TERM; while :; do coterie show {RUNS}/{plan.name}; sleep {_SHOW_EVERY_S} & wait $!; done"]
 
 
 # ---- what is said about it
@@ -80,6 +78,8 @@ def certificate_commands(plan: Plan, folder: Path, addresses: Mapping[str, str])
         words += ["--cluster", member.cluster] if member.cluster else []
         words += ["--users", _as_tokens(member.users)] if member.users else []
         commands.append(shlex.join(words))
+    if plan.asked.monitoring:
+        commands.append(shlex.join(["coterie", "certs", "issue", str(folder), PROMETHEUS, "--role", MONITOR]))
     return commands
 
 

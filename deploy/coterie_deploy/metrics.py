@@ -23,11 +23,13 @@ from prometheus_client.registry import Collector
 
 from coterie import __version__
 from coterie.wire import PROTOCOL_VERSION
+from coterie_deploy.logs import LEVELS
 from coterie_server.hub import Hub
 from coterie_server.rundb import open_run
 from coterie_server.tally import Amounts, Key, Tally
 
 OBJECTIVE = "objective"
+_STATUSES = ("running", "finished", "failed")
 _LABELS = ("step", "direction", "scope")
 _MEASURES: tuple[tuple[str, str, Callable[[Amounts], int]], ...] = (
     ("vectors", "Models sent; one to all counts once", lambda amounts: amounts.vectors),
@@ -90,8 +92,12 @@ class RunCollector(Collector):
         hosts = list(hub.hosts.values())
         facts = {"version": __version__, "protocol": str(PROTOCOL_VERSION), "python": platform.python_version()}
         yield InfoMetricFamily("coterie_build", "Versions of the program.", facts)
-        identity = {"run": hub.run_id, "name": subject.name, "role": subject.role, "cluster": hub.cluster or "", "status": latest.status}
-        yield InfoMetricFamily("coterie_run", "Which run it is, and how it is: running, finished or failed.", identity)
+        identity = {"run": hub.run_id, "name": subject.name, "role": subject.role, "cluster": hub.cluster or ""}
+        yield InfoMetricFamily("coterie_run", "Which run it is.", identity)
+        status = GaugeMetricFamily("coterie_run_status", "How it is: 1 for one of these; a coordinator knows.", labels=("status",))
+        for one in _STATUSES if latest.status else ():
+            status.add_metric((one,), one == latest.status)
+        yield status
         yield GaugeMetricFamily("coterie_attempt", "How often the run was started or resumed here.", latest.attempt)
         yield GaugeMetricFamily("coterie_members_expected", "Hosts or aggregators that join here.", hub.rules.hosts)
         yield GaugeMetricFamily("coterie_members_present", "Those that are connected.", sum(host.link is not None for host in hosts))
@@ -115,8 +121,8 @@ class RunCollector(Collector):
                 others.add_metric((latest.stage, name), value)
         yield from (objective, others)
         events = CounterMetricFamily("coterie_events", "Events of the run.", labels=("kind",))
-        for kind, number in sorted(self._tally.events.items()):
-            events.add_metric((kind,), number)
+        for kind in sorted({*LEVELS, *self._tally.events}):  # those that have not happened too, so that the first time is an increase
+            events.add_metric((kind,), self._tally.events.get(kind, 0))
         yield events
 
     def _of_traffic(self) -> Iterator[Metric]:
@@ -144,7 +150,7 @@ def _latest(connection: sqlite3.Connection) -> _Latest:
     facts = dict(connection.execute("SELECT key, value FROM run WHERE key IN ('attempt', 'status')"))
     (stage,) = connection.execute("SELECT name FROM stages ORDER BY number DESC LIMIT 1").fetchone() or ("",)
     made = connection.execute("SELECT at FROM rounds ORDER BY stage DESC, round DESC LIMIT 1").fetchone()
-    status = facts.get("status", "running").partition(":")[0]  # the reason of a failure would be a series of its own
+    status = facts.get("status", "").partition(":")[0]  # the reason of a failure would be a series of its own
     return _Latest(int(facts.get("attempt", 0)), status, stage, None if made is None else made[0])
 
 

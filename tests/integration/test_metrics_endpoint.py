@@ -121,7 +121,7 @@ def test_a_server_is_watched_from_its_start_to_its_last_byte(tmp_path: Path) -> 
     assert max(samples["coterie_members_present", ()] for samples in seen) == 2
     [[n_rounds]] = run.rows("SELECT COUNT(*) FROM rounds WHERE round > 0")
     assert now["coterie_rounds_total"] == n_rounds
-    assert any(name == "coterie_run_info" and "finished" in labels for name, labels in seen[-1])
+    assert seen[-1]["coterie_run_status", ("finished",)] == 1
     [[stage]] = run.rows("SELECT name FROM stages ORDER BY number DESC LIMIT 1")
     objectives = "SELECT value FROM figures WHERE name = 'objective' ORDER BY stage DESC, round DESC LIMIT 1"
     assert [(seen[-1]["coterie_objective", (stage,)],)] == run.rows(objectives)

@@ -129,9 +129,9 @@ def test_with_clusters_a_host_shares_a_network_with_its_own_cluster_alone(here: 
 
 
 def test_no_service_is_on_an_open_network_or_publishes_a_port(here: Path) -> None:
-    for asked in (flat(monitoring=True), clusters(monitoring=True, certificates=Path("certs"))):
+    for asked in (flat(), clusters(certificates=Path("certs"))):
         for service in read(asked)["services"].values():
-            assert service.get("networks") or service["network_mode"] == "none"
+            assert service["networks"]
             assert "ports" not in service
 
 
@@ -237,11 +237,10 @@ def test_the_image_of_a_host_is_that_of_its_method() -> None:
     assert images["digits"]["host-1"]["image"] == f"r.example/x/coterie-client-torch:{__version__}"
 
 
-def test_the_monitor_reads_the_run_and_nothing_else(here: Path) -> None:
-    content = read(flat(monitoring=True))
-    monitor = content["services"]["monitor"]
-    assert monitor["volumes"] == [{"type": "volume", "source": "runs", "target": "/runs", "read_only": True}]
-    assert (monitor["profiles"], monitor["network_mode"]) == (["monitoring"], "none")
+def test_containers_say_what_they_say_for_machines(here: Path) -> None:
+    for service in read(clusters())["services"].values():
+        place = service["command"].index("--log-format")
+        assert service["command"][place + 1] == "json"
 
 
 # ---- what the tools read
@@ -278,7 +277,7 @@ def test_the_schemas_refuse_a_mistake(here: Path, schema: str, mistake: dict[str
         check(content, schema)
 
 
-def test_a_monitor_is_valid_but_for_stacks_which_know_no_profiles(here: Path) -> None:
+def test_monitoring_is_valid_but_for_stacks_which_know_no_profiles(here: Path) -> None:
     content = read(flat(monitoring=True))
     check(content, V1)
     with pytest.raises(jsonschema.ValidationError, match="profiles"):

@@ -314,6 +314,29 @@ def test_policies_mirror_the_networks_of_compose_less_the_ways_between_hosts(her
         assert either == (bool(shared) and len(roles) == 2)  # siblings share a network there, though none listens
 
 
+def test_with_monitoring_prometheus_reaches_the_metrics_of_servers_and_nothing_else(here: Path) -> None:
+    prometheus = Pod("prometheus", {"app.kubernetes.io/name": "prometheus"})
+    for asked in (clusters(monitoring=True), clusters()):
+        plan = planned(asked)
+        found = documents(plan)
+        for pod, member in zip(pods(plan, found), plan.members, strict=True):
+            assert allowed(found, prometheus, pod, 9464) == (asked.monitoring and member.role != "host")
+            assert not allowed(found, prometheus, pod, 7000)
+            assert not allowed(found, pod, prometheus, 9090)
+
+
+def test_with_monitoring_servers_say_where_their_metrics_are(here: Path) -> None:
+    for certificates, scheme in ((None, None), (Path("certs"), "https")):
+        found = documents(planned(clusters(monitoring=True, certificates=certificates)))
+        for workload in workloads(found):
+            annotations = workload["spec"]["template"]["metadata"].get("annotations", {})
+            container = pod_of(workload)["containers"][0]
+            assert (annotations.get("prometheus.io/port") == "9464") == (workload["kind"] == "StatefulSet")
+            assert annotations.get("prometheus.io/scheme") == (scheme if annotations else None)
+            assert ("0.0.0.0:9464" in container.get("command", ())) == bool(annotations)
+    assert not any("annotations" in workload["spec"]["template"]["metadata"] for workload in workloads(documents(planned(clusters()))))
+
+
 def test_another_pod_of_the_namespace_reaches_nobody_and_is_reached_by_nobody(here: Path) -> None:
     plan = planned(clusters())
     found = documents(plan)

@@ -226,7 +226,9 @@ def test_what_a_run_is_doing_is_exported(subject: Subject) -> None:
     assert found["coterie_figure", (("name", "clusters"), ("stage", "pdmm"))] == 4  # of the last round that had it
     assert found["coterie_events_total", (("kind", "join"),)] == 1
     [run] = [labels for name, labels in found if name == "coterie_run_info"]
-    assert dict(run) == {"run": "r1", "name": 'small "one"', "role": "coordinator", "cluster": "", "status": "failed"}
+    assert dict(run) == {"run": "r1", "name": 'small "one"', "role": "coordinator", "cluster": ""}
+    status = {dict(labels)["status"]: value for (name, labels), value in found.items() if name == "coterie_run_status"}
+    assert status == {"running": 0, "finished": 0, "failed": 1}
     assert [name for name, _ in found if name == "coterie_build_info"]
     assert named["process_resident_memory_bytes"] > 0
 
