@@ -181,7 +181,7 @@ def test_a_run_that_appears_is_watched(finished: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_vanishes_ends_the_watching(under_way: tuple[Path, RunDatabase]) -> None:
-    folder, database = under_way
+    folder, _ = under_way
     watcher = Watcher(folder)
     watcher.look()
     (folder / "run.db").rename(folder / "gone.db")
