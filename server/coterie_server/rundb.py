@@ -128,19 +128,25 @@ class RunDatabase:
 
     def book(self, link: str, where: tuple[int, int], rows: Iterable[tuple[Row, Indices | None]], useful: bool) -> None:
         """The parent's own rows for one message on one link; `where` is (stage, round)."""
+        # Every message of a run comes here, so the line is put together in one go.
+        (stage, number), is_useful, scope, lines = where, int(useful), self._scope, self._rows["ledger"]
         for row, users in rows:
-            self._book(row, (int(useful), *where), self._scope, link, None if users is None else self._set_of(as_ranges(users)))
+            seq, attempt, resent, direction, kind, vectors, scalars, payload_bytes, message_bytes, frames = row
+            user_set = None if users is None else self._set_of(as_ranges(users))
+            step, is_broadcast = _facts_of(kind)
+            lines.append((
+                seq, attempt, resent, is_useful, stage, number, step, kind, direction, scope, link, user_set, is_broadcast,
+                vectors, scalars, payload_bytes, message_bytes, frames,
+            ))  # fmt: skip
+            self._n_rows += 1
 
     def book_within(self, link: str, rows: Iterable[tuple[Row, Own]], user_sets: Sequence[str]) -> None:
         """An aggregator's side of a link to one of its hosts; `Own.user_set` is a place in `user_sets`, from 1."""
         for row, own in rows:
-            self._book(row, own[:3], WITHIN, link, self._set_of(user_sets[own.user_set - 1]) if own.user_set else None)
-
-    def _book(self, row: Row, own: tuple[int, int, int], scope: str, link: str, user_set: int | None) -> None:
-        """`own` is (useful, stage, round)."""
-        seq, attempt, resent, direction, kind, *counts = row
-        step, is_broadcast = _facts_of(kind)
-        self._add("ledger", (seq, attempt, resent, *own, step, kind, direction, scope, link, user_set, is_broadcast, *counts))
+            user_set = self._set_of(user_sets[own.user_set - 1]) if own.user_set else None
+            step, is_broadcast = _facts_of(row.kind)
+            about = (step, row.kind, row.direction, WITHIN, link, user_set, is_broadcast)
+            self._add("ledger", (*row[:3], own.useful, own.stage, own.round, *about, *row[5:]))
 
     def book_host(self, link: str, rows: Iterable[Row]) -> None:
         """A host's own rows."""

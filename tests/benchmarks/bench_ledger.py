@@ -1,8 +1,10 @@
 """What the ledger costs: the questions to a large one, and booking while a run goes on.
 
 Questions: seconds for each on a ledger of 1,000,000 rows that is made here, in this process, and of the whole command `coterie ledger`.
-Booking: rounds per second of `Hub.exchange` over gRPC with a run database, over those with a recorder that books nothing. Both runs are
-measured in turn, piece by piece, and the median ratio of neighbouring pieces counts: other work on the machine slows both down. Usage:
+Booking: how much longer a round of `Hub.exchange` over gRPC takes with a run database than with a recorder that books nothing. Both runs
+are measured in turn, piece by piece, and the median ratio of neighbouring pieces counts: other work on the machine slows both down. It is
+still a small difference of two large numbers; beside it stands the share of its rounds that the database was at work, which is steadier.
+Nothing is computed in these rounds, so booking costs most here. Usage:
 
     python -m tests.benchmarks.bench_ledger [--rows 1000000] [--seconds 20] [--hosts 1 4] [--sizes 60x3]
 """
@@ -31,12 +33,11 @@ from coterie_server import summary
 from coterie_server.curves import curves
 from coterie_server.hub import Hub
 from coterie_server.query import Query, totals
-from coterie_server.rundb import RunDatabase, open_run
+from coterie_server.rundb import FLUSH_S, RunDatabase, open_run
 from coterie_server.serve import serving
 from tests.benchmarks.bench_transport import ADDRESS, EXPERIMENT, Block, NoRecorder, _ended, _started, host_process
 
-PIECE_ROUNDS = 50
-WARM_UP_ROUNDS = 100
+PIECE_S = 1.2 * FLUSH_S  # so that rows are written in each
 KINDS = (  # kind, step, direction, whether it is a broadcast
     ("pdmm.Down", "S7+S10", "down", 0),
     ("pdmm.X", "S5", "up", 0),
@@ -142,33 +143,58 @@ async def running(recorder: Any, x: np.ndarray[Any, Any], n_hosts: int) -> Async
             await asyncio.to_thread(_ended, processes)
 
 
-async def cost(n_users: int, d: int, n_hosts: int, seconds: float) -> tuple[float, float, int]:
-    """Seconds of a round without a ledger, the median ratio of rounds with and without, and how many pieces were compared."""
+class Clocked:
+    """A run database that knows how long it was at work."""
+
+    def __init__(self, database: RunDatabase) -> None:
+        self._database = database
+        self.seconds = 0.0
+
+    def book(self, *what: Any) -> None:
+        start = time.perf_counter()
+        self._database.book(*what)
+        self.seconds += time.perf_counter() - start
+
+    def flush_if_due(self) -> None:
+        start = time.perf_counter()
+        self._database.flush_if_due()
+        self.seconds += time.perf_counter() - start
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+
+async def cost(n_users: int, d: int, n_hosts: int, seconds: float) -> tuple[float, float, float, int]:
+    """Seconds of a round without a ledger, the median ratio of rounds with and without, the share of those with that is booking, pieces."""
     x = np.random.default_rng(0).standard_normal((n_users, d))
+    times: dict[bool, list[float]] = {True: [], False: []}
+    shares: list[float] = []
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(RunDatabase(Path(folder) / "run.db")) as database:
-        async with running(database, x, n_hosts) as booked, running(NoBooks(), x, n_hosts) as bare:
+        books = Clocked(database)
+        async with running(books, x, n_hosts) as booked, running(NoBooks(), x, n_hosts) as bare:
 
-            async def piece(one_round: Callable[[], Awaitable[None]], flush: Callable[[], None]) -> float:
-                start = time.perf_counter()
-                for _ in range(PIECE_ROUNDS):
-                    await one_round()
-                    flush()
-                return time.perf_counter() - start
+            async def piece(is_booked: bool) -> None:
+                start, n_rounds, books.seconds = time.perf_counter(), 0, 0.0
+                while time.perf_counter() - start < PIECE_S:
+                    await (booked if is_booked else bare)()
+                    n_rounds += 1
+                    if is_booked:
+                        books.flush_if_due()
+                whole = time.perf_counter() - start
+                times[is_booked].append(whole / n_rounds)
+                if is_booked:
+                    shares.append(books.seconds / whole)
 
-            for one_round in (booked, bare):
-                for _ in range(WARM_UP_ROUNDS):
-                    await one_round()
-            ratios, plain = [], []
-            start = time.perf_counter()
-            while time.perf_counter() - start < seconds:
-                # In changing order: what runs second finds the machine as the first has left it.
-                first = len(ratios) % 2
-                with_books = await piece(booked, database.flush_if_due) if first else 0.0
-                without = await piece(bare, lambda: None)
-                with_books = with_books or await piece(booked, database.flush_if_due)
-                ratios.append(with_books / without)
-                plain.append(without / PIECE_ROUNDS)
-    return statistics.median(plain), statistics.median(ratios), len(ratios)
+            for is_booked in (True, False):  # to warm up
+                await piece(is_booked)
+            times.update({True: [], False: []})
+            shares.clear()
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                for is_booked in (True, False) if len(times[True]) % 2 else (False, True):  # whoever is second has the warmer machine
+                    await piece(is_booked)
+    ratios = [one / other for one, other in zip(times[True], times[False], strict=True)]
+    return statistics.median(times[False]), statistics.median(ratios), statistics.median(shares), len(ratios)
 
 
 class NoBooks(NoRecorder):
@@ -189,11 +215,11 @@ def main() -> None:
             make_large(Path(folder), arguments.rows)
             time_questions(Path(folder))
     if arguments.seconds:
-        print(f"{'users x scalars':>16} {'processes':>9} {'round':>9} {'with the ledger':>15} {'pieces':>6}", flush=True)
+        print(f"{'users x scalars':>16} {'processes':>9} {'round':>9} {'with the ledger':>15} {'booking':>8} {'pieces':>6}", flush=True)
     for size, n_hosts in itertools.product(arguments.sizes if arguments.seconds else [], arguments.hosts):
         n_users, d = (int(number) for number in size.split("x"))
-        plain, ratio, n = asyncio.run(cost(n_users, d, n_hosts, arguments.seconds))
-        print(f"{size:>16} {n_hosts:>9} {1e3 * plain:>6.2f} ms {100 * (ratio - 1):>+14.1f}% {n:>6}", flush=True)
+        plain, ratio, share, n = asyncio.run(cost(n_users, d, n_hosts, arguments.seconds))
+        print(f"{size:>16} {n_hosts:>9} {1e3 * plain:>6.2f} ms {100 * (ratio - 1):>+14.1f}% {100 * share:>7.1f}% {n:>6}", flush=True)
 
 
 if __name__ == "__main__":
