@@ -323,6 +323,8 @@ def test_with_monitoring_prometheus_reaches_the_metrics_of_servers_and_nothing_e
             assert allowed(found, prometheus, pod, 9464) == (asked.monitoring and member.role != "host")
             assert not allowed(found, prometheus, pod, 7000)
             assert not allowed(found, pod, prometheus, 9090)
+            assert not allowed(found, Pod("stranger", {"app.kubernetes.io/name": "other"}), pod, 9464)
+            assert not any(allowed(found, other, pod, 9464) for other in pods(plan, found))
 
 
 def test_with_monitoring_servers_say_where_their_metrics_are(here: Path) -> None:
