@@ -117,7 +117,8 @@ def tracing(asked: Telemetry | None, role: str, console: Console) -> Iterator[Ru
             delivery = threading.Thread(target=tracer.provider.shutdown, daemon=True)
             delivery.start()
             delivery.join(FLUSH_S)
-            if delivery.is_alive():
+            listener.is_needed = delivery.is_alive()
+            if listener.is_needed:
                 listener.note(f"they were not taken in {FLUSH_S:g} s")
 
 
@@ -128,6 +129,7 @@ class _Listener(logging.Handler):
         super().__init__(logging.WARNING)
         self._say = say
         self._has_said = threading.Lock()
+        self.is_needed = False  # also when the run is over: a delivery that was given up may complain yet
 
     def emit(self, record: logging.LogRecord) -> None:
         """A complaint."""
@@ -147,5 +149,6 @@ def _said_once(say: Callable[[str], None]) -> Iterator[_Listener]:
     try:
         yield listener
     finally:
-        logger.removeHandler(listener)
-        logger.propagate = propagated
+        if not listener.is_needed:
+            logger.removeHandler(listener)
+            logger.propagate = propagated

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import logging
 import subprocess
 import sys
 import threading
@@ -69,6 +70,14 @@ def traced(described: Experiment, every: int | None = None, **how: Any) -> tuple
         spans = sorted(exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
         SPANS[:] = spans
     return finished, spans
+
+
+@pytest.fixture(autouse=True)
+def nobody_listens_yet() -> None:
+    """A delivery that was given up in an earlier test is listened to for as long as the process lives."""
+    logger = logging.getLogger("opentelemetry")
+    logger.handlers.clear()
+    logger.propagate = True
 
 
 SPANS: list[ReadableSpan] = []  # of the latest run, also of one that failed
@@ -275,12 +284,16 @@ def test_a_collector_that_is_not_there_costs_one_sentence(monkeypatch: pytest.Mo
     assert seconds < 5
 
 
-def test_a_collector_that_never_answers_is_given_up(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collector_that_never_answers_is_given_up(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(module, "FLUSH_S", 0.3)
     collector.silent = threading.Event()
     _, said, seconds = run_with(Telemetry(collector.url))
     assert said == f"warning: traces do not all arrive at {collector.url}: they were not taken in 0.3 s\n"
     assert seconds < 5
+    logging.getLogger("opentelemetry.exporter").error("a complaint that comes late")
+    assert "late" not in caplog.text
 
 
 def test_spans_for_which_there_is_no_place_are_lost_and_that_is_said(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
