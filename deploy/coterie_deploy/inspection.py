@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from coterie_deploy.commands import RunFolder, app, console_on
+from coterie_deploy.commands import Insecure, RunFolder, app, console_on
 from coterie_deploy.logs import LogLevel
 
 __all__ = ["app"]  # with the commands of both modules
@@ -178,3 +178,19 @@ def events(
     from coterie_deploy.events_page import Asked, print_events
 
     print_events(run, Asked(kind or (), level, since), form.value, console_on(), follow=follow)
+
+
+@app.command()
+def dashboard(
+    runs: Annotated[Path, typer.Argument(metavar="[RUNS_DIR]", help="Runs in and below it.", show_default=False)] = Path("runs"),
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT")] = "127.0.0.1:8700",
+    insecure: Insecure = False,
+) -> None:
+    """Show all runs below a folder in a browser: live curves, traffic, who is there, comparisons, downloads. It only reads."""
+    from coterie_deploy.pages import needed
+
+    needed("uvicorn", "dashboard")
+    needed("starlette", "dashboard")
+    from coterie_deploy.dashboard.serve import serve_dashboard
+
+    raise typer.Exit(serve_dashboard(runs, listen, insecure=insecure))

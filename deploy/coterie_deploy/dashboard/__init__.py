@@ -1,0 +1,1 @@
+"""`coterie dashboard`: a small web application over the run databases below a folder, read-only. Extra `dashboard`."""

@@ -1,0 +1,79 @@
+"""What can be taken away from a run: its ledger row by row, a copy of its database, its report."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import sqlite3
+import tempfile
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from coterie_deploy.comparison import Weighing
+from coterie_deploy.report_page import page_of
+from coterie_deploy.run_view import view_of
+from coterie_server.rundb import open_run
+
+_ROWS_AT_ONCE = 20_000
+_ROWS = """
+SELECT ledger.rowid, COALESCE(stages.name, '') AS stage, round, seq, attempt, resent, useful, step, kind, direction, scope, link,
+    user_sets.members AS users, is_broadcast, vectors, scalars, payload_bytes, message_bytes, frames
+FROM ledger LEFT JOIN stages ON number = stage AND seq > 0 LEFT JOIN user_sets ON user_sets.id = user_set
+WHERE ledger.rowid > ? ORDER BY ledger.rowid LIMIT ?
+"""
+_one_report = threading.Lock()  # they take seconds each
+
+
+async def ledger_pieces(folder: Path, form: str) -> AsyncIterator[str]:
+    """All rows as CSV with a header, or as JSON lines; `users` are places in member order. Nobody waits while it is written."""
+    last = 0
+    while True:
+        columns, rows = await run_in_threadpool(_rows_after, folder, last)
+        if form == "csv" and last == 0:
+            yield _as_csv([columns])
+        if not rows:
+            return
+        last = rows[-1][0]
+        yield await run_in_threadpool(_as_csv, [row[1:] for row in rows]) if form == "csv" else _as_lines(columns, rows)
+
+
+def _rows_after(folder: Path, last: int) -> tuple[list[str], list[Any]]:
+    """A connection for each piece: a slow reader keeps none open, with which the run could not be closed."""
+    with contextlib.closing(open_run(folder)) as connection:
+        found = connection.execute(_ROWS, (last, _ROWS_AT_ONCE))
+        return [column[0] for column in found.description[1:]], found.fetchall()
+
+
+def _as_csv(rows: list[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _as_lines(columns: list[str], rows: list[Any]) -> str:
+    return "".join(json.dumps(dict(zip(columns, row[1:], strict=True))) + "\n" for row in rows)
+
+
+def copy_of(folder: Path) -> Path:
+    """A copy of the database, of one moment, in a temporary file that is the caller's."""
+    with tempfile.NamedTemporaryFile(suffix=".db", delete=False) as file:
+        path = Path(file.name)
+    try:
+        with contextlib.closing(open_run(folder)) as source, contextlib.closing(sqlite3.connect(path)) as target:
+            source.backup(target)
+    except BaseException:
+        path.unlink()
+        raise
+    return path
+
+
+def report_of_run(folder: Path) -> str:
+    """The page that `coterie report` writes."""
+    with _one_report:
+        return page_of([view_of(folder)], Weighing())
