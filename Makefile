@@ -9,22 +9,26 @@ export OMP_NUM_THREADS = 1
 export OPENBLAS_NUM_THREADS = 1
 export MKL_NUM_THREADS = 1
 
-.PHONY: demo test test-slow e2e check bench proto clean
+.PHONY: demo test test-slow e2e browser check bench proto clean
 
 demo: $(INSTALLED)
 	rm -rf runs/demo
 	$(BIN)/coterie run hsb --hosts 4 --output runs/demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow and not e2e"
+	$(BIN)/python -m pytest -m "not slow and not e2e and not browser"
 
 test-slow: $(INSTALLED)
-	$(BIN)/python -m pytest -m "slow and not e2e" --timeout 900
+	$(BIN)/python -m pytest -m "slow and not e2e and not browser" --timeout 900
 
 # On a Docker engine: one that runs, or one that is started here. Says loudly when there is none, and passes over it.
 e2e: $(INSTALLED)
 	tests/e2e/engine.sh up || test $$? -eq 77
 	status=0; $(BIN)/python -m pytest tests/e2e -m e2e --timeout 300 || status=$$?; tests/e2e/engine.sh down; exit $$status
+
+# The dashboard and the report in Chromium. Says loudly when there is none, and passes over it; tests/browser/chromium.sh installs it.
+browser: $(INSTALLED)
+	$(BIN)/python -m pytest tests/browser -m browser --timeout 300
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
