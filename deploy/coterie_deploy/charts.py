@@ -2,31 +2,40 @@
 
 A specification carries its own data and no colours: these come from a theme (`theme`), which whoever draws it passes as configuration.
 Lines are thinned to what a screen can show, with the highest and lowest values of each stretch; `rows` has what was drawn.
+`charts_structure` has the charts of who is together and who speaks to whom.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from coterie.arrays import Array
-from coterie_server.curves import GAP, Curves
+from coterie_deploy.costs import AXES, cost, goal_said
+from coterie_deploy.costs import Against as Against  # noqa: PLC0414 - a word of this module too
+from coterie_server.curves import GAP, Curves, Goal
 from coterie_server.query import Group
+from coterie_server.rundb import BETWEEN, DIRECT, WITHIN
+from coterie_server.summary import Traffic
 
-Against = Literal["round", "bytes", "seconds"]
 Spec = Mapping[str, Any]
+Rows = Sequence[tuple[Any, ...]]
 
-_FITTED = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name: nothing is fetched
-AXES: Mapping[Against, str] = {"round": "round", "bytes": "bytes on the wire", "seconds": "seconds"}
+FITTED = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
 MAX_POINTS = 400  # of a line
+MAX_LETTERS = 24  # of a name beside a mark
+WAYS = ("up", "down")
+SCOPES = (DIRECT, BETWEEN, WITHIN)
+# What has a colour of its own has it in all charts: the places in the palette of ways, then of scopes.
+_COLOUR_ORDER = (*WAYS, *SCOPES)
+_FEW = 15  # points of a line that are marked
 _LEAST_SHARE = 0.005  # of the largest bar that one must have to be seen
-_MOST_LETTERS = 24  # of a member's name beside its place
 _LOGARITHMIC = (GAP, "primal_residual", "dual_residual", "gradient_norm", "distance")
 _NAMES = {
     GAP: "relative gap of the objective",
@@ -37,10 +46,14 @@ _NAMES = {
     "accuracy": "mean local test accuracy",
     "heldout_loss": "held-out loss",
     "distance": "distance to the true representation",
-    "clusters": "clusters",
 }
-_LIGHT = ("#0b69c7", "#d9480f", "#0f8a5f", "#a03ba0", "#8a6d00", "#c2255c", "#0c8599", "#5f3dc4", "#5c7c1f", "#6b7280")
-_DARK = ("#6cb4ff", "#ff9a5c", "#4fd1a1", "#e294e2", "#e0c250", "#ff8fb1", "#5fd3e0", "#b3a1ff", "#b2d46b", "#aab2bd")
+# Any two of eight colours stay apart for those who see no red, no green or no blue, and have a contrast of 3:1 with the page.
+PALETTES = {
+    "light": ("#0b69c7", "#d9480f", "#00583f", "#a58a5f", "#8a2be2", "#6b0f1a", "#e366a5", "#23262e"),
+    "dark": ("#6cb4ff", "#ff9a5c", "#f2ec9b", "#dd4b9a", "#7d6ff0", "#2fd6a5", "#d5dae2", "#a87a33"),
+}
+N_COLOURS = 8
+PAGES = {"light": "#ffffff", "dark": "#1c2129"}  # what charts stand on
 
 
 @dataclass(frozen=True)
@@ -52,27 +65,35 @@ class Chart:
     note: str
     spec: Spec
     columns: Sequence[str]
-    rows: Sequence[tuple[Any, ...]]
+    rows: Rows
 
 
 def theme(*, dark: bool, paper: bool = False) -> dict[str, Any]:
-    """The configuration for Vega-Lite: colours that can be told apart without seeing red and green. `paper`: for print."""
-    ink, faint = ("#e6e9ee", "#3a414c") if dark else ("#1f2733", "#d9dee5")
-    size = 10 if paper else 12
+    """The configuration for Vega-Lite, on light, on dark or, with `paper`, in print: colours that also the colour-blind can tell apart."""
+    name = "dark" if dark else "light"
+    ink, faint, grid = ("#e6e9ee", "#6b7685", "#313842") if dark else ("#1f2733", "#8a94a1", "#e3e7ec")
+    size = 9 if paper else 12
     font = "Helvetica, Arial, sans-serif" if paper else "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
     words = {"labelColor": ink, "titleColor": ink, "labelFontSize": size, "titleFontSize": size, "titleFontWeight": "normal"}
     return {
         "background": "white" if paper else "transparent",
         "font": font,
-        "range": {"category": list(_DARK if dark else _LIGHT)},
+        "range": {"category": list(PALETTES[name])},
         "view": {"stroke": None},
-        "axis": {**words, "gridColor": faint, "domainColor": faint, "tickColor": faint, "labelLimit": 150, "labelPadding": 5},
+        "axis": {**words, "gridColor": grid, "domainColor": faint, "tickColor": faint, "labelLimit": 190, "labelPadding": 5},
         "legend": {**words, "orient": "top", "title": None, "symbolStrokeWidth": 3, "labelLimit": 240, "columns": 2},
         "header": {**words, "labelFontWeight": "bold", "labelAnchor": "start"},
         "text": {"color": ink, "fontSize": size},
         "rule": {"color": faint},
-        "line": {"strokeWidth": 1.5 if paper else 2},
-        "mark": {"color": (_DARK if dark else _LIGHT)[0]},
+        "mark": {"color": PALETTES[name][0]},
+        "style": {
+            "line": {"strokeWidth": 1.5 if paper else 2},  # a mark of its own here would win over a width that is drawn from data
+            "halo": {"stroke": PAGES[name], "strokeWidth": 4, "strokeJoin": "round", "opacity": 0.9},
+            "mark-of-goal": {"color": ink, "strokeDash": [5, 4], "strokeWidth": 1.2, "opacity": 0.8},
+            "closed-form": {"color": ink, "opacity": 1},
+            "box": {"color": PAGES[name], "stroke": ink, "strokeWidth": 1.2},
+            "median": {"color": ink},
+        },
     }
 
 
@@ -84,334 +105,350 @@ def figure_name(figure: str) -> str:
 # ---- what a run has reached, and at what cost
 
 
-def cost(curves: Curves, against: Against, *, up_weight: float = 1.0) -> Array:
-    """(t,) what each round has cost so far: rounds, seconds, or bytes on the wire, with those up counted `up_weight` times."""
-    if against == "seconds":
-        return curves.seconds
-    if against == "bytes":
-        return up_weight * curves.bytes_by(direction="up") + curves.bytes_by(direction="down")
-    return curves.rounds.astype(np.float64)
-
-
-def progress_chart(named: Mapping[str, Curves], figure: str, against: Against, *, up_weight: float = 1.0) -> Chart:
-    """A figure of each round against what it has cost; a line for each of the named stages that has it."""
+def progress_chart(
+    named: Mapping[str, Curves], figure: str, against: Against, *, up_weight: float = 1.0, goal: Goal | None = None
+) -> Chart:
+    """A figure of each round against what it has cost; a line for each of the named stages that has it, and one across for the goal."""
     rows: list[tuple[Any, ...]] = []
     for name, curves in named.items():
         if figure in curves.figures:
-            x, y = _thinned(cost(curves, against, up_weight=up_weight), curves.figures[figure])
-            rows += [(name, a, b) for a, b in zip(x.tolist(), y.tolist(), strict=True)]
+            paid, values = thinned(cost(curves, against, up_weight=up_weight), curves.figures[figure])
+            rows += [(name, _whole(a, against), b) for a, b in zip(paid.tolist(), values.tolist(), strict=True)]
     is_log = figure in _LOGARITHMIC and sum(y > 0 for _, _, y in rows) > 1
     if is_log:
         rows = [row for row in rows if row[2] > 0]
     weighted = f", up {up_weight:g} times" if against == "bytes" and up_weight != 1 else ""
     x_title, y_title = AXES[against] + weighted, figure_name(figure)
-    encoding: dict[str, Any] = {
-        "x": {"field": "x", "type": "quantitative", "title": x_title, "axis": _axis(against), "scale": {"nice": False}},
-        "y": {"field": "y", "type": "quantitative", "title": y_title, "scale": {"type": "log"} if is_log else {"zero": False}},
-        "tooltip": [
-            {"field": "name", "title": "of"},
-            {"field": "x", "title": x_title, "format": ",.4~s" if against == "bytes" else ",.4~r"},
-            {"field": "y", "title": y_title, "format": ".4~g"},
-        ],
-    }
+    x = {"field": "x", "type": "quantitative", "title": x_title, "axis": axis_of(against), "scale": {"nice": False}}
+    y: dict[str, Any] = {"field": "y", "type": "quantitative", "title": y_title, "scale": {"zero": False}}
     if is_log:
-        encoding["y"]["axis"] = {"format": ".0e", "values": _decades([row[2] for row in rows])}
+        y |= {"scale": {"type": "log"}, "axis": _decades([row[2] for row in rows])}
+    x_format = {"format": ","} if against not in ("round", "seconds") else {"format": ",.4~r"}
+    told = [
+        {"field": "name", "title": "of"},
+        {"field": "x", "title": x_title, **x_format},
+        {"field": "y", "title": y_title, "format": ".4~g"},
+    ]
+    encoding: dict[str, Any] = {"x": x, "y": y, "tooltip": told}
+    n_lines = len({row[0] for row in rows})
     if len(named) > 1:
-        encoding["color"] = {"field": "name", "type": "nominal", "sort": list(named)}
-    is_single = len(rows) <= len(named)  # one round alone is a point
-    mark = {"type": "point", "filled": True, "size": 60} if is_single else {"type": "line", "interpolate": "linear", "clip": True}
-    spec = _spec({"mark": mark, "encoding": encoding, "height": 240}, ("name", "x", "y"), rows)
-    title = f"{y_title[:1].upper()}{y_title[1:]} against {x_title}"
-    note = "Logarithmic. " if is_log else ""
-    return Chart(f"{figure}-{against}", title, f"{note}{_what_counts(against)}", spec, ("of", x_title, y_title), rows)
+        encoding["color"] = {"field": "name", "type": "nominal", "sort": list(named), "scale": {"domain": list(named)}}
+        encoding["color"]["legend"] = {"symbolType": "stroke"}
+        if len(named) > N_COLOURS:
+            encoding["strokeDash"] = {**encoding["color"], "scale": {"domain": list(named), "range": _dashes(len(named))}}
+    is_single = len(rows) <= n_lines  # one round alone is a point
+    mark: dict[str, Any] = {"type": "point", "filled": True, "size": 60} if is_single else {"type": "line", "clip": True}
+    if not is_single and len(rows) <= _FEW * n_lines:
+        mark["point"] = {"filled": True, "size": 28}
+    layers: list[dict[str, Any]] = [{"mark": mark, "encoding": encoding}]
+    if goal is not None and goal.figure == figure and (goal.value > 0 or not is_log):
+        across = {"y": {"datum": goal.value, "type": "quantitative"}, "tooltip": {"value": goal_said(goal)}}
+        layers.append({"data": {"values": [{}]}, "mark": {"type": "rule", "style": "mark-of-goal"}, "encoding": across})
+    unit = layers[0] if len(layers) == 1 else {"layer": layers}
+    spec = spec_of({**unit, "height": 240}, ("name", "x", "y"), [(name, a, _short(b)) for name, a, b in rows])
+    note = ("Logarithmic. " if is_log else "") + _what_counts(against)
+    if goal is not None and len(layers) > 1:
+        note += f" Dashed: {goal_said(goal)}."
+    return Chart(f"{figure}-{against}", _title(f"{y_title} against {x_title}"), note, spec, ("of", x_title, y_title), rows)
 
 
 def _what_counts(against: Against) -> str:
     return {
         "round": "Round by round of the stage.",
-        "bytes": "Bytes of the stage up to the end of each round, both ways, repeats not counted.",
         "seconds": "Time since the stage began.",
-    }[against]
+        "bytes": "Bytes of the stage up to the end of each round, both ways, repeats not counted.",
+    }.get(against, "Bytes of the stage up to the end of each round, repeats not counted.")
+
+
+def _whole(value: float, against: Against) -> float:
+    """Rounds and bytes as the whole numbers that they are."""
+    return value if against == "seconds" or not value.is_integer() else int(value)
 
 
 def cumulative_chart(curves: Curves) -> Chart:
     """The bytes of a stage so far, by direction and scope, round by round."""
     rows: list[tuple[Any, ...]] = []
-    for (direction, scope), sent in curves.wire_bytes.items():
-        x, y = _thinned(curves.rounds.astype(np.float64), sent)
-        rows += [(_way(direction, scope), a, b) for a, b in zip(x.tolist(), y.tolist(), strict=True)]
-    encoding = {
-        "x": {"field": "round", "type": "quantitative", "title": "round", "axis": _axis("round"), "scale": {"nice": False}},
-        "y": {"field": "bytes", "type": "quantitative", "title": "bytes so far", "axis": _axis("bytes")},
-        "color": {
-            "field": "way",
-            "type": "nominal",
-            "sort": sorted({row[0] for row in rows}, key=lambda way: (not way.startswith("up"), way)),
-        },
-        "tooltip": [{"field": "way"}, {"field": "round"}, {"field": "bytes", "format": ",.4~s"}],
+    ordered = sorted(curves.wire_bytes.items(), key=lambda item: (SCOPES.index(item[0][1]), WAYS.index(item[0][0])))
+    for (direction, scope), sent in ordered:
+        x, y = thinned(curves.rounds.astype(np.float64), sent)
+        rows += [(direction, scope, int(a), round(b)) for a, b in zip(x.tolist(), y.tolist(), strict=True)]
+    scopes = list(dict.fromkeys(row[1] for row in rows))
+    columns = ("way", "scope", "round", "bytes")
+    encoding: dict[str, Any] = {
+        "x": {"field": "round", "type": "quantitative", "axis": axis_of("round"), "scale": {"nice": False}},
+        "y": {"field": "bytes", "type": "quantitative", "title": "bytes so far", "axis": axis_of("bytes")},
+        "color": coloured("way", WAYS),
+        "detail": {"field": "scope"},
+        "tooltip": [{"field": "way"}, {"field": "scope"}, {"field": "round", "format": ","}, {"field": "bytes", "format": ","}],
     }
-    spec = _spec({"mark": {"type": "line"}, "encoding": encoding, "height": 240}, ("way", "round", "bytes"), rows)
-    return Chart("cumulative", "Bytes so far, by way", "Useful traffic of the stage on the wire.", spec, ("way", "round", "bytes"), rows)
+    if len(scopes) > 1:
+        dashes = {"domain": scopes, "range": _dashes(len(scopes))}
+        encoding["strokeDash"] = {"field": "scope", "type": "nominal", "scale": dashes, "legend": {"labelExpr": _SHORT_SCOPE}}
+    spec = spec_of({"mark": {"type": "line"}, "encoding": encoding, "height": 240}, columns, rows)
+    return Chart("cumulative", "Bytes so far", "Useful traffic of the stage on the wire, set-up included.", spec, columns, rows)
 
 
-def traffic_chart(groups: Iterable[Group], *, key: str = "traffic", title: str = "Traffic by step") -> Chart:
-    """Bars for groups by step, direction and scope, in their order."""
-    rows = [(*group.keys, group.vectors, round(group.wire_bytes)) for group in groups]
-    several = len({scope for _, _, scope, *_ in rows}) > 1
-    named = [(f"{row[0]} ({row[2].removesuffix('-cluster')})" if several else row[0], *row) for row in rows]
-    drawn = [
-        row for row in named if max(other[-1] for other in named if other[0] == row[0]) >= _LEAST_SHARE * max(row[-1] for row in named)
-    ]
-    columns = ("step", "way", "scope", "vectors", "bytes")
-    note = "A broadcast counts once for each host in bytes, and once in vectors."
-    if len(drawn) < len(named):
-        note += f" Not drawn: steps with less than {_LEAST_SHARE:.1%} of the largest."
-    return Chart(key, title, note, _spec(_bars(columns[:3]), ("bar", *columns), drawn), columns, rows)
+_COLUMNS = ("step", "way", "scope", "vectors", "closed form", "bytes")
 
 
-def _bars(tooltip: Sequence[str]) -> dict[str, Any]:
-    """A pair of bars, up and down, for each `bar`."""
+def _traffic_rows(traffic: Iterable[Traffic | Group]) -> list[tuple[Any, ...]]:
+    rows = []
+    for row in traffic:
+        keys, expected = (row.keys, None) if isinstance(row, Group) else ((row.step, row.direction, row.scope), row.expected)
+        rows.append((*keys, row.vectors, expected, round(row.wire_bytes)))
+    return rows
+
+
+def _named(rows: Rows) -> list[tuple[Any, ...]]:
+    """The rows with the name of their bars before them: the step, and the scope where there are several."""
+    several = len({row[2] for row in rows}) > 1
+    return [(f"{row[0]} ({_scope(row[2])})" if several else row[0], *row) for row in rows]
+
+
+def traffic_chart(traffic: Iterable[Traffic | Group], *, key: str = "traffic", title: str = "Bytes by step") -> Chart:
+    """Bars of bytes for traffic, or groups by step, direction and scope, in their order, up and down; two for a step in two scopes."""
+    rows = _traffic_rows(traffic)
+    named = _named(rows)
+    drawn, left_out = _large_enough(named, of=6)
+    note = "A broadcast counts once for each host in bytes."
+    note += _not_drawn(left_out)
+    bars = _bars(drawn, "bytes", "bytes on the wire", axis_of("bytes"), ("step", "way", "scope"))
+    return Chart(key, title, note, spec_of(bars, ("bar", *_COLUMNS), drawn), _COLUMNS, rows)
+
+
+def vectors_chart(traffic: Iterable[Traffic]) -> Chart | None:
+    """Bars of vectors for steps, with a tick where the closed form of the method says that they end; None where there is no vector."""
+    rows = [row for row in _traffic_rows(traffic) if row[3] or row[4]]
+    if not rows:
+        return None
+    drawn, left_out = _large_enough(_named(rows), of=4)
+    axis = {"format": "~s", "tickCount": 5, "tickMinStep": 1}
+    bars = _bars(drawn, "vectors", "vectors", axis, ("step", "way", "scope", "closed form"))
+    places = {name: bars["encoding"][name] for name in ("y", "yOffset", "tooltip")}
+    ticks = {
+        "transform": [{"filter": "isValid(datum['closed form'])"}],
+        "mark": {"type": "tick", "style": "closed-form", "thickness": 2.5, "size": 15},
+        "encoding": {**places, "x": {"field": "closed form", "type": "quantitative"}},
+    }
+    layers = {"layer": [{"mark": bars["mark"], "encoding": bars["encoding"]}, ticks], "height": bars["height"]}
+    off = [row for row in rows if row[4] is not None and row[3] != row[4]]
+    note = "A vector is one model; a broadcast counts once. Across the bars: the closed form"
+    note += "." if off else ", which all of them meet." if any(row[4] is not None for row in rows) else ": this method has none."
+    note += _not_drawn(left_out)
+    return Chart("vectors", "Vectors by step, and the closed form", note, spec_of(layers, ("bar", *_COLUMNS), drawn), _COLUMNS, rows)
+
+
+def scope_chart(traffic: Iterable[Traffic | Group]) -> Chart:
+    """Bars of bytes for the scopes of traffic, or of groups by scope and direction, up and down."""
+    sums: dict[tuple[str, str], list[float]] = {}
+    for row in traffic:
+        scope, way = row.keys if isinstance(row, Group) else (row.scope, row.direction)
+        found = sums.setdefault((scope, way), [0, 0])
+        found[0] += row.vectors
+        found[1] += round(row.wire_bytes)
+    rows: list[tuple[Any, ...]] = [(scope, way, *sums[scope, way]) for scope in SCOPES for way in WAYS if (scope, way) in sums]
+    columns = ("scope", "way", "vectors", "bytes")
+    note = "Direct: with client hosts; between: of the coordinator with the clusters' aggregators; within: of these with their hosts."
+    drawn = [(_scope(row[0]), *row) for row in rows]
+    bars = _bars(drawn, "bytes", "bytes on the wire", axis_of("bytes"), ("scope", "way", "vectors"))
+    spec = spec_of(bars, ("bar", *columns), drawn)
+    return Chart("scopes", "Bytes by scope", note, spec, columns, rows)
+
+
+def _not_drawn(left_out: Sequence[str]) -> str:
+    """What is said of the bars that nobody could see."""
+    if not left_out:
+        return ""
+    listed = ", ".join(left_out) if len(left_out) <= 4 else f"{len(left_out)} steps, which the table has"
+    return f" Not drawn, with less than {_LEAST_SHARE:.1%} of the largest: {listed}."
+
+
+def _bars(rows: Rows, field: str, title: str, axis: Mapping[str, Any], tooltip: Sequence[str]) -> dict[str, Any]:
+    """A pair of bars, up and down, for each name at the start of a row."""
     encoding = {
         "y": {"field": "bar", "type": "nominal", "sort": None, "title": None, "axis": {"ticks": False, "domain": False}},
-        "yOffset": {"field": "way", "type": "nominal", "sort": ["up", "down"]},
-        "x": {"field": "bytes", "type": "quantitative", "title": "bytes on the wire", "axis": _axis("bytes")},
-        "color": {"field": "way", "type": "nominal", "sort": ["up", "down"]},
-        "tooltip": [{"field": name} for name in tooltip] + [{"field": name, "format": ",.4~s"} for name in ("bytes", "vectors")],
+        "yOffset": {"field": "way", "type": "nominal", "sort": list(WAYS), "scale": {"domain": list(WAYS)}},
+        "x": {"field": field, "type": "quantitative", "title": title, "axis": axis},
+        "color": coloured("way", WAYS),
+        "tooltip": [{"field": name, "type": "nominal"} for name in tooltip] + [{"field": field, "type": "quantitative", "format": ","}],
     }
-    return {"mark": {"type": "bar", "cornerRadiusEnd": 2}, "encoding": encoding, "height": {"step": 30, "for": "position"}}
+    return {"mark": {"type": "bar", "cornerRadiusEnd": 2}, "encoding": encoding, "height": 30 * len({row[0] for row in rows})}
 
 
-def scope_chart(groups: Iterable[Group]) -> Chart:
-    """Bars for groups by scope and direction."""
-    rows = [(*group.keys, group.vectors, round(group.wire_bytes)) for group in groups]
-    columns = ("scope", "way", "vectors", "bytes")
-    note = "Direct: with client hosts; within: inside a cluster; between: of the coordinator with the clusters' aggregators."
-    spec = _spec(_bars(columns[:2]), ("bar", *columns), [(row[0].removesuffix("-cluster"), *row) for row in rows])
-    return Chart("scopes", "Traffic by scope", note, spec, columns, rows)
+def _large_enough(named: Rows, *, of: int) -> tuple[list[tuple[Any, ...]], list[str]]:
+    """The rows whose bars can be seen, by their place `of`, and the names of the others."""
+    largest: dict[str, float] = {}
+    for row in named:
+        largest[row[0]] = max(largest.get(row[0], 0), row[of])
+    least = _LEAST_SHARE * max(largest.values(), default=0)
+    return [row for row in named if largest[row[0]] >= least], [name for name, value in largest.items() if value < least]
 
 
-# ---- who is together
+# ---- users, events, runs
 
 
-def clusters_chart(
-    order: Sequence[str], steps: Sequence[str], labels: Sequence[Sequence[int]], *, axis: str, users: Sequence[str]
-) -> Chart:
-    """Which users are together: a column for each step (a penalty, a round), a row for each user, a colour for each cluster.
-
-    `labels[i][j]`: the cluster of `users[j]` after `steps[i]`. `order`: the users from top to bottom.
-    """
-    place = {user: j for j, user in enumerate(users)}
-    rows, drawn = [], []
-    for step, after in zip(steps, labels, strict=True):
-        sizes = Counter(after)
-        for user in order:
-            cluster = after[place[user]]
-            rows.append((step, user, cluster))
-            drawn.append((step, user, cluster, cluster % len(_LIGHT), sizes[cluster]))
-    n_clusters = [len(set(after)) for after in labels]
-    encoding = {
-        "x": {"field": "step", "type": "ordinal", "sort": None, "title": axis, "axis": {"labelOverlap": True, "labelAngle": 0}},
-        "y": {
-            "field": "user", "type": "nominal", "sort": None, "title": f"{len(order):,} users",
-            "axis": {"labels": len(order) <= _MOST_NAMED, "ticks": False, "domain": False},
-        },
-        "color": {
-            "condition": {"test": "datum.size === 1", "value": "#88888840"}, "field": "colour", "type": "nominal", "legend": None,
-            "scale": {"domain": list(range(len(_LIGHT)))},
-        },
-        "tooltip": [{"field": "user"}, {"field": "step", "title": axis}, {"field": "cluster"}, {"field": "size", "title": "users in it"}],
-    }  # fmt: skip
-    height = {"step": max(2, min(14, 420 // len(order)))}  # whole pixels: rows of broken height have seams
-    unit = {"mark": {"type": "rect"}, "encoding": encoding, "height": height}
-    columns = (axis, "user", "cluster")
-    found = f"From {n_clusters[0]:,} to {n_clusters[-1]:,} clusters." if n_clusters else ""
-    note = f"Users of one colour in a column are together, grey ones alone; colours repeat after {len(_LIGHT)} clusters. {found}"
-    spec = _spec(unit, ("step", "user", "cluster", "colour", "size"), drawn)
-    return Chart("clusters", "Who is together", note.strip(), spec, columns, rows)
-
-
-_MOST_NAMED = 40  # users whose names have room beside a heat map
-
-
-def path_charts(penalties: Sequence[float], n_clusters: Sequence[float | None], judged: Sequence[float | None], metric: str) -> list[Chart]:
-    """The regularization path: how many clusters each penalty leaves, and what held-out rows say of its models."""
-    rows = list(zip(penalties, n_clusters, judged, strict=True))
-    columns = ("penalty", "clusters", f"held-out {metric}")
-    charts = [("path", "clusters", "Clusters along the path", "The larger the penalty, the more users share a model.", True)]
-    if any(value is not None for value in judged):
-        charts.append(("path-judged", columns[2], f"Held-out {metric} along the path", "What the users' held-out rows say.", False))
-    found = []
-    for key, column, title, note, zero in charts:
-        encoding = {
-            "x": {
-                "field": "penalty",
-                "type": "quantitative",
-                "scale": {"type": "log", "nice": False},
-                "axis": {"tickCount": 5, "format": "~g", "labelOverlap": "greedy"},
-            },
-            "y": {"field": column, "type": "quantitative", "scale": {"zero": zero}},
-            "tooltip": [{"field": name} for name in columns],
-        }
-        mark = {"type": "line", "point": {"filled": True, "size": 40}}
-        found.append(Chart(key, title, note, _spec({"mark": mark, "encoding": encoding, "height": 200}, columns, rows), columns, rows))
-    return found
-
-
-# ---- users, links, events
-
-
-def users_chart(by_user: Mapping[str, Mapping[str, float]]) -> Chart:
-    """How a metric is spread over the users: quartiles as a box, each user as a tick."""
-    rows = [(metric, user, value) for metric, values in by_user.items() for user, value in values.items()]
-    y = {"field": "metric", "type": "nominal", "sort": None, "title": None, "axis": {"ticks": False, "domain": False, "labelLimit": 180}}
-    x = {"field": "value", "type": "quantitative", "title": None, "scale": {"zero": False}}
-    layers = [
-        {"mark": {"type": "boxplot", "extent": "min-max", "size": 16, "opacity": 0.5}, "encoding": {"x": x, "y": y}},
+def users_chart(by_user: Mapping[str, Mapping[str, float]], *, key: str = "users", title: str = "How users fare") -> Chart:
+    """How values are spread over the users: for each metric a tick for each user, and below them a box of the quartiles."""
+    rows = [(metric, user, value) for metric, values in by_user.items() for user, value in values.items() if math.isfinite(value)]
+    metrics = list(dict.fromkeys(metric for metric, *_ in rows))
+    boxes = [(metric, *np.quantile([row[2] for row in rows if row[0] == metric], [0, 0.25, 0.5, 0.75, 1]).tolist()) for metric in metrics]
+    y: dict[str, Any] = {"field": "metric", "type": "nominal", "sort": None, "title": None, "scale": {"domain": metrics}}
+    y |= {"axis": {"ticks": False, "domain": False, "labelLimit": 190}}
+    x: dict[str, Any] = {"type": "quantitative", "title": None, "scale": {"zero": False}, "axis": {"tickCount": 6}}
+    told = [{"field": name, "type": "quantitative", "format": ".4~g"} for name in _QUARTILES]
+    quartiles = {"data": {"values": [dict(zip(("metric", *_QUARTILES), box, strict=True)) for box in boxes]}}
+    of_user = [{"field": "user", "type": "nominal"}, {"field": "value", "type": "quantitative", "format": ".4~g"}]
+    layers: list[dict[str, Any]] = [
         {
-            "mark": {"type": "tick", "opacity": 0.5, "size": 22},
-            "encoding": {"x": x, "y": y, "tooltip": [{"field": "user"}, {"field": "value", "format": ".4~g"}]},
+            "mark": {"type": "tick", "opacity": 0.5, "size": 16, "yOffset": -11},
+            "encoding": {"x": {"field": "value", **x}, "y": y, "tooltip": of_user},
+        },
+        {**quartiles, "mark": {"type": "rule", "yOffset": 9}, "encoding": {"x": {"field": "min", **x}, "x2": {"field": "max"}, "y": y}},
+        {
+            **quartiles,
+            "mark": {"type": "bar", "style": "box", "height": 12, "yOffset": 9},
+            "encoding": {"x": {"field": "q1", **x}, "x2": {"field": "q3"}, "y": y, "tooltip": told},
+        },
+        {
+            **quartiles,
+            "mark": {"type": "tick", "style": "median", "thickness": 2.5, "size": 12, "yOffset": 9},
+            "encoding": {"x": {"field": "median", **x}, "y": y, "tooltip": told},
         },
     ]
-    spec = _spec({"layer": layers, "height": {"step": 46}}, ("metric", "user", "value"), rows)
-    note = "Boxes: quartiles, from the least to the greatest user; ticks: users."
-    return Chart("users", "How users fare", note, spec, ("metric", "user", "value"), rows)
+    columns = ("metric", "user", "value")
+    spec = spec_of({"layer": layers, "height": 56 * len(metrics)}, columns, [(metric, user, _short(value)) for metric, user, value in rows])
+    return Chart(key, title, "Ticks: users; below them the least, the quartiles and the greatest.", spec, columns, rows)
 
 
-@dataclass(frozen=True)
-class Link:
-    """A link of the federation: from `above` to `below`, with what `below` is (an aggregator, a host, "12 more hosts")."""
-
-    above: str
-    below: str
-    n_users: int | None
-    up_bytes: float
-    down_bytes: float
-    scope: str
+_QUARTILES = ("min", "q1", "median", "q3", "max")
 
 
-def topology_chart(links: Sequence[Link], size: Any) -> Chart:
-    """The tree of coordinator, aggregators and hosts with the bytes on each link; `size` writes bytes."""
-    children: dict[str, list[Link]] = {}
-    for link in links:
-        children.setdefault(link.above, []).append(link)
-    below = {link.below for link in links}
-    roots = [above for above in children if above not in below]
-    places: dict[str, tuple[int, float]] = {}
-    n_leaves = 0
-
-    def put(name: str, depth: int) -> float:
-        nonlocal n_leaves
-        ys = [put(link.below, depth + 1) for link in children.get(name, ())]
-        if not ys:
-            ys, n_leaves = [float(n_leaves)], n_leaves + 1
-        places[name] = (depth, sum(ys) / len(ys))
-        return places[name][1]
-
-    for root in roots:
-        put(root, 0)
-    deepest = max(depth for depth, _ in places.values())
-    widest = max((link.up_bytes + link.down_bytes for link in links), default=1.0) or 1.0
-    edges, nodes = [], [{"x": places[root][0], "y": places[root][1], "name": "", "more": [root], "leaf": False} for root in roots]
-    for link in links:
-        (x, y), (x2, y2) = places[link.above], places[link.below]
-        whole = link.up_bytes + link.down_bytes
-        edges.append({"x": x, "y": y, "x2": x2, "y2": y2, "width": 1 + 6 * whole / widest, "scope": link.scope})
-        users = "" if link.n_users is None else f"{link.n_users:,} user{'' if link.n_users == 1 else 's'}"
-        more = f"\N{UPWARDS ARROW} {size(link.up_bytes)}  \N{DOWNWARDS ARROW} {size(link.down_bytes)}"
-        is_leaf = link.below not in children
-        said = [users, more] if users and is_leaf else [more]
-        nodes.append(
-            {
-                "x": x2,
-                "y": y2,
-                "name": _cut(link.below.rpartition("/")[2] if link.below.startswith(f"{link.above}/") else link.below),
-                "more": said,
-                "leaf": is_leaf,
-            }
-        )
-    x_scale = {"domain": [-0.3, deepest + (1.15 if deepest == 1 else 1.6)], "nice": False}
-    y_scale = {"domain": [-0.6, max(n_leaves - 0.4, 0.6)], "reverse": True, "nice": False}
-    at_nodes = {
-        "x": {"field": "x", "type": "quantitative", "scale": x_scale, "axis": None},
-        "y": {"field": "y", "type": "quantitative", "scale": y_scale, "axis": None},
-    }
-    scopes = list(dict.fromkeys(link.scope for link in links))
-    colour: dict[str, Any] = {"field": "scope", "type": "nominal", "sort": scopes, "legend": {} if len(scopes) > 1 else None}
-    width = {"field": "width", "type": "quantitative", "scale": None}
-
-    def words(field: str, dy: int, leaf: str, **how: Any) -> dict[str, Any]:
-        mark = {"type": "text", "align": "left" if leaf else "center", "dx": 9 if leaf else 0, "dy": dy, **how}
-        test = "datum.leaf" if leaf else "!datum.leaf"
-        return {
-            "data": {"values": nodes},
-            "transform": [{"filter": test}],
-            "mark": mark,
-            "encoding": {**at_nodes, "text": {"field": field}},
-        }
-
-    layers = [
-        {
-            "data": {"values": edges},
-            "mark": {"type": "rule", "opacity": 0.75, "strokeCap": "round"},
-            "encoding": {**at_nodes, "x2": {"field": "x2"}, "y2": {"field": "y2"}, "color": colour, "strokeWidth": width},
-        },
-        {"data": {"values": nodes}, "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1}, "encoding": at_nodes},
-        words("name", -14, "leaf", fontWeight="bold"),
-        words("more", 1, "leaf"),
-        words("name", -26, "", fontWeight="bold"),
-        words("more", -13, ""),
+def events_chart(events: Sequence[tuple[float, str, str]], stages: Sequence[tuple[str, float, float]] = ()) -> Chart:
+    """What has happened when: (seconds since the run began, kind, text); and from when to when each stage went."""
+    kinds = [*([_STAGES] if stages else []), *dict.fromkeys(kind for _, kind, _ in events)]
+    x: dict[str, Any] = {"field": "seconds", "type": "quantitative", "title": "seconds since the run began"}
+    x |= {"axis": {"tickCount": 6}, "scale": {"padding": 10}}
+    axis = {"grid": True, "ticks": False, "domain": False}
+    y = {"field": "kind", "type": "nominal", "sort": kinds, "scale": {"domain": kinds}, "title": None, "axis": axis}
+    told = [
+        {"field": "seconds", "type": "quantitative", "format": ",.1f"},
+        *({"field": name, "type": "nominal"} for name in ("kind", "text")),
     ]
-    spec = {"$schema": SCHEMA, **_FITTED, "height": max(120, 54 * n_leaves), "layer": layers}
-    rows = [(link.above, link.below, link.scope, link.n_users, round(link.up_bytes), round(link.down_bytes)) for link in links]
-    columns = ("from", "to", "scope", "users", "bytes up", "bytes down")
-    return Chart(
-        "topology", "Who speaks to whom", "Useful traffic of the whole run; lines are as thick as it is much.", spec, columns, rows
-    )
+    points = {"mark": {"type": "point", "filled": True, "size": 55, "opacity": 0.75}, "encoding": {"x": x, "y": y, "tooltip": told}}
+    columns = ("seconds", "kind", "text")
+    values = [dict(zip(columns, event, strict=True)) for event in events]
+    layers = [*([_stage_bars(stages, x, y)] if stages else []), {**points, "data": {"values": values}}]
+    note = "Each point is an event of the run" + (", each bar a stage." if stages else ".")
+    rows = [*((start, "stage", f"{name}, until {end:.1f}") for name, start, end in stages), *events]
+    spec = {"$schema": SCHEMA, **FITTED, "height": 24 * len(kinds), "layer": layers}
+    return Chart("events", "What happened when", note, spec, columns, rows)
 
 
-def events_chart(events: Sequence[tuple[float, str, str]]) -> Chart:
-    """What has happened when: (seconds since the run began, kind, text)."""
+_STAGES = "stages"  # the row of an events chart that is theirs
+
+
+def _stage_bars(stages: Sequence[tuple[str, float, float]], x: Spec, y: Spec) -> dict[str, Any]:
+    """The layer of stages: bars that are by turns darker and lighter."""
+    names = ("text", "seconds", "until")
+    drawn = [{**dict(zip(names, stage, strict=True)), "kind": _STAGES, "odd": place % 2} for place, stage in enumerate(stages)]
+    shade = {"field": "odd", "type": "ordinal", "scale": {"domain": [0, 1], "range": [0.85, 0.4]}, "legend": None}
+    told = [{"field": "text", "type": "nominal", "title": "stage"}]
+    encoding = {"x": x, "x2": {"field": "until"}, "y": y, "opacity": shade, "tooltip": told}
+    return {"data": {"values": drawn}, "mark": {"type": "bar", "height": 12}, "encoding": encoding}
+
+
+def outcomes_chart(outcomes: Sequence[tuple[str, float, float]], figure: str, x_title: str) -> Chart:
+    """A point for each run, (run, bytes, best value of a figure): who reaches more with less."""
+    names = [name for name, _, _ in outcomes]
+    y_title = f"best {figure_name(figure)}"
+    is_log = figure in _LOGARITHMIC and all(value > 0 for _, _, value in outcomes)
+    scale = {"type": "log"} if is_log else {"zero": False, "padding": 12}
+    of_run = {"field": "run", "type": "nominal", "sort": names, "scale": {"domain": names}}
     encoding = {
-        "x": {"field": "seconds", "type": "quantitative", "title": "seconds since the run began", "axis": {"tickCount": 6}},
-        "y": {"field": "kind", "type": "nominal", "sort": None, "title": None, "axis": {"grid": True, "ticks": False, "domain": False}},
-        "tooltip": [{"field": "seconds", "format": ",.1f"}, {"field": "kind"}, {"field": "text"}],
+        "x": {"field": "bytes", "type": "quantitative", "title": x_title, "axis": axis_of("bytes"), "scale": {"zero": True}},
+        "y": {"field": "value", "type": "quantitative", "title": y_title, "scale": scale},
+        "color": of_run,
+        "shape": of_run,
+        "tooltip": [{"field": "run"}, {"field": "bytes", "format": ","}, {"field": "value", "format": ".4~g"}],
     }
-    mark = {"type": "point", "filled": True, "size": 50, "opacity": 0.7}
-    spec = _spec({"mark": mark, "encoding": encoding, "height": {"step": 22}}, ("seconds", "kind", "text"), events)
-    return Chart("events", "What happened", "Each point is an event of the run.", spec, ("seconds", "kind", "text"), list(events))
+    mark = {"type": "point", "filled": True, "size": 110, "opacity": 1}
+    spec = spec_of({"mark": mark, "encoding": encoding, "height": 240}, ("run", "bytes", "value"), outcomes)
+    note = "Each point is a run: its best value, and the bytes that it had sent by then."
+    return Chart("outcomes", _title(f"{y_title} against {x_title}"), note, spec, ("run", x_title, y_title), list(outcomes))
 
 
 # ---- parts
 
 
-def _spec(unit: Mapping[str, Any], columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, Any]:
-    values = [dict(zip(columns, row, strict=True)) for row in rows]
-    return {"$schema": SCHEMA, "data": {"values": values}, **_FITTED, **unit}
+def spec_of(unit: Mapping[str, Any], columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, Any]:
+    """A specification that carries its data, as wide as what it stands in. What is no number is null."""
+    values = [dict(zip(columns, map(_or_null, row), strict=True)) for row in rows]
+    return {"$schema": SCHEMA, "data": {"values": values}, **FITTED, **unit}
 
 
-def _axis(against: Against) -> dict[str, Any]:
-    return {"labelExpr": _BYTES, "tickCount": 5} if against == "bytes" else {"format": ",.4~r", "tickCount": 6}
+def coloured(field: str, values: Sequence[str]) -> dict[str, Any]:
+    """The colours that ways and scopes have in all charts."""
+    scale = {"domain": list(_COLOUR_ORDER)}
+    return {"field": field, "type": "nominal", "scale": scale, "legend": {"values": list(values), "labelExpr": _SHORT_SCOPE}}
 
 
-_BYTES = "format(datum.value, '.3~s') + 'B'"
+def axis_of(against: Against) -> dict[str, Any]:
+    """Ticks of rounds, seconds or bytes."""
+    match against:
+        case "round":
+            return {"labelExpr": _WHOLE, "tickCount": 6}
+        case "seconds":
+            return {"format": ",~r", "tickCount": 6}
+        case _:
+            return {"labelExpr": _BYTES, "tickCount": 5, "tickMinStep": 1}
 
 
-def _decades(values: Sequence[float]) -> list[float]:
-    """Some powers of ten around positive values."""
+_WHOLE = "datum.value % 1 === 0 ? format(datum.value, ',') : ''"  # also of few rounds, between which there is nothing
+_SHORT_SCOPE = "replace(datum.label, '-cluster', '')"
+_BYTES = "replace(format(datum.value, '.3~s'), /([a-zA-Z]?)$/, ' $1B')"
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def _decades(values: Sequence[float]) -> dict[str, Any]:
+    """An axis with some powers of ten around positive values."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     step = max(1, math.ceil((high - low) / 6))
-    return [10.0**power for power in range(low, high + 1, step)]
+    powers = range(low, max(high, low + 1) + 1, step)
+    labels = {f"1e{power:+d}": f"10{str(power).translate(_RAISED)}" for power in powers}
+    return {"values": [10.0**power for power in powers], "labelExpr": f"{json.dumps(labels)}[format(datum.value, '.0e')]"}
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
+def cut(name: str) -> str:
+    """A name that has room beside a mark."""
+    return name if len(name) <= MAX_LETTERS else f"{name[: MAX_LETTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
-def _way(direction: str, scope: str) -> str:
-    return direction if scope == "direct" else f"{direction}, {scope.removesuffix('-cluster')}"
+def _title(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
-def _thinned(x: Array, y: Array) -> tuple[Array, Array]:
+def _scope(scope: str) -> str:
+    return scope.removesuffix("-cluster")
+
+
+def _dashes(n: int) -> list[list[int]]:
+    """Patterns of dashes, the first of them none; for many lines one for each round of the palette."""
+    patterns = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3]]
+    if n <= len(patterns):
+        return patterns[:n]
+    return [patterns[place // N_COLOURS % len(patterns)] for place in range(n)]
+
+
+def _short(value: float) -> float:
+    """As exact as a screen can show."""
+    return float(f"{value:.6g}")
+
+
+def _or_null(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def thinned(x: Array, y: Array) -> tuple[Array, Array]:
     """The points that are numbers; of many, from each stretch the first and those with the least and the greatest value, and the last."""
     is_there = np.isfinite(x) & np.isfinite(y)
     x, y = x[is_there], y[is_there]

@@ -119,7 +119,7 @@ def report(
     up_weight: Annotated[float, typer.Option(min=0, help="Bytes down that a byte up is worth.")] = 1.0,
 ) -> None:
     """Write a report: one HTML file with curves, traffic, clusters, users and events, that needs no network."""
-    from coterie_deploy.comparison import Weighing
+    from coterie_deploy.costs import Weighing
     from coterie_deploy.report_page import write_report
     from coterie_server.curves import goal_from
 

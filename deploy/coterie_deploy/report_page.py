@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from coterie import __version__
-from coterie.errors import ConfigError
 from coterie.files import written_whole
 from coterie_deploy.charts import Chart, theme
-from coterie_deploy.comparison import Weighing, comparison_of
+from coterie_deploy.comparison import comparison_of, labels_of
+from coterie_deploy.costs import Weighing
 from coterie_deploy.pages import environment, needed, safe_json, specs_of, text_of, themes, vega_script
 from coterie_deploy.run_view import RunView, view_of
+from coterie_deploy.sections import Section
+from coterie_server.curves import reached
 
 REPORT = "report.html"
+_MOST_WHOLE = 6  # of the runs that are compared, those shown with all their charts too
 _WIDTH = 340  # points of a figure: a column of a paper
 _PPI = 300
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True)
@@ -29,62 +33,86 @@ class Written:
     figures: Sequence[Path]
 
 
+@dataclass(frozen=True)
+class Page:
+    """What is on a page: one run, or several, compared; and all its charts, each with its key there."""
+
+    runs: Sequence[RunView]  # with all their charts
+    comparison: Section | None
+    n_runs: int
+    labels: Sequence[str]  # of the runs
+    charts: Sequence[tuple[str, Chart]]
+
+
 def write_report(
     folders: Sequence[Path], output: Path | None, weighing: Weighing, figures: Path | None = None, formats: Sequence[str] = ("pdf",)
 ) -> Written:
-    """The report of one run or several; ConfigError for what is no run folder, a library that is missing, a figure that no run has."""
-    views = [view_of(folder) for folder in folders]
-    page = output or (folders[0] / REPORT if len(folders) == 1 else Path(REPORT))
-    text = page_of(views, weighing)
-    with _writing(page), written_whole(page, "the report") as file:
+    """The report of one run or several; ConfigError for what is no run folder, a library that is missing, a figure that no run has.
+
+    RunError when the disk refuses.
+    """
+    environment()  # says what is missing before all the work
+    page = page_of([view_of(folder, weighing) for folder in folders], weighing)
+    path = output or (folders[0] / REPORT if len(folders) == 1 else Path(REPORT))
+    text = html_of(page)
+    with written_whole(path, "the report") as file:
         file.write(text.encode())
-    written = [] if figures is None else write_figures(_charts(views, weighing), figures, formats)
-    return Written(page, written)
+    written = [] if figures is None else write_figures(page.charts, figures, formats)
+    return Written(path, written)
 
 
-def page_of(views: Sequence[RunView], weighing: Weighing) -> str:
-    """The HTML of a report."""
+def page_of(views: Sequence[RunView], weighing: Weighing) -> Page:
+    """What is on the page of these runs. ConfigError when none of them has the figure of the goal."""
+    labels = labels_of(views)
+    if len(views) == 1:
+        found = views[0].curves
+        if weighing.goal is not None and found is not None:
+            reached(found, weighing.goal)  # says which figures there are
+        return Page(views, None, 1, labels, [(chart.key, chart) for section in views[0].sections for chart in section.all_charts])
+    comparison = comparison_of(views, weighing)
+    whole = views if len(views) <= _MOST_WHOLE else []
+    charts = [(chart.key, chart) for chart in comparison.all_charts]
+    for number, view in enumerate(whole, start=1):
+        charts += [(f"{_prefix(number)}{chart.key}", chart) for section in view.sections for chart in section.all_charts]
+    return Page(whole, comparison, len(views), labels, charts)
+
+
+def _prefix(number: int) -> str:
+    """Of the keys of one of several runs."""
+    return f"run{number}-"
+
+
+def html_of(page: Page) -> str:
+    """The HTML of a page; nothing in it is fetched from anywhere."""
     from markupsafe import Markup  # noqa: PLC0415 - comes with jinja2
 
-    template = environment().get_template("report.html")
-    comparison = comparison_of(views, weighing) if len(views) > 1 else None
-    title = views[0].name if comparison is None else f"{len(views)} runs"
+    title = page.labels[0] if page.comparison is None else f"{page.n_runs} runs compared"
     return str(
-        template.render(
-            title=f"{title} \N{MIDDLE DOT} Coterie" if comparison is None else title,
-            runs=views,
-            comparison=comparison,
+        environment()
+        .get_template("report.html")
+        .render(
+            title=title,
+            page=page,
+            prefix=_prefix,
             version=__version__,
             style=Markup(text_of("style.css")),  # noqa: S704 - ours
             draw=Markup(text_of("draw.js")),  # noqa: S704 - ours
             vega=Markup(vega_script()),  # noqa: S704 - a library's
-            specs=Markup(safe_json(specs_of(_charts(views, weighing)))),  # noqa: S704 - escaped
+            specs=Markup(safe_json(specs_of(page.charts))),  # noqa: S704 - escaped
             themes=Markup(safe_json(themes())),  # noqa: S704 - escaped
         )
     )
-
-
-def _charts(views: Sequence[RunView], weighing: Weighing) -> list[tuple[str, Chart]]:
-    """All charts of a page, each with its key there."""
-    if len(views) == 1:
-        return [(chart.key, chart) for section in views[0].sections for chart in section.all_charts]
-    found = [(chart.key, chart) for chart in comparison_of(views, weighing).all_charts]
-    for number, view in enumerate(views, start=1):
-        found += [(f"r{number}-{chart.key}", chart) for section in view.sections for chart in section.all_charts]
-    return found
 
 
 def write_figures(charts: Sequence[tuple[str, Chart]], folder: Path, formats: Sequence[str]) -> list[Path]:
     """Each chart as a file KEY.FORMAT, png, svg or pdf: a column of a paper wide, PNG with 300 dots an inch."""
     library = needed("vl_convert", "report")
     written = []
-    with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     for key, chart in charts:
         spec = {**chart.spec, "width": _WIDTH}
-        for form in formats:
-            path = folder / f"{key}.{form}"
-            with _writing(path), written_whole(path, "a figure") as file:
+        for form in dict.fromkeys(formats):
+            path = folder / f"{_NOT_IN_A_NAME.sub('-', key)}.{form}"
+            with written_whole(path, "a figure") as file:
                 file.write(_drawn(library, spec, form))
             written.append(path)
     return written
@@ -97,11 +125,3 @@ def _drawn(library: Any, spec: Any, form: str) -> bytes:
     if form == "pdf":
         return bytes(library.vegalite_to_pdf(spec, config=config))
     return str(library.vegalite_to_svg(spec, config=config)).encode()
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Any:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error

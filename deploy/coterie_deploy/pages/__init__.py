@@ -14,6 +14,7 @@ from coterie_deploy.charts import Chart, theme
 from coterie_deploy.tables import figure
 
 MOST_ROWS = 500  # of the table behind a chart
+_WIDE = ("clusters", "events", "topology", "coefficients")  # charts as wide as the page
 
 
 def needed(module: str, extra: str) -> Any:
@@ -35,7 +36,7 @@ def environment() -> Any:
     jinja2 = needed("jinja2", "report")
     made = jinja2.Environment(loader=jinja2.FunctionLoader(text_of), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     made.filters["shown"] = _shown
-    made.globals["most_rows"] = MOST_ROWS
+    made.globals |= {"most_rows": MOST_ROWS, "numeric": _numeric, "wide_charts": _WIDE}
     return made
 
 
@@ -60,6 +61,11 @@ def specs_of(charts: Iterable[tuple[str, Chart]]) -> dict[str, Any]:
 def themes() -> Mapping[str, Any]:
     """The configurations for light and for dark."""
     return {"light": theme(dark=False), "dark": theme(dark=True)}
+
+
+def _numeric(chart: Chart) -> list[bool]:
+    """Which columns of the table behind a chart are numbers."""
+    return [all(row[place] is None or isinstance(row[place], int | float) for row in chart.rows) for place in range(len(chart.columns))]
 
 
 def _shown(value: Any) -> str:

@@ -32,7 +32,10 @@
   document.addEventListener("change", (event) => {
     const chosen = event.target;
     if (!chosen.matches("fieldset.tabs input")) return;
-    for (const panel of document.querySelectorAll(`[data-tab^="${chosen.name}:"]`)) panel.hidden = panel.dataset.tab !== `${chosen.name}:${chosen.value}`;
+    for (const panel of document.querySelectorAll(`[data-tab^="${chosen.name}:"]`)) {
+      panel.hidden = panel.dataset.tab !== `${chosen.name}:${chosen.value}`;
+      for (const place of panel.querySelectorAll(".chart")) if (views.has(place)) draw(place).catch(fail); // the width may have changed
+    }
   });
   window.addEventListener("beforeprint", () => document.querySelectorAll(".chart[data-key]").forEach((place) => draw(place).catch(fail)));
   window.coterie = {
