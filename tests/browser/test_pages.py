@@ -130,9 +130,9 @@ def test_a_finished_run_has_curves_and_gives_its_ledger_away(browser: Browser, a
     drawn(browser, 6)
     assert browser.one("#name").text == SECOND
     assert browser.one("#status").text == "finished"
-    assert browser.texts("#charts h3")[0] == "Relative gap of the objective against round"
-    browser.wait(lambda: [label for label in browser.all("#figures label") if label.text == "objective"], "the figure")[0].click()
-    browser.wait(lambda: browser.texts("#charts h3")[0] == "Objective against round", "another figure")
+    assert browser.texts("#charts h3")[0] == "Objective against round"
+    browser.wait(lambda: [label for label in browser.all("#figures label") if label.text == "primal residual"], "the figure")[0].click()
+    browser.wait(lambda: browser.texts("#charts h3")[0] == "Primal residual against round", "another figure")
     drawn(browser, 6)
     assert len(browser.all("#events tbody tr")) >= 3
     assert browser.texts("#stage-list tbody td:first-child") == ["local", "global", "pdmm"]

@@ -28,6 +28,7 @@ from coterie_deploy.dashboard.app import application
 from coterie_server.rundb import RunDatabase
 from tests.small_runs import make_run
 
+OTHERS = ("cumulative", "traffic", "scopes")  # charts beside those of a figure
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
@@ -86,17 +87,17 @@ def test_the_list_has_all_runs_also_those_that_cannot_be_read(client: TestClient
 
 def test_a_run_has_curves_traffic_members_events_and_stages(client: TestClient) -> None:
     run = client.get("/api/run", params={"name": "done"}).json()
-    assert (run["status"], run["stage"], run["figure"], run["is_under_way"]) == ("finished", "pdmm", "gap", False)
-    assert [chart["key"] for chart in run["charts"]] == ["gap-round", "gap-bytes", "gap-seconds", "cumulative", "traffic", "scopes"]
+    assert (run["status"], run["stage"], run["figure"], run["is_under_way"]) == ("finished", "pdmm", "objective", False)
+    assert [chart["key"] for chart in run["charts"]] == ["objective-round", "objective-bytes", "objective-seconds", *OTHERS]
     assert len(run["charts"][0]["spec"]["data"]["values"]) > 30
     assert [stage[0] for stage in run["stages"]] == ["local", "global", "pdmm"]
     assert run["members"][0][:2] == ["host-1", 3]
     assert run["events"][0][2] == "the run has finished"
     assert run["up"] == sum(sent[3] for sent in run["sent"] if sent[1] == "up") > 0
-    other = client.get("/api/run", params={"name": "done", "stage": "global", "figure": "objective"}).json()
-    assert (other["stage"], other["figure"], other["charts"][0]["key"]) == ("global", "objective", "objective-round")
+    other = client.get("/api/run", params={"name": "done", "stage": "global", "figure": "gap"}).json()
+    assert (other["stage"], other["figure"], other["charts"][0]["key"]) == ("global", "gap", "gap-round")
     nonsense = client.get("/api/run", params={"name": "done", "stage": "nowhere", "figure": "nothing"}).json()
-    assert (nonsense["stage"], nonsense["figure"]) == ("pdmm", "gap")
+    assert (nonsense["stage"], nonsense["figure"]) == ("pdmm", "objective")
 
 
 def test_a_run_that_goes_on_is_read_on(tmp_path: Path) -> None:

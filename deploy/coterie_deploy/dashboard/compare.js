@@ -6,7 +6,7 @@
   let chosen = "", ask = () => {};
   const query = names.map((name) => `name=${encodeURIComponent(name)}`).join("&");
   const COLUMNS = [
-    ["run", true], ["status", true], ["method", true], ["stage", true], ["rounds"], ["time"], ["up"], ["down"], ["held-out"],
+    ["run", "text"], ["status", "text"], ["method", "text"], ["stage", "text"], ["rounds"], ["time"], ["up"], ["down"], ["held-out"],
   ];
 
   function show(content) {

@@ -41,15 +41,16 @@ const Dash = (() => {
     return `${withDay ? day : ""}${two(time.getHours())}:${two(time.getMinutes())}:${two(time.getSeconds())}`;
   }
 
-  // Columns are [title, isText]; rows are lists of texts, or of nodes. What has not changed is left alone.
+  // Columns are [title, class]: none is a number, "text" a word, "text long" what may be broken. Rows are lists of texts, or of nodes.
+  // What has not changed is left alone.
   const shown = new WeakMap();
   function fill(table, columns, rows, signature) {
     const text = JSON.stringify([columns, signature || rows]);
     if (shown.get(table) === text) return;
     shown.set(table, text);
     const head = el("tr");
-    for (const [title, isText] of columns) {
-      const cell = el("th", title, isText ? "text" : "");
+    for (const [title, kind] of columns) {
+      const cell = el("th", title, kind);
       cell.scope = "col";
       head.append(cell);
     }
@@ -57,7 +58,7 @@ const Dash = (() => {
     for (const row of rows) {
       const line = el("tr");
       row.forEach((value, place) => {
-        const cell = el("td", undefined, columns[place][1] ? (place ? "text long" : "text") : "");
+        const cell = el("td", undefined, columns[place][1]);
         cell.append(value);
         line.append(cell);
       });

@@ -14,7 +14,7 @@ from coterie_deploy.dashboard.found import Watched
 from coterie_deploy.run_view import figures_shown
 from coterie_deploy.standing import Standing
 from coterie_deploy.watch import latest_of
-from coterie_server.curves import Curves
+from coterie_server.curves import GAP, Curves
 from coterie_server.follow import Event
 from coterie_server.query import Group
 from coterie_server.summary import SESSION, StageSummary, Traffic
@@ -37,7 +37,7 @@ def run_content(watched: Watched, stage: str | None, figure: str | None) -> dict
             curves = follower.curves(chosen)
         traffic = [row for row in follower.traffic.values() if row.stage != SESSION]
     figures = [] if curves is None else figures_shown(curves)
-    shown = figure if figure in figures else figures[0] if figures else None
+    shown = _shown(figure, figures, is_gap_known=curves is not None and curves.has_reference)
     drawn = [] if curves is None or shown is None else progress_charts({curves.stage.name: curves}, shown)
     drawn += [] if curves is None else [charts.cumulative_chart(curves)]
     if traffic:
@@ -68,13 +68,20 @@ def comparison_content(chosen: Mapping[str, Watched], figure: str | None) -> dic
             named[name] = standing.curves
     listed = [one for curves in named.values() for one in figures_shown(curves)]
     figures = sorted(dict.fromkeys(listed), key=lambda one: -listed.count(one))
-    shown = figure if figure in figures else figures[0] if figures else None
+    shown = _shown(figure, figures, is_gap_known=all(curves.has_reference for curves in named.values()))
     return {
         "runs": rows,
         "figures": {one: charts.figure_name(one) for one in figures},
         "figure": shown,
         "charts": [_chart(chart) for chart in (progress_charts(named, shown) if shown is not None else [])],
     }
+
+
+def _shown(asked: str | None, figures: Sequence[str], *, is_gap_known: bool) -> str | None:
+    """What was asked for, or the first; the gap to a stage's own smallest objective, which always ends at 0, only when it is asked for."""
+    if asked in figures:
+        return asked
+    return next((name for name in figures if name != GAP or is_gap_known), None)
 
 
 def progress_charts(named: Mapping[str, Curves], figure: str) -> list[Chart]:

@@ -88,16 +88,16 @@
     byId("members-note").textContent = run.members.length ? who : `no ${run.noun} has come yet`;
     const order = run.is_under_way ? [...run.members].sort((a, b) => a[2] - b[2]) : run.members;
     const state = (isHere, since) => (run.is_under_way ? `${isHere ? "here" : "absent"}${since === null ? "" : ` since ${when(since)}`}` : "took part");
-    fill(byId("members"), [[run.noun, true], ["", true], ["users"]], order.map(([member, users, isHere, since]) => {
+    fill(byId("members"), [[run.noun, "text"], ["", "text"], ["users"]], order.map(([member, users, isHere, since]) => {
       const cell = el("span", state(isHere, since), run.is_under_way ? (isHere ? "here" : "absent") : "");
       return [member, cell, users ? count(users) : "-"];
     }), [order, run.is_under_way]);
-    fill(byId("sent"), [["scope", true], ["way", true], ["vectors"], ["on the wire"], ...(run.is_under_way ? [["per second"]] : [])], run.sent.map(
+    fill(byId("sent"), [["scope", "text"], ["way", "text"], ["vectors"], ["on the wire"], ...(run.is_under_way ? [["per second"]] : [])], run.sent.map(
       ([scope, way, vectors, bytes, rate]) => [scope, way, count(vectors), size(bytes), ...(run.is_under_way ? [rate ? size(rate) : "-"] : [])],
     ));
-    fill(byId("events"), [["at"], ["event", true]], run.events.map(([at, , text]) => [when(at), text]));
+    fill(byId("events"), [["at", "text"], ["event", "text long"]], run.events.map(([at, , text]) => [when(at), text]));
     const isOver = (outcome) => outcome || (run.is_under_way ? "under way" : "not over");
-    fill(byId("stage-list"), [["stage", true], ["ended by", true], ["rounds"], ["time"], ["clusters"], ["held-out"]], run.stages.map(
+    fill(byId("stage-list"), [["stage", "text"], ["ended by", "text"], ["rounds"], ["time"], ["clusters"], ["held-out"]], run.stages.map(
       ([stage, , rounds, outcome, seconds, metric, clusters]) => [
         stage, isOver(outcome), count(rounds), outcome ? duration(seconds) : "", clusters === null ? "" : count(clusters), metric === null ? "" : figure(metric),
       ],
