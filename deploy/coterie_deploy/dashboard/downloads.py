@@ -15,8 +15,8 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from coterie_deploy.comparison import Weighing
-from coterie_deploy.report_page import page_of
+from coterie_deploy.costs import Weighing
+from coterie_deploy.report_page import html_of, page_of
 from coterie_deploy.run_view import view_of
 from coterie_server.rundb import open_run
 
@@ -76,4 +76,4 @@ def copy_of(folder: Path) -> Path:
 def report_of_run(folder: Path) -> str:
     """The page that `coterie report` writes."""
     with _one_report:
-        return page_of([view_of(folder)], Weighing())
+        return html_of(page_of([view_of(folder)], Weighing()))
