@@ -82,7 +82,9 @@ def curves(connection: sqlite3.Connection, stage: StageSummary, *, with_bytes: b
     rows = connection.execute("SELECT name, round, value FROM figures WHERE stage = ? AND value IS NOT NULL", (stage.number,))
     for name, number, value in rows:
         if number <= last:
-            figures.setdefault(name, np.full(rounds.size, np.nan))[number] = value
+            if name not in figures:  # an array for each value would take longer than all else
+                figures[name] = np.full(rounds.size, np.nan)
+            figures[name][number] = value
     wire_bytes = _bytes(connection, stage, last) if with_bytes else {}
     made = Curves(stage, rounds, seconds - seconds[0], figures, wire_bytes)
     row = connection.execute("SELECT value FROM run WHERE key = 'experiment'").fetchone()
@@ -93,7 +95,9 @@ def _bytes(connection: sqlite3.Connection, stage: StageSummary, last: int) -> di
     sums: dict[tuple[str, str], Array] = {}
     for group in totals(connection, Query(("round", "direction", "scope"), stages=(stage.number,), last_round=last)):
         number, direction, scope = group.keys
-        sums.setdefault((direction, scope), np.zeros(last + 1))[number] += group.wire_bytes
+        if (direction, scope) not in sums:
+            sums[direction, scope] = np.zeros(last + 1)
+        sums[direction, scope][number] += group.wire_bytes
     return {key: np.cumsum(array) for key, array in sums.items()}
 
 
