@@ -22,6 +22,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from coterie.ledger import Row
 from coterie_deploy import cli
 from coterie_deploy.dashboard import downloads, found
 from coterie_deploy.dashboard.app import application
@@ -118,6 +119,29 @@ def test_a_run_that_goes_on_is_read_on(tmp_path: Path) -> None:
     assert second.headers["etag"] != first.headers["etag"]
     assert client.get("/api/run", params={"name": "live"}, headers={"If-None-Match": second.headers["etag"]}).status_code == 304
     assert runs_of(client)["live"]["rounds"] == 3
+    database.close()
+
+
+def test_the_bytes_of_a_run_that_is_resumed_are_those_of_what_is_useful(tmp_path: Path) -> None:
+    (tmp_path / "live").mkdir()
+    client, database = client_of(tmp_path), RunDatabase(tmp_path / "live/run.db")
+    rows = [Row(seq, 1, 0, "up", "evaluation.Scores", 0, 6, 48, 95, 1) for seq in range(1, 4)]
+
+    def bytes_after(**facts: str) -> int:
+        for key, value in {"status": "running", **facts}.items():
+            database.put(key, value)
+        database.flush()
+        return int(runs_of(client)["live"]["wire_bytes"])
+
+    database.book("host-1", (0, 1), [(rows[0], None)], True)
+    assert bytes_after(attempt="1") == 100
+    database.book("host-1", (0, 1), [(row, None) for row in rows[1:]], True)
+    assert bytes_after(attempt="1") == 300
+    database.rewind(1, 0, 0)
+    database.event("resume", "resumed", attempt=2)
+    assert bytes_after(attempt="2") == 100
+    database.book("host-1", (0, 1), [(rows[1], None)], True)
+    assert bytes_after(attempt="2") == 200
     database.close()
 
 

@@ -12,6 +12,7 @@ import sqlite3
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +31,11 @@ _MAX_DEPTH = 6  # of a run below the folder
 _MAX_FOLDERS = 20_000  # looked into
 _SEARCH_EVERY_S = 2.0
 _MAX_WATCHED = 16  # runs whose rounds are kept in memory
-_BYTES = f"SELECT COALESCE(SUM(message_bytes) + {GRPC_FRAME_HEADER_BYTES} * SUM(frames), 0) FROM ledger WHERE useful"  # noqa: S608 - a constant of ours
+_BYTES = f"""
+SELECT COALESCE(MAX(rowid), ?1), COALESCE(SUM(message_bytes) + {GRPC_FRAME_HEADER_BYTES} * SUM(frames), 0)
+FROM ledger WHERE rowid > ?1 AND useful
+"""  # noqa: S608 - a constant of ours
+_RESUMED = "SELECT COUNT(*) FROM events WHERE kind = 'resume'"
 _FILES = ("run.db", "run.db-wal")
 
 
@@ -52,6 +57,15 @@ class Entry:
     started: float | None = None  # seconds since the epoch
 
 
+@dataclass(frozen=True)
+class Sent:
+    """The useful bytes on the wire up to a row of the ledger; `life` changes when what a resumed run repeats is no longer useful."""
+
+    life: tuple[str, str, int]
+    row: int = 0
+    wire_bytes: int = 0
+
+
 class Runs:
     """What is below a folder. For several threads."""
 
@@ -61,6 +75,7 @@ class Runs:
         self._found: dict[str, Path] = {}
         self._searched_at = -_SEARCH_EVERY_S
         self._entries: dict[str, tuple[object, Entry]] = {}
+        self._sent: dict[str, Sent] = {}
         self._watched: OrderedDict[str, Watched] = OrderedDict()
 
     def folders(self) -> dict[str, Path]:
@@ -76,6 +91,7 @@ class Runs:
         folders = self.folders()
         for name in self._entries.keys() - folders.keys():
             self._entries.pop(name, None)
+            self._sent.pop(name, None)
         return [self._entry(name, folder) for name, folder in folders.items()]
 
     def _entry(self, name: str, folder: Path) -> Entry:
@@ -84,7 +100,7 @@ class Runs:
         if known is not None and known[0] == stamp:
             return known[1]
         try:
-            entry = entry_of(name, folder)
+            entry, self._sent[name] = entry_of(name, folder, self._sent.get(name))
         except (CoterieError, sqlite3.Error, ValueError, TypeError, OSError) as error:
             entry = Entry(name, printable(" ".join(str(error).split())))
         self._entries[name] = (stamp, entry)
@@ -142,8 +158,11 @@ def _stamp(folder: Path) -> object:
     return (is_held(folder), *stats)
 
 
-def entry_of(name: str, folder: Path) -> Entry:
-    """A line of the list. Raises CoterieError, or what sqlite3 and json raise, for a run that cannot be read."""
+def entry_of(name: str, folder: Path, before: Sent | None = None) -> tuple[Entry, Sent]:
+    """A line of the list, and what was sent, to be read on from there.
+
+    Raises CoterieError, or what sqlite3 and json raise, for a run that cannot be read.
+    """
     is_at_work = is_held(folder)
     with contextlib.closing(open_run(folder)) as connection:
         facts = summary.facts(connection)
@@ -151,7 +170,7 @@ def entry_of(name: str, folder: Path) -> Entry:
             raise RunError("the run has not begun")
         stages = summary.stages(connection)
         (n_users,) = connection.execute("SELECT COUNT(*) FROM members").fetchone()
-        (n_bytes,) = connection.execute(_BYTES).fetchone()
+        sent = _sent(connection, facts, before)
         (started,) = connection.execute("SELECT MIN(at) FROM events WHERE kind = 'start'").fetchone()
     status, reason = status_of(facts["status"], is_at_work=is_at_work)
     final = next((stage for stage in stages if stage.name == facts.get("final_stage")), stages[-1] if stages else None)
@@ -165,13 +184,21 @@ def entry_of(name: str, folder: Path) -> Entry:
         stage="" if final is None else final.name,
         stages=len(stages),
         rounds=sum(stage.rounds for stage in stages),
-        wire_bytes=n_bytes,
+        wire_bytes=sent.wire_bytes,
         started=started,
     )
     if status is Status.failed:
-        return replace(entry, result=reason)
+        return replace(entry, result=reason), sent
     metric = None if final is None else final.results.get("heldout_metric")
-    return entry if metric is None else replace(entry, result=f"{_metric(frozen)} {figure(metric)}")
+    return (entry if metric is None else replace(entry, result=f"{_metric(frozen)} {figure(metric)}")), sent
+
+
+def _sent(connection: sqlite3.Connection, facts: Mapping[str, str], before: Sent | None) -> Sent:
+    """Only rows that are new are read: the list is asked for every few seconds, and a ledger may have millions."""
+    life = (facts.get("run_id", ""), facts.get("attempt", ""), connection.execute(_RESUMED).fetchone()[0])
+    since = before if before is not None and before.life == life else Sent(life)
+    row, n_bytes = connection.execute(_BYTES, (since.row,)).fetchone()
+    return Sent(life, row, since.wire_bytes + n_bytes)
 
 
 _LOSSES = ("least_squares", "huber", "poisson", "logistic", "squared_hinge")
