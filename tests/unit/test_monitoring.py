@@ -40,6 +40,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """The names of all samples of a run, with their labels."""
     folder = tmp_path_factory.mktemp("run")
     database = RunDatabase(folder / "run.db")
+    database.put("status", "running")
     database.stage(0, "pdmm", "pdmm", 0, "", 0.0)
     database.figures(0, 1, {"objective": 1.0, "clusters": 2.0})
     for useful in (1, 0):
