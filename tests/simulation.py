@@ -24,6 +24,7 @@ from coterie_client.host import Host
 from coterie_deploy.loopback import LoopbackLink
 from coterie_server.coordinator import Finished, Options, coordinate
 from coterie_server.hub import Hub
+from coterie_server.method import Outcome
 
 
 class CoordinatorKilledError(BaseException):
@@ -82,13 +83,21 @@ class World:
     """One run folder, its hosts, and the faults to come."""
 
     def __init__(
-        self, experiment: Experiment, folder: Path, n_hosts: int, faults: Faults | None = None, *, keeps_hosts: bool = True
+        self,
+        experiment: Experiment,
+        folder: Path,
+        n_hosts: int,
+        faults: Faults | None = None,
+        *,
+        keeps_hosts: bool = True,
+        start: Outcome | None = None,
     ) -> None:
         content = experiment.federation.model_copy(update={"hosts": n_hosts})
         self.experiment = experiment.model_copy(update={"federation": content})
         self.folder = folder
         self.faults = faults or Faults()
         self.done: set[Any] = set()
+        self.start = start  # what another run has left
         self.keeps_hosts = keeps_hosts  # whether hosts outlive a coordinator
         names = [user.name for user in list_users(experiment.data, experiment.seed)]
         self.users = {f"h{i}": names[i::n_hosts] for i in range(n_hosts)}
@@ -113,12 +122,17 @@ class World:
             _FaultyLink(self, hub, host).join()
         yield
 
+    def attempt(self, *, resume: bool) -> Finished:
+        """Runs until the end or the coordinator's."""
+        options = Options(folder=self.folder, resume=resume, start=self.start)
+        return asyncio.run(coordinate(self.experiment, self.connect, options))
+
     def run(self) -> Finished:
         """Runs to the end, restarting the coordinator as often as it dies."""
         resume = False
         for _ in range(1 + len(self.faults.coordinator)):
             try:
-                return asyncio.run(coordinate(self.experiment, self.connect, Options(folder=self.folder, resume=resume)))
+                return self.attempt(resume=resume)
             except CoordinatorKilledError:
                 resume = True
         raise AssertionError("the coordinator died more often than it should")

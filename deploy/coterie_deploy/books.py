@@ -27,7 +27,8 @@ _NOT_COMPARED = "The books are large: coterie ledger --verify says whether those
 SHORT_NOTES = "vectors beside the closed form; wire = message + 5 bytes for each gRPC frame"
 NOTES = (
     "A vector is one model of d numbers. payload: the numbers; message: protobuf; wire: message and 5 bytes for each gRPC frame. "
-    "closed form: the vectors that the method's own formula gives."
+    "closed form: the vectors that the method's own formula gives, or scalars where there are no vectors; ± the standard deviation of a "
+    "mean over random coins."
 )
 
 
@@ -102,7 +103,13 @@ def traffic_table(title: str, rows: Sequence[Traffic], *, narrow: bool, tiny: bo
         whole = replace(whole, expected=None)  # it would not be comparable
     for row in (*rows, whole):
         names = [row.step, row.direction] + ([row.scope.removesuffix("-cluster")] if with_scope else [])
-        numbers = [count(row.vectors), count(row.expected), size(row.payload_bytes), size(row.message_bytes), size(row.wire_bytes)]
+        numbers = [
+            count(row.vectors),
+            closed_form(row, narrow=narrow),
+            size(row.payload_bytes),
+            size(row.message_bytes),
+            size(row.wire_bytes),
+        ]
         if tiny:
             numbers = [numbers[0], numbers[-1]]
         elif not narrow:
@@ -112,6 +119,13 @@ def traffic_table(title: str, rows: Sequence[Traffic], *, narrow: bool, tiny: bo
     columns = ["vectors", "formula"] if narrow else ["vectors", "closed form", "scalars"]
     columns = ["vectors", "wire"] if tiny else [*columns, "payload", "message", "wire"]
     return table(title, [*names, *columns], lines, n_text=len(names), last=1, gap=1 if narrow else 2)
+
+
+def closed_form(row: Traffic, *, narrow: bool) -> str:
+    """In vectors, a mean over random coins with its standard deviation; of a step without vectors in scalars, where there is room."""
+    if row.expected is None:
+        return "-" if row.expected_scalars is None or narrow else f"{count(row.expected_scalars)} scalars"
+    return f"{row.expected:,.0f} ±{row.spread:,.0f}" if row.spread else count(row.expected)
 
 
 def steps_said(rows: Iterable[Traffic], *, paper: bool = False) -> str:
@@ -128,6 +142,8 @@ def book_sentences(books: Books, *, is_finished: bool) -> list[str]:
         said.append(f"{count(n_rows)} rows are the coordinator's alone: {host!r} lost its process or stream, and its notes.")
     for host, n_rows in books.lost_by_parent.items():
         said.append(f"{count(n_rows)} rows are those of {host!r} alone: the coordinator was killed before it wrote them.")
+    for host, n_rows in books.lost_on_the_way.items():
+        said.append(f"{count(n_rows)} rows are those of {host!r} alone: replies on their way when its stream was lost.")
     if books.absent:
         why = "did not arrive" if is_finished else "arrive when the run finishes"
         said.append(f"The books of {', '.join(books.absent)} {why}.")

@@ -58,6 +58,7 @@ def ledger(
         str | None, typer.Option("--format", metavar="FORMAT", help="table, csv, jsonl, parquet.", show_default=False)
     ] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="[default: standard output]", show_default=False)] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Does it agree with itself? Exit code 1 if not.")] = False,
 ) -> None:
     """Show what a run communicated, beside the closed form.
 
@@ -66,6 +67,10 @@ def ledger(
 
     Options for a part of it can be given more than once. Without --by, csv, jsonl and parquet have the rows of the ledger itself.
     """
+    if verify:
+        from coterie_deploy.verify import print_verification
+
+        raise typer.Exit(0 if print_verification(run, console_on()) else 1)
     from coterie_deploy.ledger_tables import Wanted, print_part
 
     wanted = Wanted(

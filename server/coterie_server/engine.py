@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from coterie.arrays import Indices
 from coterie.config import Experiment, StopRule, method_module
 from coterie.errors import ConfigError, RunError
 from coterie.methods.evaluation import FinalModels, Scores
@@ -24,6 +25,7 @@ from coterie.model import TensorInfo, from_json
 from coterie.representation import true_representation
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision
+from coterie_server import closed_forms
 from coterie_server.absence import check_absence, why_everyone
 from coterie_server.hub import HOST_BYTES, Hub
 from coterie_server.method import ClusterSetting, Facts, Federation, Members, Outcome, ServerMethod, Setting
@@ -197,9 +199,14 @@ class Engine:
         self._trace(stage, point.round, is_round=False)
         self.hub.may_skip = False
         outcome = await method.finish(point.state, self.hub)
-        if self.experiment.evaluate and outcome.models is not None:
+        is_evaluated = self.experiment.evaluate and outcome.models is not None
+        forms = closed_forms.of_method(method, figures, outcome)
+        if is_evaluated:
             outcome = replace(outcome, figures={**outcome.figures, **await self._evaluated(outcome, self.hub)})
-        self.database.result(point.stage, outcome.figures, method.expected_vectors(figures), outcome.by_user)
+            forms = closed_forms.together(forms, closed_forms.of_evaluation(outcome))
+        if point.stage == 0 and point.facts is not None:
+            forms = closed_forms.together(closed_forms.of_preparation(point.facts, self._n_aggregators), forms)
+        self.database.result(point.stage, outcome.figures, forms, outcome.by_user)
         if printed_vectors := getattr(method, "printed_vectors", None):
             self.database.printed(point.stage, printed_vectors(point.round))
         self.database.stage(point.stage, stage.name, stage.method, point.round, point.ended, self._clock() - started)
@@ -225,6 +232,7 @@ class Engine:
             rounds=stage.stop.rounds,
             tensors=self._tensors,
             truth=true_representation(self.experiment.data, self.experiment.seed),
+            hosts_of_cluster=self._hosts_of_cluster(members),
         )
         module = method_module("coterie_server", stage.method)
         method: ServerMethod[Any] = module.build(stage.config, setting)
@@ -235,6 +243,18 @@ class Engine:
             text = f"stage {stage.name!r} needs every member in every round, so it waits for late ones"
             self.database.event("wait", text, stage=stage.name)
         return method
+
+    @property
+    def _n_aggregators(self) -> int:
+        return len(self.hub.hosts) if self.experiment.federation.is_two_tier else 0
+
+    def _hosts_of_cluster(self, members: Members) -> Indices:
+        """(k,) how many client hosts have users of each known cluster; below aggregators, as many as these are told to wait for."""
+        n_clusters = len(members.cluster_names)
+        if self.experiment.federation.is_two_tier:
+            return np.full(n_clusters, self.experiment.federation.hosts_per_cluster)
+        found = self.hub.layout.clusters.values() if self.hub.layout is not None else ()
+        return np.bincount(np.concatenate([np.zeros(0, dtype=np.int64), *found]), minlength=n_clusters)
 
     def _warn_of_few_rows(self, facts: Facts) -> None:
         n_users = int((facts.n_rows < FEW_ROWS).sum())
@@ -305,8 +325,9 @@ class Engine:
     async def _evaluated(self, outcome: Outcome, federation: Federation) -> dict[str, float]:
         """Delivers the final models and collects the users' judgement: means over the users (with held-out rows)."""
         assert outcome.models is not None  # noqa: S101 - the caller has checked
-        scores = (await federation.exchange(FinalModels(outcome.models)))[Scores]
-        figures = {"sum_of_losses": float(scores.objective.sum())}
+        replies = await federation.exchange(FinalModels(outcome.models))
+        scores = replies[Scores]
+        figures = {"sum_of_losses": float(scores.objective.sum()), **replies.left_out(len(outcome.models))}
         judged = scores.n_test > 0
         if judged.any():
             figures["heldout_loss"] = float(scores.test_loss[judged].mean())

@@ -386,9 +386,11 @@ class Hub:
         if pending.waiting or pending.done.done():
             await pending.done
         self._pending = None
+        # Lost hosts were not sent anything either: should they come back, they are sent it too late.
+        unasked = [*passed, *(name for name in parts if self.hosts[name].log and not self.hosts[name].log[-1].times)]
         answers = pending.answers
         answered = None if len(answers) == len(parts) and not passed else self._members_of(answers)
-        return Replies(merged(answers, layout), answered, weights_of(answers, layout), self._members_of(passed))
+        return Replies(merged(answers, layout), answered, weights_of(answers, layout), self._members_of(unasked))
 
     def _layout(self) -> Layout:
         if self.layout is None:
@@ -434,7 +436,8 @@ class Hub:
             encoded = reheaded(frame, encoded)
         sent.times += 1
         host.n_sent += not is_replay
-        self._unbooked.append((host, encoded.entries, sent.seq, resent, is_first))
+        is_late = self._pending is None or sent.seq != self._pending.seq  # the exchange went on without this host
+        self._unbooked.append((host, encoded.entries, sent.seq, resent, is_first and not is_late))
         if self.tracer is not None:
             self.tracer.sent(host.name, sent.seq, encoded.entries)
         host.link.send(encoded)

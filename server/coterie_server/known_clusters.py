@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,8 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.messages import PerCluster
 from coterie.methods.known_clusters import Segments, Weights, check_all_clustered
-from coterie_server.method import Federation, Members, Outcome
+from coterie_server.method import Counts, Federation, Key, Members, Outcome, Setting
+from coterie_server.rundb import BETWEEN, WITHIN
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,11 @@ class Clusters:
     @property
     def size(self) -> int:
         return self.numbers.size
+
+    @property
+    def sizes(self) -> Indices:
+        """(c,) users of each."""
+        return np.bincount(self.segments.place, minlength=self.size)
 
 
 def clusters_of(weights: Weights, members: Members, *, some_only: bool = False) -> Clusters:
@@ -117,6 +123,32 @@ async def private_outcome(
         figures |= {f"heldout_metric_{name}": value for name, value in spread_of(metrics).items()}
     models = (await federation.exchange(room.Collect()))[room.FinalModels].theta if collects else None
     return Outcome(models, clusters.segments.place, figures)
+
+
+def hosts_of(setting: Setting, clusters: Clusters) -> Indices:
+    """(k,) the client hosts with users of each cluster, to each of which goes what the users of a cluster have in common."""
+    return np.ones(clusters.size, dtype=np.int64) if setting.hosts_of_cluster is None else setting.hosts_of_cluster
+
+
+@dataclass(frozen=True)
+class Around:
+    """Closed forms of what is not averaging: the objective, and the end of the stage."""
+
+    vectors: Counts
+    scalars: Counts
+
+
+def around(clusters: Clusters, d: int, figures: Sequence[Mapping[str, float]], *, collects: bool) -> Around:
+    """The objective of each round that has one, and of the end; then what `private_outcome` asks for.
+
+    For an objective each user sends its aggregator f_i and theta_i, and each cluster bar_j and three scalars on.
+    """
+    n_users, k = clusters.gamma.size, clusters.size
+    n_traces = 1.0 + sum("objective" in row for row in figures)
+    vectors: dict[Key, float] = {("trace", "up", WITHIN): n_traces * n_users, ("trace", "up", BETWEEN): n_traces * k}
+    scalars: dict[Key, float] = {("trace", "up", WITHIN): n_traces * n_users * (d + 1), ("trace", "up", BETWEEN): n_traces * k * (d + 3)}
+    scalars["evaluate", "up"] = 3.0 * n_users
+    return Around({**vectors, **({("models", "up"): float(n_users)} if collects else {})}, scalars)
 
 
 def spread_of(values: Array) -> dict[str, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,21 @@ from coterie.wire import Precision
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S")
+
+# By step and direction, "up" or "down"; a scope behind them where the scopes of a run with aggregators have other counts.
+Key = tuple[str, ...]
+Counts = Mapping[Key, float]
+# Closing figures on the users that the end of a stage did without; there are none where it had everybody.
+UNASKED, ABSENT = "unasked_at_end", "absent_at_end"
+
+
+class Expected(NamedTuple):
+    """The closed form of what a step moves in one direction; None where there is no formula."""
+
+    vectors: float | None = None
+    spread: float = 0.0  # of the vectors, where these are a mean over random coins: their standard deviation, or a bound of it
+    drawn: float | None = None  # the vectors that go with the coins which were drawn; None where `vectors` is no mean
+    scalars: float | None = None  # of all fields of the step's messages, those of vectors too
 
 
 @dataclass(frozen=True)
@@ -98,6 +113,12 @@ class Replies:
         """How many of the members asked (sorted) were sent nothing: their hosts are lost, or behind."""
         return np.intersect1d(asked, self._unasked).size
 
+    def left_out(self, n_users: int) -> dict[str, float]:
+        """The closing figures on those of all users who were sent nothing, and who have not answered; none for 0."""
+        everyone = np.arange(n_users)
+        found = {UNASKED: self.n_unasked(everyone), ABSENT: n_users - self.awaited(everyone).size}
+        return {name: float(n) for name, n in found.items() if n}
+
     def get(self, cls: type[M]) -> M | None:
         """The message of this kind with the rows of all who sent it; None when nobody did."""
         return self._messages.get(cls)  # type: ignore[return-value]
@@ -157,6 +178,7 @@ class Setting:
     rounds: int = 0  # the most there will be
     tensors: tuple[TensorInfo, ...] = ()  # of the users' network, where there is one
     truth: Array | None = None  # (d, k) the representation that generated the data, where it is known
+    hosts_of_cluster: Indices | None = None  # (k,) client hosts with users of each known cluster; None: one
 
 
 class ServerMethod(Protocol[S]):
@@ -164,7 +186,9 @@ class ServerMethod(Protocol[S]):
 
     A half may also have `warnings` (sentences about its settings, recorded when the stage starts), `labels_of(state)` (clusters so far,
     recorded when they change), and `printed_vectors(n_rounds)` (the paper's own count of vectors by direction, where it differs from the
-    closed form). The engine asks for them by name.
+    closed form). Beside `expected_vectors(figures)` it may have `expected_scalars(figures)`, the scalars of all fields of a step's messages
+    (for steps without vectors, or with more than these), `spread_of_vectors(figures)`, the standard deviations of vectors that are means
+    over random coins, and `drawn_vectors(figures)`, the vectors for the coins that were drawn. The engine asks for them by name.
     """
 
     @property
@@ -184,8 +208,11 @@ class ServerMethod(Protocol[S]):
         """What the stage leaves, after its last round."""
         ...
 
-    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
-        """The closed form of the stage's communication: d-vectors by (step, "up" | "down"), given each round's figures."""
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """The closed form of the stage's communication: d-vectors, given each round's figures.
+
+        The last round has the closing figures beside whose names end in "_at_start" or "_at_end", such as `UNASKED`.
+        """
         ...
 
 
@@ -215,4 +242,19 @@ class ClusterMethod(Protocol[S]):
         ...
 
 
-__all__ = ["ClusterMethod", "ClusterSetting", "Facts", "Federation", "Members", "Outcome", "Replies", "ServerMethod", "Setting"]
+__all__ = [
+    "ABSENT",
+    "UNASKED",
+    "ClusterMethod",
+    "ClusterSetting",
+    "Counts",
+    "Expected",
+    "Facts",
+    "Federation",
+    "Key",
+    "Members",
+    "Outcome",
+    "Replies",
+    "ServerMethod",
+    "Setting",
+]

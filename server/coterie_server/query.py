@@ -22,6 +22,7 @@ from coterie.errors import ConfigError
 from coterie.ledger import of_ranges
 from coterie.names import similar_names
 from coterie.wire import GRPC_FRAME_HEADER_BYTES
+from coterie_server.method import Expected
 from coterie_server.rundb import DIRECT, WITHIN
 
 KEYS = ("stage", "round", "step", "kind", "direction", "scope", "cluster", "link", "user", "attempt")
@@ -160,23 +161,40 @@ def closed_forms(connection: sqlite3.Connection, query: Query) -> dict[tuple[Any
     """
     if not query.has_closed_form:
         return {}
-    wanted = {tuple(row[:3]): row[3] for row in connection.execute("SELECT stage, step, direction, vectors FROM expected")}
+    forms_of = stored_forms(connection)
     where, values = _where(connection, query)
     select = f"SELECT DISTINCT {_STAGE}, step, direction, scope, vectors > 0 FROM ledger WHERE {where}"  # noqa: S608 - columns are ours
     found: dict[tuple[Any, ...], bool] = {}
     for *fine, has_vectors in connection.execute(select, values):
         found[tuple(fine)] = found.get(tuple(fine), False) or bool(has_vectors)
-    seen = {fine[:3] for fine in found}
-    for step, vectors in wanted.items():
-        if vectors and step not in seen and _is_asked_for(connection, query, (*step, DIRECT)):
-            found[*step, DIRECT] = False
+    seen = {key for fine in found if (key := _form_of(fine, forms_of)) is not None}
+    for key, form in forms_of.items():
+        missing = (*key[:3], key[3] or DIRECT)
+        if form.vectors and key not in seen and _is_asked_for(connection, query, missing):
+            found[missing] = False
     forms: dict[tuple[Any, ...], list[float | None]] = {}
     for fine, has_vectors in found.items():
         keys = tuple(fine[("stage", "step", "direction", "scope").index(key)] for key in query.by)
-        expected = wanted.get(fine[:3])
+        form_key = _form_of(fine, forms_of)
+        expected = None if form_key is None else forms_of[form_key].vectors
         if expected is not None or has_vectors:
             forms.setdefault(keys, []).append(expected)
     return {keys: None if None in listed else sum(filter(None, listed)) for keys, listed in forms.items()}
+
+
+def _form_of(fine: tuple[Any, ...], forms: Mapping[tuple[int, str, str, str], Expected]) -> tuple[int, str, str, str] | None:
+    """The key of the closed form of (stage, step, direction, scope), None where there is none."""
+    own = (fine[0], fine[1], fine[2], fine[3])
+    return next((key for key in (own, (*own[:3], "")) if key in forms), None)
+
+
+def stored_forms(connection: sqlite3.Connection) -> dict[tuple[int, str, str, str], Expected]:
+    """By stage, step, direction and scope, "" for all scopes in which the step is; of an older run's, nobody can say which are means."""
+    if "spread" not in {name for _, name, *_ in connection.execute("PRAGMA table_info(expected)")}:
+        rows = connection.execute("SELECT stage, step, direction, '', vectors, 0.0, NULL, NULL FROM expected")
+    else:
+        rows = connection.execute("SELECT stage, step, direction, scope, vectors, spread, drawn, scalars FROM expected")
+    return {row[:4]: Expected(*row[4:]) for row in rows}
 
 
 def _is_asked_for(connection: sqlite3.Connection, query: Query, fine: tuple[Any, ...]) -> bool:

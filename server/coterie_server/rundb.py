@@ -4,6 +4,7 @@ Rows are buffered and written in batches. Units: see `coterie.ledger`; times are
 the committed history: what was sent again, came too late, or belongs to rounds that a killed coordinator had to repeat has 0. `expected` is
 the closed form of what a stage sends, `printed` the paper's own count. `rounds` says when each round was over; round 0 is the start of its
 stage. `memberships` has the users' clusters in member order, as a JSON array, for each round in which they changed.
+deploy/docs/ledger.md has all tables and columns.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.ledger import CONTROL, Own, Row, as_ranges, of_ranges, step_of
 from coterie.messages import Broadcast, PerCluster, kind_class
-from coterie_server.method import Members
+from coterie_server.method import Expected, Key, Members
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -45,8 +46,8 @@ CREATE TABLE IF NOT EXISTS user_results (
     stage INTEGER NOT NULL, name TEXT NOT NULL, member INTEGER NOT NULL, value REAL NOT NULL,
     PRIMARY KEY (stage, name, member)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS expected (
-    stage INTEGER NOT NULL, step TEXT NOT NULL, direction TEXT NOT NULL, vectors REAL NOT NULL,
-    PRIMARY KEY (stage, step, direction)) WITHOUT ROWID;
+    stage INTEGER NOT NULL, step TEXT NOT NULL, direction TEXT NOT NULL, scope TEXT NOT NULL, vectors REAL, spread REAL NOT NULL,
+    drawn REAL, scalars REAL, PRIMARY KEY (stage, step, direction, scope)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS printed (
     stage INTEGER NOT NULL, direction TEXT NOT NULL, vectors REAL NOT NULL, PRIMARY KEY (stage, direction)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS memberships (
@@ -256,14 +257,19 @@ class RunDatabase:
         self,
         stage: int,
         figures: Mapping[str, float],
-        expected: Mapping[tuple[str, str], float],
+        expected: Mapping[Key, Expected | float] | Mapping[tuple[str, str], float],
         by_user: Mapping[str, Array] | None = None,
     ) -> None:
-        """What a stage has left: its closing figures, those of each user in member order, the closed form of its traffic in d-vectors."""
+        """What a stage has left: its closing figures, those of each user in member order, the closed form of its traffic.
+
+        A bare number is an exact count of d-vectors.
+        """
         for name, value in figures.items():
             self._execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", (stage, name, float(value)))
-        for (step, direction), vectors in expected.items():
-            self._execute("INSERT OR REPLACE INTO expected VALUES (?, ?, ?, ?)", (stage, step, direction, float(vectors)))
+        for (step, direction, *scope), form in expected.items():
+            whole = form if isinstance(form, Expected) else Expected(float(form))
+            key = (stage, step, direction, "".join(scope))
+            self._execute("INSERT OR REPLACE INTO expected VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*key, *whole))
         for name, values in (by_user or {}).items():
             for member in np.flatnonzero(~np.isnan(values)).tolist():
                 self._execute("INSERT OR REPLACE INTO user_results VALUES (?, ?, ?, ?)", (stage, name, member, float(values[member])))

@@ -10,16 +10,19 @@ from __future__ import annotations
 import re
 import sqlite3
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from coterie.config import StopRule
 from coterie.errors import ConfigError
-from coterie.ledger import link_below
+from coterie.ledger import UP, link_below, step_of
 from coterie.wire import GRPC_FRAME_HEADER_BYTES
-from coterie_server.query import ABOVE, Group, Query, closed_forms, numbered_totals
+from coterie_server.method import Expected
+from coterie_server.query import ABOVE, Group, Query, numbered_totals, stored_forms
 from coterie_server.query import SESSION as SESSION  # noqa: PLC0414 - a word of this module too
-from coterie_server.rundb import WITHIN
+from coterie_server.rundb import DIRECT, WITHIN
 
 _LIMIT = re.compile(r"\d+ rounds|\S+ s")  # outcomes of stages that something else should have ended
 
@@ -42,7 +45,11 @@ class StageSummary:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one step moved in one direction. `expected` is the closed form in d-vectors, None where there is none."""
+    """What one step moved in one direction. `expected` is the closed form in d-vectors, None where there is none.
+
+    A closed form that is a mean over random coins has a standard deviation, `spread`, or a bound of it; `drawn` is the count for the coins
+    that were drawn. `expected_scalars` is the closed form in scalars, where there is one.
+    """
 
     stage: int
     step: str
@@ -54,6 +61,9 @@ class Traffic:
     message_bytes: int = 0
     frames: int = 0
     expected: float | None = None
+    spread: float = 0.0
+    drawn: float | None = None
+    expected_scalars: float | None = None
 
     @property
     def wire_bytes(self) -> int:
@@ -71,6 +81,8 @@ class Books:
     absent: tuple[str, ...]  # hosts whose books have not arrived
     n_differences: int
     differences: tuple[str, ...]  # the first few
+    lost_on_the_way: Mapping[str, int] = field(default_factory=dict)  # booked by the host alone: its stream was lost with them
+    not_brought: Mapping[str, int] = field(default_factory=dict)  # booked by the parent alone, in a run that has not finished
 
     @property
     def agree(self) -> bool:
@@ -187,28 +199,28 @@ def traffic(connection: sqlite3.Connection, *, repeats: bool = False) -> list[Tr
     With `repeats`, instead, what was sent again, came too late or was repeated by a resumed run; a closed form has no such traffic.
     """
     query = Query(("stage", "step", "direction", "scope"), useful=not repeats)
-    forms = closed_forms(connection, query)
-    groups = numbered_totals(connection, query)
-    with_traffic = {group.keys for group in groups}
-    missing = [Group(keys) for keys in forms if keys not in with_traffic]
-    listed = [_traffic_of(group, forms.get(group.keys)) for group in (*groups, *missing)]
-    return sorted(listed, key=lambda row: row.stage)
+    measured = [_traffic_of(group) for group in numbered_totals(connection, query)]
+    if repeats:
+        return measured
+    forms = stored_forms(connection)
+    listed, seen = [], set()
+    for row in measured:
+        # What an aggregator passes on is in two scopes, often with the same closed form in each.
+        key = next((key for scope in (row.scope, "") if (key := (row.stage, row.step, row.direction, scope)) in forms), None)
+        listed.append(row if key is None else _beside(row, forms[key]))
+        seen.add(key)
+    left = [(key, form) for key, form in forms.items() if key not in seen and (form.vectors or form.drawn or form.scalars)]
+    missing = [_beside(Traffic(*key[:3], scope=key[3] or DIRECT), form) for key, form in left]
+    return sorted([*listed, *missing], key=lambda row: row.stage)
 
 
-def _traffic_of(group: Group, expected: float | None) -> Traffic:
-    stage, step, direction, scope = group.keys
-    return Traffic(
-        stage,
-        step,
-        direction,
-        scope,
-        vectors=int(group.vectors),
-        scalars=int(group.scalars),
-        payload_bytes=int(group.payload_bytes),
-        message_bytes=int(group.message_bytes),
-        frames=int(group.frames),
-        expected=expected,
-    )
+def _traffic_of(group: Group) -> Traffic:
+    measures = (group.vectors, group.scalars, group.payload_bytes, group.message_bytes, group.frames)
+    return Traffic(*group.keys, *map(int, measures))
+
+
+def _beside(row: Traffic, form: Expected) -> Traffic:
+    return replace(row, expected=form.vectors, spread=form.spread, drawn=form.drawn, expected_scalars=form.scalars)
 
 
 def total(rows: Sequence[Traffic], *, stage: int = SESSION, step: str = "total", direction: str = "", scope: str = "") -> Traffic:
@@ -225,6 +237,7 @@ def total(rows: Sequence[Traffic], *, stage: int = SESSION, step: str = "total",
         message_bytes=sum(row.message_bytes for row in rows),
         frames=sum(row.frames for row in rows),
         expected=sum(expected) if expected else None,
+        spread=sum(row.spread for row in rows),
     )
 
 
@@ -240,13 +253,14 @@ def by_step(rows: Sequence[Traffic]) -> list[Traffic]:
 
 _KEY = "link, seq, attempt, resent, direction, kind"
 _SUMS = "COUNT(*) AS n, SUM(vectors) AS v, SUM(scalars) AS s, SUM(payload_bytes) AS p, SUM(message_bytes) AS m, SUM(frames) AS f"
+_MEASURES = ("rows", "vectors", "scalars", "bytes of payload", "bytes", "frames")
 _BOTH = f"""
 WITH parent AS (SELECT {_KEY}, {_SUMS} FROM ledger WHERE seq > 0 GROUP BY {_KEY}),
      host AS (SELECT {_KEY}, {_SUMS} FROM host_ledger GROUP BY {_KEY}),
      same AS (SELECT * FROM parent INTERSECT SELECT * FROM host)
-SELECT 'same', '', 0, 0, '', '', SUM(n), 0 FROM same
-UNION ALL SELECT 'parent', link, seq, attempt, direction, kind, n, m FROM (SELECT * FROM parent EXCEPT SELECT * FROM host)
-UNION ALL SELECT 'host', link, seq, attempt, direction, kind, n, m FROM (SELECT * FROM host EXCEPT SELECT * FROM parent)
+SELECT 'same', '', 0, 0, 0, '', '', SUM(n), 0, 0, 0, 0, 0 FROM same
+UNION ALL SELECT 'parent', * FROM (SELECT * FROM parent EXCEPT SELECT * FROM host)
+UNION ALL SELECT 'host', * FROM (SELECT * FROM host EXCEPT SELECT * FROM parent)
 """  # noqa: S608 - constants of ours
 _HOST, _AT = "json_extract(data, '$.host')", "json_extract(data, '$.aggregator')"
 _LOST = f"SELECT {_AT}, {_HOST}, json_extract(data, '$.book') FROM events WHERE kind = 'lost'"  # noqa: S608 - constants of ours
@@ -257,48 +271,65 @@ _MAX_SENTENCES = 5
 def reconcile(connection: sqlite3.Connection) -> Books:
     """Compares the books on (link, exchange, attempt, resending, direction, kind), to the byte.
 
-    Rows that only one side has are no differences where that side alone survived: a host that lost its process or its stream forgets what
-    it booked since its last snapshot, and what was on its way; a killed coordinator what it had not yet written.
+    Rows that only one side has are no differences where that side alone survived. A host that lost its process or its stream forgets what
+    it booked since its last snapshot; tasks and replies that were on their way are booked by their sender alone; a killed coordinator
+    forgets what it had not yet written. While a run has not finished, hosts have yet to bring what the coordinator alone has.
     """
-    attempt = int(facts(connection).get("attempt", "1"))
-    unsteady: set[str] = set()
-    incomplete: set[str] = set()  # aggregators whose books have not come whole, neither their own nor those of their hosts
+    about = facts(connection)
+    attempt = int(about.get("attempt", "1"))
+    is_finished = about.get("status", "finished") == "finished"
+    unsteady, incomplete = _interrupted(connection)
+    attempts = dict(connection.execute(_ATTEMPTS))
+    with_books = {link for (link,) in connection.execute("SELECT DISTINCT link FROM host_ledger")}
+    links = {link for (link,) in connection.execute("SELECT DISTINCT link FROM ledger WHERE seq > 0")}
+    one_sided: dict[tuple[Any, ...], dict[str, tuple[int, ...]]] = {}
+    n_agreed = 0
+    for side, *key, n_rows, vectors, scalars, payload, message, frames in connection.execute(_BOTH):
+        if side == "same":
+            n_agreed = n_rows or 0
+        elif key[0] in with_books:
+            one_sided.setdefault(tuple(key), {})[side] = (n_rows, vectors, scalars, payload, message, frames)
+    lost_by_host, lost_by_parent, on_the_way, not_brought = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    sentences: list[str] = []
+    n_differences = 0
+    for (link, seq, row_attempt, _, direction, kind), found in one_sided.items():
+        above = "".join(str(link).partition("/")[:2])
+        is_killed = row_attempt < attempts.get(above, attempt)
+        n_rows = sum(numbers[0] for numbers in found.values())
+        if found.keys() == {"parent"} and (link in unsteady or above in incomplete or is_killed):
+            lost_by_host[link] += n_rows
+        elif found.keys() == {"parent"} and not is_finished:
+            not_brought[link] += n_rows
+        elif found.keys() == {"host"} and is_killed:
+            lost_by_parent[link] += n_rows
+        elif found.keys() == {"host"} and direction == UP and link in unsteady:
+            on_the_way[link] += n_rows
+        else:
+            n_differences += n_rows
+            where = f"exchange {seq}, link {link!r}, step {step_of(kind)} ({kind}, {direction})"
+            sentences.append(f"{where}: {_said_apart(link, found)}")
+    absent = tuple(sorted(links - with_books))
+    return Books(n_agreed, lost_by_host, lost_by_parent, absent, n_differences, tuple(sentences[:_MAX_SENTENCES]), on_the_way, not_brought)
+
+
+def _interrupted(connection: sqlite3.Connection) -> tuple[set[str], set[str]]:
+    """Links that were lost for a time, and the aggregators whose books have not come whole, neither their own nor those of their hosts."""
+    unsteady, incomplete = set(), set()
     for at, host, is_book in connection.execute(_LOST):
         unsteady.add(host if at is None else link_below(at, host))
         if is_book and at is None:
             incomplete.add(link_below(host, ""))
-    attempts = dict(connection.execute(_ATTEMPTS))
-    with_books = {link for (link,) in connection.execute("SELECT DISTINCT link FROM host_ledger")}
-    links = {link for (link,) in connection.execute("SELECT DISTINCT link FROM ledger WHERE seq > 0")}
-    one_sided: dict[tuple[object, ...], list[tuple[str, int, int]]] = {}
-    n_agreed = 0
-    for side, link, seq, row_attempt, direction, kind, n, n_bytes in connection.execute(_BOTH):
-        if side == "same":
-            n_agreed = n or 0
-        elif link in with_books:
-            one_sided.setdefault((link, seq, row_attempt, direction, kind), []).append((side, n, n_bytes))
-    lost_by_host: dict[str, int] = {}
-    lost_by_parent: dict[str, int] = {}
-    sentences: list[str] = []
-    n_differences = 0
-    for (link, seq, row_attempt, direction, kind), found in one_sided.items():
-        above = "".join(str(link).partition("/")[:2])
-        parent_attempt = attempts.get(above, attempt)
-        n_rows = sum(n for _, n, _ in found)
-        sides = {side for side, _, _ in found}
-        if sides == {"parent"} and (link in unsteady or above in incomplete or _as_int(row_attempt) < parent_attempt):
-            lost_by_host[str(link)] = lost_by_host.get(str(link), 0) + n_rows
-        elif sides == {"host"} and _as_int(row_attempt) < parent_attempt:
-            lost_by_parent[str(link)] = lost_by_parent.get(str(link), 0) + n_rows
-        else:
-            n_differences += n_rows
-            booked = {side: sum(n_bytes for other, _, n_bytes in found if other == side) for side in ("parent", "host")}
-            sentences.append(
-                f"exchange {seq}, {direction}, {kind}: the coordinator booked {booked['parent']} bytes, host {link!r} {booked['host']}"
-            )
-    absent = tuple(sorted(links - with_books))
-    return Books(n_agreed, lost_by_host, lost_by_parent, absent, n_differences, tuple(sentences[:_MAX_SENTENCES]))
+    return unsteady, incomplete
 
 
-def _as_int(value: object) -> int:
-    return value if isinstance(value, int) else 0
+def _said_apart(link: str, found: Mapping[str, tuple[int, ...]]) -> str:
+    """What each side booked, of the measures in which they differ; of one that booked nothing, the other's bytes."""
+    nothing = (0,) * len(_MEASURES)
+    parent, host = found.get("parent", nothing), found.get("host", nothing)
+    apart = [place for place in range(1, len(_MEASURES)) if parent[place] != host[place]] if len(found) > 1 else [_MEASURES.index("bytes")]
+    above, below, name = link.partition("/")
+    who = f"aggregator {above!r}" if below else "the coordinator"
+    measures = [f"{parent[place]:,} {_MEASURES[place]}, host {name or link!r} {host[place]:,}" for place in apart or [0]]
+    rows = f" in {parent[0]} rows and {host[0]}" if parent[0] != host[0] and len(found) > 1 else ""
+    alone = "" if len(found) > 1 else f" ({'the host' if 'host' in found else who} alone has it)"
+    return f"{who} booked {'; '.join(measures)}{rows}{alone}"

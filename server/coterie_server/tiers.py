@@ -14,7 +14,8 @@ from coterie.arrays import Indices
 from coterie.errors import ProtocolError
 from coterie.messages import Message, PerCluster
 from coterie.wire import Precision
-from coterie_server.method import ClusterMethod, Federation, Outcome, Replies, ServerMethod
+from coterie_server.method import ClusterMethod, Counts, Federation, Outcome, Replies, ServerMethod
+from coterie_server.rundb import BETWEEN
 
 
 def for_aggregators(messages: Sequence[Message]) -> Sequence[PerCluster]:
@@ -87,7 +88,28 @@ class Hosted:
         """What the stage leaves."""
         return await self.method.finish(state.method, _Tier(federation, self.half, state.clusters, self.precision))
 
-    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """The closed form of what still travels: nothing does between coordinator and aggregators."""
-        expected = self.method.expected_vectors(figures)
-        return {(step, way): vectors for (step, way), vectors in expected.items() if not step.startswith("between-")}
+        return _inside(self.method.expected_vectors(figures))
+
+    def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """Likewise."""
+        return self._inside("expected_scalars", figures)
+
+    def spread_of_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """Likewise."""
+        return self._inside("spread_of_vectors", figures)
+
+    def drawn_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """Likewise."""
+        return self._inside("drawn_vectors", figures)
+
+    def _inside(self, name: str, figures: Sequence[Mapping[str, float]]) -> Counts:
+        formula = getattr(self.method, name, None)
+        return {} if formula is None else _inside(formula(figures))
+
+
+def _inside(counts: Counts) -> Counts:
+    """What is inside the clusters, whatever its scope would be called with aggregators."""
+    kept = {key: count for key, count in counts.items() if not key[0].startswith("between-") and BETWEEN not in key}
+    return {key[:2]: count for key, count in kept.items()}

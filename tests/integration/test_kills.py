@@ -11,6 +11,7 @@ import pytest
 
 from coterie_deploy import run
 from coterie_deploy.user_models import finished_run, models_of
+from coterie_deploy.verify import verdict_on
 from tests.networks import CLASSES, write_users
 from tests.processes import SERVER, Processes, arrays_of, processes
 from tests.simulation import query
@@ -74,6 +75,8 @@ def strike(seed: int, folder: Path, content: Mapping[str, Any], *, stage: int, t
         under_fire.end()
         attempts = "1" if seed % 2 else "2"
         assert under_fire.rows("SELECT value FROM run WHERE key = 'attempt'") == [(attempts,)], "it must have died in the middle"
+        verdict = verdict_on(under_fire.run)
+        assert verdict.agrees, (verdict.books, verdict.differences)
         return under_fire
 
 

@@ -165,7 +165,7 @@ def test_the_ledger_has_d_k_scalars_each_way_for_each_selected_user(tmp_path: Pa
         tmp_path,
         "SELECT step, direction, SUM(vectors) AS n FROM ledger WHERE useful = 1 GROUP BY step, direction HAVING n > 0 ORDER BY 1, 2",
     )
-    assert vectors == query(tmp_path, "SELECT step, direction, vectors FROM expected ORDER BY 1, 2")
+    assert vectors == query(tmp_path, "SELECT step, direction, vectors FROM expected WHERE vectors ORDER BY 1, 2")
 
 
 @settings(max_examples=15, deadline=None)

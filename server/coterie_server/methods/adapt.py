@@ -15,7 +15,7 @@ from coterie.errors import ConfigError, RunError
 from coterie.methods.adapt import Config
 from coterie.methods.partial import AS_IS, AskScores, Delivery, TrainHead, TrainingLoss
 from coterie.model import TensorInfo, shared_tensors
-from coterie_server.method import Federation, Outcome, Setting
+from coterie_server.method import Counts, Federation, Outcome, Setting
 from coterie_server.methods.partial import PartialSharing, State
 
 FLAT_ONLY = True  # it knows no clusters
@@ -64,9 +64,15 @@ class Adapt:
             figures["accuracy_before"] = state.recent[0]
         return Outcome(None, None, figures, by_user=by_user, shared=self.half.delivered(state))
 
-    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:  # noqa: ARG002
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:  # noqa: ARG002
         """The shared tensors, once for each new user."""
         return {("delivery", "down"): float(len(self.half.setting.members))}
+
+    def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """Loss and accuracy of each user before the first round, after each, and in each mode at the end; a training loss a round."""
+        n_users, n_rounds = len(self.half.setting.members), len(figures)
+        n_judged = n_users * (1 + n_rounds + len(self.half.config.modes))
+        return {("evaluation", "up"): 2.0 * n_judged, ("loss", "up"): float(n_users * n_rounds)}
 
 
 def needs_everyone(config: Config) -> str:  # noqa: ARG001

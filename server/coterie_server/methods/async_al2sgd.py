@@ -48,6 +48,8 @@ from coterie.methods.async_al2sgd import (
     recorded_refreshes,
 )
 from coterie.methods.schedule import LOCAL, Schedule, combined, recorded_coins, schedule_of
+from coterie_server import coin_counts, known_clusters
+from coterie_server.coin_counts import NO_REUSE
 from coterie_server.known_clusters import (
     Clusters,
     averages_of,
@@ -57,9 +59,10 @@ from coterie_server.known_clusters import (
     private_outcome,
     weighted_average,
 )
-from coterie_server.method import ClusterSetting, Federation, Outcome, Setting
+from coterie_server.method import ClusterSetting, Counts, Federation, Outcome, Setting
 from coterie_server.methods.async_l2gd import expected_smoothness, rates_of
 from coterie_server.plan import Stage
+from coterie_server.rundb import BETWEEN, WITHIN
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,8 @@ class Coordinator:
         )
         figures = {"iteration": float(until), "between_rounds": float(state.between_rounds), "anchor_rounds": float(state.anchor_rounds)}
         figures |= self._expected_rounds(state.rates, until)
+        if until >= config.iterations:
+            figures |= self._drawn_rounds(state.rates)
         if wanted != THETA and config.trace_every and until % config.trace_every == 0:
             figures |= await objective_of(federation, self.clusters, messages)
         return state, {**figures, "has_ended": float(until >= config.iterations)}
@@ -209,26 +214,90 @@ class Coordinator:
             "between_rounds_expected": n * rates.p0,
             "anchor_rounds_expected": anchors,
             "within_rounds_expected": float(within.sum()),
-            "within_vectors_expected": float((self._sizes * (n * rates.p0 + within)).sum()),  # theta_i up for averages
+            "within_vectors_expected": float((self.clusters.sizes * (n * rates.p0 + within)).sum()),  # theta_i up for averages
+            "within_targets_expected": float((self._hosts * (n * rates.p0 + within)).sum()),  # and what is subtracted down to hosts
+        }
+
+    def _drawn_rounds(self, rates: Rates) -> dict[str, float]:
+        """The same for the coins of this seed, or those recorded."""
+        n = self.config.iterations
+        schedule = _schedule(self.config, self.setting.seed, rates.p0, rates.p, self.clusters.numbers)
+        operations = [schedule.operations(number, 0, n) for number in self.clusters.numbers.tolist()]
+        needs_bar = coin_counts.needed(operations, is_reusable=False)
+        averages = np.array([coin_counts.moves(ops, needs_bar, NO_REUSE).up for ops in operations])
+        refreshes = _refreshes(self.setting.seed, rates.rho, recorded_refreshes(self.config.coins)).flips(0, n - 1)
+        return {
+            "between_rounds_drawn": float(needs_bar.sum()),
+            "anchor_rounds_drawn": float(refreshes.sum()) + self._is_warm,
+            "within_vectors_drawn": float((self.clusters.sizes * averages).sum()),
+            "within_targets_drawn": float((self._hosts * averages).sum()),
+        }
+
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """A pair's vector up and an average down for each cluster and global round or anchor; x_i up for each user and anchor.
+
+        Each host of a cluster gets what an averaging iteration subtracts, and both averages of an anchor.
+        """
+        last = figures[-1] if figures else {}
+        between, anchors, models = (last.get(f"{name}_expected", 0.0) for name in ("between_rounds", "anchor_rounds", "within_vectors"))
+        targets = last.get("within_targets_expected", 0.0)
+        return {**self._averages(between, anchors, models, targets), **self._around(figures).vectors}
+
+    def spread_of_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """Standard deviations over the coins, of binomial counts with these means; inside clusters, which share a coin, a bound.
+
+        It is that of clusters which all make the same choices, with the mean of their probabilities.
+        """
+        last = figures[-1] if figures else {}
+        n, users, hosts = last.get("iteration", 0.0), float(self.clusters.sizes.sum()), float(self._hosts.sum())
+        units = {"between_rounds": 1.0, "anchor_rounds": 1.0, "within_vectors": users, "within_targets": hosts}
+        means = {name: last.get(f"{name}_expected", 0.0) / unit for name, unit in units.items()}
+        means["anchor_rounds"] -= self._is_warm  # which no coin decides
+        spread = {name: max(mean * (1 - mean / n), 0.0) ** 0.5 if n else 0.0 for name, mean in means.items()}
+        return self._averages(*(unit * spread[name] for name, unit in units.items()))
+
+    def drawn_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """For the coins of this seed, or those recorded; nothing of a stage that was stopped on its way."""
+        last = figures[-1] if figures else {}
+        if "within_vectors_drawn" not in last:
+            return {}
+        names = ("between_rounds", "anchor_rounds", "within_vectors", "within_targets")
+        return self._averages(*(last[f"{name}_drawn"] for name in names))
+
+    def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """Two constants of each user up, and their extremes for each cluster; nine parameters down to each cluster, and on to its hosts.
+
+        With these goes gamma_i to each user. Then the objective, and the end.
+        """
+        n_hosts, n_users, k = float(self._hosts.sum()), len(self.setting.members), self.clusters.size
+        return {
+            ("parameters", "up", BETWEEN): 2.0 * k,
+            ("parameters", "up", WITHIN): 2.0 * n_users,
+            ("parameters", "down", BETWEEN): 9.0 * k,
+            ("parameters", "down", WITHIN): 9 * n_hosts + n_users,
+            **self._around(figures).scalars,
         }
 
     @property
-    def _sizes(self) -> Indices:
-        return np.bincount(self.clusters.segments.place, minlength=self.clusters.size)
+    def _hosts(self) -> Indices:
+        return known_clusters.hosts_of(self.setting, self.clusters)
 
-    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
-        """A pair's vector up and an average down for each cluster and global round or anchor; x_i up for each user and anchor."""
-        last = figures[-1] if figures else {}
-        between, anchors, within = (last.get(f"{name}_expected", 0.0) for name in ("between_rounds", "anchor_rounds", "within_vectors"))
-        k = self.clusters.size
+    def _averages(self, between: float, anchors: float, models: float, targets: float) -> dict[tuple[str, ...], float]:
+        """The counts of averaging by step and direction."""
+        k, n_users = self.clusters.size, len(self.setting.members)
         return {
             ("between-average", "up"): k * between,
             ("between-average", "down"): k * between,
             ("between-anchor", "up"): k * anchors,
             ("between-anchor", "down"): k * anchors,
-            ("within-average", "up"): within,
-            ("within-anchor", "up"): len(self.setting.members) * anchors,
+            ("within-average", "up"): models,
+            ("within-average", "down"): targets,
+            ("within-anchor", "up"): n_users * anchors,
+            ("within-anchor", "down"): 2 * float(self._hosts.sum()) * anchors,
         }
+
+    def _around(self, figures: Sequence[Mapping[str, float]]) -> known_clusters.Around:
+        return known_clusters.around(self.clusters, self.d, figures, collects=self.config.collect_models)
 
 
 def needs_everyone(config: Config) -> str:  # noqa: ARG001

@@ -36,6 +36,8 @@ from coterie.methods.async_l2gd import (
 )
 from coterie.methods.schedule import GLOBAL, LOCAL, WITHIN, Schedule, combined, moved, recorded_coins, schedule_of
 from coterie.wire import Precision
+from coterie_server import coin_counts, known_clusters, rundb
+from coterie_server.coin_counts import NO_REUSE, REUSE_ALL, REUSE_WITHIN
 from coterie_server.known_clusters import (
     Clusters,
     averages_of,
@@ -45,10 +47,9 @@ from coterie_server.known_clusters import (
     private_outcome,
     weighted_average,
 )
-from coterie_server.method import ClusterSetting, Federation, Outcome, Setting
+from coterie_server.method import ClusterSetting, Counts, Federation, Outcome, Setting
 from coterie_server.plan import Stage
 
-NO_REUSE, REUSE_WITHIN, REUSE_ALL = 0, 1, 2
 STALE, FRESH, SHARED = 0, 1, 2  # what is known of bar_j: nothing; by the aggregator; by its users too
 
 
@@ -238,16 +239,58 @@ class Coordinator:
         expected: Array = np.where(reusable, (1 - p0) ** 2 * p * (1 - p), (1 - p0) * p)
         return expected
 
-    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
-        """Expected d-vectors: a pair's vector up and bar down for each cluster and global round, theta_i up for each user and round."""
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """Expected d-vectors: a pair's vector up and bar down for each cluster and global round, theta_i up for each user and round.
+
+        What goes down inside a cluster goes to each of its hosts.
+        """
         n = figures[-1]["iteration"] if figures else 0.0
-        between = self._expected_between() * n * self.clusters.size
-        sizes = np.bincount(self.clusters.segments.place, minlength=self.clusters.size)
+        models, targets = (self.clusters.sizes * self._expected_models()).sum(), (self._hosts * self._expected_targets()).sum()
         return {
-            ("between-average", "up"): between,
-            ("between-average", "down"): between,
-            ("within-average", "up"): float((sizes * self._expected_models()).sum()) * n,
+            **_averages(self._expected_between() * n * self.clusters.size, float(models) * n, float(targets) * n),
+            **self._around(figures).vectors,
         }
+
+    def spread_of_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """Standard deviations over the coins; inside clusters, which share a coin, the sum of each cluster's, which is no less."""
+        n, p0, p = int(figures[-1]["iteration"]) if figures else 0, self.rates.p0, self.rates.p
+        _, between = coin_counts.needed_over_coins(p0, float(p.prod()), n, is_reusable=self.reuse == REUSE_ALL)
+        models, targets = 0.0, 0.0
+        for j, reuse in enumerate(_reusable(self.config, self.clusters, self.reuse).tolist()):
+            _, spread = coin_counts.moves_over_coins(p0, float(p[j]), float(np.delete(p, j).prod()), reuse, n)
+            models, targets = models + self.clusters.sizes[j] * spread.up, targets + self._hosts[j] * spread.down
+        return _averages(between * self.clusters.size, float(models), float(targets))
+
+    def drawn_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """For the coins of this seed, or those recorded; nothing of a stage that was stopped on its way."""
+        n = self.config.iterations
+        if not figures or figures[-1]["iteration"] < n:
+            return {}
+        schedule = self._schedule()
+        operations = [schedule.operations(number, 0, n) for number in self.clusters.numbers.tolist()]
+        needs_bar = coin_counts.needed(operations, is_reusable=self.reuse == REUSE_ALL)
+        reuse = _reusable(self.config, self.clusters, self.reuse).tolist()
+        moved = [coin_counts.moves(ops, needs_bar, each) for ops, each in zip(operations, reuse, strict=True)]
+        models = sum(size * move.up for size, move in zip(self.clusters.sizes.tolist(), moved, strict=True))
+        targets = sum(hosts * move.down for hosts, move in zip(self._hosts.tolist(), moved, strict=True))
+        return _averages(float(needs_bar.sum()) * self.clusters.size, models, targets)
+
+    def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """p0, p_j, tau_j, alpha_j and eta to each cluster, and on to its hosts, with gamma_i to each user; the objective, and the end."""
+        n_hosts, n_users = float(self._hosts.sum()), len(self.setting.members)
+        return {
+            ("parameters", "down", rundb.BETWEEN): 5.0 * self.clusters.size,
+            ("parameters", "down", rundb.WITHIN): 5 * n_hosts + n_users,
+            **self._around(figures).scalars,
+        }
+
+    @property
+    def _hosts(self) -> Indices:
+        return known_clusters.hosts_of(self.setting, self.clusters)
+
+    def _around(self, figures: Sequence[Mapping[str, float]]) -> known_clusters.Around:
+        assert self.setting.facts is not None  # noqa: S101 - `build` has checked
+        return known_clusters.around(self.clusters, self.setting.facts.d, figures, collects=self.config.collect_models)
 
     def _expected_models(self) -> Array:
         """(k,) how often each user of a cluster sends its theta, per iteration: before averaging, where bar_j is not known."""
@@ -256,6 +299,25 @@ class Coordinator:
         reusable = _reusable(self.config, self.clusters, self.reuse) > NO_REUSE
         expected: Array = np.where(reusable, (1 - p0) * (1 - p) * averaging, averaging)  # (known after all but local steps)
         return expected
+
+    def _expected_targets(self) -> Array:
+        """(k,) vectors that go down to each host of a cluster, per iteration: see `coterie_server.coin_counts`."""
+        p0, p = self.rates.p0, self.rates.p
+        averaging = p0 + (1 - p0) * p
+        reuse = _reusable(self.config, self.clusters, self.reuse)
+        then_used = np.where(reuse == REUSE_ALL, averaging, (1 - p0) * p)
+        expected: Array = np.where(reuse > NO_REUSE, (1 - p0) ** 2 * p * (1 - p) + self._expected_between() * (1 + then_used), averaging)
+        return expected
+
+
+def _averages(between: float, models: float, targets: float) -> dict[tuple[str, ...], float]:
+    """The counts of averaging by step and direction."""
+    return {
+        ("between-average", "up"): between,
+        ("between-average", "down"): between,
+        ("within-average", "up"): models,
+        ("within-average", "down"): targets,
+    }
 
 
 def needs_everyone(config: Config) -> str:  # noqa: ARG001

@@ -19,7 +19,7 @@ from coterie.methods.certify import Config
 from coterie.methods.consensus import Curvatures, GroupModel, Slopes
 from coterie_server import certificate
 from coterie_server.clusters import canonical
-from coterie_server.method import Federation, Members, Outcome, Setting
+from coterie_server.method import Counts, Federation, Members, Outcome, Setting
 from coterie_server.methods.oracle import known_labels
 
 # By (7) the right side of (13) is at most the penalty, and equal to it for two groups of one size: there rounding would decide a strict
@@ -121,10 +121,15 @@ class Certify:
         """The solution of (5) at the penalty `at`, which solves (3) where the certificate holds."""
         return Outcome(state.w[self.labels], self.labels, state.figures)
 
-    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """One vector down and one up for each user and exchange."""
         n_vectors = sum(f["exchanges"] for f in figures) * len(self.labels)
         return {("query", "down"): n_vectors, ("gradient", "up"): n_vectors}
+
+    def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """With each gradient a value, d + 1 scalars, and the upper triangle of a Hessian, d(d+1)/2."""
+        n_asked = sum(f["exchanges"] for f in figures) * len(self.labels)
+        return {("gradient", "up"): n_asked * (self.d + 1), ("hessian", "up"): n_asked * self.d * (self.d + 1) / 2}
 
 
 def _inside(found: certificate.RecoveryInterval) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from coterie.arrays import Array, Indices
 from coterie.methods.consensus import AskModels, Curvatures, GroupModel, Slopes, UserModels
 from coterie_server import consensus
-from coterie_server.method import Facts, Federation, Outcome
+from coterie_server.method import Counts, Facts, Federation, Key, Outcome
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,19 @@ class GroupSolver:
         replies = await federation.exchange(AskModels(models))
         return Outcome(replies[UserModels].x, None, {"objective": float(state.values.sum())})
 
-    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """One vector down and one up for each user and round; envelopes end with one more of each."""
         n_vectors = float(len(figures) * len(self.labels))
-        expected = {("query", "down"): n_vectors, ("gradient", "up"): n_vectors}
+        expected: dict[Key, float] = {("query", "down"): n_vectors, ("gradient", "up"): n_vectors}
         if self.ridge is not None:
             expected |= {("model", "down"): float(len(self.labels)), ("model", "up"): float(len(self.labels))}
         return expected
+
+    def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """With each gradient a value, d + 1 scalars, and by Newton's method the upper triangle of a Hessian, d(d+1)/2."""
+        d, n_asked = self.facts.d, float(len(figures) * len(self.labels))
+        hessians: dict[Key, float] = {("hessian", "up"): n_asked * d * (d + 1) / 2} if d <= self.newton_up_to else {}
+        return {("gradient", "up"): n_asked * (d + 1), **hessians}
 
 
 def _group_sums(rows: Array, labels: Indices, n_groups: int) -> Array:

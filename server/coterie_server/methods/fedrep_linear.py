@@ -8,7 +8,7 @@ that it was sent has brought it; with heads `exact` the next B decides it anew. 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from coterie.methods.fedrep_linear import (
 )
 from coterie_server.known_clusters import spread_of
 from coterie_server.merge import check_senders
-from coterie_server.method import Federation, Outcome, Setting
+from coterie_server.method import ABSENT, UNASKED, Counts, Federation, Key, Outcome, Setting
 from coterie_server.plan import Stage
 
 FLAT_ONLY = True  # it knows no clusters
@@ -44,6 +44,7 @@ class State:
     b: Array  # (d, k)
     w: Array  # (k,) of heads `shared`; zeros otherwise
     first: Array  # (d, k) B^0
+    n_silent: int = 0  # users who have not told their moments
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class FedRepLinear:
             return State(b, w, b)
         moments = (await federation.exchange(AskMoments()))[Moments].z
         b = leading(moments.sum(axis=0) / len(moments), self.d, self.config.k)
-        return State(b, w, b)
+        return State(b, w, b, self.n_users - len(moments))
 
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
         """B^{t+1} = 1/(r n) sum_i B_i^{t+1}."""
@@ -94,7 +95,7 @@ class FedRepLinear:
         if self.config.orthonormalize:
             b = np.linalg.qr(b)[0]
         w = replies[UpdatedHead].w.sum(axis=0) / len(found) if with_head else state.w
-        return State(b, w, state.first), {"users": float(len(found)), **absent, **self._distance(b)}
+        return replace(state, b=b, w=w), {"users": float(len(found)), **absent, **self._distance(b)}
 
     async def finish(self, state: State, federation: Federation) -> Outcome:
         """Every user gets B^T, solves for its head, unless all have one, and judges its model."""
@@ -104,6 +105,7 @@ class FedRepLinear:
         scores, present = replies[Scores], replies.awaited(everyone)
         figures = {"sum_of_losses": float(scores.loss.sum()), **self._distance(state.b)}
         figures |= {f"{name}_at_start": value for name, value in self._distance(state.first).items()}
+        figures |= replies.left_out(self.n_users) | ({"silent_at_start": float(state.n_silent)} if state.n_silent else {})
         by_user = {}
         if (judged := scores.n_test > 0).any():
             errors = scores.test_error[judged]
@@ -113,16 +115,41 @@ class FedRepLinear:
             by_user["heldout_metric"][present] = scores.test_error
         return Outcome(None, None, figures, by_user=by_user, shared={REPRESENTATION: state.b, **({HEAD: state.w} if with_head else {})})
 
-    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """k d-vectors each way for each user of a round, and once to everyone at the end; the moments are scalars."""
-        k, n_trained = self.config.k, sum(row["users"] for row in figures)
+        k = self.config.k
+        n_asked, n_trained = self._asked_and_trained(figures)
+        delivered: dict[Key, float] = {("delivery", "down"): k * (self.n_users - _last(figures, UNASKED))}
+        if self.given is not None:
+            return delivered
+        return {("representation", "down"): k * n_asked, ("representation", "up"): k * n_trained, **delivered}
+
+    def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """d(d+1)/2 of each user for the method of moments, a common head beside each representation, and two judgements at the end."""
+        k, d, n = self.config.k, self.d, self.n_users
+        expected: dict[Key, float] = {("evaluation", "up"): 2 * (n - _last(figures, ABSENT))}
+        if self.given is None and self.config.start == "moments":
+            expected["moments", "up"] = (n - _last(figures, "silent_at_start")) * d * (d + 1) / 2
+        if self.config.heads == "shared":
+            n_asked, n_trained = self._asked_and_trained(figures)
+            expected["head", "down"] = k * (n_asked + n - _last(figures, UNASKED))
+            expected["head", "up"] = k * n_trained
+        return expected
+
+    def _asked_and_trained(self, figures: Sequence[Mapping[str, float]]) -> tuple[float, float]:
+        """How often users were sent B^t, also those whose answer was not waited for, and how often it was averaged."""
+        n_trained = sum(row["users"] for row in figures)
+        if self.given is not None:
+            return 0.0, n_trained
         n_unasked = sum(row.get("unasked", 0.0) for row in figures)
-        n_asked = len(figures) * self.config.n_selected(self.n_users) - n_unasked  # with those whose answer was not waited for
-        trained = {("representation", "down"): k * n_asked, ("representation", "up"): k * n_trained} if n_trained else {}
-        return {**trained, ("delivery", "down"): float(k * self.n_users)}
+        return len(figures) * self.config.n_selected(self.n_users) - n_unasked, n_trained
 
     def _distance(self, b: Array) -> dict[str, float]:
         return {} if self.truth is None else {"distance": distance(b, self.truth)}
+
+
+def _last(figures: Sequence[Mapping[str, float]], name: str) -> float:
+    return figures[-1].get(name, 0.0) if figures else 0.0
 
 
 def leading(triangle: Array, d: int, k: int) -> Array:

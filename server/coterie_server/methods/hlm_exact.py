@@ -17,7 +17,7 @@ from coterie.config import Experiment
 from coterie.errors import ConfigError
 from coterie.methods.hlm_exact import LOSSES, AskStatistics, Config, Models, Statistics
 from coterie_server import hlm
-from coterie_server.method import Federation, Outcome, Setting
+from coterie_server.method import Counts, Federation, Outcome, Setting
 from coterie_server.methods.oracle import known_labels
 from coterie_server.plan import Stage
 
@@ -39,6 +39,7 @@ class HlmExact:
     gamma: Array  # (n,)
     alpha: Array  # (k,)
     told: hlm.Quadratics | None = None  # by the users, in an earlier stage
+    d: int = 0
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -62,10 +63,15 @@ class HlmExact:
         figures = {"penalty": self._penalty(state.theta), "clusters": float(len(self.alpha))}
         return Outcome(state.theta, self.labels, figures, carry=state.told)
 
-    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """One vector b_i up, unless it is known, and one model down for each user."""
         n_vectors = float(len(figures) * len(self.gamma))
         return {("statistics", "up"): n_vectors if self.told is None else 0.0, ("models", "down"): n_vectors}
+
+    def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """The upper triangle of A_i and b_i: d(d+3)/2 from each user that has not told them before."""
+        n_told = len(figures) * len(self.gamma) if self.told is None else 0
+        return {("statistics", "up"): n_told * self.d * (self.d + 3) / 2}
 
     def _penalty(self, theta: Array) -> float:
         return hlm.penalty(theta, self.cluster_of, self.gamma, self.alpha)
@@ -96,9 +102,10 @@ def build(config: Config, setting: Setting) -> HlmExact:
     labels = known_labels(members)
     gamma = config.gamma_of(members.names, members.clusters)
     sums = _gamma_sums(gamma, members.cluster_of, len(members.cluster_names))
+    d = 0 if setting.facts is None else setting.facts.d
     carried = None if setting.start is None else setting.start.carry
     told = carried if isinstance(carried, hlm.Quadratics) else None
-    return HlmExact(members.cluster_of, labels, gamma, config.alpha_of(members.cluster_names, sums), told)
+    return HlmExact(members.cluster_of, labels, gamma, config.alpha_of(members.cluster_names, sums), told, d)
 
 
 def _gamma_sums(gamma: Array, cluster_of: Indices, n_clusters: int) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 from coterie.arrays import Array
 from coterie.methods.consensus import AskLocalModels, UserModels
 from coterie.methods.local import Config
-from coterie_server.method import Federation, Outcome, Setting
+from coterie_server.method import Counts, Federation, Outcome, Setting
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Local:
         """The users' models."""
         return Outcome(state.x)
 
-    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """One vector up for each user."""
         return {("model", "up"): float(self.n_users * len(figures))}
 

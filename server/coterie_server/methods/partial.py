@@ -41,7 +41,7 @@ from coterie.methods.partial import (
 from coterie.model import TensorInfo, check_sizes, named_tensors, shared_tensors
 from coterie_server.known_clusters import spread_of
 from coterie_server.merge import check_senders
-from coterie_server.method import Federation, Outcome, Replies, Setting
+from coterie_server.method import ABSENT, UNASKED, Counts, Federation, Key, Outcome, Replies, Setting
 
 _BLOCK = 1 << 18  # numbers that are averaged at once
 
@@ -115,9 +115,10 @@ class PartialSharing:
             check_senders(Updated.kind, _owners(updates), answered)
             weights, counts = self._average(updates)
             state = replace(state, weights=weights, counts=counts)
-        accuracy = await self._mean_accuracy(state, federation) if self._is_evaluated(number) else None
-        if accuracy is not None:
-            figures["accuracy"] = accuracy
+        judged = await self._mean_accuracy(state, federation) if self._is_evaluated(number) else {}
+        figures |= judged
+        if "accuracy" in judged:
+            accuracy = judged["accuracy"]
             return replace(state, recent=(*state.recent, accuracy)[-max(self.config.evaluate_last, 1) :]), figures
         return replace(state, recent=()), figures
 
@@ -127,6 +128,7 @@ class PartialSharing:
         modes = np.array(self.config.modes, dtype=np.int64)
         replies = await federation.exchange(Delivery(state.weights, state.counts, users=everyone), AskScores(modes))
         figures, by_user = self.judged(replies, modes)
+        figures |= replies.left_out(self.n_rows.size)
         if state.recent and self.config.evaluate_last:
             figures["last_rounds_accuracy"] = float(np.mean(state.recent))
         shared = self.delivered(state)
@@ -136,17 +138,27 @@ class PartialSharing:
         """The shared tensors by name, as users have them: in half precision they have lost something on the way."""
         return named_tensors(self.setting.precision.rounded_weights(state.weights), state.counts, self.tensors)
 
-    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """A vector is all that one user is sent, or sends: the shared tensors."""
         if not any(not tensor.is_integer for tensor in self.tensors):
             return {}
         n_trained = sum(row["users"] for row in figures)
         n_unasked = sum(row.get("unasked", 0.0) for row in figures)
         n_asked = len(figures) * self.config.n_selected(self.n_rows.size) - n_unasked  # with those whose answer was not waited for
-        n_judged = self.n_rows.size * sum("accuracy" in row for row in figures)
-        expected = {("start", "up"): 1.0, ("shared", "down"): n_asked, ("shared", "up"): n_trained}
-        expected[("delivery", "down")] = float(self.n_rows.size)
-        return {**expected, **({("evaluation", "down"): float(n_judged)} if n_judged else {})}
+        n_judging = self._n_judging(figures) - sum(row.get("unasked_judges", 0.0) for row in figures)
+        expected: dict[Key, float] = {("start", "up"): 1.0, ("shared", "down"): n_asked, ("shared", "up"): n_trained}
+        expected["delivery", "down"] = self.n_rows.size - _last(figures, UNASKED)
+        return {**expected, **({("evaluation", "down"): n_judging} if n_judging else {})}
+
+    def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """From each user a training loss a round, and a loss and an accuracy in each mode in which it judges."""
+        n_judged = self._n_judging(figures) - sum(row.get("absent_judges", 0.0) for row in figures)
+        n_judged += len(self.config.modes) * (self.n_rows.size - _last(figures, ABSENT))
+        return {("loss", "up"): sum(row["users"] for row in figures), ("evaluation", "up"): 2 * n_judged}
+
+    def _n_judging(self, figures: Sequence[Mapping[str, float]]) -> float:
+        """Users over the rounds in which all of them judge."""
+        return float(self.n_rows.size * sum(self._is_evaluated(number) for number in range(1, len(figures) + 1)))
 
     def _draw(self, number: int) -> Indices:
         """I^t: r n users, without replacement."""
@@ -184,13 +196,16 @@ class PartialSharing:
             return False
         return number > self.setting.rounds - self.config.evaluate_last or (every is not None and number % every == 0)
 
-    async def _mean_accuracy(self, state: State, federation: Federation) -> float | None:
-        """None where those with held-out rows are skipped."""
+    async def _mean_accuracy(self, state: State, federation: Federation) -> dict[str, float]:
+        """The figure "accuracy", none where those with held-out rows are skipped, and how many users were."""
         everyone = np.arange(self.n_rows.size)
         modes = np.array([AS_IS])
         replies = await federation.exchange(Trial(state.weights, state.counts, users=everyone), AskScores(modes))
         figures, _ = self.judged(replies, modes)
-        return figures.get("heldout_metric")
+        found = {"accuracy": figures["heldout_metric"]} if figures else {}
+        if n_absent := everyone.size - replies.awaited(everyone).size:
+            found |= {"absent_judges": float(n_absent), "unasked_judges": float(replies.n_unasked(everyone))}
+        return found
 
     def judged(self, replies: Replies, modes: Indices) -> tuple[dict[str, float], dict[str, Array]]:
         """Means and spreads over the users with held-out rows, and what each has said; nothing where nobody has any."""
@@ -223,6 +238,10 @@ class PartialSharing:
 def _owners(messages: Sequence[Start | Updated]) -> Indices:
     """Whose each message is: they have come one by one."""
     return np.array([message.users[0] for message in messages if message.users is not None], dtype=np.int64)
+
+
+def _last(figures: Sequence[Mapping[str, float]], name: str) -> float:
+    return figures[-1].get(name, 0.0) if figures else 0.0
 
 
 def _mean(values: Array, weights: Indices) -> float:

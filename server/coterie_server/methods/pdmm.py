@@ -33,7 +33,7 @@ from coterie.methods.pdmm import Aggregates, Config, Steps, Values, ValuesWanted
 from coterie.streams import stream
 from coterie_server import pairs, pdmm_messages
 from coterie_server.clusters import Mask, partition, persistent
-from coterie_server.method import Federation, Outcome, Replies, Setting
+from coterie_server.method import Counts, Federation, Key, Outcome, Replies, Setting
 from coterie_server.paths import stages  # the hook of `coterie_server.plan`
 from coterie_server.pdmm_messages import NOBODY
 
@@ -165,6 +165,10 @@ class Pdmm:
         if present is not chosen.x and present is not None:
             drawn = np.arange(self.n) if chosen.x is None else chosen.x
             figures |= {"absent": float(drawn.size - present.size), "unasked": float(replies.n_unasked(drawn))}
+        if is_due and replies.answered is not None:
+            figures["told"] = float(replies.awaited(np.arange(self.n)).size)
+        if number == 1 and (n_unasked := replies.n_unasked(np.arange(self.n))):
+            figures["unasked_at_start"] = float(n_unasked)
         if is_due and replies.answered is None:
             figures["objective"] = float(replies[Values].f.sum()) + self.lam * pairs.total_distance(new.x)
         if is_due:
@@ -189,20 +193,27 @@ class Pdmm:
         carry = Carry(self.setting.stage, self.config.placement, self.layout.copies, state.x, state.z, state.mu, state.muhat)
         return Outcome(state.x, labels, figures, carry=carry)
 
-    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Mapping[tuple[str, str], float]:
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """S5 = X, S6 = Z (one per unordered pair when drawn in pairs), S7 = X counted once, S10 = S_D; lean: X each way."""
         x, z, mu = (sum(f.get(key, 0.0) for f in figures) for key in ("x_blocks", "z_blocks", "dual_blocks"))
         absent, unasked = (sum(f.get(key, 0.0) for f in figures) for key in ("absent", "unasked"))
-        expected: dict[tuple[str, str], float] = {("S5", "up"): x - absent}
+        expected: dict[Key, float] = {("S5", "up"): x - absent}
         start = self.start_models()
         if start is not None and figures:
-            expected["S0", "down"] = 1.0 if pdmm_messages.is_common(start) else float(self.n)
+            expected["S0", "down"] = 1.0 if pdmm_messages.is_common(start) else self.n - figures[0].get("unasked_at_start", 0.0)
         if self.is_lean:
             expected["S7+S10", "down"] = x - unasked
         else:
             expected["S6", "up"] = z / 2 if self.config.sampling == "paired" else z
             expected["S7", "down"], expected["S10", "down"] = x, mu
         return expected
+
+    def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """f_i(x_i) from each user in the rounds that evaluate."""
+        every = self.config.evaluate_every
+        if not every:
+            return {}
+        return {("evaluate", "up"): sum(row.get("told", float(self.n)) for number, row in enumerate(figures, 1) if number % every == 0)}
 
     def printed_vectors(self, n_rounds: int) -> Mapping[str, float]:
         """The paper's own count, S_P up and S_P + S_D down per iteration: a bound of what any placement sends, S0 apart."""
