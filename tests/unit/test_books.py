@@ -48,6 +48,10 @@ def test_ranges_are_read_as_they_are_written(numbers: list[int]) -> None:
             check_ranges(text, np.array(numbers[1:], dtype=np.int64))
 
 
+def test_a_set_of_users_is_the_same_in_whatever_order_they_come() -> None:
+    assert as_ranges(np.array([7, 1, 2, 0, 1])) == "0-2,7"
+
+
 @pytest.mark.parametrize("text", ["x", "1-", "-1", "1--2", "+1", "1, 2", "\u0661", "1,,2", "3-1", "2,1", "0-2,2", "1_0", "9" * 19])
 def test_ranges_that_nobody_would_write_are_refused(text: str) -> None:
     with pytest.raises(ProtocolError, match="wanted ascending ranges of numbers such as 0-19,25"):

@@ -204,6 +204,13 @@ def test_tables_fit_the_terminal(folder: Path, say: Say, monkeypatch: pytest.Mon
     assert "wire" in text
 
 
+def test_a_narrow_table_leaves_out_numbers_rather_than_to_break_them(folder: Path, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = [line.split() for line in say(folder, "--by", "step,direction,scope", "--sort", "vectors").splitlines()]
+    assert ["step", "way", "scope", "vectors", "wire"] in lines, "what is sorted by comes first"
+    assert ["query", "down", "direct", "18", "1.98", "kB"] in lines
+
+
 def test_a_long_table_ends_with_how_to_see_the_rest(folder: Path, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_tables, "_MAX_LINES", 4)
     text = say(folder, "--by", "stage,round")

@@ -398,6 +398,15 @@ def test_totals_of_a_run_with_aggregators_in_any_grouping(tiers: Tiers) -> None:
         check_groupings(connection, behind, True)
 
 
+def test_the_session_of_a_link_says_who_is_behind_it(tiers: Tiers) -> None:
+    sessions = "SELECT DISTINCT link, members FROM ledger LEFT JOIN user_sets ON user_set = id WHERE seq = 0"
+    positions = {name: i for i, (name,) in enumerate(tiers.query("SELECT name FROM members ORDER BY position"))}
+    wanted = {f"{cluster}/{cluster}-{i}": users[i::2] for cluster, users in tiers.clusters.items() for i in range(2)} | tiers.clusters
+    assert {link: of_ranges(members).tolist() for link, members in tiers.query(sessions)} == {
+        link: sorted(positions[user] for user in users) for link, users in wanted.items()
+    }
+
+
 def test_the_shares_of_all_users_are_the_total(resumed: Path, tiers: Tiers) -> None:
     for folder, broadcast in ((resumed, "prepare.Constants"), (tiers.folder / "run", "consensus.AskModels")):
         with contextlib.closing(open_run(folder)) as connection:

@@ -151,7 +151,7 @@ def test_one_byte_is_a_difference_that_names_host_and_exchange(database: RunData
     assert not books.agree
     assert books.n_agreed == 1
     (sentence,) = books.differences
-    assert all(part in sentence for part in ("exchange 1", "60 bytes", "61", "host 'a'"))
+    assert all(part in sentence for part in ("exchange 1", " 60 bytes", "host 'a' 61"))
 
 
 @pytest.mark.parametrize("side", ["parent", "host"])
@@ -159,6 +159,13 @@ def test_a_row_that_one_side_alone_has_is_a_difference_when_nobody_was_lost(data
     both, extra = row(1, DOWN, QUERY), row(2, DOWN, QUERY)
     book(database, "a", both, *([extra] if side == "parent" else []))
     database.book_host("a", [both, *([extra] if side == "host" else [])])
+    assert summary.reconcile(connection_of(database)).n_differences == 1
+
+
+def test_a_row_of_nothing_is_a_row(database: RunDatabase) -> None:
+    book(database, "a", row(1, DOWN, QUERY), row(2, DOWN, QUERY))
+    nothing = Row(2, 1, 0, UP, SLOPES, 0, 0, 0, 0, 0)
+    database.book_host("a", [row(1, DOWN, QUERY), row(2, DOWN, QUERY), nothing])
     assert summary.reconcile(connection_of(database)).n_differences == 1
 
 
