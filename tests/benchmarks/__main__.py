@@ -14,6 +14,7 @@ NAMES = (
     "bench_networks",
     "bench_fedrep",
     "bench_payload",
+    "bench_ledger",
 )
 
 if __name__ == "__main__":
