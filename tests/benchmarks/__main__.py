@@ -15,6 +15,7 @@ NAMES = (
     "bench_fedrep",
     "bench_payload",
     "bench_ledger",
+    "bench_report",
 )
 
 if __name__ == "__main__":
