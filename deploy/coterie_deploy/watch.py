@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -53,6 +54,8 @@ def _wait_for(folder: Path, patience_s: float) -> None:
         try:
             open_run(folder).close()
             return
+        except sqlite3.Error:
+            return  # it is there: the first look says what is wrong with it
         except ConfigError as error:
             is_coming = is_held(folder) or not (folder / "run.db").exists()
             if not is_coming or time.monotonic() >= deadline:

@@ -161,6 +161,12 @@ def test_a_finished_run_ends_well_and_a_failed_or_killed_one_does_not(
     assert "error: the run has failed: host 'a' is gone" in capsys.readouterr().err
 
 
+def test_a_database_that_cannot_be_read_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.db").write_text("this is not a database, whatever its name may say")
+    assert cli._run(["watch", str(tmp_path)]) == 3
+    assert f"error: the run database {tmp_path}/run.db is damaged: file is not a database" in capsys.readouterr().err
+
+
 def test_a_run_that_does_not_appear_is_waited_for_no_longer_than_asked(tmp_path: Path) -> None:
     begin = time.monotonic()
     with pytest.raises(ConfigError, match=r"it has no run\.db, after 0\.3 s"):
