@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,24 +21,13 @@ from coterie.messages import Message, PerCluster
 from coterie.model import TensorInfo
 from coterie.names import natural_key
 from coterie.wire import Precision
+from coterie_server.expected import Counts, Expected, Key
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S")
 
-# By step and direction, "up" or "down"; a scope behind them where the scopes of a run with aggregators have other counts.
-Key = tuple[str, ...]
-Counts = Mapping[Key, float]
 # Closing figures on the users that the end of a stage did without; there are none where it had everybody.
 UNASKED, ABSENT = "unasked_at_end", "absent_at_end"
-
-
-class Expected(NamedTuple):
-    """The closed form of what a step moves in one direction; None where there is no formula."""
-
-    vectors: float | None = None
-    spread: float = 0.0  # of the vectors, where these are a mean over random coins: their standard deviation, or a bound of it
-    drawn: float | None = None  # the vectors that go with the coins which were drawn; None where `vectors` is no mean
-    scalars: float | None = None  # of all fields of the step's messages, those of vectors too
 
 
 @dataclass(frozen=True)

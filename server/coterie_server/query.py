@@ -22,7 +22,7 @@ from coterie.errors import ConfigError
 from coterie.ledger import of_ranges
 from coterie.names import similar_names
 from coterie.wire import GRPC_FRAME_HEADER_BYTES
-from coterie_server.method import Expected
+from coterie_server.expected import Expected
 from coterie_server.rundb import DIRECT, WITHIN
 
 KEYS = ("stage", "round", "step", "kind", "direction", "scope", "cluster", "link", "user", "attempt")

@@ -29,13 +29,10 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.ledger import CONTROL, Own, Row, as_ranges, of_ranges, step_of
 from coterie.messages import Broadcast, PerCluster, kind_class
-<<<<<<< HEAD
-from coterie_server.method import Expected, Key, Members
-=======
+from coterie_server.expected import Expected, Key
 
 if TYPE_CHECKING:
     from coterie_server.method import Members  # which brings much that a reader of a database does not need
->>>>>>> c0f712a (Who reads a run database does not load what methods are made of)
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (key TEXT PRIMARY KEY, value TEXT NOT NULL);

@@ -19,7 +19,7 @@ from coterie.config import StopRule
 from coterie.errors import ConfigError
 from coterie.ledger import UP, link_below, step_of
 from coterie.wire import GRPC_FRAME_HEADER_BYTES
-from coterie_server.method import Expected
+from coterie_server.expected import Expected
 from coterie_server.query import ABOVE, Group, Query, numbered_totals, stored_forms
 from coterie_server.query import SESSION as SESSION  # noqa: PLC0414 - a word of this module too
 from coterie_server.rundb import DIRECT, WITHIN

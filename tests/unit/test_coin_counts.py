@@ -17,7 +17,7 @@ from coterie_server.methods import async_l2gd as room
 from coterie_server.rundb import WITHIN as WITHIN_SCOPE
 
 P0, P = 0.3, (0.4, 0.7)
-N = 4
+N = 3
 
 
 def operations(everyone: tuple[int, ...], own: tuple[int, ...]) -> np.ndarray:
