@@ -16,7 +16,12 @@ from pathlib import Path
 from coterie.config import experiment_from, experiment_to_json
 from tests.benchmarks.bench_ledger import make_large
 
-EXPERIMENT = {"name": "large", "data": {"source": "ellipses"}, "method": {"name": "pdmm", "penalty": 0.1}}
+EXPERIMENT = {
+    "name": "large",
+    "data": {"source": "ellipses"},
+    "problem": {"loss": "squared_hinge"},
+    "method": {"name": "pdmm", "penalty": 0.1},
+}
 
 
 def main() -> None:

@@ -280,7 +280,7 @@ def some_of_each() -> list[Chart]:
         charts.events_chart([(0.5, "join", "<b>")], [("pdmm", 0.0, 1.0)]),
         charts.outcomes_chart([("one", 10, 0.5), ("two", 20, 0.6)], "accuracy", "bytes"),
         charts_structure.clusters_chart(["a", "b"], ["1"], [[0, 0]], axis="round", users=["a", "b"], known=[0, 1]),
-        *charts_structure.path_charts([0.1, 1.0], {"clusters": [2, 1]}),
+        *charts_structure.path_charts([0.1, 1.0, 2.0], {"clusters": [2, NAN, 1]}),
         charts_structure.agreement_chart([1, 2], [0.0, 1.0]),
         charts_structure.topology_chart([Link("", "a", 2, 5.0, 5.0, BETWEEN), Link("a", "h", None, 5.0, 5.0, WITHIN)]),
     ]

@@ -216,7 +216,6 @@ STATES: dict[str, tuple[Callable[[sqlite3.Connection], None], str]] = {
     "failed": (forget("UPDATE run SET value = 'failed: host-1 is gone' WHERE key = 'status'"), "failed: host-1 is gone"),
     "resumed": (forget("UPDATE ledger SET useful = 0, attempt = 2 WHERE round = 3"), "sent again, came too late, or were repeated"),
     "no ledger": (forget("DELETE FROM ledger"), "Progress"),
-    "labels of other users": (forget("UPDATE memberships SET labels = '[0]'"), "Progress"),
 }
 
 
@@ -258,7 +257,9 @@ def test_a_two_tier_run_tells_bytes_within_and_between_clusters(tmp_path: Path) 
     run.database.close()
     page = page_of(tmp_path / "tiers", goal="objective=1.4")
     assert {"gap-within", "gap-between", "scopes", "topology"} <= set(page.specs)
-    assert "Between clusters until objective ≤ 1.4" in page.text
+    (between,) = section(view_of(tmp_path / "tiers", Weighing(Goal("objective", 1.4))), "progress").tables[1:]
+    assert between.title == "Between clusters until objective ≤ 1.4"
+    assert between.rows == [["c", "4.22 kB", "2.12 kB", "6.34 kB"]]  # of 2 rounds, as below
     with contextlib.closing(open_run(tmp_path / "tiers")) as connection:
         links = links_of(connection)
     assert {(link.above, link.below, link.n_users) for link in links} == {("", "h", 2), ("a", "h", None)}
@@ -293,6 +294,13 @@ def test_found_clusters_are_compared_with_those_that_the_data_names(copied: tupl
     assert [chart.key for chart in clusters.charts] == ["agreement", "clusters"]
     assert clusters.charts[0].rows[-1] == (9, 1.0)
     assert ("known", "u2", 1) in clusters.charts[1].rows
+
+
+def test_labels_of_other_users_are_not_drawn(copied: tuple[Path, sqlite3.Connection]) -> None:
+    folder, connection = copied
+    assert [chart.key for chart in section(view_of(folder), "clusters").charts] == ["clusters"]
+    connection.execute("UPDATE memberships SET labels = '[0]'")
+    assert [part.key for part in view_of(folder).sections if part.key == "clusters"] == []
 
 
 def test_users_who_are_together_stand_together() -> None:
@@ -390,6 +398,7 @@ def test_without_its_libraries_the_command_says_what_to_install(
     small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pages.environment.cache_clear()
+    monkeypatch.setattr(report_page, "view_of", lambda *_: pytest.fail("the run was read all the same"))
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert cli._run(["report", str(small)]) == 2
     assert "this command needs jinja2, which is not installed: pip install 'coterie[report]'" in " ".join(capsys.readouterr().err.split())
