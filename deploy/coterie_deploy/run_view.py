@@ -122,9 +122,8 @@ def _progress(connection: sqlite3.Connection, found: Curves | None, weighing: We
     rounds, outcome = counted(found.stage.rounds, "round"), found.stage.outcome or "under way"
     said = [f"Stage {found.stage.name}: {rounds}{'' if outcome == rounds else f'; {outcome}'}."]
     if GAP in names:
-        said.append(
-            "The gap is relative to the reference objective, or, where none is known, to the smallest objective of the stage itself."
-        )
+        to = "reference objective of the experiment" if found.has_reference else "smallest objective of the stage itself"
+        said.append(f"The gap is relative to the {to}.")
     tables = [_costs(found, weighing.goal), *_between(connection, found, weighing.goal)]
     return Section("progress", "Progress", said, tabs if names else {}, tables=[table for table in tables if table.rows])
 

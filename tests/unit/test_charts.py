@@ -90,8 +90,6 @@ def test_a_gap_is_on_a_logarithmic_axis_without_its_zero() -> None:
     assert y["scale"] == {"type": "log"}
     assert [row[2] for row in chart.rows] == [1.0, 1e-3, 1e-6]
     assert y["axis"]["values"] == [10.0**power for power in range(-6, 1)]
-    labels = json.loads(y["axis"]["labelExpr"].partition("[")[0])
-    assert (labels["1e-6"], labels["1e+0"]) == ("10⁻⁶", "10⁰")
     assert goal["encoding"]["y"]["datum"] == 1e-3
     assert "gap ≤ 0.001" in chart.note
 

@@ -213,7 +213,7 @@ STATES: dict[str, tuple[Callable[[sqlite3.Connection], None], str]] = {
         ),
         "under way",
     ),
-    "failed": (forget("UPDATE run SET value = 'failed: host-1 is gone' WHERE key = 'status'"), "failed: host-1 is gone"),
+    "failed": (forget("UPDATE run SET value = 'failed: host-1 is gone' WHERE key = 'status'"), "host-1 is gone"),
     "resumed": (forget("UPDATE ledger SET useful = 0, attempt = 2 WHERE round = 3"), "sent again, came too late, or were repeated"),
     "no ledger": (forget("DELETE FROM ledger"), "Progress"),
 }
@@ -256,6 +256,7 @@ def test_a_two_tier_run_tells_bytes_within_and_between_clusters(tmp_path: Path) 
     run.database.connection.executemany("INSERT INTO members VALUES (?, ?, 'c', 'h')", [(0, "u0"), (1, "u1")])
     run.database.close()
     page = page_of(tmp_path / "tiers", goal="objective=1.4")
+    assert "The gap is relative to the smallest objective of the stage itself." in page.text
     assert {"gap-within", "gap-between", "scopes", "topology"} <= set(page.specs)
     (between,) = section(view_of(tmp_path / "tiers", Weighing(Goal("objective", 1.4))), "progress").tables[1:]
     assert between.title == "Between clusters until objective ≤ 1.4"
