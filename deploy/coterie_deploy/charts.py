@@ -217,7 +217,8 @@ def traffic_chart(traffic: Iterable[Traffic | Group], *, key: str = "traffic", t
 
 def vectors_chart(traffic: Iterable[Traffic]) -> Chart | None:
     """Bars of vectors for steps, with a tick where the closed form of the method says that they end; None where there is no vector."""
-    rows = [row for row in _traffic_rows(traffic) if row[3] or row[4]]
+    kept = [row for row in traffic if row.vectors or row.expected]
+    rows = _traffic_rows(kept)
     if not rows:
         return None
     drawn, left_out = _large_enough(_named(rows), of=4)
@@ -230,11 +231,20 @@ def vectors_chart(traffic: Iterable[Traffic]) -> Chart | None:
         "encoding": {**places, "x": {"field": "closed form", "type": "quantitative"}},
     }
     layers = {"layer": [{"mark": bars["mark"], "encoding": bars["encoding"]}, ticks], "height": bars["height"]}
-    off = [row for row in rows if row[4] is not None and row[3] != row[4]]
-    note = "A vector is one model; a broadcast counts once. Across the bars: the closed form"
-    note += "." if off else ", which all of them meet." if any(row[4] is not None for row in rows) else ": this method has none."
-    note += _not_drawn(left_out)
+    note = f"A vector is one model; a broadcast counts once. Across the bars: the closed form{_met(kept)}.{_not_drawn(left_out)}"
     return Chart("vectors", "Vectors by step, and the closed form", note, spec_of(layers, ("bar", *_COLUMNS), drawn), _COLUMNS, rows)
+
+
+def _met(traffic: Sequence[Traffic]) -> str:
+    """Whether measured vectors are those of the closed form, or of the coins that were drawn where that is a mean over coins."""
+    with_form = [row for row in traffic if row.expected is not None]
+    if not with_form:
+        return ": this method has none"
+    mean = ", of random coins their mean" if any(row.spread for row in with_form) else ""
+    are_met = all(row.vectors in (row.expected, row.drawn) for row in with_form)
+    if not are_met:
+        return mean
+    return f"{mean}; for the coins drawn, all bars are what it says" if mean else ", which all of them meet"
 
 
 def scope_chart(traffic: Iterable[Traffic | Group]) -> Chart:

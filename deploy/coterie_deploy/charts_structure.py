@@ -13,6 +13,7 @@ from coterie_server.rundb import BETWEEN
 
 COORDINATOR = "coordinator"
 KNOWN = "known"  # the column of a heat map that has the clusters that were known beforehand
+_ALONE = "#8a94a155"  # users who share their model with nobody
 _GAP = " "  # the empty column after it
 _MOST_NAMED = 40  # users whose names have room beside a heat map
 _MOST_AGGREGATORS = 8  # that are drawn one by one, the busiest
@@ -55,6 +56,13 @@ def clusters_chart(
     every = max(1, -(-len(shown) // 12))  # which steps have room for their names
     named = [step for number, step in enumerate(shown) if number % every == 0 or step == KNOWN]
     names = {"labels": len(order) <= _MOST_NAMED, "ticks": False, "domain": False}
+    colour = {
+        "condition": {"test": "datum.users === 1", "value": _ALONE},
+        "field": "colour",
+        "type": "nominal",
+        "legend": None,
+        "scale": {"domain": list(range(N_COLOURS))},
+    }
     encoding = {
         "x": {
             "field": "step",
@@ -64,17 +72,12 @@ def clusters_chart(
             "axis": {"labelAngle": 0, "values": named, "labelOverlap": True, "ticks": False, "domain": False},
         },
         "y": {"field": "user", "type": "nominal", "sort": None, "title": counted(len(order), "user"), "axis": names},
-        "color": {
-            "condition": {"test": "datum.users === 1", "value": "#88888844"},
-            "field": "colour",
-            "type": "nominal",
-            "legend": None,
-            "scale": {"domain": list(range(N_COLOURS))},
-        },
+        "fill": colour,
+        "stroke": colour,  # closes the seams that a printer leaves between neighbours
         "tooltip": [{"field": "user"}, {"field": "step", "title": axis}, {"field": "cluster"}, {"field": "users", "title": "users in it"}],
     }
     height = len(order) * max(2, min(14, 420 // max(len(order), 1)))  # whole pixels: rows of broken height have seams
-    unit = {"mark": {"type": "rect"}, "encoding": encoding, "height": height}
+    unit = {"mark": {"type": "rect", "strokeWidth": 0.4}, "encoding": encoding, "height": height}
     said = [f"Users of one colour in a column are together, grey ones alone; colours repeat after {N_COLOURS} clusters."]
     if labels:
         first, last = len(set(labels[0])), len(set(labels[-1]))

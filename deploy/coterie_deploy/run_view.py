@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie_deploy import charts, charts_structure
-from coterie_deploy.books import status_of
+from coterie_deploy.books import closed_form, status_of
 from coterie_deploy.charts_structure import Link
 from coterie_deploy.costs import AXES, Weighing, axes_of, cost, goal_said
 from coterie_deploy.costs import figures_shown as figures_shown  # noqa: PLC0414 - a word of this module too
@@ -173,7 +173,7 @@ def _communication(connection: sqlite3.Connection, report: Report, found: Curves
     drawn += [None if found is None else charts.cumulative_chart(found), charts_structure.topology_chart(links) if links else None]
     rows = [
         [
-            *(row.step, row.direction, row.scope, count(row.vectors), count(row.expected), count(row.scalars)),
+            *(row.step, row.direction, row.scope, count(row.vectors), closed_form(row, narrow=False), count(row.scalars)),
             *(size(row.payload_bytes), size(row.message_bytes), size(row.wire_bytes)),
         ]
         for row in traffic

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,12 @@ def test_the_closed_form_stands_across_the_bars_and_the_note_says_whether_it_is_
     off = charts.vectors_chart([traffic("S5", "up", 49, 1, expected=50.0)])
     assert off is not None
     assert "meet" not in off.note
+    coins = Traffic(0, "S5", "up", DIRECT, vectors=49, expected=47.5, spread=2.0, drawn=49.0)
+    of_coins, other = (charts.vectors_chart([replace(coins, vectors=vectors)]) for vectors in (49, 48))
+    assert of_coins is not None
+    assert other is not None
+    assert "of random coins their mean; for the coins drawn, all bars are what it says." in of_coins.note
+    assert other.note.endswith("of random coins their mean.")
     assert charts.vectors_chart([traffic("control", "up", 0, 100)]) is None
 
 
