@@ -23,7 +23,8 @@ from coterie.errors import RunError
 from coterie.wire import GRPC_FRAME_HEADER_BYTES
 from coterie_server import summary
 from coterie_server.curves import Curves, with_gap
-from coterie_server.rundb import WITHIN, open_run
+from coterie_server.query import ABOVE
+from coterie_server.rundb import open_run
 from coterie_server.summary import SESSION, StageSummary, Traffic
 
 MAX_EVENTS = 500  # kept, the latest
@@ -36,9 +37,8 @@ _TOTALS = f"""
 SELECT CASE WHEN seq = 0 THEN {SESSION} ELSE stage END, step, direction, scope, SUM(vectors * NOT is_broadcast),
     SUM(scalars * NOT is_broadcast), SUM(payload_bytes), SUM(message_bytes), SUM(frames) {_NEW} GROUP BY 1, 2, 3, 4 ORDER BY MIN(rowid)
 """
-_ABOVE = f"CASE WHEN scope = '{WITHIN}' THEN substr(link, 1, instr(link, '/')) ELSE '' END"
 _BROADCASTS = f"""
-SELECT stage, step, direction, scope, vectors, scalars, seq, {_ABOVE}, attempt, resent, kind {_NEW}
+SELECT stage, step, direction, scope, vectors, scalars, seq, {ABOVE}, attempt, resent, kind {_NEW}
     AND is_broadcast AND vectors + scalars > 0
 """
 _BY_ROUND = f"""
