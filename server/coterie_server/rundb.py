@@ -410,7 +410,7 @@ def open_run(folder: Path) -> sqlite3.Connection:
     path = folder / "run.db"
     if not path.is_file():
         raise ConfigError(f"{folder} is not a run folder: it has no run.db")
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30.0)
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30.0)  # whose folder may have ?, # or %
     try:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         missing = [name for name in _TABLES if name not in tables]

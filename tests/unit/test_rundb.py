@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from coterie.errors import RunError
 from coterie.ledger import UP, Own, Row
 from coterie_server import summary
-from coterie_server.rundb import BETWEEN, WITHIN, RunDatabase
+from coterie_server.rundb import BETWEEN, WITHIN, RunDatabase, open_run
 
 
 def row(seq: int, n_bytes: int) -> Row:
@@ -73,3 +75,16 @@ def test_an_aggregator_that_is_started_again_keeps_what_it_booked_itself() -> No
     assert [(one.seq, own.useful) for one, own in database.own_rows("h")] == [(1, 1), (2, 0)]
     assert list(database.host_rows("h")) == []
     database.close()
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?b", "a%41", "ü & <c>"])
+def test_a_run_is_read_in_a_folder_of_any_name_and_nothing_is_written_beside_it(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    with contextlib.closing(RunDatabase(folder / "run.db")) as database:
+        database.put("name", "odd")
+    with contextlib.closing(open_run(folder)) as connection:
+        assert connection.execute("SELECT value FROM run WHERE key = 'name'").fetchone() == ("odd",)
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            connection.execute("DELETE FROM run")
+    assert list(tmp_path.iterdir()) == [folder]
