@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from coterie.errors import ConfigError
 from coterie_deploy.commands import Insecure, RunFolder, app, console_on
 from coterie_deploy.logs import LogLevel
 
@@ -67,10 +68,6 @@ def ledger(
 
     Options for a part of it can be given more than once. Without --by, csv, jsonl and parquet have the rows of the ledger itself.
     """
-    if verify:
-        from coterie_deploy.verify import print_verification
-
-        raise typer.Exit(0 if print_verification(run, console_on()) else 1)
     from coterie_deploy.ledger_tables import Wanted, print_part
 
     wanted = Wanted(
@@ -90,6 +87,14 @@ def ledger(
         repeats=repeats,
         total=total,
     )
+    if verify:
+        from coterie_deploy.verify import print_verification
+
+        if wanted != Wanted():
+            raise ConfigError("--verify judges the whole run, want it without other options")
+        raise typer.Exit(0 if print_verification(run, console_on()) else 1)
+    if total and stage is not None:
+        raise ConfigError(f"--total is all stages together, want it without --stage {stage}")
     if wanted.is_more_than_a_page:
         print_part(run, wanted, console_on())
         return

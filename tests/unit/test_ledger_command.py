@@ -309,3 +309,9 @@ def test_a_run_of_an_older_version_is_one_sentence(folder: Path, refuse: Say) ->
     assert "was written by an older version of coterie: its run.db has no table 'rounds'" in refuse(2, folder)
     (folder / "run.db").write_bytes(b"")
     assert "nothing has been written to it yet" in refuse(2, folder, "--by", "step")
+
+
+def test_options_that_contradict_each_other_are_refused_and_none_is_passed_over(folder: Path, refuse: Say) -> None:
+    for other in (("--by", "step"), ("--stage", "stage-0"), ("--total",), ("--format", "csv", "--output", "x.csv")):
+        assert "--verify judges the whole run, want it without other options" in refuse(2, folder, "--verify", *other)
+    assert "--total is all stages together, want it without --stage stage-0" in refuse(2, folder, "--total", "--stage", "stage-0")
