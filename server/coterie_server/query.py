@@ -20,7 +20,7 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.errors import ConfigError
 from coterie.ledger import of_ranges
-from coterie.names import similar_names
+from coterie.names import natural_key, similar_names
 from coterie.wire import GRPC_FRAME_HEADER_BYTES
 from coterie_server.expected import Expected
 from coterie_server.rundb import DIRECT, WITHIN
@@ -445,5 +445,6 @@ def _among_others(value: str, known: Sequence[str]) -> str:
         return ", nor any other yet"
     if len(known) <= _MAX_LISTED:
         return f", want one of {', '.join(known)}"
-    similar = similar_names(value, known) or [*known[:_MAX_LISTED], "..."]
+    ordered = sorted(known, key=natural_key)
+    similar = similar_names(value, ordered) or [*ordered[:_MAX_LISTED], "..."]
     return f", want one of {len(known)} such as {', '.join(similar)}"
