@@ -133,6 +133,9 @@ def _costs(found: Curves, goal: Goal | None) -> Table:
     goals = [Goal(name, level) for name, levels in _LEVELS.items() if name in found.figures for level in levels]
     if goal is not None:
         goals = [goal] if goal.figure in found.figures else []
+    elif GAP in found.figures and not found.has_reference:
+        smallest = reached(found, Goal(GAP, 0.0))  # by definition: that a gap was reached there says nothing
+        goals = [one for one in goals if one.figure != GAP or reached(found, one) != smallest]
     axes = [axis for axis in axes_of([found]) if axis != "round"]
     rows = []
     rounds = [reached(found, one) for one in goals]

@@ -276,6 +276,18 @@ def test_bytes_until_a_goal_are_those_of_the_ledger(tmp_path: Path) -> None:
     run.database.close()
 
 
+def test_a_gap_that_only_the_smallest_objective_itself_reaches_is_not_told(copied: tuple[Path, sqlite3.Connection]) -> None:
+    folder, connection = copied
+    connection.execute("DELETE FROM figures WHERE name = 'objective'")
+    (number,) = connection.execute("SELECT number FROM stages s JOIN run ON value = s.name WHERE key = 'final_stage'").fetchone()
+    values = (2.0, 1.05, 1.0, 1.08)  # gaps of 1, .05, 0 and .08
+    connection.executemany("INSERT INTO figures VALUES (?, ?, 'objective', ?)", [(number, t, v) for t, v in enumerate(values, start=1)])
+    connection.executemany("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", [(number, t, 1e9 + t) for t in range(5)])
+    (progress,) = (section for section in view_of(folder, Weighing()).sections if section.key == "progress")
+    (costs,) = (table for table in progress.tables if table.title == "What it cost to get there")
+    assert [row[:2] for row in costs.rows] == [["gap \N{LESS-THAN OR EQUAL TO} 0.1", "2"]]
+
+
 def test_of_a_refit_the_curves_are_those_of_what_it_refits(copied: tuple[Path, sqlite3.Connection]) -> None:
     folder, connection = copied
     connection.execute("INSERT INTO stages VALUES (3, 'refit', 'oracle', 2, 'converged', 0.1)")
