@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,8 @@ def make_run(folder: Path, output: Path, *options: str) -> Path:
         patched.chdir(folder)
         assert cli._run(["run", str(experiment), "--transport", "loopback", "--quiet", "--output", str(output), *options]) == 0
     return output
+
+
+def as_table(connection: sqlite3.Connection) -> None:
+    """Turns the view that is the ledger into a table, so that a test can change rows of it."""
+    connection.executescript("CREATE TABLE changed AS SELECT * FROM ledger; DROP VIEW ledger; ALTER TABLE changed RENAME TO ledger")

@@ -40,7 +40,7 @@ def print_ledger(folder: Path, stage: str | None, console: Console, *, total: bo
     with contextlib.closing(open_run(folder)) as connection:
         only = None if stage is None else SESSION if stage == SESSION_NAME else summary.stage_named(connection, stage).number
         useful, repeats = summary.traffic(connection), summary.traffic(connection, repeats=True)
-        (n_rows,) = connection.execute("SELECT COALESCE(MAX(rowid), 0) FROM ledger").fetchone()
+        (n_rows,) = connection.execute("SELECT COALESCE(MAX(rowid), 0) FROM ledger_rows").fetchone()
         books = summary.reconcile(connection) if n_rows <= _MAX_COMPARED else None
         facts = summary.facts(connection)
         cautions, printed = cautions_of(connection), summary.printed(connection)

@@ -57,13 +57,13 @@ def reading(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 def ledger(connection: sqlite3.Connection) -> dict[str, Column]:
     """All rows of the parents' books. `users` are those whom a row is about: in member order, a..b standing for all from a to b."""
-    n_rows = connection.execute("SELECT COUNT(*) FROM ledger").fetchone()[0]
+    n_rows = connection.execute("SELECT COUNT(*) FROM ledger_rows").fetchone()[0]
     numbers = {name: np.empty(n_rows, dtype=kind) for name, kind in _NUMBERS.items()}
     texts = {name: (dict[Any, int](), np.empty(n_rows, dtype=np.int32)) for name in (*_TEXTS, "stage", "users")}
     # The stage of what is outside all exchanges, and the users of what is for all behind a link, are not in their columns.
     stage, users = "CASE WHEN seq = 0 THEN -1 ELSE stage END", "COALESCE(user_set, link)"
     columns = (*_NUMBERS, *_TEXTS, stage, users)
-    rows = connection.execute(f"SELECT {', '.join(columns)} FROM ledger ORDER BY rowid")  # noqa: S608 - columns are ours
+    rows = connection.execute(f"SELECT {', '.join(columns)} FROM ledger ORDER BY row")  # noqa: S608 - columns are ours
     start = 0
     while chunk := rows.fetchmany(_CHUNK_ROWS):
         there = slice(start, start + len(chunk))

@@ -56,7 +56,7 @@ def finished_run(folder: Path) -> FinishedRun:
     experiment = load_experiment(path)
     with contextlib.closing(open_run(folder)) as connection:
         facts = summary.facts(connection)
-        (last_seq,) = connection.execute("SELECT MAX(seq) FROM ledger").fetchone()
+        (last_seq,) = connection.execute("SELECT MAX(seq) FROM ledger_rows").fetchone()
     stage = facts.get("final_stage")
     if stage is None or facts.get("status") != "finished":
         raise ConfigError(f"the run in {folder} has not finished, so it has no models yet")

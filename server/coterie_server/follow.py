@@ -31,11 +31,11 @@ MAX_EVENTS = 500  # kept, the latest
 _Round = tuple[int, int, float]  # stage, round, when it was over
 _Figure = tuple[int, int, str, float]  # stage, round, name, value
 
-_NEW = "FROM ledger WHERE rowid > ? AND useful"
+_NEW = "FROM ledger WHERE row > ? AND useful"
 # A broadcast counts once in vectors and scalars, so these are looked at one by one; in bytes it counts like all others.
 _TOTALS = f"""
 SELECT CASE WHEN seq = 0 THEN {SESSION} ELSE stage END, step, direction, scope, SUM(vectors * NOT is_broadcast),
-    SUM(scalars * NOT is_broadcast), SUM(payload_bytes), SUM(message_bytes), SUM(frames) {_NEW} GROUP BY 1, 2, 3, 4 ORDER BY MIN(rowid)
+    SUM(scalars * NOT is_broadcast), SUM(payload_bytes), SUM(message_bytes), SUM(frames) {_NEW} GROUP BY 1, 2, 3, 4 ORDER BY MIN(row)
 """
 _BROADCASTS = f"""
 SELECT stage, step, direction, scope, vectors, scalars, seq, {ABOVE}, attempt, resent, kind {_NEW}
@@ -214,7 +214,7 @@ class Follower:
     # ---- tables
 
     def _read_ledger(self, connection: sqlite3.Connection) -> list[Traffic]:
-        (last,) = connection.execute("SELECT COALESCE(MAX(rowid), 0) FROM ledger").fetchone()
+        (last,) = connection.execute("SELECT COALESCE(MAX(rowid), 0) FROM ledger_rows").fetchone()
         if last == self._last_row:
             return []
         since, self._last_row = (self._last_row,), last

@@ -38,7 +38,7 @@ _STAGE = f"CASE WHEN seq = 0 THEN {SESSION} ELSE stage END"
 _SUMS = ", ".join(f"SUM({name}) AS {name[0]}_" for name in ("vectors", "scalars", "payload_bytes", "message_bytes", "frames"))
 _ONCE = _SUMS.replace("SUM(vectors)", "MAX(vectors)").replace("SUM(scalars)", "MAX(scalars)")  # of the links of one broadcast
 _OUTER = "SUM(v_), SUM(s_), SUM(p_), SUM(m_), SUM(f_), MIN(first_)"
-_FIRST = "MIN(ledger.rowid) AS first_"
+_FIRST = "MIN(row) AS first_"
 _EXCHANGE = f"seq, attempt, resent, kind, {ABOVE}"  # what the rows of one broadcast have in common
 _KEYS_OF_CLOSED_FORMS = frozenset({"stage", "step", "direction", "scope"})
 
@@ -365,7 +365,7 @@ def _rows(connection: sqlite3.Connection, query: Query) -> Iterator[tuple[Any, .
     columns = ", ".join(ROW_COLUMNS).replace("stage", f"{_STAGE}", 1).replace("users", "user_set", 1)
     columns = columns.replace("wire_bytes", f"message_bytes + {GRPC_FRAME_HEADER_BYTES} * frames")
     link_place, users_place = ROW_COLUMNS.index("link"), ROW_COLUMNS.index("users")
-    for row in connection.execute(f"SELECT {columns} FROM ledger WHERE {where} ORDER BY rowid", values):  # noqa: S608 - columns are ours
+    for row in connection.execute(f"SELECT {columns} FROM ledger WHERE {where} ORDER BY row", values):  # noqa: S608 - columns are ours
         user_set = row[users_place]
         if is_limited and not parts.of(row[link_place], user_set):
             continue

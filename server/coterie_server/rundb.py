@@ -56,11 +56,17 @@ CREATE TABLE IF NOT EXISTS printed (
 CREATE TABLE IF NOT EXISTS memberships (
     stage INTEGER NOT NULL, round INTEGER NOT NULL, labels TEXT NOT NULL, PRIMARY KEY (stage, round)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS user_sets (id INTEGER PRIMARY KEY, members TEXT NOT NULL UNIQUE);
-CREATE TABLE IF NOT EXISTS ledger (
-    seq INTEGER NOT NULL, attempt INTEGER NOT NULL, resent INTEGER NOT NULL, useful INTEGER NOT NULL, stage INTEGER NOT NULL,
-    round INTEGER NOT NULL, step TEXT NOT NULL, kind TEXT NOT NULL, direction TEXT NOT NULL, scope TEXT NOT NULL, link TEXT NOT NULL,
+CREATE TABLE IF NOT EXISTS ledger_messages (
+    id INTEGER PRIMARY KEY, step TEXT NOT NULL, kind TEXT NOT NULL, direction TEXT NOT NULL, scope TEXT NOT NULL, link TEXT NOT NULL,
     user_set INTEGER, is_broadcast INTEGER NOT NULL, vectors INTEGER NOT NULL, scalars INTEGER NOT NULL, payload_bytes INTEGER NOT NULL,
     message_bytes INTEGER NOT NULL, frames INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS ledger_rows (
+    seq INTEGER NOT NULL, attempt INTEGER NOT NULL, resent INTEGER NOT NULL, useful INTEGER NOT NULL, stage INTEGER NOT NULL,
+    round INTEGER NOT NULL, message INTEGER NOT NULL);
+CREATE VIEW IF NOT EXISTS ledger AS
+    SELECT ledger_rows.rowid AS row, seq, attempt, resent, useful, stage, round, step, kind, direction, scope, link, user_set, is_broadcast,
+        vectors, scalars, payload_bytes, message_bytes, frames
+    FROM ledger_rows CROSS JOIN ledger_messages ON ledger_messages.id = message;
 CREATE TABLE IF NOT EXISTS host_ledger (
     seq INTEGER NOT NULL, attempt INTEGER NOT NULL, resent INTEGER NOT NULL, direction TEXT NOT NULL, kind TEXT NOT NULL,
     link TEXT NOT NULL, vectors INTEGER NOT NULL, scalars INTEGER NOT NULL, payload_bytes INTEGER NOT NULL,
@@ -72,10 +78,12 @@ _TABLES = re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", _SCHEMA)  # in the ord
 # The scopes of communication: with a client host that has no aggregator, inside a cluster, between the clusters.
 DIRECT, WITHIN, BETWEEN = "direct", "within-cluster", "between-cluster"
 _FLUSH_ROWS = 5000
+_MAX_MESSAGES = 50_000  # that are remembered: where more are different, some of the same are written again
 FLUSH_S = 0.5  # so old buffered rows get
 _PAGES_BYTES = 64 << 10  # with less room than this, an error of the file is one of the room: so much of an index is written at once
 _INSERTS = {
-    "ledger": 18,
+    "ledger_messages": 13,
+    "ledger_rows": 7,
     "host_ledger": 11,
     "figures": 4,
     "rounds": 3,
@@ -84,7 +92,7 @@ _INSERTS = {
     "decisions": 3,
 }
 _OF_ROUNDS = ("figures", "rounds", "memberships")  # made again when a resumed run repeats a round
-_LINKS = {"ledger": 10, "host_ledger": 5}  # the column that names the link
+_LINKS = {"ledger_messages": 5, "host_ledger": 5}  # the column that names the link
 
 OnEvent = Callable[[str, str, Mapping[str, Any]], None]  # is told the kind, the text and the data of each event of one's own
 
@@ -101,6 +109,8 @@ class RunDatabase:
         self._n_rows = 0
         self._flushed_at = clock()
         self._sets: dict[str, int] = {}
+        self._messages: dict[tuple[Any, ...], int] = {}  # the id of each in `ledger_messages`
+        self._n_messages = 0  # ids that are taken
         self._labels: tuple[int, str] | None = None  # stage and text of the latest memberships
         try:
             self.connection = sqlite3.connect(path or ":memory:", timeout=30.0, isolation_level=None)
@@ -109,6 +119,7 @@ class RunDatabase:
                 self.connection.execute("PRAGMA synchronous=NORMAL")
             self.connection.executescript(_SCHEMA)
             self._sets = {members: number for number, members in self.connection.execute("SELECT id, members FROM user_sets")}
+            ((self._n_messages,),) = self.connection.execute("SELECT COALESCE(MAX(id), 0) FROM ledger_messages")
         except sqlite3.Error as error:
             raise self._refused(error) from error
 
@@ -132,25 +143,33 @@ class RunDatabase:
 
     def book(self, link: str, where: tuple[int, int], rows: Iterable[tuple[Row, Indices | None]], useful: bool) -> None:
         """The parent's own rows for one message on one link; `where` is (stage, round)."""
-        # Every message of a run comes here, so the line is put together in one go.
-        (stage, number), is_useful, scope, lines = where, int(useful), self._scope, self._rows["ledger"]
+        # Every message of a run comes here: most are like one that was booked before, and the line then has seven numbers.
+        (stage, number), is_useful, scope, lines = where, int(useful), self._scope, self._rows["ledger_rows"]
+        known = self._messages
         for row, users in rows:
-            seq, attempt, resent, direction, kind, vectors, scalars, payload_bytes, message_bytes, frames = row
             user_set = None if users is None else self._set_of(as_ranges(users))
-            step, is_broadcast = _facts_of(kind)
-            lines.append((
-                seq, attempt, resent, is_useful, stage, number, step, kind, direction, scope, link, user_set, is_broadcast,
-                vectors, scalars, payload_bytes, message_bytes, frames,
-            ))  # fmt: skip
+            about = (scope, link, user_set, *row[3:])
+            lines.append((*row[:3], is_useful, stage, number, known.get(about) or self._message(about)))
             self._n_rows += 1
 
     def book_within(self, link: str, rows: Iterable[tuple[Row, Own]], user_sets: Sequence[str]) -> None:
         """An aggregator's side of a link to one of its hosts; `Own.user_set` is a place in `user_sets`, from 1."""
         for row, own in rows:
             user_set = self._set_of(user_sets[own.user_set - 1]) if own.user_set else None
-            step, is_broadcast = _facts_of(row.kind)
-            about = (step, row.kind, row.direction, WITHIN, link, user_set, is_broadcast)
-            self._add("ledger", (*row[:3], own.useful, own.stage, own.round, *about, *row[5:]))
+            about = (WITHIN, link, user_set, *row[3:])
+            message = self._messages.get(about) or self._message(about)
+            self._add("ledger_rows", (*row[:3], own.useful, own.stage, own.round, message))
+
+    def _message(self, about: tuple[Any, ...]) -> int:
+        """Writes down what a message is, and gives its id; `about` is scope, link, set of users, and what follows `resent` in a Row."""
+        scope, link, user_set, direction, kind, *sizes = about
+        if len(self._messages) >= _MAX_MESSAGES:
+            self._messages.clear()
+        self._n_messages += 1
+        self._messages[about] = self._n_messages
+        step, is_broadcast = _facts_of(kind)
+        self._add("ledger_messages", (self._n_messages, step, kind, direction, scope, link, user_set, is_broadcast, *sizes))
+        return self._n_messages
 
     def book_host(self, link: str, rows: Iterable[Row]) -> None:
         """A host's own rows."""
@@ -204,7 +223,7 @@ class RunDatabase:
     def own_rows(self, link: str) -> Iterator[tuple[Row, Own]]:
         """This side of a link."""
         columns = "seq, attempt, resent, direction, kind, vectors, scalars, payload_bytes, message_bytes, frames"
-        query = f"SELECT {columns}, useful, stage, round, COALESCE(user_set, 0) FROM ledger WHERE link = ? ORDER BY rowid"  # noqa: S608
+        query = f"SELECT {columns}, useful, stage, round, COALESCE(user_set, 0) FROM ledger WHERE link = ? ORDER BY row"  # noqa: S608
         for row in self.connection.execute(query, (link,)):
             yield Row._make(row[:10]), Own._make(row[10:])
 
@@ -299,7 +318,7 @@ class RunDatabase:
 
     def rewind(self, seq: int, stage: int, round_number: int) -> None:
         """A resumed run repeats everything after this point: traffic that was booked later brought nothing, figures are made again."""
-        self._execute("UPDATE ledger SET useful = 0 WHERE seq > ?", (seq,))
+        self._execute("UPDATE ledger_rows SET useful = 0 WHERE seq > ?", (seq,))
         for table in _OF_ROUNDS:
             later = f"DELETE FROM {table} WHERE stage > ? OR (stage = ? AND round > ?)"  # noqa: S608 - fixed names
             self._execute(later, (stage, stage, round_number))
@@ -313,7 +332,7 @@ class RunDatabase:
         """Hosts and aggregators bring their books also when a run fails; when it is resumed they will bring all of it again."""
         self._execute("DELETE FROM host_ledger", ())
         if self._scope == BETWEEN:
-            self._execute("DELETE FROM ledger WHERE scope = ?", (WITHIN,))
+            self._execute("DELETE FROM ledger_rows WHERE message IN (SELECT id FROM ledger_messages WHERE scope = ?)", (WITHIN,))
             self._execute("DELETE FROM events WHERE json_extract(data, '$.aggregator') IS NOT NULL", ())
 
     # ---- writing

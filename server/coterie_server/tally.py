@@ -18,6 +18,7 @@ from coterie_server.rundb import WITHIN
 
 _MAX_OPEN = 20_000  # broadcasts that are remembered; who is sent one after so many others have been is counted anew
 _NEW = "rowid > ? AND rowid <= ?"
+_NEW_ROWS = _NEW.replace("rowid", "row")  # of the view that is the ledger
 _SUMS = "SUM(payload_bytes), SUM(message_bytes), SUM(frames)"
 _SINGLE = "step, direction, scope, useful"
 _EACH = f"{_SINGLE}, CASE WHEN seq = 0 THEN {SESSION} ELSE stage END, seq, attempt, resent, kind"
@@ -75,7 +76,7 @@ class Tally:
     def read(self, connection: sqlite3.Connection) -> None:
         """Takes what is new. Within a transaction of the caller's, all of it is of one moment."""
         [[attempt]] = connection.execute("SELECT COALESCE((SELECT value FROM run WHERE key = 'attempt'), '')").fetchall()
-        last_row, last_event = (_last(connection, table) for table in ("ledger", "events"))
+        last_row, last_event = (_last(connection, table) for table in ("ledger_rows", "events"))
         if attempt != self._attempt or last_row < self._ledger_row or last_event < self._event_row:
             self._attempt, self._event_row, self.events = attempt, 0, {}
             self._forget_ledger()
@@ -99,7 +100,7 @@ class Tally:
         return "resume" in new
 
     def _count_ledger(self, connection: sqlite3.Connection, last: int) -> None:
-        where = f"FROM ledger WHERE {_NEW} AND {self._is_own}"
+        where = f"FROM ledger WHERE {_NEW_ROWS} AND {self._is_own}"
         place = self._ledger_row, last
         single = f"SELECT {_SINGLE}, SUM(vectors), SUM(scalars), {_SUMS} {where} AND NOT is_broadcast GROUP BY {_SINGLE}"
         for *key, useful, vectors, scalars, payload, message, frames in connection.execute(single, place):

@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 
 from coterie.config import experiment_from, experiment_to_json
-from coterie.ledger import Row
+from coterie.ledger import DOWN, UP, Row
+from coterie.wire import ENVELOPE
 from coterie_server import summary
 from coterie_server.curves import curves
 from coterie_server.hub import Hub
@@ -38,14 +39,11 @@ from coterie_server.serve import serving
 from tests.benchmarks.bench_transport import ADDRESS, EXPERIMENT, Block, NoRecorder, _ended, _started, host_process
 
 PIECE_S = 1.2 * FLUSH_S  # so that rows are written in each
-KINDS = (  # kind, step, direction, whether it is a broadcast
-    ("pdmm.Down", "S7+S10", "down", 0),
-    ("pdmm.X", "S5", "up", 0),
-    ("envelope", "control", "down", 0),
-    ("envelope", "control", "up", 0),
-    ("pdmm.Draw", "S1", "down", 1),
-)
+KINDS = (("pdmm.Aggregates", DOWN), ("pdmm.UpdatedModels", UP), (ENVELOPE, DOWN), (ENVELOPE, UP), ("pdmm.AllBlocks", DOWN))
 N_HOSTS, USERS_PER_HOST = 4, 20
+ROWS = [  # of one exchange with one host
+    Row(0, 1, 0, way, kind, n, 3 * n, 24 * n, 24 * n + 12, 1) for kind, way in KINDS for n in [0 if kind == ENVELOPE else USERS_PER_HOST]
+]
 QUESTIONS = (
     ("step", "scope"),
     ("stage", "step", "direction", "scope"),
@@ -78,15 +76,10 @@ def make_large(folder: Path, n_rows: int) -> None:
         )
         connection.executemany("INSERT INTO rounds VALUES (0, ?, ?)", ((number, 0.01 * number) for number in range(n_rounds + 1)))
         connection.executemany("INSERT INTO figures VALUES (0, ?, 'objective', ?)", ((n, 10 + 1 / n) for n in range(1, n_rounds + 1)))
-        connection.executemany(f"INSERT INTO ledger VALUES ({','.join('?' * 18)})", _rows(n_rounds))
         connection.execute("COMMIT")
-
-
-def _rows(n_rounds: int) -> Iterable[tuple[Any, ...]]:
-    for number, host, (kind, step, direction, is_broadcast) in itertools.product(range(1, n_rounds + 1), range(N_HOSTS), KINDS):
-        n = USERS_PER_HOST if step.startswith("S") else 0
-        sizes = (n, 3 * n, 24 * n, 24 * n + 12, 1)
-        yield (number, 1, 0, 1, 0, number, step, kind, direction, "direct", f"host-{host}", None, is_broadcast, *sizes)
+        for number, host in itertools.product(range(1, n_rounds + 1), range(N_HOSTS)):
+            database.book(f"host-{host}", (0, number), [(row._replace(seq=number), None) for row in ROWS], True)
+            database.flush_if_due()
 
 
 def time_questions(folder: Path) -> None:

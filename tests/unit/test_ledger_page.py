@@ -32,7 +32,7 @@ def described() -> dict[str, list[str]]:
 
 def test_the_page_has_the_tables_and_columns_of_the_database() -> None:
     with contextlib.closing(RunDatabase(None)) as database:
-        names = [name for (name,) in database.connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        names = [name for (name,) in database.connection.execute("SELECT name FROM sqlite_schema WHERE type IN ('table', 'view')")]
         found = {name: [row[1] for row in database.connection.execute(f"PRAGMA table_info({name})")] for name in names}
     assert described() == found
 

@@ -27,7 +27,7 @@ from coterie_server.curves import Goal, goal_from
 from coterie_server.rundb import open_run
 from tests.benchmarks.bench_ledger import make_large
 from tests.growing_run import GrowingRun, finished_run
-from tests.small_runs import make_run
+from tests.small_runs import as_table, make_run
 
 EVIL = "<script>alert(1)</script>&\"'{{ 7 * 7 }}</script><!-- \\u2028"
 N_SCRIPTS = 4  # the specifications, the themes, the library, and what draws
@@ -154,6 +154,7 @@ def test_every_chart_has_its_table(small: Path) -> None:
 @pytest.mark.usefixtures("quick")
 def test_names_are_text_and_never_markup(copied: tuple[Path, sqlite3.Connection]) -> None:
     folder, connection = copied
+    as_table(connection)
     for table, column in (("members", "name"), ("members", "host"), ("members", "cluster"), ("stages", "name"), ("ledger", "link")):
         connection.execute(f"UPDATE {table} SET {column} = {column} || ?", (EVIL,))
     connection.execute("UPDATE run SET value = ? WHERE key = 'name'", (EVIL,))
@@ -181,6 +182,7 @@ def test_json_in_a_page_cannot_end_its_element_and_has_no_nan() -> None:
 
 def forget(*statements: str) -> Callable[[sqlite3.Connection], None]:
     def change(connection: sqlite3.Connection) -> None:
+        as_table(connection)
         for statement in statements:
             connection.execute(statement)
 

@@ -11,7 +11,7 @@ import pytest
 
 from coterie.errors import RunError
 from coterie.ledger import UP, Own, Row
-from coterie_server import summary
+from coterie_server import rundb, summary
 from coterie_server.rundb import BETWEEN, WITHIN, RunDatabase, open_run
 
 
@@ -63,6 +63,26 @@ def test_books_that_were_brought_before_a_run_was_resumed_are_forgotten() -> Non
     database.rewind(1, 0, 0)
     assert database.connection.execute("SELECT link, seq, useful FROM ledger").fetchall() == [("x", 1, 1), ("x", 2, 0)]
     assert database.connection.execute("SELECT count(*) FROM host_ledger").fetchone() == (0,)
+    database.close()
+
+
+def test_messages_that_are_alike_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a resumed run, which does not read them all again: it writes what it books anew, under other ids."""
+    monkeypatch.setattr(rundb, "_MAX_MESSAGES", 2)
+    for attempt in (1, 2):
+        database = RunDatabase(tmp_path / "run.db")
+        for seq in range(1, 6):
+            database.book("h", (0, seq), [(row(seq, 60), None), (row(seq, 61), None)], True)
+        database.flush()
+        assert database.connection.execute("SELECT count(*) FROM ledger_messages").fetchone() == (2 * attempt,)
+        assert database.connection.execute("SELECT count(*), sum(message_bytes) FROM ledger").fetchone() == (10 * attempt, 605 * attempt)
+        database.close()
+    database = RunDatabase(tmp_path / "run.db")
+    for size in (60, 61, 62, 60):  # the third is one more than are remembered
+        database.book("h", (0, 7), [(row(7, size), None)], True)
+    database.flush()
+    assert database.connection.execute("SELECT count(*) FROM ledger_messages").fetchone() == (4 + 4,)
+    assert [size for (size,) in database.connection.execute("SELECT message_bytes FROM ledger WHERE seq = 7")] == [60, 61, 62, 60]
     database.close()
 
 

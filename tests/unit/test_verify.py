@@ -14,6 +14,7 @@ from coterie_deploy.verify import print_verification, verdict_on
 from coterie_server.method import Expected
 from coterie_server.rundb import RunDatabase
 from tests.simulation import CoordinatorKilledError, Faults, World, small_experiment
+from tests.small_runs import as_table
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,8 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 def change(run: Path, statement: str) -> None:
     connection = sqlite3.connect(run / "run.db")
+    if " ledger " in statement:
+        as_table(connection)
     with connection:
         assert connection.execute(statement).rowcount == 1
     connection.close()
@@ -100,6 +103,7 @@ def test_a_step_that_is_not_its_closed_form_is_named(run: Path, statement: str, 
 
 def test_a_step_that_should_have_moved_something_is_named(run: Path) -> None:
     connection = sqlite3.connect(run / "run.db")
+    as_table(connection)
     with connection:
         connection.execute("DELETE FROM ledger WHERE step = 'S5'")
         connection.execute("DELETE FROM host_ledger WHERE kind = 'pdmm.UpdatedModels'")
@@ -130,6 +134,7 @@ def test_a_run_under_way_is_judged_by_what_there_is(tmp_path: Path) -> None:
     assert "Stage 'pdmm' has not ended: its closed form is not known yet." in text
     assert text.splitlines()[-1] == "What there is agrees."
     connection = sqlite3.connect(tmp_path / "run" / "run.db")
+    as_table(connection)
     with connection:
         connection.execute("UPDATE ledger SET vectors = vectors + 1 WHERE rowid = (SELECT MIN(rowid) FROM ledger WHERE step = 'query')")
     connection.close()
@@ -158,7 +163,8 @@ def with_form(folder: Path, n_vectors: int, form: Expected) -> Path:
     for key, value in {"attempt": "1", "status": "finished", "name": "made"}.items():
         database.put(key, value)
     database.stage(0, "async", "async_l2gd", 5, "9 iterations", 0.1)
-    columns = (1, 1, 0, 1, 0, 1, "within-average", "async_l2gd.Models", "up", "direct", "a", None, 0, n_vectors, 3 * n_vectors, 0, 0, 1)
+    as_table(database.connection)
+    columns = (1, 1, 1, 0, 1, 0, 1, "within-average", "async_l2gd.Models", "up", "direct", "a", None, 0, n_vectors, 3 * n_vectors, 0, 0, 1)
     database.connection.execute(f"INSERT INTO ledger VALUES ({', '.join('?' * len(columns))})", columns)
     database.connection.execute(
         "INSERT INTO host_ledger SELECT seq, attempt, resent, direction, kind, link, vectors, scalars, 0, 0, 1 FROM ledger"

@@ -22,10 +22,10 @@ from coterie_server.rundb import open_run
 
 _ROWS_AT_ONCE = 20_000
 _ROWS = """
-SELECT ledger.rowid, COALESCE(stages.name, '') AS stage, round, seq, attempt, resent, useful, step, kind, direction, scope, link,
+SELECT ledger.row, COALESCE(stages.name, '') AS stage, round, seq, attempt, resent, useful, step, kind, direction, scope, link,
     user_sets.members AS users, is_broadcast, vectors, scalars, payload_bytes, message_bytes, frames
 FROM ledger LEFT JOIN stages ON number = stage AND seq > 0 LEFT JOIN user_sets ON user_sets.id = user_set
-WHERE ledger.rowid > ? ORDER BY ledger.rowid LIMIT ?
+WHERE ledger.row > ? ORDER BY ledger.row LIMIT ?
 """
 _one_report = threading.Lock()  # they take seconds each
 

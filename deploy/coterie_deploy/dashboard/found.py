@@ -32,8 +32,8 @@ _MAX_FOLDERS = 20_000  # looked into
 _SEARCH_EVERY_S = 2.0
 _MAX_WATCHED = 16  # runs whose rounds are kept in memory
 _BYTES = f"""
-SELECT COALESCE(MAX(rowid), ?1), COALESCE(SUM(message_bytes) + {GRPC_FRAME_HEADER_BYTES} * SUM(frames), 0)
-FROM ledger WHERE rowid > ?1 AND useful
+SELECT COALESCE(MAX(row), ?1), COALESCE(SUM(message_bytes) + {GRPC_FRAME_HEADER_BYTES} * SUM(frames), 0)
+FROM ledger WHERE row > ?1 AND useful
 """  # noqa: S608 - a constant of ours
 _RESUMED = "SELECT COUNT(*) FROM events WHERE kind = 'resume'"
 _FILES = ("run.db", "run.db-wal")
