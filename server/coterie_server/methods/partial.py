@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from coterie.arrays import Array, Indices
 from coterie.draws import stream
 from coterie.errors import ProtocolError, RunError
+from coterie.messages import Message, Rows
 from coterie.methods.partial import (
     AS_IS,
     MODES,
@@ -93,7 +94,7 @@ class PartialSharing:
             if replies.awaited(first).size:
                 break
         starts = replies.one_by_one(Start)
-        check_senders(Start.kind, _owners(starts), first)
+        check_senders(Start.kind, owners(starts), first)
         start = starts[0]
         check_sizes(start.weights[0], start.counts[0], self.tensors)
         return State(start.weights[0], start.counts[0])
@@ -101,7 +102,7 @@ class PartialSharing:
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
         """Users are drawn, train and return; and, in some rounds, everyone judges."""
         chosen = self._draw(number)
-        replies = await federation.exchange(Shared(state.weights, state.counts, users=chosen), to=chosen)
+        replies = await federation.exchange(*self.asked(state, chosen), to=chosen)
         answered = replies.awaited(chosen)
         figures = {"users": float(answered.size)}
         if answered.size < chosen.size:
@@ -111,16 +112,24 @@ class PartialSharing:
             check_senders(TrainingLoss.kind, losses.users, answered)
             figures["loss"] = _mean(losses.loss, self.n_rows[answered])
         if answered.size and self.tensors:
-            updates = replies.one_by_one(Updated)
-            check_senders(Updated.kind, _owners(updates), answered)
-            weights, counts = self._average(updates)
-            state = replace(state, weights=weights, counts=counts)
+            state = self.taken(state, replies, answered)
         judged = await self._mean_accuracy(state, federation) if self._is_evaluated(number) else {}
         figures |= judged
         if "accuracy" in judged:
             accuracy = judged["accuracy"]
             return replace(state, recent=(*state.recent, accuracy)[-max(self.config.evaluate_last, 1) :]), figures
         return replace(state, recent=()), figures
+
+    def asked(self, state: State, chosen: Indices) -> list[Message]:
+        """What the users of a round are sent. A method may send more."""
+        return [Shared(state.weights, state.counts, users=chosen)]
+
+    def taken(self, state: State, replies: Replies, answered: Indices) -> State:
+        """What becomes of the users' replies: the mean of their shared tensors. A method may do something else with them."""
+        updates = replies.one_by_one(Updated)
+        check_senders(Updated.kind, owners(updates), answered)
+        weights, counts = self._average(updates)
+        return replace(state, weights=weights, counts=counts)
 
     async def finish(self, state: State, federation: Federation) -> Outcome:
         """Everyone gets the final tensors, and judges its model with and without fine-tuning."""
@@ -170,7 +179,7 @@ class PartialSharing:
         """phi^{t+1} = sum_i p_i phi_i^{t+1}, block by block: the users' tensors may be most of the memory."""
         for update in updates:
             check_sizes(update.weights[0], update.counts[0], self.tensors)
-        shares = self._shares(_owners(updates))
+        shares = self._shares(owners(updates))
         size = updates[0].weights.shape[1]
         mean = np.empty(size, dtype=np.float32)
         for start in range(0, size, _BLOCK):
@@ -235,7 +244,7 @@ class PartialSharing:
         return figures, by_user
 
 
-def _owners(messages: Sequence[Start | Updated]) -> Indices:
+def owners(messages: Sequence[Rows]) -> Indices:
     """Whose each message is: they have come one by one."""
     return np.array([message.users[0] for message in messages if message.users is not None], dtype=np.int64)
 
