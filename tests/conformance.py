@@ -107,6 +107,8 @@ CASES: Mapping[str, Case] = {
     "fedavg": Case(network({"name": "fedavg"})),
     "lg_fedavg": Case(network({"name": "lg_fedavg"})),
     "local_network": Case(network({"name": "local_network"})),
+    "fedprox": Case(network({"name": "fedprox"})),
+    "ditto": Case(network({"name": "ditto"})),
     "adapt": Case(network({"name": "adapt"}), starts_from=network(_FEDREP)),
 }
 

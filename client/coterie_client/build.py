@@ -33,8 +33,8 @@ def build_host(
 ) -> Host:
     """A host for these users (None: all of its data). Raises ConfigError for what is wrong with the data, naming it."""
     loaded = load_users(experiment.data, experiment.seed, users, data_dir)
-    halves = {"partial"} if experiment.model is not None else {"evaluation", "consensus", experiment.method.name}  # `partial` needs torch
-    for room in {"prepare", *halves}:
+    halves = {"partial"} if experiment.model is not None else {"evaluation", "consensus"}  # `partial` needs torch
+    for room in {"prepare", experiment.method.name, *halves}:
         with contextlib.suppress(ModuleNotFoundError):  # several methods share one room
             method_module("coterie_client", room)  # before the run waits for it
     network = None if experiment.model is None else build_network(experiment, loaded[0].features.shape[1:])

@@ -32,7 +32,10 @@ from coterie.shown import shortened, shown
 
 # A method is one name in three rooms; the names are the modules in `coterie.methods` (less a trailing underscore).
 CONVEX_METHODS = ("pdmm", "local", "global", "oracle", "squared", "hlm_exact", "async_l2gd", "async_al2sgd", "fedrep_linear", "certify")
-NETWORK_METHODS = ("fedrep", "fedper", "fedavg", "lg_fedavg", "local_network", "adapt")  # of users whose model is a network
+NETWORK_METHODS = (  # of users whose model is a network
+    *("fedrep", "fedper", "fedavg", "lg_fedavg", "local_network", "adapt"),
+    *("fedprox", "ditto"),
+)
 METHODS = CONVEX_METHODS + NETWORK_METHODS
 MODULES = {"global": "global_"}
 

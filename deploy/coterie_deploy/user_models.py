@@ -103,6 +103,8 @@ def _models_in(run: FinishedRun, tree: Mapping[str, Any]) -> dict[str, Tensors]:
         raise ConfigError(
             f"the state of user {tree['users'][0]!r} is from before the end of the run: its host has not written down the last"
         )
+    from coterie_client.methods.partial import personal_model  # noqa: PLC0415 - it needs torch
+
     state = tree["states"]["partial"]
     shared = shared_tensors(run.tensors, state.options["sharing"], statistics_travel=state.options["statistics_travel"])
     names = {tensor.name for tensor in shared}
@@ -110,7 +112,7 @@ def _models_in(run: FinishedRun, tree: Mapping[str, Any]) -> dict[str, Tensors]:
     models = {}
     for position, user in enumerate(tree["users"]):
         own = named_tensors(state.private[position], state.private_counts[position], private)
-        whole = {**run.shared, **own}
+        whole = personal_model(state, position, {**run.shared, **own})
         models[user] = {tensor.name: whole[tensor.name] for tensor in run.tensors}
     return models
 

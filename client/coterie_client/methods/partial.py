@@ -1,6 +1,7 @@
 """Client half of partial sharing, for all methods that train networks (see `coterie.methods.partial`).
 
-A user's private tensors are its state: they persist from round to round and across restarts, and no message has a place for them. A
+A user's private tensors are its state: they persist from round to round and across restarts, and no message has a place for them. So does
+what a method's own local update keeps (`coterie_client.local_update`), which the stage names; by default an update is phases of training. A
 host trains its users one after another, each from its own tensors, rows and random streams, so that a user's numbers do not depend on who
 shares its host.
 """
@@ -8,13 +9,15 @@ shares its host.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Indices
+from coterie.config import NETWORK_METHODS, method_module
 from coterie.errors import ProtocolError, RunError
 from coterie.messages import Message
 from coterie.methods.partial import (
@@ -32,10 +35,9 @@ from coterie.methods.partial import (
     Updated,
 )
 from coterie.model import TensorInfo, named_tensors, shared_tensors
+from coterie_client.local_update import PHASES, LocalUpdate, Tensors
 from coterie_client.method import Inbox, Local
 from coterie_client.nets import Draw, Fitted, Phase, Rows, TorchNetwork
-
-Tensors = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,16 @@ class State:
     options: Mapping[str, Any]  # of the stage
     delivered: Single | None = None  # (shared,) the tensors that came to stay
     delivered_counts: Indices | None = None
+    kept: dict[str, NDArray[Any]] = field(default_factory=dict)  # (n_own, ...) by name, what the method's own update keeps
 
 
 class _Partial:
     def init(self, options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG002
         """A stage starts: every user has the model that the seed gives."""
-        split = _Split(local, options)
-        weights, counts = split.flat(_network(local).initial(), split.private)
-        return State(np.tile(weights, (local.n_own, 1)), np.tile(counts, (local.n_own, 1)), dict(options))
+        split, initial = _Split(local, options), _network(local).initial()
+        weights, counts = split.flat(initial, split.private)
+        kept = {name: np.repeat(array[None], local.n_own, axis=0) for name, array in _update(options).start(initial).items()}
+        return State(np.tile(weights, (local.n_own, 1)), np.tile(counts, (local.n_own, 1)), dict(options), kept=kept)
 
     def step(self, state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
         split = _Split(local, state.options)
@@ -115,16 +119,21 @@ def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split
     """A local update of each user drawn, one after another."""
     users = _listed(sent.users, local)
     private, private_counts = state.private.copy(), state.private_counts.copy()
+    kept = {name: rows.copy() for name, rows in state.kept.items()}
     n_weights, n_counts = sent.weights.size, sent.counts.size
     weights, counts = np.empty((users.size, n_weights), np.float32), np.empty((users.size, n_counts), np.int64)
     losses = np.empty(users.size)
     phases = [Phase(**phase) for phase in state.options["phases"]]
+    update, settings = _update(state.options).update, state.options.get("settings", {})
     for row, position in enumerate(users.tolist()):
-        fitted = _fit(split.model(state, position, sent.weights, sent.counts), phases, position, inbox, local)
-        losses[row] = fitted.loss
-        weights[row], counts[row] = split.flat(fitted.tensors, split.shared)
-        private[position], private_counts[position] = split.flat(fitted.tensors, split.private)
-    state = replace(state, private=private, private_counts=private_counts)
+        model, fit = split.model(state, position, sent.weights, sent.counts), partial(_fit, inbox, local, position)
+        moved = update(model, _of_user(state.kept, position), phases, settings, fit)
+        losses[row] = moved.loss
+        weights[row], counts[row] = split.flat(moved.tensors, split.shared)
+        private[position], private_counts[position] = split.flat(moved.tensors, split.private)
+        for name, rows in kept.items():
+            rows[position] = moved.kept[name]
+    state = replace(state, private=private, private_counts=private_counts, kept=kept)
     updated: list[Message] = [Updated(weights, counts, users=users)] if split.shared else []
     return state, [*updated, TrainingLoss(losses, users=users)]
 
@@ -136,32 +145,55 @@ def _train_heads(state: State, inbox: Inbox, local: Local, split: _Split) -> tup
     losses = np.empty(local.n_own)
     phases = [Phase(**phase) for phase in state.options["phases"]]
     for position in range(local.n_own):
-        fitted = _fit(split.model(state, position, weights, counts), phases, position, inbox, local)
+        fitted = _fit(inbox, local, position, split.model(state, position, weights, counts), phases)
         losses[position] = fitted.loss
         private[position], private_counts[position] = split.flat(fitted.tensors, split.private)
     return replace(state, private=private, private_counts=private_counts), losses
 
 
 def _scores(state: State, inbox: Inbox, local: Local, split: _Split) -> Scores:
-    """Every user judges its model, as it is or fine-tuned; what fine-tuning gives is forgotten."""
+    """Every user judges its model, as it is or fine-tuned; what fine-tuning and adaptation give is forgotten."""
     sent = inbox.get(Trial)
     weights, counts = (sent.weights, sent.counts) if sent is not None else _delivered(state)
-    modes = inbox[AskScores].modes
+    modes, adaptation = inbox[AskScores].modes, [Phase(**phase) for phase in state.options.get("adaptation", [])]
     loss, accuracy = np.full((local.n_own, modes.size), np.nan), np.full((local.n_own, modes.size), np.nan)
     for position, user in enumerate(local.users):
         if not len(user.test_target):
             continue
-        model = split.model(state, position, weights, counts)
+        fit = partial(_fit, inbox, local, position)
+        model = personal_model(state, position, split.model(state, position, weights, counts))
+        if adaptation:
+            model = fit(model, adaptation, "adaptation").tensors
         for place, mode in enumerate(modes.tolist()):
             tensors = model
             if mode != AS_IS:
                 phase = Phase(**state.options["fine_tuning"][str(mode)])
-                tensors = _fit(model, [phase], position, inbox, local, "fine-tuning").tensors
+                tensors = fit(model, [phase], "fine-tuning").tensors
             loss[position, place], accuracy[position, place] = _network(local).judge(tensors, Rows(user.test_features, user.test_target))
     return Scores(loss, accuracy)
 
 
-def _fit(tensors: Tensors, phases: Sequence[Phase], position: int, inbox: Inbox, local: Local, purpose: str = "training") -> Fitted:
+def personal_model(state: State, position: int, model: Tensors) -> Tensors:
+    """The model that a user judges by, before any adaptation to its rows, given `model` of the shared tensors and its private ones."""
+    return _update(state.options).personal(model, _of_user(state.kept, position))
+
+
+def _update(options: Mapping[str, Any]) -> LocalUpdate:
+    """The local update that the stage names."""
+    name = options.get("update")
+    if name is None:
+        return PHASES
+    if name not in NETWORK_METHODS:
+        raise ProtocolError(f"the parent asks for the local update of method {name!r}, wanted one of {', '.join(NETWORK_METHODS)}")
+    update: LocalUpdate = method_module("coterie_client", name).UPDATE
+    return update
+
+
+def _of_user(kept: Tensors, position: int) -> Tensors:
+    return {name: rows[position] for name, rows in kept.items()}
+
+
+def _fit(inbox: Inbox, local: Local, position: int, tensors: Tensors, phases: Sequence[Phase], purpose: str = "training") -> Fitted:
     user = local.users[position]
     draw = Draw(local.seed, user.name, inbox.round, f"{purpose} of {inbox.stage}")
     return _network(local).fit(tensors, Rows(user.features, user.target), phases, draw)

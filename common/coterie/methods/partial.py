@@ -46,6 +46,8 @@ class Training(_Model):
     """What all of these methods need to know."""
 
     sharing: ClassVar[Sharing] = "all"  # which part travels
+    update: ClassVar[str | None] = None  # the client room with the local update, where it is more than the phases
+    is_personal: ClassVar[bool] = False  # whether users judge models of their own even where all tensors travel
 
     participation: Annotated[float, Field(gt=0, le=1)] = 0.1  # r: r n users a round, rounded, at least one
     users_per_round: PositiveInt | None = None  # instead of r
@@ -63,6 +65,14 @@ class Training(_Model):
         """The local update, part by part in order, as the client half takes them."""
         raise NotImplementedError
 
+    def settings(self) -> dict[str, Any]:
+        """What the client room of `update` needs to know beside the phases."""
+        return {}
+
+    def adaptation(self) -> list[dict[str, Any]]:
+        """Phases in which users adapt a copy of their model to their rows before they judge it."""
+        return []
+
     def phase(self, part: str, *, epochs: int | None = None, updates: int | None = None, **changes: Any) -> dict[str, Any]:
         """One phase: `epochs` over the user's rows, or `updates` batches."""
         chosen: Optimizer = changes.pop("optimizer", None) or self.optimizer
@@ -77,11 +87,13 @@ class Training(_Model):
     def client_options(self) -> dict[str, Any]:
         """The settings of the client half."""
         tuned = {str(mode): self.phase(part, epochs=self.fine_tune_epochs) for mode, part in ((HEAD_TUNED, "head"), (ALL_TUNED, "all"))}
+        own = {} if self.update is None else {"update": self.update, "settings": self.settings(), "adaptation": self.adaptation()}
         return {
             "sharing": self.sharing,
             "statistics_travel": self.batch_norm == "shared",
             "phases": self.phases(),
             "fine_tuning": tuned,
+            **own,
         }
 
     def n_selected(self, n_users: int) -> int:

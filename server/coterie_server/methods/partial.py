@@ -65,7 +65,7 @@ class PartialSharing:
     tensors: tuple[TensorInfo, ...]  # that travel
     n_rows: Indices  # (n,) training rows
     n_test: Indices  # (n,)
-    are_personal: bool  # whether users have tensors of their own
+    are_personal: bool  # whether users have tensors, or a whole model, of their own
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -268,4 +268,5 @@ def build(config: Training, setting: Setting) -> PartialSharing:
     if facts is None or facts.n_test is None:
         raise RunError(f"stage {setting.stage!r} needs the sizes of the stage 'prepare'")
     tensors = shared_tensors(setting.tensors, config.sharing, statistics_travel=config.batch_norm == "shared")
-    return PartialSharing(config, setting, tensors, facts.n_rows, facts.n_test, are_personal=len(tensors) < len(setting.tensors))
+    are_personal = config.is_personal or len(tensors) < len(setting.tensors)
+    return PartialSharing(config, setting, tensors, facts.n_rows, facts.n_test, are_personal=are_personal)

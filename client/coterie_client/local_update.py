@@ -1,0 +1,68 @@
+"""What a method gives to the room `partial` where its local update is more than phases of training on the model that is sent.
+
+A method's client room `coterie_client.methods.NAME` has one object `UPDATE` of pure functions. What a user keeps are arrays by name, for
+which there is no message; the room holds them between rounds, and writes them down with the user's private tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+from numpy.typing import NDArray
+
+from coterie_client.nets import Fitted, Phase
+
+Tensors = Mapping[str, NDArray[Any]]
+Settings = Mapping[str, Any]  # of the method, from its `Config.settings`
+
+
+class Fit(Protocol):
+    """Trains a model on the rows of the user at hand; what is drawn is named by seed, user, round, stage and purpose."""
+
+    def __call__(self, tensors: Tensors, phases: Sequence[Phase], purpose: str = "training") -> Fitted: ...
+
+
+class Moved(NamedTuple):
+    """What a local update leaves."""
+
+    tensors: Tensors  # all of the model, of which the shared ones return to the server
+    kept: Tensors  # what the user keeps now
+    loss: float
+
+
+def _nothing(_: Tensors) -> Tensors:
+    return {}
+
+
+def _as_it_is(model: Tensors, _: Tensors) -> Tensors:
+    return model
+
+
+@dataclass(frozen=True)
+class LocalUpdate:
+    """The local update of one user."""
+
+    # (model with the shared tensors as sent, what the user keeps, phases and settings of the method, fit)
+    update: Callable[[Tensors, Tensors, Sequence[Phase], Settings, Fit], Moved]
+    start: Callable[[Tensors], Tensors] = _nothing  # what users keep at first, given the model of the seed
+    personal: Callable[[Tensors, Tensors], Tensors] = _as_it_is  # (model, kept) -> the model that the user judges by
+
+
+def _phases_alone(model: Tensors, _: Tensors, phases: Sequence[Phase], __: Settings, fit: Fit) -> Moved:
+    fitted = fit(model, phases)
+    return Moved(fitted.tensors, {}, fitted.loss)
+
+
+PHASES = LocalUpdate(_phases_alone)
+
+
+def personal_alone(_: Tensors, kept: Tensors) -> Tensors:
+    """Of methods whose users keep a whole model of their own, and judge by it."""
+    return kept
+
+
+def pulled(phases: Sequence[Phase], weight: float, anchor: Tensors) -> Sequence[Phase]:
+    """The phases with weight/2 |w - anchor|^2 added to the loss; as they are where the weight is 0."""
+    return [replace(phase, pull=(weight, anchor)) for phase in phases] if weight else phases
