@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ class Moved(NamedTuple):
     tensors: Tensors  # all of the model, of which the shared ones return to the server
     kept: Tensors  # what the user keeps now
     loss: float
+    variate: Tensors = MappingProxyType({})  # what returns beside, of a method that sends a `Variate`, which is then among its settings
 
 
 def _nothing(_: Tensors) -> Tensors:

@@ -33,6 +33,8 @@ from coterie.methods.partial import (
     TrainingLoss,
     Trial,
     Updated,
+    Variate,
+    VariateMove,
 )
 from coterie.model import TensorInfo, named_tensors, shared_tensors
 from coterie_client.local_update import PHASES, LocalUpdate, Tensors
@@ -88,6 +90,7 @@ class _Split:
         self.shared = shared_tensors(tensors, options["sharing"], statistics_travel=options["statistics_travel"])
         names = {tensor.name for tensor in self.shared}
         self.private = tuple(tensor for tensor in tensors if tensor.name not in names)
+        self.float_shared = tuple(tensor for tensor in self.shared if not tensor.is_integer)
 
     @staticmethod
     def flat(tensors: Tensors, listed: Sequence[TensorInfo]) -> tuple[Single, Indices]:
@@ -95,6 +98,10 @@ class _Split:
         weights = [tensors[tensor.name].reshape(-1) for tensor in listed if not tensor.is_integer]
         counts = [tensors[tensor.name].reshape(-1) for tensor in listed if tensor.is_integer]
         return np.concatenate([np.zeros(0, np.float32), *weights]), np.concatenate([np.zeros(0, np.int64), *counts])
+
+    def floats(self, weights: Single) -> dict[str, NDArray[Any]]:
+        """Numbers like the shared float tensors, by the names of these."""
+        return named_tensors(weights, np.zeros(0, np.int64), self.float_shared)
 
     def model(self, state: State, position: int, weights: Single, counts: Indices) -> dict[str, NDArray[Any]]:
         """All tensors of a user: the shared ones as given, its private ones."""
@@ -125,16 +132,24 @@ def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split
     losses = np.empty(users.size)
     phases = [Phase(**phase) for phase in state.options["phases"]]
     update, settings = _update(state.options).update, state.options.get("settings", {})
+    beside = inbox.get(Variate)
+    if beside is not None:
+        settings = {**settings, "variate": split.floats(beside.weights)}
+    moves = np.empty((users.size, n_weights if beside is not None else 0), np.float32)
     for row, position in enumerate(users.tolist()):
         model, fit = split.model(state, position, sent.weights, sent.counts), partial(_fit, inbox, local, position)
         moved = update(model, _of_user(state.kept, position), phases, settings, fit)
         losses[row] = moved.loss
         weights[row], counts[row] = split.flat(moved.tensors, split.shared)
         private[position], private_counts[position] = split.flat(moved.tensors, split.private)
+        if beside is not None:
+            moves[row], _ = split.flat(moved.variate, split.float_shared)
         for name, rows in kept.items():
             rows[position] = moved.kept[name]
     state = replace(state, private=private, private_counts=private_counts, kept=kept)
     updated: list[Message] = [Updated(weights, counts, users=users)] if split.shared else []
+    if beside is not None:
+        updated.append(VariateMove(moves, users=users))
     return state, [*updated, TrainingLoss(losses, users=users)]
 
 

@@ -22,7 +22,7 @@ from coterie.model import CnnModel, CustomModel, ModelConfig, Part, TensorInfo
 from coterie_client.data import UserData
 from coterie_client.nets.models import build_module
 from coterie_client.nets.rows import FEWEST_ROWS, Reader, Rows
-from coterie_client.nets.training import Draw, Phase, epochs, has_written_gradient, train, train_linear_head
+from coterie_client.nets.training import Draw, Phase, count_steps, epochs, has_written_gradient, train, train_linear_head
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -36,6 +36,7 @@ class Fitted:
 
     tensors: dict[str, NDArray[Any]]
     loss: float  # mean over the batches of the last phase that had any
+    n_steps: int  # of all phases
 
 
 class TorchNetwork:
@@ -158,7 +159,7 @@ class TorchNetwork:
         if loss is None:
             loss, _ = self.judge(fitted, rows)
         _check_finite(where, "the loss", np.array(loss))
-        return Fitted(fitted, loss)
+        return Fitted(fitted, loss, sum(count_steps(len(targets), phase) for phase in phases))
 
     def judge(self, tensors: Tensors, rows: Rows) -> tuple[float, float]:
         """Mean loss and accuracy on the rows; with least_squares half the mean squared error, and the mean squared error."""

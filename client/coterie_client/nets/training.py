@@ -58,14 +58,23 @@ class Draw:
     purpose: str
 
 
-def epochs(n_rows: int, phase: Phase, draw: Draw, number: int) -> Iterator[Epoch]:
-    """The steps of phase `number`, from 0. A last batch of one row joins the one before: batch norm needs two."""
+def _sizes(n_rows: int, phase: Phase) -> list[int]:
+    """The batches of one epoch. A last one of one row joins the one before: batch norm needs two."""
     starts = list(range(0, n_rows, phase.batch_size))
     if len(starts) > 1 and n_rows - starts[-1] == 1:
         starts.pop()
-    sizes = [end - start for start, end in zip(starts, [*starts[1:], n_rows], strict=True)]
-    lengths = (phase.updates, None if phase.epochs is None else phase.epochs * len(sizes))
-    n_steps = min(length for length in lengths if length is not None)
+    return [end - start for start, end in zip(starts, [*starts[1:], n_rows], strict=True)]
+
+
+def count_steps(n_rows: int, phase: Phase) -> int:
+    """How many steps a phase has."""
+    lengths = (phase.updates, None if phase.epochs is None else phase.epochs * len(_sizes(n_rows, phase)))
+    return min(length for length in lengths if length is not None)
+
+
+def epochs(n_rows: int, phase: Phase, draw: Draw, number: int) -> Iterator[Epoch]:
+    """The steps of phase `number`, from 0."""
+    sizes, n_steps = _sizes(n_rows, phase), count_steps(n_rows, phase)
     done = epoch = 0
     while done < n_steps:
         order = stream(draw.seed, draw.purpose, draw.user, draw.round, number, epoch).order(n_rows)

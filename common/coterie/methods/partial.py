@@ -153,6 +153,22 @@ class Updated(Rows):
     counts: Annotated[Indices, Positions("rows", "counts")]
 
 
+@declare(method="partial", step="variate")
+@dataclass(frozen=True)
+class Variate(Rows):
+    """The server's control variate c, for the users of this round: SCAFFOLD, Algorithm 1, line 4."""
+
+    weights: Annotated[Single, Weights("shared")]
+
+
+@declare(method="partial", step="variate")
+@dataclass(frozen=True)
+class VariateMove(Rows):
+    """A user returns how far its own control variate has moved: SCAFFOLD, Algorithm 1, line 13, "communicate (Delta y_i, Delta c_i)"."""
+
+    weights: Annotated[Single, Weights("rows", "shared")]
+
+
 @declare(method="partial", step="loss")
 @dataclass(frozen=True)
 class TrainingLoss(Rows):

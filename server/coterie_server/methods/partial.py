@@ -14,7 +14,7 @@ tensors, and has no accuracy.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,10 @@ from coterie_server.method import ABSENT, UNASKED, Counts, Federation, Key, Outc
 _BLOCK = 1 << 18  # numbers that are averaged at once
 
 
+def _nothing() -> Single:
+    return np.zeros(0, dtype=np.float32)
+
+
 @dataclass(frozen=True)
 class State:
     """Between two rounds."""
@@ -54,6 +58,7 @@ class State:
     weights: Single  # (shared,) phi^t and all other shared float tensors, one after the other
     counts: Indices  # (counts,) the shared integer tensors
     recent: tuple[float, ...] = ()  # mean accuracies of the latest rounds, as far back as all were evaluated, oldest first
+    variate: Single = field(default_factory=_nothing)  # (shared,) what a method sends beside; of most nothing
 
 
 @dataclass(frozen=True)

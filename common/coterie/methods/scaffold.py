@@ -1,0 +1,39 @@
+"""`scaffold`: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh (2020), stochastic controlled averaging, Algorithm 1.
+
+Local steps go along g_i(y) - c_i + c, where the control variates c_i and c estimate the gradients of the user and of all. After K steps
+a user's control variate is c_i - c + (x - y) / (K eta_l), option II of line 12; option I (the gradient at x) is not built. Control
+variates start at zero. A user's own one is its private state; the server's travels with the model, so the traffic is twice that of FedAvg.
+
+Deviations: K is what the user's `epochs` or `updates` come to, so users with more rows may take more steps. Weight decay is part of
+the gradient. Running statistics of batch norm have control variates too, which no step uses; counts have none, and are averaged.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import PositiveFloat, model_validator
+
+from coterie.methods.partial import JointTraining, Optimizer
+from coterie.model import Sharing
+
+
+class Config(JointTraining):
+    """Hyper-parameters."""
+
+    sharing: ClassVar[Sharing] = "all"
+    update: ClassVar[str | None] = "scaffold"
+
+    name: Literal["scaffold"] = "scaffold"
+    optimizer: Optimizer = Optimizer(momentum=0.0)  # eta_l is its lr
+    server_lr: PositiveFloat = 1.0  # eta_g
+    average: Literal["rows", "plain"] = "plain"  # as in print: the control variates are plain means
+
+    @model_validator(mode="after")
+    def _has_plain_steps(self) -> Self:
+        if self.optimizer.name != "sgd" or self.optimizer.momentum:
+            found = (
+                f"{self.optimizer.name} with momentum {self.optimizer.momentum:g}" if self.optimizer.name == "sgd" else self.optimizer.name
+            )
+            raise ValueError(f"optimizer is {found}, but control variates are made from steps of plain sgd: want sgd with momentum 0")
+        return self

@@ -1,0 +1,69 @@
+"""Server half of `scaffold`: partial sharing of all tensors, and a control variate beside (see `coterie.methods.scaffold`).
+
+Left out (skip): as in `partial`; the control variate of a user whose answer was not waited for has moved at the user alone, so c is no
+longer the mean of the c_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coterie.arrays import Indices
+from coterie.errors import ProtocolError
+from coterie.messages import Message
+from coterie.methods.partial import Variate, VariateMove
+from coterie.methods.scaffold import Config
+from coterie_server.merge import check_senders
+from coterie_server.method import Counts, Federation, Replies, Setting
+from coterie_server.methods import partial
+from coterie_server.methods.partial import PartialSharing, State, needs_everyone, owners
+
+FLAT_ONLY = True  # it knows no clusters
+
+
+@dataclass(frozen=True)
+class Scaffold(PartialSharing):
+    """The server half for one stage."""
+
+    config: Config
+
+    async def init(self, federation: Federation) -> State:
+        """x^0 from a user; c is zero."""
+        start = await super().init(federation)
+        return replace(start, variate=np.zeros_like(start.weights))
+
+    def asked(self, state: State, chosen: Indices) -> list[Message]:
+        """Line 4: communicate (x, c) to all i in S."""
+        return [*super().asked(state, chosen), Variate(state.variate, users=chosen)]
+
+    def taken(self, state: State, replies: Replies, answered: Indices) -> State:
+        """Lines 15 to 17: x + eta_g / |S| sum_i (y_i - x), c + 1/N sum_i (c_i^+ - c_i)."""
+        new = super().taken(state, replies, answered)
+        if self.config.server_lr != 1.0:  # else the mean as it is, without rounding twice
+            step = new.weights.astype(np.float64) - state.weights
+            new = replace(new, weights=(state.weights + self.config.server_lr * step).astype(np.float32))
+        moves = replies.one_by_one(VariateMove)
+        check_senders(VariateMove.kind, owners(moves), answered)
+        total = np.zeros(state.variate.size)
+        for move in moves:
+            if move.weights.shape != (1, total.size):
+                raise ProtocolError(f"{VariateMove.kind} came with shape {move.weights.shape}, wanted (1, {total.size})")
+            total += move.weights[0]
+        return replace(new, variate=(state.variate + total / self.n_rows.size).astype(np.float32))
+
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """The control variates travel with the models, both ways."""
+        expected = dict(super().expected_vectors(figures))
+        return {**expected, ("variate", "down"): expected["shared", "down"], ("variate", "up"): expected["shared", "up"]}
+
+
+def build(config: Config, setting: Setting) -> Scaffold:
+    """The server half for one stage. ConfigError when the shared part of the model has no tensors."""
+    made = partial.build(config, setting)
+    return Scaffold(config, setting, made.tensors, made.n_rows, made.n_test, made.are_personal)
+
+
+__all__ = ["FLAT_ONLY", "Scaffold", "build", "needs_everyone"]
