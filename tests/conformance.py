@@ -109,7 +109,7 @@ CASES: Mapping[str, Case] = {
     "local_network": Case(network({"name": "local_network"})),
     "fedprox": Case(network({"name": "fedprox"})),
     "ditto": Case(network({"name": "ditto"})),
-    "scaffold": Case(network({"name": "scaffold", "optimizer": {"lr": 0.05, "momentum": 0.0}})),
+    "scaffold": Case(network({"name": "scaffold"})),
     "adapt": Case(network({"name": "adapt"}), starts_from=network(_FEDREP)),
 }
 

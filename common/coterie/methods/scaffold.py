@@ -10,12 +10,18 @@ the gradient. Running statistics of batch norm have control variates too, which 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from coterie.methods.partial import JointTraining, Optimizer
 from coterie.model import Sharing
+
+
+class PlainSgd(Optimizer):
+    """Steps without memory, of which control variates are made."""
+
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class Config(JointTraining):
@@ -25,7 +31,7 @@ class Config(JointTraining):
     update: ClassVar[str | None] = "scaffold"
 
     name: Literal["scaffold"] = "scaffold"
-    optimizer: Optimizer = Optimizer(momentum=0.0)  # eta_l is its lr
+    optimizer: PlainSgd = PlainSgd()  # eta_l is its lr
     server_lr: PositiveFloat = 1.0  # eta_g
     average: Literal["rows", "plain"] = "plain"  # as in print: the control variates are plain means
 
