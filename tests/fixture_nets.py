@@ -73,9 +73,9 @@ def scaled() -> nn.Module:
     return Parts(nn.Sequential(nn.Linear(4, 5), nn.Tanh()), Scaled(5, 3))
 
 
-def normed() -> nn.Module:
+def normed(width: int = 4) -> nn.Module:
     """Batch norm on both sides: statistics of 0 dimensions, integer ones, and running means."""
-    first = nn.Linear(4, 5, bias=False)  # whose gradient would be 0 before batch norm
+    first = nn.Linear(width, 5, bias=False)  # whose gradient would be 0 before batch norm
     return Parts(nn.Sequential(first, nn.BatchNorm1d(5), nn.ReLU()), nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3)))
 
 

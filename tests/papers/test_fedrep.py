@@ -5,9 +5,7 @@ engine: the same bits everywhere, private tensors that never travel, and books t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +18,17 @@ from coterie.errors import ConfigError, RunError
 from coterie.methods.partial import Updated
 from coterie.model import from_json, shared_tensors
 from coterie.v1 import session_pb2
-from coterie.wire import Assembler, Encoded, Precision, Received, encode
+from coterie.wire import Precision, encode
 from coterie_client.build import build_host
 from coterie_client.data import load_users
 from coterie_client.methods.partial import State
 from coterie_client.nets import Draw, Phase, Rows, TorchNetwork
 from coterie_deploy.launch import Launch, launch
-from coterie_server.coordinator import Finished, Options, coordinate
+from coterie_server.coordinator import Finished
 from coterie_server.engine import Engine
-from coterie_server.hub import Hub
 from tests.networks import CLASSES, N_USERS, WIDTH, network_experiment, write_users
 from tests.simulation import Faults, World, query, small_experiment
+from tests.tap import Tap
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedrep": {"name": "fedrep", "head_epochs": 3, "representation_epochs": 1},
@@ -183,63 +181,9 @@ def test_exactly_the_shared_tensors_travel(method: str, payload: str, archive: P
     assert sorted(hosts) == sorted(parent)
 
 
-class _Tap:
-    """Keeps every byte that leaves a host."""
-
-    def __init__(self) -> None:
-        self.replies: list[bytes] = []
-
-    async def run(self, experiment: Experiment) -> Finished:
-        hosts = []
-
-        class Link:
-            def __init__(self, hub: Hub, host: Any, tap: _Tap) -> None:
-                self.hub, self.host, self.tap = hub, host, tap
-                self.down, self.up = Assembler(session_pb2.JoinResponse), Assembler(session_pb2.JoinRequest)
-
-            def send(self, encoded: Encoded) -> None:
-                for frame in encoded.frames():
-                    received = self.down.feed(frame)
-                    if isinstance(received, Received):
-                        reply = self.host.handle(received)
-                        for out in reply.frames():
-                            self.tap.replies.append(bytes(out))
-                            if isinstance(answer := self.up.feed(out), Received):
-                                self.hub.received(self.host.name, answer)
-
-            async def flush(self) -> None: ...
-
-            def send_frame(self, frame: session_pb2.JoinResponse) -> None:
-                if frame.WhichOneof("frame") == "welcome":
-                    self.host.welcome(frame.welcome)
-                elif frame.WhichOneof("frame") == "finish":
-                    for book in self.host.books():
-                        self.tap.replies.append(book.SerializeToString())
-                        self.hub.book_of(self.host.name, book.book)
-                    self.hub.lost(self.host.name, self, "finished")
-
-            def close(self, code: str, reason: str) -> None:
-                raise AssertionError(reason)
-
-        @contextlib.asynccontextmanager
-        async def connect(hub: Hub) -> AsyncIterator[None]:
-            host = build_host("h", experiment, hub.run_id, None)
-            hosts.append(host)
-            hello = session_pb2.Hello()
-            for frame in host.hello():
-                self.replies.append(frame.SerializeToString())
-                hello.MergeFrom(frame.hello)
-            hub.hello(hello, Link(hub, host, self))
-            yield
-
-        finished = await coordinate(experiment, connect, Options())
-        self.host = hosts[0]
-        return finished
-
-
 @pytest.mark.parametrize("method", ["fedrep", "lg_fedavg", "local_network"])
 def test_no_byte_of_a_private_tensor_is_in_any_message(method: str, archive: Path) -> None:
-    tap = _Tap()
+    tap = Tap()
     asyncio.run(tap.run(network_experiment(archive, METHODS[method], payload="float32")))
     sent = b"".join(tap.replies)
     private = tap.host.states["partial"].private
