@@ -17,6 +17,7 @@ from coterie.messages import Message, PerCluster, Rows, has_rows, has_weights
 from coterie.wire import select, select_clusters
 
 _MAX_SHOWN = 4
+_ONE_THREAD = 10_000  # terms of a product of vectors that OpenBLAS leaves to one thread
 
 
 class Layout:
@@ -101,8 +102,11 @@ def check_finite(host: str, message: Message, own: Indices, names: Sequence[str]
 
 
 def _is_finite(array: np.ndarray[Any, Any]) -> bool:
-    """Whether all entries are. A finite sum of squares has finite terms, and is found faster; others may overflow without one."""
-    return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
+    """Whether all entries are. A finite sum of squares has finite terms, and is found faster; others may overflow without one.
+
+    Of many terms BLAS makes that sum with several threads, and waiting for them takes longer than the sum where cores are busy.
+    """
+    return (array.size <= _ONE_THREAD and math.isfinite(np.vdot(array, array))) or bool(np.isfinite(array).all())
 
 
 def weights_of(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict[type[Message], list[Message]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from coterie.model import TensorInfo, to_json
 from coterie.v1 import session_pb2
 from coterie.wire import PROTOCOL_VERSION, Assembler, Encoded, Precision, Received, encode
 from coterie_server.hub import Hub
+from coterie_server.merge import check_finite
 from coterie_server.sessions import Refusal
 
 DOUBLE = Precision.of("float64")
@@ -327,6 +329,15 @@ def test_only_the_hosts_of_the_members_asked_are_asked() -> None:
         np.testing.assert_array_equal(replies[Answer].users, [0, 2])
 
     run(test())
+
+
+@pytest.mark.parametrize("d", [2, 20_000])  # a message of few numbers is looked at in another way than one of many
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e200])
+def test_numbers_that_are_not_finite_are_found_among_few_and_many(d: int, value: float) -> None:
+    answer = Answer(np.ones((2, d)), users=np.array([0, 1]))
+    answer.x[1, d - 1], answer.x[0, 0] = value, -value
+    with contextlib.nullcontext() if np.isfinite(value) else pytest.raises(RunError, match=f"{-value} for user 'u0' in hubtest.Answer.x"):
+        check_finite("h", answer, np.array([0, 1]), ("u0", "u1"), 3)
 
 
 def test_nan_names_host_user_field_and_round() -> None:
