@@ -110,6 +110,10 @@ CASES: Mapping[str, Case] = {
     "fedprox": Case(network({"name": "fedprox"})),
     "ditto": Case(network({"name": "ditto"})),
     "scaffold": Case(network({"name": "scaffold"})),
+    "apfl": Case(network({"name": "apfl"})),
+    "apfl adaptive": Case(network({"name": "apfl", "adaptive": True})),
+    "pfedme": Case(network({"name": "pfedme", "beta": 0.5})),
+    "fed_mtl": Case(network({"name": "fed_mtl"})),
     "adapt": Case(network({"name": "adapt"}), starts_from=network(_FEDREP)),
 }
 

@@ -88,9 +88,9 @@ def dropping() -> nn.Module:
     return Parts(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5)), nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 3)))
 
 
-def two_layers(rate: float = 0.0) -> nn.Module:
+def two_layers(rate: float = 0.0, width: int = 4) -> nn.Module:
     """A flat network whose head is told by the names of its last layers."""
-    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(rate), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    return nn.Sequential(nn.Linear(width, 6), nn.ReLU(), nn.Dropout(rate), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
 
 
 def frozen() -> nn.Module:

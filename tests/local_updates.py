@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from tests.networks import CLASSES, WIDTH, network_experiment, write_users
 Tensors = Mapping[str, NDArray[Any]]
 Hand = dict[str, torch.Tensor]  # a model's parameters, in float64
 Batch = tuple[torch.Tensor, torch.Tensor]  # rows and labels
+M = TypeVar("M", Shared, Trial)
 
 STAGE = "stage"  # the same for all methods, so that they draw the same batches
 BATCH = 4
@@ -44,17 +45,20 @@ class Users:
         self.state: State = CLIENT.init(self.experiment.method.client_options(), self.local, None)
 
     def flat(self, model: Tensors) -> NDArray[np.float32]:
-        """All numbers of a model without counts, as messages have them."""
-        return np.concatenate([np.asarray(model[t.name], np.float32).reshape(-1) for t in self.network.tensors])
+        """All numbers of a model, as messages have them."""
+        return np.concatenate([np.asarray(model[t.name], np.float32).reshape(-1) for t in self.network.tensors if not t.is_integer])
+
+    def counts(self, model: Tensors) -> NDArray[np.int64]:
+        """And all counts."""
+        return np.array([model[tensor.name] for tensor in self.network.tensors if tensor.is_integer], np.int64)
 
     def named(self, weights: NDArray[Any]) -> Tensors:
-        """The model of such numbers."""
+        """The model, one without counts, of such numbers."""
         return named_tensors(weights, np.zeros(0, np.int64), self.network.tensors)
 
     def round(self, number: int, sent: Tensors, asked: tuple[int, ...] = (0, 1, 2)) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
         """What the asked users return in a round, and their losses."""
-        weights = self.flat(sent) if self.experiment.method.sharing == "all" else np.zeros(0, np.float32)
-        message = Shared(weights, np.zeros(0, np.int64), users=np.array(asked))
+        message = self._message(Shared, sent, users=np.array(asked))
         self.state, replies = CLIENT.step(self.state, Inbox(STAGE, number, {Shared: message}), self.local)
         updated = [reply.weights for reply in replies if isinstance(reply, Updated)]
         losses = [reply.loss for reply in replies if isinstance(reply, TrainingLoss)]
@@ -62,23 +66,27 @@ class Users:
 
     def judged(self, number: int, sent: Tensors, mode: int = AS_IS) -> Scores:
         """What all users say of their models in a mode, given the shared tensors."""
-        messages: dict[Any, Any] = {Trial: Trial(self.flat(sent), np.zeros(0, np.int64)), AskScores: AskScores(np.array([mode]))}
+        messages: dict[Any, Any] = {Trial: self._message(Trial, sent), AskScores: AskScores(np.array([mode]))}
         _, (scores,) = CLIENT.step(self.state, Inbox(STAGE, number, messages), self.local)
         assert isinstance(scores, Scores)
         return scores
+
+    def _message(self, cls: type[M], sent: Tensors, **more: Any) -> M:
+        shares = self.experiment.method.sharing == "all"
+        return cls(*((self.flat(sent), self.counts(sent)) if shares else (np.zeros(0, np.float32), np.zeros(0, np.int64))), **more)
 
     def kept(self, position: int) -> Tensors:
         """What a user keeps beside its private tensors."""
         return {name: rows[position] for name, rows in self.state.kept.items()}
 
     def batches(
-        self, position: int, number: int, epochs: int = 2, purpose: str = "training"
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        self, position: int, number: int, epochs: int = 2, purpose: str = f"training of {STAGE}", batch_size: int = BATCH
+    ) -> Iterator[Batch]:
         """The rows and labels of each step of an update, as the named streams draw them."""
         user = self.users[position]
         for epoch in range(epochs):
-            order = stream(5, f"{purpose} of {STAGE}", user.name, number, 0, epoch).order(len(user.target))
-            splits = [rows for rows in np.split(order, range(BATCH, len(order), BATCH)) if rows.size]
+            order = stream(5, purpose, user.name, number, 0, epoch).order(len(user.target))
+            splits = [rows for rows in np.split(order, range(batch_size, len(order), batch_size)) if rows.size]
             if len(splits[-1]) == 1:
                 splits[-2:] = [np.concatenate(splits[-2:])]
             for rows in splits:
@@ -124,4 +132,4 @@ def assert_close(found: Tensors, wanted: Hand, tolerance: float = 2e-6) -> None:
 def a_model(users: Users, scale: float = 0.3, seed: int = 1) -> Tensors:
     """A model that is not that of the seed."""
     rng = np.random.default_rng(seed)
-    return {name: (a + scale * rng.standard_normal(a.shape)).astype(np.float32) for name, a in users.network.initial().items()}
+    return {name: a + np.abs(scale * rng.standard_normal(a.shape)).astype(a.dtype) for name, a in users.network.initial().items()}

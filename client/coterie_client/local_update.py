@@ -7,6 +7,7 @@ which there is no message; the room holds them between rounds, and writes them d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -34,11 +35,11 @@ class Moved(NamedTuple):
     variate: Tensors = MappingProxyType({})  # what returns beside, of a method that sends a `Variate`, which is then among its settings
 
 
-def _nothing(_: Tensors) -> Tensors:
+def _nothing(_: Tensors, __: Settings) -> Tensors:
     return {}
 
 
-def _as_it_is(model: Tensors, _: Tensors) -> Tensors:
+def _as_it_is(model: Tensors, _: Tensors, __: AbstractSet[str]) -> Tensors:
     return model
 
 
@@ -48,8 +49,9 @@ class LocalUpdate:
 
     # (model with the shared tensors as sent, what the user keeps, phases and settings of the method, fit)
     update: Callable[[Tensors, Tensors, Sequence[Phase], Settings, Fit], Moved]
-    start: Callable[[Tensors], Tensors] = _nothing  # what users keep at first, given the model of the seed
-    personal: Callable[[Tensors, Tensors], Tensors] = _as_it_is  # (model, kept) -> the model that the user judges by
+    start: Callable[[Tensors, Settings], Tensors] = _nothing  # what users keep at first, given the model of the seed
+    # (model, kept, names of the tensors that are moved by gradients) -> the model that the user judges by
+    personal: Callable[[Tensors, Tensors, AbstractSet[str]], Tensors] = _as_it_is
 
 
 def _phases_alone(model: Tensors, _: Tensors, phases: Sequence[Phase], __: Settings, fit: Fit) -> Moved:
@@ -60,8 +62,13 @@ def _phases_alone(model: Tensors, _: Tensors, phases: Sequence[Phase], __: Setti
 PHASES = LocalUpdate(_phases_alone)
 
 
-def personal_alone(_: Tensors, kept: Tensors) -> Tensors:
-    """Of methods whose users keep a whole model of their own, and judge by it."""
+def own_model(model: Tensors, _: Settings) -> Tensors:
+    """What users keep at first where it is a model of their own."""
+    return model
+
+
+def judge_own(_: Tensors, kept: Tensors, __: AbstractSet[str]) -> Tensors:
+    """The model of their own."""
     return kept
 
 

@@ -112,7 +112,7 @@ def _models_in(run: FinishedRun, tree: Mapping[str, Any]) -> dict[str, Tensors]:
     models = {}
     for position, user in enumerate(tree["users"]):
         own = named_tensors(state.private[position], state.private_counts[position], private)
-        whole = personal_model(state, position, {**run.shared, **own})
+        whole = personal_model(state, position, {**run.shared, **own}, run.tensors)
         models[user] = {tensor.name: whole[tensor.name] for tensor in run.tensors}
     return models
 

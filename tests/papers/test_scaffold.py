@@ -83,7 +83,9 @@ def test_the_server_takes_the_mean_of_the_moves(server_lr: float) -> None:
     """ "(Delta x, Delta c) <- 1/|S| sum_i (Delta y_i, Delta c_i)"; "x <- x + eta_g Delta x and c <- c + |S|/N Delta c"."""
     tensors = (TensorInfo("w", (2,), False, "representation"),)
     config = Config(optimizer=SGD, server_lr=server_lr)
-    method = Scaffold(config, cast(Setting, None), tensors, np.array([10, 20, 30, 40]), np.zeros(4, np.int64), are_personal=False)
+    method = Scaffold(
+        config, cast(Setting, None), tensors, np.array([10, 20, 30, 40]), np.zeros(4, np.int64), are_personal=False, beta=server_lr
+    )
     x, c = np.array([1.0, 2.0]), np.array([0.5, -0.5])
     y, moves = np.array([[3.0, 4.0], [0.0, 8.0]]), np.array([[0.1, 0.2], [0.3, -0.6]])
     users = np.array([1, 3])

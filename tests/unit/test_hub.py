@@ -334,7 +334,7 @@ def test_only_the_hosts_of_the_members_asked_are_asked() -> None:
 @pytest.mark.parametrize("d", [2, 20_000])  # a message of few numbers is looked at in another way than one of many
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e200])
 def test_numbers_that_are_not_finite_are_found_among_few_and_many(d: int, value: float) -> None:
-    answer = Answer(np.ones((2, d)), users=np.array([0, 1]))
+    answer = Answer(np.ones((2, d)), np.ones(2), users=np.array([0, 1]))
     answer.x[1, d - 1], answer.x[0, 0] = value, -value
     with contextlib.nullcontext() if np.isfinite(value) else pytest.raises(RunError, match=f"{-value} for user 'u0' in hubtest.Answer.x"):
         check_finite("h", answer, np.array([0, 1]), ("u0", "u1"), 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coterie_client.local_update import Fit, LocalUpdate, Moved, Settings, Tensors, personal_alone, pulled
+from coterie_client.local_update import Fit, LocalUpdate, Moved, Settings, Tensors, judge_own, own_model, pulled
 from coterie_client.nets import Phase
 
 
@@ -15,4 +15,4 @@ def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Set
     return Moved(returned.tensors, own.tensors, own.loss)
 
 
-UPDATE = LocalUpdate(update, start=dict, personal=personal_alone)
+UPDATE = LocalUpdate(update, own_model, judge_own)

@@ -59,7 +59,8 @@ class _Partial:
         """A stage starts: every user has the model that the seed gives."""
         split, initial = _Split(local, options), _network(local).initial()
         weights, counts = split.flat(initial, split.private)
-        kept = {name: np.repeat(array[None], local.n_own, axis=0) for name, array in _update(options).start(initial).items()}
+        started = _update(options).start(initial, options.get("settings", {}))
+        kept = {name: np.repeat(array[None], local.n_own, axis=0) for name, array in started.items()}
         return State(np.tile(weights, (local.n_own, 1)), np.tile(counts, (local.n_own, 1)), dict(options), kept=kept)
 
     def step(self, state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
@@ -176,7 +177,7 @@ def _scores(state: State, inbox: Inbox, local: Local, split: _Split) -> Scores:
         if not len(user.test_target):
             continue
         fit = partial(_fit, inbox, local, position)
-        model = personal_model(state, position, split.model(state, position, weights, counts))
+        model = personal_model(state, position, split.model(state, position, weights, counts), _network(local).tensors)
         if adaptation:
             model = fit(model, adaptation, "adaptation").tensors
         for place, mode in enumerate(modes.tolist()):
@@ -188,9 +189,10 @@ def _scores(state: State, inbox: Inbox, local: Local, split: _Split) -> Scores:
     return Scores(loss, accuracy)
 
 
-def personal_model(state: State, position: int, model: Tensors) -> Tensors:
+def personal_model(state: State, position: int, model: Tensors, tensors: Sequence[TensorInfo]) -> Tensors:
     """The model that a user judges by, before any adaptation to its rows, given `model` of the shared tensors and its private ones."""
-    return _update(state.options).personal(model, _of_user(state.kept, position))
+    parameters = {tensor.name for tensor in tensors if not tensor.is_statistic}
+    return _update(state.options).personal(model, _of_user(state.kept, position), parameters)
 
 
 def _update(options: Mapping[str, Any]) -> LocalUpdate:

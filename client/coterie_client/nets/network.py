@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -22,7 +22,7 @@ from coterie.model import CnnModel, CustomModel, ModelConfig, Part, TensorInfo
 from coterie_client.data import UserData
 from coterie_client.nets.models import build_module
 from coterie_client.nets.rows import FEWEST_ROWS, Reader, Rows
-from coterie_client.nets.training import Draw, Phase, count_steps, epochs, has_written_gradient, train, train_linear_head
+from coterie_client.nets.training import Draw, Phase, Trained, count_steps, epochs, has_written_gradient, train, train_linear_head
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -37,6 +37,7 @@ class Fitted:
     tensors: dict[str, NDArray[Any]]
     loss: float  # mean over the batches of the last phase that had any
     n_steps: int  # of all phases
+    beside: dict[str, NDArray[Any]] = field(default_factory=dict)  # what the rules of the phases have trained beside the model
 
 
 class TorchNetwork:
@@ -148,18 +149,20 @@ class TorchNetwork:
         self._load(tensors)
         inputs, targets = self._reader.inputs(rows.features), self._reader.targets(rows.target)
         loss: float | None = None
+        beside: dict[str, NDArray[Any]] = {}
         with self._model_errors(where), torch.random.fork_rng(devices=[]):
             torch.manual_seed(_seed_of(draw.seed, f"torch {draw.purpose}", draw.user, draw.round))
             for number, phase in enumerate(phases):
                 found = self._phase(inputs, targets, phase, draw, number)
-                loss = loss if found is None else found
+                loss = loss if found.loss is None else found.loss
+                beside |= {name: _array(tensor) for name, tensor in found.beside.items()}
         fitted = self._taken()
-        for name, array in fitted.items():
+        for name, array in (*fitted.items(), *beside.items()):
             _check_finite(where, f"tensor {name!r}", array)
         if loss is None:
             loss, _ = self.judge(fitted, rows)
         _check_finite(where, "the loss", np.array(loss))
-        return Fitted(fitted, loss, sum(count_steps(len(targets), phase) for phase in phases))
+        return Fitted(fitted, loss, sum(count_steps(len(targets), phase) for phase in phases), beside)
 
     def judge(self, tensors: Tensors, rows: Rows) -> tuple[float, float]:
         """Mean loss and accuracy on the rows; with least_squares half the mean squared error, and the mean squared error."""
@@ -183,21 +186,24 @@ class TorchNetwork:
         with self._model_errors("a model to be judged"), torch.no_grad():
             return [self._module(chunk) for chunk in torch.split(self._reader.inputs(features), _CHUNK)]
 
-    def _phase(self, inputs: torch.Tensor, targets: torch.Tensor, phase: Phase, draw: Draw, number: int) -> float | None:
-        """The mean loss of its batches; None without any, or without parameters to move."""
+    def _phase(self, inputs: torch.Tensor, targets: torch.Tensor, phase: Phase, draw: Draw, number: int) -> Trained:
+        """Moves what the phase moves, where there is anything."""
         self._set_modes(phase)
         names = [name for name, _ in self._module.named_parameters() if self._is_moved(name, phase) and name not in self._fixed]
         if not names:
-            return None
-        steps = epochs(len(targets), phase, draw, number)
+            return Trained(None)
+        further = range(1, 1 if phase.rule is None else phase.rule.n_batches)
+        draws = [draw, *(replace(draw, purpose=f"{draw.purpose}, batch {k}") for k in further)]
+        steps = [epochs(len(targets), phase, each, number) for each in draws]
         head = self._head_module()
-        if phase.part == "head" and phase.cache and head is not None and (features := self._features(inputs, head)) is not None:
+        is_cached = phase.part == "head" and phase.cache and phase.rule is None
+        if is_cached and head is not None and (features := self._features(inputs, head)) is not None:
             prefix = f"{self._head_prefixes[0]}."
             inside = [name.removeprefix(prefix) for name in names]
             if has_written_gradient(head, phase) and self._loss_name == "cross_entropy" and not self._fixed:
-                return train_linear_head(cast(nn.Linear, head), features, targets, steps, phase)
-            return train(head, inside, features, targets, steps, phase.inside(prefix), self._loss)
-        return train(self._module, names, inputs, targets, steps, phase, self._loss)
+                return Trained(train_linear_head(cast(nn.Linear, head), features, targets, steps[0], phase))
+            return train(head, inside, features, targets, zip(*steps, strict=True), phase.inside(prefix), self._loss)
+        return train(self._module, names, inputs, targets, zip(*steps, strict=True), phase, self._loss)
 
     def _set_modes(self, phase: Phase) -> None:
         """Only what is trained is in training mode: a part that is fixed drops nothing out, and its statistics stay."""
@@ -265,7 +271,12 @@ class TorchNetwork:
                 buffers[name].copy_(built)
 
     def _taken(self) -> dict[str, NDArray[Any]]:
-        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self._module.state_dict().items()}
+        return {name: _array(tensor) for name, tensor in self._module.state_dict().items()}
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.detach().cpu().numpy().copy()
+    return array
 
 
 def _device(name: str) -> torch.device:

@@ -6,9 +6,9 @@ are constant and computed once. Of a linear head under cross entropy the gradien
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from torch import nn
 
 from coterie.draws import stream
 from coterie.model import Part
+from coterie_client.nets.gradients import Rule, Slope, gradient
 from coterie_client.nets.optimizers import Adam, Optimizer, Sgd
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -37,6 +38,7 @@ class Phase:
     cache: bool = True  # the head's features are computed once, where the phase trains the head
     pull: tuple[float, Mapping[str, NDArray[Any]]] | None = None  # mu and anchor: mu (w - anchor) is added to the gradient
     shift: Mapping[str, NDArray[Any]] | None = None  # added to the gradient
+    rule: Rule | None = None  # where the gradient is taken, if not at the parameters as they are
 
     def inside(self, prefix: str) -> Phase:
         """The phase for one module of the network, where tensors are called without the module's `prefix`."""
@@ -84,10 +86,23 @@ def epochs(n_rows: int, phase: Phase, draw: Draw, number: int) -> Iterator[Epoch
         epoch += 1
 
 
+class Trained(NamedTuple):
+    """What a phase leaves."""
+
+    loss: float | None  # mean over its batches, None without any
+    beside: Mapping[str, torch.Tensor] = {}  # what its rule has trained beside the parameters
+
+
 def train(
-    module: nn.Module, names: Sequence[str], inputs: torch.Tensor, targets: torch.Tensor, steps: Iterator[Epoch], phase: Phase, loss: Loss
-) -> float | None:
-    """Moves the parameters `names` of `module`; the mean loss of the batches, None without any."""
+    module: nn.Module,
+    names: Sequence[str],
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    steps: Iterable[Sequence[Epoch]],
+    phase: Phase,
+    loss: Loss,
+) -> Trained:
+    """Moves the parameters `names` of `module`. `steps` are epochs side by side: of each step one batch, or as many as its rule takes."""
     parameters = dict(module.named_parameters())
     moved = {name: parameters[name] for name in names}
     for name, parameter in parameters.items():
@@ -95,18 +110,19 @@ def train(
         parameter.grad = None
     optimizer = _optimizer(phase, list(moved.values()))
     corrections = _Corrections(phase, moved)
+    slope = Slope(module, moved, (inputs, targets), loss)
+    follow = gradient(phase.rule, slope, lambda beside: _optimizer(phase, beside), phase.lr)
     total, n_steps = 0.0, 0
     for epoch in steps:
-        for rows in epoch:
-            value = loss(module(inputs[rows]), targets[rows])
-            torch.autograd.backward(value)
+        for batches in zip(*epoch, strict=True):
+            value = follow(*batches)
             corrections.apply()
             optimizer.step()
-            for parameter in moved.values():
-                parameter.grad = None
-            total += float(value.detach())
+            total += float(value)
             n_steps += 1
-    return total / n_steps if n_steps else None
+    for parameter in moved.values():
+        parameter.grad = None
+    return Trained(total / n_steps if n_steps else None, follow.beside())
 
 
 def _optimizer(phase: Phase, parameters: Sequence[torch.Tensor]) -> Optimizer:
@@ -137,7 +153,7 @@ class _Corrections:
 
 def has_written_gradient(head: nn.Module, phase: Phase) -> bool:
     """Whether `train_linear_head` is for this head and phase, under cross entropy."""
-    return type(head) is nn.Linear and phase.optimizer == "sgd" and phase.pull is None and phase.shift is None
+    return type(head) is nn.Linear and phase.optimizer == "sgd" and phase.pull is None and phase.shift is None and phase.rule is None
 
 
 @torch.no_grad()

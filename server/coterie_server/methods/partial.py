@@ -71,6 +71,7 @@ class PartialSharing:
     n_rows: Indices  # (n,) training rows
     n_test: Indices  # (n,)
     are_personal: bool  # whether users have tensors, or a whole model, of their own
+    beta: float = 1.0  # how far phi moves towards the average: phi^{t+1} = (1 - beta) phi^t + beta mean
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -134,6 +135,8 @@ class PartialSharing:
         updates = replies.one_by_one(Updated)
         check_senders(Updated.kind, owners(updates), answered)
         weights, counts = self._average(updates)
+        if self.beta != 1:
+            weights = ((1 - self.beta) * state.weights.astype(np.float64) + self.beta * weights).astype(np.float32)
         return replace(state, weights=weights, counts=counts)
 
     async def finish(self, state: State, federation: Federation) -> Outcome:

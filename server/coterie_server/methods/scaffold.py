@@ -28,8 +28,6 @@ FLAT_ONLY = True  # it knows no clusters
 class Scaffold(PartialSharing):
     """The server half for one stage."""
 
-    config: Config
-
     async def init(self, federation: Federation) -> State:
         """x^0 from a user; c is zero."""
         start = await super().init(federation)
@@ -42,9 +40,6 @@ class Scaffold(PartialSharing):
     def taken(self, state: State, replies: Replies, answered: Indices) -> State:
         """Lines 15 to 17: x + eta_g / |S| sum_i (y_i - x), c + 1/N sum_i (c_i^+ - c_i)."""
         new = super().taken(state, replies, answered)
-        if self.config.server_lr != 1.0:  # else the mean as it is, without rounding twice
-            step = new.weights.astype(np.float64) - state.weights
-            new = replace(new, weights=(state.weights + self.config.server_lr * step).astype(np.float32))
         moves = replies.one_by_one(VariateMove)
         check_senders(VariateMove.kind, owners(moves), answered)
         total = np.zeros(state.variate.size)
@@ -63,7 +58,7 @@ class Scaffold(PartialSharing):
 def build(config: Config, setting: Setting) -> Scaffold:
     """The server half for one stage. ConfigError when the shared part of the model has no tensors."""
     made = partial.build(config, setting)
-    return Scaffold(config, setting, made.tensors, made.n_rows, made.n_test, made.are_personal)
+    return Scaffold(config, setting, made.tensors, made.n_rows, made.n_test, made.are_personal, beta=config.server_lr)
 
 
 __all__ = ["FLAT_ONLY", "Scaffold", "build", "needs_everyone"]

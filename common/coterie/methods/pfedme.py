@@ -1,0 +1,37 @@
+"""`pfedme`: Dinh, Tran and Nguyen (2020), personalized federated learning with Moreau envelopes, Algorithm 1.
+
+A user's personal model theta_i is the prox of its loss at the global model. In each local round, on one batch D:
+
+    theta_i ~ argmin_theta f_i(theta; D) + lambda/2 ||theta - w_i||^2;   w_i <- w_i - eta lambda (w_i - theta_i)
+
+and the server mixes, w^{t+1} = (1 - beta) w^t + beta mean_i w_i. Users keep and judge the theta_i of their last local round. A local update
+has R local rounds: its batches. eta is `optimizer.lr`; momentum, if not 0, is that of w_i's steps, which the paper takes without.
+
+Deviations: theta_i is K gradient steps from w_i, whatever their accuracy nu; only the users drawn compute, not all; averages are by rows by
+default. Running statistics of batch norm are those gathered at theta_i, for both models.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveFloat
+
+from coterie.methods.partial import JointTraining
+
+
+class Config(JointTraining):
+    """Hyper-parameters."""
+
+    update: ClassVar[str | None] = "pfedme"
+    is_personal: ClassVar[bool] = True
+
+    name: Literal["pfedme"] = "pfedme"
+    penalty: PositiveFloat = 15.0  # lambda
+    personal_lr: PositiveFloat = 0.05  # of theta's gradient steps; of more than 2 / lambda, they run away
+    personal_steps: Annotated[int, Field(ge=1, le=1000)] = 5  # K
+    beta: Annotated[float, Field(gt=0, le=10)] = 1.0
+
+    def settings(self) -> dict[str, Any]:
+        """How theta is found."""
+        return {"penalty": self.penalty, "rate": self.personal_lr, "n_steps": self.personal_steps}
