@@ -114,6 +114,8 @@ CASES: Mapping[str, Case] = {
     "apfl adaptive": Case(network({"name": "apfl", "adaptive": True})),
     "pfedme": Case(network({"name": "pfedme", "beta": 0.5})),
     "fed_mtl": Case(network({"name": "fed_mtl"})),
+    "per_fedavg": Case(network({"name": "per_fedavg"})),
+    "per_fedavg hf": Case(network({"name": "per_fedavg", "hessian": "hf"})),
     "adapt": Case(network({"name": "adapt"}), starts_from=network(_FEDREP)),
 }
 

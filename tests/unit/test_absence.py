@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from coterie.arrays import Array, Indices
-from coterie.config import METHODS, experiment_from, method_module
+from coterie.config import METHODS, NETWORK_METHODS, experiment_from, method_module
 from coterie.errors import ConfigError
 from coterie.messages import Message
 from coterie.methods import fedavg, fedrep_linear, pdmm
@@ -246,8 +246,7 @@ def test_fedavg_averages_those_who_answer_with_weights_that_sum_to_one(average: 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_says_whether_it_needs_everyone(name: str) -> None:
-    tolerant = {"pdmm", "fedrep_linear", "fedrep", "fedper", "fedavg", "lg_fedavg", "local_network", "fedprox", "ditto", "scaffold"}
-    tolerant |= {"apfl", "pfedme", "fed_mtl"}
+    tolerant = {"pdmm", "fedrep_linear", *NETWORK_METHODS} - {"adapt"}
     config = SimpleNamespace(placement="lean")
     assert (method_module("coterie_server", name).needs_everyone(config) == "") == (name in tolerant)
 

@@ -11,7 +11,7 @@ from coterie_client.local_update import Fit, LocalUpdate, Moved, Settings, Tenso
 from coterie_client.nets import Phase
 
 
-def start(model: Tensors) -> Tensors:
+def start(model: Tensors, _: Settings) -> Tensors:
     """c_i = 0."""
     return {name: np.zeros_like(array) for name, array in model.items() if array.dtype == np.float32}
 

@@ -1,0 +1,18 @@
+"""Local update of `per_fedavg` (see `coterie.methods.per_fedavg`): steps along the gradient at the point that an inner step leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from coterie_client.local_update import Fit, LocalUpdate, Moved, Settings, Tensors
+from coterie_client.nets import Adapted, Phase
+
+
+def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Settings, fit: Fit) -> Moved:
+    """w to return; nothing is kept. The loss is that at the adapted points."""
+    fitted = fit(model, [replace(phase, rule=Adapted(**settings)) for phase in phases])
+    return Moved(fitted.tensors, kept, fitted.loss)
+
+
+UPDATE = LocalUpdate(update)

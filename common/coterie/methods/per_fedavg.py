@@ -1,0 +1,53 @@
+"""`per_fedavg`: Fallah, Mokhtari and Ozdaglar (2020), personalized federated learning with theoretical guarantees: a model-agnostic
+meta-learning approach, Algorithm 1.
+
+All users share one model w, from which each gets its own by a gradient step: they minimise the mean of F_i(w) = f_i(w - alpha grad f_i(w)).
+A local step takes independent batches D, D' and D'' of the user's rows,
+
+    w~ = w - alpha grad f_i(w; D);   w <- w - beta (I - alpha H_i(w; D'')) grad f_i(w~; D')
+
+where `fo` drops the Hessian H_i and `hf` takes its product with the gradient g from gradients, section 5:
+(grad f_i(w + delta g; D'') - grad f_i(w - delta g; D'')) / (2 delta). beta is `optimizer.lr`. Users judge what they make of w by
+`adaptation_epochs` of such steps on their own rows, or by `adaptation_updates`; fine-tuning starts there.
+
+Deviations: D' goes through the rows in epochs, as in the other methods, and D and D'' each in an order of its own; momentum, where there
+is any, is that of w's steps; averages are by rows by default. The product with the Hessian of the whole Algorithm 1 is not offered.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from coterie.methods.partial import Epochs, JointTraining, Optimizer
+
+
+class Config(JointTraining):
+    """Hyper-parameters."""
+
+    update: ClassVar[str | None] = "per_fedavg"
+    is_personal: ClassVar[bool] = True
+
+    name: Literal["per_fedavg"] = "per_fedavg"
+    alpha: NonNegativeFloat = 0.01  # 0 is FedAvg
+    hessian: Literal["fo", "hf"] = "fo"
+    delta: PositiveFloat = 1e-3  # of hf
+    adaptation_epochs: Epochs | None = None  # 1 where neither is given
+    adaptation_updates: PositiveInt | None = None  # batches instead of epochs; 1 in the paper
+
+    @model_validator(mode="after")
+    def _one_of_adaptation_epochs_and_updates(self) -> Self:
+        if self.adaptation_epochs is not None and self.adaptation_updates is not None:
+            raise ValueError("adaptation_epochs and adaptation_updates both say how users adapt the model: give one")
+        return self
+
+    def settings(self) -> dict[str, Any]:
+        """The inner step, and what becomes of the Hessian."""
+        return {"rate": self.alpha, "hessian": self.hessian, "delta": self.delta}
+
+    def adaptation(self) -> list[dict[str, Any]]:
+        """Plain gradient steps of length alpha."""
+        epochs = None if self.adaptation_updates is not None else 1 if self.adaptation_epochs is None else self.adaptation_epochs
+        plain = self.phase("all", epochs=epochs, updates=self.adaptation_updates, optimizer=Optimizer(momentum=0.0), lr=self.alpha)
+        return [plain] if self.alpha else []
