@@ -96,11 +96,13 @@ class Host(Member):
 
     def _client(self, method: str) -> ClientMethod[Any]:
         try:
-            client: ClientMethod[Any] = method_module("coterie_client", method).CLIENT
+            client: ClientMethod[Any] | None = getattr(method_module("coterie_client", method), "CLIENT", None)
         except ModuleNotFoundError as error:
             if error.name is None or not error.name.startswith("coterie_client.methods"):
                 raise
             raise ProtocolError(f"the parent asks for method {method[:_MAX_SHOWN]!r}, which is unknown") from None
+        if client is None:
+            raise ProtocolError(f"the parent asks for method {method!r}, which is no client half but the local update of one")
         return client
 
     @property

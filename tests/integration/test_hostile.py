@@ -770,6 +770,10 @@ PARENTS: dict[str, tuple[list[bytes], str]] = {
         [welcome(), task(1, Block(np.ones((1, 4))), stage_json='{"stage": "s", "options": {"../../os": {}}}')],
         "asks for method '../../os', which is unknown",
     ),
+    "a method without a half": (
+        [welcome(), task(1, Block(np.ones((1, 4))), stage_json='{"stage": "s", "options": {"ditto": {}}}')],
+        "asks for method 'ditto', which is no client half",
+    ),
     "a row too many": ([welcome(), task(1, Block(np.ones((2, 4))))], "axis 'rows' is 2, wanted 1"),
 }
 

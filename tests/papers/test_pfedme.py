@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coterie.errors import ConfigError
 from coterie_client.nets import Rows
 from tests.local_updates import PLAIN, Users, a_model, assert_close, combined, gradient, hand
 from tests.networks import network_experiment, write_users
@@ -70,6 +71,12 @@ def test_users_judge_their_own_models() -> None:
     for position, user in enumerate(users.users):
         own = users.network.judge(users.kept(position), Rows(user.test_features, user.test_target))
         assert (scores.loss[position, 0], scores.accuracy[position, 0]) == own
+
+
+def test_steps_that_lead_away_from_the_prox_are_refused() -> None:
+    """Gradient steps on lambda/2 ||theta - w||^2 alone converge below 2 / lambda."""
+    with pytest.raises(ConfigError, match=r"personal_lr 0\.2 times penalty 15 is 3, want less than 2"):
+        Users({"name": "pfedme", "personal_lr": 0.2})
 
 
 @pytest.mark.parametrize("beta", [0.5, 2.0])

@@ -26,7 +26,7 @@ class Config(JointTraining):
     is_personal: ClassVar[bool] = True
 
     name: Literal["fed_mtl"] = "fed_mtl"
-    mu: NonNegativeFloat = 1.0  # 0: local training
+    mu: NonNegativeFloat = 0.1  # 0: local training
     average: Literal["rows", "plain"] = "plain"
 
     def settings(self) -> dict[str, Any]:

@@ -13,9 +13,9 @@ default. Running statistics of batch norm are those gathered at theta_i, for bot
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, model_validator
 
 from coterie.methods.partial import JointTraining
 
@@ -28,9 +28,19 @@ class Config(JointTraining):
 
     name: Literal["pfedme"] = "pfedme"
     penalty: PositiveFloat = 15.0  # lambda
-    personal_lr: PositiveFloat = 0.05  # of theta's gradient steps; of more than 2 / lambda, they run away
+    personal_lr: PositiveFloat = 0.05  # of theta's gradient steps
     personal_steps: Annotated[int, Field(ge=1, le=1000)] = 5  # K
     beta: Annotated[float, Field(gt=0, le=10)] = 1.0
+
+    @model_validator(mode="after")
+    def _steps_do_not_run_away(self) -> Self:
+        product = self.personal_lr * self.penalty
+        if product >= 2:
+            raise ValueError(
+                f"personal_lr {self.personal_lr:g} times penalty {self.penalty:g} is {product:g}, want less than 2: "
+                "longer steps lead away from the personal model"
+            )
+        return self
 
     def settings(self) -> dict[str, Any]:
         """How theta is found."""
