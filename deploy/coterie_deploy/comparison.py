@@ -109,7 +109,7 @@ def _table(views: Sequence[RunView], named: Mapping[str, Curves], goal: Goal | N
         line.append(figure(found.stage.results.get("heldout_metric")))
         rows.append(line if goal is None else [*line, *_towards(found, goal, weighing, rising=rising)])
     towards = "" if goal is None else f"; best: {figure_name(goal.figure)}; goal: {goal_said(goal)}"
-    return Table(f"The stage that is each run's result{towards}", columns, rows, n_text=2)
+    return Table(f"The stage of each run's method{towards}", columns, rows, n_text=2)
 
 
 def _towards(found: Curves, goal: Goal, weighing: Weighing, *, rising: bool) -> list[str]:

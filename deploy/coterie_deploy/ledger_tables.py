@@ -155,7 +155,7 @@ def _until(connection: sqlite3.Connection, query: Query, text: str) -> tuple[Que
     from coterie_server.curves import GAP, closest, curves, goal_from, reached  # noqa: PLC0415
 
     goal = goal_from(text)
-    stage = summary.stage_named(connection, str(query.stages[0])) if query.stages else summary.final_stage(connection)
+    stage = summary.stage_named(connection, str(query.stages[0])) if query.stages else summary.goal_stage(connection)
     made = curves(connection, stage, with_bytes=False)
     number = reached(made, goal)
     if number is None:

@@ -147,7 +147,11 @@ def _costs(found: Curves, goal: Goal | None) -> Table:
             )
         elif goal is not None:
             rows.append([goal_said(one), "not reached", *("-" for _ in axes)])
-    return Table("What it cost to get there", ("goal", "round", *(AXES[axis].replace("seconds", "time") for axis in axes)), rows)
+    return Table(
+        f"What it cost stage {found.stage.name} to get there",
+        ("goal", "round", *(AXES[axis].replace("seconds", "time") for axis in axes)),
+        rows,
+    )
 
 
 def _between(connection: sqlite3.Connection, found: Curves, goal: Goal | None) -> list[Table]:
@@ -163,7 +167,7 @@ def _between(connection: sqlite3.Connection, found: Curves, goal: Goal | None) -
     rows = [
         [cluster or "several", *(size(ways.get(way, 0)) for way in charts.WAYS), size(sum(ways.values()))] for cluster, ways in sent.items()
     ]
-    return [Table(f"Between clusters until {goal_said(goal)}", ("cluster", *charts.WAYS, "both"), rows)]
+    return [Table(f"Between clusters in stage {found.stage.name} until {goal_said(goal)}", ("cluster", *charts.WAYS, "both"), rows)]
 
 
 def _communication(connection: sqlite3.Connection, report: Report, found: Curves | None) -> Section:

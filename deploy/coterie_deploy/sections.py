@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from coterie_deploy.charts import Chart
 from coterie_deploy.report import Report
+from coterie_server import summary
 from coterie_server.summary import StageSummary
 
 
@@ -44,12 +45,7 @@ def main_stage(report: Report) -> StageSummary | None:
 
 def method_stage(report: Report) -> StageSummary | None:
     """The stage in which the experiment's method worked: the result, or what the result refits; or else the latest one."""
-    own = [stage for stage in report.stages if stage.method == report.experiment.method.name]
-    main = main_stage(report)
-    if main is None or main in own or not own:
-        return main
-    point = main.name.partition("-")[2]  # a refit is called after the penalty whose clusters it takes
-    return next((stage for stage in own if stage.name.partition("-")[2] == point), own[-1])
+    return summary.method_stage(report.stages, report.final, report.experiment.method.name)
 
 
 def sentence(text: str) -> str:

@@ -7,6 +7,7 @@ below an aggregator is called AGGREGATOR/HOST; its exchanges are numbered by the
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import sys
@@ -153,6 +154,29 @@ def final_stage(connection: sqlite3.Connection) -> StageSummary:
     if not listed:
         raise ConfigError("the run has no stage yet")
     return next((stage for stage in listed if stage.name == final), listed[-1])
+
+
+def method_stage(listed: Sequence[StageSummary], final: StageSummary | None, method: str) -> StageSummary | None:
+    """Of the stages of a run, that in which its method worked: its result, or what the result refits; or else the latest one.
+
+    `final` is the stage of the result, None where there is none yet; `method` the name of the experiment's method.
+    """
+    own = [stage for stage in listed if stage.method == method]
+    main = final or (listed[-1] if listed else None)
+    if main is None or main in own or not own:
+        return main
+    point = main.name.partition("-")[2]  # a refit is called after the penalty whose clusters it takes
+    return next((stage for stage in own if stage.name.partition("-")[2] == point), own[-1])
+
+
+def goal_stage(connection: sqlite3.Connection) -> StageSummary:
+    """The stage that a goal is about, see `method_stage`: a refit reaches nothing on the way. ConfigError when none has begun."""
+    found, listed = facts(connection), stages(connection)
+    final = next((stage for stage in listed if stage.name == found.get("final_stage")), None)
+    stage = method_stage(listed, final, json.loads(found.get("experiment", "{}")).get("method", {}).get("name", ""))
+    if stage is None:
+        raise ConfigError("the run has no stage yet")
+    return stage
 
 
 def history(connection: sqlite3.Connection, stage: int) -> list[dict[str, float]]:

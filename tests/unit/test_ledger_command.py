@@ -159,6 +159,14 @@ def test_until_a_goal(folder: Path, say: Say) -> None:
     assert [group["round"] for group in limited] == ["1"]
 
 
+def test_a_goal_is_about_the_stage_that_the_result_refits_as_in_the_report(folder: Path, say: Say) -> None:
+    with contextlib.closing(sqlite3.connect(folder / "run.db", isolation_level=None)) as connection:
+        connection.execute("INSERT INTO run VALUES ('experiment', ?)", (json.dumps({"method": {"name": "pdmm"}}),))
+        connection.execute("UPDATE stages SET method = 'pdmm' WHERE number = 0")
+    assert "of stage stage-0\n" in say(folder, "--until", "objective=1.3", "--by", "stage")
+    assert "of stage stage-1\n" in say(folder, "--until", "objective=1.3", "--by", "stage", "--stage", "stage-1")
+
+
 def test_a_goal_that_was_never_reached_ends_with_3(folder: Path, refuse: Say) -> None:
     said = refuse(3, folder, "--until", "objective=0.5", "--by", "step")
     assert said == "error: stage 'stage-1' has not reached objective <= 0.5: it came to 1.12 in round 3 of 3\n"

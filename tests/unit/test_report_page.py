@@ -261,7 +261,7 @@ def test_a_two_tier_run_tells_bytes_within_and_between_clusters(tmp_path: Path) 
     assert "The gap is relative to the smallest objective of the stage itself." in page.text
     assert {"gap-within", "gap-between", "scopes", "topology"} <= set(page.specs)
     (between,) = section(view_of(tmp_path / "tiers", Weighing(Goal("objective", 1.4))), "progress").tables[1:]
-    assert between.title == "Between clusters until objective ≤ 1.4"
+    assert between.title == "Between clusters in stage pdmm-0.5 until objective ≤ 1.4"
     assert between.rows == [["c", "4.22 kB", "2.12 kB", "6.34 kB"]]  # of 2 rounds, as below
     with contextlib.closing(open_run(tmp_path / "tiers")) as connection:
         links = links_of(connection)
@@ -286,7 +286,7 @@ def test_a_gap_that_only_the_smallest_objective_itself_reaches_is_not_told(copie
     connection.executemany("INSERT INTO figures VALUES (?, ?, 'objective', ?)", [(number, t, v) for t, v in enumerate(values, start=1)])
     connection.executemany("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", [(number, t, 1e9 + t) for t in range(5)])
     (progress,) = (section for section in view_of(folder, Weighing()).sections if section.key == "progress")
-    (costs,) = (table for table in progress.tables if table.title == "What it cost to get there")
+    (costs,) = (table for table in progress.tables if table.title == "What it cost stage pdmm to get there")
     assert [row[:2] for row in costs.rows] == [["gap \N{LESS-THAN OR EQUAL TO} 0.1", "2"]]
 
 
