@@ -152,22 +152,23 @@ def _format_of(wanted: Wanted) -> str:
 def _until(connection: sqlite3.Connection, query: Query, text: str) -> tuple[Query, str]:
     """The query up to the round in which a stage has reached a goal, and a sentence on it. RunError when it never has."""
     from coterie_server import summary  # noqa: PLC0415 - only here, and slow to import
-    from coterie_server.curves import GAP, closest, curves, goal_from, reached  # noqa: PLC0415
+    from coterie_server.curves import GAP, curves, goal_from, reached, why_not_reached  # noqa: PLC0415
 
     goal = goal_from(text)
     stage = summary.stage_named(connection, str(query.stages[0])) if query.stages else summary.goal_stage(connection)
     made = curves(connection, stage, with_bytes=False)
     number = reached(made, goal)
     if number is None:
-        best_round, best = closest(made, goal)
-        raise RunError(f"stage {stage.name!r} has not reached {goal}: it came to {best:.3g} in round {best_round} of {stage.rounds}")
+        raise RunError(why_not_reached(made, goal))
     last = number if query.last_round is None else min(number, query.last_round)
     said = f"{goal} was reached in round {number} of {stage.rounds} of stage {stage.name}"
     n_known = int(np.isfinite(made.figures[goal.figure]).sum())
     said += f" ({goal.figure} is known in {n_known} of the rounds)" if n_known < stage.rounds else ""
     if goal.figure == GAP and not made.has_reference:
         said += "; gap: from the smallest objective of the stage itself, since stop.reference_objective is not given"
-    if number == stage.rounds:
+    if not stage.outcome:
+        said += "; the stage has not ended" + ("" if made.has_reference or goal.figure != GAP else ": its objective may become smaller yet")
+    elif number == stage.rounds:
         said += "; what ended the stage, its evaluation for one, is part of its last round"
     return replace(query, stages=(stage.number,), last_round=last), said
 

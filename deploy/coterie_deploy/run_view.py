@@ -21,7 +21,7 @@ from coterie_deploy.sections import Section, Table, method_stage, sentence
 from coterie_deploy.steps import STEPS
 from coterie_deploy.tables import count, counted, duration, figure, size
 from coterie_server import summary
-from coterie_server.curves import GAP, Curves, Goal, curves, reached
+from coterie_server.curves import GAP, Curves, Goal, curves, is_by_definition, reached, why_not_reached
 from coterie_server.query import Query, totals
 from coterie_server.rundb import BETWEEN, WITHIN, open_run
 
@@ -123,8 +123,11 @@ def _progress(connection: sqlite3.Connection, found: Curves | None, weighing: We
     said = [f"Stage {found.stage.name}: {rounds}{'' if outcome == rounds else f'; {outcome}'}."]
     if GAP in names:
         to = "reference objective of the experiment" if found.has_reference else "smallest objective of the stage itself"
-        said.append(f"The gap is relative to the {to}.")
-    tables = [_costs(found, weighing.goal), *_between(connection, found, weighing.goal)]
+        said.append(f"The gap is relative to the {to}{'' if found.has_reference or found.stage.outcome else ' so far: it has not ended'}.")
+    goal = weighing.goal
+    if goal is not None and goal.figure in found.figures and is_by_definition(found, goal):
+        said.append(sentence(why_not_reached(found, goal)))
+    tables = [_costs(found, goal), *_between(connection, found, goal)]
     return Section("progress", "Progress", said, tabs if names else {}, tables=[table for table in tables if table.rows])
 
 
@@ -133,9 +136,6 @@ def _costs(found: Curves, goal: Goal | None) -> Table:
     goals = [Goal(name, level) for name, levels in _LEVELS.items() if name in found.figures for level in levels]
     if goal is not None:
         goals = [goal] if goal.figure in found.figures else []
-    elif GAP in found.figures and not found.has_reference:
-        smallest = reached(found, Goal(GAP, 0.0))  # by definition: that a gap was reached there says nothing
-        goals = [one for one in goals if one.figure != GAP or reached(found, one) != smallest]
     axes = [axis for axis in axes_of([found]) if axis != "round"]
     rows = []
     rounds = [reached(found, one) for one in goals]
@@ -146,7 +146,7 @@ def _costs(found: Curves, goal: Goal | None) -> Table:
                 [goal_said(one), count(at), *(duration(value) if axis == "seconds" else size(value) for axis, value in paid.items())]
             )
         elif goal is not None:
-            rows.append([goal_said(one), "not reached", *("-" for _ in axes)])
+            rows.append([goal_said(one), "-" if is_by_definition(found, one) else "not reached", *("-" for _ in axes)])
     return Table(
         f"What it cost stage {found.stage.name} to get there",
         ("goal", "round", *(AXES[axis].replace("seconds", "time") for axis in axes)),

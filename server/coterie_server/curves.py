@@ -119,10 +119,35 @@ def with_gap(made: Curves, experiment: str) -> Curves:
 
 
 def reached(made: Curves, goal: Goal) -> int | None:
-    """The first round in which a goal is reached, None where it is not. ConfigError when the stage has no such figure."""
+    """The first round in which a goal is reached, None where it is not. ConfigError when the stage has no such figure.
+
+    A gap to the stage's own smallest objective counts only where a round before that objective has it: whatever a run has done, the round
+    of its smallest objective has every gap.
+    """
+    return None if is_by_definition(made, goal) else _first(made, goal)
+
+
+def is_by_definition(made: Curves, goal: Goal) -> bool:
+    """Whether no round before that of the stage's smallest objective has reached a goal that is a gap to that objective."""
+    is_own = goal.figure == GAP and not made.has_reference
+    return is_own and _first(made, goal) == _first(made, Goal(GAP, 0.0)) is not None
+
+
+def _first(made: Curves, goal: Goal) -> int | None:
     values = _values(made, goal)
     is_there = values >= goal.value if goal.is_rising else values <= goal.value
     return int(made.rounds[np.argmax(is_there)]) if is_there.any() else None
+
+
+def why_not_reached(made: Curves, goal: Goal) -> str:
+    """A sentence on a goal for which `reached` has no round."""
+    stage, (number, best) = made.stage, closest(made, goal)
+    so_far = "" if stage.outcome else f"; the stage has not ended: it was looked at after round {stage.rounds}"
+    if is_by_definition(made, goal):
+        until = f"round {number} of {stage.rounds}, the first that has {goal}, is that of the objective from which the gap is measured"
+        wanted = "want a larger gap, or an experiment with stop.reference_objective"
+        return f"stage {stage.name!r} says nothing of {goal}: {until}, the smallest of the stage itself; {wanted}{so_far}"
+    return f"stage {stage.name!r} has not reached {goal}: it came to {best:.3g} in round {number} of {stage.rounds}{so_far}"
 
 
 def closest(made: Curves, goal: Goal) -> tuple[int, float]:

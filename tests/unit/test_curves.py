@@ -12,7 +12,7 @@ import pytest
 
 from coterie.errors import ConfigError
 from coterie.ledger import DOWN, UP, Own, Row
-from coterie_server.curves import GAP, Curves, Goal, closest, curves, goal_from, reached
+from coterie_server.curves import GAP, Curves, Goal, closest, curves, goal_from, reached, why_not_reached
 from coterie_server.rundb import BETWEEN, RunDatabase
 from coterie_server.summary import StageSummary, final_stage, stage_named
 
@@ -115,10 +115,23 @@ def test_an_objective_that_was_never_finite_has_no_gap(database: RunDatabase) ->
 
 @pytest.mark.parametrize(
     ("goal", "wanted"),
-    [("gap=0.11", 2), ("gap = 1e-3", 3), ("gap=0", 3), ("objective=2.1", 3), ("objective=1.9", None), ("primal_residual=0.3", 4)],
+    [("gap = 0.11", 2), ("gap=0.5", 2), ("objective=2.1", 3), ("objective=1.9", None), ("primal_residual=0.3", 4)],
 )
 def test_a_goal_is_reached_in_the_first_round_that_has_it(database: RunDatabase, goal: str, wanted: int | None) -> None:
     assert reached(curves_of(database), goal_from(goal)) == wanted
+
+
+@pytest.mark.parametrize("goal", ["gap=1e-3", "gap=0"])
+def test_a_gap_that_only_the_smallest_objective_itself_has_is_not_reached(database: RunDatabase, goal: str) -> None:
+    made = curves_of(database)
+    assert reached(made, goal_from(goal)) is None
+    said = why_not_reached(made, goal_from(goal))
+    assert "round 3 of 4, the first that has gap <= " in said
+    assert "has not ended" not in said
+    database.stage(1, "pdmm", "pdmm", 4, "", 9.0)
+    assert why_not_reached(curves_of(database), goal_from(goal)).endswith("the stage has not ended: it was looked at after round 4")
+    database.put("experiment", json.dumps({"method": {"name": "pdmm"}, "stop": {"reference_objective": 2.0}}))
+    assert reached(curves_of(database), goal_from(goal)) == 3
 
 
 def test_of_an_accuracy_more_is_better(database: RunDatabase) -> None:

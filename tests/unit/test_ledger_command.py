@@ -151,8 +151,9 @@ def test_until_a_goal(folder: Path, say: Say) -> None:
     text = say(folder, "--until", "objective=1.3", "--by", "stage,round")
     assert "objective <= 1.3 was reached in round 2 of 3 of stage stage-1\n" in text
     assert [line.split()[:2] for line in text.splitlines() if line.startswith("stage-")] == [["stage-1", "1"], ["stage-1", "2"]]
-    text = say(folder, "--until", "gap=0", "--stage", "stage-0", "--by", "stage", "--rounds", "2:")
+    text = say(folder, "--until", "gap=0.12", "--stage", "stage-0", "--by", "stage", "--rounds", "2:")
     assert " of stage stage-0; gap: from the smallest objective" in " ".join(text.split())
+    text = say(folder, "--until", "objective=1.2", "--stage", "stage-0", "--by", "stage", "--rounds", "2:")
     assert "what ended the stage" in " ".join(text.split())
     assert len([line for line in text.splitlines() if line.startswith("stage-0")]) == 1
     limited = data(say(folder, "--until", "objective=1.2", "--rounds", ":1", "--by", "round", "--format", "csv"))
@@ -170,6 +171,8 @@ def test_a_goal_is_about_the_stage_that_the_result_refits_as_in_the_report(folde
 def test_a_goal_that_was_never_reached_ends_with_3(folder: Path, refuse: Say) -> None:
     said = refuse(3, folder, "--until", "objective=0.5", "--by", "step")
     assert said == "error: stage 'stage-1' has not reached objective <= 0.5: it came to 1.12 in round 3 of 3\n"
+    said = refuse(3, folder, "--until", "gap=1e-20", "--by", "step")
+    assert "stage 'stage-1' says nothing of gap <= 1e-20: round 3 of 3" in said
     assert "has no figure 'accuracy'" in refuse(2, folder, "--until", "accuracy=0.9")
     assert "the run has no stage 'session'" in refuse(2, folder, "--until", "gap=1", "--stage", "session")
 

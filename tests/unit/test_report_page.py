@@ -288,6 +288,11 @@ def test_a_gap_that_only_the_smallest_objective_itself_reaches_is_not_told(copie
     (progress,) = (section for section in view_of(folder, Weighing()).sections if section.key == "progress")
     (costs,) = (table for table in progress.tables if table.title == "What it cost stage pdmm to get there")
     assert [row[:2] for row in costs.rows] == [["gap \N{LESS-THAN OR EQUAL TO} 0.1", "2"]]
+    connection.execute("UPDATE stages SET outcome = '' WHERE number = ?", (number,))
+    progress = section(view_of(folder, Weighing(Goal("gap", 1e-3))), "progress")
+    assert [row[1:] for row in progress.tables[0].rows] == [["-"] * (len(progress.tables[0].columns) - 1)]
+    assert "The gap is relative to the smallest objective of the stage itself so far: it has not ended." in progress.sentences
+    assert "says nothing of gap <= 0.001: round 3 of 4" in progress.sentences[-1]
 
 
 def test_of_a_refit_the_curves_are_those_of_what_it_refits(copied: tuple[Path, sqlite3.Connection]) -> None:
