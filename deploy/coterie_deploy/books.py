@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from coterie_deploy.tables import count, is_narrow, is_tiny, size, table
 from coterie_server import summary
 from coterie_server.coordinator import is_held
 from coterie_server.query import SESSION, SESSION_NAME, stage_namer
-from coterie_server.rundb import open_run
+from coterie_server.rundb import read_run
 from coterie_server.summary import Books, Traffic
 
 MAX_STAGES = 5  # with traffic that are shown one by one, the session among them
@@ -37,7 +36,7 @@ def print_ledger(folder: Path, stage: str | None, console: Console, *, total: bo
 
     Of many stages only the final one, unless another is asked for. ConfigError for an unknown run or stage.
     """
-    with contextlib.closing(open_run(folder)) as connection:
+    with read_run(folder) as connection:
         only = None if stage is None else SESSION if stage == SESSION_NAME else summary.stage_named(connection, stage).number
         useful, repeats = summary.traffic(connection), summary.traffic(connection, repeats=True)
         (n_rows,) = connection.execute("SELECT COALESCE(MAX(rowid), 0) FROM ledger_rows").fetchone()

@@ -5,7 +5,6 @@ The partition is the one the users know, or the one that a finished run has foun
 
 from __future__ import annotations
 
-import contextlib
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from coterie.methods.certify import Config
 from coterie_client.data import list_users
 from coterie_deploy.api import Result, run
 from coterie_deploy.tables import counted, figure, is_narrow, table
-from coterie_server.rundb import open_run
+from coterie_server.rundb import read_run
 
 # The penalty in the text's conventions is LAM over these.
 CONVENTIONS = ("LAM", "lambda_eq3", "lambda_eq14")
@@ -70,7 +69,7 @@ def certification(experiment: Experiment, partition: str | Path = "known", data:
 
 def found_labels(folder: Path) -> dict[str, str]:
     """The clusters of the run's final stage, by user name. Raises ConfigError when there are none."""
-    with contextlib.closing(open_run(folder)) as connection:
+    with read_run(folder) as connection:
         row = connection.execute("SELECT value FROM run WHERE key = 'final_stage'").fetchone()
     if row is None:
         raise ConfigError(f"the run in {folder} has not finished, want one with final models")

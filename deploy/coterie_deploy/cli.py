@@ -64,8 +64,6 @@ def _run(arguments: list[str]) -> int:
             raise
         return _failed(f"cannot write {error.filename or 'what is to be printed'}: {error.strerror}", RunError.exit_code)
     except Exception as error:
-        if (type(error).__module__, type(error).__name__) == ("sqlite3", "DatabaseError"):  # of the kinds, that of a damaged file
-            return _failed(f"the run database cannot be read: {error}", RunError.exit_code)
         if not hasattr(error, "format_message"):
             raise
         # The parser refuses something. Where its exceptions live depends on the version of typer.

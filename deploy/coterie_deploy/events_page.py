@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import datetime
 import json
@@ -22,7 +21,7 @@ from coterie_deploy.logs import LEVELS, LogLevel, level_of
 from coterie_deploy.printable import printable
 from coterie_deploy.tables import duration, is_narrow, table
 from coterie_server.coordinator import is_held
-from coterie_server.rundb import open_run
+from coterie_server.rundb import read_run
 
 FORMATS = ("table", "jsonl", "csv")
 COLUMNS = ("time", "elapsed_s", "level", "kind", "text", "data")
@@ -101,12 +100,12 @@ class _Reading:
 
     def kinds(self) -> set[str]:
         """Those that have happened."""
-        with contextlib.closing(open_run(self._folder)) as connection:
+        with read_run(self._folder) as connection:
             return {kind for (kind,) in connection.execute("SELECT DISTINCT kind FROM events")}
 
     def new(self) -> list[Event]:
         """What came since the last reading."""
-        with contextlib.closing(open_run(self._folder)) as connection:
+        with read_run(self._folder) as connection:
             if self._began is None:
                 [[self._began]] = connection.execute("SELECT MIN(at) FROM events").fetchall()
             return sorted(self._rows(connection), key=lambda event: event.at)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, RunError
 from coterie_server import summary
-from coterie_server.rundb import open_run
+from coterie_server.rundb import read_run
 
 
 def is_finished(folder: Path) -> bool:
     """Whether there is nothing to resume, only to report."""
     try:
-        with contextlib.closing(open_run(folder)) as connection:
+        with read_run(folder) as connection:
             return summary.facts(connection).get("status") == "finished"
-    except (ConfigError, sqlite3.Error):
+    except (ConfigError, RunError):
         return False
 
 
@@ -36,7 +35,7 @@ def nothing_left_of_a_failed_start(folder: Path) -> Iterator[None]:
 
 def _has_rounds(folder: Path) -> bool:
     try:
-        with contextlib.closing(open_run(folder)) as connection:
+        with read_run(folder) as connection:
             return summary.has_rounds(connection)
-    except (ConfigError, sqlite3.Error):
+    except (ConfigError, RunError):
         return False

@@ -42,7 +42,7 @@ from coterie_server.query import (
     rows,
     stage_namer,
 )
-from coterie_server.rundb import BETWEEN, DIRECT, WITHIN, open_run
+from coterie_server.rundb import BETWEEN, DIRECT, WITHIN, read_run
 
 FORMATS = ("table", "csv", "jsonl", "parquet")
 DEFAULT_KEYS = ("step", "direction", "scope")
@@ -213,7 +213,7 @@ def print_part(folder: Path, wanted: Wanted, console: Console) -> None:
     is_of_rows = how != "table" and wanted.by is None
     if is_of_rows and sort is not None:
         raise ConfigError("--sort is for groups, want --by with it: rows come as they were booked")
-    with contextlib.closing(open_run(folder)) as connection:
+    with read_run(folder) as connection:
         said = ""
         if wanted.until is not None:
             query, said = _until(connection, query, wanted.until)

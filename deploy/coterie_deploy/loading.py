@@ -7,7 +7,6 @@ run.traffic(by=["step", "direction"])
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sqlite3
@@ -31,7 +30,7 @@ from coterie_deploy.run_tables import reading
 from coterie_deploy.shipped import FROZEN
 from coterie_server import summary
 from coterie_server.query import Query
-from coterie_server.rundb import open_run
+from coterie_server.rundb import no_run_folder, read_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -269,12 +268,12 @@ def load_run(path: str | os.PathLike[str], *, frames: Library = "pandas") -> Run
     folder, frame = Path(path), maker_of(frames)
 
     def opened() -> AbstractContextManager[sqlite3.Connection]:
-        return contextlib.closing(open_run(folder))
+        return read_run(folder)
 
     with opened():
         pass  # or there is no run
     if not (folder / FROZEN).is_file():
-        raise ConfigError(f"{folder} is not a run folder: it has no {FROZEN}")
+        raise no_run_folder(folder, FROZEN)
     return Run(folder, load_experiment(folder / FROZEN), opened, lambda stage: left_in(folder, stage), frame)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import IO
 
@@ -14,7 +13,7 @@ from coterie_deploy.left import Left, check_predicts, left_in, predicted
 from coterie_deploy.shipped import FROZEN
 from coterie_deploy.tabular import features_of, is_number, read_table, write_table
 from coterie_server import summary
-from coterie_server.rundb import open_run
+from coterie_server.rundb import no_run_folder, read_run
 
 PREDICTION = "prediction"
 
@@ -26,7 +25,7 @@ def predict(folder: Path, user: str, table: Path, stage: str | None, out: Path |
     """
     path = folder / FROZEN
     if not path.is_file():
-        raise ConfigError(f"{folder} is not a run folder: it has no {FROZEN}")
+        raise no_run_folder(folder, FROZEN)
     experiment = load_experiment(path)
     if experiment.model is not None:
         predict_network.predict(folder, user, table, state, out, stdout)
@@ -43,7 +42,7 @@ def predict(folder: Path, user: str, table: Path, stage: str | None, out: Path |
 
 def _left(folder: Path, user: str, stage: str | None) -> Left:
     """What the stage has left, with a model for this user."""
-    with contextlib.closing(open_run(folder)) as connection:
+    with read_run(folder) as connection:
         name = summary.facts(connection).get("final_stage") if stage is None else summary.stage_named(connection, stage).name
     if name is None:
         raise ConfigError(f"the run in {folder} has not finished, so it has no models yet")

@@ -11,7 +11,6 @@ milliseconds, as on the links that one wants to know about, both are small.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ from coterie.wire import GRPC_FRAME_HEADER_BYTES
 from coterie_deploy.printable import printable
 from coterie_deploy.tables import count, duration, is_narrow, size, table
 from coterie_server import summary
-from coterie_server.rundb import BETWEEN, DIRECT, WITHIN, open_run
+from coterie_server.rundb import BETWEEN, DIRECT, WITHIN, read_run
 
 SCOPES = {"direct": DIRECT, "between": BETWEEN, "within": WITHIN}  # as the experiment and as the ledger call them
 DELAYS_OF_A_TURN = 2
@@ -123,7 +122,7 @@ def _rules_of(links: Mapping[str, str | None]) -> dict[str, LinkRule]:
 
 def projection_of(folder: Path) -> Projection:
     """Reads a run folder. ConfigError when its run has not finished in one go."""
-    with contextlib.closing(open_run(folder)) as connection:
+    with read_run(folder) as connection:
         facts = summary.facts(connection)
         measured_s = _measured_s(connection, folder, facts)
         scopes = _scopes(connection, len(facts.get("experiment", "")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from coterie_deploy.printable import printable
 from coterie_deploy.shipped import FROZEN
 from coterie_deploy.tables import count, counted, duration, figure, is_narrow, is_tiny, table
 from coterie_server import summary
-from coterie_server.rundb import open_run
+from coterie_server.rundb import read_run
 from coterie_server.summary import StageSummary, Traffic
 
 MAX_STAGES = 12  # shown at the end of a run
@@ -60,7 +59,7 @@ class Report:
 
 def report_of(folder: Path) -> Report:
     """Reads a run folder, also of a run under way. ConfigError when it is none."""
-    with contextlib.closing(open_run(folder)) as connection:
+    with read_run(folder) as connection:
         stages, short = summary.stages(connection), shortfalls_of(connection)
         return Report(
             folder,

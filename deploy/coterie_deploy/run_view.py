@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import sqlite3
@@ -23,7 +22,7 @@ from coterie_deploy.tables import count, counted, duration, figure, size
 from coterie_server import summary
 from coterie_server.curves import GAP, Curves, Goal, curves, is_by_definition, reached, why_not_reached
 from coterie_server.query import Query, totals
-from coterie_server.rundb import BETWEEN, WITHIN, open_run
+from coterie_server.rundb import BETWEEN, WITHIN, read_run
 
 _MOST_EVENTS = 1000
 _LEVELS = {GAP: (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6), "accuracy": (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)}  # whose cost is told
@@ -50,7 +49,7 @@ class RunView:
 def view_of(folder: Path, weighing: Weighing | None = None) -> RunView:
     """Everything about a run, finished or under way. ConfigError when the folder has none."""
     report = report_of(folder)
-    with contextlib.closing(open_run(folder)) as connection:
+    with read_run(folder) as connection:
         stage = method_stage(report)
         found = None if stage is None else curves(connection, stage)
         sections = [

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import itertools
 import json
@@ -26,7 +25,7 @@ from coterie_deploy.launch import HOSTS
 from coterie_deploy.left import left_in
 from coterie_deploy.shipped import FROZEN
 from coterie_server import summary
-from coterie_server.rundb import open_run
+from coterie_server.rundb import no_run_folder, read_run
 
 Tensors = dict[str, NDArray[Any]]
 
@@ -52,9 +51,9 @@ def finished_run(folder: Path) -> FinishedRun:
     """Reads a run folder. ConfigError when it is none, has not finished, or has neither shared anything nor trained networks."""
     path = folder / FROZEN
     if not path.is_file():
-        raise ConfigError(f"{folder} is not a run folder: it has no {FROZEN}")
+        raise no_run_folder(folder, FROZEN)
     experiment = load_experiment(path)
-    with contextlib.closing(open_run(folder)) as connection:
+    with read_run(folder) as connection:
         facts = summary.facts(connection)
         (last_seq,) = connection.execute("SELECT MAX(seq) FROM ledger_rows").fetchone()
     stage = facts.get("final_stage")

@@ -7,7 +7,6 @@ both ends have brought; that its books have yet to arrive is no difference.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from coterie_deploy.books import book_sentences, status_of
 from coterie_deploy.printable import printable
 from coterie_deploy.tables import count, counted, table
 from coterie_server import summary
-from coterie_server.rundb import WITHIN, open_run
+from coterie_server.rundb import WITHIN, read_run
 from coterie_server.summary import Books, StageSummary, Traffic
 
 MAX_DEVIATIONS = 4.0
@@ -87,7 +86,7 @@ def print_verification(folder: Path, console: Console) -> bool:
 
 def verdict_on(folder: Path) -> Verdict:
     """Reconciles sender with receiver, and measured with closed form. ConfigError for a folder that is no run."""
-    with contextlib.closing(open_run(folder)) as connection:
+    with read_run(folder) as connection:
         facts, stages = summary.facts(connection), summary.stages(connection)
         books, rows = summary.reconcile(connection), summary.traffic(connection)
         is_judgeable = "spread" in {name for _, name, *_ in connection.execute("PRAGMA table_info(expected)")}

@@ -54,7 +54,7 @@ def _wait_for(folder: Path, patience_s: float) -> None:
         try:
             open_run(folder).close()
             return
-        except sqlite3.Error:
+        except (sqlite3.Error, RunError):
             return  # it is there: the first look says what is wrong with it
         except ConfigError as error:
             is_coming = is_held(folder) or not (folder / "run.db").exists()

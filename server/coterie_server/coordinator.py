@@ -32,7 +32,7 @@ from coterie.files import written_whole
 from coterie_server.engine import Engine, Observer, Point, best
 from coterie_server.hub import Hub
 from coterie_server.method import Facts, Members, Outcome
-from coterie_server.rundb import BETWEEN, DIRECT, FLUSH_S, OnEvent, RunDatabase, open_run
+from coterie_server.rundb import BETWEEN, DIRECT, FLUSH_S, OnEvent, RunDatabase, read_run
 from coterie_server.sessions import Tracer
 
 CHECKPOINTS = "checkpoints"
@@ -119,7 +119,7 @@ async def _run(experiment: Experiment, connect: Connect, options: Options, datab
     start = _kept_start(options.folder) if options.resume and options.folder is not None else options.start
     engine = Engine(experiment, hub, database, options.folder, options.observer, start=start)
     if options.decisions_of is not None:
-        with contextlib.closing(open_run(options.decisions_of)) as connection:
+        with read_run(options.decisions_of) as connection:
             _repeat_decisions(connection, hub, engine)
         hub.repeats_all = True
     elif options.resume:

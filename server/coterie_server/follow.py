@@ -7,7 +7,6 @@ Units are those of `coterie.ledger`. Only useful traffic is counted.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sqlite3
 from collections import deque
@@ -24,7 +23,7 @@ from coterie.wire import GRPC_FRAME_HEADER_BYTES
 from coterie_server import summary
 from coterie_server.curves import Curves, with_gap
 from coterie_server.query import ABOVE
-from coterie_server.rundb import open_run
+from coterie_server.rundb import read_run
 from coterie_server.summary import SESSION, StageSummary, Traffic
 
 MAX_EVENTS = 500  # kept, the latest
@@ -161,12 +160,10 @@ class Follower:
     def update(self) -> Added:
         """Looks. ConfigError when there is no run database, or none of this version; RunError when it cannot be read."""
         try:
-            with contextlib.closing(open_run(self.folder)) as connection:
+            with read_run(self.folder) as connection:
                 connection.execute("BEGIN")  # all of it as it was at one moment
                 return self._read(connection)
-        except sqlite3.OperationalError as error:
-            raise RunError(f"the run database {self.folder / 'run.db'} cannot be read: {error}") from error
-        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+        except (ValueError, TypeError) as error:
             raise RunError(f"the run database {self.folder / 'run.db'} is damaged: {error}") from error
 
     def _read(self, connection: sqlite3.Connection) -> Added:

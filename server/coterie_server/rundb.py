@@ -427,8 +427,12 @@ def _facts_of(kind: str) -> tuple[str, int]:
 def open_run(folder: Path) -> sqlite3.Connection:
     """Opens the database of a run for reading; ConfigError when there is none, or one that lacks a table."""
     path = folder / "run.db"
-    if not path.is_file():
-        raise ConfigError(f"{folder} is not a run folder: it has no run.db")
+    try:
+        has_file = path.is_file()
+    except OSError as error:  # what is above it may not be looked into
+        raise RunError(f"the run database {path} cannot be read: {error.strerror}") from error
+    if not has_file:
+        raise no_run_folder(folder, path.name)
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30.0)  # whose folder may have ?, # or %
     try:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -441,3 +445,27 @@ def open_run(folder: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+@contextlib.contextmanager
+def read_run(folder: Path) -> Iterator[sqlite3.Connection]:
+    """The database of a run for reading, closed at the end. ConfigError as for `open_run`, RunError when it cannot be read."""
+    try:
+        with contextlib.closing(open_run(folder)) as connection:
+            yield connection
+    except sqlite3.Error as error:
+        raise unreadable(folder / "run.db", error) from error
+
+
+def unreadable(path: Path, error: sqlite3.Error) -> RunError:
+    """What is wrong with a run database that is there."""
+    how = "is damaged" if type(error) is sqlite3.DatabaseError else "cannot be read"  # of its kinds, that of a damaged file
+    return RunError(f"the run database {path} {how}: {error}")
+
+
+def no_run_folder(folder: Path, missing: str) -> ConfigError:
+    """Of a folder without a file that every run has."""
+    if not folder.exists():
+        return ConfigError(f"{folder} is not a run folder: it does not exist")
+    why = f"it has no {missing}" if folder.is_dir() else "it is a file"
+    return ConfigError(f"{folder} is not a run folder: {why}")

@@ -188,8 +188,8 @@ def test_a_run_that_is_damaged_or_gone_is_one_sentence(top: Path) -> None:
     assert client.get("/api/run", params={"name": "done"}).status_code == 200
     shutil.rmtree(top / "done")
     answer = client.get("/api/run", params={"name": "done"})
-    assert (answer.status_code, answer.text) == (503, f"{top}/done is not a run folder: it has no run.db")
-    assert "it has no run.db" in runs_of(client)["done"]["problem"]
+    assert (answer.status_code, answer.text) == (503, f"{top}/done is not a run folder: it does not exist")
+    assert "it does not exist" in runs_of(client)["done"]["problem"]
     for path in ("run.db", "report.html"):
         assert client.get(f"/download/{path}", params={"name": "done"}).status_code == 503
 

@@ -112,7 +112,7 @@ def test_rows_for_programs_have_all_of_an_event(tmp_path: Path, database: RunDat
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nowhere"], "nowhere is not a run folder: it has no run.db"),
+        (["nowhere"], "nowhere is not a run folder: it does not exist"),
         ([".", "--kind", "joins"], "--kind is 'joins', want one of join"),
         (
             [".", "--since", "yesterday"],

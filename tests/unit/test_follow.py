@@ -12,7 +12,7 @@ import pytest
 
 from coterie.errors import ConfigError, RunError
 from coterie.ledger import Row
-from coterie_server import follow, summary
+from coterie_server import follow, rundb, summary
 from coterie_server.curves import curves
 from coterie_server.follow import Follower
 from coterie_server.rundb import WITHIN, RunDatabase, open_run
@@ -146,7 +146,7 @@ def test_a_look_reads_what_is_new_and_no_whole_table(tmp_path: Path, monkeypatch
         connection.set_progress_handler(lambda: steps.__setitem__(0, steps[0] + 1), 100)
         return connection
 
-    monkeypatch.setattr(follow, "open_run", counted)
+    monkeypatch.setattr(rundb, "open_run", counted)
     follower.update()
     first, steps[0] = steps[0], 0
     round_of(database, 0, 2000, seq=9999)

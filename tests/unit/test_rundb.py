@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie.errors import RunError
+from coterie.errors import ConfigError, RunError
 from coterie.ledger import UP, Own, Row
 from coterie_server import rundb, summary
-from coterie_server.rundb import BETWEEN, WITHIN, RunDatabase, open_run
+from coterie_server.rundb import BETWEEN, WITHIN, RunDatabase, open_run, read_run
 
 
 def row(seq: int, n_bytes: int) -> Row:
@@ -108,3 +108,32 @@ def test_a_run_is_read_in_a_folder_of_any_name_and_nothing_is_written_beside_it(
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             connection.execute("DELETE FROM run")
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_run_database_that_cannot_be_read_is_named_with_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.db"
+    path.write_text("no database, but long enough to be taken for one" * 20)
+    with pytest.raises(RunError, match=rf"^the run database {path} is damaged: file is not a database$"), read_run(tmp_path):
+        pass
+    path.unlink()
+    RunDatabase(path).close()
+    with pytest.raises(RunError, match=rf"^the run database {path} cannot be read: no such table: gone$"), read_run(tmp_path) as connection:
+        connection.execute("SELECT * FROM gone")
+    elsewhere, connect = f"file:{tmp_path}/none?mode=ro", sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda _, **options: connect(elsewhere, **options))
+    with pytest.raises(RunError, match=rf"^the run database {path} cannot be read: unable to open database file$"), read_run(tmp_path):
+        pass
+
+    def refuse(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(RunError, match=rf"^the run database {path} cannot be read: Permission denied$"), read_run(tmp_path):
+        pass
+
+
+def test_what_is_no_run_folder_says_why(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name, why in (("nowhere", "it does not exist"), ("file", "it is a file"), ("", "it has no run.db")):
+        with pytest.raises(ConfigError, match=rf"{name} is not a run folder: {why}$"), read_run(tmp_path / name):
+            pass

@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from coterie_deploy.costs import Weighing
 from coterie_deploy.report_page import html_of, page_of
 from coterie_deploy.run_view import view_of
-from coterie_server.rundb import open_run
+from coterie_server.rundb import read_run
 
 _ROWS_AT_ONCE = 20_000
 _ROWS = """
@@ -45,7 +45,7 @@ async def ledger_pieces(folder: Path, form: str) -> AsyncIterator[str]:
 
 def _rows_after(folder: Path, last: int) -> tuple[list[str], list[Any]]:
     """A connection for each piece: a slow reader keeps none open, with which the run could not be closed."""
-    with contextlib.closing(open_run(folder)) as connection:
+    with read_run(folder) as connection:
         found = connection.execute(_ROWS, (last, _ROWS_AT_ONCE))
         return [column[0] for column in found.description[1:]], found.fetchall()
 
@@ -65,7 +65,7 @@ def copy_of(folder: Path) -> Path:
     with tempfile.NamedTemporaryFile(suffix=".db", delete=False) as file:
         path = Path(file.name)
     try:
-        with contextlib.closing(open_run(folder)) as source, contextlib.closing(sqlite3.connect(path)) as target:
+        with read_run(folder) as source, contextlib.closing(sqlite3.connect(path)) as target:
             source.backup(target)
     except BaseException:
         path.unlink()

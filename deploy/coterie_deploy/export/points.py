@@ -7,7 +7,6 @@ out where it is relative to the best value so far, which changes.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from coterie_deploy.books import status_of
 from coterie_deploy.run_tables import reading
 from coterie_server import summary
 from coterie_server.curves import GAP, curves
-from coterie_server.rundb import open_run
+from coterie_server.rundb import read_run
 
 BY_ROUND, BY_BYTES = "by_round", "by_bytes"
 
@@ -74,7 +73,7 @@ class Points:
 
 def points_of(folder: Path) -> Points:
     """A run, finished or under way. ConfigError when it is none, or has not begun."""
-    with contextlib.closing(open_run(folder)) as connection, reading(connection):
+    with read_run(folder) as connection, reading(connection):
         facts = dict(summary.facts(connection))
         if "experiment" not in facts:
             raise ConfigError(f"the run in {folder} has not begun, want one with an experiment in its run.db")

@@ -7,7 +7,6 @@ OUTPUT/tuned.png    the same as curves, where matplotlib is installed
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import importlib.util
 import io
@@ -29,7 +28,7 @@ from coterie_deploy.report import metric_name
 from coterie_deploy.tables import counted, figure, is_narrow, table
 from coterie_deploy.tune.plan import Tuning, fold_folder, write_whole
 from coterie_server import summary
-from coterie_server.rundb import open_run
+from coterie_server.rundb import read_run
 
 MAX_ROWS = 40  # of points that are printed: the best ones
 
@@ -99,7 +98,7 @@ def result_of(tuning: Tuning, folder: Path) -> Tuned:
     losses, metrics = (np.full((len(names), tuning.folds), np.nan) for _ in range(2))
     cautious = []
     for number in range(1, tuning.folds + 1):
-        with contextlib.closing(open_run(fold_folder(folder, number))) as connection:
+        with read_run(fold_folder(folder, number)) as connection:
             stages = {stage.name: stage.results for stage in summary.stages(connection)}
             if cautions_of(connection):
                 cautious.append(number)
