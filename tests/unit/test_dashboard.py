@@ -190,8 +190,9 @@ def test_a_run_that_is_damaged_or_gone_is_one_sentence(top: Path) -> None:
     answer = client.get("/api/run", params={"name": "done"})
     assert (answer.status_code, answer.text) == (503, f"{top}/done is not a run folder: it does not exist")
     assert "it does not exist" in runs_of(client)["done"]["problem"]
-    for path in ("run.db", "report.html"):
-        assert client.get(f"/download/{path}", params={"name": "done"}).status_code == 503
+    for path in ("run.db", "report.html", "ledger.csv", "ledger.jsonl"):
+        answer = client.get(f"/download/{path}", params={"name": "done"})
+        assert (answer.status_code, answer.text) == (503, f"{top}/done is not a run folder: it does not exist")
 
 
 def test_a_folder_of_runs_that_is_gone_is_an_empty_list(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def _as_attachment(name: str) -> dict[str, str]:
 
 
 def _ledger(form: str, media_type: str, folder: Path, name: str) -> Response:
-    return StreamingResponse(downloads.ledger_pieces(folder, form), media_type=media_type, headers=_as_attachment(name))
+    return StreamingResponse(downloads.LedgerPieces(folder, form), media_type=media_type, headers=_as_attachment(name))
 
 
 def _database(folder: Path, name: str) -> Response:

@@ -30,17 +30,24 @@ WHERE ledger.row > ? ORDER BY ledger.row LIMIT ?
 _one_report = threading.Lock()  # they take seconds each
 
 
-async def ledger_pieces(folder: Path, form: str) -> AsyncIterator[str]:
-    """All rows as CSV with a header, or as JSON lines; `users` are places in member order. Nobody waits while it is written."""
-    last = 0
-    while True:
-        columns, rows = await run_in_threadpool(_rows_after, folder, last)
-        if form == "csv" and last == 0:
-            yield _as_csv([columns])
-        if not rows:
-            return
-        last = rows[-1][0]
-        yield await run_in_threadpool(_as_csv, [row[1:] for row in rows]) if form == "csv" else _as_lines(columns, rows)
+class LedgerPieces:
+    """All rows as CSV with a header, or as JSON lines; `users` are places in member order.
+
+    The first rows are read at once: ConfigError or RunError for a run that is gone or cannot be read, while that can still be answered.
+    """
+
+    def __init__(self, folder: Path, form: str) -> None:
+        self._folder, self._form = folder, form
+        self._columns, self._first = _rows_after(folder, 0)
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        """Piece by piece; nobody waits while it is written."""
+        rows, is_csv = self._first, self._form == "csv"
+        if is_csv:
+            yield _as_csv([self._columns])
+        while rows:
+            yield await run_in_threadpool(_as_csv, [row[1:] for row in rows]) if is_csv else _as_lines(self._columns, rows)
+            _, rows = await run_in_threadpool(_rows_after, self._folder, rows[-1][0])
 
 
 def _rows_after(folder: Path, last: int) -> tuple[list[str], list[Any]]:
