@@ -19,10 +19,12 @@ from coterie_server.coordinator import is_held
 from coterie_server.curves import GAP, Curves
 from coterie_server.follow import Added, Event, Follower
 from coterie_server.plan import Stage, stages_of
-from coterie_server.rundb import BETWEEN, DIRECT, WITHIN
+from coterie_server.rundb import BETWEEN, DIRECT, FLUSH_S, WITHIN
 from coterie_server.summary import StageSummary
 
 RATE_OVER_S = 10.0
+_RATE_FROM_S = 2.0  # that a stage has to be watched, or its rate is an accident
+_UNWRITTEN_S = 2 * FLUSH_S  # of what was made in these last seconds, not all may be in the database
 _FAILED = "failed: "
 _FITTED_ROUNDS = 200  # at most, in which a residual's fall is measured
 _LEAST_ROUNDS = 8  # for that
@@ -195,18 +197,21 @@ def status_of(said: str, *, is_at_work: bool) -> tuple[Status, str]:
 
 
 def pace_of(curves: Curves, now_s: float) -> Pace:
-    """How fast a stage goes; `now_s` since it began, NaN when it is no longer under way."""
+    """How fast a stage goes; `now_s` since it began, NaN when it is no longer under way. Of one that has just begun, nothing."""
     known = np.flatnonzero(~np.isnan(curves.seconds))
+    is_live = not math.isnan(now_s)
+    if is_live and known.size > 0:
+        known = known[1:]  # the first round begins with what the stage sets up
     if known.size < 2:
         return Pace()
     last, until = int(known[-1]), float(curves.seconds[known[-1]])
     first = int(known[0])
-    if not math.isnan(now_s):
-        until = max(until, now_s)
+    if is_live:
+        until = max(until, now_s - _UNWRITTEN_S)
         recent = known[curves.seconds[known] >= until - RATE_OVER_S]
         first = int(recent[0]) if recent.size > 1 else int(known[-2])
     took = until - float(curves.seconds[first])
-    if took <= 0:
+    if took <= 0 or (is_live and took < _RATE_FROM_S):
         return Pace()
     sent = {way: float(so_far[last] - so_far[first]) / took for way, so_far in curves.wire_bytes.items()}
     return Pace((last - first) / took, sent)

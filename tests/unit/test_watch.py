@@ -223,7 +223,16 @@ def test_the_pace_is_that_of_the_last_seconds() -> None:
 
 
 def test_a_stage_that_waits_gets_slower_and_slower() -> None:
-    assert pace_of(stage_curves([0.0, 1.0, 2.0]), 102.0).rounds_per_s == pytest.approx(1 / 101)
+    assert pace_of(stage_curves([0.0, 1.0, 2.0]), 102.0).rounds_per_s == pytest.approx(1 / 100), "one second may not be written yet"
+
+
+def test_a_stage_that_has_just_begun_has_no_pace_and_then_at_once_the_right_one() -> None:
+    fast = [0.0, *np.arange(1.0, 6.0, 0.01)]  # a second to set up, then 100 rounds a second
+    for n_rounds, now_s in ((1, 1.5), (20, 1.7), (150, 3.4)):
+        assert pace_of(stage_curves(fast[: n_rounds + 1]), now_s) == Pace()
+    for n_rounds, now_s in ((250, 3.5), (250, 4.4), (450, 6.4)):
+        assert pace_of(stage_curves(fast[: n_rounds + 1]), now_s).rounds_per_s == pytest.approx(100, rel=0.02)
+    assert pace_of(stage_curves([0.0, 10.0]), 12.0) == Pace()
 
 
 def test_one_that_is_over_has_the_pace_of_all_of_it_and_one_without_times_none() -> None:
