@@ -81,6 +81,7 @@ _AL2SGD = {"name": "async_al2sgd", **_COINS, "alpha": 0.4, "rho": 0.2}
 _UNEVEN = {"c0": 0.2, "c1": 0.4, "c2": 0.6}
 _STANDARDIZED = {"source": "ellipses", "users_per_cluster": 3, "test_per_class": 9, "standardize": True}
 _FEDREP = {"name": "fedrep", "head_epochs": 1}
+_SHORT = {"evaluate_last": 1, "fine_tune": []}
 
 CASES: Mapping[str, Case] = {
     "pdmm lean": Case(pairwise({"name": "pdmm", "penalty": 0.3, "evaluate_every": 3})),
@@ -107,15 +108,13 @@ CASES: Mapping[str, Case] = {
     "fedavg": Case(network({"name": "fedavg"})),
     "lg_fedavg": Case(network({"name": "lg_fedavg"})),
     "local_network": Case(network({"name": "local_network"})),
-    "fedprox": Case(network({"name": "fedprox"})),
-    "ditto": Case(network({"name": "ditto"})),
-    "scaffold": Case(network({"name": "scaffold"})),
-    "apfl": Case(network({"name": "apfl"})),
-    "apfl adaptive": Case(network({"name": "apfl", "adaptive": True})),
-    "pfedme": Case(network({"name": "pfedme", "beta": 0.5})),
-    "fed_mtl": Case(network({"name": "fed_mtl"})),
-    "per_fedavg": Case(network({"name": "per_fedavg"})),
-    "per_fedavg hf": Case(network({"name": "per_fedavg", "hessian": "hf"})),
+    "fedprox": Case(network({"name": "fedprox", **_SHORT})),
+    "ditto": Case(network({"name": "ditto", **_SHORT})),
+    "scaffold": Case(network({"name": "scaffold", **_SHORT})),
+    "apfl": Case(network({"name": "apfl", "adaptive": True, **_SHORT})),
+    "pfedme": Case(network({"name": "pfedme", "beta": 0.5, **_SHORT})),
+    "fed_mtl": Case(network({"name": "fed_mtl", **_SHORT})),
+    "per_fedavg": Case(network({"name": "per_fedavg", "hessian": "hf", **_SHORT})),
     "adapt": Case(network({"name": "adapt"}), starts_from=network(_FEDREP)),
 }
 
