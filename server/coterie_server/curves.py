@@ -31,6 +31,7 @@ class Curves:
     figures: Mapping[str, Array] = field(default_factory=dict)  # (t,) each, NaN in rounds without it
     wire_bytes: Mapping[tuple[str, str], Array] = field(default_factory=dict)  # by (direction, scope): (t,) useful bytes so far
     has_reference: bool = False  # whether "gap" is from the reference objective of the stop rule, not the stage's own smallest
+    is_untraced: bool = False  # whether method.trace_every would have made the objective known
 
     def bytes_by(self, *, direction: str | None = None, scope: str | None = None) -> Array:
         """(t,) useful wire bytes so far, of one direction or scope, or of all."""
@@ -106,10 +107,11 @@ def with_gap(made: Curves, experiment: str) -> Curves:
 
     That objective is the method's own, not one of the references that are run beside it. A stage without an objective stays as it is.
     """
-    if "objective" not in made.figures:
-        return made
     frozen = json.loads(experiment)
-    is_of_method = frozen.get("method", {}).get("name") == made.stage.method
+    method = frozen.get("method", {})
+    is_of_method = method.get("name") == made.stage.method
+    if "objective" not in made.figures:
+        return replace(made, is_untraced=is_of_method and "trace_every" in method)
     reference = frozen.get("stop", {}).get("reference_objective") if is_of_method else None
     objective = made.figures["objective"]
     best = float(np.nanmin(objective)) if reference is None else float(reference)
@@ -161,5 +163,7 @@ def _values(made: Curves, goal: Goal) -> Array:
     values = made.figures.get(goal.figure)
     if values is None or np.isnan(values).all():
         known = ", ".join(sorted(made.figures)) or "none"
-        raise ConfigError(f"stage {made.stage.name!r} has no figure {goal.figure!r} of its rounds, want one of: {known}")
+        is_traced_elsewhere = made.is_untraced and goal.figure in (GAP, "objective")
+        more = "; a run with method.trace_every=100, say, knows its objective and gap every 100 iterations" if is_traced_elsewhere else ""
+        raise ConfigError(f"stage {made.stage.name!r} has no figure {goal.figure!r} of its rounds, want one of: {known}{more}")
     return values

@@ -113,6 +113,18 @@ def test_an_objective_that_was_never_finite_has_no_gap(database: RunDatabase) ->
         reached(made, Goal(GAP, 1.0))
 
 
+def test_a_gap_that_was_not_traced_names_the_setting_that_makes_it_known(database: RunDatabase) -> None:
+    connection_of(database).execute("DELETE FROM figures")
+    database.figures(1, 4, {"clusters": 2.0})
+    with pytest.raises(ConfigError, match=r"has no figure 'gap' of its rounds, want one of: clusters$"):
+        reached(curves_of(database), Goal(GAP, 1.0))
+    database.put("experiment", json.dumps({"method": {"name": "pdmm", "trace_every": 0}}))
+    with pytest.raises(ConfigError, match=r"want one of: clusters; a run with method.trace_every=100"):
+        reached(curves_of(database), Goal(GAP, 1.0))
+    with pytest.raises(ConfigError, match=r"'accuracy' of its rounds, want one of: clusters$"):
+        reached(curves_of(database), Goal("accuracy", 1.0))
+
+
 @pytest.mark.parametrize(
     ("goal", "wanted"),
     [("gap = 0.11", 2), ("gap=0.5", 2), ("objective=2.1", 3), ("objective=1.9", None), ("primal_residual=0.3", 4)],
