@@ -19,6 +19,7 @@ from coterie_deploy.printable import printable
 from coterie_deploy.shipped import FROZEN
 from coterie_deploy.tables import count, counted, duration, figure, is_narrow, is_tiny, table
 from coterie_server import summary
+from coterie_server.coordinator import is_held
 from coterie_server.rundb import read_run
 from coterie_server.summary import StageSummary, Traffic
 
@@ -44,6 +45,7 @@ class Report:
     short: Mapping[str, None]  # stages that ended too early
     cautions: Sequence[str]
     events: Sequence[str]
+    is_at_work: bool  # whether somebody is
 
     @property
     def final(self) -> StageSummary | None:
@@ -59,6 +61,7 @@ class Report:
 
 def report_of(folder: Path) -> Report:
     """Reads a run folder, also of a run under way. ConfigError when it is none."""
+    is_at_work = is_held(folder)  # before what it has written: the last it writes is that it has finished
     with read_run(folder) as connection:
         stages, short = summary.stages(connection), shortfalls_of(connection)
         return Report(
@@ -73,6 +76,7 @@ def report_of(folder: Path) -> Report:
             dict.fromkeys(shortfall.stage for shortfall in short),
             [f"warning: {sentence}" for sentence in shortfall_sentences(short)],
             events_of(connection),
+            is_at_work=is_at_work,
         )
 
 
@@ -126,6 +130,14 @@ def rounds_sentence(final: StageSummary | None) -> str:
     return f"rounds of averages: {', '.join(parts)}" if parts else ""
 
 
+def headline(report: Report) -> str:
+    """The extent of a run, or that it has none yet."""
+    if report.hosts:
+        return extent(report)
+    noun = report.experiment.federation.noun
+    return f"waiting for {noun}s" if report.is_at_work else f"stopped before all {noun}s were there"
+
+
 def extent(report: Report) -> str:
     """Users, hosts or aggregators, rounds, time, clusters."""
     n_users, final = sum(report.hosts.values()), report.final
@@ -165,17 +177,19 @@ def stage_table(report: Report, stages: Sequence[StageSummary], *, narrow: bool)
         loss = [figure(stage.results.get("heldout_loss"))] if with_loss else []
         clusters = [count(report.clusters[stage.name])] if with_clusters else []
         numbers = [count(stage.rounds), *clusters, *loss, figure(stage.results.get("heldout_metric"))]
-        rows.append([name, ended_by(stage, report.short), *numbers])
+        rows.append([name, ended_by(stage, report), *numbers])
     more = [*(["clusters"] if with_clusters else []), *(["loss"] if with_loss else [])]
     columns = ["stage", "ended by", "rounds", *more, metric_name(report.experiment)]
     return table("Stages (* the result), judged on held-out rows", columns, rows, n_text=2, gap=1 if narrow else 2)
 
 
-def ended_by(stage: StageSummary, short: Mapping[str, None]) -> str:
+def ended_by(stage: StageSummary, report: Report) -> str:
     """Why a stage ended, in a word or two."""
+    if not stage.outcome:
+        return "under way" if report.is_at_work else "stopped"
     first = stage.outcome.partition(" ")[0]
     limit = "time" if stage.outcome.endswith(" s") else stage.outcome.rpartition(" ")[2]
-    return "under way" if not stage.outcome else _ENDS.get(first, f"max {limit}!" if stage.name in short else limit)
+    return _ENDS.get(first, f"max {limit}!" if stage.name in report.short else limit)
 
 
 def metric_name(experiment: Experiment) -> str:

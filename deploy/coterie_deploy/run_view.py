@@ -14,7 +14,16 @@ from coterie_deploy.books import closed_form, status_of
 from coterie_deploy.charts_structure import Link
 from coterie_deploy.costs import AXES, Weighing, axes_of, cost, goal_said
 from coterie_deploy.costs import figures_shown as figures_shown  # noqa: PLC0414 - a word of this module too
-from coterie_deploy.report import Report, ended_by, extent, metric_name, network_sentences, report_of, result_sentence, rounds_sentence
+from coterie_deploy.report import (
+    Report,
+    ended_by,
+    headline,
+    metric_name,
+    network_sentences,
+    report_of,
+    result_sentence,
+    rounds_sentence,
+)
 from coterie_deploy.run_users import clusters_section, users_section
 from coterie_deploy.sections import Section, Table, method_stage, sentence
 from coterie_deploy.steps import STEPS
@@ -53,7 +62,7 @@ def view_of(folder: Path, weighing: Weighing | None = None) -> RunView:
         stage = method_stage(report)
         found = None if stage is None else curves(connection, stage)
         sections = [
-            _progress(connection, found, weighing or Weighing()),
+            _progress(connection, report, found, weighing or Weighing()),
             _communication(connection, report, found),
             clusters_section(connection, report),
             users_section(connection, report),
@@ -66,7 +75,7 @@ def view_of(folder: Path, weighing: Weighing | None = None) -> RunView:
         folder,
         status_of(folder, report.facts),
         sum(report.hosts.values()),
-        extent(report) if report.hosts else f"waiting for {report.experiment.federation.noun}s",
+        headline(report),
         report.experiment.description,
         [sentence(text) for text in (result_sentence(report), *network_sentences(report)) if text],
         facts,
@@ -106,7 +115,7 @@ def _began(connection: sqlite3.Connection) -> float | None:
 # ---- the sections
 
 
-def _progress(connection: sqlite3.Connection, found: Curves | None, weighing: Weighing) -> Section:
+def _progress(connection: sqlite3.Connection, report: Report, found: Curves | None, weighing: Weighing) -> Section:
     if found is None:
         return Section("progress", "Progress")
     named, names = {found.stage.name: found}, figures_shown(found)
@@ -118,7 +127,8 @@ def _progress(connection: sqlite3.Connection, found: Curves | None, weighing: We
         ]
         for against in axes_of(named.values())
     }
-    rounds, outcome = counted(found.stage.rounds, "round"), found.stage.outcome or "under way"
+    rounds = counted(found.stage.rounds, "round")
+    outcome = found.stage.outcome or ("under way" if report.is_at_work else f"stopped after round {count(found.stage.rounds)}")
     said = [f"Stage {found.stage.name}: {rounds}{'' if outcome == rounds else f'; {outcome}'}."]
     if GAP in names:
         to = "reference objective of the experiment" if found.has_reference else "smallest objective of the stage itself"
@@ -236,7 +246,7 @@ def _stages(report: Report) -> Section:
     rows = [
         [
             f"{stage.name}{' *' if stage is report.final else ''}",
-            ended_by(stage, report.short),
+            ended_by(stage, report),
             *(count(stage.rounds), duration(stage.seconds), count(report.clusters[stage.name])),
             *(figure(stage.results.get("heldout_loss")), figure(stage.results.get("heldout_metric"))),
         ]

@@ -12,7 +12,7 @@ from rich.text import Text
 from coterie.errors import ConfigError
 from coterie_deploy.books import status_of
 from coterie_deploy.printable import printable
-from coterie_deploy.report import Report, extent, print_cautions, print_result, report_of, stage_table
+from coterie_deploy.report import Report, headline, print_cautions, print_result, report_of, stage_table
 from coterie_deploy.tables import counted, is_narrow
 
 MAX_CLUSTERS = 20  # listed with their members
@@ -27,7 +27,7 @@ def print_run(folder: Path, stage: str | None, console: Console) -> None:
     facts = report.facts
     state = f"{facts.get('name', folder.name)}, run {facts.get('run_id', '?')}: {status_of(report.folder, facts)}"
     console.print(Text(printable(state), style="bold"))
-    console.print(Text(extent(report) if report.hosts else f"waiting for {report.experiment.federation.noun}s"))
+    console.print(Text(headline(report)))
     console.print()
     if report.stages:
         console.print(stage_table(report, report.stages, narrow=is_narrow(console)))
@@ -46,7 +46,8 @@ def _cluster_lines(report: Report, stage: str | None, width: int) -> list[str]:
     """The members of each cluster, largest clusters first, and an empty line."""
     path = report.folder / "models" / f"{stage}.npz"
     if stage is None or not path.is_file():
-        return ["models and clusters are there when the run has finished", ""]
+        is_settled = report.is_at_work or report.facts.get("status") == "finished"
+        return [f"models and clusters are there when the run has finished{'' if is_settled else ': it can be resumed'}", ""]
     with np.load(path) as arrays:
         users = [str(user) for user in arrays["users"]]
         labels = arrays["labels"].tolist() if "labels" in arrays else None

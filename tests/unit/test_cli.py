@@ -243,9 +243,16 @@ def test_show_has_something_to_say_of_a_run_that_has_not_finished(capsys: pytest
     assert ", stopped, can be resumed\n" in said(capsys, "ledger", "runs/small")
     with (here / "runs/small/run.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert ": running\n" in said(capsys, "show", "runs/small")
-    assert "under way" in text
-    assert "when the run has finished" in text
+        working = said(capsys, "show", "runs/small")
+    assert ": running\n" in working
+    assert "under way" in working
+    assert "when the run has finished\n" in working
+    assert ["global", "stopped"] in [line.split()[:2] for line in text.splitlines()]
+    assert "under way" not in text
+    assert "when the run has finished: it can be resumed\n" in text
+    with contextlib.closing(sqlite3.connect(here / "runs/small/run.db")) as connection, connection:
+        connection.executescript("DELETE FROM members; DELETE FROM stages")
+    assert "stopped before all hosts were there\n" in said(capsys, "show", "runs/small")
 
 
 def test_what_happened_on_the_way_is_shown(capsys: pytest.CaptureFixture[str], here: Path) -> None:

@@ -194,7 +194,7 @@ STATES: dict[str, tuple[Callable[[sqlite3.Connection], None], str]] = {
         forget(
             *(f"DELETE FROM {table}" for table in ("stages", "figures", "rounds", "results", "ledger", "members", "memberships", "events"))
         ),
-        "waiting for hosts",
+        "stopped before all hosts were there",
     ),
     "no rounds": (forget("DELETE FROM figures", "DELETE FROM rounds"), "Communication"),
     "one round": (forget("DELETE FROM figures WHERE round > 1", "DELETE FROM rounds WHERE round > 1"), "Progress"),
@@ -213,7 +213,7 @@ STATES: dict[str, tuple[Callable[[sqlite3.Connection], None], str]] = {
             "UPDATE run SET value = 'running' WHERE key = 'status'",
             "DELETE FROM run WHERE key = 'final_stage'",
         ),
-        "under way",
+        "stopped after round 40",
     ),
     "failed": (forget("UPDATE run SET value = 'failed: host-1 is gone' WHERE key = 'status'"), "host-1 is gone"),
     "resumed": (forget("UPDATE ledger SET useful = 0, attempt = 2 WHERE round = 3"), "sent again, came too late, or were repeated"),
