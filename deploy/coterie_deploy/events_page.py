@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from rich.console import Console
 
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, RunError
 from coterie.names import similar_names
 from coterie_deploy.logs import LEVELS, LogLevel, level_of
 from coterie_deploy.printable import printable
@@ -70,7 +70,8 @@ class Event:
 def print_events(folder: Path, asked: Asked, form: str, console: Console, *, follow: bool = False) -> None:
     """Prints the events of a run; with `follow` also those to come, until nobody is at work in the run folder.
 
-    ConfigError for a folder without a run, a kind that no run has, and what is no time.
+    ConfigError for a folder without a run, a kind that no run has, and what is no time; RunError when a run that was followed has failed or
+    was killed.
     """
     since = _since(asked.since)
     reading = _Reading(folder)
@@ -86,8 +87,20 @@ def print_events(folder: Path, asked: Asked, form: str, console: Console, *, fol
                 write(event)
         console.file.flush()
         if not is_at_work:
-            return
+            break
         time.sleep(_LOOK_EVERY_S)
+
+    if follow:
+        _check_ending(reading.status())
+
+
+def _check_ending(said: str) -> None:
+    """RunError as of `coterie watch` when a run at which nobody is at work has not finished; `said` is what it has last said of itself."""
+    from coterie_deploy.standing import Status, ending, status_of  # noqa: PLC0415 - only here, and slow to import
+
+    status, reason = status_of(said, is_at_work=False)
+    if status is not Status.finished:
+        raise RunError(ending(status, reason))
 
 
 class _Reading:
@@ -102,6 +115,12 @@ class _Reading:
         """Those that have happened."""
         with read_run(self._folder) as connection:
             return {kind for (kind,) in connection.execute("SELECT DISTINCT kind FROM events")}
+
+    def status(self) -> str:
+        """What the run has last said of itself."""
+        with read_run(self._folder) as connection:
+            row = connection.execute("SELECT value FROM run WHERE key = 'status'").fetchone()
+            return "" if row is None else str(row[0])
 
     def new(self) -> list[Event]:
         """What came since the last reading."""

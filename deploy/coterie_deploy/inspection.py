@@ -184,7 +184,10 @@ def events(
     form: Annotated[EventsFormat, typer.Option("--format", help="A table, or an event a line.")] = EventsFormat.table,
     follow: Annotated[bool, typer.Option("--follow", help="And those to come, until the run stops.")] = False,
 ) -> None:
-    """Show what has happened in a run: who joined, was refused, lost or left out, warnings, resumes, and how it ended."""
+    """Show what has happened in a run: who joined, was refused, lost or left out, warnings, resumes, and how it ended.
+
+    With --follow, exit code 0 when the run has finished, or 3 when it has failed or was killed.
+    """
     from coterie_deploy.events_page import Asked, print_events
 
     print_events(run, Asked(kind or (), level, since), form.value, console_on(), follow=follow)

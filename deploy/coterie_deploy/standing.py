@@ -107,9 +107,7 @@ class Standing:
     @property
     def sentence(self) -> str:
         """How a run that has not finished well has ended."""
-        if self.status is Status.stopped:
-            return "the run was stopped, nobody is at work in its folder; it can be resumed"
-        return f"the run has failed: {self.reason}"
+        return ending(self.status, self.reason)
 
 
 class Watcher:
@@ -194,6 +192,13 @@ def status_of(said: str, *, is_at_work: bool) -> tuple[Status, str]:
     if said.startswith(_FAILED):
         return Status.failed, said.removeprefix(_FAILED)
     return (Status.running if is_at_work else Status.stopped), ""
+
+
+def ending(status: Status, reason: str) -> str:
+    """How a run that has failed or was stopped has ended."""
+    if status is Status.stopped:
+        return "the run was stopped, nobody is at work in its folder; it can be resumed"
+    return f"the run has failed: {reason}"
 
 
 def pace_of(curves: Curves, now_s: float) -> Pace:

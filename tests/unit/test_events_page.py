@@ -153,6 +153,7 @@ def test_what_comes_is_followed_until_nobody_is_at_work(
             database.flush()
             time.sleep(0.05)
         assert following.is_alive()
+        database.put("status", "finished")
     following.join(5)
     assert not following.is_alive()
     assert [line.split() for line in file.getvalue().splitlines()] == [
@@ -160,3 +161,15 @@ def test_what_comes_is_followed_until_nobody_is_at_work(
         ["1:23:20", "info", "back:", "event", "0"],
         ["1:23:22", "info", "finished:", "event", "2"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [("running", "the run was stopped, nobody is at work in its folder"), ("failed: no", "the run has failed: no")]
+)
+def test_who_follows_a_run_that_does_not_finish_is_told_so(
+    tmp_path: Path, database: RunDatabase, capsys: pytest.CaptureFixture[str], status: str, said: str
+) -> None:
+    database.put("status", status)
+    assert cli._run(["events", str(tmp_path), "--follow"]) == 3
+    assert f"error: {said}" in capsys.readouterr().err
+    assert cli._run(["events", str(tmp_path)]) == 0
