@@ -129,6 +129,8 @@ def report(
     up_weight: Annotated[float, typer.Option(min=0, help="Bytes down that a byte up is worth.")] = 1.0,
 ) -> None:
     """Write a report: one HTML file with curves, traffic, clusters, users and events, that needs no network."""
+    if formats and figures is None:
+        raise ConfigError(f"--format {formats[0].value} is for figures, want --figures DIR with it")
     from coterie_deploy.costs import Weighing
     from coterie_deploy.report_page import write_report
     from coterie_server.curves import goal_from

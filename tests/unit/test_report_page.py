@@ -389,6 +389,8 @@ def test_figures_are_files_of_the_kinds_that_were_asked_for(small: Path, tmp_pat
     starts = {path.suffix: path.read_bytes()[:5] for path in written}
     assert starts == {".png": b"\x89PNG\r", ".svg": b"<svg ", ".pdf": b"%PDF-"}
     assert {path.stem for path in written} == {"traffic"}
+    assert cli._run(["report", str(small), "--format", "png"]) == 2
+    assert "--format png is for figures, want --figures DIR with it" in capsys.readouterr().err
     assert cli._run(["report", str(small), "--format", "gif"]) == 2
     assert "gif" in capsys.readouterr().err
 
