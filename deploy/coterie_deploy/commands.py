@@ -204,6 +204,42 @@ def tune(
 
 
 @app.command()
+def compare(
+    experiment: Annotated[
+        str, typer.Argument(metavar="EXPERIMENT", help="Shipped name, YAML file, or with --resume the folder.", show_default=False)
+    ],
+    methods: Annotated[str | None, typer.Option(metavar="A,B,C", help="What is compared.", show_default=False)] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="FIRST:END", help="0:3 is 0, 1 and 2; or 0,2,5.  [default: 0:3]", show_default=False)
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="FIGURE=VALUE", help="accuracy=0.8.  [default: the best accuracy that all reach]", show_default=False),
+    ] = None,
+    hosts: Annotated[int | None, typer.Option(min=1, help="[default: 1, grpc 4]", show_default=False)] = None,
+    transport: Annotated[TransportName, typer.Option(help="Processes over gRPC, or all in this process.")] = TransportName.loopback,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change the experiment; METHOD:KEY=VALUE for one method.", show_default=False),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="[default: runs/NAME-compare]", show_default=False)] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in the folder.")] = False,
+    data: Data = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run methods on one experiment, from the same seeds: what each reaches, and what that costs.
+
+    Each run has a folder DIR/METHOD-SEED. A method takes over the settings of the experiment's own that it knows too.
+    """
+    from coterie_deploy.compare import Asked, How, choose, compare_here
+    from coterie_deploy.launch import default_hosts
+
+    asked = Asked(experiment, methods, seeds, overrides or (), hosts, transport.value, output, resume, target)
+    comparing, folder = choose(asked, lambda wanted: default_hosts(wanted, transport.value, data))
+    compare_here(comparing, folder, How(transport.value, data), console_on(), console_on(stderr=True), quiet=quiet)
+
+
+@app.command()
 def server(
     experiment: ExperimentName,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where hosts find this server.")],

@@ -9,29 +9,18 @@ judge the chosen experiment fairly.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import functools
 from pathlib import Path
 
 from rich.console import Console
 
-from coterie.errors import ConfigError, RunError
-from coterie_deploy.folders import is_finished, nothing_left_of_a_failed_start
-from coterie_deploy.launch import Launch, Transport, launch
-from coterie_deploy.server import with_advice
-from coterie_deploy.shipped import FROZEN
+from coterie.errors import ConfigError
+from coterie_deploy.several import How, Wanted, run_all
 from coterie_deploy.signals import stopping_on_signals
 from coterie_deploy.tune import plan
 from coterie_deploy.tune.plan import Asked, Tuning, choose, fold_folder
 from coterie_deploy.tune.progress import tune_display
 from coterie_deploy.tune.result import Tuned, print_result, result_of, write_files
-
-
-@dataclass(frozen=True)
-class How:
-    """How the runs of the folds are started."""
-
-    transport: Transport = "grpc"
-    data: Path | None = None
 
 
 def tune_here(tuning: Tuning, folder: Path, how: How, out: Console, err: Console, *, quiet: bool) -> Tuned:
@@ -52,22 +41,10 @@ def tune_here(tuning: Tuning, folder: Path, how: How, out: Console, err: Console
 
 
 async def _run(tuning: Tuning, folder: Path, how: How, err: Console, *, quiet: bool) -> None:
-    advice = f"coterie tune {folder} --resume"
+    numbers = range(1, tuning.folds + 1)
+    runs = [Wanted(f"fold {number}", fold_folder(folder, number), functools.partial(tuning.fold, number)) for number in numbers]
     with stopping_on_signals() as stop, tune_display(err, tuning.folds, len(tuning.entries), quiet=quiet) as shown:
-        for number in range(1, tuning.folds + 1):
-            place = fold_folder(folder, number)
-            if is_finished(place):
-                shown.skip(number)
-                continue
-            if stop.is_set():
-                raise RunError(f"stopped by {stop.by} before fold {number}: {advice}")
-            shown.begin(number)
-            launched = Launch(how.transport, place, how.data, (place / FROZEN).is_file(), observer=shown, stop=stop)
-            try:
-                with nothing_left_of_a_failed_start(place):
-                    await launch(tuning.fold(number), launched)
-            except RunError as error:
-                raise with_advice(error, stop, advice) from None
+        await run_all(runs, how, shown, stop, f"coterie tune {folder} --resume")
 
 
 __all__ = ["Asked", "How", "Tuned", "Tuning", "choose", "tune_here"]

@@ -83,7 +83,7 @@ def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Tu
     if len(entries) < 2:
         many = f"{len(entries)} point{'' if len(entries) == 1 else 's'}"
         raise ConfigError(f"the grid has {many}, want at least 2: --grid method.setting=values, or method.grid in the experiment")
-    content = _as_written(experiment)
+    content = as_written(experiment)
     federation = dict(_federation(asked, content, default_hosts) if started is None else {**started.federation, **_given(asked)})
     tuning = Tuning(content, entries, folds, federation)
     found = shipped.difference(tuning.fold(1), tuning.fold(1) if started is None else started.fold(1))
@@ -124,7 +124,7 @@ def _load(asked: Asked, own: Path | None, entries: Sequence[Mapping[str, Any]]) 
     return experiment
 
 
-def _as_written(experiment: Experiment) -> dict[str, Any]:
+def as_written(experiment: Experiment) -> dict[str, Any]:
     """What its file and the command line set, and no defaults."""
     content = experiment.model_dump(mode="json", exclude={"method"}, exclude_unset=True)
     method = experiment.method.model_dump(mode="json", exclude={"grid"}, exclude_unset=True)

@@ -1,10 +1,13 @@
-"""What `coterie tune` shows while it goes on: one bar over all points of all folds in a terminal, plain lines elsewhere."""
+"""What `coterie tune` shows while it goes on: one bar over all points of all folds in a terminal, plain lines elsewhere.
+
+Other commands that make several runs show theirs in the place of folds, by their names, each with one point.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.live import Live
@@ -22,9 +25,10 @@ _DRAWS_PER_S = 6.0
 class TuneDisplay:
     """The state that is shown; an observer of each fold's run in turn."""
 
-    def __init__(self, console: Console, n_folds: int, n_points: int) -> None:
+    def __init__(self, console: Console, n_folds: int, n_points: int, names: Sequence[str] = ()) -> None:
         self.console = console
         self.n_folds, self.n_points = n_folds, n_points
+        self._names = names  # of runs that are no folds
         self.fold = 0
         self.latest: Progress | None = None
         self.n_skipped = 0  # folds that were finished before
@@ -62,8 +66,13 @@ class TuneDisplay:
 
     def place(self) -> str:
         """Fold and point."""
-        point = "starting" if self.latest is None else self.latest.stage.name
-        return f"fold {self.fold}/{self.n_folds}  {point}"
+        return f"{self.run()}  {'starting' if self.latest is None else self.latest.stage.name}"
+
+    def run(self) -> str:
+        """The fold, or the run by its name."""
+        if self._names and self.fold:
+            return f"{self._names[self.fold - 1]} ({self.fold}/{self.n_folds})"
+        return f"fold {self.fold}/{self.n_folds}"
 
 
 def _part_of_stage(progress: Progress) -> float:
@@ -94,22 +103,23 @@ class _Drawing:
 class _Lines(TuneDisplay):
     """A line for each fold, and every few seconds."""
 
-    def __init__(self, console: Console, n_folds: int, n_points: int) -> None:
-        super().__init__(console, n_folds, n_points)
+    def __init__(self, console: Console, n_folds: int, n_points: int, names: Sequence[str] = ()) -> None:
+        super().__init__(console, n_folds, n_points, names)
         self._printed_at = time.monotonic()
 
     def skip(self, fold: int) -> None:
         super().skip(fold)
-        self._print(f"fold {fold}/{self.n_folds} was finished before")
+        self._print(f"{self.run()} was finished before")
 
     def begin(self, fold: int) -> None:
         super().begin(fold)
-        self._print(f"fold {fold}/{self.n_folds}: {self.n_points} points")
+        self._print(self.run() if self._names else f"{self.run()}: {self.n_points} points")
 
     def __call__(self, progress: Progress) -> None:
         super().__call__(progress)
         if time.monotonic() - self._printed_at > LINES_EVERY_S:
-            self._print(f"{self.place()}: {', '.join(part for part in (f'{int(self.done)} points done', self.left()) if part)}")
+            done = f"{int(self.done)} {'runs' if self._names else 'points'} done"
+            self._print(f"{self.place()}: {', '.join(part for part in (done, self.left()) if part)}")
 
     def _print(self, line: str) -> None:
         self._printed_at = time.monotonic()
@@ -117,13 +127,13 @@ class _Lines(TuneDisplay):
 
 
 @contextlib.contextmanager
-def tune_display(console: Console, n_folds: int, n_points: int, *, quiet: bool) -> Iterator[TuneDisplay]:
+def tune_display(console: Console, n_folds: int, n_points: int, *, quiet: bool, names: Sequence[str] = ()) -> Iterator[TuneDisplay]:
     """Shows a tune while the block runs, on a console of standard error."""
     if quiet:
-        yield TuneDisplay(console, n_folds, n_points)
+        yield TuneDisplay(console, n_folds, n_points, names)
     elif console.is_terminal:
-        shown = TuneDisplay(console, n_folds, n_points)
+        shown = TuneDisplay(console, n_folds, n_points, names)
         with Live(_Drawing(shown), console=console, refresh_per_second=_DRAWS_PER_S, transient=True):
             yield shown
     else:
-        yield _Lines(console, n_folds, n_points)
+        yield _Lines(console, n_folds, n_points, names)
