@@ -44,7 +44,10 @@ _SPARSE = 0.5  # part of the rounds that a figure is known in, below which the r
 
 @dataclass(frozen=True)
 class Ran:
-    """A finished run. Bytes are useful ones on the wire, of the whole run; seconds those of its stages."""
+    """A finished run. Bytes are useful ones on the wire, of all its stages; seconds too.
+
+    What keeps the session alive (hellos, heartbeats, books) is not in them: it depends on the clock and on how often a run was resumed.
+    """
 
     folder: Path
     qualities: Mapping[str, Mapping[str, float]]  # by fine-tuning ("" as it is): the mean over users as "", and their spread
@@ -73,11 +76,6 @@ class Line:
     seconds: Array
     goal_rounds: Array
     goal_bytes: Array
-
-    @property
-    def name(self) -> str:
-        """As points are labelled."""
-        return f"{self.method}, {_TUNED[self.tuned]}" if self.tuned else self.method
 
     @property
     def megabytes(self) -> float:
@@ -123,9 +121,10 @@ def _ran(folder: Path) -> Ran:
         raise ConfigError(f"the run in {folder} has no stage, want a finished run")
     with contextlib.closing(open_run(folder)) as connection:
         found = curves(connection, own)
-        earlier = sum(row.wire_bytes for row in summary.traffic(connection) if row.stage < own.number)
+        sent = [row for row in summary.traffic(connection) if row.stage != summary.SESSION]
         is_cautious = bool(cautions_of(connection))
-    up, down = (float(sum(row.wire_bytes for row in report.traffic if row.direction == way)) for way in WAYS)
+    up, down = (float(sum(row.wire_bytes for row in sent if row.direction == way)) for way in WAYS)
+    earlier = sum(row.wire_bytes for row in sent if row.stage < own.number)
     seconds = sum(stage.seconds for stage in report.stages)
     return Ran(folder, _qualities(final.results), final.results, up, down, seconds, found, float(earlier), is_cautious)
 
@@ -187,7 +186,11 @@ def _is_sparse(found: Curves, name: str) -> bool:
 def write_files(compared: Compared, folder: Path) -> list[Path]:
     """The table, and the plot where its library is installed. Raises RunError when one cannot be written."""
     write_whole(folder / CSV, _csv(compared))
-    points = [(line.name, line.megabytes, float(line.mean.mean())) for line in compared.lines if np.isfinite(line.mean).all()]
+    points = [
+        (line.method, _TUNED.get(line.tuned, ""), line.megabytes, float(line.mean.mean()))
+        for line in compared.lines
+        if np.isfinite(line.mean).all()
+    ]
     if not points or importlib.util.find_spec("vl_convert") is None:
         return [folder / CSV]
     chart = pareto_chart(points, compared.quality, is_rising=compared.is_rising)

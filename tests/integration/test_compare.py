@@ -1,0 +1,283 @@
+"""`coterie compare` from its command line to its files. Runs are loopback runs in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib.util
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from coterie.config import NETWORK_METHODS
+from coterie_deploy import cli
+from coterie_deploy.compare.chart import front, pareto_chart
+from coterie_deploy.tune import progress
+from coterie_server.engine import Progress
+from tests.networks import CLASSES, write_users
+from tests.small_runs import write_experiment
+
+COMPARE = ("--quiet", "--output", "out")
+NETWORK = {
+    "name": "net",
+    "data": {"source": "npz", "path": "users.npz", "test_fraction": 0.3},
+    "model": {"name": "mlp", "hidden": [4], "classes": CLASSES},
+    "method": {
+        "name": "fedrep",
+        "head_epochs": 1,
+        "participation": 0.5,
+        "batch_size": 5,
+        "evaluate_every": 1,
+        "optimizer": {"lr": 0.05},
+        "fine_tune": ["head", "all"],
+        "fine_tune_epochs": 1,
+    },
+    "stop": {"rounds": 3},
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a convex experiment and a network; a terminal of 60 columns; no plots."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "60")
+    without_plots(monkeypatch)
+    write_experiment(tmp_path)
+    write_users(tmp_path / "users.npz")
+    (tmp_path / "net.yaml").write_text(yaml.safe_dump(NETWORK))
+    return tmp_path
+
+
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", {}.get)
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command that succeeds prints."""
+    code = cli._run(list(arguments))
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return captured.out
+
+
+def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
+    """The sentence of a command that fails with this exit code: one line."""
+    assert cli._run(list(arguments)) == code
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("error: ")] == lines[-1:]
+    return lines[-1]
+
+
+def rows_of(path: Path) -> dict[tuple[str, str], dict[str, str]]:
+    """The lines of a compare.csv by method and fine-tuning, without the time, which is another one each time."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {(row["method"], row["fine_tuned"]): {key: value for key, value in row.items() if key != "seconds"} for row in rows}
+
+
+def query(folder: Path, sql: str) -> list[Any]:
+    with contextlib.closing(sqlite3.connect(folder / "run.db")) as connection:
+        return connection.execute(sql).fetchall()
+
+
+# ---- the table
+
+
+def test_the_table_is_what_the_databases_of_the_runs_say(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    report = said(capsys, "compare", "net.yaml", "--methods", "fedrep,fedavg", "--seeds", "0:2", "--target", "accuracy=0.35", *COMPARE)
+    assert max(map(len, report.splitlines())) <= 60
+    rows = rows_of(here / "out/compare.csv")
+    names = {"": "", "head": "_ft_head", "all": "_ft_all"}
+    assert list(rows) == [(method, tuned) for method in ("fedrep", "fedavg") for tuned in names]
+    for (method, tuned), row in rows.items():
+        name = f"{'personal' if method == 'fedrep' else 'global'}{names[tuned]}_accuracy"
+        users, useful, rounds = [], [], []
+        for seed in (0, 1):
+            folder = here / f"out/{method}-{seed}"
+            users.append([value for (value,) in query(folder, f"SELECT value FROM user_results WHERE name = '{name}'")])
+            sums = "SELECT direction, SUM(message_bytes + 5 * frames) FROM ledger WHERE useful AND seq > 0 GROUP BY direction"
+            useful.append(dict(query(folder, sums)))
+            rounds += query(folder, "SELECT MIN(round) FROM figures WHERE name = 'accuracy' AND value >= 0.35")[0]
+        means = np.mean(users, axis=1)
+        assert [float(row[f"accuracy{which}"]) for which in ("", "_least", "_most")] == pytest.approx([means.mean(), *sorted(means)])
+        assert float(row["accuracy_min"]) == pytest.approx(np.min(users, axis=1).mean())
+        for which, quantile in (("q1", 0.25), ("median", 0.5), ("q3", 0.75)):
+            assert float(row[f"accuracy_{which}"]) == pytest.approx(np.quantile(users, quantile, axis=1).mean())
+        for way in ("up", "down"):
+            assert float(row[f"bytes_{way}"]) == np.mean([sent[way] for sent in useful])
+        found = [number for number in rounds if number is not None]
+        if not tuned:
+            assert row["seeds_at_target"] == str(len(found))
+            assert row["rounds_to_target"] == (str(float(np.mean(found))) if found else "")
+    printed = f"{float(rows['fedrep', 'head']['accuracy']):.3f}"
+    assert re.search(rf"^fedrep .*\n \+head tuned +{printed} ", report, re.MULTILINE)
+
+
+def test_without_a_target_it_is_the_accuracy_that_all_runs_reach(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    report = said(capsys, "compare", "net.yaml", "--methods", "fedper,local_network", "--seeds", "3", *COMPARE)
+    best = [query(here / f"out/{method}-3", "SELECT MAX(value) FROM figures WHERE name = 'accuracy'")[0][0] for method in NETWORKS]
+    assert f"to: accuracy ≥ {min(best):.4g}" in " ".join(report.split())
+    rows = rows_of(here / "out/compare.csv")
+    for method in NETWORKS:
+        row, folder = rows[method, ""], here / f"out/{method}-3"
+        at = query(folder, f"SELECT MIN(round) FROM figures WHERE name = 'accuracy' AND value >= {min(best)!r}")[0][0]
+        spent = f"SELECT SUM(message_bytes + 5 * frames) FROM ledger WHERE useful AND seq > 0 AND round <= {at} AND stage <= 0"
+        assert (float(row["rounds_to_target"]), float(row["bytes_to_target"])) == (at, query(folder, spent)[0][0])
+
+
+NETWORKS = ("fedper", "local_network")
+
+
+def test_methods_of_convex_problems_are_compared_too_and_the_table_fits(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    text = said(capsys, "compare", "small.yaml", "--methods", "local,global,squared", "--seeds", "0:1", *COMPARE)
+    assert max(map(len, text.splitlines())) <= 120
+    heads = next(line for line in text.splitlines() if line.startswith("method"))
+    assert heads.split() == ["method", "accuracy", "q1", "median", "q3", "worst", "up", "down", "time"]
+    assert "rounds to" not in text  # objectives of different methods are different functions
+    assert "Settings of pdmm left out for local, global, where they are unknown: penalty." in text
+    assert query(here / "out/local-0", "SELECT name FROM stages") == [("local",)]  # the references of the experiment are not run again
+
+
+def test_the_chart_has_the_front_of_those_that_no_other_one_beats(here: Path) -> None:
+    points = [("a", "", 1.0, 0.5), ("b", "", 2.0, 0.4), ("c", "", 3.0, 0.9), ("c", "all tuned", 3.0, 0.95), ("d", "", 0.5, 0.5)]
+    assert front(points, is_rising=True) == [points[4], points[3]]
+    assert front(points, is_rising=False) == [points[4], points[1]]
+    chart = pareto_chart(points, "accuracy", is_rising=True)
+    assert [row[-1] for row in chart.rows] == [False, False, False, True, True]
+    for alone in (points[:1], [("a", "", 1.0, 0.0)]):
+        text = json.dumps(pareto_chart(alone, "accuracy", is_rising=True).spec)
+        assert "NaN" not in text
+
+
+@pytest.mark.slow
+def test_where_the_library_is_there_is_a_plot(capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vl_convert")
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    said(capsys, "compare", "small.yaml", "--methods", "local,global", "--seeds", "0", *COMPARE)
+    assert (here / "out/pareto.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (here / "out/pareto.svg").read_text()
+
+
+# ---- what each method is given
+
+
+def test_a_method_takes_over_the_settings_that_it_knows_and_those_for_it_alone(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    sets = ("--set", "method.batch_size=7", "--set", "fedavg:method.optimizer.lr=0.125", "--set", "stop.rounds=1", "--hosts", "2")
+    text = said(capsys, "compare", "net.yaml", "--methods", "fedrep,fedavg", "--seeds", "4", *sets, *COMPARE)
+    assert "Settings of fedrep left out for fedavg, where they are unknown: head_epochs." in " ".join(text.split())
+    frozen = {method: json.loads((here / f"out/{method}-4/experiment.json").read_text()) for method in ("fedrep", "fedavg")}
+    assert [content["method"]["optimizer"]["lr"] for content in frozen.values()] == [0.05, 0.125]
+    for method, content in frozen.items():
+        assert content["method"]["name"] == method
+        assert (content["method"]["batch_size"], content["method"]["evaluate_every"]) == (7, 1)
+        assert (content["stop"]["rounds"], content["seed"], content["federation"]["hosts"]) == (1, 4, 2)
+    assert "head_epochs" not in frozen["fedavg"]["method"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("net.yaml", "--methods", "fedrep,pdmm"), "method 'pdmm' does not fit an experiment with a network, want some of fedrep, fedper"),
+        (("small.yaml", "--methods", "pdmm,fedavg"), "method 'fedavg' does not fit an experiment with a convex problem, want some of pdmm"),
+        (("net.yaml", "--methods", "fedrep,fedpre"), "the method 'fedpre' is unknown, want "),
+        (("net.yaml", "--methods", "fedrep,fedrep"), "--methods has 'fedrep' twice, want each once"),
+        (("net.yaml", "--methods", "fedrep,adapt"), "method 'adapt' does not fit"),
+        (("net.yaml",), f"there are no methods to compare, want --methods with some of {NETWORK_METHODS[0]}, "),
+        (("small.yaml", "--methods", "pdmm,hlm_exact"), "the experiment with method 'hlm_exact': "),
+        (("net.yaml", "--methods", "fedavg", "--seeds", "3:3"), "--seeds is 3:3, want 1 to 1000 seeds"),
+        (("net.yaml", "--methods", "fedavg", "--seeds", "a"), "--seeds is 'a', want FIRST:END such as 0:3"),
+        (("net.yaml", "--methods", "fedavg", "--seeds", "1,1"), "--seeds is 1,1, want each seed once"),
+        (("net.yaml", "--methods", "fedavg", "--target", "good"), "the goal is 'good', want FIGURE=VALUE"),
+        (("net.yaml", "--methods", "fedavg", "--set", "fedper:method.x=1"), "is for a method that is not compared, want one of fedavg"),
+        (("net.yaml", "--methods", "fedavg", "--set", "fedavg:method.x=1"), "the experiment with method 'fedavg': method.x: unknown key"),
+        (("net.yaml", "--methods", "fedavg", "--resume"), "there is no comparison to resume in out: it has no compare.json"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], here: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    assert sentence in refused(capsys, 2, "compare", *arguments, *COMPARE)
+    assert not (here / "out").exists()
+
+
+# ---- interrupted, resumed
+
+
+def interrupt_in(monkeypatch: pytest.MonkeyPatch, run: int) -> None:
+    """Sends this process SIGINT, as Ctrl-C does, after the first round of a run."""
+    observe: Callable[..., None] = progress.TuneDisplay.__call__
+
+    def observe_and_interrupt(self: progress.TuneDisplay, latest: Progress) -> None:
+        observe(self, latest)
+        if (self.fold, latest.round) == (run, 1):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(progress.TuneDisplay, "__call__", observe_and_interrupt)
+
+
+def test_an_interrupted_comparison_goes_on_to_the_same_table_and_repeats_no_finished_run(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    command = ("compare", "net.yaml", "--methods", "fedrep,fedavg", "--seeds", "0:1", "--set", "stop.rounds=10", *COMPARE)
+    said(capsys, *command)
+    undisturbed = rows_of(here / "out/compare.csv")
+    (here / "out").rename(here / "first")
+    with pytest.MonkeyPatch.context() as patch:
+        without_plots(patch)
+        interrupt_in(patch, 2)
+        assert refused(capsys, 3, *command).endswith("coterie compare out --resume")
+    assert not (here / "out/compare.csv").exists()
+    finished = (here / "out/fedrep-0/run.db").read_bytes()
+    said(capsys, "compare", "out", "--resume", "--quiet")
+    assert rows_of(here / "out/compare.csv") == undisturbed
+    assert (here / "out/fedrep-0/run.db").read_bytes() == finished
+    assert query(here / "out/fedavg-0", "SELECT value FROM run WHERE key = 'attempt'") == [("2",)]
+
+
+def test_a_folder_is_for_one_comparison_which_may_grow(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    command = ("compare", "small.yaml", "--methods", "local", "--seeds", "0", *COMPARE)
+    said(capsys, *command)
+    assert "the folder out is used by another comparison" in refused(capsys, 2, *command)
+    assert "out is the folder of a comparison, want --resume" in refused(capsys, 2, "compare", "out", "--quiet")
+    other = refused(capsys, 2, *command, "--resume", "--set", "problem.l2=0.5")
+    assert "problem.l2 is 0.5, but out/local-0 was started with 0.01: go on with `coterie compare out --resume`" in other
+    first = (here / "out/local-0/run.db").read_bytes()
+    said(capsys, "compare", "out", "--resume", "--methods", "local,global", "--quiet")
+    assert list(rows_of(here / "out/compare.csv")) == [("local", ""), ("global", "")]
+    assert (here / "out/local-0/run.db").read_bytes() == first
+    assert "want one of: " in refused(capsys, 2, "compare", "out", "--resume", "--target", "speed=1", "--quiet")
+
+
+@pytest.mark.slow
+def test_a_killed_comparison_goes_on_to_the_same_table(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    command = ("compare", "net.yaml", "--methods", "fedrep,fedavg", "--seeds", "0:2", "--set", "stop.rounds=60", *COMPARE)
+    said(capsys, *command)
+    undisturbed = rows_of(here / "out/compare.csv")
+    (here / "out").rename(here / "first")
+    process = subprocess.Popen([sys.executable, "-m", "coterie_deploy", *command])
+    deadline = time.monotonic() + 60
+    while not (here / "out/fedavg-0/checkpoints").is_dir():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=60)
+    assert not (here / "out/compare.csv").exists()
+    said(capsys, "compare", "out", "--resume", "--quiet")
+    assert rows_of(here / "out/compare.csv") == undisturbed
