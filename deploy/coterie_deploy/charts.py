@@ -17,7 +17,7 @@ import numpy as np
 from coterie.arrays import Array
 from coterie_deploy.costs import AXES, cost, goal_said
 from coterie_deploy.costs import Against as Against  # noqa: PLC0414 - a word of this module too
-from coterie_server.curves import GAP, Curves, Goal
+from coterie_server.curves import GAP, RESIDUAL, Curves, Goal
 from coterie_server.query import Group
 from coterie_server.rundb import BETWEEN, DIRECT, WITHIN
 from coterie_server.summary import Traffic
@@ -35,9 +35,10 @@ SCOPES = (DIRECT, BETWEEN, WITHIN)
 _COLOUR_ORDER = (*WAYS, *SCOPES)
 _FEW = 15  # points of a line that are marked
 _LEAST_SHARE = 0.005  # of the largest bar that one must have to be seen
-_LOGARITHMIC = (GAP, "primal_residual", "dual_residual", "gradient_norm", "distance")
+_LOGARITHMIC = (GAP, "primal_residual", "dual_residual", RESIDUAL, "gradient_norm", "distance")
 _NAMES = {
     GAP: "relative gap of the objective",
+    RESIDUAL: "residual, the larger of primal and dual",
     "primal_residual": "primal residual",
     "dual_residual": "dual residual",
     "gradient_norm": "norm of the gradient",

@@ -152,11 +152,11 @@ def _format_of(wanted: Wanted) -> str:
 def _until(connection: sqlite3.Connection, query: Query, text: str) -> tuple[Query, str]:
     """The query up to the round in which a stage has reached a goal, and a sentence on it. RunError when it never has."""
     from coterie_server import summary  # noqa: PLC0415 - only here, and slow to import
-    from coterie_server.curves import GAP, curves, goal_from, reached, why_not_reached  # noqa: PLC0415
+    from coterie_server.curves import GAP, curves, goal_from, reached, why_not_reached, with_figure_of  # noqa: PLC0415
 
     goal = goal_from(text)
     stage = summary.stage_named(connection, str(query.stages[0])) if query.stages else summary.goal_stage(connection)
-    made = curves(connection, stage, with_bytes=False)
+    made = with_figure_of(goal, curves(connection, stage, with_bytes=False))
     number = reached(made, goal)
     if number is None:
         raise RunError(why_not_reached(made, goal))

@@ -29,7 +29,7 @@ from coterie_deploy.sections import Section, Table, method_stage, sentence
 from coterie_deploy.steps import STEPS
 from coterie_deploy.tables import count, counted, duration, figure, size
 from coterie_server import summary
-from coterie_server.curves import GAP, Curves, Goal, curves, is_by_definition, reached, why_not_reached
+from coterie_server.curves import GAP, Curves, Goal, curves, is_by_definition, reached, why_not_reached, with_figure_of
 from coterie_server.query import Query, totals
 from coterie_server.rundb import BETWEEN, WITHIN, read_run
 
@@ -61,6 +61,8 @@ def view_of(folder: Path, weighing: Weighing | None = None) -> RunView:
     with read_run(folder) as connection:
         stage = method_stage(report)
         found = None if stage is None else curves(connection, stage)
+        if found is not None and weighing is not None and weighing.goal is not None:
+            found = with_figure_of(weighing.goal, found)
         sections = [
             _progress(connection, report, found, weighing or Weighing()),
             _communication(connection, report, found),

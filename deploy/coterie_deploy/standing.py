@@ -16,7 +16,7 @@ from coterie.arrays import Array
 from coterie.config import Experiment, experiment_from
 from coterie.errors import ConfigError
 from coterie_server.coordinator import is_held
-from coterie_server.curves import GAP, Curves
+from coterie_server.curves import GAP, Curves, residual_of
 from coterie_server.follow import Added, Event, Follower
 from coterie_server.plan import Stage, stages_of
 from coterie_server.rundb import BETWEEN, DIRECT, FLUSH_S, WITHIN
@@ -28,7 +28,6 @@ _UNWRITTEN_S = 2 * FLUSH_S  # of what was made in these last seconds, not all ma
 _FAILED = "failed: "
 _FITTED_ROUNDS = 200  # at most, in which a residual's fall is measured
 _LEAST_ROUNDS = 8  # for that
-RESIDUAL = "residual"  # the larger of the primal and the dual one
 _SCOPES = (DIRECT, WITHIN, BETWEEN)
 
 
@@ -242,9 +241,3 @@ def _falling(curves: Curves, stage: Stage) -> tuple[Array, float]:
     if stage.stop.objective_gap is not None and GAP in curves.figures:
         return curves.figures[GAP], stage.stop.objective_gap
     return np.zeros(0), 0.0
-
-
-def residual_of(curves: Curves) -> Array | None:
-    """(t,) the larger of the primal and the dual residual; None when the method has none."""
-    found = [curves.figures[name] for name in ("primal_residual", "dual_residual") if name in curves.figures]
-    return np.fmax.reduce(found) if found else None

@@ -18,10 +18,10 @@ from coterie.arrays import Array
 from coterie.errors import ConfigError, RunError
 from coterie_deploy.printable import printable
 from coterie_deploy.progress import LINES_EVERY_S, bars, figures_of, rate_said
-from coterie_deploy.standing import RESIDUAL, Standing, Status, Watcher, residual_of
+from coterie_deploy.standing import Standing, Status, Watcher
 from coterie_deploy.tables import count, counted, duration, figure, is_narrow, is_tiny, size, table
 from coterie_server.coordinator import is_held
-from coterie_server.curves import Curves
+from coterie_server.curves import RESIDUAL, Curves, residual_of
 from coterie_server.follow import Event
 from coterie_server.rundb import open_run
 

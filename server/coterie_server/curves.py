@@ -17,6 +17,7 @@ from coterie_server.rundb import BETWEEN, WITHIN
 from coterie_server.summary import StageSummary
 
 GAP = "gap"  # the relative gap of "objective"
+RESIDUAL = "residual"  # the larger of the primal and the dual one, as a stop rule means it
 _RISING = re.compile(r"accuracy|performance_ratio")  # of these figures more is better
 _GOAL = re.compile(r"\s*(\w+)\s*=\s*(\S+)\s*")
 
@@ -118,6 +119,18 @@ def with_gap(made: Curves, experiment: str) -> Curves:
     with np.errstate(invalid="ignore"):  # of an objective that was never finite
         gap = (objective - best) / max(abs(best), np.finfo(float).tiny)
     return replace(made, figures={**made.figures, GAP: gap}, has_reference=reference is not None)
+
+
+def residual_of(curves: Curves) -> Array | None:
+    """(t,) the larger of the primal and the dual residual; None when the method has none."""
+    found = [curves.figures[name] for name in ("primal_residual", "dual_residual") if name in curves.figures]
+    return np.fmax.reduce(found) if found else None
+
+
+def with_figure_of(goal: Goal, made: Curves) -> Curves:
+    """With the residual, where a goal asks for it; all other figures are there."""
+    residual = residual_of(made) if goal.figure == RESIDUAL else None
+    return made if residual is None else replace(made, figures={**made.figures, RESIDUAL: residual})
 
 
 def reached(made: Curves, goal: Goal) -> int | None:

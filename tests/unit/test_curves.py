@@ -12,7 +12,7 @@ import pytest
 
 from coterie.errors import ConfigError
 from coterie.ledger import DOWN, UP, Own, Row
-from coterie_server.curves import GAP, Curves, Goal, closest, curves, goal_from, reached, why_not_reached
+from coterie_server.curves import GAP, Curves, Goal, closest, curves, goal_from, reached, why_not_reached, with_figure_of
 from coterie_server.rundb import BETWEEN, RunDatabase
 from coterie_server.summary import StageSummary, final_stage, stage_named
 
@@ -111,6 +111,16 @@ def test_an_objective_that_was_never_finite_has_no_gap(database: RunDatabase) ->
     assert np.isnan(made.figures[GAP]).all()
     with pytest.raises(ConfigError, match="stage 'local' has no figure 'gap' of its rounds, want one of: gap, objective"):
         reached(made, Goal(GAP, 1.0))
+
+
+def test_the_residual_of_a_goal_is_the_larger_of_both(database: RunDatabase) -> None:
+    goal = goal_from("residual=0.5")
+    with pytest.raises(ConfigError, match="has no figure 'residual'"):
+        reached(curves_of(database, "local"), goal)
+    assert reached(with_figure_of(goal, curves_of(database)), goal) == 3
+    database.figures(1, 3, {"primal_residual": 1 / 3, "dual_residual": 0.6})
+    made = with_figure_of(goal, curves_of(database))
+    assert reached(made, goal) == 4
 
 
 def test_a_gap_that_was_not_traced_names_the_setting_that_makes_it_known(database: RunDatabase) -> None:
