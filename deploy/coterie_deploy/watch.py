@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -48,8 +49,8 @@ def watch(folder: Path, console: Console, *, patience_s: float, once: bool = Fal
 
 
 def _wait_for(folder: Path, patience_s: float) -> None:
-    """Until there is a run database: there may be no folder yet, or a coordinator that is just making it."""
-    deadline = time.monotonic() + patience_s
+    """Until there is a run database: there may be no folder yet, or a coordinator that is just making it. Says so on standard error."""
+    deadline, is_said = time.monotonic() + patience_s, False
     while True:
         try:
             open_run(folder).close()
@@ -57,10 +58,14 @@ def _wait_for(folder: Path, patience_s: float) -> None:
         except (sqlite3.Error, RunError):
             return  # it is there: the first look says what is wrong with it
         except ConfigError as error:
-            is_coming = is_held(folder) or not (folder / "run.db").exists()
+            is_file = folder.exists() and not folder.is_dir()
+            is_coming = not is_file and (is_held(folder) or not (folder / "run.db").exists())
             if not is_coming or time.monotonic() >= deadline:
                 waited = f", after {patience_s:g} s" if is_coming and patience_s else ""
                 raise ConfigError(f"{error}{waited}") from None
+            if not is_said:
+                is_said = True
+                print(printable(f"waiting up to {patience_s:g} s for a run: {error}"), file=sys.stderr, flush=True)  # noqa: T201
         time.sleep(min(_LOOK_EVERY_S, max(deadline - time.monotonic(), 0.0)))
 
 

@@ -176,6 +176,16 @@ def test_a_run_that_does_not_appear_is_waited_for_no_longer_than_asked(tmp_path:
         watch(tmp_path / "later", Console(file=io.StringIO()), patience_s=1000.0, once=True)
 
 
+def test_who_waits_is_told_for_what_and_a_file_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file is not a run folder: it is a file$"):
+        watch(tmp_path / "file", Console(file=io.StringIO()), patience_s=1000.0)
+    assert capsys.readouterr().err == ""
+    with pytest.raises(ConfigError, match=r"it has no run.db, after 0.01 s$"):
+        watch(tmp_path, Console(file=io.StringIO()), patience_s=0.01)
+    assert capsys.readouterr().err == f"waiting up to 0.01 s for a run: {tmp_path} is not a run folder: it has no run.db\n"
+
+
 def test_a_run_that_appears_is_watched(finished: Path, tmp_path: Path) -> None:
     out = io.StringIO()
     watching = threading.Thread(target=watch, args=(tmp_path / "later", Console(file=out)), kwargs={"patience_s": 20.0})
