@@ -125,7 +125,9 @@ def _rounds_of(text: str | None) -> tuple[int | None, int | None]:
     if found and not found[2]:
         last = first
     is_empty = text is not None and first is None and last is None
-    if found is None or is_empty or (first is not None and last is not None and first > last):
+    if first is not None and last is not None and first > last:
+        raise ConfigError(f"--rounds is {text!r}, from {first} on but only up to {last}, want the smaller first: {last}:{first}")
+    if found is None or is_empty:
         raise ConfigError(f"--rounds is {text!r}, want a round such as 7, or a range such as 100:200, 100: or :200")
     return first, last
 
@@ -227,11 +229,12 @@ def print_part(folder: Path, wanted: Wanted, console: Console) -> None:
             return
         head = f"{_run_of(connection, folder)}: {_described(wanted)}"
         notes = _notes(answer, has_shares=has_shares(connection, query))
+        what_there_is = "" if answer.groups else _what_there_is(connection, query)
     if wanted.output is None:
-        _print(answer, sort, [head, said], notes, console)
+        _print(answer, sort, [head, said], notes, console, what_there_is)
         return
     with written_whole(wanted.output) as file, _text_of(file) as text:
-        _print(answer, sort, [head, said], notes, Console(file=text, width=console.width))
+        _print(answer, sort, [head, said], notes, Console(file=text, width=console.width), what_there_is)
 
 
 def _run_of(connection: sqlite3.Connection, folder: Path) -> str:
@@ -248,13 +251,13 @@ def _lines(answer: _Answer) -> Iterator[tuple[Any, ...]]:
 # ---- as a table
 
 
-def _print(answer: _Answer, sort: str | None, above: Sequence[str], notes: Sequence[str], console: Console) -> None:
+def _print(answer: _Answer, sort: str | None, above: Sequence[str], notes: Sequence[str], console: Console, what_there_is: str) -> None:
     for sentence, style in zip(above, ("bold", ""), strict=True):
         if sentence:
             console.print(Text(printable(sentence), style=style))
     console.print()
     if not answer.groups:
-        console.print("There is no such traffic.")
+        console.print(Text(printable(f"There is no such traffic.{what_there_is}")))
         return
     shown = _table(answer, sort, console.width)
     console.print(shown)
@@ -265,6 +268,18 @@ def _print(answer: _Answer, sort: str | None, above: Sequence[str], notes: Seque
     heads += ["formula: vectors by the method's closed form"] if any(column.header == "formula" for column in shown.columns) else []
     for note in ("; ".join(heads), *notes):
         console.print(Text(note, style="dim"))
+
+
+def _what_there_is(connection: sqlite3.Connection, query: Query) -> str:
+    """The rounds, steps, ways and scopes of the stages and the kind of traffic that were asked for."""
+    whole = Query(("round", "step", "direction", "scope"), query.stages, useful=query.useful)
+    groups = numbered_totals(connection, whole)
+    if not groups:
+        return " There is no other of these stages either."
+    numbers, *others = (list(dict.fromkeys(values)) for values in zip(*(group.keys for group in groups), strict=True))
+    named = zip(("steps", "directions", "scopes"), others, strict=True)
+    listed = "; ".join(f"{what} {', '.join(values)}" for what, values in named)
+    return f" There are rounds {min(numbers)} to {max(numbers)}; {listed}."
 
 
 def _notes(answer: _Answer, *, has_shares: bool) -> list[str]:

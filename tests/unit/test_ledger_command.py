@@ -186,7 +186,7 @@ def test_a_goal_that_was_never_reached_ends_with_3(folder: Path, refuse: Say) ->
         (["--rounds", "x"], "--rounds is 'x', want a round such as 7"),
         (["--rounds", ":"], "--rounds is ':'"),
         (["--rounds", ""], "--rounds is ''"),
-        (["--rounds", "9:3"], "--rounds is '9:3'"),
+        (["--rounds", "9:3"], "--rounds is '9:3', from 9 on but only up to 3, want the smaller first: 3:9"),
         (["--rounds", "-3"], "--rounds is '-3'"),
         (["--sort", "size"], "--sort is 'size', want one of vectors, scalars, payload, message, wire, frames"),
         (["--sort", "wire", "--format", "csv"], "--sort is for groups, want --by with it"),
@@ -203,7 +203,11 @@ def test_what_cannot_be_answered_is_one_sentence(folder: Path, refuse: Say, opti
 
 
 def test_no_such_traffic_is_said(folder: Path, say: Say) -> None:
-    assert "There is no such traffic." in say(folder, "--rounds", "99")
+    said = " ".join(say(folder, "--rounds", "99", "--stage", "stage-0").split())
+    there_is = "There are rounds 1 to 3; steps query, gradient, control; directions down, up; scopes direct."
+    assert said.endswith(f"There is no such traffic. {there_is}")
+    said = " ".join(say(folder, "--repeats", "--stage", "session").split())
+    assert said.endswith("There is no such traffic. There is no other of these stages either.")
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])
