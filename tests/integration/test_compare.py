@@ -144,13 +144,13 @@ def test_methods_of_convex_problems_are_compared_too_and_the_table_fits(
     capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    text = said(capsys, "compare", "small.yaml", "--methods", "local,global,squared", "--seeds", "0:1", *COMPARE)
+    text = said(capsys, "compare", "small.yaml", "--methods", "global,squared", "--seeds", "0:1", *COMPARE)
     assert max(map(len, text.splitlines())) <= 120
     heads = next(line for line in text.splitlines() if line.startswith("method"))
     assert heads.split() == ["method", "accuracy", "q1", "median", "q3", "worst", "up", "down", "time"]
     assert "rounds to" not in text  # objectives of different methods are different functions
-    assert "Settings of pdmm left out for local, global, where they are unknown: penalty." in text
-    assert query(here / "out/local-0", "SELECT name FROM stages") == [("local",)]  # the references of the experiment are not run again
+    assert "Settings of pdmm left out for global, where they are unknown: penalty." in text
+    assert query(here / "out/global-0", "SELECT name FROM stages") == [("global",)]  # the references of the experiment are not run again
 
 
 def test_the_chart_has_the_front_of_those_that_no_other_one_beats(here: Path) -> None:
