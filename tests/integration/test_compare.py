@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from rich.console import Console
 
 from coterie.config import NETWORK_METHODS
 from coterie_deploy import cli
@@ -217,6 +218,15 @@ def test_what_is_wrong_is_said_in_a_sentence_before_anything_runs(
 
 
 # ---- interrupted, resumed
+
+
+def test_the_display_names_the_run_and_nothing_is_done_before_the_first_one() -> None:
+    shown = progress.TuneDisplay(Console(), 2, 1, ["fedrep-0", "fedavg-0"])
+    assert (shown.place(), shown.done) == ("fedrep-0 (1/2)  starting", 0)
+    shown.skip(1)
+    assert shown.done == 1
+    shown.begin(2)
+    assert (shown.place(), shown.done) == ("fedavg-0 (2/2)  starting", 1)
 
 
 def interrupt_in(monkeypatch: pytest.MonkeyPatch, run: int) -> None:

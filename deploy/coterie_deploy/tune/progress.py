@@ -53,7 +53,7 @@ class TuneDisplay:
         before = max(0, self.fold - 1) * self.n_points
         latest = self.latest
         if latest is None:
-            return float(before + (self.n_points if self.n_skipped == self.fold else 0))
+            return float(before + (self.n_points if 0 < self.n_skipped == self.fold else 0))
         return before + self.n_points * (latest.number + _part_of_stage(latest)) / latest.n_stages
 
     def left(self) -> str:
@@ -70,8 +70,9 @@ class TuneDisplay:
 
     def run(self) -> str:
         """The fold, or the run by its name."""
-        if self._names and self.fold:
-            return f"{self._names[self.fold - 1]} ({self.fold}/{self.n_folds})"
+        if self._names:
+            number = max(1, self.fold)
+            return f"{self._names[number - 1]} ({number}/{self.n_folds})"
         return f"fold {self.fold}/{self.n_folds}"
 
 
