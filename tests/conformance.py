@@ -115,6 +115,7 @@ CASES: Mapping[str, Case] = {
     "pfedme": Case(network({"name": "pfedme", "beta": 0.5, **_SHORT})),
     "fed_mtl": Case(network({"name": "fed_mtl", **_SHORT})),
     "per_fedavg": Case(network({"name": "per_fedavg", "hessian": "hf", **_SHORT})),
+    "l2gd": Case(network({"name": "l2gd", "p": 0.3, **_SHORT})),
     "adapt": Case(network({"name": "adapt"}), starts_from=network(_FEDREP)),
 }
 

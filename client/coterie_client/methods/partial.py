@@ -24,6 +24,7 @@ from coterie.methods.partial import (
     AS_IS,
     AskScores,
     AskStart,
+    Coins,
     Delivery,
     Scores,
     Shared,
@@ -136,6 +137,8 @@ def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split
     beside = inbox.get(Variate)
     if beside is not None:
         settings = {**settings, "variate": split.floats(beside.weights)}
+    if (coins := inbox.get(Coins)) is not None:
+        settings = {**settings, "coins": coins.lengths.tolist()}
     moves = np.empty((users.size, n_weights if beside is not None else 0), np.float32)
     for row, position in enumerate(users.tolist()):
         model, fit = split.model(state, position, sent.weights, sent.counts), partial(_fit, inbox, local, position)

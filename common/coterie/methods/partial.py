@@ -42,6 +42,12 @@ class Optimizer(_Model):
     weight_decay: NonNegativeFloat = 0.0
 
 
+class PlainSgd(Optimizer):
+    """Of methods whose formulas are about steps without memory."""
+
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
 class Training(_Model):
     """What all of these methods need to know."""
 
@@ -167,6 +173,14 @@ class VariateMove(Rows):
     """A user returns how far its own control variate has moved: SCAFFOLD, Algorithm 1, line 13, "communicate (Delta y_i, Delta c_i)"."""
 
     weights: Annotated[Single, Weights("rows", "shared")]
+
+
+@declare(method="partial", step="coins")
+@dataclass(frozen=True)
+class Coins(Rows):
+    """How often the common coin shows 0, and then 1, before it shows 0 again: L2GD, Algorithm 1, with the users of this round."""
+
+    lengths: Annotated[Indices, Positions(2)]
 
 
 @declare(method="partial", step="loss")

@@ -10,18 +10,12 @@ the gradient. Running statistics of batch norm have control variates too, which 
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import PositiveFloat, model_validator
 
-from coterie.methods.partial import JointTraining, Optimizer
+from coterie.methods.partial import JointTraining, PlainSgd
 from coterie.model import Sharing
-
-
-class PlainSgd(Optimizer):
-    """Steps without memory, of which control variates are made."""
-
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class Config(JointTraining):

@@ -108,7 +108,7 @@ class PartialSharing:
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
         """Users are drawn, train and return; and, in some rounds, everyone judges."""
         chosen = self._draw(number)
-        replies = await federation.exchange(*self.asked(state, chosen), to=chosen)
+        replies = await federation.exchange(*self.asked(state, chosen, number), to=chosen)
         answered = replies.awaited(chosen)
         figures = {"users": float(answered.size)}
         if answered.size < chosen.size:
@@ -126,8 +126,8 @@ class PartialSharing:
             return replace(state, recent=(*state.recent, accuracy)[-max(self.config.evaluate_last, 1) :]), figures
         return replace(state, recent=()), figures
 
-    def asked(self, state: State, chosen: Indices) -> list[Message]:
-        """What the users of a round are sent. A method may send more."""
+    def asked(self, state: State, chosen: Indices, number: int) -> list[Message]:  # noqa: ARG002
+        """What the users of round `number` are sent. A method may send more."""
         return [Shared(state.weights, state.counts, users=chosen)]
 
     def taken(self, state: State, replies: Replies, answered: Indices) -> State:

@@ -33,9 +33,9 @@ class Scaffold(PartialSharing):
         start = await super().init(federation)
         return replace(start, variate=np.zeros_like(start.weights))
 
-    def asked(self, state: State, chosen: Indices) -> list[Message]:
+    def asked(self, state: State, chosen: Indices, number: int) -> list[Message]:
         """Line 4: communicate (x, c) to all i in S."""
-        return [*super().asked(state, chosen), Variate(state.variate, users=chosen)]
+        return [*super().asked(state, chosen, number), Variate(state.variate, users=chosen)]
 
     def taken(self, state: State, replies: Replies, answered: Indices) -> State:
         """Lines 15 to 17: x + eta_g / |S| sum_i (y_i - x), c + 1/N sum_i (c_i^+ - c_i)."""

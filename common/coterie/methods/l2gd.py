@@ -1,0 +1,60 @@
+"""`l2gd`: Hanzely and Richtarik (2020), federated learning of a mixture of global and local models, Algorithm 1 (L2GD), with networks.
+
+Every user has a model x_i of its own; they minimise 1/n sum_i f_i(x_i) + lambda/(2n) sum_i ||x_i - xbar||^2. In each iteration a common
+coin shows 1 with probability p,
+
+    coin 0: x_i <- x_i - alpha / (n (1 - p)) grad f_i(x_i);   coin 1: x_i <- (1 - a) x_i + a xbar,   a = alpha lambda / (n p)
+
+Aggregations leave xbar where it is, so only where the coin changes there is something to send. A round is such a run of zeros, and the ones
+after it: the server draws their lengths, geometric like those of the coins; the users drawn make so many local steps and return x_i,
+and with xbar they make the m aggregations at once, x_i <- xbar + (1 - a)^m (x_i - xbar), before they train again or judge.
+
+The length of a local step, alpha / (n (1 - p)), is `optimizer.lr`, so a = lr lambda (1 - p) / p. lambda = 0 is local training, a = 1
+federated averaging. Deviations: a local step is on one batch, or as long as `epochs` or `updates` say; only the users drawn take part in a
+round, xbar is their mean, and users meet the one of the round before they are drawn again, or of the end. One who was not yet drawn meets
+it once. Momentum, if not 0, begins anew each round. Running statistics of batch norm, and counts, are aggregated like parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, model_validator
+
+from coterie.methods.partial import JointTraining, PlainSgd
+
+
+class Config(JointTraining):
+    """Hyper-parameters."""
+
+    update: ClassVar[str | None] = "l2gd"
+    is_personal: ClassVar[bool] = True
+
+    name: Literal["l2gd"] = "l2gd"
+    penalty: NonNegativeFloat = 1.0  # lambda
+    p: Annotated[float, Field(ge=1e-4, le=0.9999)] = (
+        0.1  # of an aggregation: 1/p local steps a round, and 1/(1-p) aggregations, in the mean
+    )
+    optimizer: PlainSgd = PlainSgd()
+    average: Literal["rows", "plain"] = "plain"
+
+    @model_validator(mode="after")
+    def _does_not_step_past_the_mean(self) -> Self:
+        if self.step_to_mean > 1:
+            raise ValueError(
+                f"penalty, p and optimizer.lr give aggregations of a = lr penalty (1 - p) / p = {self.step_to_mean:g}: want at most 1"
+            )
+        return self
+
+    @property
+    def step_to_mean(self) -> float:
+        """a: how far an aggregation moves a model towards the mean."""
+        return self.optimizer.lr * self.penalty * (1 - self.p) / self.p
+
+    def phases(self) -> list[dict[str, Any]]:
+        """One local step."""
+        return [self.phase("all", epochs=self.epochs, updates=1 if self.epochs is self.updates is None else self.updates)]
+
+    def settings(self) -> dict[str, Any]:
+        """What an aggregation leaves of the distance to the mean."""
+        return {"left": 1 - self.step_to_mean}
