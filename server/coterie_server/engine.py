@@ -105,7 +105,10 @@ class Engine:
         self.hub.restore(tree["hub"], attempt)
         self._checkpoint_seq = self.hub.seq
         self.database.rewind(self.hub.seq, point.stage, point.round)
-        text = f"resumed at stage {point.stage}, round {point.round}, exchange {self.hub.seq}"
+        names = [stage.name for stage in self.stages]
+        is_over = point.stage == len(names)
+        where = "after the last stage" if is_over else f"in stage {point.stage + 1}/{len(names)} {names[point.stage]}"
+        text = f"resumed {where}, round {point.round}, exchange {self.hub.seq}"
         self.database.event("resume", text, attempt=attempt)
         return point
 

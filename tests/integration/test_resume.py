@@ -103,3 +103,9 @@ def test_a_killed_run_says_how_many_rounds_of_its_stage_were_made(tmp_path: Path
     n_rounds = query(world.folder, "SELECT count(DISTINCT round) FROM figures WHERE stage = 1")
     assert [(under_way.rounds,)] == n_rounds
     assert under_way.rounds > 5
+
+
+def test_a_resumed_run_names_its_stage_as_its_progress_does(tmp_path: Path) -> None:
+    World(small_experiment({**METHODS["lean"], "start": "global"}), tmp_path / "run", 1, Faults(coordinator=[20])).run()
+    ((text,),) = query(tmp_path / "run", "SELECT text FROM events WHERE kind = 'resume'")
+    assert text.startswith("resumed in stage 2/2 pdmm, round ")
