@@ -546,8 +546,8 @@ def test_a_client_imports_neither_server_nor_heavy_libraries() -> None:
     code = """
 import sys
 from coterie_deploy import commands, client
-from coterie.config import METHODS, method_module
-for name in (*METHODS, "prepare", "evaluation", "consensus"):
+from coterie.config import CONVEX_METHODS, method_module
+for name in (*CONVEX_METHODS, "prepare", "evaluation", "consensus"):
     try:
         method_module("coterie_client", name)
     except ModuleNotFoundError:
