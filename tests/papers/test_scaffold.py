@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coterie.errors import ConfigError, ProtocolError
+from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.methods.partial import Shared, Updated, Variate, VariateMove
 from coterie.methods.scaffold import Config
 from coterie.model import TensorInfo
@@ -20,7 +22,7 @@ from coterie_server.method import Replies, Setting
 from coterie_server.methods.partial import State
 from coterie_server.methods.scaffold import Scaffold
 from tests.local_updates import PLAIN, STAGE, Tensors, Users, a_model, assert_close, combined, gradient, hand
-from tests.networks import network_experiment, write_users
+from tests.networks import WIDTH, network_experiment, write_users
 from tests.simulation import CoordinatorKilledError, Faults, World
 
 LR = 0.05
@@ -70,6 +72,25 @@ def test_without_variates_it_is_fedavg_to_the_bit() -> None:
     np.testing.assert_array_equal(returned, fedavg.round(1, sent)[0])
 
 
+def test_of_batch_norm_counts_have_no_variates_and_statistics_follow_none() -> None:
+    """Steps move parameters alone: what is returned of the running statistics is as if the server had sent no variate for them."""
+    normed = {"build": "tests.fixture_nets:normed", "options": {"width": WIDTH}}
+    returned = []
+    for of_statistics in (0.0, 5.0):
+        users = Users({"name": "scaffold", "optimizer": SGD}, model=normed)
+        sent = a_model(users)
+        tensors = [tensor for tensor in users.network.tensors if not tensor.is_integer]
+        assert set(users.kept(0)) == {tensor.name for tensor in tensors}
+        variate = {tensor.name: np.full(tensor.shape, of_statistics if tensor.is_statistic else 0.1, np.float32) for tensor in tensors}
+        flat = np.concatenate([array.reshape(-1) for array in variate.values()])
+        messages = {Shared: Shared(users.flat(sent), users.counts(sent), users=np.arange(3)), Variate: Variate(flat, users=np.arange(3))}
+        _, replies = CLIENT.step(users.state, Inbox(STAGE, 1, messages), users.local)
+        (updated,) = (reply for reply in replies if isinstance(reply, Updated))
+        assert (updated.counts > users.counts(sent)).all()
+        returned.append(updated.weights)
+    np.testing.assert_array_equal(*returned)
+
+
 def test_an_update_without_a_step_leaves_the_variates() -> None:
     users = Users({"name": "scaffold", "epochs": 0})
     sent = a_model(users)
@@ -98,6 +119,50 @@ def test_the_server_takes_the_mean_of_the_moves(server_lr: float) -> None:
     wrong = [VariateMove(np.zeros((1, 3), np.float32), users=users[i : i + 1]) for i in range(2)]
     with pytest.raises(ProtocolError, match=r"came with shape \(1, 3\), wanted \(1, 2\)"):
         method.taken(before, Replies({}, None, {Updated: updates, VariateMove: wrong}), users)
+
+
+def test_users_who_moved_their_variates_are_those_who_answered() -> None:
+    """A control variate of somebody else, or none, is refused."""
+    method = Scaffold(
+        Config(optimizer=SGD),
+        cast(Setting, None),
+        (TensorInfo("w", (1,), False, "representation"),),
+        np.full(4, 10),
+        np.zeros(4, np.int64),
+        are_personal=False,
+    )
+    before = State(np.zeros(1, np.float32), np.zeros(0, np.int64), variate=np.zeros(1, np.float32))
+    users = np.array([1, 3])
+    updates = [Updated(np.ones((1, 1), np.float32), np.zeros((1, 0), np.int64), users=users[i : i + 1]) for i in range(2)]
+    moved = [VariateMove(np.ones((1, 1), np.float32), users=np.array([user])) for user in (1, 2)]
+    for variates in (moved, moved[:1]):
+        with pytest.raises(ProtocolError, match=r"VariateMove came for members \[1.*\], wanted it once for each of \[1, 3\]"):
+            method.taken(before, Replies({}, None, {Updated: updates, VariateMove: variates}), users)
+
+
+def after_one_round(folder: Path, server_lr: float, **extra: Any) -> Mapping[str, NDArray[Any]]:
+    """x^1 of seven users, by name."""
+    method = {"name": "scaffold", "optimizer": SGD, "server_lr": server_lr, "evaluate_last": 0, "fine_tune": []}
+    experiment = network_experiment(write_users(folder / "users.npz"), method, stop={"rounds": 1}, **extra)
+    return World(experiment, folder / f"run {server_lr:g}", 1).run().outcomes["scaffold"].shared
+
+
+def test_the_server_steps_as_far_as_it_is_told(tmp_path: Path) -> None:
+    """ "x <- x + eta_g Delta x", of a whole run."""
+    first = Users({"name": "scaffold"}).network.initial()
+    half, whole = after_one_round(tmp_path, 0.5), after_one_round(tmp_path, 1.0)
+    for name, mean in whole.items():
+        np.testing.assert_allclose(half[name], (first[name] + mean) / 2, rtol=0, atol=1e-6)
+        assert not np.array_equal(half[name], mean)
+
+
+@pytest.mark.parametrize(("server_lr", "payload"), [(1e300, "float32"), (1e8, "float16")])
+def test_too_long_a_step_of_the_server_is_its_own_fault(server_lr: float, payload: str, tmp_path: Path) -> None:
+    """No user is blamed for numbers that the server could not send, and no figure becomes nan in silence."""
+    with pytest.raises(
+        RunError, match=rf"round 1 has left (inf|nan) in the server's shared tensors, with steps of {re.escape(f'{server_lr:g}')} "
+    ):
+        after_one_round(tmp_path, server_lr, payload=payload)
 
 
 def test_the_servers_variate_is_the_mean_of_the_users(tmp_path: Path) -> None:

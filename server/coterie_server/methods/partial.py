@@ -119,6 +119,7 @@ class PartialSharing:
             figures["loss"] = _mean(losses.loss, self.n_rows[answered])
         if answered.size and self.tensors:
             state = self.taken(state, replies, answered)
+            self._check_finite(state, number)
         judged = await self._mean_accuracy(state, federation) if self._is_evaluated(number) else {}
         figures |= judged
         if "accuracy" in judged:
@@ -136,8 +137,20 @@ class PartialSharing:
         check_senders(Updated.kind, owners(updates), answered)
         weights, counts = self._average(updates)
         if self.beta != 1:
-            weights = ((1 - self.beta) * state.weights.astype(np.float64) + self.beta * weights).astype(np.float32)
+            with np.errstate(over="ignore"):  # it is found by `_check_finite`
+                weights = ((1 - self.beta) * state.weights.astype(np.float64) + self.beta * weights).astype(np.float32)
         return replace(state, weights=weights, counts=counts)
+
+    def _check_finite(self, state: State, number: int) -> None:
+        """RunError where a long step of the server leaves what users cannot be sent: means alone stay among what they have returned."""
+        for what, values in (("shared tensors", state.weights if self.beta != 1 else _nothing()), ("control variate", state.variate)):
+            sent = self.setting.precision.rounded_weights(values)
+            if not np.isfinite(sent).all():
+                found = "nan" if np.isnan(sent).any() else "inf"
+                raise RunError(
+                    f"round {number} has left {found} in the server's {what}, with steps of {self.beta:g} towards the users' mean: "
+                    "want finite numbers: a shorter step or payload float32 may help"
+                )
 
     async def finish(self, state: State, federation: Federation) -> Outcome:
         """Everyone gets the final tensors, and judges its model with and without fine-tuning."""
