@@ -94,6 +94,23 @@ def test_users_judge_and_fine_tune_the_mix() -> None:
     assert (tuned.loss != scores.loss).all()
 
 
+def test_running_statistics_of_batch_norm_are_not_mixed() -> None:
+    """The mix has its own, "gathered where its gradients are taken": at 0 < alpha < 1 neither w's nor a mean of both."""
+    users = Users({"name": "apfl", "alpha": 0.25}, **MODELS["batch norm"])
+    sent = a_model(users)
+    users.round(1, sent)
+    scores = users.judged(1, sent)
+    statistics = {tensor.name for tensor in users.network.tensors if tensor.is_statistic}
+    for position, user in enumerate(users.users):
+        kept = users.kept(position)
+        mix = {
+            name: kept[name] if name in statistics else (0.25 * kept[name] + 0.75 * array).astype(np.float32)
+            for name, array in sent.items()
+        }
+        loss, _ = users.network.judge(mix, Rows(user.test_features, user.test_target))
+        assert scores.loss[position, 0] == pytest.approx(loss, rel=1e-6)
+
+
 def test_alpha_is_a_share() -> None:
     with pytest.raises(ConfigError, match=r"method\.alpha: is 1\.5, want at most 1"):
         Users({"name": "apfl", "alpha": 1.5})

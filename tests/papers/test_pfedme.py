@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from coterie.errors import ConfigError
+from coterie.model import named_tensors
 from coterie_client.nets import Rows
 from tests.local_updates import PLAIN, Users, a_model, assert_close, combined, gradient, hand
-from tests.networks import network_experiment, write_users
+from tests.networks import WIDTH, network_experiment, write_users
 from tests.simulation import World
 
 LR = 0.05
@@ -77,6 +78,20 @@ def test_steps_that_lead_away_from_the_prox_are_refused() -> None:
     """Gradient steps on lambda/2 ||theta - w||^2 alone converge below 2 / lambda."""
     with pytest.raises(ConfigError, match=r"personal_lr 0\.2 times penalty 15 is 3, want less than 2"):
         Users({"name": "pfedme", "personal_lr": 0.2})
+
+
+def test_both_models_have_the_statistics_gathered_at_theta() -> None:
+    """Of batch norm, in K evaluations a batch, of which only theta's parameters are apart from w's."""
+    normed = {"build": "tests.fixture_nets:normed", "options": {"width": WIDTH}}
+    users = Users({"name": "pfedme", "personal_steps": 3, "batch_size": 100}, model=normed)
+    sent = a_model(users)
+    returned, _ = users.round(1, sent)
+    for position in range(3):
+        kept, own = users.kept(position), named_tensors(returned[position], users.counts(sent), users.network.tensors)
+        assert users.counts(kept).tolist() == (users.counts(sent) + 3).tolist()
+        for tensor in users.network.tensors:
+            if not tensor.is_integer:
+                assert np.array_equal(kept[tensor.name], own[tensor.name]) == tensor.is_statistic, tensor.name
 
 
 @pytest.mark.parametrize("beta", [0.5, 2.0])
