@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from coterie.errors import ProtocolError
+from coterie_client.data import load_users
 from coterie_client.methods.partial import CLIENT, State
+from coterie_client.nets import Rows, TorchNetwork
 from coterie_deploy.launch import Launch, launch
 from coterie_deploy.user_models import finished_run, models_of
 from tests.local_updates import Users
@@ -81,6 +83,20 @@ def test_users_models_are_those_that_they_judge(method: str, archive: Path, tmp_
     shared = finished.outcomes[method].shared
     assert all(set(model) == set(shared) for model in models.values())
     assert any(not np.array_equal(model["head.weight"], shared["head.weight"]) for model in models.values())
+
+
+@pytest.mark.parametrize("payload", ["float32", "float16"])
+@pytest.mark.parametrize("method", [*KEEPING, "per_fedavg"])
+def test_users_models_have_the_loss_of_the_run(method: str, payload: str, archive: Path, tmp_path: Path) -> None:
+    """What is written down is what was judged, also where users adapt what they were sent."""
+    experiment = network_experiment(archive, {"name": method, **KEEPING.get(method, {}), "fine_tune": []}, model=NORMED, payload=payload)
+    finished = asyncio.run(launch(experiment, Launch("loopback", folder=tmp_path / "run")))
+    models = models_of(finished_run(tmp_path / "run"), None)
+    assert experiment.model is not None
+    network = TorchNetwork(experiment.model, "cross_entropy", experiment.seed, (WIDTH,))
+    users = load_users(experiment.data, experiment.seed, None)
+    losses = [network.judge(models[user.name], Rows(user.test_features, user.test_target))[0] for user in users]
+    assert np.mean(losses) == pytest.approx(finished.outcomes[method].figures["heldout_loss"], rel=1e-12)
 
 
 def test_a_local_update_that_is_none_is_refused() -> None:

@@ -76,6 +76,8 @@ class _Partial:
             replies += trained
         if (kept := inbox.get(Delivery)) is not None:
             state = _kept(state, kept, local, split)
+            if state.options.get("adaptation"):
+                state = _adapted(state, inbox, local, split)
         if TrainHead in inbox:
             state, losses = _train_heads(state, inbox, local, split)
             replies.append(TrainingLoss(losses))
@@ -122,6 +124,18 @@ def _kept(state: State, kept: Delivery, local: Local, split: _Split) -> State:
     own, own_counts = split.flat(named, split.private)
     private, private_counts = np.tile(own, (local.n_own, 1)), np.tile(own_counts, (local.n_own, 1))
     return replace(state, private=private, private_counts=private_counts, delivered=weights, delivered_counts=counts)
+
+
+def _adapted(state: State, inbox: Inbox, local: Local, split: _Split) -> State:
+    """Users keep what they make of the delivered tensors: it is their model."""
+    weights, counts = _delivered(state)
+    models = [_adaptation(state, inbox, local, position, split.model(state, position, weights, counts)) for position in range(local.n_own)]
+    return replace(state, kept={name: np.stack([model[name] for model in models]) for name in models[0]})
+
+
+def _adaptation(state: State, inbox: Inbox, local: Local, position: int, model: Tensors) -> Tensors:
+    phases = [Phase(**phase) for phase in state.options.get("adaptation", [])]
+    return _fit(inbox, local, position, model, phases, "adaptation").tensors if phases else model
 
 
 def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split) -> tuple[State, list[Message]]:
@@ -171,18 +185,18 @@ def _train_heads(state: State, inbox: Inbox, local: Local, split: _Split) -> tup
 
 
 def _scores(state: State, inbox: Inbox, local: Local, split: _Split) -> Scores:
-    """Every user judges its model, as it is or fine-tuned; what fine-tuning and adaptation give is forgotten."""
+    """Every user judges its model, as it is or fine-tuned; what comes of fine-tuning, and of a trial's adaptation, is forgotten."""
     sent = inbox.get(Trial)
     weights, counts = (sent.weights, sent.counts) if sent is not None else _delivered(state)
-    modes, adaptation = inbox[AskScores].modes, [Phase(**phase) for phase in state.options.get("adaptation", [])]
+    modes = inbox[AskScores].modes
     loss, accuracy = np.full((local.n_own, modes.size), np.nan), np.full((local.n_own, modes.size), np.nan)
     for position, user in enumerate(local.users):
         if not len(user.test_target):
             continue
         fit = partial(_fit, inbox, local, position)
         model = personal_model(state, position, split.model(state, position, weights, counts), _network(local).tensors)
-        if adaptation:
-            model = fit(model, adaptation, "adaptation").tensors
+        if sent is not None:
+            model = _adaptation(state, inbox, local, position, model)
         for place, mode in enumerate(modes.tolist()):
             tensors = model
             if mode != AS_IS:
@@ -193,7 +207,7 @@ def _scores(state: State, inbox: Inbox, local: Local, split: _Split) -> Scores:
 
 
 def personal_model(state: State, position: int, model: Tensors, tensors: Sequence[TensorInfo]) -> Tensors:
-    """The model that a user judges by, before any adaptation to its rows, given `model` of the shared tensors and its private ones."""
+    """The model that a user judges by, given `model` of the shared tensors and its private ones; of a trial's before any adaptation."""
     parameters = {tensor.name for tensor in tensors if not tensor.is_statistic}
     return _update(state.options).personal(model, _of_user(state.kept, position), parameters)
 

@@ -8,8 +8,7 @@ A local step takes independent batches D, D' and D'' of the user's rows,
 
 where `fo` drops the Hessian H_i and `hf` takes its product with the gradient g from gradients, section 5:
 (grad f_i(w + delta g; D'') - grad f_i(w - delta g; D'')) / (2 delta). beta is `optimizer.lr`. Users judge what they make of w by
-`adaptation_epochs` of such steps on their own rows, or by `adaptation_updates`; fine-tuning starts there. Models that a run has left are
-those before it.
+`adaptation_epochs` of such steps on their own rows, or by `adaptation_updates`, and keep it at the end; fine-tuning starts there.
 
 Deviations: D' goes through the rows in epochs, as in the other methods, and D and D'' each in an order of its own; momentum, where there
 is any, is that of w's steps; averages are by rows by default. The product with the Hessian of the whole Algorithm 1 is not offered.
