@@ -72,7 +72,7 @@ def test_without_variates_it_is_fedavg_to_the_bit() -> None:
     np.testing.assert_array_equal(returned, fedavg.round(1, sent)[0])
 
 
-def test_of_batch_norm_counts_have_no_variates_and_statistics_follow_none() -> None:
+def test_of_batch_norm_statistics_and_counts_have_no_variates() -> None:
     """Steps move parameters alone: what is returned of the running statistics is as if the server had sent no variate for them."""
     normed = {"build": "tests.fixture_nets:normed", "options": {"width": WIDTH}}
     returned = []
@@ -86,6 +86,10 @@ def test_of_batch_norm_counts_have_no_variates_and_statistics_follow_none() -> N
         messages = {Shared: Shared(users.flat(sent), users.counts(sent), users=np.arange(3)), Variate: Variate(flat, users=np.arange(3))}
         _, replies = CLIENT.step(users.state, Inbox(STAGE, 1, messages), users.local)
         (updated,) = (reply for reply in replies if isinstance(reply, Updated))
+        (moved,) = (reply for reply in replies if isinstance(reply, VariateMove))
+        is_statistic = np.concatenate([np.full(tensor.size, tensor.is_statistic) for tensor in tensors])
+        assert is_statistic.any()
+        np.testing.assert_array_equal((moved.weights == 0).all(axis=0), is_statistic)
         assert (updated.counts > users.counts(sent)).all()
         returned.append(updated.weights)
     np.testing.assert_array_equal(*returned)

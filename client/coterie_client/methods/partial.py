@@ -107,6 +107,10 @@ class _Split:
         """Numbers like the shared float tensors, by the names of these."""
         return named_tensors(weights, np.zeros(0, np.int64), self.float_shared)
 
+    def parameters(self, weights: Single) -> dict[str, NDArray[Any]]:
+        """Those of them that gradients move."""
+        return {tensor.name: self.floats(weights)[tensor.name] for tensor in self.float_shared if not tensor.is_statistic}
+
     def model(self, state: State, position: int, weights: Single, counts: Indices) -> dict[str, NDArray[Any]]:
         """All tensors of a user: the shared ones as given, its private ones."""
         private = named_tensors(state.private[position], state.private_counts[position], self.private)
@@ -150,7 +154,7 @@ def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split
     update, settings = _update(state.options).update, state.options.get("settings", {})
     beside = inbox.get(Variate)
     if beside is not None:
-        settings = {**settings, "variate": split.floats(beside.weights)}
+        settings = {**settings, "variate": split.parameters(beside.weights)}
     if (coins := inbox.get(Coins)) is not None:
         settings = {**settings, "coins": coins.lengths.tolist()}
     moves = np.empty((users.size, n_weights if beside is not None else 0), np.float32)
@@ -161,7 +165,7 @@ def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split
         weights[row], counts[row] = split.flat(moved.tensors, split.shared)
         private[position], private_counts[position] = split.flat(moved.tensors, split.private)
         if beside is not None:
-            moves[row], _ = split.flat(moved.variate, split.float_shared)
+            moves[row], _ = split.flat({**split.floats(np.zeros(n_weights, np.float32)), **moved.variate}, split.float_shared)
         for name, rows in kept.items():
             rows[position] = moved.kept[name]
     state = replace(state, private=private, private_counts=private_counts, kept=kept)

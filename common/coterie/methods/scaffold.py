@@ -5,7 +5,7 @@ a user's control variate is c_i - c + (x - y) / (K eta_l), option II of line 12;
 variates start at zero. A user's own one is its private state; the server's travels with the model, so the traffic is twice that of FedAvg.
 
 Deviations: K is what the user's `epochs` or `updates` come to, so users with more rows may take more steps. Weight decay is part of
-the gradient. Running statistics of batch norm have control variates too, which no step uses; counts have none, and are averaged.
+the gradient. Running statistics of batch norm and counts have no control variates (0 travels for the former), and are averaged.
 """
 
 from __future__ import annotations
