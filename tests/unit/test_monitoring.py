@@ -15,6 +15,7 @@ import yaml
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from coterie.ledger import UP, Row
 from coterie_deploy import cli
 from coterie_deploy.compose import compose_file
 from coterie_deploy.grafana import DATA_SOURCE, dashboard
@@ -44,8 +45,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     database.stage(0, "pdmm", "pdmm", 0, "", 0.0)
     database.figures(0, 1, {"objective": 1.0, "clusters": 2.0})
     for useful in (1, 0):
-        values = (1, 1, 0, useful, 0, 1, "S5", "k", "up", "direct", "a", None, 0, 1, 3, 24, 30, 1)
-        database._add("ledger", values)
+        database.book("a", (0, 1), [(Row(1, 1, 0, UP, "pdmm.UpdatedModels", 1, 3, 24, 30, 1), None)], bool(useful))
     database.flush()
     hub = Hub(small_experiment({"name": "oracle"}), "r", database, lambda: 0.0)
     found: dict[str, set[str]] = {}
