@@ -116,6 +116,7 @@ CASES: Mapping[str, Case] = {
     "fed_mtl": Case(network({"name": "fed_mtl", **_SHORT})),
     "per_fedavg": Case(network({"name": "per_fedavg", "hessian": "hf", **_SHORT})),
     "l2gd": Case(network({"name": "l2gd", "p": 0.3, **_SHORT})),
+    "ifca": Case(network({"name": "ifca", "clusters": 3, **_SHORT})),
     "adapt": Case(network({"name": "adapt"}), starts_from=network(_FEDREP)),
 }
 

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from coterie_client.nets import Fitted, Phase
 
+CHOICE = "choice"  # among what a user keeps: which of several models is its own
+
 Tensors = Mapping[str, NDArray[Any]]
 Settings = Mapping[str, Any]  # of the method, from its `Config.settings`
 
@@ -52,6 +54,8 @@ class LocalUpdate:
     start: Callable[[Tensors, Settings], Tensors] = _nothing  # what users keep at first, given the model of the seed
     # (model, kept, names of the tensors that are moved by gradients) -> the model that the user judges by
     personal: Callable[[Tensors, Tensors, AbstractSet[str]], Tensors] = _as_it_is
+    # Of several models, (models, kept, fit) -> what the user keeps, with its `CHOICE`; None: there is one model.
+    choose: Callable[[Tensors, Tensors, Fit], Tensors] | None = None
 
 
 def _phases_alone(model: Tensors, _: Tensors, phases: Sequence[Phase], __: Settings, fit: Fit) -> Moved:

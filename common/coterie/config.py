@@ -34,7 +34,7 @@ from coterie.shown import shortened, shown
 CONVEX_METHODS = ("pdmm", "local", "global", "oracle", "squared", "hlm_exact", "async_l2gd", "async_al2sgd", "fedrep_linear", "certify")
 NETWORK_METHODS = (  # of users whose model is a network
     *("fedrep", "fedper", "fedavg", "lg_fedavg", "local_network", "adapt"),
-    *("fedprox", "scaffold", "ditto", "apfl", "pfedme", "fed_mtl", "per_fedavg", "l2gd"),
+    *("fedprox", "scaffold", "ditto", "apfl", "pfedme", "fed_mtl", "per_fedavg", "l2gd", "ifca"),
 )
 METHODS = CONVEX_METHODS + NETWORK_METHODS
 MODULES = {"global": "global_"}

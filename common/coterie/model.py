@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
 from numpy.typing import NDArray
@@ -154,6 +154,11 @@ def shared_tensors(tensors: Sequence[TensorInfo], sharing: Sharing, *, statistic
     if not chosen:
         raise ConfigError(f"the model has no tensors in its {sharing}, which the method shares: want at least one there")
     return chosen
+
+
+def stacked(tensors: Sequence[TensorInfo], n_models: int) -> tuple[TensorInfo, ...]:
+    """The tensors of so many models, each with the models as its first axis."""
+    return tuple(replace(tensor, shape=(n_models, *tensor.shape)) for tensor in tensors)
 
 
 def check_sizes(weights: NDArray[Any], counts: NDArray[Any], listed: Sequence[TensorInfo]) -> None:

@@ -24,6 +24,7 @@ from coterie.methods.partial import (
     AS_IS,
     AskScores,
     AskStart,
+    Chosen,
     Coins,
     Delivery,
     Scores,
@@ -37,8 +38,8 @@ from coterie.methods.partial import (
     Variate,
     VariateMove,
 )
-from coterie.model import TensorInfo, named_tensors, shared_tensors
-from coterie_client.local_update import PHASES, LocalUpdate, Tensors
+from coterie.model import TensorInfo, named_tensors, shared_tensors, stacked
+from coterie_client.local_update import CHOICE, PHASES, LocalUpdate, Tensors
 from coterie_client.method import Inbox, Local
 from coterie_client.nets import Draw, Fitted, Phase, Rows, TorchNetwork
 
@@ -68,7 +69,7 @@ class _Partial:
         split = _Split(local, state.options)
         replies: list[Message] = []
         if (asked := inbox.get(AskStart)) is not None:
-            weights, counts = split.flat(_network(local).initial(), split.shared)
+            weights, counts = split.flat(split.initial(_network(local)), split.shared)
             users = _listed(asked.users, local)
             replies.append(Start(np.tile(weights, (users.size, 1)), np.tile(counts, (users.size, 1)), users=users))
         if (sent := inbox.get(Shared)) is not None:
@@ -78,6 +79,9 @@ class _Partial:
             state = _kept(state, kept, local, split)
             if state.options.get("adaptation"):
                 state = _adapted(state, inbox, local, split)
+            if _update(state.options).choose is not None:
+                state = _chosen(state, kept.weights, kept.counts, inbox, local, split)
+                replies.append(Chosen(state.kept[CHOICE]))
         if TrainHead in inbox:
             state, losses = _train_heads(state, inbox, local, split)
             replies.append(TrainingLoss(losses))
@@ -91,10 +95,19 @@ class _Split:
 
     def __init__(self, local: Local, options: Mapping[str, Any]) -> None:
         tensors = _network(local).tensors
-        self.shared = shared_tensors(tensors, options["sharing"], statistics_travel=options["statistics_travel"])
+        self.returned = shared_tensors(tensors, options["sharing"], statistics_travel=options["statistics_travel"])
+        self._n_models: int | None = options.get("n_models")  # None: what is sent is like what is returned
+        self.shared = self.returned if self._n_models is None else stacked(self.returned, self._n_models)
         names = {tensor.name for tensor in self.shared}
         self.private = tuple(tensor for tensor in tensors if tensor.name not in names)
         self.float_shared = tuple(tensor for tensor in self.shared if not tensor.is_integer)
+
+    def initial(self, network: TorchNetwork) -> Tensors:
+        """What the seed gives, of several models by as many seeds."""
+        if self._n_models is None:
+            return network.initial()
+        models = [network.initial(number) for number in range(self._n_models)]
+        return {name: np.stack([model[name] for model in models]) for name in models[0]}
 
     @staticmethod
     def flat(tensors: Tensors, listed: Sequence[TensorInfo]) -> tuple[Single, Indices]:
@@ -147,7 +160,7 @@ def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split
     users = _listed(sent.users, local)
     private, private_counts = state.private.copy(), state.private_counts.copy()
     kept = {name: rows.copy() for name, rows in state.kept.items()}
-    n_weights, n_counts = sent.weights.size, sent.counts.size
+    n_weights, n_counts = (sum(tensor.size for tensor in split.returned if tensor.is_integer == kind) for kind in (False, True))
     weights, counts = np.empty((users.size, n_weights), np.float32), np.empty((users.size, n_counts), np.int64)
     losses = np.empty(users.size)
     phases = [Phase(**phase) for phase in state.options["phases"]]
@@ -162,7 +175,7 @@ def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split
         model, fit = split.model(state, position, sent.weights, sent.counts), partial(_fit, inbox, local, position)
         moved = update(model, _of_user(state.kept, position), phases, settings, fit)
         losses[row] = moved.loss
-        weights[row], counts[row] = split.flat(moved.tensors, split.shared)
+        weights[row], counts[row] = split.flat(moved.tensors, split.returned)
         private[position], private_counts[position] = split.flat(moved.tensors, split.private)
         if beside is not None:
             moves[row], _ = split.flat({**split.floats(np.zeros(n_weights, np.float32)), **moved.variate}, split.float_shared)
@@ -172,7 +185,22 @@ def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split
     updated: list[Message] = [Updated(weights, counts, users=users)] if split.shared else []
     if beside is not None:
         updated.append(VariateMove(moves, users=users))
+    if CHOICE in kept:
+        updated.append(Chosen(kept[CHOICE][users], users=users))
     return state, [*updated, TrainingLoss(losses, users=users)]
+
+
+def _chosen(state: State, weights: Single, counts: Indices, inbox: Inbox, local: Local, split: _Split) -> State:
+    """Of several models each user keeps the number of its own."""
+    choose = _update(state.options).choose
+    if choose is None:
+        return state
+    kept = {name: rows.copy() for name, rows in state.kept.items()}
+    for position in range(local.n_own):
+        fit, own = partial(_fit, inbox, local, position), _of_user(state.kept, position)
+        for name, array in choose(split.model(state, position, weights, counts), own, fit).items():
+            kept[name][position] = array
+    return replace(state, kept=kept)
 
 
 def _train_heads(state: State, inbox: Inbox, local: Local, split: _Split) -> tuple[State, NDArray[np.float64]]:
@@ -192,6 +220,8 @@ def _scores(state: State, inbox: Inbox, local: Local, split: _Split) -> Scores:
     """Every user judges its model, as it is or fine-tuned; what comes of fine-tuning, and of a trial's adaptation, is forgotten."""
     sent = inbox.get(Trial)
     weights, counts = (sent.weights, sent.counts) if sent is not None else _delivered(state)
+    if sent is not None:
+        state = _chosen(state, weights, counts, inbox, local, split)
     modes = inbox[AskScores].modes
     loss, accuracy = np.full((local.n_own, modes.size), np.nan), np.full((local.n_own, modes.size), np.nan)
     for position, user in enumerate(local.users):

@@ -51,7 +51,7 @@ class TorchNetwork:
 
     def __init__(self, config: ModelConfig, loss: str, seed: int, shape: tuple[int, ...]) -> None:
         torch.set_num_threads(1)
-        self._config, self._loss_name, self._shape = config, loss, shape
+        self._config, self._loss_name, self._shape, self._seed = config, loss, shape, seed
         self._device = _device(config.device)
         self._reader = Reader(config, loss, shape, self._device)
         self._module = self._built(seed)
@@ -67,9 +67,9 @@ class TorchNetwork:
 
     # ---- what it is
 
-    def _built(self, seed: int) -> nn.Module:
+    def _built(self, seed: int, *number: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_seed_of(seed, "model"))
+            torch.manual_seed(_seed_of(seed, "model", *number))
             return build_module(self._config, self._shape)
 
     def _described(self) -> tuple[TensorInfo, ...]:
@@ -111,8 +111,10 @@ class TorchNetwork:
         """What decides the bits: torch's version, and the kernels that it has chosen for this processor or device."""
         return f"torch {torch.__version__}, {self._device.type} {torch.backends.cpu.get_cpu_capability()}"
 
-    def initial(self) -> dict[str, NDArray[Any]]:
-        """The tensors' first values, which the seed gives."""
+    def initial(self, number: int = 0) -> dict[str, NDArray[Any]]:
+        """The tensors' first values, which the seed gives; of a model with another number others, from a seed of its own."""
+        if number:
+            return {name: _array(tensor) for name, tensor in self._built(self._seed, number).state_dict().items()}
         return {name: array.copy() for name, array in self._initial.items()}
 
     def check_users(self, users: Sequence[UserData]) -> None:

@@ -159,6 +159,14 @@ class Updated(Rows):
     counts: Annotated[Indices, Positions("rows", "counts")]
 
 
+@declare(method="partial", step="shared")
+@dataclass(frozen=True)
+class Chosen(Rows):
+    """Of several models that were sent, the number of the one that fits a user best: IFCA, Algorithm 1, the cluster identity."""
+
+    model: Annotated[Indices, Positions("rows")]
+
+
 @declare(method="partial", step="variate")
 @dataclass(frozen=True)
 class Variate(Rows):

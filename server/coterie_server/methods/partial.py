@@ -51,6 +51,10 @@ def _nothing() -> Single:
     return np.zeros(0, dtype=np.float32)
 
 
+def _nobody() -> Indices:
+    return np.zeros(0, dtype=np.int64)
+
+
 @dataclass(frozen=True)
 class State:
     """Between two rounds."""
@@ -59,6 +63,7 @@ class State:
     counts: Indices  # (counts,) the shared integer tensors
     recent: tuple[float, ...] = ()  # mean accuracies of the latest rounds, as far back as all were evaluated, oldest first
     variate: Single = field(default_factory=_nothing)  # (shared,) what a method sends beside; of most nothing
+    choices: Indices = field(default_factory=_nobody)  # (n,) of several models the one that each user took last; of most nothing
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ class PartialSharing:
         """What becomes of the users' replies: the mean of their shared tensors. A method may do something else with them."""
         updates = replies.one_by_one(Updated)
         check_senders(Updated.kind, owners(updates), answered)
-        weights, counts = self._average(updates)
+        weights, counts = self.average(updates)
         if self.beta != 1:
             with np.errstate(over="ignore"):  # it is found by `_check_finite`
                 weights = ((1 - self.beta) * state.weights.astype(np.float64) + self.beta * weights).astype(np.float32)
@@ -162,7 +167,11 @@ class PartialSharing:
         if state.recent and self.config.evaluate_last:
             figures["last_rounds_accuracy"] = float(np.mean(state.recent))
         shared = self.delivered(state)
-        return Outcome(None, None, figures, by_user=by_user, shared=shared)
+        return Outcome(None, self.clusters(state, replies), figures, by_user=by_user, shared=shared)
+
+    def clusters(self, state: State, replies: Replies) -> Indices | None:  # noqa: ARG002
+        """The cluster of each user, of a method that finds any, from the replies to the delivery."""
+        return None
 
     def delivered(self, state: State) -> Mapping[str, NDArray[Any]]:
         """The shared tensors by name, as users have them: in half precision they have lost something on the way."""
@@ -196,7 +205,7 @@ class PartialSharing:
         order = stream(self.setting.seed, "participation", self.setting.stage, number).order(n_users)
         return np.sort(order[: self.config.n_selected(n_users)])
 
-    def _average(self, updates: Sequence[Updated]) -> tuple[Single, Indices]:
+    def average(self, updates: Sequence[Updated]) -> tuple[Single, Indices]:
         """phi^{t+1} = sum_i p_i phi_i^{t+1}, block by block: the users' tensors may be most of the memory."""
         for update in updates:
             check_sizes(update.weights[0], update.counts[0], self.tensors)

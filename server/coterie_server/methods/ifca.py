@@ -1,0 +1,82 @@
+"""Server half of `ifca`: partial sharing of several models, each the mean of those that have come from it (see `coterie.methods.ifca`).
+
+Left out (skip): as in `partial`, cluster by cluster. A user that is away at the end stays in the cluster that it took last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coterie.arrays import Indices
+from coterie.errors import ProtocolError
+from coterie.methods.ifca import Config
+from coterie.methods.partial import Chosen, Updated
+from coterie.model import named_tensors, stacked
+from coterie_server.clusters import canonical
+from coterie_server.merge import check_senders
+from coterie_server.method import Federation, Replies, Setting
+from coterie_server.methods import partial
+from coterie_server.methods.partial import PartialSharing, State, needs_everyone, owners
+
+FLAT_ONLY = True  # its clusters are not the known ones of aggregators
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ifca(PartialSharing):
+    """The server half for one stage; its tensors have an axis of models."""
+
+    one: PartialSharing  # of a single model
+
+    async def init(self, federation: Federation) -> State:
+        """theta_1 to theta_K; all users are of the first until they say otherwise."""
+        return replace(await super().init(federation), choices=np.zeros(self.n_rows.size, np.int64))
+
+    def taken(self, state: State, replies: Replies, answered: Indices) -> State:
+        """theta_j is the mean of the models of those who have chosen j."""
+        updates = replies.one_by_one(Updated)
+        check_senders(Updated.kind, owners(updates), answered)
+        choices = self._chosen(replies, answered)
+        weights, counts = state.weights.copy(), state.counts.copy()
+        models = named_tensors(weights, counts, self.tensors)  # views
+        for j in np.unique(choices).tolist():
+            mean = self.one.average([update for update, choice in zip(updates, choices, strict=True) if choice == j])
+            for name, tensor in named_tensors(*mean, self.one.tensors).items():
+                models[name][j] = tensor
+        return replace(state, weights=weights, counts=counts, choices=_with(state.choices, answered, choices))
+
+    def clusters(self, state: State, replies: Replies) -> Indices:
+        """Those of the models that users have kept."""
+        answered = replies.awaited(np.arange(self.n_rows.size))
+        return canonical(_with(state.choices, answered, self._chosen(replies, answered)))
+
+    def labels_of(self, state: State) -> Indices:
+        """The clusters that users took last."""
+        return canonical(state.choices)
+
+    def _chosen(self, replies: Replies, answered: Indices) -> Indices:
+        """j_i of those who answered. ProtocolError for a model that there is not."""
+        if not answered.size:
+            return np.zeros(0, np.int64)
+        said, n_models = replies[Chosen], self.tensors[0].shape[0]
+        check_senders(Chosen.kind, answered if said.users is None else said.users, answered)
+        if not ((said.model >= 0) & (said.model < n_models)).all():
+            raise ProtocolError(f"{Chosen.kind} came with models {said.model.tolist()}, wanted numbers from 0 to {n_models - 1}")
+        return said.model
+
+
+def _with(choices: Indices, users: Indices, new: Indices) -> Indices:
+    found = choices.copy()
+    found[users] = new
+    return found
+
+
+def build(config: Config, setting: Setting) -> Ifca:
+    """The server half for one stage."""
+    one = partial.build(config, setting)
+    tensors = stacked(one.tensors, config.clusters)
+    return Ifca(config, setting, tensors, one.n_rows, one.n_test, one.are_personal, one=one)
+
+
+__all__ = ["FLAT_ONLY", "Ifca", "build", "needs_everyone"]
