@@ -26,6 +26,8 @@ STEPS = {
     "representation": "the representation, there and back",
     "start": "the first shared tensors, from one user",
     "shared": "the shared tensors, to the users drawn and back",
+    "variate": "control variates: that of the server, and how far those of the users drawn have moved",
+    "coins": "how many local steps and aggregations the common coin has shown",
     "loss": "losses of local updates",
     "evaluation": "what is judged, and how users judge it",
     "delivery": "the final shared tensors",
