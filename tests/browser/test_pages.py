@@ -157,7 +157,7 @@ def test_a_run_under_way_moves_while_one_looks(browser: Browser, address: str, u
     browser.wait(lambda: browser.one("#stage-count").text != before, "another round")
     browser.wait(lambda: browser.run("return document.querySelector('.chart svg .mark-line path')?.getAttribute('d')") != line, "the curve")
     assert "2 of 2 hosts here" in browser.one("#members-note").text
-    assert "rounds/s" in browser.one("#pace").text
+    browser.wait(lambda: "rounds/s" in browser.one("#pace").text, "a rate, which is told once it is sound")
     assert browser.texts("#members .here")[0].startswith("here since")
     browser.open(address)
     browser.wait(lambda: any("running" in row.text for row in browser.all("#runs tr")), "the list to say that it runs")
