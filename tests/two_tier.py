@@ -153,7 +153,8 @@ class Tiers:
             here = [death for death in tiers.deaths if (death.parent, death.seq) == (parent, hub.seq + 1)]
             for death in here:
                 tiers.deaths.remove(death)
-                asyncio.get_running_loop().call_later(0.001, tiers.kill, death.who)
+                # A member is quick: a moment later it may have answered, and then it is not missed before the end.
+                asyncio.get_running_loop().call_later(0.001 if death.who == parent else 0, tiers.kill, death.who)
             if any(death.who == parent for death in here):
                 with contextlib.suppress(Exception):
                     await exchange(hub, *messages, to=to)
