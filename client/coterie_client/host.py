@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from coterie.config import Experiment, method_module
+from coterie.config import NETWORK_METHODS, Experiment, method_module
 from coterie.errors import ProtocolError
 from coterie.member import Member
 from coterie.messages import Message
@@ -95,14 +95,14 @@ class Host(Member):
         return replies
 
     def _client(self, method: str) -> ClientMethod[Any]:
+        if method in NETWORK_METHODS:  # their rooms, where they have any, need torch, which is not brought in for whoever asks
+            raise ProtocolError(f"the parent asks for method {method!r}, which is no client half but the local update of one")
         try:
-            client: ClientMethod[Any] | None = getattr(method_module("coterie_client", method), "CLIENT", None)
+            client: ClientMethod[Any] = method_module("coterie_client", method).CLIENT
         except ModuleNotFoundError as error:
             if error.name is None or not error.name.startswith("coterie_client.methods"):
                 raise
             raise ProtocolError(f"the parent asks for method {method[:_MAX_SHOWN]!r}, which is unknown") from None
-        if client is None:
-            raise ProtocolError(f"the parent asks for method {method!r}, which is no client half but the local update of one")
         return client
 
     @property
