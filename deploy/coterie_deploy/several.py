@@ -2,19 +2,77 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from coterie.config import Experiment
-from coterie.errors import RunError
+from coterie.errors import ConfigError, RunError
 from coterie_deploy.folders import is_finished, nothing_left_of_a_failed_start
 from coterie_deploy.launch import Launch, Transport, launch
 from coterie_deploy.server import with_advice
 from coterie_deploy.shipped import FROZEN
 from coterie_deploy.signals import Stop
 from coterie_server.engine import Progress
+
+T = TypeVar("T")  # a dataclass of what JSON can hold
+
+
+@dataclass(frozen=True)
+class Memory(Generic[T]):
+    """The file in the folder of several runs that says what they are: `--resume` needs no more."""
+
+    noun: str  # what the runs are together
+    file: str
+    of: Callable[..., T]
+    runs: str  # a pattern of the runs' folders
+
+    def started(self, folder: Path, *, resume: bool) -> T | None:
+        """What a folder remembers; ConfigError where it remembers something and should not, or nothing and should."""
+        if (folder / FROZEN).is_file():
+            raise ConfigError(f"the folder {folder} is that of a run: choose another one with --output")
+        if not (folder / self.file).is_file():
+            if resume:
+                raise ConfigError(f"there is no {self.noun} to resume in {folder}: it has no {self.file}")
+            return None
+        if not resume:
+            used = f"the folder {folder} is used by another {self.noun}"
+            raise ConfigError(f"{used}: choose another one with --output, or go on with it with --resume")
+        return self.read(folder)
+
+    def read(self, folder: Path) -> T:
+        """What a folder remembers. ConfigError when it is damaged."""
+        path = folder / self.file
+        try:
+            return self.of(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise ConfigError(f"{path} is damaged ({error}): start again with another --output") from None
+
+    def write(self, what: Any, folder: Path) -> None:
+        """Remembers it in its folder."""
+        write_whole(folder / self.file, json.dumps(asdict(what), indent=2) + "\n")
+
+    def forget_unless_begun(self, folder: Path) -> None:
+        """Takes the folder away when no run has left anything in it: the corrected command finds it free."""
+        if not any(folder.glob(self.runs)):
+            with contextlib.suppress(OSError):
+                (folder / self.file).unlink()
+                folder.rmdir()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Whoever reads the file finds all of it or what was there before. Raises RunError when it cannot be written."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True)

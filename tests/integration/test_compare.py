@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import importlib.util
 import json
 import os
 import re
@@ -23,11 +22,11 @@ import yaml
 from rich.console import Console
 
 from coterie.config import NETWORK_METHODS
-from coterie_deploy import cli
 from coterie_deploy.compare.chart import front, pareto_chart
 from coterie_deploy.tune import progress
 from coterie_server.engine import Progress
 from tests.networks import CLASSES, write_users
+from tests.said import refused, said, without_plots
 from tests.small_runs import write_experiment
 
 COMPARE = ("--quiet", "--output", "out")
@@ -59,26 +58,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_users(tmp_path / "users.npz")
     (tmp_path / "net.yaml").write_text(yaml.safe_dump(NETWORK))
     return tmp_path
-
-
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", {}.get)
-
-
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a command that succeeds prints."""
-    code = cli._run(list(arguments))
-    captured = capsys.readouterr()
-    assert code == 0, captured.err
-    return captured.out
-
-
-def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
-    """The sentence of a command that fails with this exit code: one line."""
-    assert cli._run(list(arguments)) == code
-    lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if line.startswith("error: ")] == lines[-1:]
-    return lines[-1]
 
 
 def rows_of(path: Path) -> dict[tuple[str, str], dict[str, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import importlib.util
 import json
 import os
 import re
@@ -22,9 +21,10 @@ from coterie.config import experiment_from, load_experiment
 from coterie_deploy import cli
 from coterie_deploy.api import run
 from coterie_deploy.tune import progress, result
-from coterie_deploy.tune.plan import read
+from coterie_deploy.tune.plan import MEMORY
 from coterie_server.engine import Progress
 from coterie_server.plan import stages_of
+from tests.said import refused, said, without_plots
 
 ELLIPSES = """
 name: small
@@ -69,26 +69,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "hlm.yaml").write_text(HLM)
     (tmp_path / "ridge.yaml").write_text(HLM.replace("l2: 0.0", "l2: 0.1"))  # row losses that are strongly convex
     return tmp_path
-
-
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", {}.get)
-
-
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a command that succeeds prints."""
-    code = cli._run(list(arguments))
-    captured = capsys.readouterr()
-    assert code == 0, captured.err
-    return captured.out
-
-
-def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
-    """The sentence of a command that fails with this exit code: one line."""
-    assert cli._run(list(arguments)) == code
-    lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if line.startswith("error: ")] == lines[-1:]
-    return lines[-1]
 
 
 def rows_of(path: Path) -> dict[str, dict[str, str]]:
@@ -287,7 +267,7 @@ def test_a_finished_tune_that_is_resumed_reports_again(capsys: pytest.CaptureFix
 
 def test_a_tune_remembers_what_it_is(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     said(capsys, "tune", "small.yaml", "--grid", "method.penalty=1,0.1", "--folds", "2", "--hosts", "3", *TUNE)
-    tuning = read(here / "out")
+    tuning = MEMORY.read(here / "out")
     assert (tuning.folds, dict(tuning.federation)) == (2, {"hosts": 3})
     fold = tuning.fold(2)
     assert fold == experiment_from(json.loads((here / "out/fold-2/experiment.json").read_text()))

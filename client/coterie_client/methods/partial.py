@@ -122,7 +122,8 @@ class _Split:
 
     def parameters(self, weights: Single) -> dict[str, NDArray[Any]]:
         """Those of them that gradients move."""
-        return {tensor.name: self.floats(weights)[tensor.name] for tensor in self.float_shared if not tensor.is_statistic}
+        named = self.floats(weights)
+        return {tensor.name: named[tensor.name] for tensor in self.float_shared if not tensor.is_statistic}
 
     def model(self, state: State, position: int, weights: Single, counts: Indices) -> dict[str, NDArray[Any]]:
         """All tensors of a user: the shared ones as given, its private ones."""

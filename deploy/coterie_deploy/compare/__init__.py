@@ -12,8 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from coterie.errors import ConfigError
-from coterie_deploy.compare import plan
-from coterie_deploy.compare.plan import Asked, Comparing, choose, run_folder
+from coterie_deploy.compare.plan import MEMORY, Asked, Comparing, choose, run_folder
 from coterie_deploy.compare.result import Compared, print_result, result_of, write_files
 from coterie_deploy.folders import is_finished
 from coterie_deploy.several import How, Wanted, run_all
@@ -26,11 +25,11 @@ def compare_here(comparing: Comparing, folder: Path, how: How, out: Console, err
 
     Asked to stop, it ends with a RunError that says how to go on.
     """
-    plan.write(comparing, folder)
+    MEMORY.write(comparing, folder)
     try:
         asyncio.run(_run(comparing, folder, how, err, quiet=quiet))
     except ConfigError:
-        plan.forget_unless_begun(folder)
+        MEMORY.forget_unless_begun(folder)
         raise
     compared = result_of(comparing, folder)
     written = write_files(compared, folder)

@@ -9,11 +9,9 @@ defaults, or set for it alone: `--set METHOD:method.key=value`.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,9 @@ from coterie.names import similar_names
 from coterie.shown import shown
 from coterie_deploy import shipped
 from coterie_deploy.launch import Transport
+from coterie_deploy.several import Memory
 from coterie_deploy.shipped import FROZEN, RUNS
-from coterie_deploy.tune.plan import as_written, write_whole
+from coterie_deploy.tune.plan import as_written
 from coterie_server.curves import Goal, goal_from
 from coterie_server.plan import stages_of
 
@@ -71,6 +70,9 @@ class Comparing:
         return None if self.target is None else goal_from(self.target)
 
 
+MEMORY = Memory("comparison", COMPARE, Comparing, "*-[0-9]*")
+
+
 @dataclass(frozen=True)
 class Asked:
     """What a command asks for. None and () stand for what the experiment, or the comparison that is resumed, says."""
@@ -95,7 +97,7 @@ def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Co
     for_all, for_one = _divided(asked.overrides)
     base = _content(asked.experiment, own if is_own else None, for_all)
     folder = asked.output or (own if is_own else RUNS / f"{base['name']}-compare")
-    started = _started(folder, resume=asked.resume)
+    started = MEMORY.started(folder, resume=asked.resume)
     methods = _methods(asked.methods, base) if asked.methods is not None else () if started is None else tuple(started.methods)
     if not methods:
         raise ConfigError(f"there are no methods to compare, want --methods with some of {', '.join(_fitting(base))}")
@@ -129,7 +131,7 @@ def _check(comparing: Comparing, folder: Path) -> None:
 def _content(name: str, own: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
     """The experiment as written, or as remembered by its comparison."""
     if own is not None:
-        content = apply_overrides(dict(read(own).content), overrides)
+        content = apply_overrides(dict(MEMORY.read(own).content), overrides)
         return as_written(experiment_from(content, str(own / COMPARE)))
     experiment = shipped.load(name, overrides)
     if getattr(experiment.method, "grid", None):
@@ -204,41 +206,6 @@ def _federation(
 
 def _fields(method: str) -> set[str]:
     return set(method_module("coterie", method).Config.model_fields)
-
-
-def _started(folder: Path, *, resume: bool) -> Comparing | None:
-    """The comparison in a folder; ConfigError where there is one and none should be, or none and one should be."""
-    if (folder / FROZEN).is_file():
-        raise ConfigError(f"the folder {folder} is that of a run: choose another one with --output")
-    if not (folder / COMPARE).is_file():
-        if resume:
-            raise ConfigError(f"there is no comparison to resume in {folder}: it has no {COMPARE}")
-        return None
-    if not resume:
-        raise ConfigError(f"the folder {folder} is used by another comparison: choose another one with --output, or go on with --resume")
-    return read(folder)
-
-
-def read(folder: Path) -> Comparing:
-    """The comparison that a folder remembers. ConfigError when it is damaged."""
-    path = folder / COMPARE
-    try:
-        return Comparing(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged ({error}): start again with another --output") from None
-
-
-def write(comparing: Comparing, folder: Path) -> None:
-    """Remembers the comparison in its folder."""
-    write_whole(folder / COMPARE, json.dumps(asdict(comparing), indent=2) + "\n")
-
-
-def forget_unless_begun(folder: Path) -> None:
-    """Takes the folder away when no run has left anything in it: the corrected command finds it free."""
-    if not any(path.is_dir() for path in folder.iterdir()):
-        with contextlib.suppress(OSError):
-            (folder / COMPARE).unlink()
-            folder.rmdir()
 
 
 def run_folder(folder: Path, method: str, seed: int) -> Path:

@@ -28,8 +28,8 @@ from coterie_deploy.costs import common_goal, cost, goal_said
 from coterie_deploy.report import metric_name, report_of
 from coterie_deploy.report_page import write_figures
 from coterie_deploy.sections import main_stage, method_stage
+from coterie_deploy.several import write_whole
 from coterie_deploy.tables import count, counted, duration, figure, is_narrow, size, table
-from coterie_deploy.tune.plan import write_whole
 from coterie_server import summary
 from coterie_server.curves import Curves, Goal, curves, reached
 from coterie_server.rundb import open_run

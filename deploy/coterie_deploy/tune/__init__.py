@@ -17,8 +17,7 @@ from rich.console import Console
 from coterie.errors import ConfigError
 from coterie_deploy.several import How, Wanted, run_all
 from coterie_deploy.signals import stopping_on_signals
-from coterie_deploy.tune import plan
-from coterie_deploy.tune.plan import Asked, Tuning, choose, fold_folder
+from coterie_deploy.tune.plan import MEMORY, Asked, Tuning, choose, fold_folder
 from coterie_deploy.tune.progress import tune_display
 from coterie_deploy.tune.result import Tuned, print_result, result_of, write_files
 
@@ -28,11 +27,11 @@ def tune_here(tuning: Tuning, folder: Path, how: How, out: Console, err: Console
 
     Asked to stop, it ends with a RunError that says how to go on.
     """
-    plan.write(tuning, folder)
+    MEMORY.write(tuning, folder)
     try:
         asyncio.run(_run(tuning, folder, how, err, quiet=quiet))
     except ConfigError:
-        plan.forget_unless_begun(folder)
+        MEMORY.forget_unless_begun(folder)
         raise
     tuned = result_of(tuning, folder)
     write_files(tuned, tuning, folder)

@@ -6,20 +6,19 @@ OUTPUT/fold-F/      the run of fold F, as any run's folder
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from coterie.config import METHODS, Experiment, apply_overrides, experiment_from, method_module
-from coterie.errors import ConfigError, RunError
+from coterie.errors import ConfigError
 from coterie.methods.grid import Grid
 from coterie_deploy import shipped
 from coterie_deploy.launch import Transport
-from coterie_deploy.shipped import FROZEN, RUNS
+from coterie_deploy.several import Memory
+from coterie_deploy.shipped import RUNS
 from coterie_deploy.tune.grid import entries_of
 
 TUNE = "tune.json"
@@ -50,6 +49,9 @@ class Tuning:
         return {**self.content, "method": method}
 
 
+MEMORY = Memory("tune", TUNE, Tuning, "fold-*")
+
+
 @dataclass(frozen=True)
 class Asked:
     """What a command asks for. None and () stand for what the experiment, or the tune that is resumed, says."""
@@ -75,7 +77,7 @@ def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Tu
     listed: Sequence[Mapping[str, Any]] = entries_of(asked.grid) if asked.grid else ()
     experiment = _load(asked, own if is_own else None, listed)
     folder = asked.output or (own if is_own else RUNS / f"{experiment.name}-tune")
-    started = _started(folder, resume=asked.resume)
+    started = MEMORY.started(folder, resume=asked.resume)
     folds = asked.folds if asked.folds is not None else DEFAULT_FOLDS if started is None else started.folds
     if not 2 <= folds <= MAX_FOLDS:
         raise ConfigError(f"folds is {folds}, want 2 to {MAX_FOLDS}")
@@ -115,7 +117,7 @@ def _load(asked: Asked, own: Path | None, entries: Sequence[Mapping[str, Any]]) 
         experiment = shipped.load(asked.experiment, listed, seed=asked.seed)
     else:
         listed += [] if asked.seed is None else [f"seed={asked.seed}"]
-        experiment = experiment_from(apply_overrides(dict(read(own).content), listed), str(own / TUNE))
+        experiment = experiment_from(apply_overrides(dict(MEMORY.read(own).content), listed), str(own / TUNE))
     if experiment.data.fold is not None:
         raise ConfigError(f"the experiment {asked.experiment} has data.fold, want none: a tune makes the folds itself")
     if not isinstance(experiment.method, Grid):
@@ -131,52 +133,6 @@ def as_written(experiment: Experiment) -> dict[str, Any]:
     return {**content, "method": {"name": experiment.method.name, **method}}
 
 
-def _started(folder: Path, *, resume: bool) -> Tuning | None:
-    """The tune in a folder; ConfigError where there is one and none should be, or none and one should be."""
-    if (folder / FROZEN).is_file():
-        raise ConfigError(f"the folder {folder} is that of a run: choose another one with --output")
-    if not (folder / TUNE).is_file():
-        if resume:
-            raise ConfigError(f"there is no tune to resume in {folder}: it has no {TUNE}")
-        return None
-    if not resume:
-        raise ConfigError(f"the folder {folder} is used by another tune: choose another one with --output, or go on with it with --resume")
-    return read(folder)
-
-
-def read(folder: Path) -> Tuning:
-    """The tune that a folder remembers. ConfigError when it is damaged."""
-    path = folder / TUNE
-    try:
-        return Tuning(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged ({error}): start again with another --output") from None
-
-
-def write(tuning: Tuning, folder: Path) -> None:
-    """Remembers the tune in its folder."""
-    write_whole(folder / TUNE, json.dumps(asdict(tuning), indent=2) + "\n")
-
-
-def forget_unless_begun(folder: Path) -> None:
-    """Takes the folder away when no fold has left anything in it: the corrected command finds it free."""
-    if not any(folder.glob("fold-*")):
-        with contextlib.suppress(OSError):
-            (folder / TUNE).unlink()
-            folder.rmdir()
-
-
 def fold_folder(folder: Path, number: int) -> Path:
     """Where the run of fold `number`, from 1, is."""
     return folder / f"fold-{number}"
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Whoever reads the file finds all of it or what was there before. Raises RunError when it cannot be written."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error

@@ -25,8 +25,9 @@ from coterie.errors import RunError
 from coterie.methods.grid import value_text
 from coterie_deploy.cautions import cautions_of
 from coterie_deploy.report import metric_name
+from coterie_deploy.several import write_whole
 from coterie_deploy.tables import counted, figure, is_narrow, table
-from coterie_deploy.tune.plan import Tuning, fold_folder, write_whole
+from coterie_deploy.tune.plan import Tuning, fold_folder
 from coterie_server import summary
 from coterie_server.rundb import read_run
 
