@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from coterie.config import Experiment, method_module
 from coterie.errors import ConfigError
+from coterie.methods.partial import Training
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision
 from coterie_client.data import fresh_rows, load_users, standardize
@@ -33,7 +34,9 @@ def build_host(
 ) -> Host:
     """A host for these users (None: all of its data). Raises ConfigError for what is wrong with the data, naming it."""
     loaded = load_users(experiment.data, experiment.seed, users, data_dir)
-    halves = {"partial"} if experiment.model is not None else {"evaluation", "consensus"}  # `partial` needs torch
+    halves = {"evaluation", "consensus"} if experiment.model is None else set()
+    if isinstance(experiment.method, Training):
+        halves.add("partial")
     for room in {"prepare", experiment.method.name, *halves}:
         with contextlib.suppress(ModuleNotFoundError):  # several methods share one room
             method_module("coterie_client", room)  # before the run waits for it
@@ -76,7 +79,7 @@ def local_of(host: Host) -> Local:
         numbers=host.numbers,
         clusters=host.clusters,
         n_members=host.n_members,
-        precision=Precision.of(experiment.payload),
+        precision=Precision.of(experiment.payload, is_convex=experiment.model is None),
         users=users,
         losses=losses,
         network=host.network,

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from coterie.config import NETWORK_METHODS, Experiment, method_module
+from coterie.config import Experiment, method_module
 from coterie.errors import ProtocolError
 from coterie.member import Member
 from coterie.messages import Message
@@ -95,14 +95,15 @@ class Host(Member):
         return replies
 
     def _client(self, method: str) -> ClientMethod[Any]:
-        if method in NETWORK_METHODS:  # their rooms, where they have any, need torch, which is not brought in for whoever asks
-            raise ProtocolError(f"the parent asks for method {method!r}, which is no client half but the local update of one")
         try:
-            client: ClientMethod[Any] = method_module("coterie_client", method).CLIENT
+            room = method_module("coterie_client", method)
         except ModuleNotFoundError as error:
             if error.name is None or not error.name.startswith("coterie_client.methods"):
                 raise
             raise ProtocolError(f"the parent asks for method {method[:_MAX_SHOWN]!r}, which is unknown") from None
+        if not hasattr(room, "CLIENT"):
+            raise ProtocolError(f"the parent asks for method {method!r}, which is no client half but the local update of one")
+        client: ClientMethod[Any] = room.CLIENT
         return client
 
     @property

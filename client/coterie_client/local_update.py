@@ -12,13 +12,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from numpy.typing import NDArray
-
-from coterie_client.nets import Fitted, Phase
+from coterie_client.learning import Fitted, Phase, Tensors
 
 CHOICE = "choice"  # among what a user keeps: which of several models is its own
 
-Tensors = Mapping[str, NDArray[Any]]
 Settings = Mapping[str, Any]  # of the method, from its `Config.settings`
 
 

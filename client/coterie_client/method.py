@@ -16,20 +16,17 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.errors import RunError
 from coterie.messages import Message
-from coterie.model import TensorInfo
 from coterie.wire import Precision
 from coterie_client.data import Fresh, UserData
+from coterie_client.learning import Learner
 from coterie_client.problems import Problem
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S")
 
 
-class Network(Protocol):
+class Network(Learner, Protocol):
     """The network of a host's users, which torch builds and trains (`coterie_client.nets`); halves see its tensors as arrays."""
-
-    @property
-    def tensors(self) -> Sequence[TensorInfo]: ...
 
     @property
     def numerics(self) -> str:

@@ -31,12 +31,14 @@ from coterie.problem import ProblemConfig
 from coterie.shown import shortened, shown
 
 # A method is one name in three rooms; the names are the modules in `coterie.methods` (less a trailing underscore).
-CONVEX_METHODS = ("pdmm", "local", "global", "oracle", "squared", "hlm_exact", "async_l2gd", "async_al2sgd", "fedrep_linear", "certify")
-NETWORK_METHODS = (  # of users whose model is a network
-    *("fedrep", "fedper", "fedavg", "lg_fedavg", "local_network", "adapt"),
-    *("fedprox", "scaffold", "ditto", "apfl", "pfedme", "fed_mtl", "per_fedavg", "l2gd", "ifca"),
+_OF_ANY_MODEL = ("fedavg", "fedprox", "scaffold", "apfl", "ditto", "l2gd", "fed_mtl", "pfedme", "ifca")
+CONVEX_METHODS = (
+    *("pdmm", "local", "global", "oracle", "squared", "hlm_exact", "async_l2gd", "async_al2sgd", "fedrep_linear", "certify"),
+    *_OF_ANY_MODEL,
 )
-METHODS = CONVEX_METHODS + NETWORK_METHODS
+# Of users whose model is a network.
+NETWORK_METHODS = ("fedrep", "fedper", "lg_fedavg", "local_network", "adapt", "per_fedavg", *_OF_ANY_MODEL)
+METHODS = tuple(dict.fromkeys(CONVEX_METHODS + NETWORK_METHODS))
 MODULES = {"global": "global_"}
 
 MAX_ROUNDS = 10**9
@@ -199,19 +201,25 @@ class Experiment(Model):
         if not isinstance(content, Mapping) or "problem" in content:
             return content
         method = content.get("method")
-        is_network = content.get("model") is not None or (isinstance(method, Mapping) and method.get("name") in NETWORK_METHODS)
-        if isinstance(method, Mapping) and method.get("name") == "fedrep_linear":
+        name = method.get("name") if isinstance(method, Mapping) else None
+        if name == "fedrep_linear":
             return {**content, "problem": {"loss": "least_squares", "intercept": False}}
+        if content.get("model") is None and name in _OF_ANY_MODEL:
+            raise ValueError(
+                f"method {name!r} trains a network or solves a convex problem: want a key 'model', such as "
+                "model: {name: mlp, classes: 10}, or a key 'problem', such as problem: {loss: logistic}"
+            )
+        is_network = content.get("model") is not None or name in NETWORK_METHODS
         return {**content, "problem": {"loss": "cross_entropy"}} if is_network else content
 
     @model_validator(mode="after")
     def _model_and_method_fit(self) -> Self:
-        name, is_network = self.method.name, self.method.name in NETWORK_METHODS
-        if is_network and self.model is None:
+        name, is_network = self.method.name, self.model is not None
+        if not is_network and name not in CONVEX_METHODS:
             raise ValueError(
                 f"method {name!r} trains a network, but there is no key 'model': want one, such as model: {{name: mlp, classes: 10}}"
             )
-        if not is_network and self.model is not None:
+        if is_network and name not in NETWORK_METHODS:
             raise ValueError(f"method {name!r} trains no network, but there is a model: want one of {', '.join(NETWORK_METHODS)}")
         if self.problem.is_for_networks != is_network and not (is_network and self.problem.loss == "least_squares"):
             wanted = "cross_entropy or least_squares" if is_network else "the loss of a convex problem"

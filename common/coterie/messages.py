@@ -40,7 +40,7 @@ class Spec:
     is_float: bool
     counts_vectors: bool
     is_exact: bool = False  # always float64, whatever the payload type of the run
-    is_single: bool = False  # the weights of a network: float32 in the halves, and no wider on the wire
+    is_weights: bool = False  # of a model: of networks float32 in the halves, and no wider on the wire
 
     def count(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """(vectors, scalars) that the ledger books for an array of this shape."""
@@ -61,8 +61,9 @@ def Scalars(*shape: str | int, exact: bool = True) -> Spec:  # noqa: N802
 
 
 def Weights(*shape: str | int) -> Spec:  # noqa: N802
-    """Float32 payload, counted as `Vectors` are: the parameters of networks. Halves see float32, the wire the payload type or float32."""
-    return Spec(shape, is_float=True, counts_vectors=True, is_single=True)
+    """The parameters of models, counted as `Vectors` are. Of networks halves see float32, and the wire the payload type or float32; of
+    convex problems they are float64, or what the payload type has left of it."""
+    return Spec(shape, is_float=True, counts_vectors=True, is_weights=True)
 
 
 def Positions(*shape: str | int) -> Spec:  # noqa: N802
@@ -146,7 +147,7 @@ def has_rows(spec: Spec) -> bool:
 
 def has_weights(cls: type[Message]) -> bool:
     """Whether messages of this kind carry the weights of networks."""
-    return any(spec.is_single for _, spec in cls.specs)
+    return any(spec.is_weights for _, spec in cls.specs)
 
 
 def kind_class(kind: str) -> type[Message]:

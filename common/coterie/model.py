@@ -100,13 +100,18 @@ class TensorInfo:
 
     name: str
     shape: tuple[int, ...]  # () for a single number
-    is_integer: bool  # a count, such as batches seen: int64; all others are float32
+    is_integer: bool  # a count, such as batches seen: int64; all others are float32 in networks
     part: Part
     is_statistic: bool = False  # a buffer, such as a running mean: moved by data, not by gradients
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+
+def convex_tensors(d: int) -> tuple[TensorInfo, ...]:
+    """The model of a convex problem as a tensor, x in R^d: float64 on both sides, and all of it head."""
+    return (TensorInfo("x", (d,), False, "head"),)
 
 
 def to_json(tensors: Sequence[TensorInfo]) -> str:

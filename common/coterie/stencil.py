@@ -117,17 +117,17 @@ def stencil_of(cls: Any, part_number: int, users: Extent | None, fields: tuple[E
     pieces[0] = field_header(part_number, size) + head + pieces[0]
     extents = tuple(extent for _, _, extent in named)
     size = delimited_bytes(size)
-    natives = tuple(native_dtype(spec) for _, spec in cls.specs)
+    natives = tuple(native_dtype(spec, extent.dtype) for (_, spec), extent in zip(cls.specs, fields, strict=True))
     if users is not None:
         natives = (_INT64, *natives)
     return Stencil(cls, tuple(pieces), extents, natives, users is not None, size, _entry(cls, size, fields, extents))
 
 
-def native_dtype(spec: Spec) -> np.dtype[Any]:
-    """Numbers as the halves compute with them: float64, or float32 for weights, or int64."""
+def native_dtype(spec: Spec, written: np.dtype[Any]) -> np.dtype[Any]:
+    """Numbers as the halves compute with them: float64, or for weights float32 unless they are written as float64, or int64."""
     if not spec.is_float:
         return _INT64
-    return _FLOAT32 if spec.is_single else _FLOAT64
+    return _FLOAT32 if spec.is_weights and written != _FLOAT64 else _FLOAT64
 
 
 def _tensor_text(name: str, extent: Extent) -> bytes:

@@ -61,23 +61,27 @@ _INT64 = np.dtype("<i8")
 
 @dataclass(frozen=True)
 class Precision:
-    """The payload type of a run: that of vectors, float64 or float32, and that of the weights of networks, float32 or half of it."""
+    """The payload type of a run: that of vectors, float64 or float32, and that of weights: of networks float32 or half of it."""
 
     dtype: np.dtype[Any]
     weights: np.dtype[Any] = _FLOAT32
+    model: np.dtype[Any] = _FLOAT32  # weights as the halves compute with them
 
     @staticmethod
-    def of(name: str) -> Precision:
-        """That of the payload "float64", "float32", "float16" or "bfloat16"."""
+    def of(name: str, *, is_convex: bool = False) -> Precision:
+        """That of the payload "float64", "float32", "float16" or "bfloat16"; weights of convex problems are vectors like others."""
+        if is_convex:
+            dtype = np.dtype(name).newbyteorder("<")
+            return Precision(dtype, dtype, _FLOAT64)
         if name == "bfloat16":
             return Precision(_FLOAT32, BFLOAT16)
         if name == "float16":
             return Precision(_FLOAT32, np.dtype("<f2"))
         return Precision(np.dtype(name).newbyteorder("<"))
 
-    def rounded_weights(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
+    def rounded_weights(self, array: AnyArray) -> AnyArray:
         """Weights as the other side will see them."""
-        return _narrow(_written(array, self.weights)) if self.weights != _FLOAT32 else array
+        return array if self.weights == self.model else _native(_written(array, self.weights), self.model)
 
     def rounded(self, array: AnyArray) -> NDArray[np.float64]:
         """`array` as the other side will see it: a half that goes on computing with what it has sent must use this."""
@@ -108,7 +112,7 @@ class Encoded:
 
 
 def _wire_dtype(spec: Spec, precision: Precision, array: AnyArray) -> np.dtype[Any]:
-    if spec.is_single:
+    if spec.is_weights:
         return precision.weights
     if spec.is_float:
         return _FLOAT64 if spec.is_exact else precision.dtype
@@ -336,7 +340,7 @@ def _decode_part(
         if (array.dtype.kind == "f" or array.dtype == BFLOAT16) != spec.is_float:
             raise ProtocolError(f"{part.kind}.{name} has dtype {array.dtype}, wanted {'float' if spec.is_float else 'integer'}")
         extents.append(Extent(array.dtype, array.shape, not tensor.chunked_bytes))
-        arrays.append(_native(array, native_dtype(spec)))
+        arrays.append(_native(array, native_dtype(spec, array.dtype)))
     is_rows = issubclass(cls, Rows)
     if users is not None and not is_rows:
         raise ProtocolError(f"{part.kind} is a broadcast, but it names users")

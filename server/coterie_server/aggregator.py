@@ -108,7 +108,12 @@ class Aggregator(Member):
         if self._half is None:
             assert self.hub.members is not None  # noqa: S101 - as above
             stage = self._stages[self.hub.stage]
-            setting = ClusterSetting(self.experiment.seed, stage.name, self.hub.members, Precision.of(self.experiment.payload))
+            setting = ClusterSetting(
+                self.experiment.seed,
+                stage.name,
+                self.hub.members,
+                Precision.of(self.experiment.payload, is_convex=self.experiment.model is None),
+            )
             half: ClusterMethod[Any] = method_module("coterie_server", stage.method).build_clusters(stage.config, setting)
             self._half = half
         return self._half

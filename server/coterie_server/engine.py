@@ -21,7 +21,7 @@ from coterie.config import Experiment, StopRule, method_module
 from coterie.errors import ConfigError, RunError
 from coterie.methods.evaluation import FinalModels, Scores
 from coterie.methods.prepare import FEW_ROWS
-from coterie.model import TensorInfo, from_json
+from coterie.model import TensorInfo, convex_tensors, from_json
 from coterie.representation import true_representation
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision
@@ -148,7 +148,7 @@ class Engine:
 
     async def _prepared(self, members: Members) -> Facts:
         if self.experiment.model is not None:
-            return await prepare_network(self.hub, members, self._tensors)
+            return await prepare_network(self.hub, members, self._network())
         standardize = self.experiment.data.standardize
         facts = await prepare(
             self.hub,
@@ -156,16 +156,19 @@ class Engine:
             standardize=standardize,
             features=self.hub.features,
             wants_minimisers=any(getattr(stage.config, "users_need_minimisers", True) for stage in self.stages),
+            wants_sizes=any(getattr(stage.config, "needs_sizes", False) for stage in self.stages),
         )
         if standardize:
             self._warn_of_few_rows(facts)
         return facts
 
-    @property
-    def _tensors(self) -> tuple[TensorInfo, ...]:
-        """Of the users' network. RunError where the hosts have brought none."""
-        if self.experiment.model is None:
-            return ()
+    def _tensors(self, point: Point) -> tuple[TensorInfo, ...]:
+        if self.experiment.model is not None:
+            return self._network()
+        return () if point.facts is None else convex_tensors(point.facts.d)
+
+    def _network(self) -> tuple[TensorInfo, ...]:
+        """The tensors of the users' network. RunError where the hosts have brought none."""
         if not self.hub.model:
             raise RunError("the hosts have joined without a model, wanted the tensors of the experiment's")
         return from_json(self.hub.model)
@@ -202,7 +205,7 @@ class Engine:
         self._trace(stage, point.round, is_round=False)
         self.hub.may_skip = False
         outcome = await method.finish(point.state, self.hub)
-        is_evaluated = self.experiment.evaluate and outcome.models is not None
+        is_evaluated = self.experiment.evaluate and outcome.models is not None and not outcome.is_judged
         forms = closed_forms.of_method(method, figures, outcome)
         if is_evaluated:
             outcome = replace(outcome, figures={**outcome.figures, **await self._evaluated(outcome, self.hub)})
@@ -229,11 +232,11 @@ class Engine:
             seed=self.experiment.seed,
             stage=stage.name,
             members=members,
-            precision=Precision.of(self.experiment.payload),
+            precision=Precision.of(self.experiment.payload, is_convex=self.experiment.model is None),
             facts=point.facts,
             start=point.outcomes[start] if start else self._start,
             rounds=stage.stop.rounds,
-            tensors=self._tensors,
+            tensors=self._tensors(point),
             truth=true_representation(self.experiment.data, self.experiment.seed),
             hosts_of_cluster=self._hosts_of_cluster(members),
         )

@@ -71,7 +71,7 @@ class Facts:
     d: int
     mean: Array | None = None  # (p,) constants of standardisation, when the members have agreed on some
     scale: Array | None = None  # (p,)
-    n_test: Indices | None = None  # (n,) held-out rows, of users with a network
+    n_test: Indices | None = None  # (n,) held-out rows, where a method needs them
 
 
 class Replies:
@@ -152,6 +152,7 @@ class Outcome:
     )  # (n,) figures of each user, such as "personal_accuracy"; NaN where it has none
     shared: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # the shared tensors of a network by name
     carry: Any = None  # what a following stage of the same method may start from (a snapshot tree)
+    is_judged: bool = False  # whether users have judged their models already
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class Setting:
     facts: Facts | None = None
     start: Outcome | None = None  # the outcome of the stage that this one starts from
     rounds: int = 0  # the most there will be
-    tensors: tuple[TensorInfo, ...] = ()  # of the users' network, where there is one
+    tensors: tuple[TensorInfo, ...] = ()  # of the users' models
     truth: Array | None = None  # (d, k) the representation that generated the data, where it is known
     hosts_of_cluster: Indices | None = None  # (k,) client hosts with users of each known cluster; None: one
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from coterie.model import CnnModel, LinearModel
-from coterie_client.nets import Draw, Phase, Rows, TorchNetwork
+from coterie_client.learning import Draw, Phase, Rows
+from coterie_client.nets import TorchNetwork
 
 HEAD_EPOCHS = 10
 DRAW = Draw(1, "user", 1, "training")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from coterie.methods.partial import ALL_TUNED
-from coterie_client.nets import Rows
+from coterie_client.learning import Rows
 from tests.local_updates import PLAIN, Users, a_model, assert_close, combined, gradient, hand
 
 LR = 0.05

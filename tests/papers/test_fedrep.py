@@ -21,8 +21,9 @@ from coterie.v1 import session_pb2
 from coterie.wire import Precision, encode
 from coterie_client.build import build_host
 from coterie_client.data import load_users
+from coterie_client.learning import Draw, Phase, Rows
 from coterie_client.methods.partial import State
-from coterie_client.nets import Draw, Phase, Rows, TorchNetwork
+from coterie_client.nets import TorchNetwork
 from coterie_deploy.launch import Launch, launch
 from coterie_server.coordinator import Finished
 from coterie_server.engine import Engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +15,14 @@ from coterie.errors import ProtocolError
 from coterie.methods.ifca import Config
 from coterie.methods.partial import ALL_TUNED, AS_IS, AskScores, AskStart, Chosen, Delivery, Scores, Shared, Start, Trial, Updated
 from coterie.model import TensorInfo, named_tensors, stacked
+from coterie.wire import Precision
+from coterie_client.learning import Rows
 from coterie_client.local_update import CHOICE
 from coterie_client.method import Inbox
 from coterie_client.methods.partial import CLIENT
-from coterie_client.nets import Rows
 from coterie_deploy.launch import Launch, launch
 from coterie_deploy.user_models import finished_run, models_of
-from coterie_server.method import Replies, Setting
+from coterie_server.method import Members, Replies, Setting
 from coterie_server.methods.ifca import Ifca
 from coterie_server.methods.partial import PartialSharing, State
 from tests.local_updates import PLAIN, STAGE, Tensors, Users, a_model, assert_close, combined, gradient, hand, loss_by_hand
@@ -29,6 +30,7 @@ from tests.networks import WIDTH, network_experiment, write_users
 from tests.simulation import Faults, World
 
 LR, N_ROWS = 0.05, 30
+SETTING = Setting(0, "stage", Members((), ()), Precision.of("float64"))
 NO_COUNTS = np.zeros(0, np.int64)
 
 
@@ -112,7 +114,7 @@ def test_the_models_start_from_different_seeds() -> None:
 def half(n_models: int = 3) -> Ifca:
     tensors = (TensorInfo("w", (2,), False, "representation"), TensorInfo("n", (), True, "representation"))
     rows, none = np.array([10, 20, 30, 40]), np.zeros(4, np.int64)
-    config, setting = Config(clusters=n_models), cast(Setting, None)
+    config, setting = Config(clusters=n_models), SETTING
     one = PartialSharing(config, setting, tensors, rows, none, are_personal=True)
     return Ifca(config, setting, stacked(tensors, n_models), rows, none, are_personal=True, one=one)
 

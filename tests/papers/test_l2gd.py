@@ -15,10 +15,10 @@ from coterie.errors import ConfigError
 from coterie.methods.l2gd import Config
 from coterie.methods.partial import Coins, Shared, TrainingLoss, Updated
 from coterie.model import TensorInfo
+from coterie_client.learning import Rows
 from coterie_client.method import Inbox
 from coterie_client.methods.l2gd import LEFT, aggregated
 from coterie_client.methods.partial import CLIENT
-from coterie_client.nets import Rows
 from coterie_server import summary
 from coterie_server.method import Setting
 from coterie_server.methods.l2gd import build

@@ -8,7 +8,7 @@ import torch
 
 from coterie.errors import ConfigError
 from coterie.methods.partial import ALL_TUNED
-from coterie_client.nets import Rows
+from coterie_client.learning import Rows
 from tests.local_updates import (
     PLAIN,
     STAGE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +16,10 @@ from coterie.methods.partial import Shared, Updated, Variate, VariateMove
 from coterie.methods.scaffold import Config
 from coterie.model import TensorInfo
 from coterie.snapshot import SnapshotFile
+from coterie.wire import Precision
 from coterie_client.method import Inbox
 from coterie_client.methods.partial import CLIENT
-from coterie_server.method import Replies, Setting
+from coterie_server.method import Members, Replies, Setting
 from coterie_server.methods.partial import State
 from coterie_server.methods.scaffold import Scaffold
 from tests.local_updates import PLAIN, STAGE, Tensors, Users, a_model, assert_close, combined, gradient, hand
@@ -26,6 +27,7 @@ from tests.networks import WIDTH, network_experiment, write_users
 from tests.simulation import CoordinatorKilledError, Faults, World
 
 LR = 0.05
+SETTING = Setting(0, "stage", Members((), ()), Precision.of("float64"))
 SGD = {"lr": LR, "momentum": 0.0}
 
 
@@ -108,9 +110,7 @@ def test_the_server_takes_the_mean_of_the_moves(server_lr: float) -> None:
     """ "(Delta x, Delta c) <- 1/|S| sum_i (Delta y_i, Delta c_i)"; "x <- x + eta_g Delta x and c <- c + |S|/N Delta c"."""
     tensors = (TensorInfo("w", (2,), False, "representation"),)
     config = Config(optimizer=SGD, server_lr=server_lr)
-    method = Scaffold(
-        config, cast(Setting, None), tensors, np.array([10, 20, 30, 40]), np.zeros(4, np.int64), are_personal=False, beta=server_lr
-    )
+    method = Scaffold(config, SETTING, tensors, np.array([10, 20, 30, 40]), np.zeros(4, np.int64), are_personal=False, beta=server_lr)
     x, c = np.array([1.0, 2.0]), np.array([0.5, -0.5])
     y, moves = np.array([[3.0, 4.0], [0.0, 8.0]]), np.array([[0.1, 0.2], [0.3, -0.6]])
     users = np.array([1, 3])
@@ -129,7 +129,7 @@ def test_users_who_moved_their_variates_are_those_who_answered() -> None:
     """A control variate of somebody else, or none, is refused."""
     method = Scaffold(
         Config(optimizer=SGD),
-        cast(Setting, None),
+        SETTING,
         (TensorInfo("w", (1,), False, "representation"),),
         np.full(4, 10),
         np.zeros(4, np.int64),

@@ -13,7 +13,8 @@ from pydantic import TypeAdapter
 from coterie.errors import ConfigError
 from coterie.model import ModelConfig, TensorInfo
 from coterie_client.data import UserData
-from coterie_client.nets import Draw, Phase, Rows, TorchNetwork
+from coterie_client.learning import Draw, Phase, Rows
+from coterie_client.nets import TorchNetwork
 from coterie_client.nets.rows import Reader
 
 SHAPES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {

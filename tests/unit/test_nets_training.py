@@ -16,8 +16,8 @@ from pydantic import TypeAdapter
 from coterie.draws import stream
 from coterie.errors import RunError
 from coterie.model import LinearModel, LstmModel, MlpModel, ModelConfig
-from coterie_client.nets import Draw, Fitted, Phase, Rows, TorchNetwork
-from coterie_client.nets.training import epochs
+from coterie_client.learning import Draw, Fitted, Phase, Rows, epochs
+from coterie_client.nets import TorchNetwork
 from tests import fixture_nets
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -183,7 +183,7 @@ def test_least_squares_steps_halve_the_squares() -> None:
 
 
 def sizes(n_rows: int, **changes: Any) -> list[list[int]]:
-    return [[len(batch) for batch in epoch] for epoch in epochs(n_rows, phase("all", **changes), DRAW, 0)]
+    return [epoch.sizes for epoch in epochs(n_rows, phase("all", **changes), DRAW, 0)]
 
 
 def test_a_last_batch_of_one_row_joins_the_one_before() -> None:
@@ -192,6 +192,7 @@ def test_a_last_batch_of_one_row_joins_the_one_before() -> None:
     assert sizes(22, epochs=1, batch_size=10) == [[10, 10, 2]]
     assert sizes(2, epochs=1, batch_size=10) == [[2]]
     assert sizes(11, epochs=1, batch_size=10) == [[11]]
+    assert sizes(11, epochs=1, batch_size=None) == [[11]]
 
 
 def test_updates_count_steps_over_as_many_epochs_as_they_need() -> None:
@@ -201,7 +202,7 @@ def test_updates_count_steps_over_as_many_epochs_as_they_need() -> None:
 
 
 def test_an_epoch_has_every_row_once_in_an_order_of_its_own() -> None:
-    first, second = (torch.cat(list(epoch)).tolist() for epoch in epochs(N_ROWS, phase("all", epochs=2), DRAW, 1))
+    first, second = (epoch.order.tolist() for epoch in epochs(N_ROWS, phase("all", epochs=2), DRAW, 1))
     assert sorted(first) == sorted(second) == list(range(N_ROWS))
     assert first != second
     assert first == stream(7, "training", "u3", 4, 1, 0).order(N_ROWS).tolist()

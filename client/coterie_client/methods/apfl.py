@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from coterie_client.local_update import Fit, LocalUpdate, Moved, Settings, Tensors
-from coterie_client.nets import ALPHA, Mixed, Phase
+from coterie_client.learning import ALPHA, Mixed, Phase, Tensors
+from coterie_client.local_update import Fit, LocalUpdate, Moved, Settings
 
 
 def start(model: Tensors, settings: Settings) -> Tensors:
     """v_i and alpha_i."""
-    return {**model, ALPHA: np.array(settings["alpha"], np.float32)}
+    return {**model, ALPHA: np.array(settings["alpha"])}
 
 
 def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Settings, fit: Fit) -> Moved:
@@ -27,7 +27,7 @@ def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Set
 
 def personal(model: Tensors, kept: Tensors, parameters: AbstractSet[str]) -> Tensors:
     """alpha_i v_i + (1 - alpha_i) w, with the mix's own running statistics."""
-    alpha = kept[ALPHA]
+    alpha = float(kept[ALPHA])
     return {name: alpha * kept[name] + (1 - alpha) * w if name in parameters else kept[name] for name, w in model.items()}
 
 

@@ -8,22 +8,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from coterie_client.local_update import Fit, LocalUpdate, Moved, Settings, Tensors
-from coterie_client.nets import Phase
+from coterie_client.learning import Phase, Tensors
+from coterie_client.local_update import Fit, LocalUpdate, Moved, Settings
 
 LEFT = "left of the distance"  # (1 - a)^m of the aggregations to come, beside the tensors of x_i
 
 
 def start(model: Tensors, settings: Settings) -> Tensors:
     """x_i, and one aggregation to come."""
-    return {**model, LEFT: np.array(settings["left"], np.float32)}
+    return {**model, LEFT: np.array(settings["left"])}
 
 
 def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Settings, fit: Fit) -> Moved:
     """The aggregations of the round before with the mean that has come, and the local steps of this one."""
     n_steps, n_aggregations = settings["coins"]
     fitted = fit(aggregated(model, kept, frozenset()), [_repeated(phase, n_steps) for phase in phases])
-    return Moved(fitted.tensors, {**fitted.tensors, LEFT: np.array(settings["left"] ** n_aggregations, np.float32)}, fitted.loss)
+    return Moved(fitted.tensors, {**fitted.tensors, LEFT: np.array(settings["left"] ** n_aggregations)}, fitted.loss)
 
 
 def _repeated(phase: Phase, times: int) -> Phase:
@@ -33,11 +33,11 @@ def _repeated(phase: Phase, times: int) -> Phase:
 
 def aggregated(mean: Tensors, kept: Tensors, _: AbstractSet[str]) -> Tensors:
     """xbar + left (x_i - xbar), of which nothing is lost to rounding where a is 0 or 1."""
-    left = kept[LEFT]
+    left = float(kept[LEFT])
     if left == 1:
         return {name: kept[name] for name in mean}
     moved = {name: xbar + left * (kept[name] - xbar) for name, xbar in mean.items()}
-    return {name: x if mean[name].dtype == np.float32 else np.rint(x).astype(np.int64) for name, x in moved.items()}
+    return {name: x if mean[name].dtype.kind == "f" else np.rint(x).astype(np.int64) for name, x in moved.items()}
 
 
 UPDATE = LocalUpdate(update, start, aggregated)

@@ -1,4 +1,4 @@
-"""Client half of partial sharing, for all methods that train networks (see `coterie.methods.partial`).
+"""Client half of partial sharing, for all methods of local updates (see `coterie.methods.partial`).
 
 A user's private tensors are its state: they persist from round to round and across restarts, and no message has a place for them. So does
 what a method's own local update keeps (`coterie_client.local_update`), which the stage names; by default an update is phases of training. A
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Indices
 from coterie.config import NETWORK_METHODS, method_module
-from coterie.errors import ProtocolError, RunError
+from coterie.errors import ProtocolError
 from coterie.messages import Message
 from coterie.methods.partial import (
     AS_IS,
@@ -39,9 +39,10 @@ from coterie.methods.partial import (
     VariateMove,
 )
 from coterie.model import TensorInfo, named_tensors, shared_tensors, stacked
-from coterie_client.local_update import CHOICE, PHASES, LocalUpdate, Tensors
+from coterie_client.learning import Draw, Fitted, Learner, Phase, Rows, Tensors
+from coterie_client.local_update import CHOICE, PHASES, LocalUpdate
 from coterie_client.method import Inbox, Local
-from coterie_client.nets import Draw, Fitted, Phase, Rows, TorchNetwork
+from coterie_client.problems import ConvexLearner
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class State:
 class _Partial:
     def init(self, options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG002
         """A stage starts: every user has the model that the seed gives."""
-        split, initial = _Split(local, options), _network(local).initial()
+        split, initial = _Split(local, options), _learner(local).initial()
         weights, counts = split.flat(initial, split.private)
         started = _update(options).start(initial, options.get("settings", {}))
         kept = {name: np.repeat(array[None], local.n_own, axis=0) for name, array in started.items()}
@@ -69,7 +70,7 @@ class _Partial:
         split = _Split(local, state.options)
         replies: list[Message] = []
         if (asked := inbox.get(AskStart)) is not None:
-            weights, counts = split.flat(split.initial(_network(local)), split.shared)
+            weights, counts = split.flat(split.initial(_learner(local)), split.shared)
             users = _listed(asked.users, local)
             replies.append(Start(np.tile(weights, (users.size, 1)), np.tile(counts, (users.size, 1)), users=users))
         if (sent := inbox.get(Shared)) is not None:
@@ -94,7 +95,8 @@ class _Split:
     """Which tensors travel, and how tensors become the rows of messages and of the state."""
 
     def __init__(self, local: Local, options: Mapping[str, Any]) -> None:
-        tensors = _network(local).tensors
+        tensors = _learner(local).tensors
+        self._dtype = local.precision.model
         self.returned = shared_tensors(tensors, options["sharing"], statistics_travel=options["statistics_travel"])
         self._n_models: int | None = options.get("n_models")  # None: what is sent is like what is returned
         self.shared = self.returned if self._n_models is None else stacked(self.returned, self._n_models)
@@ -102,23 +104,23 @@ class _Split:
         self.private = tuple(tensor for tensor in tensors if tensor.name not in names)
         self.float_shared = tuple(tensor for tensor in self.shared if not tensor.is_integer)
 
-    def initial(self, network: TorchNetwork) -> Tensors:
+    def initial(self, learner: Learner) -> Tensors:
         """What the seed gives, of several models by as many seeds."""
         if self._n_models is None:
-            return network.initial()
-        models = [network.initial(number) for number in range(self._n_models)]
+            return learner.initial()
+        models = [learner.initial(number) for number in range(self._n_models)]
         return {name: np.stack([model[name] for model in models]) for name in models[0]}
 
     @staticmethod
     def flat(tensors: Tensors, listed: Sequence[TensorInfo]) -> tuple[Single, Indices]:
-        """The listed tensors as float32 numbers and counts, one after the other."""
+        """The listed tensors as numbers and counts, one after the other."""
         weights = [tensors[tensor.name].reshape(-1) for tensor in listed if not tensor.is_integer]
         counts = [tensors[tensor.name].reshape(-1) for tensor in listed if tensor.is_integer]
         return np.concatenate([np.zeros(0, np.float32), *weights]), np.concatenate([np.zeros(0, np.int64), *counts])
 
     def floats(self, weights: Single) -> dict[str, NDArray[Any]]:
         """Numbers like the shared float tensors, by the names of these."""
-        return named_tensors(weights, np.zeros(0, np.int64), self.float_shared)
+        return named_tensors(weights.astype(self._dtype, copy=False), np.zeros(0, np.int64), self.float_shared)
 
     def parameters(self, weights: Single) -> dict[str, NDArray[Any]]:
         """Those of them that gradients move."""
@@ -128,7 +130,7 @@ class _Split:
     def model(self, state: State, position: int, weights: Single, counts: Indices) -> dict[str, NDArray[Any]]:
         """All tensors of a user: the shared ones as given, its private ones."""
         private = named_tensors(state.private[position], state.private_counts[position], self.private)
-        return {**named_tensors(weights, counts, self.shared), **private}
+        return {**named_tensors(weights.astype(self._dtype, copy=False), counts, self.shared), **private}
 
 
 def _kept(state: State, kept: Delivery, local: Local, split: _Split) -> State:
@@ -136,8 +138,8 @@ def _kept(state: State, kept: Delivery, local: Local, split: _Split) -> State:
     delivers = state.options.get("delivers", state.options["sharing"])
     if delivers == state.options["sharing"]:
         return replace(state, delivered=kept.weights, delivered_counts=kept.counts)
-    came = shared_tensors(_network(local).tensors, delivers, statistics_travel=state.options["statistics_travel"])
-    named = {**_network(local).initial(), **named_tensors(kept.weights, kept.counts, came)}
+    came = shared_tensors(_learner(local).tensors, delivers, statistics_travel=state.options["statistics_travel"])
+    named = {**_learner(local).initial(), **named_tensors(kept.weights, kept.counts, came)}
     weights, counts = split.flat(named, split.shared)
     own, own_counts = split.flat(named, split.private)
     private, private_counts = np.tile(own, (local.n_own, 1)), np.tile(own_counts, (local.n_own, 1))
@@ -162,7 +164,7 @@ def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split
     private, private_counts = state.private.copy(), state.private_counts.copy()
     kept = {name: rows.copy() for name, rows in state.kept.items()}
     n_weights, n_counts = (sum(tensor.size for tensor in split.returned if tensor.is_integer == kind) for kind in (False, True))
-    weights, counts = np.empty((users.size, n_weights), np.float32), np.empty((users.size, n_counts), np.int64)
+    weights, counts = np.empty((users.size, n_weights), local.precision.model), np.empty((users.size, n_counts), np.int64)
     losses = np.empty(users.size)
     phases = [Phase(**phase) for phase in state.options["phases"]]
     update, settings = _update(state.options).update, state.options.get("settings", {})
@@ -171,7 +173,7 @@ def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split
         settings = {**settings, "variate": split.parameters(beside.weights)}
     if (coins := inbox.get(Coins)) is not None:
         settings = {**settings, "coins": coins.lengths.tolist()}
-    moves = np.empty((users.size, n_weights if beside is not None else 0), np.float32)
+    moves = np.empty((users.size, n_weights if beside is not None else 0), weights.dtype)
     for row, position in enumerate(users.tolist()):
         model, fit = split.model(state, position, sent.weights, sent.counts), partial(_fit, inbox, local, position)
         moved = update(model, _of_user(state.kept, position), phases, settings, fit)
@@ -179,7 +181,7 @@ def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split
         weights[row], counts[row] = split.flat(moved.tensors, split.returned)
         private[position], private_counts[position] = split.flat(moved.tensors, split.private)
         if beside is not None:
-            moves[row], _ = split.flat({**split.floats(np.zeros(n_weights, np.float32)), **moved.variate}, split.float_shared)
+            moves[row], _ = split.flat({**split.floats(np.zeros(n_weights)), **moved.variate}, split.float_shared)
         for name, rows in kept.items():
             rows[position] = moved.kept[name]
     state = replace(state, private=private, private_counts=private_counts, kept=kept)
@@ -226,10 +228,10 @@ def _scores(state: State, inbox: Inbox, local: Local, split: _Split) -> Scores:
     modes = inbox[AskScores].modes
     loss, accuracy = np.full((local.n_own, modes.size), np.nan), np.full((local.n_own, modes.size), np.nan)
     for position, user in enumerate(local.users):
-        if not len(user.test_target):
+        if not len(user.test_features):
             continue
         fit = partial(_fit, inbox, local, position)
-        model = personal_model(state, position, split.model(state, position, weights, counts), _network(local).tensors)
+        model = personal_model(state, position, split.model(state, position, weights, counts), _learner(local).tensors)
         if sent is not None:
             model = _adaptation(state, inbox, local, position, model)
         for place, mode in enumerate(modes.tolist()):
@@ -237,7 +239,8 @@ def _scores(state: State, inbox: Inbox, local: Local, split: _Split) -> Scores:
             if mode != AS_IS:
                 phase = Phase(**state.options["fine_tuning"][str(mode)])
                 tensors = fit(model, [phase], "fine-tuning").tensors
-            loss[position, place], accuracy[position, place] = _network(local).judge(tensors, Rows(user.test_features, user.test_target))
+            held_out = Rows(user.test_features, user.test_target, user.name)
+            loss[position, place], accuracy[position, place] = _learner(local).judge(tensors, held_out)
     return Scores(loss, accuracy)
 
 
@@ -265,7 +268,7 @@ def _of_user(kept: Tensors, position: int) -> Tensors:
 def _fit(inbox: Inbox, local: Local, position: int, tensors: Tensors, phases: Sequence[Phase], purpose: str = "training") -> Fitted:
     user = local.users[position]
     draw = Draw(local.seed, user.name, inbox.round, f"{purpose} of {inbox.stage}")
-    return _network(local).fit(tensors, Rows(user.features, user.target), phases, draw)
+    return _learner(local).fit(tensors, Rows(user.features, user.target, user.name), phases, draw)
 
 
 def _delivered(state: State) -> tuple[Single, Indices]:
@@ -278,10 +281,9 @@ def _listed(users: Indices | None, local: Local) -> Indices:
     return np.arange(local.n_own) if users is None else users
 
 
-def _network(local: Local) -> TorchNetwork:
-    if not isinstance(local.network, TorchNetwork):
-        raise RunError("the host's users have no network, wanted the experiment's model")
-    return local.network
+def _learner(local: Local) -> Learner:
+    """The users' network, or what descends their convex losses."""
+    return ConvexLearner(local.problem, local.seed) if local.network is None else local.network
 
 
 CLIENT = _Partial()

@@ -39,8 +39,8 @@ class _Prepare:
             constants = inbox[Constants]
             state = State(constants.mean, constants.scale)
         if AskSizes in inbox:
-            n_test = np.array([len(user.test_target) for user in local.users], dtype=np.int64)
-            replies.append(UserSizes(np.array([len(user.target) for user in local.users], dtype=np.int64), n_test))
+            n_test = np.array([len(user.test_features) for user in local.users], dtype=np.int64)
+            replies.append(UserSizes(np.array([len(user.features) for user in local.users], dtype=np.int64), n_test))
         if AskFacts in inbox:
             problem = local.problem
             if inbox[AskFacts].wants_minimisers[0]:

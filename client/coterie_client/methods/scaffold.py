@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from coterie_client.local_update import Fit, LocalUpdate, Moved, Settings, Tensors
-from coterie_client.nets import Phase
+from coterie_client.learning import Phase, Tensors
+from coterie_client.local_update import Fit, LocalUpdate, Moved, Settings
 
 
 def start(model: Tensors, _: Settings) -> Tensors:
     """c_i = 0."""
-    return {name: np.zeros_like(array) for name, array in model.items() if array.dtype == np.float32}
+    return {name: np.zeros_like(array) for name, array in model.items() if array.dtype.kind == "f"}
 
 
 def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Settings, fit: Fit) -> Moved:
@@ -22,7 +22,7 @@ def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Set
     fitted = fit(model, [replace(phase, shift={name: sent[name] - kept[name] for name in sent})])
     if not fitted.n_steps:  # no gradient was seen
         return Moved(fitted.tensors, kept, fitted.loss, {name: np.zeros_like(array) for name, array in sent.items()})
-    rate = np.float32(1 / (fitted.n_steps * phase.lr))
+    rate = 1 / (fitted.n_steps * phase.lr)
     moves = {name: rate * (model[name] - fitted.tensors[name]) - sent[name] for name in sent}
     return Moved(fitted.tensors, {**kept, **{name: kept[name] + move for name, move in moves.items()}}, fitted.loss, moves)
 

@@ -7,8 +7,7 @@ arithmetic, seeded draws: the same inputs give the same bits, whatever was train
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -20,24 +19,14 @@ from coterie.draws import stream
 from coterie.errors import ConfigError, RunError
 from coterie.model import CnnModel, CustomModel, ModelConfig, Part, TensorInfo
 from coterie_client.data import UserData
+from coterie_client.learning import Draw, Fitted, Phase, Rows, Tensors, Trained, count_steps, epochs, gradient, train
+from coterie_client.nets.heads import has_written_gradient, train_linear_head
 from coterie_client.nets.models import build_module
-from coterie_client.nets.rows import FEWEST_ROWS, Reader, Rows
-from coterie_client.nets.training import Draw, Phase, Trained, count_steps, epochs, has_written_gradient, train, train_linear_head
-
-Tensors = Mapping[str, NDArray[Any]]
+from coterie_client.nets.rows import FEWEST_ROWS, Reader
+from coterie_client.nets.slope import TorchSlope
 
 _CHUNK = 100  # rows that pass the network at once, without gradients: what a convolution makes of many more leaves the processor's cache
 _MAX_SHOWN = 4
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """What a local update leaves."""
-
-    tensors: dict[str, NDArray[Any]]
-    loss: float  # mean over the batches of the last phase that had any
-    n_steps: int  # of all phases
-    beside: dict[str, NDArray[Any]] = field(default_factory=dict)  # what the rules of the phases have trained beside the model
 
 
 class TorchNetwork:
@@ -147,24 +136,21 @@ class TorchNetwork:
 
     def fit(self, tensors: Tensors, rows: Rows, phases: Sequence[Phase], draw: Draw) -> Fitted:
         """One local update of one user, from its tensors. RunError that names user, round and tensor of a number that is not finite."""
-        where = f"user {draw.user!r} in round {draw.round}"
         self._load(tensors)
         inputs, targets = self._reader.inputs(rows.features), self._reader.targets(rows.target)
         loss: float | None = None
         beside: dict[str, NDArray[Any]] = {}
-        with self._model_errors(where), torch.random.fork_rng(devices=[]):
+        with self._model_errors(draw.place), torch.random.fork_rng(devices=[]):
             torch.manual_seed(_seed_of(draw.seed, f"torch {draw.purpose}", draw.user, draw.round))
             for number, phase in enumerate(phases):
                 found = self._phase(inputs, targets, phase, draw, number)
                 loss = loss if found.loss is None else found.loss
                 beside |= {name: _array(tensor) for name, tensor in found.beside.items()}
         fitted = self._taken()
-        for name, array in (*fitted.items(), *beside.items()):
-            _check_finite(where, f"tensor {name!r}", array)
         if loss is None:
             loss, _ = self.judge(fitted, rows)
-        _check_finite(where, "the loss", np.array(loss))
-        return Fitted(fitted, loss, sum(count_steps(len(targets), phase) for phase in phases), beside)
+        n_steps = sum(count_steps(len(targets), phase) for phase in phases)
+        return Fitted(fitted, loss, n_steps, beside).checked(draw.place)
 
     def judge(self, tensors: Tensors, rows: Rows) -> tuple[float, float]:
         """Mean loss and accuracy on the rows; with least_squares half the mean squared error, and the mean squared error."""
@@ -195,7 +181,7 @@ class TorchNetwork:
         if not names:
             return Trained(None)
         further = range(1, 1 if phase.rule is None else phase.rule.n_batches)
-        draws = [draw, *(replace(draw, purpose=f"{draw.purpose}, batch {k}") for k in further)]
+        draws = [draw, *(draw.another(f"batch {k}") for k in further)]
         steps = [epochs(len(targets), phase, each, number) for each in draws]
         head = self._head_module()
         is_cached = phase.part == "head" and phase.cache and phase.rule is None
@@ -204,8 +190,12 @@ class TorchNetwork:
             inside = [name.removeprefix(prefix) for name in names]
             if has_written_gradient(head, phase) and self._loss_name == "cross_entropy" and not self._fixed:
                 return Trained(train_linear_head(cast(nn.Linear, head), features, targets, steps[0], phase))
-            return train(head, inside, features, targets, zip(*steps, strict=True), phase.inside(prefix), self._loss)
-        return train(self._module, names, inputs, targets, zip(*steps, strict=True), phase, self._loss)
+            phase = phase.inside(prefix)
+            slope = TorchSlope(head, inside, features, targets, self._loss)
+        else:
+            slope = TorchSlope(self._module, names, inputs, targets, self._loss)
+        with torch.no_grad():
+            return train(slope, gradient(phase, slope), zip(*steps, strict=True), phase)
 
     def _set_modes(self, phase: Phase) -> None:
         """Only what is trained is in training mode: a part that is fixed drops nothing out, and its statistics stay."""
@@ -301,12 +291,6 @@ def _check_can_travel(name: str, tensor: Any) -> None:
         raise ConfigError(f"tensor {name!r} of the model has no shape before its first rows, want all sizes given")
     if tensor.dtype not in (torch.float32, torch.int64):
         raise ConfigError(f"tensor {name!r} of the model is {tensor.dtype}, want torch.float32 or, for counts, torch.int64")
-
-
-def _check_finite(where: str, what: str, found: NDArray[Any]) -> None:
-    if not np.isfinite(found).all():
-        value = "nan" if np.isnan(found).any() else "inf"
-        raise RunError(f"{where}: {what} has {value} after training, want finite numbers: a smaller learning rate may help")
 
 
 def _is_inside(name: str, prefix: str) -> bool:

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
 
 import torch
 
-
-class Optimizer(Protocol):
-    """Moves parameters along their gradients; its memory begins with it."""
-
-    def step(self) -> None:
-        """One step. Parameters without a gradient stay."""
+Gradients = Sequence[torch.Tensor | None]
 
 
 class Sgd:
@@ -25,17 +19,15 @@ class Sgd:
         self._velocities: dict[int, torch.Tensor] = {}
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, gradients: Gradients) -> None:
         """One step."""
-        for number, parameter in enumerate(self._parameters):
-            gradient = _gradient(parameter, self._weight_decay)
-            if gradient is None:
-                continue
+        for number, parameter, gradient in _moved(self._parameters, gradients, self._weight_decay):
+            velocity = gradient
             if self._momentum:
                 before = self._velocities.get(number)
-                gradient = gradient.clone() if before is None else before.mul_(self._momentum).add_(gradient)
-                self._velocities[number] = gradient
-            parameter.sub_(gradient, alpha=self._lr)
+                velocity = gradient.clone() if before is None else before.mul_(self._momentum).add_(gradient)
+                self._velocities[number] = velocity
+            parameter.sub_(velocity, alpha=self._lr)
 
 
 class Adam:
@@ -51,13 +43,10 @@ class Adam:
         self._steps: dict[int, int] = {}
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, gradients: Gradients) -> None:
         """One step."""
         first_beta, second_beta = self.BETAS
-        for number, parameter in enumerate(self._parameters):
-            gradient = _gradient(parameter, self._weight_decay)
-            if gradient is None:
-                continue
+        for number, parameter, gradient in _moved(self._parameters, gradients, self._weight_decay):
             steps = self._steps[number] = self._steps.get(number, 0) + 1
             first, second = self._moments.setdefault(number, (torch.zeros_like(parameter), torch.zeros_like(parameter)))
             first.lerp_(gradient, 1 - first_beta)
@@ -66,6 +55,10 @@ class Adam:
             parameter.addcdiv_(first, scale, value=-self._lr / (1 - first_beta**steps))
 
 
-def _gradient(parameter: torch.Tensor, weight_decay: float) -> torch.Tensor | None:
-    gradient = parameter.grad
-    return gradient.add(parameter, alpha=weight_decay) if gradient is not None and weight_decay else gradient
+def _moved(
+    parameters: Sequence[torch.Tensor], gradients: Gradients, weight_decay: float
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Number, parameter and gradient, with its weight decay, of those that have one."""
+    for number, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+        if gradient is not None:
+            yield number, parameter, gradient.add(parameter, alpha=weight_decay) if weight_decay else gradient

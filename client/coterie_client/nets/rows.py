@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,6 @@ from coterie.model import CnnModel, LstmModel, ModelConfig
 from coterie_client.data import UserData
 
 FEWEST_ROWS = 2
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A user's rows (m, ...) and targets (m,)."""
-
-    features: NDArray[Any]
-    target: NDArray[Any]
 
 
 class Reader:

@@ -40,6 +40,9 @@ class Block(Protocol):
     def take(self, rows: Indices) -> Self:
         """The block of some of its users."""
 
+    def batch(self, rows: Indices) -> Self:
+        """Of a block of one user, the mean over these rows of the f_il, whose mean over all is f_i: for its value and its gradient."""
+
     def look(self, x: Array) -> Array:
         """What the rows see of the models, shared by the three functions below: (k, R) or (k, R, d)."""
 

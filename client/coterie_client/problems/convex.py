@@ -162,6 +162,14 @@ class ConvexProblem:
             losses[here], metrics[here] = self._evaluate_piece(x[here], names[here], features[here], targets[here])
         return losses, metrics
 
+    def block(self, user: str, features: Array, targets: Array) -> Block:
+        (stack,) = read_stacks(self.loss, [user], [features], [targets], self.n_features)
+        return make_block(self.config, self.loss, stack, self.config.l2)
+
+    def judge(self, x: Array, user: str, features: Array, targets: Array) -> tuple[float, float]:
+        (loss,), (metric,) = self._evaluate_piece(self._models(x[None], 1), [user], [features], [targets])
+        return float(loss) / (len(features) if self.config.reduction == "sum" else 1), float(metric)
+
     def _evaluate_piece(self, x: Array, names: Sequence[str], features: Sequence[Array], targets: Sequence[Array]) -> tuple[Array, Array]:
         losses, metrics = np.full(len(names), np.nan), np.full(len(names), np.nan)
         for stack in read_stacks(self.loss, names, features, targets, self.n_features):

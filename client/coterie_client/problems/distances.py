@@ -48,6 +48,12 @@ class DistanceBlock:
             self.floor[rows],
         )
 
+    def batch(self, rows: Indices) -> Self:
+        weights = np.full((1, rows.size), self.share[0] / rows.size)
+        return type(self)(
+            self.delta, self.l2, self.points[:, rows], weights, self.counts, self.share, self.steepness, self.pull, self.floor
+        )
+
     def look(self, x: Array) -> Array:  # (k, R, d), x - a_r
         return x[:, None, :] - self.points
 

@@ -52,6 +52,19 @@ class MarginBlock:
             self.share[rows],
         )
 
+    def batch(self, rows: Indices) -> Self:
+        return type(self)(
+            self.loss,
+            self.rows[:, rows],
+            self.targets[:, rows],
+            np.full((1, rows.size), self.share[0] / rows.size),
+            self.shrink,
+            self.steepness,
+            self.pull,
+            self.floor,
+            self.share,
+        )
+
     def look(self, x: Array) -> Array:  # (k, R), the s_r
         s: Array = np.matmul(self.rows, x[:, :, None])[:, :, 0]
         return s

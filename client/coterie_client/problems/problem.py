@@ -7,6 +7,7 @@ from typing import Protocol
 
 from coterie.arrays import Array, Indices
 from coterie.problem import ProblemConfig
+from coterie_client.problems.blocks import Block
 
 
 class Problem(Protocol):
@@ -69,6 +70,12 @@ class Problem(Protocol):
 
     def check(self) -> None:
         """Raise `ConfigError` naming users whose f_i is not coercive."""
+
+    def block(self, user: str, features: Array, targets: Array) -> Block:
+        """The loss of one user with these rows (m, p) and targets (m,). Raises `ConfigError` that names it."""
+
+    def judge(self, x: Array, user: str, features: Array, targets: Array) -> tuple[float, float]:
+        """As `evaluate`, for one user with rows; the loss is a mean over the rows, whatever the reduction."""
 
     def predict(self, x: Array, features: Array) -> Array:
         """(m,) labels -1/+1 or values that the model x (d,) gives to features (m, p)."""

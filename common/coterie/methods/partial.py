@@ -1,5 +1,7 @@
-"""Partial sharing: what methods that train networks have in common. A model's tensors are split by name; the shared ones travel, and
-the private ones stay in their user's state, for which there is no message.
+"""Partial sharing: what methods of local updates have in common. A model's tensors are split by name; the shared ones travel, and
+the private ones stay in their user's state, for which there is no message. The model is a network or, for methods that share all of
+it, the x of a convex problem (`coterie.model.convex_tensors`): the loss of a batch is then the mean, over its rows, of the f_il whose mean
+over all rows is f_i.
 
 A round: the server draws r n users and sends them the shared tensors; each trains its model on its own rows, in phases that the
 method gives, and returns its shared tensors; the server averages them. FedRep shares the representation and trains the head first; FedPer
@@ -14,14 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from coterie.messages import Array, Broadcast, Indices, Positions, Rows, Scalars, Weights, dataclass, declare
 from coterie.model import Sharing
 
-Single = NDArray[np.float32]
+Single = NDArray[Any]  # float32 of networks, float64 of convex problems
 Epochs = Annotated[int, Field(ge=0, le=1_000_000)]
 
 # What users are asked to judge: their model as it is, and after fine-tuning its head or all of it on their own rows.
@@ -54,10 +55,12 @@ class Training(_Model):
     sharing: ClassVar[Sharing] = "all"  # which part travels
     update: ClassVar[str | None] = None  # the client room with the local update, where it is more than the phases
     is_personal: ClassVar[bool] = False  # whether users judge models of their own even where all tensors travel
+    users_need_minimisers: ClassVar[bool] = False  # of convex losses: steps need none
+    needs_sizes: ClassVar[bool] = True  # averages are by rows, accuracies over users with held-out ones
 
     participation: Annotated[float, Field(gt=0, le=1)] = 0.1  # r: r n users a round, rounded, at least one
     users_per_round: PositiveInt | None = None  # instead of r
-    batch_size: PositiveInt = 10
+    batch_size: PositiveInt | None = 10  # None: all rows of the user
     optimizer: Optimizer = Optimizer()
     average: Literal["rows", "plain"] = "rows"  # users weigh as many as they have rows, or the same as in print
     batch_norm: Literal["shared", "private"] = "shared"

@@ -65,7 +65,7 @@ class UserFacts(Rows):
 @declare(method="prepare", step="describe")
 @dataclass(frozen=True)
 class AskSizes(Broadcast):
-    """Asks every user of a network how many rows it has."""
+    """Asks every user how many rows it has."""
 
 
 @declare(method="prepare", step="describe")

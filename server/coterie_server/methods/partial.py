@@ -98,7 +98,7 @@ class PartialSharing:
     async def init(self, federation: Federation) -> State:
         """phi^0, from the first user that is not left out; every user would say the same."""
         if not self.tensors:
-            return State(np.zeros(0, np.float32), np.zeros(0, np.int64))
+            return State(_nothing(), _nobody())
         for number in range(self.n_rows.size):
             first = np.full(1, number)
             replies = await federation.exchange(AskStart(users=first), to=first)
@@ -108,7 +108,7 @@ class PartialSharing:
         check_senders(Start.kind, owners(starts), first)
         start = starts[0]
         check_sizes(start.weights[0], start.counts[0], self.tensors)
-        return State(start.weights[0], start.counts[0])
+        return State(start.weights[0].astype(self._dtype), start.counts[0])
 
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
         """Users are drawn, train and return; and, in some rounds, everyone judges."""
@@ -143,7 +143,7 @@ class PartialSharing:
         weights, counts = self.average(updates)
         if self.beta != 1:
             with np.errstate(over="ignore"):  # it is found by `_check_finite`
-                weights = ((1 - self.beta) * state.weights.astype(np.float64) + self.beta * weights).astype(np.float32)
+                weights = ((1 - self.beta) * state.weights.astype(np.float64) + self.beta * weights).astype(self._dtype)
         return replace(state, weights=weights, counts=counts)
 
     def _check_finite(self, state: State, number: int) -> None:
@@ -166,8 +166,15 @@ class PartialSharing:
         figures |= replies.left_out(self.n_rows.size)
         if state.recent and self.config.evaluate_last:
             figures["last_rounds_accuracy"] = float(np.mean(state.recent))
-        shared = self.delivered(state)
-        return Outcome(None, self.clusters(state, replies), figures, by_user=by_user, shared=shared)
+        shared, labels = self.delivered(state), self.clusters(state, replies)
+        models = self.convex_models(state, replies) if self.setting.precision.model == np.float64 else None
+        return Outcome(models, labels, figures, by_user=by_user, shared=shared, is_judged=True)
+
+    def convex_models(self, state: State, replies: Replies) -> Array | None:  # noqa: ARG002
+        """(n, d) the models of users with convex problems; None where these are their own, which the server does not know."""
+        if self.are_personal:
+            return None
+        return np.tile(self.setting.precision.rounded_weights(state.weights), (self.n_rows.size, 1))
 
     def clusters(self, state: State, replies: Replies) -> Indices | None:  # noqa: ARG002
         """The cluster of each user, of a method that finds any, from the replies to the delivery."""
@@ -211,7 +218,7 @@ class PartialSharing:
             check_sizes(update.weights[0], update.counts[0], self.tensors)
         shares = self._shares(owners(updates))
         size = updates[0].weights.shape[1]
-        mean = np.empty(size, dtype=np.float32)
+        mean = np.empty(size, dtype=self._dtype)
         for start in range(0, size, _BLOCK):
             block = slice(start, min(start + _BLOCK, size))
             total = np.zeros(block.stop - block.start)
@@ -228,6 +235,10 @@ class PartialSharing:
         weights = self.n_rows[users].astype(np.float64) if self.config.average == "rows" else np.ones(users.size)
         shares: Array = weights / weights.sum()
         return shares
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        return self.setting.precision.model
 
     def _is_evaluated(self, number: int) -> bool:
         every = self.config.evaluate_every

@@ -22,14 +22,15 @@ async def prepare(
     standardize: bool,
     features: Sequence[str] = (),
     wants_minimisers: bool = True,
+    wants_sizes: bool = False,
 ) -> Facts:
     """Agrees on the constants of standardisation if asked to, and learns n_rows, d, L_i and mu_i.
 
-    `wants_minimisers`: a user whose loss alone has no unique minimiser ends the run, before the first stage.
+    `wants_minimisers`: a user whose loss alone has no unique minimiser ends the run, before the first stage. `wants_sizes`: n_test too.
     Raises ConfigError for a constant feature, RunError when users disagree on the number of features.
     """
     if not standardize:
-        return _facts(await _ask_facts(federation, wants_minimisers=wants_minimisers), members)
+        return await _asked_facts(federation, members, wants_minimisers=wants_minimisers, wants_sizes=wants_sizes)
     sums = (await federation.exchange(AskMoments()))[UserMoments]
     count = int(sums.n_rows.sum())
     mean = sums.sums.sum(axis=0) / count
@@ -42,22 +43,28 @@ async def prepare(
     scale = np.sqrt(variance)
     await federation.exchange(Constants(mean, scale))
     # In an exchange of its own: L_i and mu_i are those of the standardised rows, which a host has once it has handled the constants.
-    told = await _ask_facts(federation, wants_minimisers=wants_minimisers)
-    return replace(_facts(told, members), mean=mean, scale=scale)
+    facts = await _asked_facts(federation, members, wants_minimisers=wants_minimisers, wants_sizes=wants_sizes)
+    return replace(facts, mean=mean, scale=scale)
 
 
 async def prepare_network(federation: Federation, members: Members, tensors: Sequence[TensorInfo]) -> Facts:
     """Learns how many rows each user has; d is the number of the network's parameters."""
-    sizes = (await federation.exchange(AskSizes()))[UserSizes]
-    n_users = len(members)
-    if sizes.n_rows.size != n_users or (sizes.n_rows < 1).any() or (sizes.n_test < 0).any():
-        raise RunError(f"{sizes.n_rows.size} of {n_users} users told about their rows, wanted at least one training row of each")
-    none = np.full(n_users, np.nan)
+    sizes = _checked((await federation.exchange(AskSizes()))[UserSizes], len(members))
+    none = np.full(len(members), np.nan)
     return Facts(sizes.n_rows, none, none, sum(tensor.size for tensor in tensors), n_test=sizes.n_test)
 
 
-async def _ask_facts(federation: Federation, *, wants_minimisers: bool) -> UserFacts:
-    return (await federation.exchange(AskFacts(np.array([int(wants_minimisers)]))))[UserFacts]
+def _checked(sizes: UserSizes, n_users: int) -> UserSizes:
+    if sizes.n_rows.size != n_users or (sizes.n_rows < 1).any() or (sizes.n_test < 0).any():
+        raise RunError(f"{sizes.n_rows.size} of {n_users} users told about their rows, wanted at least one training row of each")
+    return sizes
+
+
+async def _asked_facts(federation: Federation, members: Members, *, wants_minimisers: bool, wants_sizes: bool) -> Facts:
+    asked = AskFacts(np.array([int(wants_minimisers)]))
+    replies = await federation.exchange(asked, *([AskSizes()] if wants_sizes else []))
+    facts = _facts(replies[UserFacts], members)
+    return replace(facts, n_test=_checked(replies[UserSizes], len(members)).n_test) if wants_sizes else facts
 
 
 def _facts(told: UserFacts, members: Members) -> Facts:

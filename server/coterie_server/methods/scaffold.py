@@ -47,7 +47,7 @@ class Scaffold(PartialSharing):
             if move.weights.shape != (1, total.size):
                 raise ProtocolError(f"{VariateMove.kind} came with shape {move.weights.shape}, wanted (1, {total.size})")
             total += move.weights[0]
-        return replace(new, variate=(state.variate + total / self.n_rows.size).astype(np.float32))
+        return replace(new, variate=(state.variate + total / self.n_rows.size).astype(state.variate.dtype))
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """The control variates travel with the models, both ways."""

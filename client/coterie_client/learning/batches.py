@@ -1,0 +1,44 @@
+"""Which rows each step of a phase takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from coterie.arrays import Indices
+from coterie.draws import stream
+from coterie_client.learning.learner import Draw
+from coterie_client.learning.phases import Phase
+
+
+class Epoch(NamedTuple):
+    """The row numbers of its steps, one after the other, and how many each step takes."""
+
+    order: Indices
+    sizes: list[int]
+
+
+def _sizes(n_rows: int, phase: Phase) -> list[int]:
+    """The batches of one epoch. A last one of one row joins the one before: batch norm needs two."""
+    starts = list(range(0, n_rows, phase.batch_size or n_rows))
+    if len(starts) > 1 and n_rows - starts[-1] == 1:
+        starts.pop()
+    return [end - start for start, end in zip(starts, [*starts[1:], n_rows], strict=True)]
+
+
+def count_steps(n_rows: int, phase: Phase) -> int:
+    """How many steps a phase has."""
+    lengths = (phase.updates, None if phase.epochs is None else phase.epochs * len(_sizes(n_rows, phase)))
+    return min(length for length in lengths if length is not None)
+
+
+def epochs(n_rows: int, phase: Phase, draw: Draw, number: int) -> Iterator[Epoch]:
+    """The steps of phase `number`, from 0."""
+    sizes, n_steps = _sizes(n_rows, phase), count_steps(n_rows, phase)
+    done = epoch = 0
+    while done < n_steps:
+        order = stream(draw.seed, draw.purpose, draw.user, draw.round, number, epoch).order(n_rows)
+        taken = sizes[: n_steps - done]
+        yield Epoch(order[: sum(taken)], taken)
+        done += len(taken)
+        epoch += 1

@@ -1,0 +1,141 @@
+"""Minibatch steps on the convex loss of a user: what a network has in torch (`coterie_client.nets`), in numpy and float64.
+
+A user's steps see its own rows alone, one user after another, so its numbers do not depend on who shares its host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.arrays import Array, Indices
+from coterie.draws import normal, stream
+from coterie.model import TensorInfo, convex_tensors
+from coterie_client.learning import Draw, Epoch, Fitted, Optimizer, Phase, Rows, Tensors, count_steps, epochs, gradient, train
+from coterie_client.problems.blocks import Block
+from coterie_client.problems.problem import Problem
+
+NAME = "x"
+
+
+class ConvexLearner:
+    """The `Learner` of users with convex losses. The first model is zero; others (of several) have standard normal entries."""
+
+    def __init__(self, problem: Problem, seed: int) -> None:
+        self._problem, self._seed = problem, seed
+
+    @property
+    def tensors(self) -> Sequence[TensorInfo]:
+        return convex_tensors(self._problem.d)
+
+    def initial(self, number: int = 0) -> dict[str, NDArray[Any]]:
+        d = self._problem.d
+        return {NAME: normal(stream(self._seed, "model", number), d) if number else np.zeros(d)}
+
+    def fit(self, tensors: Tensors, rows: Rows, phases: Sequence[Phase], draw: Draw) -> Fitted:
+        """As of `Learner`. All of the model is head: phases of the representation move nothing."""
+        block = self._problem.block(rows.user, rows.features, rows.target)
+        slope, n_rows = ConvexSlope(block, tensors[NAME]), len(rows.features)
+        loss: float | None = None
+        beside: dict[str, NDArray[Any]] = {}
+        phases = [phase for phase in phases if phase.part != "representation"]
+        with np.errstate(over="ignore", invalid="ignore"):  # what has run away is found at the end
+            for number, phase in enumerate(phases):
+                further = range(1, 1 if phase.rule is None else phase.rule.n_batches)
+                draws = [draw, *(draw.another(f"batch {k}") for k in further)]
+                steps = [epochs(n_rows, phase, each, number) for each in draws]
+                found = train(slope, gradient(phase, slope), zip(*steps, strict=True), phase)
+                loss = loss if found.loss is None else found.loss
+                beside |= found.beside
+            if loss is None:
+                loss = float(slope.value())
+        return Fitted({NAME: slope.x}, loss, sum(count_steps(n_rows, phase) for phase in phases), beside).checked(draw.place)
+
+    def judge(self, tensors: Tensors, rows: Rows) -> tuple[float, float]:
+        """Mean loss without the penalty, and accuracy, squared error or deviance, on the rows."""
+        return self._problem.judge(tensors[NAME], rows.user, rows.features, rows.target)
+
+
+class ConvexSlope:
+    """The `Slope` of one user's loss at x (d,), which is a copy of `start`."""
+
+    names: Sequence[str] = (NAME,)
+
+    def __init__(self, block: Block, start: NDArray[Any]) -> None:
+        self._block = block
+        self.x: Array = np.array(start, dtype=np.float64)
+        self.parameters = [self.x]
+
+    def value(self) -> float:
+        """f_i(x), all rows and the penalty."""
+        x = self.x[None]
+        return float(self._block.value(x, self._block.look(x))[0])
+
+    def __call__(self, rows: Indices) -> tuple[float, list[Array]]:
+        x, batch = self.x[None], self._block.batch(rows)
+        seen = batch.look(x)
+        return float(batch.value(x, seen)[0]), [batch.gradient(x, seen)[0]]
+
+    def values(self) -> list[Array]:
+        return [self.x.copy()]
+
+    def put(self, values: Sequence[Array]) -> None:
+        self.x[:] = values[0]
+
+    def state(self) -> Mapping[str, Array]:
+        return {NAME: self.x}
+
+    def array(self, numbers: NDArray[Any]) -> Array:
+        return np.array(numbers, dtype=np.float64)
+
+    def batches(self, epoch: Epoch) -> Sequence[Indices]:
+        return np.split(epoch.order, np.cumsum(epoch.sizes)[:-1])
+
+    def optimizer(self, phase: Phase, parameters: Sequence[Array]) -> Optimizer:
+        if phase.optimizer == "adam":
+            return Adam(parameters, phase.lr, phase.weight_decay)
+        return Sgd(parameters, phase.lr, phase.momentum, phase.weight_decay)
+
+    def apart(self, rest: Mapping[str, Array]) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 - it has no statistics
+        return contextlib.nullcontext()
+
+
+class Sgd:
+    """v <- momentum v + g + weight_decay w, then w <- w - lr v; of one parameter w."""
+
+    def __init__(self, parameters: Sequence[Array], lr: float, momentum: float, weight_decay: float) -> None:
+        (self._w,) = parameters
+        self._lr, self._momentum, self._weight_decay = lr, momentum, weight_decay
+        self._velocity = np.zeros_like(self._w)
+
+    def step(self, gradients: Sequence[Any]) -> None:
+        """One step."""
+        self._velocity = self._momentum * self._velocity + gradients[0] + self._weight_decay * self._w
+        self._w -= self._lr * self._velocity
+
+
+class Adam:
+    """The rule of Kingma and Ba (2015), Algorithm 1, with weight decay as part of the gradient; of one parameter."""
+
+    BETAS = (0.9, 0.999)
+    EPSILON = 1e-8
+
+    def __init__(self, parameters: Sequence[Array], lr: float, weight_decay: float) -> None:
+        (self._w,) = parameters
+        self._lr, self._weight_decay = lr, weight_decay
+        self._first, self._second = np.zeros_like(self._w), np.zeros_like(self._w)
+        self._n_steps = 0
+
+    def step(self, gradients: Sequence[Any]) -> None:
+        """One step."""
+        first_beta, second_beta = self.BETAS
+        self._n_steps += 1
+        g = gradients[0] + self._weight_decay * self._w
+        self._first = first_beta * self._first + (1 - first_beta) * g
+        self._second = second_beta * self._second + (1 - second_beta) * g * g
+        scale = np.sqrt(self._second / (1 - second_beta**self._n_steps)) + self.EPSILON
+        self._w -= self._lr / (1 - first_beta**self._n_steps) * self._first / scale
