@@ -67,8 +67,8 @@ class Host(Member):
         return self.close(asked, self._dispatch(asked.messages, asked.task.round))
 
     def ending(self, finish: session_pb2.Finish) -> None:
-        """Private tensors outlive the run that trained them; convex methods have delivered or judged what there is."""
-        if self.network is not None and not finish.failed:
+        """What users keep to themselves outlives the run that trained it; other methods have delivered or judged what there is."""
+        if "partial" in self.states and not finish.failed:
             self.save()
 
     def _begin_stage(self, stage_json: str) -> None:

@@ -24,6 +24,7 @@ Sharing = Literal["all", "representation", "head", "none"]  # which part of the 
 Prefix = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Extent = Annotated[int, Field(ge=1, le=1_000_000)]
 _MAX_TENSORS = 100_000
+X = "x"  # the model of a convex problem
 
 
 class _Model(BaseModel):
@@ -111,7 +112,7 @@ class TensorInfo:
 
 def convex_tensors(d: int) -> tuple[TensorInfo, ...]:
     """The model of a convex problem as a tensor, x in R^d: float64 on both sides, and all of it head."""
-    return (TensorInfo("x", (d,), False, "head"),)
+    return (TensorInfo(X, (d,), False, "head"),)
 
 
 def to_json(tensors: Sequence[TensorInfo]) -> str:

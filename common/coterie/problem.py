@@ -15,6 +15,7 @@ from coterie.shown import shown
 MARGIN_LOSSES: Final = ("squared_hinge", "logistic", "least_squares", "huber", "poisson")
 DISTANCE_LOSSES: Final = ("squared_distance", "huber_distance")
 NETWORK_LOSSES: Final = ("cross_entropy",)  # networks also take least_squares
+METRICS: Final = ("accuracy", "squared_error", "deviance", "metric")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -62,6 +63,15 @@ class ProblemConfig(BaseModel):
     def is_for_networks(self) -> bool:
         """Whether the loss is that of a network's outputs, for labels 0, 1, 2, ..."""
         return self.loss in NETWORK_LOSSES
+
+    @property
+    def metric(self) -> str:
+        """What held-out rows are judged by, beside the loss; "metric" where only the code of the loss could tell."""
+        if self.loss in ("cross_entropy", "logistic", "squared_hinge"):
+            return "accuracy"
+        if self.loss == "poisson":
+            return "deviance"
+        return "metric" if ":" in self.loss else "squared_error"
 
     @property
     def has_intercept(self) -> bool:

@@ -16,6 +16,8 @@ from rich.console import Console
 
 from coterie.config import Experiment, apply_overrides, experiment_from, experiment_to_json
 from coterie.errors import ConfigError
+from coterie.methods.partial import Training
+from coterie.model import X
 from coterie_deploy.folders import nothing_left_of_a_failed_start
 from coterie_deploy.launch import Launch
 from coterie_deploy.local import run_here
@@ -38,6 +40,7 @@ def adapt(
         raise ConfigError(
             f"the run in {folder} of method {run.experiment.method.name!r} has shared nothing that new users could start from"
         )
+    _check_has_a_head(run)
     chosen = output or _free(folder)
     if (chosen / FROZEN).exists():
         raise ConfigError(f"the run folder {chosen} is already used: choose another one")
@@ -45,6 +48,16 @@ def adapt(
         experiment = adapted_from(run.experiment, _as_data(run, table, chosen, overrides), overrides, epochs)
         how = Launch(transport="loopback", folder=chosen, start=Outcome(None, shared=run.shared))
         run_here(experiment, how, out, err, quiet=quiet)
+
+
+def _check_has_a_head(run: FinishedRun) -> None:
+    """ConfigError where there is nothing for new users to train on what was shared, or nothing to tell them which of it is theirs."""
+    method, where = run.experiment.method, f"the run in {run.folder} of method {run.experiment.method.name!r}"
+    if run.experiment.model is None and X in run.shared:
+        raise ConfigError(f"{where} has left whole linear models, which have no heads to train: want one with a representation")
+    n_models = method.client_options().get("n_models") if isinstance(method, Training) else None
+    if n_models is not None:
+        raise ConfigError(f"{where} has left {n_models} models, want a run with one that new users can start from")
 
 
 def adapted_from(trained: Experiment, data: Mapping[str, Any], overrides: Sequence[str], epochs: int) -> Experiment:

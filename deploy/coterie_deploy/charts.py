@@ -44,6 +44,8 @@ _NAMES = {
     "gradient_norm": "norm of the gradient",
     "loss": "training loss",
     "accuracy": "mean local test accuracy",
+    "squared_error": "mean squared error on held-out rows",
+    "deviance": "mean deviance on held-out rows",
     "heldout_loss": "held-out loss",
     "distance": "distance to the true representation",
 }

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from coterie.arrays import Array
+from coterie.problem import METRICS
 from coterie_server.curves import GAP, Curves, Goal
 from coterie_server.rundb import BETWEEN, WITHIN
 
@@ -23,7 +24,7 @@ AXES: Mapping[Against, str] = {
     "seconds": "seconds",
 }
 _TWO_TIER: tuple[Against, ...] = ("within", "between")
-_MAIN = ("accuracy", GAP, "loss", "objective", "distance", "primal_residual", "dual_residual", "gradient_norm")
+_MAIN = (*METRICS, GAP, "loss", "objective", "distance", "primal_residual", "dual_residual", "gradient_norm")
 _MOST_FIGURES = 4
 _DROPPED = ("converged", "has_ended")  # figures that say nothing when drawn
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from coterie.arrays import Array
 from coterie.config import Experiment, experiment_from, load_experiment
 from coterie.errors import ConfigError
-from coterie_deploy import run_tables
+from coterie_deploy import run_tables, user_models
 from coterie_deploy.books import status_of
 from coterie_deploy.frames import Columns, Frame, Library, Maker, maker_of
 from coterie_deploy.left import Left, check_predicts, left_in, predicted
@@ -199,12 +199,10 @@ class Run(Generic[Frame]):
     def networks(
         self, users: Sequence[str] | None = None, state: str | os.PathLike[str] | None = None
     ) -> dict[str, dict[str, NDArray[Any]]]:
-        """All tensors of users' networks, shared and private, by name; needs torch.
+        """All tensors of users' networks, shared and private, by name.
 
         `state` is the state folder of hosts that were not launched with the run. ConfigError when they are not there.
         """
-        from coterie_deploy import user_models  # noqa: PLC0415 - for networks alone
-
         return user_models.models_of(user_models.finished_run(self._folder()), None if state is None else Path(state), users)
 
     def predict(self, user: str, rows: Any, stage: str | None = None) -> NDArray[Any]:
@@ -219,6 +217,8 @@ class Run(Generic[Frame]):
             return predict_network.predictions(self._folder(), user, np.asarray(rows))
         check_predicts(self.experiment)
         left = self._left_by(stage or self._final())
+        if self.folder is not None:
+            left = user_models.with_kept(left, self.folder, None, [user])
         return predicted(self.experiment, left, user, self._features(left, rows, left.model_of(user).size))
 
     def _features(self, left: Left, rows: Any, d: int) -> Array:

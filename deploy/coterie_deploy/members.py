@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from coterie import __version__
-from coterie.config import NETWORK_METHODS, Experiment, method_module
+from coterie.config import Experiment, method_module
 from coterie.data import HuggingfaceData, PythonData
 from coterie.errors import ConfigError
 from coterie.names import natural_key
@@ -113,7 +113,7 @@ def planned(asked: Asked) -> Plan:
         find(asked.experiment),
         asked.experiment in shipped(),
         reads_data,
-        experiment.method.name in NETWORK_METHODS,
+        experiment.model is not None,
         tuple(members),
         asked,
     )

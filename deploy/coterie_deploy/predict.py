@@ -12,6 +12,7 @@ from coterie_deploy import predict_network
 from coterie_deploy.left import Left, check_predicts, left_in, predicted
 from coterie_deploy.shipped import FROZEN
 from coterie_deploy.tabular import features_of, is_number, read_table, write_table
+from coterie_deploy.user_models import with_kept
 from coterie_server import summary
 from coterie_server.rundb import no_run_folder, read_run
 
@@ -21,7 +22,7 @@ PREDICTION = "prediction"
 def predict(folder: Path, user: str, table: Path, stage: str | None, out: Path | None, stdout: IO[str], state: Path | None = None) -> None:
     """Writes the table with a column "prediction": the label -1 or 1 of a classifier, else the value. Raises ConfigError.
 
-    `state` is where a host elsewhere has left the private tensors of a user with a network.
+    `state` is where a host elsewhere has left what a user keeps to itself.
     """
     path = folder / FROZEN
     if not path.is_file():
@@ -31,7 +32,7 @@ def predict(folder: Path, user: str, table: Path, stage: str | None, out: Path |
         predict_network.predict(folder, user, table, state, out, stdout)
         return
     check_predicts(experiment)
-    left = _left(folder, user, stage)
+    left = _left(folder, user, stage, state)
     header, rows = read_table(table)
     columns = _named(left.columns, table, header) if left.columns else _numeric(experiment, table, header, rows, left.model_of(user).size)
     predictions = predicted(experiment, left, user, features_of(table, header, rows, columns))
@@ -40,13 +41,13 @@ def predict(folder: Path, user: str, table: Path, stage: str | None, out: Path |
     write_table(out, stdout, [*header, PREDICTION], [[*cells, value] for (_, cells), value in zip(rows, said, strict=True)])
 
 
-def _left(folder: Path, user: str, stage: str | None) -> Left:
+def _left(folder: Path, user: str, stage: str | None, state: Path | None) -> Left:
     """What the stage has left, with a model for this user."""
     with read_run(folder) as connection:
         name = summary.facts(connection).get("final_stage") if stage is None else summary.stage_named(connection, stage).name
     if name is None:
         raise ConfigError(f"the run in {folder} has not finished, so it has no models yet")
-    left = left_in(folder, name)
+    left = with_kept(left_in(folder, name), folder, state, [user])
     left.model_of(user)
     return left
 

@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from coterie.problem import METRICS
 from coterie_deploy.logs import Log, LogFormat, LogLevel, on_console
 from coterie_deploy.tables import duration, figure
 from coterie_server.engine import Progress
@@ -61,7 +62,7 @@ class Display:
 
 
 def figures_of(known: Mapping[str, float]) -> list[str]:
-    """Objective, residual, loss, accuracy, distance and clusters of a round, as far as its method knows them."""
+    """Objective, residual, loss, metric, distance and clusters of a round, as far as its method knows them."""
     parts = []
     if "objective" in known:
         parts.append(f"objective {figure(known['objective'], 6)}")
@@ -72,7 +73,7 @@ def figures_of(known: Mapping[str, float]) -> list[str]:
         parts.append(f"gradient {figure(known['gradient_norm'], 2)}")
     if "loss" in known:
         parts.append(f"loss {figure(known['loss'], 4)}")
-    parts += [f"{name} {figure(known[name], 4)}" for name in ("accuracy", "distance") if name in known]
+    parts += [f"{name.replace('_', ' ')} {figure(known[name], 4)}" for name in (*METRICS, "distance") if name in known]
     if "clusters" in known:
         parts.append(f"clusters {known['clusters']:.0f}")
     return parts

@@ -108,7 +108,7 @@ def print_result(report: Report, console: Console) -> None:
     """How well the result does, and, of networks, what users judge."""
     if sentence := result_sentence(report):
         console.print(Text(sentence, style="bold"))
-    for sentence in network_sentences(report):
+    for sentence in judgement_sentences(report):
         console.print(Text(sentence))
 
 
@@ -194,17 +194,8 @@ def ended_by(stage: StageSummary, report: Report) -> str:
 
 def metric_name(experiment: Experiment) -> str:
     """What `heldout_metric` is."""
-    if experiment.problem.is_distance or (experiment.model is not None and experiment.problem.loss == "least_squares"):
-        return "squared error"
-    if experiment.model is not None:
-        return "accuracy"
-    match experiment.problem.loss:
-        case "poisson":
-            return "deviance"
-        case "logistic" | "squared_hinge":
-            return "accuracy"
-        case "least_squares" | "huber":
-            return "squared error"
+    if (known := experiment.problem.metric) != "metric":
+        return known.replace("_", " ")
     try:
         from coterie_client.problems.resolve import resolve_row_loss  # noqa: PLC0415 - a machine that only coordinates has no losses
 
@@ -219,7 +210,7 @@ def result_sentence(report: Report) -> str:
     value = {stage.name: figure(stage.results.get("heldout_metric"), 3) for stage in report.stages if "heldout_metric" in stage.results}
     parts = []
     if final is not None and final.name in value and final.name not in _GIVEN:
-        whose = "one model for all" if "global_accuracy" in final.results else "personalized"
+        whose = "one model for all" if f"global_{report.experiment.problem.metric}" in final.results else "personalized"
         parts.append(f"{whose} {value[final.name]} ({final.name})")
     if refit is not None and refit is not final and refit.name in value:
         parts.append(f"refitted clusters {value[refit.name]} ({refit.name}, {counted(int(report.clusters[refit.name] or 0), 'cluster')})")
@@ -228,28 +219,29 @@ def result_sentence(report: Report) -> str:
     return f"held-out {metric}: {', '.join(parts)}" if parts else ""
 
 
-_JUDGED = {  # what the users of networks judge, in the order in which it is said
-    "personal_accuracy": "personal models",
-    "personal_ft_head_accuracy": "personal models with the head fine-tuned",
-    "personal_ft_all_accuracy": "personal models with all of it fine-tuned",
-    "global_accuracy": "the global model",
-    "global_ft_head_accuracy": "the global model with the head fine-tuned",
-    "global_ft_all_accuracy": "the global model with all of it fine-tuned",
+_JUDGED = {  # what users judge, in the order in which it is said
+    "personal": "personal models",
+    "personal_ft_head": "personal models with the head fine-tuned",
+    "personal_ft_all": "personal models with all of it fine-tuned",
+    "global": "the global model",
+    "global_ft_head": "the global model with the head fine-tuned",
+    "global_ft_all": "the global model with all of it fine-tuned",
 }
 
 
-def network_sentences(report: Report) -> list[str]:
-    """How well users with networks do, before and after fine-tuning; empty for convex runs."""
-    results = {} if report.final is None or report.experiment.model is None else report.final.results
-    said = []
-    for name, words in _JUDGED.items():
-        if name in results:
+def judgement_sentences(report: Report) -> list[str]:
+    """How well users do who judge their models themselves, before and after fine-tuning; empty for other methods."""
+    results = {} if report.final is None else report.final.results
+    metric, said = report.experiment.problem.metric, []
+    for key, words in _JUDGED.items():
+        if (name := f"{key}_{metric}") in results:
+            whose = words if report.experiment.model is not None else words.replace(" with the head", "").replace(" with all of it", "")
             low, middle, high = (figure(results[f"{name}_{which}"], 3) for which in ("q1", "median", "q3"))
-            said.append(f"{words}: {figure(results[name], 3)} on average (quartiles of the users {low}, {middle}, {high})")
-    if "accuracy_before" in results:
-        said.insert(0, f"before the head was trained: {figure(results['accuracy_before'], 3)}")
-    if "last_rounds_accuracy" in results:
-        said.append(f"mean over the last rounds: {figure(results['last_rounds_accuracy'], 3)}")
+            said.append(f"{whose}: {figure(results[name], 3)} on average (quartiles of the users {low}, {middle}, {high})")
+    if f"{metric}_before" in results:
+        said.insert(0, f"before the head was trained: {figure(results[f'{metric}_before'], 3)}")
+    if f"last_rounds_{metric}" in results:
+        said.append(f"mean over the last rounds: {figure(results[f'last_rounds_{metric}'], 3)}")
     return said
 
 

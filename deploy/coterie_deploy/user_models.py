@@ -1,4 +1,4 @@
-"""The models of users with networks: the shared tensors of the run folder together with the private ones of the hosts' state folders.
+"""The models that users keep: the shared tensors of the run folder together with what is in the hosts' state folders.
 
 `coterie models` writes them as safetensors, a file for each user, beside the configuration that builds the network again.
 """
@@ -9,7 +9,7 @@ import importlib.util
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from coterie.config import Experiment, experiment_to_json, load_experiment
 from coterie.errors import ConfigError
-from coterie.model import TensorInfo, from_json, named_tensors, shared_tensors
+from coterie.model import TensorInfo, X, convex_tensors, from_json, named_tensors, shared_tensors
 from coterie.names import natural_key, unknown_user
 from coterie.snapshot import SnapshotFile
+from coterie_client.methods.partial import personal_model
 from coterie_deploy.launch import HOSTS
-from coterie_deploy.left import left_in
+from coterie_deploy.left import Left, left_in
 from coterie_deploy.shipped import FROZEN
 from coterie_server import summary
 from coterie_server.rundb import no_run_folder, read_run
@@ -36,14 +37,14 @@ MODEL_FILE = "model.json"
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run of users who share something, tensors of a network or a linear representation, or have networks of their own."""
+    """A finished run of users who share something, tensors of a model or a linear representation, or have networks of their own."""
 
     folder: Path
     run_id: str
     stage: str
     experiment: Experiment
     last_seq: int  # of its exchanges: all hosts take part in it
-    tensors: tuple[TensorInfo, ...]  # of the whole network, empty where there is none
+    tensors: tuple[TensorInfo, ...]  # of the whole model, empty where a representation is shared
     shared: Tensors
 
 
@@ -62,7 +63,7 @@ def finished_run(folder: Path) -> FinishedRun:
     shared = dict(left_in(folder, stage).shared)
     if not shared and experiment.model is None:
         raise ConfigError(f"the run in {folder} of method {experiment.method.name!r} has shared no representation and no network")
-    tensors = from_json(facts["model"]) if "model" in facts else ()
+    tensors = from_json(facts["model"]) if "model" in facts else convex_tensors(shared[X].shape[-1]) if X in shared else ()
     return FinishedRun(folder, facts["run_id"], stage, experiment, last_seq, tensors, shared)
 
 
@@ -70,9 +71,8 @@ def models_of(run: FinishedRun, state: Path | None, users: Sequence[str] | None 
     """All tensors of each user (None: of all that are found), in natural order of names.
 
     `state` is the state folder of hosts that were not launched with the run; by default the run folder's own hosts are looked at.
-    Raises ConfigError when a user's private tensors are not there, or torch is not.
+    Raises ConfigError when a user's private tensors are not there.
     """
-    _check_installed("torch")  # the hosts' states are read as what they were
     found: dict[str, Tensors] = {}
     for store in _stores(run.folder / HOSTS if state is None else state):
         tree = store.load()
@@ -87,9 +87,20 @@ def models_of(run: FinishedRun, state: Path | None, users: Sequence[str] | None 
     return {user: found[user] for user in sorted(found if users is None else users, key=natural_key)}
 
 
-def _check_installed(name: str) -> None:
-    if importlib.util.find_spec(name) is None:
-        raise ConfigError(f"users' networks need {name}, which is not installed: install the extra, pip install 'coterie[torch]'")
+def with_kept(left: Left, folder: Path, state: Path | None, users: Sequence[str] | None = None) -> Left:
+    """What a stage has left, with the convex models (all, or of these users) that have stayed with them. ConfigError where none have."""
+    if left.models is not None or X not in left.shared:
+        return left
+    run = finished_run(folder)
+    if run.stage != left.stage:
+        return left
+    models = models_of(run, state, users)
+    return replace(left, users=tuple(models), models=np.array([model[X] for model in models.values()]))
+
+
+def _check_writes_safetensors() -> None:
+    if importlib.util.find_spec("safetensors") is None:
+        raise ConfigError("users' networks need safetensors, which is not installed: install the extra, pip install 'coterie[torch]'")
 
 
 def _stores(folder: Path) -> list[SnapshotFile]:
@@ -102,8 +113,6 @@ def _models_in(run: FinishedRun, tree: Mapping[str, Any]) -> dict[str, Tensors]:
         raise ConfigError(
             f"the state of user {tree['users'][0]!r} is from before the end of the run: its host has not written down the last"
         )
-    from coterie_client.methods.partial import personal_model  # noqa: PLC0415 - it needs torch
-
     state = tree["states"]["partial"]
     shared = shared_tensors(run.tensors, state.options["sharing"], statistics_travel=state.options["statistics_travel"])
     names = {tensor.name for tensor in shared}
@@ -118,7 +127,7 @@ def _models_in(run: FinishedRun, tree: Mapping[str, Any]) -> dict[str, Tensors]:
 
 def export(folder: Path, output: Path, state: Path | None, users: Sequence[str] | None) -> list[Path]:
     """Writes USER.safetensors for each user and the configuration of the network; the files. Raises ConfigError."""
-    _check_installed("safetensors")
+    _check_writes_safetensors()
     from safetensors.numpy import save_file  # noqa: PLC0415 - an extra, which only this needs
 
     run = finished_run(folder)

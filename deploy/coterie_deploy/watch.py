@@ -17,6 +17,7 @@ from rich.text import Text
 
 from coterie.arrays import Array
 from coterie.errors import ConfigError, RunError
+from coterie.problem import METRICS
 from coterie_deploy.printable import printable
 from coterie_deploy.progress import LINES_EVERY_S, bars, figures_of, rate_said
 from coterie_deploy.standing import Standing, Status, Watcher
@@ -33,7 +34,7 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 _PLAIN_SPARKS = "_.-=+*%@"
 _ROUNDS_A_SPARK = 4
 _LOGARITHMIC = (RESIDUAL, "gradient_norm", "distance")
-_SHOWN = ("objective", RESIDUAL, "gradient_norm", "loss", "accuracy", "distance", "clusters")
+_SHOWN = ("objective", RESIDUAL, "gradient_norm", "loss", *METRICS, "distance", "clusters")
 
 
 def watch(folder: Path, console: Console, *, patience_s: float, once: bool = False) -> None:

@@ -28,6 +28,7 @@ from coterie.wire import Precision
 from coterie_server import closed_forms
 from coterie_server.absence import check_absence, why_everyone
 from coterie_server.hub import HOST_BYTES, Hub
+from coterie_server.known_clusters import spread_of
 from coterie_server.method import ClusterSetting, Facts, Federation, Members, Outcome, ServerMethod, Setting
 from coterie_server.methods.prepare import prepare, prepare_network
 from coterie_server.plan import Stage, stages_of
@@ -208,7 +209,7 @@ class Engine:
         is_evaluated = self.experiment.evaluate and outcome.models is not None and not outcome.is_judged
         forms = closed_forms.of_method(method, figures, outcome)
         if is_evaluated:
-            outcome = replace(outcome, figures={**outcome.figures, **await self._evaluated(outcome, self.hub)})
+            outcome = await self._evaluated(outcome, self.hub)
             forms = closed_forms.together(forms, closed_forms.of_evaluation(outcome))
         if point.stage == 0 and point.facts is not None:
             forms = closed_forms.together(closed_forms.of_preparation(point.facts, self._n_aggregators), forms)
@@ -237,6 +238,7 @@ class Engine:
             start=point.outcomes[start] if start else self._start,
             rounds=stage.stop.rounds,
             tensors=self._tensors(point),
+            metric=self.experiment.problem.metric,
             truth=true_representation(self.experiment.data, self.experiment.seed),
             hosts_of_cluster=self._hosts_of_cluster(members),
         )
@@ -328,17 +330,22 @@ class Engine:
             self.database.decide(self.hub.seq, "wall_time", [point.stage, point.round])
         return strikes
 
-    async def _evaluated(self, outcome: Outcome, federation: Federation) -> dict[str, float]:
-        """Delivers the final models and collects the users' judgement: means over the users (with held-out rows)."""
+    async def _evaluated(self, outcome: Outcome, federation: Federation) -> Outcome:
+        """Delivers the final models and collects the users' judgement: by user, means and spread over those with held-out rows."""
         assert outcome.models is not None  # noqa: S101 - the caller has checked
         replies = await federation.exchange(FinalModels(outcome.models))
-        scores = replies[Scores]
-        figures = {"sum_of_losses": float(scores.objective.sum()), **replies.left_out(len(outcome.models))}
+        scores, n_users = replies[Scores], len(outcome.models)
+        figures = {"sum_of_losses": float(scores.objective.sum()), **replies.left_out(n_users)}
         judged = scores.n_test > 0
-        if judged.any():
-            figures["heldout_loss"] = float(scores.test_loss[judged].mean())
-            figures["heldout_metric"] = float(scores.test_metric[judged].mean())
-        return figures
+        if not judged.any():
+            return replace(outcome, figures={**outcome.figures, **figures})
+        metric = scores.test_metric[judged]
+        figures |= {"heldout_loss": float(scores.test_loss[judged].mean()), "heldout_metric": float(metric.mean())}
+        figures |= {f"heldout_metric_{which}": value for which, value in spread_of(metric).items()}
+        values = np.full(n_users, np.nan)
+        values[replies.awaited(np.arange(n_users))[judged]] = metric
+        by_user = {**outcome.by_user, f"heldout_{self.experiment.problem.metric}": values}
+        return replace(outcome, figures={**outcome.figures, **figures}, by_user=by_user)
 
 
 def _check_clusters(stages: Sequence[Stage]) -> None:

@@ -167,6 +167,7 @@ class Setting:
     start: Outcome | None = None  # the outcome of the stage that this one starts from
     rounds: int = 0  # the most there will be
     tensors: tuple[TensorInfo, ...] = ()  # of the users' models
+    metric: str = "accuracy"  # what users judge their models by, beside the loss (`ProblemConfig.metric`)
     truth: Array | None = None  # (d, k) the representation that generated the data, where it is known
     hosts_of_cluster: Indices | None = None  # (k,) client hosts with users of each known cluster; None: one
 

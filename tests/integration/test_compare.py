@@ -174,7 +174,7 @@ def test_a_method_takes_over_the_settings_that_it_knows_and_those_for_it_alone(c
     ("arguments", "sentence"),
     [
         (("net.yaml", "--methods", "fedrep,pdmm"), "method 'pdmm' does not fit an experiment with a network, want some of fedrep, fedper"),
-        (("small.yaml", "--methods", "pdmm,fedavg"), "method 'fedavg' does not fit an experiment with a convex problem, want some of pdmm"),
+        (("small.yaml", "--methods", "pdmm,fedper"), "method 'fedper' does not fit an experiment with a convex problem, want some of pdmm"),
         (("net.yaml", "--methods", "fedrep,fedpre"), "the method 'fedpre' is unknown, want "),
         (("net.yaml", "--methods", "fedrep,fedrep"), "--methods has 'fedrep' twice, want each once"),
         (("net.yaml", "--methods", "fedrep,adapt"), "method 'adapt' does not fit"),

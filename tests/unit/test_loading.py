@@ -227,6 +227,7 @@ def test_figures_of_users_are_one_row_for_each_stage_and_user(folder: Path, tmp_
         (copy / name).write_bytes((folder / name).read_bytes())
     with contextlib.closing(sqlite3.connect(copy / "run.db")) as connection, connection:
         rows = [(2, "accuracy", 3, 0.5), (2, "accuracy", 0, 0.25), (3, "accuracy", 0, 0.75), (3, "loss", 6, 2.0)]
+        connection.execute("DELETE FROM user_results")  # of the held-out rows
         connection.executemany("INSERT INTO user_results VALUES (?, ?, ?, ?)", rows)
     frame = coterie.load_run(copy).user_results()
     found = [tuple(row) for row in frame.fillna(-1.0).itertuples(index=False)]

@@ -59,8 +59,8 @@ CASES: dict[str, tuple[type[Message], Change, str]] = {
     "no update": (Updated, lambda m, _: Updated(m.weights[:0], m.counts[:0], users=m.users[:0]), "no member answered with partial.Updated"),
     "losses of everyone": (TrainingLoss, lambda _, n: TrainingLoss(np.ones(n)), "partial.TrainingLoss came for members that it does not"),
     "no loss": (TrainingLoss, lambda m, _: TrainingLoss(m.loss[:0], users=m.users[:0]), r"partial.TrainingLoss came for members \[\]"),
-    "scores in no mode": (Scores, lambda m, _: Scores(m.loss[:, :0], m.accuracy[:, :0]), "partial.Scores came with 0 modes, wanted 1"),
-    "scores twice": (Scores, lambda m, _: replace(m, loss=m.loss[:2], accuracy=m.accuracy[:2], users=np.zeros(2, int)), "partial.Scores"),
+    "scores in no mode": (Scores, lambda m, _: Scores(m.loss[:, :0], m.metric[:, :0]), "partial.Scores came with 0 modes, wanted 1"),
+    "scores twice": (Scores, lambda m, _: replace(m, loss=m.loss[:2], metric=m.metric[:2], users=np.zeros(2, int)), "partial.Scores"),
     "two starts": (Start, _twice, r"partial.Start came for members \[0, 1\], wanted it once for each of \[0\]"),
 }
 

@@ -240,7 +240,8 @@ def test_a_run_is_reported_in_whatever_state_it_is(state: str, copied: tuple[Pat
 @pytest.mark.usefixtures("quick")
 def test_a_run_without_objective_is_drawn_by_its_accuracy(copied: tuple[Path, sqlite3.Connection]) -> None:
     folder, connection = copied
-    connection.execute("DELETE FROM figures")
+    for table in ("figures", "user_results"):
+        connection.execute(f"DELETE FROM {table}")
     connection.executemany("INSERT INTO figures VALUES (2, ?, 'accuracy', ?)", [(n, 0.5 + n / 100) for n in range(1, 41)])
     connection.executemany("INSERT INTO user_results VALUES (2, 'personal_accuracy', ?, ?)", [(n, 0.7 + n / 10) for n in range(3)])
     view = view_of(folder)

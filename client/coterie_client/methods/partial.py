@@ -226,7 +226,7 @@ def _scores(state: State, inbox: Inbox, local: Local, split: _Split) -> Scores:
     if sent is not None:
         state = _chosen(state, weights, counts, inbox, local, split)
     modes = inbox[AskScores].modes
-    loss, accuracy = np.full((local.n_own, modes.size), np.nan), np.full((local.n_own, modes.size), np.nan)
+    loss, metric = np.full((local.n_own, modes.size), np.nan), np.full((local.n_own, modes.size), np.nan)
     for position, user in enumerate(local.users):
         if not len(user.test_features):
             continue
@@ -240,8 +240,8 @@ def _scores(state: State, inbox: Inbox, local: Local, split: _Split) -> Scores:
                 phase = Phase(**state.options["fine_tuning"][str(mode)])
                 tensors = fit(model, [phase], "fine-tuning").tensors
             held_out = Rows(user.test_features, user.test_target, user.name)
-            loss[position, place], accuracy[position, place] = _learner(local).judge(tensors, held_out)
-    return Scores(loss, accuracy)
+            loss[position, place], metric[position, place] = _learner(local).judge(tensors, held_out)
+    return Scores(loss, metric)
 
 
 def personal_model(state: State, position: int, model: Tensors, tensors: Sequence[TensorInfo]) -> Tensors:

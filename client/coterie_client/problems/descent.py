@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
 from coterie.draws import normal, stream
-from coterie.model import TensorInfo, convex_tensors
+from coterie.model import TensorInfo, X, convex_tensors
 from coterie_client.learning import Draw, Epoch, Fitted, Optimizer, Phase, Rows, Tensors, count_steps, epochs, gradient, train
 from coterie_client.problems.blocks import Block
 from coterie_client.problems.problem import Problem
-
-NAME = "x"
 
 
 class ConvexLearner:
@@ -34,12 +32,12 @@ class ConvexLearner:
 
     def initial(self, number: int = 0) -> dict[str, NDArray[Any]]:
         d = self._problem.d
-        return {NAME: normal(stream(self._seed, "model", number), d) if number else np.zeros(d)}
+        return {X: normal(stream(self._seed, "model", number), d) if number else np.zeros(d)}
 
     def fit(self, tensors: Tensors, rows: Rows, phases: Sequence[Phase], draw: Draw) -> Fitted:
         """As of `Learner`. All of the model is head: phases of the representation move nothing."""
         block = self._problem.block(rows.user, rows.features, rows.target)
-        slope, n_rows = ConvexSlope(block, tensors[NAME]), len(rows.features)
+        slope, n_rows = ConvexSlope(block, tensors[X]), len(rows.features)
         loss: float | None = None
         beside: dict[str, NDArray[Any]] = {}
         phases = [phase for phase in phases if phase.part != "representation"]
@@ -53,17 +51,17 @@ class ConvexLearner:
                 beside |= found.beside
             if loss is None:
                 loss = float(slope.value())
-        return Fitted({NAME: slope.x}, loss, sum(count_steps(n_rows, phase) for phase in phases), beside).checked(draw.place)
+        return Fitted({X: slope.x}, loss, sum(count_steps(n_rows, phase) for phase in phases), beside).checked(draw.place)
 
     def judge(self, tensors: Tensors, rows: Rows) -> tuple[float, float]:
         """Mean loss without the penalty, and accuracy, squared error or deviance, on the rows."""
-        return self._problem.judge(tensors[NAME], rows.user, rows.features, rows.target)
+        return self._problem.judge(tensors[X], rows.user, rows.features, rows.target)
 
 
 class ConvexSlope:
     """The `Slope` of one user's loss at x (d,), which is a copy of `start`."""
 
-    names: Sequence[str] = (NAME,)
+    names: Sequence[str] = (X,)
 
     def __init__(self, block: Block, start: NDArray[Any]) -> None:
         self._block = block
@@ -87,7 +85,7 @@ class ConvexSlope:
         self.x[:] = values[0]
 
     def state(self) -> Mapping[str, Array]:
-        return {NAME: self.x}
+        return {X: self.x}
 
     def array(self, numbers: NDArray[Any]) -> Array:
         return np.array(numbers, dtype=np.float64)

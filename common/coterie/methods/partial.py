@@ -231,10 +231,10 @@ class AskScores(Broadcast):
 @declare(method="partial", step="evaluation", may_be_infinite=True)
 @dataclass(frozen=True)
 class Scores(Rows):
-    """Mean loss and accuracy on the held-out rows; NaN for users without any."""
+    """Mean loss and metric (`ProblemConfig.metric`) on the held-out rows; NaN for users without any."""
 
     loss: Annotated[Array, Scalars("rows", "modes")]
-    accuracy: Annotated[Array, Scalars("rows", "modes")]
+    metric: Annotated[Array, Scalars("rows", "modes")]
 
 
 @declare(method="partial", step="head")

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from coterie.arrays import Array
 from coterie.errors import ConfigError
+from coterie.problem import METRICS
 from coterie_deploy.cautions import cautions_of
 from coterie_deploy.charts import WAYS
 from coterie_deploy.compare.chart import pareto_chart
@@ -126,14 +127,24 @@ def _ran(folder: Path) -> Ran:
     up, down = (float(sum(row.wire_bytes for row in sent if row.direction == way)) for way in WAYS)
     earlier = sum(row.wire_bytes for row in sent if row.stage < own.number)
     seconds = sum(stage.seconds for stage in report.stages)
-    return Ran(folder, _qualities(final.results), final.results, up, down, seconds, found, float(earlier), is_cautious)
+    return Ran(
+        folder,
+        _qualities(final.results, report.experiment.problem.metric),
+        final.results,
+        up,
+        down,
+        seconds,
+        found,
+        float(earlier),
+        is_cautious,
+    )
 
 
-def _qualities(results: Mapping[str, float]) -> dict[str, dict[str, float]]:
+def _qualities(results: Mapping[str, float], metric: str) -> dict[str, dict[str, float]]:
     """By fine-tuning: what the users' held-out rows say, as far as the run has told it."""
     found: dict[str, dict[str, float]] = {}
     for mode in ("", *_TUNED):
-        names = [f"{whose}{mode}_accuracy" for whose in ("personal", "global")]
+        names = [f"{whose}{mode}_{metric}" for whose in ("personal", "global")]
         name = next((name for name in names if name in results), "" if mode else "heldout_metric")
         if name in results:
             found[mode] = {"": results[name], **{which: results.get(f"{name}_{which}", np.nan) for which in _SPREAD}}
@@ -158,10 +169,10 @@ def _line(method: str, mode: str, runs: Sequence[Ran], key: str, goal: Goal | No
 
 
 def _goal(comparing: Comparing, listed: Sequence[Curves]) -> Goal | None:
-    """The target, or the best accuracy that all runs reach; objectives of different methods are different functions, so none of these."""
+    """The target, or the best metric that all runs reach; objectives of different methods are different functions, so none of these."""
     if comparing.goal is None:
         common = common_goal(listed)
-        return common if common is not None and common.is_rising else None
+        return common if common is not None and common.figure in METRICS else None
     if listed and not any(comparing.goal.figure in found.figures for found in listed):
         reached(listed[0], comparing.goal)  # says which figures there are
     return comparing.goal
@@ -264,7 +275,7 @@ def notes(compared: Compared, comparing: Comparing) -> list[str]:
     """What was decided for the reader, in sentences."""
     said = []
     if compared.goal is not None and comparing.target is None:
-        said.append("The target is the best accuracy that every run reaches; --target sets another.")
+        said.append(f"The target is the best {compared.quality} that every run reaches; --target sets another.")
     if compared.is_sparse:
         said.append("Users were judged in few of the rounds, so the target may have been reached before: see method.evaluate_every.")
     if any(np.isnan(line.spread["q1"]).any() for line in compared.lines):

@@ -49,7 +49,7 @@
   }
 
   function facts(run) {
-    const latest = Object.entries(run.latest).filter(([key]) => ["objective", "loss", "accuracy", "clusters", "distance"].includes(key));
+    const latest = Object.entries(run.latest).filter(([key]) => ["objective", "loss", "accuracy", "squared_error", "deviance", "clusters", "distance"].includes(key));
     const metric = run.newest && run.newest[5] !== null ? [["held-out metric", figure(run.newest[5])]] : [];
     const listed = [
       ["method", run.newest ? run.newest[1] : ""], [run.status === "finished" ? "result" : "stage", run.newest ? run.newest[0] : ""],

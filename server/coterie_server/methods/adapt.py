@@ -53,15 +53,15 @@ class Adapt:
         modes = np.array([AS_IS])
         replies = await federation.exchange(TrainHead(), AskScores(modes))
         figures, _ = self.half.judged(replies, modes)
-        accuracy = {"accuracy": figures["heldout_metric"]} if figures else {}
-        return state, {"loss": float(replies[TrainingLoss].loss.mean()), **accuracy}
+        judged = {self.half.setting.metric: figures["heldout_metric"]} if figures else {}
+        return state, {"loss": float(replies[TrainingLoss].loss.mean()), **judged}
 
     async def finish(self, state: State, federation: Federation) -> Outcome:
         """The users judge their models, with and without fine-tuning."""
         modes = np.array(self.half.config.modes, dtype=np.int64)
         figures, by_user = self.half.judged(await federation.exchange(AskScores(modes)), modes)
         if state.recent:
-            figures["accuracy_before"] = state.recent[0]
+            figures[f"{self.half.setting.metric}_before"] = state.recent[0]
         return Outcome(None, None, figures, by_user=by_user, shared=self.half.delivered(state))
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:  # noqa: ARG002

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coterie.arrays import Indices
+from coterie.arrays import Array, Indices
 from coterie.errors import ProtocolError
 from coterie.methods.ifca import Config
 from coterie.methods.partial import Chosen, Updated
-from coterie.model import named_tensors, stacked
+from coterie.model import X, named_tensors, stacked
 from coterie_server.clusters import canonical
 from coterie_server.merge import check_senders
 from coterie_server.method import Federation, Replies, Setting
@@ -48,12 +48,21 @@ class Ifca(PartialSharing):
 
     def clusters(self, state: State, replies: Replies) -> Indices:
         """Those of the models that users have kept."""
-        answered = replies.awaited(np.arange(self.n_rows.size))
-        return canonical(_with(state.choices, answered, self._chosen(replies, answered)))
+        return canonical(self._last_choices(state, replies))
+
+    def convex_models(self, state: State, replies: Replies) -> Array:
+        """The models that users have kept, as they have them."""
+        models = named_tensors(self.setting.precision.rounded_weights(state.weights), state.counts, self.tensors)[X]
+        chosen: Array = models[self._last_choices(state, replies)]
+        return chosen
 
     def labels_of(self, state: State) -> Indices:
         """The clusters that users took last."""
         return canonical(state.choices)
+
+    def _last_choices(self, state: State, replies: Replies) -> Indices:
+        answered = replies.awaited(np.arange(self.n_rows.size))
+        return _with(state.choices, answered, self._chosen(replies, answered))
 
     def _chosen(self, replies: Replies, answered: Indices) -> Indices:
         """j_i of those who answered. ProtocolError for a model that there is not."""

@@ -61,7 +61,7 @@ class State:
 
     weights: Single  # (shared,) phi^t and all other shared float tensors, one after the other
     counts: Indices  # (counts,) the shared integer tensors
-    recent: tuple[float, ...] = ()  # mean accuracies of the latest rounds, as far back as all were evaluated, oldest first
+    recent: tuple[float, ...] = ()  # mean metrics of the latest rounds, as far back as all were evaluated, oldest first
     variate: Single = field(default_factory=_nothing)  # (shared,) what a method sends beside; of most nothing
     choices: Indices = field(default_factory=_nobody)  # (n,) of several models the one that each user took last; of most nothing
 
@@ -125,11 +125,11 @@ class PartialSharing:
         if answered.size and self.tensors:
             state = self.taken(state, replies, answered)
             self._check_finite(state, number)
-        judged = await self._mean_accuracy(state, federation) if self._is_evaluated(number) else {}
+        judged = await self._mean_metric(state, federation) if self._is_evaluated(number) else {}
         figures |= judged
-        if "accuracy" in judged:
-            accuracy = judged["accuracy"]
-            return replace(state, recent=(*state.recent, accuracy)[-max(self.config.evaluate_last, 1) :]), figures
+        if self.setting.metric in judged:
+            metric = judged[self.setting.metric]
+            return replace(state, recent=(*state.recent, metric)[-max(self.config.evaluate_last, 1) :]), figures
         return replace(state, recent=()), figures
 
     def asked(self, state: State, chosen: Indices, number: int) -> list[Message]:  # noqa: ARG002
@@ -165,7 +165,7 @@ class PartialSharing:
         figures, by_user = self.judged(replies, modes)
         figures |= replies.left_out(self.n_rows.size)
         if state.recent and self.config.evaluate_last:
-            figures["last_rounds_accuracy"] = float(np.mean(state.recent))
+            figures[f"last_rounds_{self.setting.metric}"] = float(np.mean(state.recent))
         shared, labels = self.delivered(state), self.clusters(state, replies)
         models = self.convex_models(state, replies) if self.setting.precision.model == np.float64 else None
         return Outcome(models, labels, figures, by_user=by_user, shared=shared, is_judged=True)
@@ -246,13 +246,13 @@ class PartialSharing:
             return False
         return number > self.setting.rounds - self.config.evaluate_last or (every is not None and number % every == 0)
 
-    async def _mean_accuracy(self, state: State, federation: Federation) -> dict[str, float]:
-        """The figure "accuracy", none where those with held-out rows are skipped, and how many users were."""
+    async def _mean_metric(self, state: State, federation: Federation) -> dict[str, float]:
+        """The figure "accuracy" (or another metric), none where those with held-out rows are skipped, and how many users were."""
         everyone = np.arange(self.n_rows.size)
         modes = np.array([AS_IS])
         replies = await federation.exchange(Trial(state.weights, state.counts, users=everyone), AskScores(modes))
         figures, _ = self.judged(replies, modes)
-        found = {"accuracy": figures["heldout_metric"]} if figures else {}
+        found = {self.setting.metric: figures["heldout_metric"]} if figures else {}
         if n_absent := everyone.size - replies.awaited(everyone).size:
             found |= {"absent_judges": float(n_absent), "unasked_judges": float(replies.n_unasked(everyone))}
         return found
@@ -271,17 +271,17 @@ class PartialSharing:
         figures: dict[str, float] = {}
         by_user: dict[str, Array] = {}
         for place, mode in enumerate(modes.tolist()):
-            loss, accuracy = scores.loss[judged, place], scores.accuracy[judged, place]
-            if np.isnan(accuracy).any():
-                name = self.setting.members.names[said[judged][np.isnan(accuracy)][0]]
-                raise RunError(f"user {name!r} judged its model to be nan, wanted a share of its held-out rows")
+            loss, metric = scores.loss[judged, place], scores.metric[judged, place]
+            if np.isnan(metric).any():
+                name = self.setting.members.names[said[judged][np.isnan(metric)][0]]
+                raise RunError(f"user {name!r} judged its model to be nan, wanted a number")
             if mode == AS_IS:
-                figures |= {"heldout_loss": float(loss.mean()), "heldout_metric": float(accuracy.mean())}
-            name = f"{whose}{MODES[mode]}_accuracy"
-            figures[name] = float(accuracy.mean())
-            figures |= {f"{name}_{which}": value for which, value in spread_of(accuracy).items()}
+                figures |= {"heldout_loss": float(loss.mean()), "heldout_metric": float(metric.mean())}
+            name = f"{whose}{MODES[mode]}_{self.setting.metric}"
+            figures[name] = float(metric.mean())
+            figures |= {f"{name}_{which}": value for which, value in spread_of(metric).items()}
             by_user[name] = np.full(self.n_rows.size, np.nan)
-            by_user[name][said[judged]] = accuracy
+            by_user[name][said[judged]] = metric
         return figures, by_user
 
 
