@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from coterie.config import NETWORK_METHODS, Experiment, experiment_from
+from coterie.config import Experiment, experiment_from
+from coterie.registry import methods
 
 N_USERS, CLASSES, WIDTH = 7, 3, 5
 
@@ -35,7 +36,7 @@ def network_experiment(path: Path, method: Mapping[str, Any], **extra: Any) -> E
         "seed": 5,
         "data": {"source": "npz", "path": str(path), "test_fraction": 0.3},
         "model": {"name": "mlp", "hidden": [6, 4], "classes": CLASSES},
-        "method": {"participation": 0.5, "optimizer": {"lr": 0.05}, **method} if method["name"] in NETWORK_METHODS else dict(method),
+        "method": {"participation": 0.5, "optimizer": {"lr": 0.05}, **method} if method["name"] in methods("network") else dict(method),
         "snapshots": {"every_rounds": 3},
         "stop": {"rounds": 6},
         **extra,

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coterie.config import Experiment, method_module
+from coterie.config import Experiment
 from coterie.errors import ConfigError
 from coterie.methods.partial import Training
+from coterie.registry import method_module
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision
 from coterie_client.data import fresh_rows, load_users, standardize

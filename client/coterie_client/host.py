@@ -9,11 +9,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from coterie.config import Experiment, method_module
+from coterie.config import Experiment
 from coterie.errors import ProtocolError
 from coterie.member import Member
 from coterie.messages import Message
 from coterie.model import to_json
+from coterie.registry import method_module
 from coterie.snapshot import SnapshotFile
 from coterie.v1 import session_pb2
 from coterie.wire import Encoded, Received

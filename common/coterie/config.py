@@ -6,7 +6,6 @@ environment.
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,18 +27,8 @@ from coterie.errors import ConfigError
 from coterie.links import LinkRules
 from coterie.model import ModelConfig
 from coterie.problem import ProblemConfig
+from coterie.registry import ANY_MODEL, CONVEX, NETWORK, is_method, kinds, method_module, methods
 from coterie.shown import shortened, shown
-
-# A method is one name in three rooms; the names are the modules in `coterie.methods` (less a trailing underscore).
-_OF_ANY_MODEL = ("fedavg", "fedprox", "scaffold", "apfl", "ditto", "l2gd", "fed_mtl", "pfedme", "ifca")
-CONVEX_METHODS = (
-    *("pdmm", "local", "global", "oracle", "squared", "hlm_exact", "async_l2gd", "async_al2sgd", "fedrep_linear", "certify"),
-    *_OF_ANY_MODEL,
-)
-# Of users whose model is a network.
-NETWORK_METHODS = ("fedrep", "fedper", "lg_fedavg", "local_network", "adapt", "per_fedavg", *_OF_ANY_MODEL)
-METHODS = tuple(dict.fromkeys(CONVEX_METHODS + NETWORK_METHODS))
-MODULES = {"global": "global_"}
 
 MAX_ROUNDS = 10**9
 MAX_SEED = 2**63 - 1
@@ -81,11 +70,6 @@ _WANTED = {
     "model": "a mapping",
     "dict": "a mapping",
 }
-
-
-def method_module(package: str, name: str) -> Any:
-    """The room of a method, for example method_module("coterie_server", "pdmm")."""
-    return importlib.import_module(f"{package}.methods.{MODULES.get(name, name)}")
 
 
 class Model(BaseModel):
@@ -204,23 +188,24 @@ class Experiment(Model):
         name = method.get("name") if isinstance(method, Mapping) else None
         if name == "fedrep_linear":
             return {**content, "problem": {"loss": "least_squares", "intercept": False}}
-        if content.get("model") is None and name in _OF_ANY_MODEL:
+        of_models = kinds(method_module("coterie", name).Config) if isinstance(name, str) and is_method(name) else CONVEX
+        if content.get("model") is None and of_models == ANY_MODEL:
             raise ValueError(
                 f"method {name!r} trains a network or solves a convex problem: want a key 'model', such as "
                 "model: {name: mlp, classes: 10}, or a key 'problem', such as problem: {loss: logistic}"
             )
-        is_network = content.get("model") is not None or name in NETWORK_METHODS
+        is_network = content.get("model") is not None or of_models == NETWORK
         return {**content, "problem": {"loss": "cross_entropy"}} if is_network else content
 
     @model_validator(mode="after")
     def _model_and_method_fit(self) -> Self:
         name, is_network = self.method.name, self.model is not None
-        if not is_network and name not in CONVEX_METHODS:
+        if not is_network and "convex" not in kinds(self.method):
             raise ValueError(
                 f"method {name!r} trains a network, but there is no key 'model': want one, such as model: {{name: mlp, classes: 10}}"
             )
-        if is_network and name not in NETWORK_METHODS:
-            raise ValueError(f"method {name!r} trains no network, but there is a model: want one of {', '.join(NETWORK_METHODS)}")
+        if is_network and "network" not in kinds(self.method):
+            raise ValueError(f"method {name!r} trains no network, but there is a model: want one of {', '.join(methods('network'))}")
         if self.problem.is_for_networks != is_network and not (is_network and self.problem.loss == "least_squares"):
             wanted = "cross_entropy or least_squares" if is_network else "the loss of a convex problem"
             raise ValueError(f"method {name!r} has the loss {self.problem.loss!r}, want {wanted}")
@@ -241,10 +226,10 @@ class Experiment(Model):
         if isinstance(value, BaseModel):
             return value
         if not isinstance(value, Mapping) or "name" not in value:
-            raise ValueError(f"want a mapping with a name, one of {', '.join(METHODS)}")
+            raise ValueError(f"want a mapping with a name, one of {', '.join(methods())}")
         name = value["name"]
-        if name not in METHODS:
-            raise ValueError(f"the method {shown(name)} is unknown, want one of {', '.join(METHODS)}")
+        if not is_method(name):
+            raise ValueError(f"the method {shown(name)} is unknown, want one of {', '.join(methods())}")
         return method_module("coterie", name).Config.model_validate(value)
 
 

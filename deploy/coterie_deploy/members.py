@@ -14,10 +14,11 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from coterie import __version__
-from coterie.config import Experiment, method_module
+from coterie.config import Experiment
 from coterie.data import HuggingfaceData, PythonData
 from coterie.errors import ConfigError
 from coterie.names import natural_key
+from coterie.registry import method_module
 from coterie_client.data import UserHead, list_users
 from coterie_deploy.client import named_code
 from coterie_deploy.launch import DEFAULT_HOSTS

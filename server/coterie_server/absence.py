@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coterie.config import Experiment, method_module
+from coterie.config import Experiment
 from coterie.errors import ConfigError
+from coterie.registry import method_module
 from coterie_server.plan import Stage
 
 

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.config import Experiment, method_module
+from coterie.config import Experiment
 from coterie.errors import ConfigError
 from coterie.ledger import pack, pack_own
 from coterie.member import Member
 from coterie.messages import Message
+from coterie.registry import method_module
 from coterie.snapshot import SnapshotFile
 from coterie.v1 import session_pb2
 from coterie.wire import Encoded, Precision, Received

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Indices
-from coterie.config import Experiment, StopRule, method_module
+from coterie.config import Experiment, StopRule
 from coterie.errors import ConfigError, RunError
 from coterie.methods.evaluation import FinalModels, Scores
 from coterie.methods.prepare import FEW_ROWS
 from coterie.model import TensorInfo, convex_tensors, from_json
+from coterie.registry import method_module
 from coterie.representation import true_representation
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coterie.config import Experiment, StopRule, method_module
+from coterie.config import Experiment, StopRule
 from coterie.methods.grid import Grid
+from coterie.registry import method_module
 
 # The reference methods end by themselves; this bounds what a wrong gradient could cost.
 REFERENCE_STOP = StopRule(rounds=500)

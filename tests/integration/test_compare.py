@@ -21,7 +21,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from coterie.config import NETWORK_METHODS
+from coterie.registry import methods
 from coterie_deploy.compare.chart import front, pareto_chart
 from coterie_deploy.tune import progress
 from coterie_server.engine import Progress
@@ -173,12 +173,12 @@ def test_a_method_takes_over_the_settings_that_it_knows_and_those_for_it_alone(c
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("net.yaml", "--methods", "fedrep,pdmm"), "method 'pdmm' does not fit an experiment with a network, want some of fedrep, fedper"),
-        (("small.yaml", "--methods", "pdmm,fedper"), "method 'fedper' does not fit an experiment with a convex problem, want some of pdmm"),
+        (("net.yaml", "--methods", "fedrep,pdmm"), "method 'pdmm' does not fit an experiment with a network, want some of apfl, ditto"),
+        (("small.yaml", "--methods", "pdmm,fedper"), "method 'fedper' does not fit an experiment with a convex problem, want some of apfl"),
         (("net.yaml", "--methods", "fedrep,fedpre"), "the method 'fedpre' is unknown, want "),
         (("net.yaml", "--methods", "fedrep,fedrep"), "--methods has 'fedrep' twice, want each once"),
         (("net.yaml", "--methods", "fedrep,adapt"), "method 'adapt' does not fit"),
-        (("net.yaml",), f"there are no methods to compare, want --methods with some of {NETWORK_METHODS[0]}, "),
+        (("net.yaml",), f"there are no methods to compare, want --methods with some of {methods('network')[1]}, "),
         (("small.yaml", "--methods", "pdmm,hlm_exact"), "the experiment with method 'hlm_exact': "),
         (("net.yaml", "--methods", "fedavg", "--seeds", "3:3"), "--seeds is 3:3, want 1 to 1000 seeds"),
         (("net.yaml", "--methods", "fedavg", "--seeds", "a"), "--seeds is 'a', want FIRST:END such as 0:3"),

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie.config import METHODS, Experiment, experiment_from, experiment_to_json
+from coterie.config import Experiment, experiment_from, experiment_to_json
+from coterie.registry import methods
 from coterie.wire import Encoded
 from coterie_deploy.loopback import LoopbackLink
 from coterie_deploy.verify import Verdict, verdict_on
@@ -37,7 +38,7 @@ def assert_verified(run: Path) -> None:
 
 
 def test_every_method_is_here() -> None:
-    assert {name.partition(" ")[0] for name in CASES} == set(METHODS)
+    assert {name.partition(" ")[0] for name in CASES} == set(methods())
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -311,7 +311,7 @@ def test_hosts_and_aggregators_in_processes_of_their_own_give_the_same_table(cap
         ),
         (
             ("small.yaml", "--grid", "method.penalty=1,2", "--set", "method={name: pdmm, penalty: 1}"),
-            "method 'pdmm' cannot be tuned, want one of squared, ",
+            "method 'pdmm' cannot be tuned, want one of async_al2sgd, ",
         ),
         (("small.yaml", "--resume", "--grid", "method.penalty=1,2"), "there is no tune to resume in out: it has no tune.json"),
         (("small.yaml", "--grid", "method.penalty=1,2", "--hosts", "60"), "60 hosts for 6 users: want at most one host for each user"),

@@ -21,8 +21,9 @@ from pydantic import JsonValue
 
 import coterie_deploy
 from coterie.arrays import Indices
-from coterie.config import Experiment, experiment_from, method_module
+from coterie.config import Experiment, experiment_from
 from coterie.messages import Message, PerCluster
+from coterie.registry import method_module
 from coterie.wire import Precision, select_clusters
 from coterie_client.build import build_host
 from coterie_client.data import UserData, list_users, load_users

@@ -77,7 +77,7 @@ def test_users_judge_and_fine_tune_their_own_models() -> None:
     scores, tuned = users.judged(1, sent), users.judged(1, sent, ALL_TUNED)
     for position, user in enumerate(users.users):
         own = users.network.judge(users.kept(position), Rows(user.test_features, user.test_target))
-        assert (scores.loss[position, 0], scores.accuracy[position, 0]) == own
+        assert (scores.loss[position, 0], scores.metric[position, 0]) == own
     np.testing.assert_array_equal(users.judged(1, a_model(users, seed=2)).loss, scores.loss)
     np.testing.assert_array_equal(users.judged(1, a_model(users, seed=2), ALL_TUNED).loss, tuned.loss)
     assert (tuned.loss != scores.loss).all()

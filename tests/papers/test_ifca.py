@@ -85,7 +85,7 @@ def test_users_judge_and_fine_tune_the_model_that_fits_their_training_rows() -> 
         choice = best(users, position, models)
         assert (delivered[Chosen].model[position], users.kept(position)[CHOICE]) == (choice, choice)
         own = users.network.judge(models[choice], Rows(user.test_features, user.test_target))
-        assert (scores.loss[position, 0], scores.accuracy[position, 0]) == own
+        assert (scores.loss[position, 0], scores.metric[position, 0]) == own
     assert (scores.loss[:, 0] != scores.loss[:, 1]).all()
 
 

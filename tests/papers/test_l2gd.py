@@ -81,7 +81,7 @@ def test_users_judge_their_models_after_the_aggregations() -> None:
         own = aggregated(mean, users.kept(position), frozenset())
         assert_close(own, towards(hand({name: users.kept(position)[name] for name in mean}), mean, times))
         judged = users.network.judge(own, Rows(user.test_features, user.test_target))
-        assert (scores.loss[position, 0], scores.accuracy[position, 0]) == judged
+        assert (scores.loss[position, 0], scores.metric[position, 0]) == judged
 
 
 def test_without_a_penalty_it_is_local_training_to_the_bit() -> None:

@@ -71,7 +71,7 @@ def test_users_judge_their_own_models() -> None:
     scores = users.judged(1, a_model(users, seed=2))
     for position, user in enumerate(users.users):
         own = users.network.judge(users.kept(position), Rows(user.test_features, user.test_target))
-        assert (scores.loss[position, 0], scores.accuracy[position, 0]) == own
+        assert (scores.loss[position, 0], scores.metric[position, 0]) == own
 
 
 def test_steps_that_lead_away_from_the_prox_are_refused() -> None:

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from coterie.arrays import Array, Indices
-from coterie.config import METHODS, NETWORK_METHODS, experiment_from, method_module
+from coterie.config import experiment_from
 from coterie.errors import ConfigError
 from coterie.messages import Message
 from coterie.methods import fedavg, fedrep_linear, pdmm
 from coterie.methods.fedrep_linear import FinalRepresentation, Representation, Scores, UpdatedRepresentation
 from coterie.methods.partial import AskStart, Shared, Start, TrainingLoss, Updated
 from coterie.model import TensorInfo
+from coterie.registry import method_module, methods
 from coterie.wire import Precision
 from coterie_server.absence import check_absence
 from coterie_server.method import Facts, Members, Replies, Setting
@@ -244,9 +245,9 @@ def test_fedavg_averages_those_who_answer_with_weights_that_sum_to_one(average: 
 # ---- who refuses
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", methods())
 def test_every_method_says_whether_it_needs_everyone(name: str) -> None:
-    tolerant = {"pdmm", "fedrep_linear", *NETWORK_METHODS} - {"adapt"}
+    tolerant = {"pdmm", "fedrep_linear", *methods("network")} - {"adapt"}
     config = SimpleNamespace(placement="lean")
     assert (method_module("coterie_server", name).needs_everyone(config) == "") == (name in tolerant)
 

@@ -546,8 +546,8 @@ def test_a_client_imports_neither_server_nor_heavy_libraries() -> None:
     code = """
 import sys
 from coterie_deploy import commands, client
-from coterie.config import CONVEX_METHODS, method_module
-for name in (*CONVEX_METHODS, "prepare", "evaluation", "consensus"):
+from coterie.registry import method_module, methods
+for name in (*methods('convex'), "prepare", "evaluation", "consensus"):
     try:
         method_module("coterie_client", name)
     except ModuleNotFoundError:

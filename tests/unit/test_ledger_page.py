@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.config import METHODS
+from coterie.registry import methods
 from coterie_server.rundb import RunDatabase, open_run
 from tests.simulation import World, small_experiment
 
@@ -39,7 +39,7 @@ def test_the_page_has_the_tables_and_columns_of_the_database() -> None:
 
 def test_every_method_has_its_closed_form_on_the_page() -> None:
     rows = re.findall(r"^\| (`[^|]*) \|", section("Closed forms"), flags=re.MULTILINE)
-    assert set(re.findall(r"`(\w+)`", " ".join(rows))) - {"paper", "lean"} == set(METHODS)
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) - {"paper", "lean"} == set(methods())
 
 
 @pytest.fixture(scope="module")

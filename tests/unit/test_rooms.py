@@ -40,7 +40,7 @@ def test_a_room_imports_only_the_rooms_it_may(room: str) -> None:
 def test_a_client_starts_without_torch_scipy_pandas_pyarrow_or_the_server() -> None:
     code = (
         "import sys, coterie.dial, coterie_client.build, coterie.config\n"
-        "from coterie.config import METHODS, method_module\n"
+        "from coterie.registry import method_module\n"
         "for name in ('pdmm', 'consensus', 'evaluation', 'prepare'): method_module('coterie_client', name)\n"
         "print(*sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'scipy', 'pandas', 'pyarrow', 'matplotlib', 'coterie_server'}))"
     )

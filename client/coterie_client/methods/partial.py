@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Indices
-from coterie.config import NETWORK_METHODS, method_module
 from coterie.errors import ProtocolError
 from coterie.messages import Message
 from coterie.methods.partial import (
@@ -39,6 +38,8 @@ from coterie.methods.partial import (
     VariateMove,
 )
 from coterie.model import TensorInfo, named_tensors, shared_tensors, stacked
+from coterie.registry import is_method, method_module
+from coterie.shown import shown
 from coterie_client.learning import Draw, Fitted, Learner, Phase, Rows, Tensors
 from coterie_client.local_update import CHOICE, PHASES, LocalUpdate
 from coterie_client.method import Inbox, Local
@@ -255,9 +256,10 @@ def _update(options: Mapping[str, Any]) -> LocalUpdate:
     name = options.get("update")
     if name is None:
         return PHASES
-    if name not in NETWORK_METHODS:
-        raise ProtocolError(f"the parent asks for the local update of method {name!r}, wanted one of {', '.join(NETWORK_METHODS)}")
-    update: LocalUpdate = method_module("coterie_client", name).UPDATE
+    room = method_module("coterie_client", name) if is_method(name) else None
+    update: LocalUpdate | None = getattr(room, "UPDATE", None)
+    if update is None:
+        raise ProtocolError(f"the parent asks for the local update of method {shown(name)}, wanted one that has such an update")
     return update
 
 

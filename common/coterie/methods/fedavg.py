@@ -9,11 +9,13 @@ from typing import ClassVar, Literal
 
 from coterie.methods.partial import JointTraining
 from coterie.model import Sharing
+from coterie.registry import ANY_MODEL, Kind
 
 
 class Config(JointTraining):
     """Hyper-parameters."""
 
+    models: ClassVar[frozenset[Kind]] = ANY_MODEL
     sharing: ClassVar[Sharing] = "all"
 
     name: Literal["fedavg"] = "fedavg"

@@ -16,11 +16,13 @@ from typing import Any, ClassVar, Literal
 from pydantic import NonNegativeFloat
 
 from coterie.methods.partial import JointTraining
+from coterie.registry import ANY_MODEL, Kind
 
 
 class Config(JointTraining):
     """Hyper-parameters."""
 
+    models: ClassVar[frozenset[Kind]] = ANY_MODEL
     update: ClassVar[str | None] = "fedprox"
 
     name: Literal["fedprox"] = "fedprox"

@@ -19,11 +19,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from coterie.methods.partial import JointTraining
+from coterie.registry import ANY_MODEL, Kind
 
 
 class Config(JointTraining):
     """Hyper-parameters."""
 
+    models: ClassVar[frozenset[Kind]] = ANY_MODEL
     update: ClassVar[str | None] = "ifca"
     is_personal: ClassVar[bool] = True
 

@@ -22,11 +22,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, NonNegativeFloat, model_validator
 
 from coterie.methods.partial import JointTraining, PlainSgd
+from coterie.registry import ANY_MODEL, Kind
 
 
 class Config(JointTraining):
     """Hyper-parameters."""
 
+    models: ClassVar[frozenset[Kind]] = ANY_MODEL
     update: ClassVar[str | None] = "l2gd"
     is_personal: ClassVar[bool] = True
 

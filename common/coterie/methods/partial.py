@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 
 from coterie.messages import Array, Broadcast, Indices, Positions, Rows, Scalars, Weights, dataclass, declare
 from coterie.model import Sharing
+from coterie.registry import NETWORK, Kind
 
 Single = NDArray[Any]  # float32 of networks, float64 of convex problems
 Epochs = Annotated[int, Field(ge=0, le=1_000_000)]
@@ -53,6 +54,7 @@ class Training(_Model):
     """What all of these methods need to know."""
 
     sharing: ClassVar[Sharing] = "all"  # which part travels
+    models: ClassVar[frozenset[Kind]] = NETWORK
     update: ClassVar[str | None] = None  # the client room with the local update, where it is more than the phases
     is_personal: ClassVar[bool] = False  # whether users judge models of their own even where all tensors travel
     users_need_minimisers: ClassVar[bool] = False  # of convex losses: steps need none

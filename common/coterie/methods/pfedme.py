@@ -18,11 +18,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveFloat, model_validator
 
 from coterie.methods.partial import JointTraining
+from coterie.registry import ANY_MODEL, Kind
 
 
 class Config(JointTraining):
     """Hyper-parameters."""
 
+    models: ClassVar[frozenset[Kind]] = ANY_MODEL
     update: ClassVar[str | None] = "pfedme"
     is_personal: ClassVar[bool] = True
 

@@ -16,11 +16,13 @@ from pydantic import PositiveFloat, model_validator
 
 from coterie.methods.partial import JointTraining, PlainSgd
 from coterie.model import Sharing
+from coterie.registry import ANY_MODEL, Kind
 
 
 class Config(JointTraining):
     """Hyper-parameters."""
 
+    models: ClassVar[frozenset[Kind]] = ANY_MODEL
     sharing: ClassVar[Sharing] = "all"
     update: ClassVar[str | None] = "scaffold"
 

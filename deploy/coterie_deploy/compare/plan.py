@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.config import CONVEX_METHODS, NETWORK_METHODS, Experiment, apply_overrides, experiment_from, load_experiment, method_module
+from coterie.config import Experiment, apply_overrides, experiment_from, load_experiment
 from coterie.errors import ConfigError
 from coterie.names import similar_names
+from coterie.registry import Kind, is_method, method_module, methods
 from coterie.shown import shown
 from coterie_deploy import shipped
 from coterie_deploy.launch import Transport
@@ -141,8 +142,8 @@ def _content(name: str, own: Path | None, overrides: Sequence[str]) -> dict[str,
 
 def _fitting(content: Mapping[str, Any]) -> list[str]:
     """The methods for experiments of this kind: with a network, or convex."""
-    listed = CONVEX_METHODS if content.get("model") is None else NETWORK_METHODS
-    return [name for name in listed if name not in _NOT_ALONE]
+    kind: Kind = "convex" if content.get("model") is None else "network"
+    return [name for name in methods(kind) if name not in _NOT_ALONE]
 
 
 def _methods(text: str, content: Mapping[str, Any]) -> tuple[str, ...]:
@@ -151,7 +152,7 @@ def _methods(text: str, content: Mapping[str, Any]) -> tuple[str, ...]:
     for place, name in enumerate(names):
         if name in names[:place]:
             raise ConfigError(f"--methods has {name!r} twice, want each once")
-        if name in CONVEX_METHODS + NETWORK_METHODS and name not in fitting:
+        if is_method(name) and name not in fitting:
             raise ConfigError(f"method {name!r} does not fit an experiment with {kind}, want some of {', '.join(fitting)}")
         if name not in fitting:
             wanted = " or ".join(similar_names(name, fitting)) or f"some of {', '.join(fitting)}"

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.config import METHODS, Experiment, apply_overrides, experiment_from, method_module
+from coterie.config import Experiment, apply_overrides, experiment_from
 from coterie.errors import ConfigError
 from coterie.methods.grid import Grid
+from coterie.registry import method_module, methods
 from coterie_deploy import shipped
 from coterie_deploy.launch import Transport
 from coterie_deploy.several import Memory
@@ -121,7 +122,7 @@ def _load(asked: Asked, own: Path | None, entries: Sequence[Mapping[str, Any]]) 
     if experiment.data.fold is not None:
         raise ConfigError(f"the experiment {asked.experiment} has data.fold, want none: a tune makes the folds itself")
     if not isinstance(experiment.method, Grid):
-        able = [name for name in METHODS if issubclass(method_module("coterie", name).Config, Grid)]
+        able = [name for name in methods() if issubclass(method_module("coterie", name).Config, Grid)]
         raise ConfigError(f"method {experiment.method.name!r} cannot be tuned, want one of {', '.join(able)}")
     return experiment
 
