@@ -18,6 +18,7 @@ from coterie_server import summary
 from coterie_server.method import Outcome
 from coterie_server.rundb import open_run
 from coterie_server.summary import Traffic
+from tests import convex
 from tests.networks import network_experiment, write_users
 from tests.simulation import World, small_experiment
 from tests.two_tier import small as clustered_experiment
@@ -60,6 +61,11 @@ def clustered(method: Mapping[str, Any], **extra: Any) -> Make:
 def network(method: Mapping[str, Any], **extra: Any) -> Make:
     """Seven users with a small network."""
     return lambda folder: network_experiment(write_users(folder / "users.npz"), method, **extra)
+
+
+def descent(method: Mapping[str, Any], **extra: Any) -> Make:
+    """Five users with convex losses and uneven rows."""
+    return lambda folder: convex.convex_experiment(convex.write_rows(folder / "users.npz"), method, **extra)
 
 
 def linear(**method: Any) -> Make:
@@ -118,6 +124,7 @@ CASES: Mapping[str, Case] = {
     "l2gd": Case(network({"name": "l2gd", "p": 0.3, **_SHORT})),
     "ifca": Case(network({"name": "ifca", "clusters": 3, **_SHORT})),
     "adapt": Case(network({"name": "adapt"}), starts_from=network(_FEDREP)),
+    **{f"{name} convex": Case(descent({**method, **_SHORT})) for name, method in convex.METHODS.items()},
 }
 
 
