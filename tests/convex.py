@@ -106,8 +106,7 @@ class ConvexUsers:
 
     def round(self, number: int, sent: Array, asked: tuple[int, ...] = (0, 1, 2), *beside: Message) -> tuple[Array, Array]:
         """What the asked users return in a round, and their losses."""
-        messages: dict[Any, Message] = {Shared: Shared(sent, np.zeros(0, np.int64), users=np.array(asked))}
-        said = self.answers(number, {**messages, **{type(message): message for message in beside}})
+        said = self.answers(number, shared(sent, asked, *beside))
         return said[Updated].weights, said[TrainingLoss].loss
 
     def judged(self, number: int, sent: Array, mode: int = AS_IS) -> Scores:
@@ -129,6 +128,12 @@ class ConvexUsers:
             if len(splits[-1]) == 1:
                 splits[-2:] = [np.concatenate(splits[-2:])]
             yield from splits
+
+
+def shared(sent: Array, asked: tuple[int, ...], *beside: Message) -> dict[Any, Message]:
+    """What the asked users are sent in a round."""
+    messages = (Shared(sent, np.zeros(0, np.int64), users=np.array(asked)), *beside)
+    return {type(message): message for message in messages}
 
 
 def a_model(seed: int = 1, scale: float = 0.3) -> Array:
