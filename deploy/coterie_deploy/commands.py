@@ -512,6 +512,7 @@ def reproduce(
     seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 8,
     output: Annotated[Path, typer.Option(metavar="DIR", help="Where plots and tables go.")] = Path("reproduced"),
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Data sets that are not shipped.", show_default=False)] = None,
+    columns: Annotated[str | None, typer.Option(metavar="A,B", help="Of fedrep-table1, those to run.", show_default=False)] = None,
 ) -> None:
     """Reproduce a paper's figure: its table beside the paper's, and plots."""
     from coterie_deploy import reproduce as papers
@@ -519,7 +520,7 @@ def reproduce(
     if name is None:
         typer.echo("\n".join(papers.names()))
     else:
-        papers.reproduce(name, seeds=seeds, output=output, data=data)
+        papers.reproduce(name, seeds=seeds, output=output, data=data, columns=columns)
 
 
 def _import_from_here() -> None:

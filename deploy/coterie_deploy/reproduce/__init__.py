@@ -5,7 +5,7 @@ ellipses, so the data are of the same kind and not the same; curves compare, dig
 `known-clusters-table1` and `-figure1` are those of Lyu, Hanzely and Kolar (2022), whose simulated data are given; `-table2` has their
 tables 2 and 3 and figure 2 on public data, since theirs are not.
 `fedrep-figure1`, `-figure3` and `-figure4` are those of Collins, Hassani, Mokhtari and Shakkottai (2021), whose simulated data are given;
-`fedrep-figure5` and `-figure6` are theirs on data at hand.
+`fedrep-figure5`, `-figure6` and `-table1` are theirs on data at hand.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from coterie.names import similar_names
 from coterie_deploy.reproduce import (
     fedrep_linear_report,
     fedrep_networks_report,
+    fedrep_table1_report,
     known_clusters,
     known_clusters_exams,
     known_clusters_exams_report,
@@ -29,6 +30,7 @@ from coterie_deploy.reproduce import (
 )
 from coterie_deploy.reproduce.fedrep_linear import Distances, Errors
 from coterie_deploy.reproduce.fedrep_networks import Point
+from coterie_deploy.reproduce.fedrep_table1 import Score
 from coterie_deploy.reproduce.files import write_csv
 from coterie_deploy.reproduce.study import Row, rows_of_seed
 
@@ -39,19 +41,21 @@ KNOWN_CLUSTERS = {
     "known-clusters-figure1": (known_clusters_report.FIGURE1_SIZES, known_clusters_report.figure1),
 }
 EXAMS = "known-clusters-table2"
-AnyRow = Row | known_clusters.Row | known_clusters_exams.Scores | Distances | Errors | Point
+AnyRow = Row | known_clusters.Row | known_clusters_exams.Scores | Distances | Errors | Point | Score
 
 
 def names() -> list[str]:
     """What can be reproduced."""
-    return [*FIGURES, *KNOWN_CLUSTERS, EXAMS, *fedrep_linear_report.NAMES, *fedrep_networks_report.FIGURES]
+    return [*FIGURES, *KNOWN_CLUSTERS, EXAMS, *fedrep_linear_report.NAMES, *fedrep_networks_report.FIGURES, fedrep_table1_report.NAME]
 
 
-def reproduce(name: str, *, seeds: int = 8, output: Path, data: Path | None = None, console: Console | None = None) -> Sequence[AnyRow]:
+def reproduce(
+    name: str, *, seeds: int = 8, output: Path, data: Path | None = None, columns: str | None = None, console: Console | None = None
+) -> Sequence[AnyRow]:
     """Runs what is not yet in the folder `output` for seeds 0, 1, ..., prints the table, and writes NAME.csv, and NAME.png for a plot.
 
-    `data` is a folder with data that is not shipped. Returns the numbers behind it. Raises ConfigError for an unknown
-    name or without matplotlib, before anything runs.
+    `data` is a folder with data that is not shipped; `columns` are those A,B of fedrep-table1, by default all that the data at hand
+    allows. Returns the numbers behind it. Raises ConfigError for an unknown name or without matplotlib, before anything runs.
     """
     console = console or Console(highlight=False)
     if name not in names():
@@ -59,6 +63,8 @@ def reproduce(name: str, *, seeds: int = 8, output: Path, data: Path | None = No
         raise ConfigError(f"cannot reproduce {name!r}, want one of {', '.join(similar or names())}")
     if seeds < 1:
         raise ConfigError(f"seeds is {seeds}, want at least 1")
+    if columns is not None and name != fedrep_table1_report.NAME:
+        raise ConfigError(f"{name} has no columns to choose from: --columns is for {fedrep_table1_report.NAME}")
     _need_matplotlib()
     if name in KNOWN_CLUSTERS:
         return _known_clusters(name, seeds, output, console)
@@ -68,6 +74,8 @@ def reproduce(name: str, *, seeds: int = 8, output: Path, data: Path | None = No
         return fedrep_linear_report.reproduce(name, seeds, output, console)
     if name in fedrep_networks_report.FIGURES:
         return fedrep_networks_report.reproduce(name, seeds, output, data, console)
+    if name == fedrep_table1_report.NAME:
+        return fedrep_table1_report.reproduce(seeds, output, data, console, columns)
     rows: list[Row] = []
     with console.status("") as status:
         for seed in range(seeds):
