@@ -15,6 +15,10 @@ from coterie_deploy.tables import duration, is_narrow, size, table
 
 NAME = "fedrep-table1"
 _TUNED = "+FT"
+_SAID = (
+    "+FT: with ten more epochs of each user's head, at the end. Worst: the user whose model is worst. Up, down: what users send and are "
+    "sent in a run to train, each on a device of its own. Not at hand: the paper's CIFAR-100, Sent140 and FEMNIST."
+)
 _ORDER = ("fedrep", "fedper", "fedavg")  # what the paper finds, the best first
 
 
@@ -39,10 +43,7 @@ def reproduce(seeds: int, output: Path, data: Path | None, console: Console, col
                 scores += scores_of(seed, column, output, data, status.update)
     for column in chosen:
         _print(column, [score for score in scores if score.column == column], seeds, console)
-    console.print(
-        "+FT: with ten more epochs of each user's head, at the end. Worst: the user whose model is worst. MB: what the users of a run"
-    )
-    console.print("send and are sent to train, each on a device of its own. Not at hand: the paper's CIFAR-100, Sent140 and FEMNIST.")
+    console.print(_SAID)
     _draw({column: lines_of([score for score in scores if score.column == column]) for column in chosen}, output / f"{NAME}.png")
     write_csv([field.name for field in fields(Score)], map(astuple, scores), output / f"{NAME}.csv")
     console.print(f"\nplot: {output / NAME}.png\nnumbers: {output / NAME}.csv", soft_wrap=True)
