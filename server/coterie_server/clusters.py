@@ -42,10 +42,10 @@ def partition(x: Array, joined: Mask | None = None, tolerance: float = 1e-4, sca
     if joined is not None:
         edges.append(_joined_pairs(joined, n))
     first, second = np.concatenate(edges, axis=1)
-    return _components(first, second, n)
+    return components(first, second, n)
 
 
-def _components(first: Indices, second: Indices, n: int) -> Indices:
+def components(first: Indices, second: Indices, n: int) -> Indices:
     """Connected components (n,), numbered by their first member, of the graph with edges (first, second), both (m,).
 
     Everyone takes the smallest label among its neighbours, then that label's own label, until nothing changes.

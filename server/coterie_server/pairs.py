@@ -166,13 +166,14 @@ class Advance:
 
 def advance_all(layout: Layout, steps: Steps, lam: float, x_seen: Array, x_new: Array, z: Array, mu: Array, muhat: Array) -> Advance:
     """(17), (18) and (19) on every pair. `x_seen` (n, d) are the models that z is computed from, `x_new` those after S5."""
-    seen, new = np.ascontiguousarray(x_seen.T), np.ascontiguousarray(x_new.T)
+    new = np.ascontiguousarray(x_new.T)
+    seen = new if x_seen is x_new else np.ascontiguousarray(x_seen.T)
     z_new, mu_new, muhat_new = np.empty_like(z), np.empty_like(z), np.empty_like(z)
     gap = 0.0
     for tile in _tiles(layout.size, len(z)):
         difference = differences(new, layout, tile)
         w = muhat[:, tile] * (1 / steps.rho)
-        w += difference if x_seen is x_new else differences(seen, layout, tile)
+        w += difference if seen is new else differences(seen, layout, tile)
         z_new[:, tile] = shrink(w, lam / steps.rho)
         difference -= w
         gap += _square(difference)

@@ -78,11 +78,13 @@ def with_models(x: Array, users: Indices | None, replies: Replies) -> Array:
     if users is not None and not users.size:
         return x
     message = replies.get(UpdatedModels)
+    if users is None and message is not None and message.users is None and message.x.shape == x.shape:
+        return message.x
     wanted = np.arange(len(x)) if users is None else users
     senders = NOBODY if message is None else np.arange(len(x)) if message.users is None else message.users
     if message is None or message.x.shape != (len(wanted), x.shape[1]) or not np.array_equal(senders, wanted):
         raise ProtocolError(f"S5 brought the models of users {senders.tolist()}, wanted {wanted.tolist()} with {x.shape[1]} entries each")
-    if users is None:
+    if users is None:  # who named them all
         return message.x
     new = x.copy()
     new[users] = message.x

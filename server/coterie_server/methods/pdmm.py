@@ -32,7 +32,7 @@ from coterie.messages import Message
 from coterie.methods.pdmm import Aggregates, Config, Steps, Values, ValuesWanted
 from coterie.streams import stream
 from coterie_server import pairs, pdmm_messages
-from coterie_server.clusters import Mask, partition, persistent
+from coterie_server.clusters import Mask, components, partition, persistent
 from coterie_server.method import Counts, Federation, Key, Outcome, Replies, Setting
 from coterie_server.paths import stages  # the hook of `coterie_server.plan`
 from coterie_server.pdmm_messages import NOBODY
@@ -321,7 +321,8 @@ class Pdmm:
 
 def _joined(n: int, zero: Mask) -> Indices:
     """Clusters (n,) by the marked pairs (P,) alone: users who have not moved from a common start have said nothing."""
-    return partition(np.arange(n, dtype=float)[:, None], zero, tolerance=0.0)
+    upper = pairs.half(n)
+    return components(upper.first[zero], upper.second[zero], n)
 
 
 def _present(users: Indices | None, replies: Replies) -> Indices | None:
