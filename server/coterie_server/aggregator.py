@@ -131,6 +131,7 @@ class Aggregator(Member):
 
     def save(self) -> None:
         """Writes down where the cluster is; replies that the snapshot before made needless may then be forgotten by its hosts."""
+        self.hub.settle()
         self._database.flush()
         super().save()
         if self._store is not None:

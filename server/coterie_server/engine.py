@@ -7,6 +7,8 @@ resumed run takes the newest one and repeats what came after; hosts answer what 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +20,7 @@ import numpy as np
 
 from coterie.arrays import Indices
 from coterie.config import Experiment, StopRule
-from coterie.errors import ConfigError, RunError
+from coterie.errors import ConfigError, CoterieError, RunError
 from coterie.methods.evaluation import FinalModels, Scores
 from coterie.methods.prepare import FEW_ROWS
 from coterie.model import TensorInfo, convex_tensors, from_json
@@ -116,6 +118,7 @@ class Engine:
 
     def checkpoint(self, point: Point) -> None:
         """Writes the point down; replies that the checkpoint before made needless may then be forgotten by their hosts."""
+        self.hub.settle()
         if self._store is None:
             return
         self.database.flush()
@@ -144,8 +147,12 @@ class Engine:
             point = replace(point, facts=await self._prepared(members))
         if point.facts is not None and self.experiment.model is None:
             self.hub.dims = {"d": point.facts.d}
-        while point.stage < len(self.stages):
-            point = await self._stage(self.stages[point.stage], point, members)
+        try:
+            while point.stage < len(self.stages):
+                point = await self._stage(self.stages[point.stage], point, members)
+        finally:
+            with contextlib.suppress(CoterieError):  # a stage leaves something put off only where something else has failed
+                self.hub.settle()
         return point
 
     async def _prepared(self, members: Members) -> Facts:
@@ -198,12 +205,11 @@ class Engine:
             self._trace(stage, point.round + 1, is_round=True)
             state, latest = await method.round(point.state, self.hub, point.round + 1)
             point = replace(point, state=state, round=point.round + 1)
-            figures.append(dict(latest))
-            self.database.figures(point.stage, point.round, latest)
-            self._note_labels(method, point)
+            self.hub.meanwhile(functools.partial(self._note_round, method, point, latest, figures))
             point = replace(point, ended=self._stop_reason(stage.stop, latest, point, started))
             self._after_round(stage, point, latest)
             await asyncio.sleep(0)  # where the transport never waits, signals and deadlines get their turn here
+        self.hub.settle()
         self._trace(stage, point.round, is_round=False)
         self.hub.may_skip = False
         outcome = await method.finish(point.state, self.hub)
@@ -275,6 +281,12 @@ class Engine:
             )
             self.database.event("warning", text, users=n_users)
 
+    def _note_round(self, method: ServerMethod[Any], point: Point, latest: Mapping[str, float], figures: list[dict[str, float]]) -> None:
+        figures.append(dict(latest))
+        self.database.figures(point.stage, point.round, figures[-1])
+        self._note_labels(method, point)
+        self.database.flush_if_due()
+
     def _note_labels(self, method: ServerMethod[Any], point: Point) -> None:
         labels_of = getattr(method, "labels_of", None)
         labels = labels_of(point.state) if labels_of is not None else None
@@ -282,7 +294,6 @@ class Engine:
             self.database.membership(point.stage, point.round, labels)
 
     def _after_round(self, stage: Stage, point: Point, figures: Mapping[str, float]) -> None:
-        self.database.flush_if_due()
         if self._is_checkpoint_due(point):
             self.checkpoint(point)
         if self._observer is not None:
@@ -308,9 +319,10 @@ class Engine:
             return "converged"
         if figures.get("has_ended", 0.0) >= 1.0:
             return f"{figures['iteration']:.0f} iterations"
-        residuals = [figures[name] for name in ("primal_residual", "dual_residual") if name in figures]
-        if stop.residual is not None and residuals and max(residuals) <= stop.residual:
-            return f"residuals at most {stop.residual:g}"
+        if stop.residual is not None:  # figures may be computed when they are looked at
+            residuals = [figures[name] for name in ("primal_residual", "dual_residual") if name in figures]
+            if residuals and max(residuals) <= stop.residual:
+                return f"residuals at most {stop.residual:g}"
         if stop.objective_gap is not None and stop.reference_objective is not None and "objective" in figures:
             gap = (figures["objective"] - stop.reference_objective) / max(abs(stop.reference_objective), np.finfo(float).tiny)
             if gap <= stop.objective_gap:

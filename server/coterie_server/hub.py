@@ -18,7 +18,7 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.config import Experiment
 from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
-from coterie.ledger import DOWN, SESSION, UP, Row, check_ranges, link_below, rows_of, unpack, unpack_own
+from coterie.ledger import DOWN, SESSION, UP, Booked, Row, check_ranges, link_below, rows_of, unpack, unpack_own
 from coterie.messages import Message
 from coterie.model import difference
 from coterie.names import natural_key
@@ -89,7 +89,8 @@ class Hub:
         self._stop_reason = ""  # why the run is to stop, once it is
         self.refused: dict[str, str] = {}  # why hosts that are not here were turned away: the latest reason of each, oldest host first
         self._has_started = False  # the join barrier has been passed in this attempt
-        self._unbooked: deque[tuple[Host, Sequence[Entry], int, int, bool]] = deque()  # entries, exchange, resent, whether it is useful
+        self._unbooked: deque[tuple[Host, tuple[int, int], Booked, bool]] = deque()  # stage and round, what was sent, whether it is useful
+        self._put_off: Callable[[], None] | None = None  # what `meanwhile` was told
         self._finish: session_pb2.JoinResponse | None = None  # what hosts are told at the end
         self._have_brought_all: set[str] = set()  # hosts whose books are complete
         self._sparse = Sparse()
@@ -344,7 +345,7 @@ class Hub:
         for sent in host.log:
             if sent.seq > host.reached or sent.seq > host.acked:
                 self._send(host, sent, is_replay=sent.seq <= host.acked)
-        self._book_sent()
+        self._settle_for_others()
         if host.acked > host.reached:
             text = f"host {host.name!r} is sent tasks {host.reached + 1} to {host.acked} again"
             self._note("replay", host.name, text, host=host.name, reached=host.reached, acked=host.acked)
@@ -382,7 +383,7 @@ class Hub:
         # A host that has taken all that was sent before takes one more small task without waiting; several are written side by side.
         if link is not None:
             await link.flush()
-        self._book_sent()
+        self.settle()
         if pending.waiting or pending.done.done():
             await pending.done
         self._pending = None
@@ -437,27 +438,41 @@ class Hub:
         sent.times += 1
         host.n_sent += not is_replay
         is_late = self._pending is None or sent.seq != self._pending.seq  # the exchange went on without this host
-        self._unbooked.append((host, encoded.entries, sent.seq, resent, is_first and not is_late))
+        self._unbook(host, (encoded.entries, sent.seq, self.attempt, DOWN, resent), is_useful=is_first and not is_late)
         if self.tracer is not None:
             self.tracer.sent(host.name, sent.seq, encoded.entries)
         host.link.send(encoded)
 
-    def _book_sent(self) -> None:
-        """Books what was sent, once it is under way: the host may work in the meantime."""
+    def meanwhile(self, work: Callable[[], None]) -> None:
+        """What nobody needs to wait for: it is done once the next exchange is under way, while the hosts work, or at the next `settle`."""
+        self.settle()
+        self._put_off = work
+
+    def settle(self) -> None:
+        """Does what was put off: books what was sent and received, in this order, and does the work of `meanwhile`. RunError: full disk."""
+        while self._unbooked:
+            host, where, booked, is_useful = self._unbooked.popleft()
+            self.recorder.book(host.name, where, _with_users(booked[0], rows_of(*booked)), is_useful)
+            host.n_booked += len(booked[0])
+        work, self._put_off = self._put_off, None
+        if work is not None:
+            work()
+
+    def _settle_for_others(self) -> None:
+        """The same in the turn of a session: a full disk is the run's end, and not that of the session in whose turn it is noticed."""
         try:
-            while self._unbooked:
-                host, entries, seq, resent, is_first = self._unbooked.popleft()
-                rows = _with_users(entries, rows_of(entries, seq, self.attempt, DOWN, resent))
-                self.recorder.book(host.name, (self.stage, self.round), rows, is_first)
-                host.n_booked += len(entries)
-        except RunError as error:  # the disk is full: that is the run's end, and not that of the session in whose turn it is noticed
+            self.settle()
+        except RunError as error:
             self.fail(error)
+
+    def _unbook(self, host: Host, booked: Booked, *, is_useful: bool) -> None:
+        """Puts off the booking of a message until what waits for it is under way."""
+        self._unbooked.append((host, (self.stage, self.round), booked, is_useful))
 
     # ---- events from transports
 
     def received(self, name: str, received: Received) -> None:
         """A whole reply of a host has arrived. A malformed one ends the host's stream before the run, and then the run, naming the host."""
-        self._book_sent()
         host = self.hosts.get(name)
         if host is None:  # its place was given up while the frame was read
             return
@@ -469,15 +484,14 @@ class Hub:
             messages, entries = received.decode(own.size, self.dims)
             pending = self._pending
             is_awaited = pending is not None and pending.seq == reply.seq and reply.attempt == self.attempt and name in pending.waiting
-            rows = _with_users(entries, rows_of(entries, reply.seq, reply.attempt, UP, reply.resent))
-            self.recorder.book(name, (self.stage, self.round), rows, is_awaited)
-            host.n_booked += len(entries)
+            self._unbook(host, (entries, reply.seq, reply.attempt, UP, reply.resent), is_useful=is_awaited)
             host.replied_bytes += received.n_bytes
             host.reached = max(host.reached, reply.seq)
             host.acked = max(host.acked, reply.seq)
             host.absent_s = 0.0
             self._forget(host, reply.durable_seq)
             if pending is None or not is_awaited:
+                self._settle_for_others()  # only answers to an exchange wait to be booked, so they are never many
                 self._note("late", name, f"host {name!r} answered task {reply.seq} too late or twice", host=name, seq=reply.seq)
                 return
             check_kinds(name, messages)
@@ -485,6 +499,7 @@ class Hub:
                 check_owners(name, message, own, self._layout().clusters[name])
                 check_finite(name, message, own, self.members.names if self.members else (), self.round)
         except CoterieError as error:
+            self._settle_for_others()
             self._broke(host, error if isinstance(error, RunError) else RunError(f"host {name!r} broke the protocol: {error}"))
             return
         if self.tracer is not None:
@@ -781,7 +796,7 @@ class Hub:
 
         RunError when the run has not failed, but a book is not what it should be or a host cannot bring its own.
         """
-        self._book_sent()
+        self._settle_for_others()
         self._failure = None  # what kept the run from going on is told in `outcome`, or came when there was nothing left to do
         self._finish = session_pb2.JoinResponse(finish=session_pb2.Finish(outcome=outcome, failed=failed))
         for host in self._connected():

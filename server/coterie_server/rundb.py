@@ -112,6 +112,7 @@ class RunDatabase:
         self._messages: dict[tuple[Any, ...], int] = {}  # the id of each in `ledger_messages`
         self._n_messages = 0  # ids that are taken
         self._labels: tuple[int, str] | None = None  # stage and text of the latest memberships
+        self._same_labels: Indices | None = None  # the array that they came in, which is there again after most rounds
         try:
             self.connection = sqlite3.connect(path or ":memory:", timeout=30.0, isolation_level=None)
             if path is not None:
@@ -257,7 +258,10 @@ class RunDatabase:
         return [rounds[number] for number in sorted(rounds)]
 
     def membership(self, stage: int, round_number: int, labels: Indices) -> None:
-        """The users' clusters (n,) after a round, written when they are not those written last."""
+        """The users' clusters (n,) after a round, written when they are not those written last. They must not change afterwards."""
+        if labels is self._same_labels and self._labels is not None and self._labels[0] == stage:
+            return
+        self._same_labels = labels
         text = json.dumps(labels.tolist(), separators=(",", ":"))
         if self._labels is None or self._labels[0] != stage:
             self._labels = (stage, self._last_labels(stage))

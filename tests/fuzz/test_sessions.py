@@ -288,7 +288,7 @@ class Sessions(RuleBasedStateMachine):
         hub, notes = self.hub, self.world.notes
         assert len(hub.hosts) == 3
         assert len(hub.refused) <= 100
-        assert len(hub._unbooked) == 0
+        assert len(hub._unbooked) <= len(hub.hosts)  # answers of the exchange that is over
         z = hub.hosts["z"]
         assert z.n_replies <= z.n_sent + 100
         assert len(notes.events) < _MOST_EVENTS

@@ -81,6 +81,7 @@ class Watched:
             yield
 
     def observe(self, progress: object) -> None:
+        self.hub.settle()
         self.hub.recorder.flush()  # type: ignore[attr-defined]
         self.read()
 

@@ -33,6 +33,7 @@ from coterie.methods.pdmm import Aggregates, Config, Steps, Values, ValuesWanted
 from coterie.streams import stream
 from coterie_server import pairs, pdmm_messages
 from coterie_server.clusters import Mask, components, partition, persistent
+from coterie_server.figures import Figures
 from coterie_server.method import Counts, Federation, Key, Outcome, Replies, Setting
 from coterie_server.paths import stages  # the hook of `coterie_server.plan`
 from coterie_server.pdmm_messages import NOBODY
@@ -161,7 +162,7 @@ class Pdmm:
             new = replace(new, zero_for=persistent(state.zero_for, pairs.zero_pairs(self.layout, new.z), updated))
         present = _present(chosen.x, replies)
         new = self._moved(state, new, replace(chosen, x=present))
-        figures = self._blocks(chosen) | self._residuals(state, new, gap)
+        figures: dict[str, float | None] = {**self._blocks(chosen), "primal_residual": None, "dual_residual": None}
         if present is not chosen.x and present is not None:
             drawn = np.arange(self.n) if chosen.x is None else chosen.x
             figures |= {"absent": float(drawn.size - present.size), "unasked": float(replies.n_unasked(drawn))}
@@ -174,7 +175,7 @@ class Pdmm:
         if is_due:
             new = replace(new, labels=_joined(self.n, self._zeros(new)))
             figures["clusters"] = float(new.labels.max() + 1)
-        return new, figures
+        return new, Figures(figures, lambda: self._residuals(state, new, gap))
 
     def labels_of(self, state: State) -> Indices | None:
         """Clusters (n,) joined by lasting exact zeros of z when they were last due; models that are merely near join in `finish` only."""
