@@ -17,6 +17,7 @@ from pydantic import (
     Field,
     PositiveFloat,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -206,6 +207,8 @@ class Experiment(Model):
             )
         if is_network and "network" not in kinds(self.method):
             raise ValueError(f"method {name!r} trains no network, but there is a model: want one of {', '.join(methods('network'))}")
+        if check_kind := getattr(self.method, "check_kind", None):
+            check_kind(is_network=is_network)
         if self.problem.is_for_networks != is_network and not (is_network and self.problem.loss == "least_squares"):
             wanted = "cross_entropy or least_squares" if is_network else "the loss of a convex problem"
             raise ValueError(f"method {name!r} has the loss {self.problem.loss!r}, want {wanted}")
@@ -222,7 +225,7 @@ class Experiment(Model):
 
     @field_validator("method", mode="before")
     @classmethod
-    def _method_by_name(cls, value: Any) -> Any:
+    def _method_by_name(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, BaseModel):
             return value
         if not isinstance(value, Mapping) or "name" not in value:
@@ -230,7 +233,10 @@ class Experiment(Model):
         name = value["name"]
         if not is_method(name):
             raise ValueError(f"the method {shown(name)} is unknown, want one of {', '.join(methods())}")
-        return method_module("coterie", name).Config.model_validate(value)
+        config = method_module("coterie", name).Config
+        if info.data.get("model") is None:
+            value = {**getattr(config, "convex_defaults", {}), **value}
+        return config.model_validate(value)
 
 
 def experiment_from(content: Any, where: str = "the experiment") -> Experiment:

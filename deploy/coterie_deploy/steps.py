@@ -28,6 +28,7 @@ STEPS = {
     "shared": "the shared tensors, to the users drawn and back",
     "variate": "control variates: that of the server, and how far those of the users drawn have moved",
     "coins": "how many local steps and aggregations the common coin has shown",
+    "pull": "where relations pull the models of the users drawn, and these models back",
     "loss": "losses of local updates",
     "evaluation": "what is judged, and how users judge it",
     "delivery": "the final shared tensors",

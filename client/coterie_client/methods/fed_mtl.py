@@ -1,11 +1,21 @@
-"""Local update of `fed_mtl` (see `coterie.methods.fed_mtl`): the user's own model, pulled towards the mean that was sent."""
+"""Client half of `fed_mtl` (see `coterie.methods.fed_mtl`): of networks a local update, the user's own model pulled towards the mean that
+was sent; of convex problems a half of its own, the exact minimiser of the loss and the pull.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+
+from coterie.arrays import Array
+from coterie.messages import Message
+from coterie.methods.fed_mtl import Pull, Pulled
 from coterie_client.learning import Phase, Tensors
 from coterie_client.local_update import Fit, LocalUpdate, Moved, Settings, judge_own, own_model, pulled
+from coterie_client.method import Inbox, Local
 
 
 def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Settings, fit: Fit) -> Moved:
@@ -15,3 +25,26 @@ def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Set
 
 
 UPDATE = LocalUpdate(update, own_model, judge_own)
+
+
+@dataclass(frozen=True)
+class State:
+    """Where Newton's method starts."""
+
+    w: Array  # (n_own, d) the users' latest models
+
+
+class _Related:
+    def init(self, options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG002
+        return State(np.zeros((local.n_own, local.problem.d)))
+
+    def step(self, state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
+        """w_i = argmin f_i(w) + weight/2 ||w - y_i||^2, as it travels, and the loss of that."""
+        task, w = inbox[Pull], state.w.copy()
+        who = slice(None) if task.users is None else task.users
+        found = local.problem.argmin(task.weight[:, None] * task.y, task.weight, w[who], task.users)
+        w[who] = local.precision.rounded(found)
+        return State(w), [Pulled(w[who], local.problem.value(w[who], task.users), users=task.users)]
+
+
+CLIENT = _Related()

@@ -1,23 +1,59 @@
-"""`fed_mtl`: mean-regularised multi-task learning, of Evgeniou and Pontil (2004), regularized multi-task learning, by local updates.
+"""`fed_mtl`: multi-task learning. Every user has a model w_i of its own, and relations between users hold the models together.
 
-Every user has a model w_i of its own, held near the mean of all, sum_i f_i(w_i) + mu/2 sum_i ||w_i - wbar||^2. The server sends wbar^t, and
-the users drawn train, from where they were, and return their models, of which wbar^{t+1} is the mean:
+    minimize over W = (w_1 .. w_n):  sum_i f_i(w_i) + mu/2 tr(W A W'),   A (n, n) symmetric, positive semidefinite
+
+Evgeniou and Pontil (2004), regularized multi-task learning: A = I - 11'/n, the penalty mu/2 sum_i ||w_i - wbar||^2. Smith, Chiang,
+Sanjabi and Talwalkar (2017), federated multi-task learning (MOCHA), (1): any A, given or learnt.
+
+Of convex problems. `relations: mean` is the first; rows of a matrix, or a file with them, give A, users in the order of their names; with
+`learned` A = (Omega + eps I)^{-1}, and Omega is learnt along with W, as the minimiser of the same objective over Omega >= 0 with
+tr Omega = n. Where eps = 0 that is n (W'W)^{1/2} / tr (W'W)^{1/2}, the closed form of Zhang and Yeung (2010) that MOCHA takes. Algorithm 1
+of MOCHA, with what is done instead:
+
+    line 4, set sigma'         b_i = sigma A_ii, sigma = lambda_max(D^{-1/2} A D^{-1/2}), D = diag(A): the least such that A <= diag(b)
+    line 7, solve (4)          w_i <- argmin_w f_i(w) + mu b_i/2 ||w - y_i||^2,   y_i = v_i - 1/b_i sum_j A_ij v_j
+    lines 8-10, reduce         the server has W and A; a user drawn gets y_i and mu b_i, and returns w_i and the number f_i(w_i)
+    line 11, update Omega      every `relations_every` rounds; until then relations are those of the mean
+
+Deviations: the subproblem is that of the primal, of a majoriser with the same separable shape, where MOCHA's is of the dual; it is solved
+exactly (theta = 0), and stragglers may be left out of a round instead of solving less. V = W, or where all users take part W and a part of
+its last move (Beck and Teboulle, 2009), which is taken back where it would increase the objective. tr Omega is n and not 1, so that mu
+means the same as beside the mean; eps keeps A finite where the models span less than all n directions, as d < n models always do.
+(2) of MOCHA has lambda_2 ||W||^2 beside, which is `problem.l2`.
+
+Of networks. Local updates for the mean alone: the server sends wbar^t, and the users drawn train, from where they were, and return their
+models, of which wbar^{t+1} is the mean:
 
     w_i <- w_i - eta (grad f_i(w_i) + mu (w_i - wbar^t))
 
-It is the mean-regularised case of Smith, Chiang, Sanjabi and Talwalkar (2017), federated multi-task learning: relations between users are
-not learnt. Deviations: stochastic gradients of networks, where the paper has a convex problem in one place; wbar is the mean of the users
-drawn last, and stays while they train. Users' models travel, as the means need them. The pull is part of what momentum remembers.
+Deviations: stochastic gradients; wbar is the mean of the users drawn last, and stays while they train. The pull is part of what momentum
+remembers.
+
+Users' models travel in both cases: the server knows them, as MOCHA's does.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import NonNegativeFloat
+from pydantic import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter, ValidationError, field_validator
 
+from coterie.messages import Array, Rows, Scalars, Vectors, dataclass, declare
 from coterie.methods.partial import JointTraining
 from coterie.registry import ANY_MODEL, Kind
+from coterie.shown import shown
+
+Matrix = tuple[tuple[FiniteFloat, ...], ...]
+_ROWS = TypeAdapter(Matrix)
+_FILES = (".csv", ".npy")
+_OF_CONVEX = ("relations", "relations_every", "relations_floor")
+# How networks are trained and judged; convex losses are minimised exactly, and their users judge their models at the end.
+_OF_NETWORKS = (
+    *("epochs", "updates", "batch_size", "optimizer", "average", "batch_norm"),
+    *("evaluate_every", "evaluate_last", "fine_tune", "fine_tune_epochs"),
+)
 
 
 class Config(JointTraining):
@@ -26,11 +62,54 @@ class Config(JointTraining):
     models: ClassVar[frozenset[Kind]] = ANY_MODEL
     update: ClassVar[str | None] = "fed_mtl"
     is_personal: ClassVar[bool] = True
+    convex_defaults: ClassVar[Mapping[str, Any]] = {"participation": 1.0}
 
     name: Literal["fed_mtl"] = "fed_mtl"
     mu: NonNegativeFloat = 0.1  # 0: local training
     average: Literal["rows", "plain"] = "plain"
+    # A, of convex problems: "mean", "learned", a file of the coordinator (.csv, .npy) or its rows.
+    relations: str | Matrix = "mean"
+    relations_every: PositiveInt = 3  # rounds between two updates of learned relations, and before the first
+    relations_floor: PositiveFloat = 1.0  # eps of learned relations; where it is small, they take long to settle
+
+    @field_validator("relations", mode="before")
+    @classmethod
+    def _a_name_or_a_matrix(cls, value: Any) -> str | Matrix:
+        if isinstance(value, str) and (value in ("mean", "learned") or PurePath(value).suffix in _FILES):
+            return value
+        try:
+            return _ROWS.validate_python(value)
+        except ValidationError:
+            wanted = "mean, learned, a file whose name ends in .csv or .npy, or a matrix as a list of rows of numbers"
+            raise ValueError(f"is {shown(value)}, want {wanted}") from None
+
+    def check_kind(self, *, is_network: bool) -> None:
+        """ValueError where a setting has no meaning for users of this kind."""
+        why = "networks know the mean of all users alone" if is_network else "users of a convex problem minimise their losses exactly"
+        for key in _OF_CONVEX if is_network else _OF_NETWORKS:
+            found, default = getattr(self, key), type(self).model_fields[key].default
+            if found != default:
+                plain = found.model_dump() if hasattr(found, "model_dump") else found
+                raise ValueError(f"method.{key} is {shown(plain)}, but {why}: want no such key")
 
     def settings(self) -> dict[str, Any]:
         """The weight of the pull."""
         return {"mu": self.mu}
+
+
+@declare(method="fed_mtl", step="pull")
+@dataclass(frozen=True)
+class Pull(Rows):
+    """Where a user's relations pull its model, and how much: y_i and mu b_i."""
+
+    y: Annotated[Array, Vectors("rows", "d")]
+    weight: Annotated[Array, Scalars("rows")]
+
+
+@declare(method="fed_mtl", step="pull")
+@dataclass(frozen=True)
+class Pulled(Rows):
+    """A user's model w_i, and f_i(w_i)."""
+
+    w: Annotated[Array, Vectors("rows", "d")]
+    value: Annotated[Array, Scalars("rows")]
