@@ -125,6 +125,7 @@ CASES: Mapping[str, Case] = {
     "ifca": Case(network({"name": "ifca", "clusters": 3, **_SHORT})),
     "adapt": Case(network({"name": "adapt"}), starts_from=network(_FEDREP)),
     **{f"{name} convex": Case(descent({**method, **_SHORT})) for name, method in convex.METHODS.items()},
+    "fed_mtl convex": Case(pairwise({"name": "fed_mtl", "mu": 0.5, "relations": "learned", "users_per_round": 6})),
 }
 
 

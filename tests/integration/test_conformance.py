@@ -81,6 +81,7 @@ LEFT_OUT = {
     "fedrep_linear shared": ("fedrep_linear", {}),
     "fedrep": ("fedrep", {}),
     "local_network": ("local_network", {}),
+    "fed_mtl convex": ("fed_mtl", {}),
 }
 
 

@@ -27,7 +27,7 @@ from coterie_server import relations
 from coterie_server.method import Facts, Members, Replies, Setting
 from coterie_server.methods.fed_mtl import Related, build
 from tests.papers.fixture_data import FOLDER, experiment
-from tests.simulation import small_experiment
+from tests.simulation import Faults, World, bits, small_experiment
 
 FIXTURE: list[dict[str, Any]] = json.loads((FOLDER / "fed_mtl_6.json").read_text(encoding="utf-8"))["cases"]
 CASES = range(len(FIXTURE))
@@ -35,12 +35,12 @@ PATH = [[1, -1, 0, 0], [-1, 2, -1, 0], [0, -1, 2, -1], [0, 0, -1, 1]]
 
 
 @functools.cache
-def solved(place: int, hosts: int = 1, **more: Any) -> Result:
+def solved(place: int, hosts: int = 1, rounds: int = 500, **more: Any) -> Result:
     """A case of the fixture, to residuals of 1e-10 or what `more` says."""
     case = FIXTURE[place]
     method = {"name": "fed_mtl", "mu": case["mu"], "relations": case["relations"], **more}
     problem = {"loss": case["loss"], "l2": case["l2"]}
-    return run(experiment(6, method, problem=problem, stop={"rounds": 500, "residual": 1e-10}), hosts=hosts)
+    return run(experiment(6, method, problem=problem, stop={"rounds": rounds, "residual": 1e-10}), hosts=hosts)
 
 
 def models(result: Result, stage: str = "fed_mtl") -> np.ndarray:
@@ -97,7 +97,7 @@ def test_without_relations_every_user_minimises_its_own_loss(free: dict[str, Any
 
 
 def test_a_strong_pull_to_the_mean_leaves_one_model_for_all() -> None:
-    result = trained({"mu": 1e4}, references=["global"])
+    result = trained({"mu": 1e4}, references=["global"], stop={"rounds": 200})
     np.testing.assert_allclose(models(result), models(result, "global"), atol=1e-2)
 
 
@@ -271,25 +271,42 @@ def groups(options: dict[str, JsonValue], seed: int) -> list[UserData]:
 def test_planted_groups_are_learnt_and_help_their_users() -> None:
     data = {"source": "python", "path": "tests.papers.test_fed_mtl_convex:groups"}
     problem = {"loss": "least_squares", "intercept": False, "l2": 0.01}
-    method = {"name": "fed_mtl", "mu": 1.0, "relations": "learned"}
+    method = {"name": "fed_mtl", "mu": 3.0, "relations": "learned"}
     content = {"name": "groups", "data": data, "problem": problem, "method": method, "references": ["local", "global"]}
-    result = run(experiment_from({**content, "stop": {"rounds": 100, "residual": 1e-4}}))
+    result = run(experiment_from({**content, "stop": {"rounds": 60}}))
     omega = np.linalg.inv(relations.learnt(models(result), 1.0)) - np.eye(16)
-    inside = np.concatenate([omega[:8, :8][~np.eye(8, dtype=bool)], omega[8:, 8:][~np.eye(8, dtype=bool)]])
-    assert omega[:8, 8:].max() < 0 < inside.min()
+    inside, between = np.concatenate([omega[:8, :8], omega[8:, 8:]]), omega[:8, 8:]
+    assert between.mean() < -0.5 < 0 < inside.min()
     error = {stage: result.metrics[stage]["heldout_metric"] for stage in ("local", "global", "fed_mtl")}
-    assert error["fed_mtl"] < 0.5 * error["local"] < error["global"]
+    assert error["fed_mtl"] < 0.3 * error["local"] < 0.3 * error["global"]
     assert {"primal_residual", "dual_residual"} <= set(result.history()[-1])
 
 
 # ---- bits and counts
 
 
-@pytest.mark.parametrize("more", [(), (("relations", "learned"),), (("users_per_round", 2),)])
-def test_one_host_and_three_give_the_same_bits(more: tuple[tuple[str, Any], ...]) -> None:
-    one, three = solved(0, 1, **dict(more)), solved(0, 3, **dict(more))
+@pytest.mark.parametrize("more", [{}, {"relations": "learned"}, {"users_per_round": 2}])
+def test_one_host_and_three_give_the_same_bits(more: dict[str, Any]) -> None:
+    one, three = solved(0, 1, rounds=30, **more), solved(0, 3, rounds=30, **more)
     assert models(one).tobytes() == models(three).tobytes()
     assert one.history() == three.history()
+
+
+@pytest.mark.parametrize("way", WAYS[2:4])
+def test_a_killed_host_and_a_killed_coordinator_change_no_bit(way: dict[str, Any], tmp_path: Path) -> None:
+    content = small_experiment({"name": "fed_mtl", **way}, stop={"rounds": 12})
+    calm = bits(World(content, tmp_path / "calm", 3).run())
+    faults = Faults(hosts_before={5: "h1"}, hosts_after={9: "h0"}, coordinator=(7, 11))
+    assert bits(World(content, tmp_path / "killed", 3, faults, keeps_hosts=False).run()) == calm
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_processes_that_talk_give_the_bits_of_one_process(hosts: int) -> None:
+    content = small_experiment({"name": "fed_mtl", "mu": 0.5, "relations": "learned"}, stop={"rounds": 12})
+    near, far = run(content), run(content, transport="grpc", hosts=hosts)
+    assert models(far).tobytes() == models(near).tobytes()
+    assert far.history() == near.history()
 
 
 def test_a_round_is_one_vector_and_one_number_each_way_for_each_user() -> None:
@@ -303,6 +320,33 @@ def test_what_travels_in_single_precision_is_what_the_server_reckons_with() -> N
     result = run(experiment(6, {"name": "fed_mtl", "mu": 0.1}, payload="float32", stop={"rounds": 30}))
     np.testing.assert_allclose(models(result), FIXTURE[0]["w"], atol=1e-4)
     np.testing.assert_array_equal(models(result), models(result).astype(np.float32))
+
+
+def test_users_who_do_not_answer_keep_their_models() -> None:
+    """And count as asked unless they were sent nothing; what they keep is part of the others' pulls."""
+    method, n_rounds = related(3, 1, mu=1.0), [0]
+
+    class Federation:
+        async def exchange(self, *messages: Message, to: Any = None) -> Replies:
+            n_rounds[0] += 1
+            (pull,) = messages
+            assert isinstance(pull, Pull)
+            here = np.arange(3) if n_rounds[0] == 1 else np.array([0, 2])
+            return Replies(
+                {Pulled: Pulled(pull.y[here] + 1.0, np.full(here.size, 9.0 / n_rounds[0] ** 2), users=here)}, here, unasked=np.array([1])
+            )
+
+    async def go() -> tuple[Any, Any, dict[str, float]]:
+        first, _ = await method.round(await method.init(Federation()), Federation(), 1)
+        second, figures = await method.round(first, Federation(), 2)
+        return first, second, dict(figures)
+
+    first, second, figures = asyncio.run(go())
+    assert first.w[1] == second.w[1]
+    assert (first.w[[0, 2]] != second.w[[0, 2]]).all()
+    assert (figures["users"], figures["unasked"]) == (2.0, 1.0)
+    assert method.expected_vectors([{"users": 3.0}, figures]) == {("pull", "down"): 5.0, ("pull", "up"): 5.0}
+    assert method.expected_scalars([{"users": 3.0}, figures]) == {("pull", "down"): 10.0, ("pull", "up"): 10.0}
 
 
 # ---- relations in a file
@@ -321,10 +365,7 @@ def test_relations_may_be_in_a_file(name: str, tmp_path: Path) -> None:
 WRONG: dict[str, tuple[list[list[float]], str]] = {
     "size": ([[1, 0], [0, 1]], r"method.relations has the shape \[2, 2\], want \[4, 4\]: a row and a column for each user"),
     "ragged": ([[1, 0], [0]], "method.relations holds no matrix of numbers: row 2 has 1 numbers, and row 1 has 2"),
-    "symmetry": (
-        [[1, 0, 0, 0.5], *PATH[1:]],
-        "has 0.5 in row 1, column 4, and 0 in row 4, column 1, want|has 0 in row 1, column 2, and -1 in row 2, column 1, want a symmetric matrix",
-    ),
+    "symmetry": ([[1, 0.5, 0, 0], *PATH[1:]], "has 0.5 in row 1, column 2, and -1 in row 2, column 1, want a symmetric matrix"),
     "sign": ((-np.array(PATH)).tolist(), r"method.relations has the eigenvalue -3.414, want none below 0"),
 }
 
