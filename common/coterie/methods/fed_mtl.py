@@ -34,7 +34,7 @@ Users' models travel in both cases: the server knows them, as MOCHA's does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -62,6 +62,7 @@ class Config(JointTraining):
     models: ClassVar[frozenset[Kind]] = ANY_MODEL
     update: ClassVar[str | None] = "fed_mtl"
     is_personal: ClassVar[bool] = True
+    meaningless: ClassVar[Mapping[Kind, Sequence[str]]] = {"network": _OF_CONVEX, "convex": _OF_NETWORKS}  # keys
     convex_defaults: ClassVar[Mapping[str, Any]] = {"participation": 1.0}
 
     name: Literal["fed_mtl"] = "fed_mtl"
@@ -86,7 +87,7 @@ class Config(JointTraining):
     def check_kind(self, *, is_network: bool) -> None:
         """ValueError where a setting has no meaning for users of this kind."""
         why = "networks know the mean of all users alone" if is_network else "users of a convex problem minimise their losses exactly"
-        for key in _OF_CONVEX if is_network else _OF_NETWORKS:
+        for key in self.meaningless["network" if is_network else "convex"]:
             found, default = getattr(self, key), type(self).model_fields[key].default
             if found != default:
                 plain = found.model_dump() if hasattr(found, "model_dump") else found

@@ -49,7 +49,7 @@ class Comparing:
 
     def experiment(self, method: str, seed: int) -> Experiment:
         """The run of a method from a seed. ConfigError where the method does not fit the experiment."""
-        own, known = self.content["method"], _fields(method)
+        own, known = self.content["method"], _fields(method, self.content)
         section = {key: value for key, value in own.items() if key in known}
         federation = {**self.content.get("federation", {}), **self.federation}
         alone = {"references": [], "evaluate": True, "seed": seed, "federation": federation}
@@ -58,7 +58,7 @@ class Comparing:
 
     def left_out(self, method: str) -> list[str]:
         """The keys of the experiment's own method section that this method does not know."""
-        known = _fields(method)
+        known = _fields(method, self.content)
         return [key for key in self.content["method"] if key not in known]
 
     def runs(self) -> list[tuple[str, int]]:
@@ -140,10 +140,13 @@ def _content(name: str, own: Path | None, overrides: Sequence[str]) -> dict[str,
     return as_written(experiment)
 
 
+def _kind(content: Mapping[str, Any]) -> Kind:
+    return "convex" if content.get("model") is None else "network"
+
+
 def _fitting(content: Mapping[str, Any]) -> list[str]:
     """The methods for experiments of this kind: with a network, or convex."""
-    kind: Kind = "convex" if content.get("model") is None else "network"
-    return [name for name in methods(kind) if name not in _NOT_ALONE]
+    return [name for name in methods(_kind(content)) if name not in _NOT_ALONE]
 
 
 def _methods(text: str, content: Mapping[str, Any]) -> tuple[str, ...]:
@@ -205,8 +208,10 @@ def _federation(
     return given
 
 
-def _fields(method: str) -> set[str]:
-    return set(method_module("coterie", method).Config.model_fields)
+def _fields(method: str, content: Mapping[str, Any]) -> set[str]:
+    """The keys that mean something to a method in an experiment of this kind."""
+    config = method_module("coterie", method).Config
+    return set(config.model_fields) - set(getattr(config, "meaningless", {}).get(_kind(content), ()))
 
 
 def run_folder(folder: Path, method: str, seed: int) -> Path:
