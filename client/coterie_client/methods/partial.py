@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Indices
-from coterie.errors import ProtocolError
+from coterie.errors import ProtocolError, RunError
 from coterie.messages import Message
 from coterie.methods.partial import (
     AS_IS,
@@ -67,6 +67,7 @@ class _Partial:
         kept = {name: np.repeat(array[None], local.n_own, axis=0) for name, array in started.items()}
         return State(np.tile(weights, (local.n_own, 1)), np.tile(counts, (local.n_own, 1)), dict(options), kept=kept)
 
+    @np.errstate(over="ignore", invalid="ignore")  # what has run away is told after training, or by the parent that is sent it
     def step(self, state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
         split = _Split(local, state.options)
         replies: list[Message] = []
@@ -242,6 +243,11 @@ def _scores(state: State, inbox: Inbox, local: Local, split: _Split) -> Scores:
                 tensors = fit(model, [phase], "fine-tuning").tensors
             held_out = Rows(user.test_features, user.test_target, user.name)
             loss[position, place], metric[position, place] = _learner(local).judge(tensors, held_out)
+            if np.isnan(metric[position, place]):
+                raise RunError(
+                    f"user {user.name!r} in round {inbox.round}: what its model says of held-out rows is nan, want numbers: "
+                    "a smaller learning rate may help"
+                )
     return Scores(loss, metric)
 
 

@@ -41,16 +41,15 @@ class ConvexLearner:
         loss: float | None = None
         beside: dict[str, NDArray[Any]] = {}
         phases = [phase for phase in phases if phase.part != "representation"]
-        with np.errstate(over="ignore", invalid="ignore"):  # what has run away is found at the end
-            for number, phase in enumerate(phases):
-                further = range(1, 1 if phase.rule is None else phase.rule.n_batches)
-                draws = [draw, *(draw.another(f"batch {k}") for k in further)]
-                steps = [epochs(n_rows, phase, each, number) for each in draws]
-                found = train(slope, gradient(phase, slope), zip(*steps, strict=True), phase)
-                loss = loss if found.loss is None else found.loss
-                beside |= found.beside
-            if loss is None:
-                loss = float(slope.value())
+        for number, phase in enumerate(phases):
+            further = range(1, 1 if phase.rule is None else phase.rule.n_batches)
+            draws = [draw, *(draw.another(f"batch {k}") for k in further)]
+            steps = [epochs(n_rows, phase, each, number) for each in draws]
+            found = train(slope, gradient(phase, slope), zip(*steps, strict=True), phase)
+            loss = loss if found.loss is None else found.loss
+            beside |= found.beside
+        if loss is None:
+            loss = float(slope.value())
         return Fitted({X: slope.x}, loss, sum(count_steps(n_rows, phase) for phase in phases), beside).checked(draw.place)
 
     def judge(self, tensors: Tensors, rows: Rows) -> tuple[float, float]:

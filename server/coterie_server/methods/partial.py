@@ -257,6 +257,7 @@ class PartialSharing:
             found |= {"absent_judges": float(n_absent), "unasked_judges": float(replies.n_unasked(everyone))}
         return found
 
+    @np.errstate(over="ignore", invalid="ignore")  # losses of models that have run away may be infinite, and their spread nothing
     def judged(self, replies: Replies, modes: Indices) -> tuple[dict[str, float], dict[str, Array]]:
         """Means and spreads over the users with held-out rows, and what each has said; nothing where nobody has any."""
         scores, everyone = replies[Scores], replies.awaited(np.arange(self.n_rows.size))
@@ -294,6 +295,7 @@ def _last(figures: Sequence[Mapping[str, float]], name: str) -> float:
     return figures[-1].get(name, 0.0) if figures else 0.0
 
 
+@np.errstate(over="ignore")  # of models that are about to run away
 def _mean(values: Array, weights: Indices) -> float:
     return float((values * weights).sum() / weights.sum())
 

@@ -37,6 +37,7 @@ class Scaffold(PartialSharing):
         """Line 4: communicate (x, c) to all i in S."""
         return [*super().asked(state, chosen, number), Variate(state.variate, users=chosen)]
 
+    @np.errstate(over="ignore", invalid="ignore")  # it is found before it is sent
     def taken(self, state: State, replies: Replies, answered: Indices) -> State:
         """Lines 15 to 17: x + eta_g / |S| sum_i (y_i - x), c + 1/N sum_i (c_i^+ - c_i)."""
         new = super().taken(state, replies, answered)
