@@ -479,9 +479,11 @@ class _Session:
     async def _write(self, frame: bytes) -> None:
         """Writes one frame. A stream that is gone swallows it: the reader learns why."""
         async with self._framing:
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            try:
                 await self._call.write(frame)
                 self._n_written += 1
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                return
 
     async def _half_close(self) -> None:
         async with self._framing:

@@ -151,6 +151,8 @@ def is_common(cls: type[Message], spec: Spec) -> bool:
 
 def _written(array: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
     """The numbers as they travel; to a bfloat16 they are rounded, halves to even. What is too large becomes infinite."""
+    if array.dtype == dtype and array.flags.c_contiguous:
+        return array
     if dtype != BFLOAT16:
         with np.errstate(over="ignore"):  # a parent refuses infinite numbers, and names whose they are
             return np.asarray(array, dtype=dtype, order="C")

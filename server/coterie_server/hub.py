@@ -368,8 +368,7 @@ class Hub:
         layout = self._layout()
         self._raise_failure()
         self.seq += 1
-        parts = {host: self._parts(host, messages) for host in layout.hosts_of(to)}
-        parts = {host: listed for host, listed in parts.items() if listed}
+        parts = {host: listed for host in layout.hosts_of(to) if (listed := self._parts(host, messages))}
         passed = self._passed_over(parts)
         for name in passed:
             del parts[name]
@@ -383,6 +382,9 @@ class Hub:
         # A host that has taken all that was sent before takes one more small task without waiting; several are written side by side.
         if link is not None:
             await link.flush()
+        elif pending.waiting:
+            for _ in range(2):  # their writers are woken in one turn, and write in the next
+                await asyncio.sleep(0)
         self.settle()
         if pending.waiting or pending.done.done():
             await pending.done
@@ -759,7 +761,7 @@ class Hub:
 
     def _take_back(self) -> None:
         """Hosts that have caught up take part again."""
-        for name in sorted(name for name in self._out if not self.hosts[name].owes):
+        for name in sorted(name for name in self._out if not self.hosts[name].owes) if self._out else ():
             self._out.discard(name)
             self._tell("back", f"host {name!r} takes part again from exchange {self.seq} on", host=name, seq=self.seq)
 
