@@ -206,7 +206,8 @@ class Engine:
             state, latest = await method.round(point.state, self.hub, point.round + 1)
             point = replace(point, state=state, round=point.round + 1)
             self.hub.meanwhile(functools.partial(self._note_round, method, point, latest, figures))
-            point = replace(point, ended=self._stop_reason(stage.stop, latest, point, started))
+            if reason := self._stop_reason(stage.stop, latest, point, started):
+                point = replace(point, ended=reason)
             self._after_round(stage, point, latest)
             await asyncio.sleep(0)  # where the transport never waits, signals and deadlines get their turn here
         self.hub.settle()

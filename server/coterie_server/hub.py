@@ -374,7 +374,8 @@ class Hub:
             del parts[name]
         loop = asyncio.get_running_loop()
         pending = self._pending = Pending(self.seq, set(parts), {}, loop.create_future(), self._clock())
-        self._leave_out(self.skips.get(self.seq, frozenset()) & pending.waiting)
+        if self.seq in self.skips:
+            self._leave_out(self.skips[self.seq] & pending.waiting)
         reading = [name for name in parts if self.hosts[name].acked == self.hosts[name].asked]
         for name, listed in parts.items():
             self._ask(self.hosts[name], listed)
@@ -447,7 +448,8 @@ class Hub:
 
     def meanwhile(self, work: Callable[[], None]) -> None:
         """What nobody needs to wait for: it is done once the next exchange is under way, while the hosts work, or at the next `settle`."""
-        self.settle()
+        if self._put_off is not None:  # the round before asked nobody
+            self.settle()
         self._put_off = work
 
     def settle(self) -> None:

@@ -161,7 +161,7 @@ class Pdmm:
             updated = None if chosen.z is None else pairs.touched(self.layout, chosen.z)
             new = replace(new, zero_for=persistent(state.zero_for, pairs.zero_pairs(self.layout, new.z), updated))
         present = _present(chosen.x, replies)
-        new = self._moved(state, new, replace(chosen, x=present))
+        new = self._moved(state, new, chosen if present is chosen.x else replace(chosen, x=present))
         figures: dict[str, float | None] = {**self._blocks(chosen), "primal_residual": None, "dual_residual": None}
         if present is not chosen.x and present is not None:
             drawn = np.arange(self.n) if chosen.x is None else chosen.x
