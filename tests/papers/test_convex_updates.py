@@ -357,7 +357,7 @@ def test_the_first_model_is_zero_and_further_ones_are_drawn() -> None:
     first, *others = start.weights[0].reshape(3, D)
     assert not first.any()
     for number, model in enumerate(others, 1):
-        np.testing.assert_array_equal(model, normal(stream(SEED, "model", number), D))
+        np.testing.assert_array_equal(model, 0.01 * normal(stream(SEED, "model", number), D))
 
 
 def test_full_batches_are_one_step_an_epoch_along_the_users_gradient() -> None:

@@ -19,9 +19,13 @@ from coterie_client.learning import Draw, Epoch, Fitted, Optimizer, Phase, Rows,
 from coterie_client.problems.blocks import Block
 from coterie_client.problems.problem import Problem
 
+# Standard deviation of the entries of a start that is one of several. Small, since the first is zero: of starts as long as the users' own
+# models it would fit everybody best.
+SPREAD = 0.01
+
 
 class ConvexLearner:
-    """The `Learner` of users with convex losses. The first model is zero; others (of several) have standard normal entries."""
+    """The `Learner` of users with convex losses. The first model is zero; others (of several) have small normal entries."""
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self._problem, self._seed = problem, seed
@@ -32,7 +36,7 @@ class ConvexLearner:
 
     def initial(self, number: int = 0) -> dict[str, NDArray[Any]]:
         d = self._problem.d
-        return {X: normal(stream(self._seed, "model", number), d) if number else np.zeros(d)}
+        return {X: SPREAD * normal(stream(self._seed, "model", number), d) if number else np.zeros(d)}
 
     def fit(self, tensors: Tensors, rows: Rows, phases: Sequence[Phase], draw: Draw) -> Fitted:
         """As of `Learner`. All of the model is head: phases of the representation move nothing."""
