@@ -19,7 +19,7 @@ from tests.tap import Tap
 
 D = N_FEATURES + 1
 N_USERS = 5
-FEW = ("scaffold", "apfl", "ifca")  # a variate that travels, a number beside the model, several models
+FEW = ("scaffold", "ifca")  # a variate that travels and is kept, and several models
 FAST_FEW = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
 NO_TORCH = 'raise ModuleNotFoundError("No module named \'torch\'", name="torch")\n'
 

@@ -80,10 +80,10 @@ def test_fedavg_with_one_full_local_step_is_gradient_descent(archive: Path, prob
 
 
 def test_scaffold_converges_to_the_optimum_where_fedavg_stalls(archive: Path, problem: ConvexProblem) -> None:
-    """Karimireddy et al., Theorem III: no client drift, whatever the users' heterogeneity. The objective is the plain mean of the f_i."""
+    """Karimireddy et al.: control variates take the drift away, whatever the users' heterogeneity. The objective is the mean of the f_i."""
     mean = optimum(problem, np.full(5, 0.2))
-    steps = {"updates": 5, "average": "plain", "optimizer": {"lr": 0.08, "momentum": 0.0}}
-    scaffold, fedavg = (model_of(left_by(archive, {"name": name, **steps}, 70)) for name in ("scaffold", "fedavg"))
+    steps = {"updates": 5, "average": "plain", "optimizer": {"lr": 0.1, "momentum": 0.0}}
+    scaffold, fedavg = (model_of(left_by(archive, {"name": name, **steps}, 40)) for name in ("scaffold", "fedavg"))
     assert np.linalg.norm(scaffold - mean) < 1e-8
     assert np.linalg.norm(fedavg - mean) > 1e-2
     assert np.linalg.norm(optimum(problem, problem.n_rows / problem.n_rows.sum()) - mean) > 1e-2
@@ -111,12 +111,12 @@ def l2gd_distances(lr: float, p: float, penalty: float, rounds: int) -> Array:
 
 
 @pytest.mark.parametrize(
-    ("times", "low", "high"), [(1, 2.0, 8.0), pytest.param(10, 3.2, 5.0, marks=pytest.mark.slow)], ids=["roughly", "closely"]
+    ("times", "low", "high"), [(1, 2.0, 8.0), pytest.param(20, 3.2, 5.0, marks=pytest.mark.slow)], ids=["roughly", "closely"]
 )
 def test_l2gd_ends_in_a_ball_whose_squared_radius_is_proportional_to_the_step(times: int, low: float, high: float) -> None:
-    """Hanzely and Richtarik, Theorem 4.4: linear convergence "to a neighborhood", alpha times a constant in |x - x^*|^2, of the
-    minimiser of 1/n sum_i f_i(x_i) + lambda/(2n) sum_i |x_i - xbar|^2, with the gradients of all rows and all users in each round."""
-    runs = [l2gd_distances(lr, p=0.4, penalty=1.0, rounds=times * rounds) for lr, rounds in ((0.2, 80), (0.05, 320))]
+    """Hanzely and Richtarik: with a constant alpha, linear convergence to a neighbourhood of the minimiser of
+    1/n sum_i f_i(x_i) + lambda/(2n) sum_i |x_i - xbar|^2; here with the gradients of all rows and all users in each round."""
+    runs = [l2gd_distances(lr, p=0.4, penalty=1.0, rounds=times * rounds) for lr, rounds in ((0.2, 50), (0.05, 200))]
     wide, narrow = (distances[-3 * distances.size // 4 :].mean() for distances in runs)
     assert low < wide / narrow < high  # 4 times as long steps
     assert runs[0][0] > 10 * wide
@@ -138,18 +138,18 @@ def write_kinds(path: Path, models: Array) -> Path:
     return path
 
 
-def clustered(path: Path, seed: int, rounds: int = 20) -> Outcome:
+def clustered(path: Path, seed: int, rounds: int = 12) -> Outcome:
     method = {"name": "ifca", "clusters": 3, "updates": 5, "optimizer": {"lr": 0.1, "momentum": 0.0}}
     return left_by(path, method, rounds, seed=seed, problem={"loss": "least_squares", "intercept": False})
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_ifca_recovers_planted_clusters_from_starts_that_are_near(seed: int, tmp_path: Path) -> None:
-    """Ghosh et al., Theorem 1: where every start is nearer to a planted model of its own than half of the distance between two of these."""
+    """Ghosh et al.'s condition: each is within a quarter of the planted models' distance of its own one."""
     starts = np.array([np.zeros(8), *(0.01 * normal(stream(seed, "model", number), 8) for number in (1, 2))])
     gaps = [np.linalg.norm(starts[a] - starts[b]) for a, b in ((0, 1), (0, 2), (1, 2))]
     away = np.random.default_rng(seed).standard_normal((3, 8))
-    planted = starts + 0.2 * min(gaps) * away / np.linalg.norm(away, axis=1, keepdims=True)
+    planted = starts + 0.15 * min(gaps) * away / np.linalg.norm(away, axis=1, keepdims=True)
     outcome = clustered(write_kinds(tmp_path / "users.npz", planted), seed)
     assert outcome.labels is not None
     assert outcome.labels.tolist() == KINDS.tolist()
@@ -157,7 +157,7 @@ def test_ifca_recovers_planted_clusters_from_starts_that_are_near(seed: int, tmp
 
 
 def test_ifca_recovers_planted_clusters_by_the_best_of_a_few_seeds(tmp_path: Path) -> None:
-    """From starts that know nothing, as in the paper's section 6: it depends on them, and one of several is right."""
+    """From starts that know nothing, as in the paper's experiments: it depends on them, and one of several is right."""
     planted = np.random.default_rng(0).standard_normal((3, 10))
     path = write_kinds(tmp_path / "users.npz", planted)
     outcomes = [clustered(path, seed) for seed in (2, 3, 4)]
