@@ -128,7 +128,7 @@ def test_the_objective_never_increases(way: dict[str, Any]) -> None:
     """Nor where relations are learnt anew: Omega is the minimiser of the same objective."""
     history = trained(way, stop={"rounds": 60}).history()
     # In the first rounds of learned relations they are those of the mean, which is another objective.
-    first = way.get("relations_every", 3) if way.get("relations") == "learned" else 0
+    first = way.get("relations_every", 1) if way.get("relations") == "learned" else 0
     values = np.array([row["objective"] for row in history[first:] if "objective" in row])
     assert (np.diff(values) <= 1e-12 * values[:-1]).all()
     assert values[-1] < values[0]

@@ -70,7 +70,9 @@ class Config(JointTraining):
     average: Literal["rows", "plain"] = "plain"
     # A, of convex problems: "mean", "learned", a file of the coordinator (.csv, .npy) or its rows.
     relations: str | Matrix = "mean"
-    relations_every: PositiveInt = 3  # rounds between two updates of learned relations, and before the first
+    # Rounds between two updates of learned relations, and before the first. More of them pay where n is in the thousands: an update is
+    # O(n^3) at the server.
+    relations_every: PositiveInt = 1
     relations_floor: PositiveFloat = 1.0  # eps of learned relations; where it is small, they take long to settle
 
     @field_validator("relations", mode="before")

@@ -116,10 +116,10 @@ class Related:
         return self.config.relations == "learned" and is_due and not np.isnan(state.values).any()
 
     def _learnt(self, state: State) -> State:
-        """A for the W of now. The acceleration begins anew: it was that of another objective."""
+        """A for the W of now: the same objective at another Omega, no larger than before. The acceleration goes on."""
         a = relations.learnt(state.w, self.config.relations_floor)
         new, old = relations.applied(a, state.w), relations.applied(state.a, state.w)
-        return replace(state, a=a, b=relations.bounds(a, self.n), change=_relative(new - old, np.linalg.norm(new)), t=1.0)
+        return replace(state, a=a, b=relations.bounds(a, self.n), change=_relative(new - old, np.linalg.norm(new)))
 
     def _draw(self, number: int) -> Indices:
         order = stream(self.setting.seed, "participation", self.setting.stage, number).order(self.n)
