@@ -19,7 +19,7 @@ Deviations: the subproblem is that of the primal, of a majoriser with the same s
 exactly (theta = 0), and stragglers may be left out of a round instead of solving less. V = W, or where all users take part W and a part of
 its last move (Beck and Teboulle, 2009), which is taken back where it would increase the objective. tr Omega is n and not 1, so that mu
 means the same as beside the mean; eps keeps A finite where the models span less than all n directions, as d < n models always do.
-(2) of MOCHA has lambda_2 ||W||^2 beside, which is `problem.l2`.
+(2) of MOCHA has lambda_2 ||W||^2 beside: `problem.l2` is 2 lambda_2.
 
 Of networks. Local updates for the mean alone: the server sends wbar^t, and the users drawn train, from where they were, and return their
 models, of which wbar^{t+1} is the mean:

@@ -76,7 +76,7 @@ class Related:
             state = self._learnt(state)
         chosen = self._draw(number)
         t = (1 + np.sqrt(1 + 4 * state.t**2)) / 2
-        # Where some do not take part, or the objective is not known, nothing says that a step from ahead is one down.
+        # From ahead a step need not go down: that is for rounds with everyone, where the objective is known and can tell.
         ahead = (state.t - 1) / t if chosen.size == self.n and not np.isnan(state.values).any() else 0.0
         v = state.w + ahead * state.move
         y = self.setting.precision.rounded(v - _over(relations.applied(state.a, v), state.b))
