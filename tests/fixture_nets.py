@@ -79,6 +79,14 @@ def normed(width: int = 4) -> nn.Module:
     return Parts(nn.Sequential(first, nn.BatchNorm1d(5), nn.ReLU()), nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3)))
 
 
+class _OwnNorm(nn.BatchNorm1d):
+    """A layer of the user's own that is a batch norm."""
+
+
+def own_normed() -> nn.Module:
+    return Parts(nn.Sequential(nn.Linear(4, 5, bias=False), _OwnNorm(5), nn.ReLU()), Scaled(5, 3))
+
+
 def mixing() -> nn.Module:
     """Features that depend on the other rows of the batch, even in evaluation mode."""
     return Parts(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, track_running_stats=False)), nn.Linear(5, 3))

@@ -17,7 +17,7 @@ from coterie.model import named_tensors
 from coterie.wire import Precision
 from coterie_client.data import UserData, load_users
 from coterie_client.method import Inbox, Local
-from coterie_client.methods.partial import CLIENT, State
+from coterie_client.methods.partial import CLIENT, State, travelling
 from coterie_client.nets import TorchNetwork
 from tests.networks import CLASSES, WIDTH, network_experiment, write_users
 
@@ -42,19 +42,22 @@ class Users:
         self.network = TorchNetwork(self.experiment.model, "cross_entropy", self.experiment.seed, (WIDTH,))
         names = tuple(user.name for user in self.users)
         self.local = Local(5, names, np.arange(3), 3, Precision.of("float64"), self.users, network=self.network)
-        self.state: State = CLIENT.init(self.experiment.method.client_options(), self.local, None)
+        options = self.experiment.method.client_options()
+        self.shared = travelling(self.network.tensors, options)
+        self.state: State = CLIENT.init(options, self.local, None)
 
     def flat(self, model: Tensors) -> NDArray[np.float32]:
-        """All numbers of a model, as messages have them."""
-        return np.concatenate([np.asarray(model[t.name], np.float32).reshape(-1) for t in self.network.tensors if not t.is_integer])
+        """The shared numbers of a model, as messages have them."""
+        shared = [np.asarray(model[tensor.name], np.float32).reshape(-1) for tensor in self.shared if not tensor.is_integer]
+        return np.concatenate([np.zeros(0, np.float32), *shared])
 
     def counts(self, model: Tensors) -> NDArray[np.int64]:
-        """And all counts."""
-        return np.array([model[tensor.name] for tensor in self.network.tensors if tensor.is_integer], np.int64)
+        """And the shared counts."""
+        return np.array([model[tensor.name] for tensor in self.shared if tensor.is_integer], np.int64)
 
     def named(self, weights: NDArray[Any]) -> Tensors:
-        """The model, one without counts, of such numbers."""
-        return named_tensors(weights, np.zeros(0, np.int64), self.network.tensors)
+        """The shared tensors, without counts, of such numbers."""
+        return named_tensors(weights, np.zeros(0, np.int64), self.shared)
 
     def round(self, number: int, sent: Tensors, asked: tuple[int, ...] = (0, 1, 2)) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
         """What the asked users return in a round, and their losses."""
@@ -72,8 +75,7 @@ class Users:
         return scores
 
     def _message(self, cls: type[M], sent: Tensors, **more: Any) -> M:
-        shares = self.experiment.method.sharing == "all"
-        return cls(*((self.flat(sent), self.counts(sent)) if shares else (np.zeros(0, np.float32), np.zeros(0, np.int64))), **more)
+        return cls(self.flat(sent), self.counts(sent), **more)
 
     def kept(self, position: int) -> Tensors:
         """What a user keeps beside its private tensors."""

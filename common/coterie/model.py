@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -104,6 +104,7 @@ class TensorInfo:
     is_integer: bool  # a count, such as batches seen: int64; all others are float32 in networks
     part: Part
     is_statistic: bool = False  # a buffer, such as a running mean: moved by data, not by gradients
+    layer: str = ""  # whose it is: torch's class of the layer, or that which the user's own class comes from; of convex problems none
 
     @property
     def size(self) -> int:
@@ -133,6 +134,7 @@ def from_json(text: str) -> tuple[TensorInfo, ...]:
                 bool(item["is_integer"]),
                 _part(item["part"]),
                 bool(item["is_statistic"]),
+                str(item.get("layer", "")),  # runs from before it was told are still read
             )
             for item in listed
         )
@@ -152,11 +154,17 @@ def _part(value: Any) -> Part:
     return value  # type: ignore[no-any-return]
 
 
-def shared_tensors(tensors: Sequence[TensorInfo], sharing: Sharing, *, statistics_travel: bool = True) -> tuple[TensorInfo, ...]:
-    """The tensors that travel, in the model's order; the others are private. ConfigError when a shared part has none."""
+def shared_tensors(
+    tensors: Sequence[TensorInfo], sharing: Sharing, *, statistics_travel: bool = True, private_layers: Collection[str] = ()
+) -> tuple[TensorInfo, ...]:
+    """The tensors that travel, in the model's order; the others are private, those of `private_layers` all of them.
+
+    ConfigError when a shared part has none.
+    """
     if sharing == "none":
         return ()
-    chosen = tuple(t for t in tensors if sharing in ("all", t.part) and (statistics_travel or not t.is_statistic))
+    travelling = [t for t in tensors if t.layer not in private_layers and (statistics_travel or not t.is_statistic)]
+    chosen = tuple(t for t in travelling if sharing in ("all", t.part))
     if not chosen:
         raise ConfigError(f"the model has no tensors in its {sharing}, which the method shares: want at least one there")
     return chosen
@@ -202,4 +210,4 @@ def difference(model: str, wanted: str) -> str:
 
 def _said(tensor: TensorInfo | None) -> str:
     assert tensor is not None  # noqa: S101 - callers check
-    return f"shape {list(tensor.shape)} in the {tensor.part}"
+    return f"shape {list(tensor.shape)} in the {tensor.part}" + (f", of a {tensor.layer}" if tensor.layer else "")

@@ -55,6 +55,9 @@ def _check_has_a_head(run: FinishedRun) -> None:
     method, where = run.experiment.method, f"the run in {run.folder} of method {run.experiment.method.name!r}"
     if run.experiment.model is None and X in run.shared:
         raise ConfigError(f"{where} has left whole linear models, which have no heads to train: want one with a representation")
+    if isinstance(method, Training) and method.private_layers:
+        kept = ", ".join(method.private_layers)
+        raise ConfigError(f"{where} has kept layers of its users ({kept}), which new users cannot train apart: want one that keeps heads")
     n_models = method.client_options().get("n_models") if isinstance(method, Training) else None
     if n_models is not None:
         raise ConfigError(f"{where} has left {n_models} models, want a run with one that new users can start from")

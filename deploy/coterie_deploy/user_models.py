@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from coterie.config import Experiment, experiment_to_json, load_experiment
 from coterie.errors import ConfigError
-from coterie.model import TensorInfo, X, convex_tensors, from_json, named_tensors, shared_tensors
+from coterie.model import TensorInfo, X, convex_tensors, from_json, named_tensors
 from coterie.names import natural_key, unknown_user
 from coterie.snapshot import SnapshotFile
-from coterie_client.methods.partial import personal_model
+from coterie_client.methods.partial import personal_model, travelling
 from coterie_deploy.launch import HOSTS
 from coterie_deploy.left import Left, left_in
 from coterie_deploy.shipped import FROZEN
@@ -114,8 +114,7 @@ def _models_in(run: FinishedRun, tree: Mapping[str, Any]) -> dict[str, Tensors]:
             f"the state of user {tree['users'][0]!r} is from before the end of the run: its host has not written down the last"
         )
     state = tree["states"]["partial"]
-    shared = shared_tensors(run.tensors, state.options["sharing"], statistics_travel=state.options["statistics_travel"])
-    names = {tensor.name for tensor in shared}
+    names = {tensor.name for tensor in travelling(run.tensors, state.options)}
     private = [tensor for tensor in run.tensors if tensor.name not in names]
     models = {}
     for position, user in enumerate(tree["users"]):

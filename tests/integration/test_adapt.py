@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 import coterie
 from coterie.config import experiment_to_json, load_experiment
 from coterie.errors import ConfigError, RunError
+from coterie.methods import fedavg
 from coterie.snapshot import SnapshotFile
 from coterie_client.data import load_users
 from coterie_deploy.cli import main
@@ -235,6 +236,26 @@ def test_users_who_share_nothing_have_models_but_nothing_for_new_users(
     capsys.readouterr()
     assert said(["adapt", str(tmp_path / "alone"), "--data", str(run / "users.npz")]) == 2
     assert "has shared nothing that new users could start from" in capsys.readouterr().err
+
+
+def test_kinds_of_layers_stay_with_their_users_where_a_method_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such layers are in the users' models alone, on both sides of the head; new users are told that they could not train them apart."""
+    monkeypatch.setattr(fedavg.Config, "private_layers", ("BatchNorm1d",))
+    rows = arrays_in(write_users(tmp_path / "users.npz"))
+    np.savez(tmp_path / "users.npz", **{**rows, "features": rows["features"][:, :4]})  # type: ignore[arg-type]
+    model = {"build": "tests.fixture_nets:normed"}
+    experiment = network_experiment(tmp_path / "users.npz", {"name": "fedavg", "participation": 1.0}, model=model, stop={"rounds": 2})
+    (tmp_path / "nets.yaml").write_text(yaml.safe_dump(json.loads(experiment_to_json(experiment))))
+    assert said(["run", str(tmp_path / "nets.yaml"), "--transport", "loopback", "--output", str(tmp_path / "run"), "--quiet"]) == 0
+    shared = finished_run(tmp_path / "run").shared
+    assert set(shared) == {"representation.0.weight", "head.1.weight", "head.1.bias"}
+    one, other = (models_of(finished_run(tmp_path / "run"), None)[user] for user in ("u0", "u1"))
+    assert {name for name in one if np.array_equal(one[name], other[name])} == {*shared, *(n for n in one if n.endswith("_tracked"))}
+    capsys.readouterr()
+    assert said(["adapt", str(tmp_path / "run"), "--data", str(tmp_path / "users.npz")]) == 2
+    assert "has kept layers of its users (BatchNorm1d)" in capsys.readouterr().err
 
 
 def test_every_user_has_a_file_of_its_own(tmp_path: Path) -> None:

@@ -86,9 +86,16 @@ def test_all_of_a_linear_model_is_its_head() -> None:
 
 def test_statistics_and_counts_are_told_apart() -> None:
     tensors = {tensor.name: tensor for tensor in own("normed").tensors}
-    assert tensors["head.0.num_batches_tracked"] == TensorInfo("head.0.num_batches_tracked", (), True, "head", True)
-    assert tensors["head.0.running_mean"] == TensorInfo("head.0.running_mean", (5,), False, "head", True)
-    assert tensors["representation.1.weight"] == TensorInfo("representation.1.weight", (5,), False, "representation", False)
+    assert tensors["head.0.num_batches_tracked"] == TensorInfo("head.0.num_batches_tracked", (), True, "head", True, "BatchNorm1d")
+    assert tensors["head.0.running_mean"] == TensorInfo("head.0.running_mean", (5,), False, "head", True, "BatchNorm1d")
+    assert tensors["representation.1.weight"] == TensorInfo("representation.1.weight", (5,), False, "representation", False, "BatchNorm1d")
+
+
+def test_the_kind_of_a_layer_is_the_nearest_class_of_torch() -> None:
+    tensors = {tensor.name: tensor.layer for tensor in own("own_normed").tensors}
+    assert tensors["representation.0.weight"] == tensors["head.inner.bias"] == "Linear"
+    assert {kind for name, kind in tensors.items() if name.startswith("representation.1")} == {"BatchNorm1d"}
+    assert tensors["head.temperature"] == "Module"
 
 
 def test_options_reach_the_users_own_function() -> None:

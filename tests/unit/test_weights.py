@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from dataclasses import replace
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -150,12 +152,14 @@ TENSORS = (
     TensorInfo("body.weight", (2, 3), False, "representation"),
     TensorInfo("body.mean", (3,), False, "representation", True),
     TensorInfo("body.seen", (), True, "representation", True),
-    TensorInfo("head.weight", (4,), False, "head"),
+    TensorInfo("head.weight", (4,), False, "head", layer="Linear"),
 )
 
 
 def test_a_model_survives_the_hello() -> None:
     assert from_json(to_json(TENSORS)) == TENSORS
+    before_layers = [{key: value for key, value in told.items() if key != "layer"} for told in json.loads(to_json(TENSORS))]
+    assert from_json(json.dumps(before_layers)) == tuple(replace(tensor, layer="") for tensor in TENSORS)
     for broken in (
         "",
         "[]",
@@ -168,7 +172,7 @@ def test_a_model_survives_the_hello() -> None:
 
 
 def test_the_method_says_which_tensors_travel() -> None:
-    def named(sharing: str, **how: bool) -> list[str]:
+    def named(sharing: str, **how: Any) -> list[str]:
         return [tensor.name for tensor in shared_tensors(TENSORS, sharing, **how)]  # type: ignore[arg-type]
 
     assert named("all") == [tensor.name for tensor in TENSORS]
@@ -176,6 +180,9 @@ def test_the_method_says_which_tensors_travel() -> None:
     assert named("representation", statistics_travel=False) == ["body.weight"]
     assert named("head") == ["head.weight"]
     assert named("none") == []
+    assert named("all", private_layers=("Linear", "Embedding")) == ["body.weight", "body.mean", "body.seen"]
+    with pytest.raises(ConfigError, match="no tensors in its head"):
+        named("head", private_layers=("Linear",))
     with pytest.raises(ConfigError, match="no tensors in its representation"):
         shared_tensors(TENSORS[3:], "representation")
 
@@ -196,5 +203,9 @@ def test_hosts_with_different_models_are_told_apart() -> None:
         "has a model with tensor 'body.weight' of shape [2, 4] in the representation, wanted shape [2, 3] in the representation as"
     )
     assert "no tensor 'head.weight'" in difference(to_json(TENSORS[:3]), to_json(TENSORS))
+    of_another_layer = (*TENSORS[:3], replace(TENSORS[3], layer="LayerNorm"))
+    assert difference(to_json(of_another_layer), to_json(TENSORS)) == (
+        "has a model with tensor 'head.weight' of shape [4] in the head, of a LayerNorm, wanted shape [4] in the head, of a Linear as"
+    )
     assert difference("", to_json(TENSORS)) == "has no model, unlike"
     assert "another order" in difference(to_json(TENSORS[::-1]), to_json(TENSORS))

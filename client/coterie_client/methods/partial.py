@@ -93,13 +93,19 @@ class _Partial:
         return state, replies
 
 
+def travelling(tensors: Sequence[TensorInfo], options: Mapping[str, Any]) -> tuple[TensorInfo, ...]:
+    """The tensors that the options of a stage share."""
+    how = {"statistics_travel": options["statistics_travel"], "private_layers": options.get("private_layers", ())}
+    return shared_tensors(tensors, options["sharing"], **how)
+
+
 class _Split:
     """Which tensors travel, and how tensors become the rows of messages and of the state."""
 
     def __init__(self, local: Local, options: Mapping[str, Any]) -> None:
         tensors = _learner(local).tensors
         self._dtype = local.precision.model
-        self.returned = shared_tensors(tensors, options["sharing"], statistics_travel=options["statistics_travel"])
+        self.returned = travelling(tensors, options)
         self._n_models: int | None = options.get("n_models")  # None: what is sent is like what is returned
         self.shared = self.returned if self._n_models is None else stacked(self.returned, self._n_models)
         names = {tensor.name for tensor in self.shared}

@@ -63,6 +63,7 @@ class TorchNetwork:
 
     def _described(self) -> tuple[TensorInfo, ...]:
         parameters = dict(self._module.named_parameters())
+        modules = dict(self._module.named_modules(remove_duplicate=False))
         listed: list[TensorInfo] = []
         first_at: dict[int, str] = {}  # address -> the name that has been seen there
         for name, tensor in self._module.state_dict().items():
@@ -70,7 +71,8 @@ class TorchNetwork:
             if tensor.numel() and (other := first_at.setdefault(tensor.data_ptr(), name)) != name:
                 raise ConfigError(f"tensors {other!r} and {name!r} of the model are one and the same, want each to have its own numbers")
             part: Part = "head" if self._is_of_head(name) else "representation"
-            listed.append(TensorInfo(name, tuple(tensor.shape), tensor.dtype == torch.int64, part, name not in parameters))
+            layer = _kind(modules.get(name.rpartition(".")[0]))
+            listed.append(TensorInfo(name, tuple(tensor.shape), tensor.dtype == torch.int64, part, name not in parameters, layer))
         if not listed:
             raise ConfigError("the model has no tensors, want parameters to train")
         for prefix in self._head_prefixes:
@@ -296,6 +298,12 @@ def _check_can_travel(name: str, tensor: Any) -> None:
 def _is_inside(name: str, prefix: str) -> bool:
     """Whether a tensor or module is the one named `prefix`, or inside it."""
     return name == prefix or name.startswith(f"{prefix}.")
+
+
+def _kind(module: nn.Module | None) -> str:
+    """What kind of layer it is: the nearest of its classes that is torch's own."""
+    classes = () if module is None else type(module).__mro__
+    return next((cls.__name__ for cls in classes if cls.__module__.startswith("torch.nn.")), "")
 
 
 def _said(error: Exception) -> str:

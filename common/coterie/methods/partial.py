@@ -7,6 +7,7 @@ A round: the server draws r n users and sends them the shared tensors; each trai
 method gives, and returns its shared tensors; the server averages them. FedRep shares the representation and trains the head first; FedPer
 shares the representation and trains all at once; FedAvg shares all; LG-FedAvg shares the head.
 
+Kinds of layers may stay with their users wherever they are (`private_layers`).
 Of batch norm, the running statistics travel and are averaged like parameters where their layer is shared (`batch_norm: shared`), or stay
 with their users (`private`). Counts, such as the batches seen, are averaged and rounded.
 """
@@ -54,6 +55,7 @@ class Training(_Model):
     """What all of these methods need to know."""
 
     sharing: ClassVar[Sharing] = "all"  # which part travels
+    private_layers: ClassVar[tuple[str, ...]] = ()  # torch's names of layers that stay with their users whatever their part is
     models: ClassVar[frozenset[Kind]] = NETWORK
     update: ClassVar[str | None] = None  # the client room with the local update, where it is more than the phases
     is_personal: ClassVar[bool] = False  # whether users judge models of their own even where all tensors travel
@@ -104,6 +106,7 @@ class Training(_Model):
             "statistics_travel": self.batch_norm == "shared",
             "phases": self.phases(),
             "fine_tuning": tuned,
+            **({"private_layers": list(self.private_layers)} if self.private_layers else {}),
             **own,
         }
 

@@ -310,6 +310,7 @@ def build(config: Training, setting: Setting) -> PartialSharing:
     facts = setting.facts
     if facts is None or facts.n_test is None:
         raise RunError(f"stage {setting.stage!r} needs the sizes of the stage 'prepare'")
-    tensors = shared_tensors(setting.tensors, config.sharing, statistics_travel=config.batch_norm == "shared")
+    statistics_travel = config.batch_norm == "shared"
+    tensors = shared_tensors(setting.tensors, config.sharing, statistics_travel=statistics_travel, private_layers=config.private_layers)
     are_personal = config.is_personal or len(tensors) < len(setting.tensors)
     return PartialSharing(config, setting, tensors, facts.n_rows, facts.n_test, are_personal=are_personal)
