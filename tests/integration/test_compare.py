@@ -124,12 +124,14 @@ def test_methods_of_convex_problems_are_compared_too_and_the_table_fits(
     capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    text = said(capsys, "compare", "small.yaml", "--methods", "global,squared", "--seeds", "0:1", *COMPARE)
+    text = said(
+        capsys, "compare", "small.yaml", "--methods", "global,squared", "--seeds", "0:1", "--set", "squared:method.penalty=0.05", *COMPARE
+    )
     assert max(map(len, text.splitlines())) <= 120
     heads = next(line for line in text.splitlines() if line.startswith("method"))
     assert heads.split() == ["method", "accuracy", "q1", "median", "q3", "worst", "up", "down", "time"]
     assert "rounds to" not in text  # objectives of different methods are different functions
-    assert "Settings of pdmm left out for global, where they are unknown: penalty." in text
+    assert "Settings of pdmm left out for global, where they are unknown or mean something else: penalty." in text
     assert query(here / "out/global-0", "SELECT name FROM stages") == [("global",)]  # the references of the experiment are not run again
 
 
@@ -160,7 +162,7 @@ def test_where_the_library_is_there_is_a_plot(capsys: pytest.CaptureFixture[str]
 def test_a_method_takes_over_the_settings_that_it_knows_and_those_for_it_alone(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     sets = ("--set", "method.batch_size=7", "--set", "fedavg:method.optimizer.lr=0.125", "--set", "stop.rounds=1", "--hosts", "2")
     text = said(capsys, "compare", "net.yaml", "--methods", "fedrep,fedavg", "--seeds", "4", *sets, *COMPARE)
-    assert "Settings of fedrep left out for fedavg, where they are unknown: head_epochs." in " ".join(text.split())
+    assert "Settings of fedrep left out for fedavg, where they are unknown or mean something else: head_epochs." in " ".join(text.split())
     frozen = {method: json.loads((here / f"out/{method}-4/experiment.json").read_text()) for method in ("fedrep", "fedavg")}
     assert [content["method"]["optimizer"]["lr"] for content in frozen.values()] == [0.05, 0.125]
     for method, content in frozen.items():
@@ -168,6 +170,13 @@ def test_a_method_takes_over_the_settings_that_it_knows_and_those_for_it_alone(c
         assert (content["method"]["batch_size"], content["method"]["evaluate_every"]) == (7, 1)
         assert (content["stop"]["rounds"], content["seed"], content["federation"]["hosts"]) == (1, 4, 2)
     assert "head_epochs" not in frozen["fedavg"]["method"]
+
+
+def test_a_penalty_of_another_sense_is_not_taken_over(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    text = said(capsys, "compare", "small.yaml", "--methods", "pdmm,ditto", "--seeds", "0", "--set", "stop.rounds=1", *COMPARE)
+    assert "left out for ditto, where they are unknown or mean something else: penalty." in " ".join(text.split())
+    assert json.loads((here / "out/ditto-0/experiment.json").read_text())["method"]["penalty"] == 1.0
+    assert json.loads((here / "out/pdmm-0/experiment.json").read_text())["method"]["penalty"] == 0.05
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from coterie.config import Experiment, apply_overrides, experiment_from, load_experiment
 from coterie.errors import ConfigError
 from coterie.names import similar_names
@@ -49,17 +51,16 @@ class Comparing:
 
     def experiment(self, method: str, seed: int) -> Experiment:
         """The run of a method from a seed. ConfigError where the method does not fit the experiment."""
-        own, known = self.content["method"], _fields(method, self.content)
-        section = {key: value for key, value in own.items() if key in known}
+        section = {key: self.content["method"][key] for key in _taken_over(method, self.content)}
         federation = {**self.content.get("federation", {}), **self.federation}
         alone = {"references": [], "evaluate": True, "seed": seed, "federation": federation}
         content = {**self.content, **alone, "method": {**section, "name": method}}
         return experiment_from(apply_overrides(content, self.settings.get(method, ())), f"the experiment with method {method!r}")
 
     def left_out(self, method: str) -> list[str]:
-        """The keys of the experiment's own method section that this method does not know."""
-        known = _fields(method, self.content)
-        return [key for key in self.content["method"] if key not in known]
+        """The keys of the experiment's own method section that this method does not have, or not in the same sense."""
+        taken_over = _taken_over(method, self.content)
+        return [key for key in self.content["method"] if key not in taken_over and key != "name"]
 
     def runs(self) -> list[tuple[str, int]]:
         """Method and seed of each run, seed by seed: the table of some seeds is of use before all are done."""
@@ -208,10 +209,15 @@ def _federation(
     return given
 
 
-def _fields(method: str, content: Mapping[str, Any]) -> set[str]:
-    """The keys that mean something to a method in an experiment of this kind."""
-    config = method_module("coterie", method).Config
-    return set(config.model_fields) - set(getattr(config, "meaningless", {}).get(_kind(content), ()))
+def _taken_over(method: str, content: Mapping[str, Any]) -> list[str]:
+    """The keys of the experiment's own method section that mean the same to this method: both have them from a class in common.
+
+    Many methods have a penalty, each its own.
+    """
+    own, config = (method_module("coterie", name).Config for name in (content["method"]["name"], method))
+    shared = [base for base in own.__mro__ if issubclass(config, base) and issubclass(base, BaseModel)]
+    meaningless = getattr(config, "meaningless", {}).get(_kind(content), ())
+    return [key for key in content["method"] if key not in meaningless and any(key in base.model_fields for base in shared)]
 
 
 def run_folder(folder: Path, method: str, seed: int) -> Path:

@@ -285,7 +285,8 @@ def notes(compared: Compared, comparing: Comparing) -> list[str]:
     for method in comparing.methods:
         if keys := comparing.left_out(method):
             by_keys.setdefault(", ".join(keys), []).append(method)
-    said += [f"Settings of {own} left out for {', '.join(methods)}, where they are unknown: {keys}." for keys, methods in by_keys.items()]
+    why = "where they are unknown or mean something else"
+    said += [f"Settings of {own} left out for {', '.join(methods)}, {why}: {keys}." for keys, methods in by_keys.items()]
     return said
 
 
