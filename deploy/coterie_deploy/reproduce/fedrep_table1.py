@@ -5,7 +5,8 @@ pixels where the paper has 100 of a CNN. scikit-learn's digits stand in where th
 column of the paper. CIFAR-100, Sent140 and FEMNIST are not at hand.
 
 In all runs but local ones a tenth of the users takes part in a round, as in the paper (of the digits' few a fifth), and local updates last
-one epoch, as FedRep's of the representation. What is a method's own is set once for all data, as tried from seed 7: see `METHODS`.
+one epoch, as FedRep's of the representation. What is a method's own is set once for all data: see `METHODS`. What the digits have in
+common was chosen from seeds 0 and 7 to 9, methods' own settings from seed 7; so neither is tuned to a seed's test rows, nor blind to all.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class Entry:
 # SCAFFOLD and L2GD are of steps without memory. With momentum 0.5 a gradient moves the others by lr / (1 - 0.5) in all, so by 0.02 too.
 _PLAIN = ("method.optimizer.momentum=0", "method.optimizer.lr=0.02")
 
+# Strengths of regularisation and mixing are the methods' defaults, written out: from seed 7 no other value tried was better on all data.
 METHODS = {
     # Everyone takes part in each of 30 rounds of one epoch: the mean over the last ten is of 21 to 30 epochs.
     "local_network": Entry("Local Only", "local_network", ("method.participation=1", "stop.rounds=30")),
@@ -105,9 +107,12 @@ METHODS = {
     "per_fedavg": Entry("PerFedAvg", "per_fedavg"),
     "per_fedavg_5": Entry("PerFedAvg, 5 epochs", "per_fedavg", ("method.adaptation_epochs=5",)),
     "lg_fedavg": Entry("LG-Fed", "lg_fedavg"),
+    # A local step is an epoch, and the coin is fair: two epochs a round in the mean, then two aggregations. Steps of one batch would make
+    # rounds of 1/p batches, whatever the number of rows.
     "l2gd": Entry("L2GD", "l2gd", (*_PLAIN, "method.epochs=1", "method.p=0.5")),
     "apfl": Entry("APFL", "apfl", ("method.alpha=0.5",)),
     "ditto": Entry("Ditto", "ditto", ("method.penalty=1",)),
+    # Its defaults leave the models of users with few rows behind: 0.77 and not 0.95 on digits with two classes.
     "pfedme": Entry("pFedMe", "pfedme", ("method.optimizer.lr=0.02", "method.personal_lr=0.02")),
     "ifca": Entry("IFCA", "ifca"),
     "fedper": Entry("FedPer", "fedper"),
