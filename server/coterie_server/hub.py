@@ -345,7 +345,7 @@ class Hub:
         for sent in host.log:
             if sent.seq > host.reached or sent.seq > host.acked:
                 self._send(host, sent, is_replay=sent.seq <= host.acked)
-        self._settle_for_others()
+        self._settle_or_fail()
         if host.acked > host.reached:
             text = f"host {host.name!r} is sent tasks {host.reached + 1} to {host.acked} again"
             self._note("replay", host.name, text, host=host.name, reached=host.reached, acked=host.acked)
@@ -386,7 +386,7 @@ class Hub:
         elif pending.waiting:
             for _ in range(2):  # their writers are woken in one turn, and write in the next
                 await asyncio.sleep(0)
-        self.settle()
+        self._settle_or_fail()
         if pending.waiting or pending.done.done():
             await pending.done
         self._pending = None
@@ -462,8 +462,8 @@ class Hub:
         if work is not None:
             work()
 
-    def _settle_for_others(self) -> None:
-        """The same in the turn of a session: a full disk is the run's end, and not that of the session in whose turn it is noticed."""
+    def _settle_or_fail(self) -> None:
+        """The same, where a full disk is the end of the run and not of the session in whose turn it is noticed."""
         try:
             self.settle()
         except RunError as error:
@@ -495,7 +495,7 @@ class Hub:
             host.absent_s = 0.0
             self._forget(host, reply.durable_seq)
             if pending is None or not is_awaited:
-                self._settle_for_others()  # only answers to an exchange wait to be booked, so they are never many
+                self._settle_or_fail()  # only answers to an exchange wait to be booked, so they are never many
                 self._note("late", name, f"host {name!r} answered task {reply.seq} too late or twice", host=name, seq=reply.seq)
                 return
             check_kinds(name, messages)
@@ -503,7 +503,7 @@ class Hub:
                 check_owners(name, message, own, self._layout().clusters[name])
                 check_finite(name, message, own, self.members.names if self.members else (), self.round)
         except CoterieError as error:
-            self._settle_for_others()
+            self._settle_or_fail()
             self._broke(host, error if isinstance(error, RunError) else RunError(f"host {name!r} broke the protocol: {error}"))
             return
         if self.tracer is not None:
@@ -800,7 +800,7 @@ class Hub:
 
         RunError when the run has not failed, but a book is not what it should be or a host cannot bring its own.
         """
-        self._settle_for_others()
+        self._settle_or_fail()
         self._failure = None  # what kept the run from going on is told in `outcome`, or came when there was nothing left to do
         self._finish = session_pb2.JoinResponse(finish=session_pb2.Finish(outcome=outcome, failed=failed))
         for host in self._connected():

@@ -94,6 +94,17 @@ def test_a_stop_asked_for_leaves_a_checkpoint_that_a_resume_ends_with_the_same_b
     assert query(world.folder, "SELECT count(*) FROM figures WHERE name = 'objective'") == [(30,)]
 
 
+def test_a_round_is_written_down_also_when_what_follows_it_fails(tmp_path: Path) -> None:
+    def watch(progress: Progress) -> None:
+        if progress.round == 5:
+            raise ValueError("seen enough")
+
+    with pytest.raises(ValueError, match="seen enough"):
+        run(small_experiment(LEAN), folder=tmp_path / "run", observer=watch)
+    assert query(tmp_path / "run", "SELECT max(round), count(*) FROM figures WHERE name = 'dual_residual'") == [(5, 5)]
+    assert query(tmp_path / "run", "SELECT max(round) FROM rounds") == [(5,)]
+
+
 @pytest.mark.parametrize(("limit", "rounds"), [(1 << 19, [0, 60]), (1, [0, 20, 40, 60])])
 def test_what_hosts_keep_of_their_replies_is_bounded_by_checkpoints(
     limit: int, rounds: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

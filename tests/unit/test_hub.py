@@ -634,6 +634,46 @@ def test_late_and_repeated_replies_are_dropped_and_booked_as_such() -> None:
     run(test())
 
 
+def test_what_was_put_off_is_done_in_order_once_the_next_tasks_are_sent() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        exchange = await asked(w, All(np.ones(2)))
+        for _ in range(3):  # the links have their turn first
+            await asyncio.sleep(0)
+        w.answer("b", 1, rows(2))
+        w.answer("a", 1, rows(2))
+        await exchange
+        n_sent: list[int] = []
+        w.hub.meanwhile(lambda: n_sent.append(len(w.links["a"].tasks)))
+        assert {way for _, way, _, _ in w.notes.booked} == {"down"}
+        exchange = await asked(w, All(np.zeros(2)))
+        w.answer("a", 2, rows(2))
+        w.answer("b", 2, rows(2))
+        await exchange
+        assert n_sent == [2]
+        w.hub.settle()
+        ways = [(row.seq, way, host) for host, way, row, _ in w.notes.booked if row.kind != "envelope"]
+        first = [(1, "down", "a"), (1, "down", "b"), (1, "up", "b"), (1, "up", "a")]
+        assert ways == [*first, (2, "down", "a"), (2, "down", "b"), (2, "up", "a"), (2, "up", "b")]
+
+    run(test())
+
+
+def test_what_was_put_off_is_done_before_more_is_put_off_and_at_the_end() -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        done: list[str] = []
+        w.hub.meanwhile(lambda: done.append("first"))
+        w.hub.meanwhile(lambda: done.append("second"))
+        assert done == ["first"]
+        for name in ("a", "b"):
+            w.cut(name)
+        await w.hub.finish("over", failed=True)
+        assert done == ["first", "second"]
+
+    run(test())
+
+
 async def skipping() -> World:
     w = await two_hosts(late="skip", late_after_s=5)
     w.hub.may_skip = True
