@@ -60,11 +60,11 @@ def test_a_label_that_the_loss_does_not_know_names_its_user(rows: str, tmp_path:
     """Also one of a held-out row, which nobody trains on."""
     path = write_rows(tmp_path / "users.npz", "logistic")
     experiment = convex_experiment(path, {"name": "fedavg"}, problem={"loss": "logistic"}, federation={"hosts": 2})
-    user = load_users(experiment.data, experiment.seed, None)[3]
+    user = load_users(experiment.data, experiment.seed, None)[4]
     archive = dict(np.load(path))
     archive["target"][(archive["features"] == getattr(user, rows)[1]).all(axis=1)] = 2
     np.savez(path, **archive)
-    with pytest.raises(ConfigError, match="user 'u3' has the label 2, labels must be -1 or \\+1"):
+    with pytest.raises(ConfigError, match="user 'u4' has the label 2, labels must be -1 or \\+1"):
         ran(experiment)
 
 

@@ -371,6 +371,12 @@ def test_full_batches_are_one_step_an_epoch_along_the_users_gradient() -> None:
         close(returned[position], x)
 
 
+def test_users_judge_by_means_whatever_they_minimise() -> None:
+    summed, mean = (ConvexUsers({"name": "fedavg", **PLAIN}, reduction=reduction).judged(1, a_model()) for reduction in ("sum", "mean"))
+    close(summed.loss, mean.loss)
+    np.testing.assert_array_equal(summed.accuracy, mean.accuracy)
+
+
 def test_users_judge_without_the_penalty_and_fine_tune_all_of_the_model() -> None:
     """Of a convex model all is head."""
     users, hand = driven("fedavg", fine_tune_epochs=1)
