@@ -156,6 +156,8 @@ def test_ifca_recovers_planted_clusters_from_starts_that_are_near(seed: int, tmp
     assert outcome.labels is not None
     assert outcome.labels.tolist() == KINDS.tolist()
     np.testing.assert_allclose(outcome.shared["x"], planted, rtol=0, atol=2e-3)
+    assert outcome.models is not None
+    np.testing.assert_array_equal(outcome.models, outcome.shared["x"][KINDS])
 
 
 def test_ifca_recovers_planted_clusters_by_the_best_of_a_few_seeds(tmp_path: Path) -> None:
