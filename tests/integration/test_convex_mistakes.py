@@ -89,7 +89,7 @@ def test_models_are_judged_until_they_run_away(archive: Path) -> None:
     """Their squared errors have no spread long before they are infinite."""
     figures = ran(running_away(archive, "fedavg", 10.0, rounds=12)).outcomes["fedavg"].figures
     assert 1e160 < figures["heldout_metric"] < np.inf
-    assert figures["global_accuracy_sd"] == np.inf
+    assert figures["global_squared_error_sd"] == np.inf
 
 
 def test_a_run_whose_steps_run_away_ends_with_code_3_and_one_sentence(

@@ -187,7 +187,7 @@ def assert_same_rounds(first: ConvexUsers, second: ConvexUsers) -> None:
         for mode in (AS_IS, ALL_TUNED):
             found, wanted = (users.judged(number, sent, mode) for users in (first, second))
             np.testing.assert_array_equal(found.loss, wanted.loss)
-            np.testing.assert_array_equal(found.accuracy, wanted.accuracy)
+            np.testing.assert_array_equal(found.metric, wanted.metric)
 
 
 def local_training(rounds: Mapping[int, tuple[int, ...]], epochs: int | None = 2, updates: int | None = None, **optimizer: Any) -> Array:
@@ -232,7 +232,7 @@ def test_without_the_others_it_is_local_training_to_the_bit(method: Mapping[str,
     np.testing.assert_array_equal(own_models(users), local)
     scores = users.judged(3, a_model())
     judged = [users.problem.judge(local[i], user.name, user.test_features, user.test_target) for i, user in enumerate(users.users)]
-    np.testing.assert_array_equal(np.column_stack([scores.loss, scores.accuracy]), judged)
+    np.testing.assert_array_equal(np.column_stack([scores.loss, scores.metric]), judged)
 
 
 def test_l2gd_without_a_penalty_is_local_training_to_the_bit() -> None:

@@ -374,7 +374,7 @@ def test_full_batches_are_one_step_an_epoch_along_the_users_gradient() -> None:
 def test_users_judge_by_means_whatever_they_minimise() -> None:
     summed, mean = (ConvexUsers({"name": "fedavg", **PLAIN}, reduction=reduction).judged(1, a_model()) for reduction in ("sum", "mean"))
     close(summed.loss, mean.loss)
-    np.testing.assert_array_equal(summed.accuracy, mean.accuracy)
+    np.testing.assert_array_equal(summed.metric, mean.metric)
 
 
 def test_users_judge_without_the_penalty_and_fine_tune_all_of_the_model() -> None:
@@ -385,7 +385,7 @@ def test_users_judge_without_the_penalty_and_fine_tune_all_of_the_model() -> Non
     for position, user in enumerate(users.users):
         x = sent
         miss = user.test_features @ x[:-1] - x[-1] - user.test_target
-        close([scores.loss[position, 0], scores.accuracy[position, 0]], [np.mean(miss**2) / 2, np.mean(miss**2)])
+        close([scores.loss[position, 0], scores.metric[position, 0]], [np.mean(miss**2) / 2, np.mean(miss**2)])
         for batch in users.batches(position, 1, epochs=1, purpose="fine-tuning of stage"):
             x = x - LR * hand.gradient(position, x, batch)
         miss = user.test_features @ x[:-1] - x[-1] - user.test_target
