@@ -152,7 +152,13 @@ def around(clusters: Clusters, d: int, figures: Sequence[Mapping[str, float]], *
 
 
 def spread_of(values: Array) -> dict[str, float]:
-    """How the users' figures (n,) are spread: standard deviation, quartiles, smallest and largest."""
-    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
-    named = {"sd": values.std(), "q1": low, "median": middle, "q3": high, "min": values.min(), "max": values.max()}
+    """How the users' figures (n,) are spread: standard deviation, quartiles, smallest and largest.
+
+    Of some that are infinite the deviation is infinite, and a quartile between two users is the higher of them.
+    """
+    is_finite = np.isfinite(values).all()
+    with np.errstate(over="ignore"):
+        low, middle, high = np.quantile(values, [0.25, 0.5, 0.75], method="linear" if is_finite else "higher")
+        deviation = values.std() if is_finite else np.inf
+    named = {"sd": deviation, "q1": low, "median": middle, "q3": high, "min": values.min(), "max": values.max()}
     return {name: float(value) for name, value in named.items()}

@@ -58,7 +58,8 @@ class ConvexLearner:
 
     def judge(self, tensors: Tensors, rows: Rows) -> tuple[float, float]:
         """Mean loss without the penalty, and accuracy, squared error or deviance, on the rows."""
-        return self._problem.judge(tensors[X], rows.user, rows.features, rows.target)
+        with np.errstate(over="ignore", invalid="ignore"):  # the parent says whose model has run away
+            return self._problem.judge(tensors[X], rows.user, rows.features, rows.target)
 
 
 class ConvexSlope:

@@ -272,14 +272,16 @@ class PartialSharing:
         figures: dict[str, float] = {}
         by_user: dict[str, Array] = {}
         for place, mode in enumerate(modes.tolist()):
-            loss, metric = scores.loss[judged, place], scores.metric[judged, place]
+            loss, metric = scores.loss[judged, place], scores.metric[judged, place]  # may be infinite
             if np.isnan(metric).any():
                 name = self.setting.members.names[said[judged][np.isnan(metric)][0]]
-                raise RunError(f"user {name!r} judged its model to be nan, wanted a number")
+                raise RunError(f"user {name!r} judged its model to be nan, wanted a number: a smaller learning rate may help")
+            with np.errstate(over="ignore"):
+                mean_loss, mean_metric = float(loss.mean()), float(metric.mean())
             if mode == AS_IS:
-                figures |= {"heldout_loss": float(loss.mean()), "heldout_metric": float(metric.mean())}
+                figures |= {"heldout_loss": mean_loss, "heldout_metric": mean_metric}
             name = f"{whose}{MODES[mode]}_{self.setting.metric}"
-            figures[name] = float(metric.mean())
+            figures[name] = mean_metric
             figures |= {f"{name}_{which}": value for which, value in spread_of(metric).items()}
             by_user[name] = np.full(self.n_rows.size, np.nan)
             by_user[name][said[judged]] = metric
@@ -297,7 +299,8 @@ def _last(figures: Sequence[Mapping[str, float]], name: str) -> float:
 
 @np.errstate(over="ignore")  # of models that are about to run away
 def _mean(values: Array, weights: Indices) -> float:
-    return float((values * weights).sum() / weights.sum())
+    with np.errstate(over="ignore"):  # it is infinite then
+        return float((values * weights).sum() / weights.sum())
 
 
 def needs_everyone(config: Training) -> str:  # noqa: ARG001
