@@ -131,7 +131,7 @@ def test_methods_of_convex_problems_are_compared_too_and_the_table_fits(
     heads = next(line for line in text.splitlines() if line.startswith("method"))
     assert heads.split() == ["method", "accuracy", "q1", "median", "q3", "worst", "up", "down", "time"]
     assert "rounds to" not in text  # objectives of different methods are different functions
-    assert "Settings of pdmm left out for global, where they are unknown or mean something else: penalty." in text
+    assert "Settings of pdmm left out for global, squared, where they are unknown or mean something else: penalty." in text
     assert query(here / "out/global-0", "SELECT name FROM stages") == [("global",)]  # the references of the experiment are not run again
 
 

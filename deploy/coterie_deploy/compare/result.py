@@ -40,6 +40,7 @@ _WIDE = 110  # columns from which all has room in one table
 _QUALITIES = {"heldout_metric": "", "heldout_loss": "held-out loss", "sum_of_losses": "sum of losses"}  # the first that all runs have
 _SPREAD = ("q1", "median", "q3", "min", "max")
 _TUNED = {"_ft_head": "head tuned", "_ft_all": "all tuned"}
+_LINEAR = "tuned"  # of linear models, all of which is head
 _SPARSE = 0.5  # part of the rounds that a figure is known in, below which the round of a goal is told as approximate
 
 
@@ -70,6 +71,7 @@ class Line:
 
     method: str
     tuned: str
+    how: str  # the same in words
     mean: Array
     spread: Mapping[str, Array]  # quartiles and extremes of the users
     up: Array
@@ -107,9 +109,10 @@ def result_of(comparing: Comparing, folder: Path) -> Compared:
     lines = []
     for method in comparing.methods:
         runs = [ran[method, seed] for seed in comparing.seeds]
-        lines.append(_line(method, "", runs, key, goal))
+        lines.append(_line(method, "", "", runs, key, goal))
         if key == "heldout_metric":
-            lines += [_line(method, mode, runs, key, goal) for mode in _TUNED if all(mode in run.qualities for run in runs)]
+            told = {mode: how for mode, how in _TUNED.items() if all(mode in run.qualities for run in runs)}
+            lines += [_line(method, mode, _LINEAR if experiment.model is None else how, runs, key, goal) for mode, how in told.items()]
     is_sparse = goal is not None and any(_is_sparse(found, goal.figure) for found in listed)
     cautious = [run.folder for run in ran.values() if run.is_cautious]
     return Compared(lines, quality, quality == "accuracy", goal, is_sparse, cautious)
@@ -151,13 +154,14 @@ def _qualities(results: Mapping[str, float], metric: str) -> dict[str, dict[str,
     return found
 
 
-def _line(method: str, mode: str, runs: Sequence[Ran], key: str, goal: Goal | None) -> Line:
+def _line(method: str, mode: str, how: str, runs: Sequence[Ran], key: str, goal: Goal | None) -> Line:
     told = [run.qualities.get(mode, {}) if key == "heldout_metric" else {"": run.results.get(key, np.nan)} for run in runs]
     spread = {which: np.array([quality.get(which, np.nan) for quality in told]) for which in _SPREAD}
     goals = [_towards(run, goal) for run in runs]
     return Line(
         method,
         mode,
+        how,
         np.array([quality.get("", np.nan) for quality in told]),
         spread,
         np.array([run.up for run in runs]),
@@ -197,11 +201,7 @@ def _is_sparse(found: Curves, name: str) -> bool:
 def write_files(compared: Compared, folder: Path) -> list[Path]:
     """The table, and the plot where its library is installed. Raises RunError when one cannot be written."""
     write_whole(folder / CSV, _csv(compared))
-    points = [
-        (line.method, _TUNED.get(line.tuned, ""), line.megabytes, float(line.mean.mean()))
-        for line in compared.lines
-        if np.isfinite(line.mean).all()
-    ]
+    points = [(line.method, line.how, line.megabytes, float(line.mean.mean())) for line in compared.lines if np.isfinite(line.mean).all()]
     if not points or importlib.util.find_spec("vl_convert") is None:
         return [folder / CSV]
     chart = pareto_chart(points, compared.quality, is_rising=compared.is_rising)
@@ -291,7 +291,7 @@ def notes(compared: Compared, comparing: Comparing) -> list[str]:
 
 
 def _label(line: Line) -> str:
-    return f" +{_TUNED[line.tuned]}" if line.tuned else line.method
+    return f" +{line.how}" if line.tuned else line.method
 
 
 def _quality_cells(line: Line, spread: Sequence[str], *, has_range: bool, is_share: bool) -> list[str]:
