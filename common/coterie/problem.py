@@ -15,7 +15,8 @@ from coterie.shown import shown
 MARGIN_LOSSES: Final = ("squared_hinge", "logistic", "least_squares", "huber", "poisson")
 DISTANCE_LOSSES: Final = ("squared_distance", "huber_distance")
 NETWORK_LOSSES: Final = ("cross_entropy",)  # networks also take least_squares
-METRICS: Final = ("accuracy", "squared_error", "deviance", "metric")
+UNTOLD: Final = "metric"  # where only the code of the loss could tell
+METRICS: Final = ("accuracy", "squared_error", "deviance", UNTOLD)
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -66,12 +67,12 @@ class ProblemConfig(BaseModel):
 
     @property
     def metric(self) -> str:
-        """What held-out rows are judged by, beside the loss; "metric" where only the code of the loss could tell."""
+        """What held-out rows are judged by, beside the loss."""
         if self.loss in ("cross_entropy", "logistic", "squared_hinge"):
             return "accuracy"
         if self.loss == "poisson":
             return "deviance"
-        return "metric" if ":" in self.loss else "squared_error"
+        return UNTOLD if ":" in self.loss else "squared_error"
 
     @property
     def has_intercept(self) -> bool:

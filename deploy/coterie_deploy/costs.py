@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from coterie.arrays import Array
-from coterie.problem import METRICS
+from coterie.problem import METRICS, UNTOLD
 from coterie_server.curves import GAP, Curves, Goal
 from coterie_server.rundb import BETWEEN, WITHIN
 
@@ -81,9 +81,14 @@ def best(found: Curves, figure: str) -> float | None:
 
 
 def common_goal(listed: Iterable[Curves]) -> Goal | None:
-    """The best value of their first figure that all have reached; None where they have no figure in common."""
+    """The best value of their first figure that all have reached; None where they have no figure in common.
+
+    Of the metric of one's own loss nobody here knows whether more is better, so it is no goal by itself.
+    """
     curves = list(listed)
     for figure in figures_shown(curves[0]) if curves else ():
+        if figure == UNTOLD:
+            continue
         values = [value for found in curves if (value := best(found, figure)) is not None]
         if len(values) == len(curves) and is_comparable(figure, curves):
             return Goal(figure, min(values) if Goal(figure, 0).is_rising else max(values))

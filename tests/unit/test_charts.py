@@ -126,6 +126,12 @@ def test_the_goal_of_a_comparison_is_what_all_have_reached() -> None:
     assert goal_said(Goal("gap", 1e-5)) == "gap ≤ 1e-5"
 
 
+def test_the_metric_of_ones_own_loss_is_no_goal_by_itself() -> None:
+    """It may be an accuracy or an error."""
+    one, other = curves_of(2, metric=[0.5, 0.7], loss=[3.0, 2.0]), curves_of(2, metric=[0.9, 0.8], loss=[2.0, 1.0])
+    assert common_goal([one, other]) == Goal("loss", 2.0)
+
+
 def test_figures_that_say_how_far_a_run_is_come_first() -> None:
     assert figures_shown(curves_of(1, converged=[1], objective=[1], gap=[1])) == [GAP, "objective"]
     assert figures_shown(curves_of(1, converged=[1], users=[3])) == ["users"]
