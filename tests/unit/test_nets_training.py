@@ -193,6 +193,7 @@ def test_a_last_batch_of_one_row_joins_the_one_before() -> None:
     assert sizes(2, epochs=1, batch_size=10) == [[2]]
     assert sizes(11, epochs=1, batch_size=10) == [[11]]
     assert sizes(11, epochs=1, batch_size=None) == [[11]]
+    assert sizes(3, epochs=1, batch_size=1) == [[1, 1, 1]]
 
 
 def test_updates_count_steps_over_as_many_epochs_as_they_need() -> None:

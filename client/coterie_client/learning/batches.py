@@ -19,9 +19,9 @@ class Epoch(NamedTuple):
 
 
 def _sizes(n_rows: int, phase: Phase) -> list[int]:
-    """The batches of one epoch. A last one of one row joins the one before: batch norm needs two."""
+    """The batches of one epoch. A last one of one row joins the one before, unless all are of one: batch norm needs two."""
     starts = list(range(0, n_rows, phase.batch_size or n_rows))
-    if len(starts) > 1 and n_rows - starts[-1] == 1:
+    if len(starts) > 1 and n_rows - starts[-1] == 1 and phase.batch_size != 1:
         starts.pop()
     return [end - start for start, end in zip(starts, [*starts[1:], n_rows], strict=True)]
 
