@@ -172,6 +172,13 @@ def test_a_method_takes_over_the_settings_that_it_knows_and_those_for_it_alone(c
     assert "head_epochs" not in frozen["fedavg"]["method"]
 
 
+def test_users_who_share_nothing_all_train_in_every_round(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    said(capsys, "compare", "net.yaml", "--methods", "fedper,local_network", "--seeds", "0", "--set", "stop.rounds=1", *COMPARE)
+    parts = [json.loads((here / f"out/{method}-0/experiment.json").read_text())["method"] for method in ("fedper", "local_network")]
+    assert [part["participation"] for part in parts] == [0.5, 1.0]
+    assert [part["batch_size"] for part in parts] == [5, 5]
+
+
 def test_a_penalty_of_another_sense_is_not_taken_over(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     text = said(capsys, "compare", "small.yaml", "--methods", "pdmm,ditto", "--seeds", "0", "--set", "stop.rounds=1", *COMPARE)
     assert "left out for ditto, where they are unknown or mean something else: penalty." in " ".join(text.split())

@@ -14,6 +14,7 @@ class Config(JointTraining):
     """Hyper-parameters; `epochs` are those of one round, in which by default everyone takes part."""
 
     sharing: ClassVar[Sharing] = "none"
+    own_sense: ClassVar[tuple[str, ...]] = ("participation", "users_per_round")  # nobody waits for what others train: not taken over
 
     name: Literal["local_network"] = "local_network"
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -216,8 +216,8 @@ def _taken_over(method: str, content: Mapping[str, Any]) -> list[str]:
     """
     own, config = (method_module("coterie", name).Config for name in (content["method"]["name"], method))
     shared = [base for base in own.__mro__ if issubclass(config, base) and issubclass(base, BaseModel)]
-    meaningless = getattr(config, "meaningless", {}).get(_kind(content), ())
-    return [key for key in content["method"] if key not in meaningless and any(key in base.model_fields for base in shared)]
+    left_out = set() if config is own else {*getattr(config, "meaningless", {}).get(_kind(content), ()), *getattr(config, "own_sense", ())}
+    return [key for key in content["method"] if key not in left_out and any(key in base.model_fields for base in shared)]
 
 
 def run_folder(folder: Path, method: str, seed: int) -> Path:
