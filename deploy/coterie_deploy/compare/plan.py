@@ -122,7 +122,11 @@ def _check(comparing: Comparing, folder: Path) -> None:
     """ConfigError for a method that does not fit the experiment, a target that is none, and a run in the folder that is another one."""
     _ = comparing.goal
     for method, seed in comparing.runs():
-        experiment, frozen = comparing.experiment(method, seed), run_folder(folder, method, seed) / FROZEN
+        frozen = run_folder(folder, method, seed) / FROZEN
+        try:
+            experiment = comparing.experiment(method, seed)
+        except ConfigError as error:
+            raise ConfigError(f"{error} (--set {method}:method.key=value is for this method alone)") from None
         stages_of(experiment)
         found = shipped.difference(experiment, load_experiment(frozen)) if frozen.is_file() else None
         if found is not None:
