@@ -14,7 +14,7 @@ from rich.text import Text
 from coterie.config import Experiment, load_experiment
 from coterie.errors import ConfigError
 from coterie_deploy.books import SHORT_NOTES, steps_said, traffic_table
-from coterie_deploy.cautions import events_of, shortfall_sentences, shortfalls_of
+from coterie_deploy.cautions import cautions_of, events_of, shortfalls_of
 from coterie_deploy.printable import printable
 from coterie_deploy.shipped import FROZEN
 from coterie_deploy.tables import count, counted, duration, figure, is_narrow, is_tiny, table
@@ -74,7 +74,7 @@ def report_of(folder: Path) -> Report:
             summary.by_step(summary.traffic(connection)),
             sum(row.message_bytes for row in summary.traffic(connection, repeats=True)),
             dict.fromkeys(shortfall.stage for shortfall in short),
-            [f"warning: {sentence}" for sentence in shortfall_sentences(short)],
+            cautions_of(connection),
             events_of(connection),
             is_at_work=is_at_work,
         )

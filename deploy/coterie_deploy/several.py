@@ -119,5 +119,7 @@ async def run_all(runs: Sequence[Wanted], how: How, shown: Shown, stop: Stop, ad
         try:
             with nothing_left_of_a_failed_start(place):
                 await launch(wanted.experiment(), launched)
+        except ConfigError as error:
+            raise ConfigError(f"{wanted.name}: {error}") from None
         except RunError as error:
             raise with_advice(error, stop, advice) from None

@@ -22,7 +22,7 @@ _CELL_BYTES, _MORE_BYTES = 64, 65_536  # the most that a file of them has
 
 def given(relations: Matrix | str, n: int) -> Array:
     """A as rows or in a file. ConfigError unless it can be read, is finite, (n, n), symmetric and positive semidefinite."""
-    where = f"{shortened(relations)}, the file of method.relations," if isinstance(relations, str) else "method.relations"
+    where = f"{shortened(relations)} (method.relations)" if isinstance(relations, str) else "method.relations"
     try:
         a = _read(Path(relations), n) if isinstance(relations, str) else _matrix(relations)
     except OSError as error:
@@ -92,7 +92,7 @@ def _matrix(rows: Sequence[Sequence[float]]) -> Array:
 
 def _check(a: Array, n: int, where: str) -> None:
     if a.shape != (n, n):
-        wanted = f"[{n}, {n}]: a row and a column for each user, in the order of their names"
+        wanted = f"[{n}, {n}]: a row and a column for each user, in the natural order of their names (u2 before u10)"
         raise ConfigError(f"{where} has the shape {list(a.shape)}, want {wanted}")
     if not np.isfinite(a).all():
         i, j = np.argwhere(~np.isfinite(a))[0].tolist()

@@ -172,6 +172,17 @@ def test_a_method_takes_over_the_settings_that_it_knows_and_those_for_it_alone(c
     assert "head_epochs" not in frozen["fedavg"]["method"]
 
 
+def test_warnings_are_told_once_with_their_runs_and_so_is_a_run_that_cannot_be_made(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    content = {**NETWORK, "method": {"name": "fedper", "participation": 0.1}, "stop": {"rounds": 1}}
+    (here / "few.yaml").write_text(yaml.safe_dump(content))
+    text = " ".join(said(capsys, "compare", "few.yaml", "--methods", "fedper,fedavg", "--seeds", "0", *COMPARE).split())
+    assert text.count("users is one user a round: want more, or users_per_round (fedper-0 and 1 more)") == 1
+    assert "is one user a round" in " ".join(said(capsys, "show", "out/fedavg-0").split())
+    assert "fedper-0: " in refused(
+        capsys, 2, "compare", "few.yaml", "--methods", "fedper", "--set", "model.classes=2", "--quiet", "--output", "other"
+    )
+
+
 def test_users_who_share_nothing_all_train_in_every_round(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     said(capsys, "compare", "net.yaml", "--methods", "fedper,local_network", "--seeds", "0", "--set", "stop.rounds=1", *COMPARE)
     parts = [json.loads((here / f"out/{method}-0/experiment.json").read_text())["method"] for method in ("fedper", "local_network")]

@@ -437,7 +437,7 @@ def test_a_matrix_that_is_none_of_relations_is_refused_in_a_sentence(case: str) 
 
 
 WRONG_FILES: dict[str, tuple[bytes, str]] = {
-    "nan.csv": (b"nan,0\n0,1\n", "nan.csv, the file of method.relations, has nan in row 1, column 1, want finite numbers"),
+    "nan.csv": (b"nan,0\n0,1\n", r"nan.csv \(method.relations\) has nan in row 1, column 1, want finite numbers"),
     "words.csv": (b"a,b\n1,2\n", "holds no matrix of numbers: could not convert string to float: 'a'"),
     "bytes.csv": (b"\xff\xfe", "holds no matrix of numbers: 'utf-8' codec"),
     "empty.csv": (b"", r"has the shape \[0\], want \[2, 2\]"),
@@ -461,7 +461,7 @@ def test_a_file_is_never_unpickled(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_missing_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"cannot read none.csv, the file of method.relations,: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read none.csv \(method.relations\): No such file"):
         relations.given("none.csv", 2)
 
 

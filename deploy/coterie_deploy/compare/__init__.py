@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -31,9 +32,14 @@ def compare_here(comparing: Comparing, folder: Path, how: How, out: Console, err
     except ConfigError:
         MEMORY.forget_unless_begun(folder)
         raise
-    compared = result_of(comparing, folder)
+    try:
+        compared, mistake = result_of(comparing, folder), None
+    except ConfigError as error:  # a target of a figure that there is not: what the runs have found is told all the same
+        compared, mistake = result_of(replace(comparing, target=None), folder), error
     written = write_files(compared, folder)
     print_result(compared, comparing, written, out)
+    if mistake is not None:
+        raise mistake
     return compared
 
 

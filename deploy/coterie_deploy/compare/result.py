@@ -41,6 +41,7 @@ _QUALITIES = {"heldout_metric": "", "heldout_loss": "held-out loss", "sum_of_los
 _SPREAD = ("q1", "median", "q3", "min", "max")
 _TUNED = {"_ft_head": "head tuned", "_ft_all": "all tuned"}
 _LINEAR = "tuned"  # of linear models, all of which is head
+_MOST_CAUTIONS = 5
 _SPARSE = 0.5  # part of the rounds that a figure is known in, below which the round of a goal is told as approximate
 
 
@@ -59,7 +60,7 @@ class Ran:
     seconds: float
     curves: Curves | None  # of the stage in which the method worked
     bytes_before: float  # what earlier stages of the run had sent
-    is_cautious: bool
+    cautions: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Compared:
     is_rising: bool  # more of it is better
     goal: Goal | None
     is_sparse: bool  # the goal's figure is known in few rounds only
-    cautious: Sequence[Path] = field(default=())  # runs that warn of something
+    cautions: Mapping[str, Sequence[Path]] = field(default_factory=dict)  # warnings, and the runs that give them
 
 
 def result_of(comparing: Comparing, folder: Path) -> Compared:
@@ -114,8 +115,11 @@ def result_of(comparing: Comparing, folder: Path) -> Compared:
             told = {mode: how for mode, how in _TUNED.items() if all(mode in run.qualities for run in runs)}
             lines += [_line(method, mode, _LINEAR if experiment.model is None else how, runs, key, goal) for mode, how in told.items()]
     is_sparse = goal is not None and any(_is_sparse(found, goal.figure) for found in listed)
-    cautious = [run.folder for run in ran.values() if run.is_cautious]
-    return Compared(lines, quality, quality == "accuracy", goal, is_sparse, cautious)
+    cautions: dict[str, list[Path]] = {}
+    for run in ran.values():
+        for caution in run.cautions:
+            cautions.setdefault(caution, []).append(run.folder)
+    return Compared(lines, quality, quality == "accuracy", goal, is_sparse, cautions)
 
 
 def _ran(folder: Path) -> Ran:
@@ -126,7 +130,7 @@ def _ran(folder: Path) -> Ran:
     with contextlib.closing(open_run(folder)) as connection:
         found = curves(connection, own)
         sent = [row for row in summary.traffic(connection) if row.stage != summary.SESSION]
-        is_cautious = bool(cautions_of(connection))
+        cautions = cautions_of(connection)
     up, down = (float(sum(row.wire_bytes for row in sent if row.direction == way)) for way in WAYS)
     earlier = sum(row.wire_bytes for row in sent if row.stage < own.number)
     seconds = sum(stage.seconds for stage in report.stages)
@@ -139,7 +143,7 @@ def _ran(folder: Path) -> Ran:
         seconds,
         found,
         float(earlier),
-        is_cautious,
+        cautions,
     )
 
 
@@ -261,11 +265,11 @@ def print_result(compared: Compared, comparing: Comparing, written: Sequence[Pat
         console.print(table(f"Costs of a run, mean of {seeds}{goal}", ["method", *costs], rows, gap=1 if narrow else 2))
     for sentence in notes(compared, comparing):
         console.print(Text(sentence, style="dim"))
-    if compared.cautious:
-        verb = "warns" if len(compared.cautious) == 1 else "warn"
-        said = f"warning: {counted(len(compared.cautious), 'run')} {verb} of something:"
-        console.print(Text(said, style="yellow"))
-        print(f"coterie show {compared.cautious[0]}", file=console.file)
+    for caution, folders in list(compared.cautions.items())[:_MOST_CAUTIONS]:
+        more = f" and {len(folders) - 1} more" if len(folders) > 1 else ""
+        console.print(Text(f"{caution} ({folders[0].name}{more})", style="yellow"))
+    if (rest := len(compared.cautions) - _MOST_CAUTIONS) > 0:
+        console.print(Text(f"{counted(rest, 'more warning')}: `coterie show` of the runs", style="yellow"))
     console.print()
     for path in written:
         print(f"written: {path}", file=console.file)  # not by the console, which would wrap it

@@ -44,10 +44,18 @@ def reproduce(seeds: int, output: Path, data: Path | None, console: Console, col
     for column in chosen:
         _print(column, [score for score in scores if score.column == column], seeds, console)
     console.print(_SAID)
+    console.print(settings_said(chosen), style="dim")
     _draw({column: lines_of([score for score in scores if score.column == column]) for column in chosen}, output / f"{NAME}.png")
     write_csv([field.name for field in fields(Score)], map(astuple, scores), output / f"{NAME}.csv")
     console.print(f"\nplot: {output / NAME}.png\nnumbers: {output / NAME}.csv", soft_wrap=True)
     return scores
+
+
+def settings_said(columns: Sequence[str]) -> str:
+    """With what the runs were made, beside what the shipped experiments say, in sentences."""
+    said = [f"{COLUMNS[name].title}: experiment {COLUMNS[name].experiment} with {', '.join(COLUMNS[name].overrides)}." for name in columns]
+    own = [f"{entry.title} {', '.join(entry.settings)}" for entry in METHODS.values() if entry.settings]
+    return f"Settings. {' '.join(said)} Of one method: {'; '.join(own)}. Local updates of the others: 1 epoch."
 
 
 def lines_of(scores: Sequence[Score]) -> list[Line]:
