@@ -111,6 +111,7 @@ def strike_clusters(seed: int, folder: Path, content: Mapping[str, Any], tier: s
     assert_same_bits(struck.run, undisturbed, stage)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_a_killed_member_of_two_tiers_and_then_a_killed_coordinator_end_with_the_same_bits(tmp_path: Path) -> None:
     strike_clusters(0, tmp_path, L2GD, "clusters")

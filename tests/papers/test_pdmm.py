@@ -179,6 +179,7 @@ def test_at_the_solution_the_duals_are_subgradients_and_balance_the_losses():
     assert max(run.figures[-1][name] for name in ("primal_residual", "dual_residual")) < 1e-8
 
 
+@pytest.mark.slow
 def test_the_printed_uniform_draw_keeps_a_bias_and_the_full_lagrangian_does_not():
     """S1 as printed draws ordered pairs, but (16) sees only those with i first: the state loses antisymmetry and with it the optimum.
 

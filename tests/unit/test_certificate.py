@@ -226,6 +226,7 @@ def test_near_the_lower_end_of_the_sixty_users_the_exact_certificate_is_0711():
     assert theorem1_bound(gradients, losses.labels) > 1.5 * bounds.upper
 
 
+@pytest.mark.slow
 def test_the_interval_of_the_sixty_users_is_that_of_problem_3_itself():
     losses = SquaredHinge(60)
     found = interval(losses, losses.labels, 3)
