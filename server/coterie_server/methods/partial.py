@@ -276,8 +276,7 @@ class PartialSharing:
             if np.isnan(metric).any():
                 name = self.setting.members.names[said[judged][np.isnan(metric)][0]]
                 raise RunError(f"user {name!r} judged its model to be nan, wanted a number: a smaller learning rate may help")
-            with np.errstate(over="ignore"):
-                mean_loss, mean_metric = float(loss.mean()), float(metric.mean())
+            mean_loss, mean_metric = float(loss.mean()), float(metric.mean())
             if mode == AS_IS:
                 figures |= {"heldout_loss": mean_loss, "heldout_metric": mean_metric}
             name = f"{whose}{MODES[mode]}_{self.setting.metric}"
@@ -299,8 +298,7 @@ def _last(figures: Sequence[Mapping[str, float]], name: str) -> float:
 
 @np.errstate(over="ignore")  # of models that are about to run away
 def _mean(values: Array, weights: Indices) -> float:
-    with np.errstate(over="ignore"):  # it is infinite then
-        return float((values * weights).sum() / weights.sum())
+    return float((values * weights).sum() / weights.sum())
 
 
 def needs_everyone(config: Training) -> str:  # noqa: ARG001
