@@ -80,7 +80,7 @@ def local_of(host: Host) -> Local:
         numbers=host.numbers,
         clusters=host.clusters,
         n_members=host.n_members,
-        precision=Precision.of(experiment.payload, is_convex=experiment.model is None),
+        precision=Precision.of_run(experiment),
         users=users,
         losses=losses,
         network=host.network,

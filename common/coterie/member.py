@@ -83,7 +83,7 @@ class Member:
         self._model = model
         self._store = store
         self._instance = instance
-        self._precision = Precision.of(experiment.payload, is_convex=experiment.model is None)
+        self._precision = Precision.of_run(experiment)
         self._replies: dict[int, tuple[Encoded, int]] = {}  # exchange -> (reply, how often it was sent)
         self._fingerprints: dict[int, int] = {}  # exchange -> checksum of the task that the reply answers
         self._booked: list[Booked] = []

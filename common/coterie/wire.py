@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -38,6 +38,9 @@ from coterie.frames import (
 from coterie.messages import Broadcast, Message, PerCluster, Rows, Spec, check_extents, check_shapes, has_rows, kind_class
 from coterie.stencil import BFLOAT16, DTYPES, Entry, Extent, Plan, Plans, Stencil, native_dtype, stencil_of
 from coterie.v1 import session_pb2, tensor_pb2
+
+if TYPE_CHECKING:
+    from coterie.config import Experiment
 
 PROTOCOL_VERSION = 1
 # A frame holds inline tensors of at most this many bytes together; larger ones follow in chunks.
@@ -78,6 +81,11 @@ class Precision:
         if name == "float16":
             return Precision(_FLOAT32, np.dtype("<f2"))
         return Precision(np.dtype(name).newbyteorder("<"))
+
+    @staticmethod
+    def of_run(experiment: Experiment) -> Precision:
+        """That of an experiment's payload."""
+        return Precision.of(experiment.payload, is_convex=experiment.model is None)
 
     def rounded_weights(self, array: AnyArray) -> AnyArray:
         """Weights as the other side will see them."""

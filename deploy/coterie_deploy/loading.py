@@ -218,7 +218,7 @@ class Run(Generic[Frame]):
         check_predicts(self.experiment)
         left = self._left_by(stage or self._final())
         if self.folder is not None:
-            left = user_models.with_kept(left, self.folder, None, [user])
+            left = user_models.with_kept(left, self.folder, None, user)
         return predicted(self.experiment, left, user, self._features(left, rows, left.model_of(user).size))
 
     def _features(self, left: Left, rows: Any, d: int) -> Array:

@@ -47,7 +47,7 @@ def _left(folder: Path, user: str, stage: str | None, state: Path | None) -> Lef
         name = summary.facts(connection).get("final_stage") if stage is None else summary.stage_named(connection, stage).name
     if name is None:
         raise ConfigError(f"the run in {folder} has not finished, so it has no models yet")
-    left = with_kept(left_in(folder, name), folder, state, [user])
+    left = with_kept(left_in(folder, name), folder, state, user)
     left.model_of(user)
     return left
 

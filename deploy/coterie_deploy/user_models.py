@@ -87,15 +87,14 @@ def models_of(run: FinishedRun, state: Path | None, users: Sequence[str] | None 
     return {user: found[user] for user in sorted(found if users is None else users, key=natural_key)}
 
 
-def with_kept(left: Left, folder: Path, state: Path | None, users: Sequence[str] | None = None) -> Left:
-    """What a stage has left, with the convex models (all, or of these users) that have stayed with them. ConfigError where none have."""
+def with_kept(left: Left, folder: Path, state: Path | None, user: str) -> Left:
+    """What a stage has left, with the convex model that has stayed with this user. ConfigError where none has."""
     if left.models is not None or X not in left.shared:
         return left
     run = finished_run(folder)
     if run.stage != left.stage:
         return left
-    models = models_of(run, state, users)
-    return replace(left, users=tuple(models), models=np.array([model[X] for model in models.values()]))
+    return replace(left, users=(user,), models=models_of(run, state, [user])[user][X][None])
 
 
 def _check_writes_safetensors() -> None:

@@ -113,7 +113,7 @@ class Aggregator(Member):
                 self.experiment.seed,
                 stage.name,
                 self.hub.members,
-                Precision.of(self.experiment.payload, is_convex=self.experiment.model is None),
+                Precision.of_run(self.experiment),
             )
             half: ClusterMethod[Any] = method_module("coterie_server", stage.method).build_clusters(stage.config, setting)
             self._half = half

@@ -241,7 +241,7 @@ class Engine:
             seed=self.experiment.seed,
             stage=stage.name,
             members=members,
-            precision=Precision.of(self.experiment.payload, is_convex=self.experiment.model is None),
+            precision=Precision.of_run(self.experiment),
             facts=point.facts,
             start=point.outcomes[start] if start else self._start,
             rounds=stage.stop.rounds,

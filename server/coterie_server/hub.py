@@ -54,7 +54,7 @@ class Hub:
         self.rules = experiment.federation
         self.cluster = cluster  # whose users alone may join: this is the hub of an aggregator, and its parent numbers the users
         self.run_id = run_id
-        self.precision = Precision.of(experiment.payload, is_convex=experiment.model is None)
+        self.precision = Precision.of_run(experiment)
         self.recorder = recorder
         self.tracer: Tracer | None = None
         self.hosts: dict[str, Host] = {}

@@ -4,7 +4,7 @@ Models are tensors by name, as numpy arrays. What knows a model's loss is a `Lea
 of a user (`coterie_client.problems`). The loop of steps and the rules of the methods are here, once for both, and need no torch.
 """
 
-from coterie_client.learning.batches import Epoch, count_steps, epochs
+from coterie_client.learning.batches import Epoch, count_steps, epochs, steps_of
 from coterie_client.learning.gradients import gradient
 from coterie_client.learning.learner import Draw, Fitted, Learner, Rows, Tensors
 from coterie_client.learning.phases import ALPHA, Adapted, Envelope, Mixed, Phase, Rule
@@ -29,5 +29,6 @@ __all__ = [
     "count_steps",
     "epochs",
     "gradient",
+    "steps_of",
     "train",
 ]

@@ -32,6 +32,13 @@ def count_steps(n_rows: int, phase: Phase) -> int:
     return min(length for length in lengths if length is not None)
 
 
+def steps_of(n_rows: int, phase: Phase, draw: Draw, number: int) -> Iterator[tuple[Epoch, ...]]:
+    """The epochs of phase `number` side by side: one, or as many as its rule takes batches in a step, each from draws of its own."""
+    further = range(1, 1 if phase.rule is None else phase.rule.n_batches)
+    draws = [draw, *(draw.another(f"batch {k}") for k in further)]
+    return zip(*(epochs(n_rows, phase, each, number) for each in draws), strict=True)
+
+
 def epochs(n_rows: int, phase: Phase, draw: Draw, number: int) -> Iterator[Epoch]:
     """The steps of phase `number`, from 0."""
     sizes, n_steps = _sizes(n_rows, phase), count_steps(n_rows, phase)

@@ -19,7 +19,7 @@ from coterie.draws import stream
 from coterie.errors import ConfigError, RunError
 from coterie.model import CnnModel, CustomModel, ModelConfig, Part, TensorInfo
 from coterie_client.data import UserData
-from coterie_client.learning import Draw, Fitted, Phase, Rows, Tensors, Trained, count_steps, epochs, gradient, train
+from coterie_client.learning import Draw, Fitted, Phase, Rows, Tensors, Trained, count_steps, epochs, gradient, steps_of, train
 from coterie_client.nets.heads import has_written_gradient, train_linear_head
 from coterie_client.nets.models import build_module
 from coterie_client.nets.rows import FEWEST_ROWS, Reader
@@ -182,22 +182,20 @@ class TorchNetwork:
         names = [name for name, _ in self._module.named_parameters() if self._is_moved(name, phase) and name not in self._fixed]
         if not names:
             return Trained(None)
-        further = range(1, 1 if phase.rule is None else phase.rule.n_batches)
-        draws = [draw, *(draw.another(f"batch {k}") for k in further)]
-        steps = [epochs(len(targets), phase, each, number) for each in draws]
+        n_rows = len(targets)
         head = self._head_module()
         is_cached = phase.part == "head" and phase.cache and phase.rule is None
         if is_cached and head is not None and (features := self._features(inputs, head)) is not None:
             prefix = f"{self._head_prefixes[0]}."
             inside = [name.removeprefix(prefix) for name in names]
             if has_written_gradient(head, phase) and self._loss_name == "cross_entropy" and not self._fixed:
-                return Trained(train_linear_head(cast(nn.Linear, head), features, targets, steps[0], phase))
+                return Trained(train_linear_head(cast(nn.Linear, head), features, targets, epochs(n_rows, phase, draw, number), phase))
             phase = phase.inside(prefix)
             slope = TorchSlope(head, inside, features, targets, self._loss)
         else:
             slope = TorchSlope(self._module, names, inputs, targets, self._loss)
         with torch.no_grad():
-            return train(slope, gradient(phase, slope), zip(*steps, strict=True), phase)
+            return train(slope, gradient(phase, slope), steps_of(n_rows, phase, draw, number), phase)
 
     def _set_modes(self, phase: Phase) -> None:
         """Only what is trained is in training mode: a part that is fixed drops nothing out, and its statistics stay."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from coterie.arrays import Array, Indices
 from coterie.draws import normal, stream
 from coterie.model import TensorInfo, X, convex_tensors
-from coterie_client.learning import Draw, Epoch, Fitted, Optimizer, Phase, Rows, Tensors, count_steps, epochs, gradient, train
+from coterie_client.learning import Draw, Epoch, Fitted, Optimizer, Phase, Rows, Tensors, count_steps, gradient, steps_of, train
 from coterie_client.problems.blocks import Block
 from coterie_client.problems.problem import Problem
 
@@ -46,10 +46,7 @@ class ConvexLearner:
         beside: dict[str, NDArray[Any]] = {}
         phases = [phase for phase in phases if phase.part != "representation"]
         for number, phase in enumerate(phases):
-            further = range(1, 1 if phase.rule is None else phase.rule.n_batches)
-            draws = [draw, *(draw.another(f"batch {k}") for k in further)]
-            steps = [epochs(n_rows, phase, each, number) for each in draws]
-            found = train(slope, gradient(phase, slope), zip(*steps, strict=True), phase)
+            found = train(slope, gradient(phase, slope), steps_of(n_rows, phase, draw, number), phase)
             loss = loss if found.loss is None else found.loss
             beside |= found.beside
         if loss is None:

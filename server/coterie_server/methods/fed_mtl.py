@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array, Indices
-from coterie.draws import stream
 from coterie.errors import RunError
 from coterie.methods.fed_mtl import Config, Pull, Pulled
 from coterie_server import relations
 from coterie_server.merge import check_senders
 from coterie_server.method import Counts, Federation, Outcome, ServerMethod, Setting
 from coterie_server.methods import partial
-from coterie_server.methods.partial import needs_everyone
+from coterie_server.methods.partial import drawn, needs_everyone
 
 FLAT_ONLY = True  # it knows no clusters
 
@@ -74,7 +73,7 @@ class Related:
         """
         if self._learns(state, number):
             state = self._learnt(state)
-        chosen = self._draw(number)
+        chosen = drawn(self.config, self.setting, self.n, number)
         t = (1 + np.sqrt(1 + 4 * state.t**2)) / 2
         # From ahead a step need not go down: that is for rounds with everyone, where the objective is known and can tell.
         ahead = (state.t - 1) / t if chosen.size == self.n and not np.isnan(state.values).any() else 0.0
@@ -120,10 +119,6 @@ class Related:
         a = relations.learnt(state.w, self.config.relations_floor)
         new, old = relations.applied(a, state.w), relations.applied(state.a, state.w)
         return replace(state, a=a, b=relations.bounds(a, self.n), change=_relative(new - old, np.linalg.norm(new)))
-
-    def _draw(self, number: int) -> Indices:
-        order = stream(self.setting.seed, "participation", self.setting.stage, number).order(self.n)
-        return np.sort(order[: self.config.n_selected(self.n)])
 
     def _moved(self, old: State, new: State, *, is_ahead: bool, t: float) -> State:
         """The new state, or the old one where a step from a point ahead has increased the objective."""

@@ -112,7 +112,7 @@ class PartialSharing:
 
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
         """Users are drawn, train and return; and, in some rounds, everyone judges."""
-        chosen = self._draw(number)
+        chosen = drawn(self.config, self.setting, self.n_rows.size, number)
         replies = await federation.exchange(*self.asked(state, chosen, number), to=chosen)
         answered = replies.awaited(chosen)
         figures = {"users": float(answered.size)}
@@ -206,12 +206,6 @@ class PartialSharing:
         """Users over the rounds in which all of them judge."""
         return float(self.n_rows.size * sum(self._is_evaluated(number) for number in range(1, len(figures) + 1)))
 
-    def _draw(self, number: int) -> Indices:
-        """I^t: r n users, without replacement."""
-        n_users = self.n_rows.size
-        order = stream(self.setting.seed, "participation", self.setting.stage, number).order(n_users)
-        return np.sort(order[: self.config.n_selected(n_users)])
-
     def average(self, updates: Sequence[Updated]) -> tuple[Single, Indices]:
         """phi^{t+1} = sum_i p_i phi_i^{t+1}, block by block: the users' tensors may be most of the memory."""
         for update in updates:
@@ -285,6 +279,12 @@ class PartialSharing:
             by_user[name] = np.full(self.n_rows.size, np.nan)
             by_user[name][said[judged]] = metric
         return figures, by_user
+
+
+def drawn(config: Training, setting: Setting, n_users: int, number: int) -> Indices:
+    """I^t: r n users of round `number`, without replacement."""
+    order = stream(setting.seed, "participation", setting.stage, number).order(n_users)
+    return np.sort(order[: config.n_selected(n_users)])
 
 
 def owners(messages: Sequence[Rows]) -> Indices:
