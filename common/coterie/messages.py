@@ -79,6 +79,7 @@ class Message:
     method: ClassVar[str] = ""
     step: ClassVar[str] = ""  # the paper's own step, as the ledger shows it
     specs: ClassVar[tuple[tuple[str, Spec], ...]] = ()
+    carries_weights: ClassVar[bool] = False
     may_be_infinite: ClassVar[bool] = False  # a parent refuses NaN and infinity in all other kinds
 
 
@@ -133,6 +134,7 @@ def declare(*, method: str, step: str, may_be_infinite: bool = False) -> Callabl
                 raise TypeError(f"{cls.__name__}.{declared.name} needs Annotated[..., Vectors | Scalars | Positions]")
             specs.append((declared.name, spec))
         cls.kind, cls.method, cls.step, cls.specs = f"{method}.{cls.__name__}", method, step, tuple(specs)
+        cls.carries_weights = any(spec.is_weights for _, spec in specs)
         cls.may_be_infinite = may_be_infinite
         _KINDS[cls.kind] = cls
         return cls
@@ -147,7 +149,7 @@ def has_rows(spec: Spec) -> bool:
 
 def has_weights(cls: type[Message]) -> bool:
     """Whether messages of this kind carry the weights of networks."""
-    return any(spec.is_weights for _, spec in cls.specs)
+    return cls.carries_weights
 
 
 def kind_class(kind: str) -> type[Message]:

@@ -135,12 +135,13 @@ def _laid_out(message: Message, part_number: int, precision: Precision, budget: 
     cls: Any = type(message)  # mypy takes no class for hashable
     arrays: list[AnyArray] = []
     extents: list[Extent] = []
+    is_rows = isinstance(message, Rows)
     users = message.users if isinstance(message, Rows) else None
     if users is not None:
         arrays.append(np.asarray(users, dtype=_INT32, order="C"))
     for name, spec in cls.specs:
         array = getattr(message, name)
-        if users is None and spec.is_float and is_common(cls, spec):
+        if users is None and is_rows and spec.is_float and not has_rows(spec):
             raise TypeError(f"{cls.kind}.{name} is common to its users, so the message must name them")
         arrays.append(_written(array, _wire_dtype(spec, precision, array)))
     for array in arrays:
@@ -150,11 +151,6 @@ def _laid_out(message: Message, part_number: int, precision: Precision, budget: 
     if users is None:
         return stencil_of(cls, part_number, None, tuple(extents)), arrays
     return stencil_of(cls, part_number, extents[0], tuple(extents[1:])), arrays
-
-
-def is_common(cls: type[Message], spec: Spec) -> bool:
-    """Whether a field is the same for all the users whom its message names."""
-    return issubclass(cls, Rows) and not has_rows(spec)
 
 
 def _written(array: AnyArray, dtype: np.dtype[Any]) -> AnyArray:

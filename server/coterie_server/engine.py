@@ -62,6 +62,7 @@ class Progress:
     figures: Mapping[str, float]
 
 
+_TURNS_S = 0.02  # between two turns of what runs beside the rounds
 _FEWEST_ROUNDS = 20  # between two checkpoints for the sake of hosts' memory, since checkpoints cost time
 
 Observer = Callable[[Progress], None]
@@ -84,6 +85,8 @@ class Engine:
         self.hub = hub
         self.database = database
         self.stages = stages_of(experiment)
+        for stage in self.stages:
+            method_module("coterie_server", stage.method)  # before the hosts wait for it
         if experiment.federation.is_two_tier:
             _check_clusters(self.stages)
         check_absence(experiment, self.stages)
@@ -96,6 +99,7 @@ class Engine:
         self._checkpoint_seq = 0
         self._checkpoint_at = clock()
         self._checkpoint_round = 0
+        self._turns_at = clock()
         self._log_bytes = 0  # that the hub keeps for replay, at the newest checkpoint
         self._replied_bytes = 0  # by the busiest host, at the newest checkpoint
 
@@ -118,9 +122,9 @@ class Engine:
 
     def checkpoint(self, point: Point) -> None:
         """Writes the point down; replies that the checkpoint before made needless may then be forgotten by their hosts."""
-        self.hub.settle()
         if self._store is None:
             return
+        self.hub.settle()
         self.database.flush()
         self._store.save({"point": point, "hub": self.hub.memory()})
         self.hub.durable_seq, self._checkpoint_seq = self._checkpoint_seq, self.hub.seq
@@ -209,7 +213,7 @@ class Engine:
             if reason := self._stop_reason(stage.stop, latest, point, started):
                 point = replace(point, ended=reason)
             self._after_round(stage, point, latest)
-            await asyncio.sleep(0)  # where the transport never waits, signals and deadlines get their turn here
+            await self._give_turns()
         self.hub.settle()
         self._trace(stage, point.round, is_round=False)
         self.hub.may_skip = False
@@ -230,6 +234,13 @@ class Engine:
         point = replace(point, stage=point.stage + 1, round=0, state=None, ended="", outcomes={**served, stage.name: outcome})
         self.checkpoint(point)
         return point
+
+    async def _give_turns(self) -> None:
+        """Where rounds ask nobody, signals and deadlines get their turns here; a needless one costs as much as a small message."""
+        now = self._clock()
+        if now - self._turns_at > _TURNS_S:
+            self._turns_at = now
+            await asyncio.sleep(0)
 
     def _trace(self, stage: Stage, round_number: int, *, is_round: bool) -> None:
         if self.hub.tracer is not None:
@@ -295,7 +306,7 @@ class Engine:
             self.database.membership(point.stage, point.round, labels)
 
     def _after_round(self, stage: Stage, point: Point, figures: Mapping[str, float]) -> None:
-        if self._is_checkpoint_due(point):
+        if self._store is not None and self._is_checkpoint_due(point):
             self.checkpoint(point)
         if self._observer is not None:
             self._observer(Progress(stage, point.stage, len(self.stages), point.round, figures))

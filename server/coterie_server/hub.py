@@ -387,6 +387,8 @@ class Hub:
             for _ in range(2):  # their writers are woken in one turn, and write in the next
                 await asyncio.sleep(0)
         self._settle_or_fail()
+        if pending.done.done():
+            await asyncio.sleep(0)  # where the transport answers at once, signals and deadlines get their turn here
         if pending.waiting or pending.done.done():
             await pending.done
         self._pending = None

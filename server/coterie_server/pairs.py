@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,10 @@ class Layout:
         """Where the runs of equal `first` begin; only in half storage the last user has none."""
         return np.searchsorted(self.first, np.arange(self.n - 1 if self.copies == 1 else self.n))
 
+    def second_of_each(self, d: int) -> Indices:
+        """(d m,) `second`, with n added for each component before."""
+        return _second_of_each(self, d)
+
     def place(self, i: Indices, j: Indices) -> Indices:
         """Where the pairs (i, j) are stored; half storage needs i < j."""
         return i * self.n + j if self.copies == 2 else i * self.n - i * (i + 1) // 2 + j - i - 1
@@ -57,6 +62,11 @@ class Layout:
         order = np.lexsort((partner, owner))
         sign = np.repeat([1.0, -1.0], len(places))
         return owner[order], partner[order], np.concatenate([places, places])[order], sign[order]
+
+
+@lru_cache(maxsize=4)
+def _second_of_each(layout: Layout, d: int) -> Indices:
+    return (layout.second + layout.n * np.arange(d)[:, None]).reshape(-1)
 
 
 @lru_cache(maxsize=4)
@@ -124,7 +134,10 @@ def zeros(layout: Layout, d: int) -> Array:
 
 def differences(columns: Array, layout: Layout, places: Indices | slice = slice(None)) -> Array:
     """x_i - x_j (d, m) for models as `columns` (d, n)."""
-    return columns.take(layout.first[places], axis=1) - columns.take(layout.second[places], axis=1)
+    # No place is out of range; numpy is faster where it does not have to say so.
+    difference = columns.take(layout.first[places], axis=1, mode="clip")
+    difference -= columns.take(layout.second[places], axis=1, mode="clip")
+    return difference
 
 
 def shrink(w: Array, threshold: float) -> Array:
@@ -136,11 +149,13 @@ def shrink(w: Array, threshold: float) -> Array:
 
 def sums(layout: Layout, values: Array) -> Array:
     """(n, d): for user i the sum over its pairs, (i, j) counted with sign 1 and (j, i) with -1. `values` (d, m)."""
-    n = layout.n
-    total = np.zeros((len(values), n))
-    np.add.reduceat(values, layout.starts, axis=1, out=total[:, : len(layout.starts)])
-    for component, sums_of_first in zip(values, total, strict=True):
-        sums_of_first -= np.bincount(layout.second, component, n)  # noqa: PLW2901 - a row of `total`, changed in place
+    n, d = layout.n, len(values)
+    if values.size <= _TILE_SCALARS:  # one call for all components
+        of_second = np.bincount(layout.second_of_each(d), values.reshape(-1), d * n).reshape(d, n)
+    else:
+        of_second = np.stack([np.bincount(layout.second, component, n) for component in values])
+    total = np.negative(of_second, out=of_second)
+    total[:, : len(layout.starts)] += np.add.reduceat(values, layout.starts, axis=1)
     return np.ascontiguousarray(total.T)
 
 
@@ -154,40 +169,50 @@ def distance_norm(x: Array) -> float:
     return float(np.sqrt(len(x)) * np.linalg.norm(x))
 
 
-@dataclass(frozen=True, eq=False)
-class Advance:
-    """What (17)-(19) made of z, mu and mu^, and how far z is from the differences."""
+def split_all(layout: Layout, steps: Steps, lam: float, x_seen: Array, muhat: Array) -> Array:
+    """(17) on every pair: z (d, m) from `x_seen` (n, d), the models that z is computed from."""
+    columns = np.ascontiguousarray(x_seen.T)
+    z = np.empty_like(muhat)
+    for tile in _tiles(layout.size, len(z)):
+        w = np.multiply(muhat[:, tile], 1 / steps.rho, out=z[:, tile])
+        w += differences(columns, layout, tile)
+        shrink(w, lam / steps.rho)
+    return z
 
-    z: Array  # (d, m)
+
+class Duals(NamedTuple):
+    """What (18) and (19) made of mu and mu^, and how far z is from the differences."""
+
     mu: Array  # (d, m)
-    muhat: Array  # (d, m)
+    muhat: Array  # (d, m); where nu is 0 it is mu
     gap: float  # |x_i - x_j - z_ij| over the unordered pairs, Euclidean
 
 
-def advance_all(layout: Layout, steps: Steps, lam: float, x_seen: Array, x_new: Array, z: Array, mu: Array, muhat: Array) -> Advance:
-    """(17), (18) and (19) on every pair. `x_seen` (n, d) are the models that z is computed from, `x_new` those after S5."""
-    new = np.ascontiguousarray(x_new.T)
-    seen = new if x_seen is x_new else np.ascontiguousarray(x_seen.T)
-    z_new, mu_new, muhat_new = np.empty_like(z), np.empty_like(z), np.empty_like(z)
+def dual_all(layout: Layout, steps: Steps, x: Array, z: Array, mu: Array) -> Duals:
+    """(18) and (19) on every pair, from the models x (n, d) of S5, the new z and the old mu."""
+    columns = np.ascontiguousarray(x.T)
+    mu_new = np.empty_like(z)
+    muhat = np.empty_like(z) if steps.nu else mu_new
     gap = 0.0
     for tile in _tiles(layout.size, len(z)):
-        difference = differences(new, layout, tile)
-        w = muhat[:, tile] * (1 / steps.rho)
-        w += difference if seen is new else differences(seen, layout, tile)
-        z_new[:, tile] = shrink(w, lam / steps.rho)
-        difference -= w
-        gap += _square(difference)
-        dual = np.multiply(difference, steps.tau * steps.rho, out=mu_new[:, tile])
-        dual += mu[:, tile]
-        difference *= steps.nu * steps.rho
-        np.subtract(dual, difference, out=muhat_new[:, tile])
-    return Advance(z_new, mu_new, muhat_new, float(np.sqrt(gap)))
+        residual = differences(columns, layout, tile)
+        residual -= z[:, tile]
+        gap += _square(residual)
+        new = np.multiply(residual, steps.tau * steps.rho, out=mu_new[:, tile])
+        new += mu[:, tile]
+        if steps.nu:
+            residual *= steps.nu * steps.rho
+            np.subtract(new, residual, out=muhat[:, tile])
+    return Duals(mu_new, muhat, float(np.sqrt(gap)))
 
 
 def advance_some(
     layout: Layout, steps: Steps, lam: float, chosen: Chosen, x_seen: Array, x_new: Array, z: Array, mu: Array, muhat: Array
-) -> Advance:
-    """The same on the chosen places; what is not chosen stays (S4, S9). A pair stored twice has half the weights each, as in (15)."""
+) -> tuple[Array, Duals]:
+    """z (d, m) and the rest after (17) to (19) on the chosen places; what is not chosen stays (S4, S9).
+
+    `x_seen` (n, d) are the models that z is computed from, `x_new` those after S5. A pair stored twice has half the weights, as in (15).
+    """
     rho = steps.rho / layout.copies
     z_new = z.copy()
     if chosen.z is not None:
@@ -198,7 +223,7 @@ def advance_some(
     if chosen.mu is not None:
         residual = differences(np.ascontiguousarray(x_new.T), layout, chosen.mu) - z_new[:, chosen.mu]
         muhat_new[:, chosen.mu] = mu_new[:, chosen.mu] - steps.nu * rho * residual
-    return Advance(z_new, mu_new, muhat_new, gap)
+    return z_new, Duals(mu_new, muhat_new, gap)
 
 
 def dual_step(layout: Layout, weight: float, places: Indices | None, x: Array, z: Array, mu: Array) -> tuple[Array, float]:
@@ -276,22 +301,23 @@ def _tiles(size: int, d: int) -> Iterator[slice]:
 
 __all__ = [
     "EVERYTHING",
-    "Advance",
     "Chosen",
+    "Duals",
     "Layout",
-    "advance_all",
     "advance_some",
     "differences",
     "distance",
     "distance_norm",
     "draw_paired",
     "draw_uniform",
+    "dual_all",
     "dual_step",
     "from_users",
     "half",
     "lengths",
     "ordered",
     "shrink",
+    "split_all",
     "sums",
     "to_users",
     "total_distance",

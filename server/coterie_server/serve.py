@@ -547,6 +547,7 @@ class _Session:
                 return
             if isinstance(item, Received):
                 hub.received(name, item)
+                await asyncio.sleep(0)  # whoever waits for the answer goes on before the next one is asked for
                 continue
             hub.tally(name, UP, size)
             if isinstance(item, session_pb2.Failure):

@@ -61,6 +61,18 @@ def test_a_stage_ends_at_the_objective_gap() -> None:
     assert gaps[-1] <= 1e-4 < min(gaps[:-1])
 
 
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_a_run_without_a_folder_has_no_checkpoints_to_wait_for(has_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled: list[int] = []
+    settle = Hub.settle
+    monkeypatch.setattr(Hub, "settle", lambda hub: (settled.append(hub.seq), settle(hub))[1])
+    experiment = small_experiment(LEAN, stop={"rounds": 12}, snapshots={"every_rounds": 1})
+    run(experiment, folder=tmp_path / "run" if has_folder else None)
+    # In each exchange once, and once more before each checkpoint.
+    times = [settled.count(seq) for seq in sorted(set(settled))][3:11]
+    assert times == [2 if has_folder else 1] * 8
+
+
 def test_stopping_by_the_clock_is_a_decision_that_another_run_can_repeat(tmp_path: Path) -> None:
     experiment = small_experiment(LEAN, stop={"rounds": 100_000, "wall_time_s": 0.2})
     first = World(experiment, tmp_path / "first", 1).run()

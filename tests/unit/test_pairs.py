@@ -77,11 +77,12 @@ def test_a_round_is_the_papers_formulas_also_over_several_tiles(d, monkeypatch):
     seen, new, (z, mu, muhat) = some((11, d)), some((11, d), 1), some((3, d, layout.size), 2)
     everything = pairs.Chosen(np.arange(11), np.arange(layout.size), np.arange(layout.size))
     wanted = by_loops(layout, everything, seen, new, z, mu, muhat, 0.9)
-    whole = pairs.advance_all(layout, STEPS, 0.9, seen, new, z, mu, muhat)
-    some_of = pairs.advance_some(layout, STEPS, 0.9, everything, seen, new, z, mu, muhat)
-    for found in (whole, some_of):
-        for name, values in zip(("z", "mu", "muhat"), wanted, strict=True):
-            np.testing.assert_allclose(getattr(found, name), values, atol=1e-12)
+    split = pairs.split_all(layout, STEPS, 0.9, seen, muhat)
+    whole = pairs.dual_all(layout, STEPS, new, split, mu)
+    some_split, some_of = pairs.advance_some(layout, STEPS, 0.9, everything, seen, new, z, mu, muhat)
+    for z_found, found in ((split, whole), (some_split, some_of)):
+        for values, right in zip((z_found, found.mu, found.muhat), wanted, strict=True):
+            np.testing.assert_allclose(values, right, atol=1e-12)
     residual = pairs.differences(new.T, layout) - wanted[0]
     assert whole.gap == pytest.approx(np.linalg.norm(residual)) == some_of.gap
 
@@ -90,9 +91,9 @@ def test_a_round_is_the_papers_formulas_also_over_several_tiles(d, monkeypatch):
 def test_what_is_not_chosen_stays(layout):
     seen, new, (z, mu, muhat) = some((6, 2)), some((6, 2), 1), some((3, 2, layout.size), 2)
     chosen = pairs.Chosen(np.array([1]), np.array([1, 3]), np.array([3, 4]))
-    found = pairs.advance_some(layout, STEPS, 0.9, chosen, seen, new, z, mu, muhat)
-    for name, values in zip(("z", "mu", "muhat"), by_loops(layout, chosen, seen, new, z, mu, muhat, 0.9), strict=True):
-        np.testing.assert_allclose(getattr(found, name), values, atol=1e-12)
+    split, found = pairs.advance_some(layout, STEPS, 0.9, chosen, seen, new, z, mu, muhat)
+    for values, right in zip((split, found.mu, found.muhat), by_loops(layout, chosen, seen, new, z, mu, muhat, 0.9), strict=True):
+        np.testing.assert_allclose(values, right, atol=1e-12)
 
 
 def test_a_pair_kept_twice_is_zero_when_both_are_and_touched_when_either_is():

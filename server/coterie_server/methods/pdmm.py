@@ -19,7 +19,7 @@ S7, so nobody can be left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -33,12 +33,29 @@ from coterie.methods.pdmm import Aggregates, Config, Steps, Values, ValuesWanted
 from coterie.streams import stream
 from coterie_server import pairs, pdmm_messages
 from coterie_server.clusters import Mask, components, partition, persistent
-from coterie_server.figures import Figures
+from coterie_server.later import Figures, Later
 from coterie_server.method import Counts, Federation, Key, Outcome, Replies, Setting
 from coterie_server.paths import stages  # the hook of `coterie_server.plan`
 from coterie_server.pdmm_messages import NOBODY
 
 FLAT_ONLY = True  # every pair of users has a dual variable, whatever their known clusters
+
+
+@dataclass(eq=False)
+class Multipliers(Later):
+    """mu and mu^ after a round. What users are sent next needs no more of them than (18) and (19) say of their sums."""
+
+    mu: Array  # (d, m)
+    muhat: Array  # (d, m), (d, 0) where users keep it
+    sums: Array  # (n, d) sum_j mu_ij of each user, (0, d) where nobody needs them
+    gap: float  # |x_i - x_j - z_ij| over the unordered pairs, Euclidean
+
+
+@dataclass(eq=False)
+class Joined(Later):
+    """Clusters joined by zeros alone when they were last due."""
+
+    labels: Indices  # (n,), (0,) before they were due
 
 
 @dataclass(frozen=True)
@@ -47,14 +64,24 @@ class State:
 
     x: Array  # (n, d)
     z: Array  # (d, m)
-    mu: Array  # (d, m)
-    muhat: Array  # (d, m), (d, 0) where it is kept by the users
+    duals: Multipliers
+    v: Array  # (n, d) what all users are sent next, (0, d) where it depends on who is drawn, or on the placement
     zero_for: Indices  # (P,) updates in a row that z was zero, (0,) when one is enough
     x_moved: Array  # (n,) how far each block went at its latest update, (0,) at full participation
     z_moved: Array  # (m,) likewise
     owed_x: Indices | None  # S7: users whose new models have not been broadcast, None for all
     owed_mu: Indices | None  # S10: places whose new mu has not been sent, None for all
-    labels: Indices  # (n,) clusters joined by zeros alone when they were last due, (0,) before
+    joined: Joined
+
+    @property
+    def mu(self) -> Array:
+        """(d, m)."""
+        return self.duals.mu
+
+    @property
+    def muhat(self) -> Array:
+        """(d, m), (d, 0) where it is kept by the users."""
+        return self.duals.muhat
 
 
 @dataclass(frozen=True)
@@ -137,12 +164,17 @@ class Pdmm:
         unknown = self.lam / self.steps.rho  # a block not yet drawn is as far from rest as a mu can be
         x_moved = np.full(self.n if is_sampled else 0, unknown)
         z_moved = np.where(self.layout.first == self.layout.second, 0.0, unknown) if is_sampled else np.zeros(0)
-        rest = (zero_for, x_moved, z_moved, NOBODY, NOBODY, NOBODY)
+        rest = (zero_for, x_moved, z_moved, NOBODY, NOBODY, Joined(NOBODY))
         if self.warm is not None:
-            return State(self.warm.x, self.warm.z, self.warm.mu, self.warm.muhat, *rest)
-        x, nothing = self.start_models(), pairs.zeros(self.layout, self.d)
-        muhat = nothing if self.is_lean else np.zeros((self.d, 0))
-        return State(np.zeros((self.n, self.d)) if x is None else x, nothing, nothing, muhat, *rest)
+            x, z, mu, muhat = self.warm.x, self.warm.z, self.warm.mu, self.warm.muhat
+        else:
+            start = self.start_models()
+            x, z = np.zeros((self.n, self.d)) if start is None else start, pairs.zeros(self.layout, self.d)
+            mu, muhat = z, z if self.is_lean else np.zeros((self.d, 0))
+        v = sums = np.zeros((0, self.d))
+        if self.is_lean and not is_sampled:
+            v, sums = self._aggregates(x, z, muhat), pairs.sums(self.layout, mu)
+        return State(x, z, Multipliers(mu, muhat, sums, 0.0), v, *rest)
 
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
         """One iteration; figures: blocks updated, residuals, and when due the objective and the number of `labels_of`.
@@ -156,13 +188,17 @@ class Pdmm:
         if is_due:
             extra.append(ValuesWanted())
         advance = self._lean_round if self.is_lean else self._paper_round
-        new, replies, gap = await advance(state, federation, chosen, extra)
+        new, replies = await advance(state, federation, chosen, extra)
         if self.persistence > 1:
             updated = None if chosen.z is None else pairs.touched(self.layout, chosen.z)
             new = replace(new, zero_for=persistent(state.zero_for, pairs.zero_pairs(self.layout, new.z), updated))
         present = _present(chosen.x, replies)
         new = self._moved(state, new, chosen if present is chosen.x else replace(chosen, x=present))
-        figures: dict[str, float | None] = {**self._blocks(chosen), "primal_residual": None, "dual_residual": None}
+        figures: dict[str, float | Callable[[], float]] = {
+            **self._blocks(chosen),
+            "primal_residual": lambda: self._primal_residual(new),
+            "dual_residual": lambda: self._dual_residual(state, new),
+        }
         if present is not chosen.x and present is not None:
             drawn = np.arange(self.n) if chosen.x is None else chosen.x
             figures |= {"absent": float(drawn.size - present.size), "unasked": float(replies.n_unasked(drawn))}
@@ -173,23 +209,25 @@ class Pdmm:
         if is_due and replies.answered is None:
             figures["objective"] = float(replies[Values].f.sum()) + self.lam * pairs.total_distance(new.x)
         if is_due:
-            new = replace(new, labels=_joined(self.n, self._zeros(new)))
-            figures["clusters"] = float(new.labels.max() + 1)
-        return new, Figures(figures, lambda: self._residuals(state, new, gap))
+            zero_for, z = new.zero_for, new.z
+            joined = Joined.later(lambda: Joined(_joined(self.n, self._zeros(zero_for, z))))
+            new = replace(new, joined=joined)
+            figures["clusters"] = lambda: float(joined.labels.max() + 1)
+        return new, Figures(figures)
 
     def labels_of(self, state: State) -> Indices | None:
         """Clusters (n,) joined by lasting exact zeros of z when they were last due; models that are merely near join in `finish` only."""
-        return state.labels if state.labels.size else None
+        return state.joined.labels if state.joined.labels.size else None
 
-    def _zeros(self, state: State) -> Mask:
+    def _zeros(self, zero_for: Indices, z: Array) -> Mask:
         """(P,): whose z counts as zero: it has been for `persistence` updates."""
-        return state.zero_for >= self.persistence if self.persistence > 1 else pairs.zero_pairs(self.layout, state.z)
+        return zero_for >= self.persistence if self.persistence > 1 else pairs.zero_pairs(self.layout, z)
 
     async def finish(self, state: State, federation: Federation) -> Outcome:
         """Delivers the last S7 and S10 and finds the clusters."""
         if owed := self._owed(state):
             await federation.exchange(*owed)
-        labels = partition(state.x, self._zeros(state), self.config.cluster_tolerance)
+        labels = partition(state.x, self._zeros(state.zero_for, state.z), self.config.cluster_tolerance)
         figures = {"clusters": float(labels.max() + 1)}
         carry = Carry(self.setting.stage, self.config.placement, self.layout.copies, state.x, state.z, state.mu, state.muhat)
         return Outcome(state.x, labels, figures, carry=carry)
@@ -247,7 +285,7 @@ class Pdmm:
 
     async def _paper_round(
         self, state: State, federation: Federation, chosen: pairs.Chosen, extra: Sequence[Message]
-    ) -> tuple[State, Replies, float]:
+    ) -> tuple[State, Replies]:
         """S1 with the S7 and S10 of the round before; S5 and S6 come back; S8 and S9 happen here."""
         replies = await federation.exchange(*self._owed(state), *pdmm_messages.selection(self.layout, chosen), *extra)
         x = pdmm_messages.with_models(state.x, chosen.x, replies)
@@ -257,34 +295,51 @@ class Pdmm:
         z = pdmm_messages.with_splits(self.layout, state.z, chosen.z, splits)
         mu, gap = pairs.dual_step(self.layout, self.steps.tau * self.steps.rho, chosen.mu, x, z, state.mu)
         mu = self.setting.precision.rounded(mu)
-        new = replace(state, x=x, z=z, mu=mu, owed_x=owed_x, owed_mu=chosen.mu)
-        return new, replies, gap
+        duals = Multipliers(mu, state.muhat, state.duals.sums, gap)
+        return replace(state, x=x, z=z, duals=duals, owed_x=owed_x, owed_mu=chosen.mu), replies
 
     async def _lean_round(
         self, state: State, federation: Federation, chosen: pairs.Chosen, extra: Sequence[Message]
-    ) -> tuple[State, Replies, float]:
+    ) -> tuple[State, Replies]:
         """v_i to the users drawn, x_i back (S5), and all about pairs here; users not drawn are not contacted unless `extra` asks."""
-        replies = Replies({}, None)
         if chosen.x is None:
-            replies = await federation.exchange(Aggregates(self._aggregates(state)), *extra)
-        elif chosen.x.size or extra:
-            messages = [Aggregates(self._aggregates(state)[chosen.x], users=chosen.x)] if chosen.x.size else []
+            return await self._full_lean_round(state, federation, extra)
+        replies = Replies({}, None)
+        if chosen.x.size or extra:
+            v = self._aggregates(state.x, state.z, state.muhat)[chosen.x]
+            messages = [Aggregates(v, users=chosen.x)] if chosen.x.size else []
             replies = await federation.exchange(*messages, *extra, to=None if extra else chosen.x)
         x = pdmm_messages.with_models(state.x, _present(chosen.x, replies), replies)
-        seen = x if self.config.z_after_x() else state.x
-        held = (seen, x, state.z, state.mu, state.muhat)
-        if chosen.z is None:
-            new = pairs.advance_all(self.layout, self.steps, self.lam, *held)
-        else:
-            new = pairs.advance_some(self.layout, self.steps, self.lam, chosen, *held)
-        return replace(state, x=x, z=new.z, mu=new.mu, muhat=new.muhat), replies, new.gap
+        z, duals = pairs.advance_some(self.layout, self.steps, self.lam, chosen, state.x, x, state.z, state.mu, state.muhat)
+        return replace(state, x=x, z=z, duals=Multipliers(duals.mu, duals.muhat, state.duals.sums, duals.gap)), replies
 
-    def _aggregates(self, state: State) -> Array:
+    async def _full_lean_round(self, state: State, federation: Federation, extra: Sequence[Message]) -> tuple[State, Replies]:
+        """The same for everyone. The next v does not wait for the multipliers: with R_i = sum_{j!=i} (x_i - x_j - z_ij) and (18), (19)
+
+        sum_j mu^_ij^{t+1} = sum_j mu_ij^t + (tau - nu) rho R_i.
+        """
+        steps, layout, weight = self.steps, self.layout, (self.steps.tau - self.steps.nu) * self.steps.rho
+        replies = await federation.exchange(Aggregates(state.v), *extra)
+        x = pdmm_messages.with_models(state.x, replies.answered, replies)
+        z = pairs.split_all(layout, steps, self.lam, x if self.config.z_after_x() else state.x, state.muhat)
+        duals = Multipliers.later(lambda: self._multipliers(x, z, state.mu))
+        # v_i = rho sum_{j!=i} (x_j + z_ij) + eta x_i - sum_j mu^_ij, by multiples of what it is made of
+        v = (steps.rho + weight) * (pairs.sums(layout, z) + x.sum(axis=0))
+        v += (steps.eta - steps.rho - weight * self.n) * x
+        v -= state.duals.sums
+        return replace(state, x=x, z=z, duals=duals, v=v), replies
+
+    def _multipliers(self, x: Array, z: Array, mu: Array) -> Multipliers:
+        """S8, S9 and S11 on every pair."""
+        duals = pairs.dual_all(self.layout, self.steps, x, z, mu)
+        return Multipliers(duals.mu, duals.muhat, pairs.sums(self.layout, duals.mu), duals.gap)
+
+    def _aggregates(self, x: Array, z: Array, muhat: Array) -> Array:
         """v (n, d). A pair stored twice has half of rho each."""
         rho, eta = self.steps.rho, self.steps.eta
-        weighted = state.z * (rho / self.layout.copies)
-        weighted -= state.muhat
-        v: Array = rho * (state.x.sum(axis=0) - state.x) + eta * state.x + pairs.sums(self.layout, weighted)
+        weighted = z * (rho / self.layout.copies)
+        weighted -= muhat
+        v: Array = rho * (x.sum(axis=0) - x) + eta * x + pairs.sums(self.layout, weighted)
         return v
 
     def _owed(self, state: State) -> list[Message]:
@@ -311,13 +366,15 @@ class Pdmm:
         z_moved[chosen.z] = pairs.lengths(new.z[:, chosen.z] - old.z[:, chosen.z])
         return replace(new, x_moved=x_moved, z_moved=z_moved)
 
-    def _residuals(self, old: State, new: State, gap: float) -> dict[str, float]:
+    def _primal_residual(self, new: State) -> float:
+        scale = pairs.distance_norm(new.x)
+        return new.duals.gap / scale if scale else 0.0
+
+    def _dual_residual(self, old: State, new: State) -> float:
         is_full = self.config.sampling == "full"
         x_move = np.linalg.norm(new.x - old.x if is_full else new.x_moved)
         z_move = pairs.distance(old.z, new.z) if is_full else np.linalg.norm(new.z_moved) / np.sqrt(self.layout.copies)
-        dual = self.steps.rho * np.hypot(np.sqrt(self.n) * x_move, z_move) / (self.lam * np.sqrt(self.n * (self.n - 1) / 2))
-        scale = pairs.distance_norm(new.x)
-        return {"primal_residual": gap / scale if scale else 0.0, "dual_residual": float(dual)}
+        return float(self.steps.rho * np.hypot(np.sqrt(self.n) * x_move, z_move) / (self.lam * np.sqrt(self.n * (self.n - 1) / 2)))
 
 
 def _joined(n: int, zero: Mask) -> Indices:
