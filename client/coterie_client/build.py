@@ -1,4 +1,4 @@
-"""From the experiment and a selection of users to a `Host`: loads the rows and, when first needed, builds the losses."""
+"""From the experiment and a selection of users to a `Host`: loads the rows and builds the losses, standardised ones when first needed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from coterie.methods.partial import Training
 from coterie.registry import method_module
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision
-from coterie_client.data import fresh_rows, load_users, standardize
+from coterie_client.data import UserData, fresh_rows, load_users, standardize
 from coterie_client.host import Host
 from coterie_client.method import Local
 from coterie_client.methods.prepare import State as Preparation
-from coterie_client.problems import build_problem
+from coterie_client.problems import Problem, build_problem
 
 if TYPE_CHECKING:
     from coterie_client.nets import TorchNetwork
@@ -42,9 +42,12 @@ def build_host(
         with contextlib.suppress(ModuleNotFoundError):  # several methods share one room
             method_module("coterie_client", room)  # before the run waits for it
     network = None if experiment.model is None else build_network(experiment, loaded[0].features.shape[1:])
+    losses = None
     if network is not None:
         network.check_users(loaded)
-    return Host(name, experiment, run_id, loaded, local_of, store, instance, network)
+    elif not experiment.data.standardize:  # also before the run waits for it
+        losses = _losses(experiment, loaded)
+    return Host(name, experiment, run_id, loaded, local_of, store, instance, network, losses)
 
 
 def build_network(experiment: Experiment, shape: tuple[int, ...]) -> TorchNetwork:
@@ -61,18 +64,22 @@ def build_network(experiment: Experiment, shape: tuple[int, ...]) -> TorchNetwor
     return TorchNetwork(experiment.model, experiment.problem.loss, experiment.seed, shape)
 
 
+def _losses(experiment: Experiment, users: Sequence[UserData]) -> Problem:
+    """The losses of the users on these rows. ConfigError for rows that they are not defined on."""
+    names = [user.name for user in users]
+    return build_problem(experiment.problem, names, [user.features for user in users], [user.target for user in users])
+
+
 def local_of(host: Host) -> Local:
     """What the halves may know: rows standardised by the agreed constants, and the losses on them."""
     preparation = host.states.get("prepare", Preparation())
-    users = host.users
+    users, losses, experiment = host.users, host.losses, host.experiment
     if preparation.mean is not None and preparation.scale is not None:
         mean, scale = preparation.mean, preparation.scale
-        users = tuple(standardize(user, mean, scale) for user in users)
+        users, losses = tuple(standardize(user, mean, scale) for user in users), None
     names = [user.name for user in users]
-    experiment = host.experiment
-    losses = None
-    if host.network is None:
-        losses = build_problem(experiment.problem, names, [user.features for user in users], [user.target for user in users])
+    if host.network is None and losses is None:
+        losses = _losses(experiment, users)
     return Local(
         seed=experiment.seed,
         names=tuple(names),

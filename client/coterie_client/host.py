@@ -20,6 +20,7 @@ from coterie.v1 import session_pb2
 from coterie.wire import Encoded, Received
 from coterie_client.data import UserData
 from coterie_client.method import ClientMethod, Inbox, Local, Network
+from coterie_client.problems import Problem
 
 _MAX_SHOWN = 100  # characters
 
@@ -37,15 +38,19 @@ class Host(Member):
         store: SnapshotFile | None,
         instance: str = "",
         network: Network | None = None,
+        losses: Problem | None = None,
     ) -> None:
         model = "" if network is None else to_json(network.tensors)
         super().__init__(name, experiment, run_id, users, store, instance, users[0].columns, model)
         self.network = network
+        self.losses = losses  # on the rows as they are
         self.users = tuple(users)
         self.states: dict[str, Any] = {}
         self._build_local = build_local
         self._local: Local | None = None
         self._stage = ""
+        self._clients: dict[str, ClientMethod[Any]] = {}
+        self._ahead: list[Callable[[], None]] = []  # what methods can do before the next task is here
         if (snapshot := self.restored()) is not None:
             self._stage, self.states = snapshot["stage"], snapshot["states"]
 
@@ -67,6 +72,12 @@ class Host(Member):
             self._begin_stage(asked.task.stage_json)
         return self.close(asked, self._dispatch(asked.messages, asked.task.round))
 
+    def settle(self) -> None:
+        """Does what no reply needs to wait for, and what the next task would otherwise wait for."""
+        super().settle()
+        while self._ahead:
+            self._ahead.pop()()
+
     def ending(self, finish: session_pb2.Finish) -> None:
         """What users keep to themselves outlives the run that trained it; other methods have delivered or judged what there is."""
         if "partial" in self.states and not finish.failed:
@@ -84,18 +95,23 @@ class Host(Member):
         for message in messages:
             by_method.setdefault(message.method, {})[type(message)] = message
         replies: list[Message] = []
+        self._ahead.clear()
         for method, listed in by_method.items():
             client = self._client(method)
             if method not in self.states:
                 self.states[method] = client.init({}, self.local, None)
-            before = self.states[method]
-            self.states[method], answers = client.step(before, Inbox(self._stage, round_number, listed), self.local)
-            if method == "prepare":
-                self._local = None  # the rows may have been standardised
+            before, inbox = self.states[method], Inbox(self._stage, round_number, listed)
+            self.states[method], answers = client.step(before, inbox, self.local)
+            if (find := getattr(client, "ahead", None)) and (work := find(self.states[method], inbox, self.local)):
+                self._ahead.append(work)
+            if method == "prepare" and self.states[method] is not before:
+                self._local = None  # the rows are to be standardised
             replies.extend(answers)
         return replies
 
     def _client(self, method: str) -> ClientMethod[Any]:
+        if method in self._clients:
+            return self._clients[method]
         try:
             room = method_module("coterie_client", method)
         except ModuleNotFoundError as error:
@@ -105,6 +121,7 @@ class Host(Member):
         if not hasattr(room, "CLIENT"):
             raise ProtocolError(f"the parent asks for method {method!r}, which is no client half but the local update of one")
         client: ClientMethod[Any] = room.CLIENT
+        self._clients[method] = client
         return client
 
     @property

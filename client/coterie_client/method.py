@@ -96,5 +96,8 @@ class ClientMethod(Protocol[S]):
         """Handles one task. The messages returned have `users` as positions among the host's users, None for all."""
         ...
 
+    # A half may also have `ahead(state, inbox, local)` with the new state: what can be computed while the reply to `inbox` is on its way,
+    # for the losses to remember, or None. It may be left undone, and no result depends on it.
+
 
 __all__ = ["ClientMethod", "Inbox", "Local"]

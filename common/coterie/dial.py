@@ -85,6 +85,9 @@ class Dialler(Protocol):
     def handle(self, received: Received) -> Any:
         """The reply (`Encoded`), or None when there is none to send."""
 
+    def settle(self) -> None:
+        """Called once a reply has been written: does what it did not need to wait for, and what the next one would wait for."""
+
     def ending(self, finish: session_pb2.Finish) -> Any:
         """What must be done before the books are complete."""
 
@@ -539,6 +542,7 @@ class _Session:
             if not self._queue and not self._working.locked() and self._computer.is_quick(item):
                 async with self._working:
                     await self._send(self._computer.handle(self._host, item))
+                    self._host.settle()
                 return
         elif not isinstance(item, session_pb2.Welcome):
             raise ProtocolError(f"the parent sent a {type(item).__name__.lower()}, wanted a welcome, a task or the finish")
@@ -578,6 +582,7 @@ class _Session:
                     self.was_welcomed = True
                 else:
                     await self._send(await self._computer.run(self._computer.handle, self._host, item))
+                    await self._computer.run(self._host.settle)
 
     # ---- the end
 

@@ -42,7 +42,6 @@ class Asked:
     """A task that has been opened: what is to be done, or the answer when nothing is."""
 
     task: session_pb2.Task
-    fingerprint: int  # a checksum of what the task asks
     messages: Sequence[Message] | None  # None: the task was handled before
     answer: Encoded | None = None
 
@@ -86,6 +85,8 @@ class Member:
         self._precision = Precision.of_run(experiment)
         self._replies: dict[int, tuple[Encoded, int]] = {}  # exchange -> (reply, how often it was sent)
         self._fingerprints: dict[int, int] = {}  # exchange -> checksum of the task that the reply answers
+        self._unmarked: tuple[session_pb2.Task, Sequence[Message]] | None = None  # the latest task, where it has no checksum yet
+        self._is_snapshot_asked = False
         self._booked: list[Booked] = []
         self._books: list[bytes] = []  # rows that are packed already: a long run has many
         self._durable_seq = 0
@@ -143,6 +144,7 @@ class Member:
             raise ProtocolError("the parent sent a reply, wanted a task")
         if not self.n_members:
             raise ProtocolError(f"task {task.seq} came before the welcome")
+        Member.settle(self)
         messages, entries = received.decode(len(self._members))
         self._booked.append((entries, task.seq, task.attempt, DOWN, task.resent))
         while self._replies and next(iter(self._replies)) <= task.durable_seq:  # they are kept in order
@@ -150,10 +152,12 @@ class Member:
             del self._replies[oldest], self._fingerprints[oldest]
         if len(self._booked) > _BOOKED_UNPACKED:
             self._pack_rows()
-        fingerprint = _fingerprint(task, messages)
         if task.seq <= self.last_seq:
-            return Asked(task, fingerprint, None, None if task.replay else self._stored(task, fingerprint))
-        return Asked(task, fingerprint, [self._with_positions(message) for message in messages])
+            return Asked(task, None, None if task.replay else self._stored(task, _fingerprint(task, messages)))
+        self._unmarked = task, messages
+        if received.n_bytes > _SMALL_BYTES:  # it would be kept for longer than it is needed
+            self._mark()
+        return Asked(task, [self._with_positions(message) for message in messages])
 
     def close(self, asked: Asked, messages: Iterable[Message]) -> Encoded | None:
         """The reply to send, or None when the parent has it already. Only now does the task count as handled."""
@@ -162,12 +166,23 @@ class Member:
         encoded = encode(reply, [self._with_indices(message) for message in messages], self._precision)
         self.last_seq = task.seq
         self._replies[task.seq] = (encoded, 0 if task.replay else 1)
-        self._fingerprints[task.seq] = asked.fingerprint
         if not task.replay:
             self._book_up(encoded, task, 0)
-        if task.snapshot:
-            self.save()
+        self._is_snapshot_asked = self._is_snapshot_asked or bool(task.snapshot)
         return None if task.replay else encoded
+
+    def settle(self) -> None:
+        """Does what no reply needs to wait for, once it has been sent: the snapshot that was asked for, and the checksum of the task."""
+        self._mark()
+        if self._is_snapshot_asked:
+            self.save()
+
+    def _mark(self) -> None:
+        """Keeps the checksum of the latest task."""
+        if self._unmarked is not None:
+            task, messages = self._unmarked
+            self._fingerprints[task.seq] = _fingerprint(task, messages)
+            self._unmarked = None
 
     def _stored(self, task: session_pb2.Task, fingerprint: int) -> Encoded:
         who = f"{self.noun} {self.name!r}"
@@ -222,8 +237,10 @@ class Member:
 
     def save(self) -> None:
         """Writes the state of all users down; without a store nothing is kept."""
+        self._is_snapshot_asked = False
         if self._store is None:
             return
+        self._mark()
         self._pack_rows()
         self._store.save(
             {

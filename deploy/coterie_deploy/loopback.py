@@ -44,6 +44,7 @@ class LoopbackLink:
     def _handle(self, received: Received) -> None:
         try:
             reply = self._host.handle(received)
+            self._host.settle()
         except CoterieError as error:
             failure = session_pb2.Failure(reason=str(error), config=isinstance(error, ConfigError))
             self._hub.failed(self._host.name, failure, self)

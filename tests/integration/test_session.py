@@ -29,7 +29,7 @@ from coterie.ledger import Row
 from coterie.messages import Broadcast, Rows, Vectors, declare
 from coterie.snapshot import SnapshotFile
 from coterie.v1 import session_pb2
-from coterie.wire import PROTOCOL_VERSION, Precision, encode
+from coterie.wire import PROTOCOL_VERSION, Assembler, Precision, encode
 from coterie_client.data import UserData
 from coterie_client.host import Host
 from coterie_client.method import Inbox, Local
@@ -216,6 +216,49 @@ def test_hosts_join_answer_and_leave_with_their_books(n: int, d: int, quick_s: f
         assert min(session.values()) > 0
 
     run(test())
+
+
+@pytest.mark.parametrize("quick_s", [0.0, 10.0])
+def test_a_host_settles_after_each_reply(quick_s: float) -> None:
+    """The first task brings the stage, and is of another sort; three more tell that their sort is quick."""
+
+    async def test() -> None:
+        hub, done = new_hub(hosts=1), list[int]()
+        host = maker("a", ["u0", "u1"])(experiment(), hub.run_id)
+        host.settle = lambda: done.append(host.last_seq)  # type: ignore[method-assign]
+        async with (
+            served(hub) as (_, address),
+            hosts(serve_member(lambda *_: host, address, name="a", computer=Thread(quick_s))),
+        ):
+            await ready(hub)
+            for block in inputs(2, 3, 6):
+                await hub.exchange(Block(block))
+        assert done[:5] == [1, 2, 3, 4, 5]
+
+    run(test())
+
+
+def test_a_reply_does_not_wait_for_the_snapshot_that_its_task_asked_for(tmp_path: Path) -> None:
+    """The snapshot is written when the host settles, or at the latest before the next task: its state is that of the task either way."""
+    store = SnapshotFile(tmp_path, "a")
+    host = maker("a", ["u0", "u1"], store)(experiment(), "run-1")
+    host.welcome(session_pb2.Welcome(run_id="run-1", member_indices=[0, 1], n_members=2, heartbeat_s=0.2, numbers=[0, 1], clusters=[0, 0]))
+    frames, replies = Assembler(session_pb2.JoinResponse), Assembler(session_pb2.JoinRequest)
+
+    def asked(seq: int, **flags: Any) -> session_pb2.Reply:
+        task = session_pb2.Task(seq=seq, attempt=1, stage=1, round=seq, stage_json='{"stage": "s", "options": {"echo": {}}}', **flags)
+        reply = host.handle(frames.feed(encode(task, [Block(np.ones((2, 3)))], Precision.of("float64")).head))
+        assert reply is not None
+        return replies.feed(reply.head).frame  # type: ignore[union-attr, no-any-return]
+
+    assert asked(1, snapshot=1).durable_seq == 0
+    assert store.load() is None
+    host.settle()
+    assert store.load()["last_seq"] == 1
+    assert asked(2, snapshot=1).durable_seq == 0, "there is one snapshot: the one before it was of no task"
+    assert asked(3).durable_seq == 1
+    saved = store.load()
+    assert (saved["last_seq"], [reply["seq"] for reply in saved["replies"]]) == (2, [1, 2])
 
 
 def test_hosts_in_processes_of_their_own_give_the_same_bits() -> None:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.problem import DISTANCE_LOSSES, MARGIN_LOSSES, ProblemConfig
-from coterie_client.problems import build_problem
+from coterie_client.problems import build_problem, newton
+from coterie_client.problems.margins import MarginBlock
 
 LOSSES = (*MARGIN_LOSSES, *DISTANCE_LOSSES)
 
@@ -144,3 +145,62 @@ def test_a_user_that_diverges_or_is_singular_changes_no_bit_of_the_others():
     others = np.delete(users, 3)
     assert np.isnan(found[3]).all()
     assert np.array_equal(found[others], whole[others])
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("ridge", [0.0, 0.7, 40.0])
+def test_what_was_computed_ahead_changes_no_bit(loss, ridge):
+    n, users = 30, np.array([2, 3, 11])
+    world = _World(loss, n, 3, 40, seed=4, l2=0.02, intercept=False)
+    fresh, problem = world.host(np.arange(n)), world.host(np.arange(n))
+    start = world.x  # of moderate size: without a ridge, some starts are far from everything
+    wanted = fresh.argmin(world.tilt, ridge, start, allow_unbounded=True)
+    problem.look_ahead(start, ridge)
+    for _ in range(2):  # the second time what is known has been used before
+        np.testing.assert_array_equal(problem.argmin(world.tilt, ridge, start, allow_unbounded=True), wanted)
+        np.testing.assert_array_equal(problem.argmin(world.tilt, ridge, start.copy(), allow_unbounded=True), wanted)
+    np.testing.assert_array_equal(problem.argmin(world.tilt[users], ridge, start[users], users, allow_unbounded=True), wanted[users])
+    for other in ({"ridge": ridge + 1.0, "start": start}, {"ridge": ridge, "start": start + 1.0}, {"ridge": ridge}):
+        np.testing.assert_array_equal(
+            problem.argmin(world.tilt, allow_unbounded=True, **other), fresh.argmin(world.tilt, allow_unbounded=True, **other)
+        )
+    problem.look_ahead(start)
+    np.testing.assert_array_equal(problem.gradient(start), fresh.gradient(start))
+    np.testing.assert_array_equal(problem.gradient(start + 1.0), fresh.gradient(start + 1.0))
+    np.testing.assert_array_equal(problem.gradient(start[users], users), fresh.gradient(start[users], users))
+    np.testing.assert_array_equal(problem.argmin(world.tilt, ridge, start, allow_unbounded=True), wanted)
+
+
+def test_what_was_computed_ahead_is_used(monkeypatch):
+    world = _World("squared_hinge", 20, 3, 40, seed=1, l2=0.02)
+    problem, looks = world.host(np.arange(20)), []
+    look = MarginBlock.look
+    monkeypatch.setattr(MarginBlock, "look", lambda block, x: (looks.append(1), look(block, x))[1])
+
+    def times(work):
+        looks.clear()
+        work()
+        return len(looks)
+
+    n_stacks, argmin = len(problem.stacks), lambda: problem.argmin(world.tilt, 2.0, world.x)
+    before = times(argmin)
+    assert times(lambda: problem.look_ahead(world.x, 2.0)) == n_stacks
+    assert times(argmin) == before - n_stacks
+    assert times(lambda: problem.look_ahead(world.x)) == times(lambda: problem.look_ahead(world.x)) == n_stacks
+    assert times(lambda: problem.gradient(world.x)) == 0
+    assert times(argmin) == before
+
+
+def test_who_needs_damping_does_not_change_how_others_step(monkeypatch):
+    """Users with a ridge arrive with one step, whatever the comparison of heights says; the others, without curvature, are damped."""
+    monkeypatch.setattr(newton, "_accepted", lambda old, *_: np.zeros(len(old.value), dtype=np.bool_))
+    world = _World("least_squares", 12, 3, 8, seed=5, l2=0.0, intercept=False)
+    for i in (3, 7):
+        world.features[i], world.targets[i] = world.features[i][:1], world.targets[i][:1]  # one row: flat in two directions
+    world.ridge[:] = 1.0
+    world.ridge[[3, 7]] = 0.0
+    strong, everyone = np.delete(np.arange(12), [3, 7]), np.arange(12)
+    alone = world.host(strong).argmin(world.tilt[strong], 1.0, world.x[strong])
+    among = world.host(everyone).argmin(world.tilt, world.ridge, world.x, allow_unbounded=True)
+    assert np.isnan(among[[3, 7]]).all()
+    np.testing.assert_array_equal(among[strong], alone)

@@ -14,8 +14,9 @@ eta/2 |x - y|^2 (section 2.1 of Wang, Banerjee and Luo, 2014): one gradient,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,23 +107,39 @@ class Client:
             return _lean_step(state, inbox, local)
         return _paper_step(_received(state, inbox, local), inbox, local)
 
+    def ahead(self, state: State, inbox: Inbox, local: Local) -> Callable[[], None] | None:
+        """In placement lean the next minimization starts from the models just sent, if everyone's are asked for again."""
+        if isinstance(state, LeanState) and (task := inbox.get(Aggregates)) and task.users is None:
+            return partial(local.problem.look_ahead, state.x, None if state.options.linearized else _weight(state, local))
+        return None
+
 
 CLIENT = Client()
 
 
 def _lean_step(state: LeanState, inbox: Inbox, local: Local) -> tuple[LeanState, list[Message]]:
     """(16) from v_i alone."""
-    x, replies = state.x.copy(), list[Message]()
+    x, replies = state.x, list[Message]()
     if common := inbox.get(StartModels):
-        x[:] = common.x
+        x = np.array(np.broadcast_to(common.x, x.shape))
     if own := inbox.get(OwnStart):
-        x[_rows(own.users)] = own.x
+        x = _with(x, own.x, own.users)
     if (task := inbox.get(Aggregates)) and len(task.v):
-        x[_rows(task.users)] = _minimized(state, task.v, x[_rows(task.users)], task.users, local)
-        replies.append(UpdatedModels(x[_rows(task.users)], users=task.users))
+        new = _minimized(state, task.v, x if task.users is None else x[task.users], task.users, local)
+        x = _with(x, new, task.users)
+        replies.append(UpdatedModels(new, users=task.users))
     if ValuesWanted in inbox:
         replies.append(Values(local.problem.value(x)))
     return replace(state, x=x), replies
+
+
+def _with(x: Array, new: Array, users: Indices | None) -> Array:
+    """x (n_own, d) with the new rows of the listed users."""
+    if users is None:
+        return new
+    x = x.copy()
+    x[users] = new
+    return x
 
 
 def _received(state: PaperState, inbox: Inbox, local: Local) -> PaperState:
@@ -188,12 +205,16 @@ def _aggregates(state: PaperState, own: Array, users: Indices | None) -> Array:
 
 def _minimized(state: State, v: Array, x: Array, users: Indices | None, local: Local) -> Array:
     """x^{t+1} (n, d) of the listed users from their x^t, as the server will see it: (16), argmin f_i(x) + q/2 |x|^2 - v_i.x."""
-    options = state.options
-    q = options.rho * (local.n_members - 1) + options.eta
+    options, q = state.options, _weight(state, local)
     if options.linearized:
         curvature = state.smoothness[_rows(users), None]
         return local.precision.rounded((curvature * x - local.problem.gradient(x, users) + v) / (curvature + q))
     return local.precision.rounded(local.problem.argmin(v, q, x, users))
+
+
+def _weight(state: State, local: Local) -> float:
+    """q."""
+    return state.options.rho * (local.n_members - 1) + state.options.eta
 
 
 def _shrunk(w: Array, state: PaperState, local: Local) -> Array:

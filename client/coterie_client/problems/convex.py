@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,13 +22,23 @@ from coterie_client.problems.blocks import Block
 from coterie_client.problems.coercivity import margin_reasons
 from coterie_client.problems.losses import Poisson, RowLoss
 from coterie_client.problems.margins import MarginBlock, design
-from coterie_client.problems.newton import MAX_STEPS, minimise
+from coterie_client.problems.newton import MAX_STEPS, Start, minimise, start_at
 from coterie_client.problems.resolve import resolve_row_loss
 from coterie_client.problems.rows import read_features, stack_rows
 from coterie_client.problems.subsets import Subsets, exact_layout
 
 _NAMED_OFFENDERS = 3
 PIECE_ROWS = 16_384  # of rows to judge at a time
+_MAX_AHEAD = 1 << 20  # numbers in the Hessians that are computed ahead: 8 MiB
+
+
+class _Ahead(NamedTuple):
+    """What `look_ahead` has computed at x (n_users, d): gradients, or with a ridge where the stacks' minimisations start."""
+
+    x: Array
+    ridge: float | None
+    starts: tuple[Start, ...]
+    gradient: Array | None
 
 
 @dataclass(frozen=True)
@@ -53,10 +64,38 @@ class ConvexProblem:
         return self._each(lambda block, x: block.value(x, block.look(x)), x, users, ())
 
     def gradient(self, x: Array, users: Indices | None = None) -> Array:
+        ahead = self._ahead_at(x, None) if users is None else None
+        if ahead is not None and ahead.gradient is not None:
+            return ahead.gradient
         return self._each(lambda block, x: block.gradient(x, block.look(x)), x, users, (self.d,))
 
     def hessian(self, x: Array, users: Indices | None = None) -> Array:
         return self._each(lambda block, x: block.hessian(x, block.look(x)), x, users, (self.d, self.d))
+
+    def look_ahead(self, x: Array, ridge: float | None = None) -> None:
+        x = self._models(x, self.n_users)
+        self._ahead.clear()
+        with np.errstate(all="ignore"):  # what is wrong is found when somebody asks
+            if ridge is None:
+                self._ahead.append(_Ahead(x, None, (), self.gradient(x)))
+                return
+            wants_hessian = self.n_users * self.d**2 <= _MAX_AHEAD
+            starts = tuple(
+                start_at(part.stack, x[part.listed], np.full(len(part.places), ridge), wants_hessian=wants_hessian)
+                for part in self._subsets.everyone
+            )
+        self._ahead.append(_Ahead(x, ridge, starts, None))
+
+    def _ahead_at(self, x: Array, ridge: object) -> _Ahead | None:
+        """What was computed ahead for just this."""
+        for ahead in self._ahead:
+            if ahead.ridge == ridge and (x is ahead.x or np.array_equal(x, ahead.x)):
+                return ahead
+        return None
+
+    @cached_property
+    def _ahead(self) -> list[_Ahead]:
+        return []
 
     def smoothness(self) -> Array:
         return self._of_all(lambda block: block.smoothness())
@@ -101,16 +140,26 @@ class ConvexProblem:
         their rows are NaN instead. A user with neither tilt nor ridge whose loss is not coercive is one of them.
         """
         n = self.n_users if users is None else len(users)
-        tilt, ridges = self._models(tilt, n), np.broadcast_to(np.asarray(ridge, dtype=np.float64), (n,))
-        if not (ridges >= 0.0).all():
-            raise ValueError(f"ridge is {ridges.min()}, it must be >= 0")
+        tilt, ridges = self._models(tilt, n), np.full(n, ridge, dtype=np.float64)
+        least = ridges.min(initial=np.inf)
+        if not least >= 0.0:
+            raise ValueError(f"ridge is {least}, it must be >= 0")
         start = np.zeros((n, self.d)) if start is None else self._models(start, n)
-        result = np.empty((n, self.d))
-        for listed, block in self._subsets.blocks(users):
-            x, converged = minimise(block, tilt[listed], ridges[listed], start[listed])
-            x[~converged] = np.nan
-            result[listed] = x
-        if (ridges == 0.0).any():
+        ahead = self._ahead_at(start, ridge) if users is None and isinstance(ridge, float) else None
+        starts: Sequence[Start | None] = ahead.starts if ahead is not None else [None] * len(self.stacks)
+        blocks = self._subsets.blocks(users)
+        if len(blocks) == 1:  # all of the list, in its order
+            result, converged = minimise(blocks[0][1], tilt, ridges, start, starts[0])
+            if least > 0.0 and converged.all():
+                return result
+            result[~converged] = np.nan
+        else:
+            result = np.empty((n, self.d))
+            for (listed, block), known in zip(blocks, starts, strict=False):
+                x, converged = minimise(block, tilt[listed], ridges[listed], start[listed], known)
+                x[~converged] = np.nan
+                result[listed] = x
+        if least == 0.0:
             result[self._idle_and_flat(tilt, ridges, users)] = np.nan
         lost = np.isnan(result[:, 0])
         if lost.any() and not allow_unbounded:

@@ -10,13 +10,16 @@ A user is done when its gradient norm is at most
 L and pull being the block's scales. The second term is the level at which rounding in the gradient itself takes over.
 Users whose curvature has no useful positive bound get the regularised Newton step of Li, Fukushima, Qi and Yamashita
 (2004), with a damping proportional to the gradient norm: fast where the Hessian turns singular (ridge = 0). Acceptance
-is the Armijo rule, or the approximate Wolfe rule of Hager and Zhang (2005) where values agree to rounding.
+is the Armijo rule, or the approximate Wolfe rule of Hager and Zhang (2005) where values agree to rounding; a step of the
+others that ends within the first term of the bound is accepted as it is.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +30,7 @@ MAX_STEPS = 1000
 _MAX_TRIALS = 60
 _EPS = float(np.finfo(np.float64).eps)
 _WEAK = 1e-8  # curvature bounds below this share of L are no help
+_SMALL = 8  # of so many coefficients the Hessian is inverted: one look ahead then leaves a product of the step
 _FAR = 1e10  # a user this many natural lengths away, without curvature to hold it, is on its way to infinity
 
 
@@ -56,167 +60,239 @@ class _Batch:
         )
 
 
+class Start(NamedTuple):
+    """What does not depend on the tilt: of the objective at x, and of the scales of the users' problems."""
+
+    x: Array  # (k, d)
+    seen: Array
+    gradient: Array  # (k, d)
+    readied: Array | None  # (k, d, d), the Hessian of users who need no damping, `_readied` for the step
+    stiffness: Array  # (k,), as in `_Batch`
+    weak: Array  # (k,)
+    is_damped: bool  # any of them
+
+
 class _Point(NamedTuple):
     """Where the users are."""
 
     x: Array  # (k, d)
     seen: Array
-    value: Array  # (k,), of the whole objective
-    size: Array  # (k,), the magnitudes that cancel in `value`
-    gradient: Array  # (k, d)
+    gradient: Array  # (k, d), of the whole objective
 
     def take(self, rows: Indices) -> _Point:
         return _Point(*(field[rows] for field in self))
 
 
-def minimise(block: Block, tilt: Array, ridge: Array, start: Array) -> tuple[Array, Flags]:
+class _Height(NamedTuple):
+    """The whole objective there."""
+
+    value: Array  # (k,)
+    size: Array  # (k,), the magnitudes that cancel in `value`
+
+    def take(self, rows: Indices) -> _Height:
+        return _Height(self.value[rows], self.size[rows])
+
+
+def start_at(block: Block, x: Array, ridge: Array, *, wants_hessian: bool = False) -> Start:
+    """What `minimise` needs where it starts; x C-contiguous (k, d), ridge (k,)."""
+    stiffness = block.steepness + ridge
+    if not (stiffness > 0.0).all():
+        stiffness = np.where(stiffness > 0.0, stiffness, 1.0)
+    weak = block.floor + ridge < _WEAK * stiffness
+    is_damped = bool(weak.any())
+    seen = block.look(x)
+    readied = _readied(block.hessian(x, seen), ridge) if wants_hessian and not is_damped else None
+    gradient = block.gradient(x, seen) + ridge[:, None] * x
+    return Start(x, seen, gradient, readied, stiffness, weak.astype(np.float64), is_damped)
+
+
+def minimise(block: Block, tilt: Array, ridge: Array, start: Array, known: Start | None = None) -> tuple[Array, Flags]:
     """Minimisers (k, d), and (k,) booleans telling which users converged; the others' rows are their last iterate.
 
-    tilt, start: C-contiguous (k, d). ridge: (k,), not negative. Users with a closed form need no steps.
+    tilt, start: C-contiguous (k, d). ridge: (k,), not negative. known: `start_at` the start, which saves the time. Users with a closed
+    form need no steps.
     """
     exact = block.closed_form(tilt, ridge)
     if exact is None:
-        return _newton(block, tilt, ridge, start)
-    known = ~np.isnan(exact[:, 0])
-    rest = np.flatnonzero(~known)
+        return _newton(block, tilt, ridge, known or start_at(block, start, ridge))
+    converged = ~np.isnan(exact[:, 0])
+    rest = np.flatnonzero(~converged)
     if rest.size:
-        exact[rest], known[rest] = _newton(block.take(rest), tilt[rest], ridge[rest], start[rest])
-    return exact, known
+        part = block.take(rest)
+        exact[rest], converged[rest] = _newton(part, tilt[rest], ridge[rest], start_at(part, start[rest], ridge[rest]))
+    return exact, converged
 
 
-def _newton(block: Block, tilt: Array, ridge: Array, start: Array) -> tuple[Array, Flags]:
-    batch = _batch(block, tilt, ridge, start)
-    result = start.copy()
-    converged = np.zeros(len(start), dtype=np.bool_)
-    order = np.arange(len(start))
-    caution = np.full(len(start), 1e-3)
-    is_damped = bool(batch.weak.any())
+def _newton(block: Block, tilt: Array, ridge: Array, start: Start) -> tuple[Array, Flags]:
     with np.errstate(all="ignore"):  # a diverging user is reported, not warned about
-        point = _at(batch, start)
-        stuck = np.zeros(len(start), dtype=np.bool_)
+        batch = _batch(block, tilt, ridge, start)
+        point, readied = _Point(start.x, start.seen, start.gradient - tilt), start.readied
+        height: _Height | None = None  # of the point, where it has been computed
+        stuck: Flags | None = None
+        caution = np.full(len(tilt), 1e-3)
+        left: _Left | None = None  # nobody has left yet
         for step in range(MAX_STEPS + 1):
-            slope, length = norm(point.gradient), norm(point.x)
-            goal = np.maximum(batch.tolerance, 64.0 * _EPS * (batch.stiffness * length + batch.pull))
-            lost = ~(length <= batch.limit) | ~np.isfinite(slope)
-            done = (slope <= goal) & ~lost
-            leave = done | lost | stuck if step < MAX_STEPS else np.ones_like(done)
-            if leave.any():
+            slope = norm(point.gradient)
+            goal = np.maximum(batch.tolerance, 64.0 * _EPS * (batch.stiffness * norm(point.x) + batch.pull))
+            # Mostly nobody leaves before all do, which for all but the damped takes a glance.
+            if start.is_damped or stuck is not None or step == MAX_STEPS or not ((slope > goal).all() and slope.max() < np.inf):
+                lost = ~(norm(point.x) <= batch.limit) | ~np.isfinite(slope)
+                done = (slope <= goal) & ~lost
+                leave = done | lost if stuck is None else done | lost | stuck
+                leave = leave if step < MAX_STEPS else np.ones_like(done)
                 # No step lowers a stuck user's objective: that is the floor of rounding, if the slope agrees.
                 done |= leave & ~lost & (slope <= 100.0 * goal)
-                result[order[leave]], converged[order[leave]] = point.x[leave], done[leave]
+                left = left or _Left.nobody(start.x)
+                left.add(leave, point.x, done)
                 stay = np.flatnonzero(~leave)
                 if not stay.size:
                     break
-                batch, point, order, caution, slope = (
-                    batch.take(stay),
-                    point.take(stay),
-                    order[stay],
-                    caution[stay],
-                    slope[stay],
-                )
-            if not is_damped:
-                point, _, stuck = _step(batch, point, np.zeros_like(slope))
-                continue
-            damping = batch.weak * batch.stiffness * np.maximum(caution * np.minimum(slope / batch.pull, 1.0), _EPS)
-            point, refused, stuck = _step(batch, point, damping)
-            caution = np.clip(np.where(refused, 10.0 * caution, 0.1 * caution), 1e-12, 1.0)
-    return result, converged
+                if stay.size < leave.size:
+                    batch, point, caution, slope = batch.take(stay), point.take(stay), caution[stay], slope[stay]
+                    readied = None if readied is None else readied[stay]
+                    height = None if height is None else height.take(stay)
+            if readied is None:
+                ridge = batch.ridge + _damping(batch, slope, caution) if start.is_damped else batch.ridge
+                readied = _readied(batch.block.hessian(point.x, point.seen), ridge)
+            direction, fall = _direction(batch, point, readied)
+            readied = None
+            trial = _look(batch, point.x + direction)
+            # Who has arrived at a minimum needs no comparison of heights; mostly all have, after one step from a start nearby.
+            arrived: Flags = norm(trial.gradient) <= batch.tolerance
+            if start.is_damped:
+                arrived &= batch.weak == 0.0
+            if arrived.all():
+                if left is None:
+                    return trial.x, arrived
+                left.add(arrived, trial.x, arrived)
+                break
+            height = height or _height(batch, point)
+            new = _height(batch, trial)
+            accepted = _accepted(height, new, trial.gradient, direction, fall, 1.0)
+            refused = ~(accepted | arrived)
+            stuck = _search_where(refused, batch, (point, height), (trial, new), direction, fall) if refused.any() else None
+            point, height = trial, new
+            if start.is_damped:
+                caution = np.clip(np.where(refused, 10.0 * caution, 0.1 * caution), 1e-12, 1.0)
+    assert left is not None  # noqa: S101 - the last step makes everybody leave
+    return left.x, left.converged
 
 
-def _batch(block: Block, tilt: Array, ridge: Array, start: Array) -> _Batch:
+@dataclass
+class _Left:
+    """Where users ended, and who is still at work."""
+
+    x: Array  # (n, d), the start of those at work
+    converged: Flags  # (n,)
+    order: Indices  # (k,), the places of those at work
+
+    @staticmethod
+    def nobody(start: Array) -> _Left:
+        n = len(start)
+        return _Left(start.copy(), np.zeros(n, dtype=np.bool_), np.arange(n))
+
+    def add(self, who: Flags, x: Array, converged: Flags) -> None:
+        """Those of the k at work."""
+        places = self.order[who]
+        self.x[places], self.converged[places], self.order = x[who], converged[who], self.order[~who]
+
+
+def _batch(block: Block, tilt: Array, ridge: Array, start: Start) -> _Batch:
     tilt_norm = norm(tilt)
-    stiffness = block.steepness + ridge
-    stiffness = np.where(stiffness > 0.0, stiffness, 1.0)
-    pull = block.pull + tilt_norm
-    weak = block.floor + ridge < _WEAK * stiffness
-    limit = np.where(weak, _FAR * (norm(start) + pull / stiffness), np.inf)
-    return _Batch(block, tilt, ridge, 1e-12 * (1.0 + tilt_norm), stiffness, pull, weak.astype(np.float64), limit)
+    pull, limit = block.pull + tilt_norm, np.full(len(tilt), np.inf)
+    if start.is_damped:
+        limit = np.where(start.weak > 0.0, _FAR * (norm(start.x) + pull / start.stiffness), np.inf)
+    return _Batch(block, tilt, ridge, 1e-12 * (1.0 + tilt_norm), start.stiffness, pull, start.weak, limit)
 
 
-def _at(batch: _Batch, x: Array) -> _Point:
-    block = batch.block
-    seen = block.look(x)
-    loss, pulled, tied = block.value(x, seen), np.vecdot(batch.tilt, x), 0.5 * batch.ridge * np.vecdot(x, x)
-    gradient = block.gradient(x, seen) + batch.ridge[:, None] * x - batch.tilt
-    return _Point(x, seen, loss + tied - pulled, np.abs(loss) + tied + np.abs(pulled), gradient)
+def _damping(batch: _Batch, slope: Array, caution: Array) -> Array:
+    """(k,) beside the ridge, 0 for those who need none."""
+    damping: Array = batch.weak * batch.stiffness * np.maximum(caution * np.minimum(slope / batch.pull, 1.0), _EPS)
+    return damping
 
 
-def _direction(batch: _Batch, point: _Point, damping: Array) -> tuple[Array, Array]:
+def _look(batch: _Batch, x: Array) -> _Point:
+    seen = batch.block.look(x)
+    return _Point(x, seen, batch.block.gradient(x, seen) + batch.ridge[:, None] * x - batch.tilt)
+
+
+def _height(batch: _Batch, point: _Point) -> _Height:
+    x, loss = point.x, batch.block.value(point.x, point.seen)
+    pulled, tied = np.vecdot(batch.tilt, x), 0.5 * batch.ridge * np.vecdot(x, x)
+    return _Height(loss + tied - pulled, np.abs(loss) + tied + np.abs(pulled))
+
+
+def _readied(hessian: Array, ridge: Array) -> Array:
+    """The Hessians (k, d, d), which are overwritten, with their ridges (k,): inverted where that is soon done, as it can be ahead."""
+    diagonal(hessian)[...] += ridge[:, None]
+    return _each(np.linalg.inv, hessian) if hessian.shape[2] <= _SMALL else hessian
+
+
+def _direction(batch: _Batch, point: _Point, readied: Array) -> tuple[Array, Array]:
     """Newton directions (k, d) and their directional derivatives (k,), all negative."""
-    hessian = batch.block.hessian(point.x, point.seen)
-    diagonal(hessian)[...] += (batch.ridge + damping)[:, None]
-    direction = -_solve(hessian, point.gradient)
+    right = point.gradient[:, :, None]
+    found = np.matmul(readied, right) if readied.shape[2] <= _SMALL else _each(np.linalg.solve, readied, right)
+    direction = -found[:, :, 0]
     fall = np.vecdot(point.gradient, direction)
-    uphill = ~(fall < 0.0)
-    if uphill.any():  # singular to working precision: fall back on a gradient step
+    downhill = fall < 0.0
+    if not downhill.all():  # singular to working precision: fall back on a gradient step
+        uphill = ~downhill
         steepest = -point.gradient / batch.stiffness[:, None]
         direction = np.where(uphill[:, None], steepest, direction)
         fall = np.where(uphill, np.vecdot(point.gradient, steepest), fall)
     return direction, fall
 
 
-def _solve(matrices: Array, right: Array) -> Array:
-    """(k, d), NaN for a singular matrix; a singular matrix must not stop the other users."""
+def _each(function: Callable[..., Any], *stacked: Array) -> Array:
+    """A function of numpy.linalg of each user's arrays, NaN for a singular matrix, which must not stop the other users."""
     try:
-        return _solve_each(matrices, right)
+        found: Array = function(*stacked).astype(np.float64, copy=False)
     except np.linalg.LinAlgError:
-        rows = [_solve_or_nan(matrices[k : k + 1], right[k : k + 1]) for k in range(len(right))]
-        return np.concatenate(rows)
+        if len(stacked[0]) == 1:
+            return stacked[-1] * np.nan
+        return np.concatenate([_each(function, *(array[k : k + 1] for array in stacked)) for k in range(len(stacked[0]))])
+    return found
 
 
-def _solve_or_nan(matrix: Array, right: Array) -> Array:
-    try:
-        return _solve_each(matrix, right)
-    except np.linalg.LinAlgError:
-        return right * np.nan
+def _search_where(
+    refused: Flags, batch: _Batch, at: tuple[_Point, _Height], trial: tuple[_Point, _Height], direction: Array, fall: Array
+) -> Flags:
+    """Shorter steps for those who were refused the full one, put in the place of their trial; tells who of them found none."""
+    rows, stuck = np.flatnonzero(refused), np.zeros(len(fall), dtype=np.bool_)
+    *found, stuck[rows] = _search(batch.take(rows), at[0].take(rows), at[1].take(rows), direction[rows], fall[rows])
+    for field, new in zip((*trial[0], *trial[1]), itertools.chain(*found), strict=True):
+        field[rows] = new
+    return stuck
 
 
-def _solve_each(matrices: Array, right: Array) -> Array:
-    solution: Array = np.linalg.solve(matrices, right[:, :, None]).astype(np.float64, copy=False)[:, :, 0]
-    return solution
-
-
-def _step(batch: _Batch, point: _Point, damping: Array) -> tuple[_Point, Flags, Flags]:
-    """The next points, who was refused the full Newton step, and who of these found no shorter one."""
-    direction, fall = _direction(batch, point, damping)
-    trial = _at(batch, point.x + direction)
-    refused = ~_accepted(point, trial, direction, fall, 1.0)
-    stuck = np.zeros(len(fall), dtype=np.bool_)
-    if refused.any():
-        rows = np.flatnonzero(refused)
-        found, stuck[rows] = _search(batch.take(rows), point.take(rows), direction[rows], fall[rows])
-        for field, new in zip(trial, found, strict=True):
-            field[rows] = new
-    return trial, refused, stuck
-
-
-def _search(batch: _Batch, point: _Point, direction: Array, fall: Array) -> tuple[_Point, Flags]:
+def _search(batch: _Batch, point: _Point, height: _Height, direction: Array, fall: Array) -> tuple[_Point, _Height, Flags]:
     """A bisection for the weak Wolfe rules below a refused full step, each user by itself; points, and who found none.
 
     Halving alone stops far short of the minimum along the line where rows enter or leave the curved part of their
     loss, and then crawls.
     """
     low, high, t = np.zeros(len(fall)), np.ones(len(fall)), np.full(len(fall), 0.5)
-    best = _Point(*(field.copy() for field in point))
+    best, highest = _Point(*(field.copy() for field in point)), _Height(*(field.copy() for field in height))
     rows = np.arange(len(fall))
     for _ in range(_MAX_TRIALS):
-        old, way, drop = point.take(rows), direction[rows], fall[rows]
-        new = _at(batch.take(rows), old.x + t[rows, None] * way)
-        fine = _accepted(old, new, way, drop, t[rows])
-        for field, better in zip(best, new, strict=True):
+        part, old, way, drop = batch.take(rows), height.take(rows), direction[rows], fall[rows]
+        new = _look(part, point.x[rows] + t[rows, None] * way)
+        level = _height(part, new)
+        fine = _accepted(old, level, new.gradient, way, drop, t[rows])
+        for field, better in zip((*best, *highest), (*new, *level), strict=True):
             field[rows[fine]] = better[fine]
         low[rows[fine]], high[rows[~fine]] = t[rows[fine]], t[rows[~fine]]
         rows = rows[~fine | (np.vecdot(new.gradient, way) < 0.5 * drop)]
         if not rows.size:
             break
         t[rows] = 0.5 * (low[rows] + high[rows])
-    return best, low == 0.0
+    return best, highest, low == 0.0
 
 
-def _accepted(old: _Point, new: _Point, direction: Array, fall: Array, t: Array | float) -> Flags:
+def _accepted(old: _Height, new: _Height, gradient: Array, direction: Array, fall: Array, t: Array | float) -> Flags:
     armijo: Flags = new.value <= old.value + 1e-4 * t * fall
     if armijo.all():
         return armijo
     level = new.value <= old.value + 32.0 * _EPS * old.size
-    accepted: Flags = armijo | (level & (np.vecdot(new.gradient, direction) <= -0.5 * fall))
+    accepted: Flags = armijo | (level & (np.vecdot(gradient, direction) <= -0.5 * fall))
     return accepted

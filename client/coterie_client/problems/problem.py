@@ -36,6 +36,12 @@ class Problem(Protocol):
     def hessian(self, x: Array, users: Indices | None = None) -> Array:
         """(n, d, d), for x (n, d); an element of the generalised Hessian at kinks of the slope."""
 
+    def look_ahead(self, x: Array, ridge: float | None = None) -> None:
+        """Computes while nobody waits what `gradient` of all users will soon be asked for at x (n_users, d), or `argmin` from there.
+
+        ridge: that of the `argmin`, None for `gradient`. No result depends on it. What was computed ahead before is forgotten.
+        """
+
     def smoothness(self) -> Array:
         """(n_users,) L_i: the largest curvature f_i can have, exact for worst-case targets."""
 
