@@ -49,10 +49,10 @@ def main() -> None:
     started = subprocess.Popen([sys.executable, "-c", code])
     start_mb, start_s = waited(started)
     print("60 users, d = 3, 300 rounds      peak MB   CPU s")
-    print(f"  client host (all 60 users)     {client_mb:7.0f} {client_s:7.2f}   (wanted: under 80 MB)")
-    print(f"  coordinator                    {server_mb:7.0f} {server_s:7.2f}   (wanted: under 150 MB)")
-    print(f"  a client's imports alone       {start_mb:7.0f} {start_s:7.2f}   (wanted: under 1 s)")
-    print(f"  coterie client --help          {help_mb:7.0f} {help_s:7.2f}")
+    print(f"  client host (all 60 users)     {client_mb:7.1f} {client_s:7.2f}   (wanted: under 80 MB)")
+    print(f"  coordinator                    {server_mb:7.1f} {server_s:7.2f}   (wanted: under 150 MB)")
+    print(f"  a client's imports alone       {start_mb:7.1f} {start_s:7.2f}   (wanted: under 1 s)")
+    print(f"  coterie client --help          {help_mb:7.1f} {help_s:7.2f}")
 
 
 if __name__ == "__main__":

@@ -48,6 +48,19 @@ def test_a_client_starts_without_torch_scipy_pandas_pyarrow_or_the_server() -> N
     assert done.stdout.strip() == ""
 
 
+def test_a_client_with_rows_has_not_loaded_what_numpy_loads_for_masked_arrays() -> None:
+    code = (
+        "import sys\n"
+        "from coterie.config import experiment_from\n"
+        "from coterie_client.build import build_host\n"
+        "content = {'data': {'source': 'ellipses'}, 'problem': {'loss': 'squared_hinge'}, 'method': {'name': 'pdmm', 'penalty': 1.0}}\n"
+        "build_host('a', experiment_from({'name': 'small', **content}), 'run-1', None)\n"
+        "print(*(m for m in sys.modules if m.startswith('numpy.ma.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout.strip() == ""
+
+
 def test_coterie_itself_imports_neither_side() -> None:
     code = (
         "import sys, coterie, coterie.config; print(*sorted(m for m in sys.modules if m.startswith(('coterie_server', 'coterie_client'))))"

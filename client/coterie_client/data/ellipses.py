@@ -15,7 +15,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from coterie.arrays import Array
+from coterie.arrays import Array, distinct
 from coterie.data import EllipsesData
 from coterie.draws import Stream, stream
 from coterie_client.data.users import UserData, UserHead, frozen
@@ -77,5 +77,5 @@ def _rows_with_both_classes(target: Array, n_rows: int, draws: Stream) -> list[i
     """n_rows of the pool's rows without replacement, drawn again until both classes are there."""
     while True:
         rows = draws.order(len(target))[:n_rows]
-        if len(np.unique(target[rows])) == 2:
+        if len(distinct(target[rows])) == 2:
             return [int(row) for row in rows]

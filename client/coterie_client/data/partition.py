@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.arrays import Array, Indices
+from coterie.arrays import Array, Indices, distinct
 from coterie.data import Partition
 from coterie.draws import Stream, normal, stream
 from coterie.errors import ConfigError
@@ -100,7 +100,7 @@ def _of_classes(pool: Pool, partition: Partition, name: str, rows: Indices, seed
     """A natural user's rows of the S classes that are drawn for it."""
     if partition.classes_per_user is not None:
         _check_whole(pool, rows)
-        present = np.unique(pool.target[rows])
+        present = distinct(pool.target[rows])
         order = stream(seed, "partition classes", name).order(len(present))
         rows = rows[np.isin(pool.target[rows], present[order[: partition.classes_per_user]])]
     return rows
@@ -125,12 +125,12 @@ def _natural_test_rows(pool: Pool, partition: Partition, kept: dict[str, Indices
     if test.users is not None:
         mine = {name: test.users.get(name, _NONE) for name in kept}
         return {
-            name: rows[np.isin(test.target[rows], np.unique(pool.target[kept[name]]))] if _has_classes(partition) else rows
+            name: rows[np.isin(test.target[rows], distinct(pool.target[kept[name]]))] if _has_classes(partition) else rows
             for name, rows in mine.items()
         }
     everything = np.concatenate(list(kept.values()))
     _check_whole(pool, everything)
-    labels = np.unique(pool.target[everything])
+    labels = distinct(pool.target[everything])
     counts = np.array([[(pool.target[rows] == label).sum() for label in labels] for rows in kept.values()])
     decks = [_deck(test, label, "test rows", seed) for label in labels]
     return dict(zip(kept, _hands(decks, _test_counts(test, labels, counts, decks)), strict=True))

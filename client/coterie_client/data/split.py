@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.arrays import Array, Indices
+from coterie.arrays import Array, Indices, distinct
 from coterie.data import Fold
 from coterie.draws import Stream, stream
 from coterie_client.data.users import UserData, UserHead, frozen
@@ -60,7 +60,7 @@ def held_out_rows(name: str, target: Array, test_fraction: float, seed: int) -> 
 
 def _test_rows(name: str, target: Array, n_test: int, seed: int) -> Indices:
     order = stream(seed, "split", name).order(len(target))
-    values = np.unique(target)
+    values = distinct(target)
     if len(values) != 2:
         return order[:n_test]
     low, high = (order[target[order] == value] for value in values)
@@ -82,7 +82,7 @@ def fold_rows(name: str, target: Array, fold: Fold, seed: int) -> NDArray[np.boo
         draws = stream(seed, "folds", name)
         turn = _turn(draws, fold)
         order = draws.order(len(target))
-        values = np.unique(target)
+        values = distinct(target)
         if len(values) == 2:
             order = np.concatenate([order[target[order] == value] for value in values])
         held_out[order[turn :: fold.of]] = True

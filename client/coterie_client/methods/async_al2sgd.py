@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.arrays import Array, Indices
+from coterie.arrays import Array, Indices, distinct
 from coterie.messages import Message
 from coterie.methods.async_al2sgd import (
     ANCHOR,
@@ -196,7 +196,7 @@ class _Run:
         """`n_local` (c,) iterations with xi_0 = xi_j = 0."""
         n_of_user = n_local[self._state.place]
         done = 0
-        for level in np.unique(n_local[n_local > 0]).tolist():
+        for level in distinct(n_local[n_local > 0]).tolist():
             self._descend_together(np.flatnonzero(n_of_user >= level), done, level)
             done = level
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.arrays import Array, Indices
+from coterie.arrays import Array, Indices, distinct
 from coterie.messages import Message
 from coterie.methods.async_l2gd import (
     AskState,
@@ -161,7 +161,7 @@ class _Run:
         scale = by_cluster[state.place][:, None]
         n_of_user = n_local[state.place]
         done = 0
-        for level in np.unique(n_local[n_local > 0]).tolist():
+        for level in distinct(n_local[n_local > 0]).tolist():
             users = np.flatnonzero(n_of_user >= level)
             if users.size == n_of_user.size:
                 for _ in range(level - done):
