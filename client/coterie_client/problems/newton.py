@@ -17,9 +17,8 @@ others that ends within the first term of the bound is accepted as it is.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,7 +29,6 @@ MAX_STEPS = 1000
 _MAX_TRIALS = 60
 _EPS = float(np.finfo(np.float64).eps)
 _WEAK = 1e-8  # curvature bounds below this share of L are no help
-_SMALL = 8  # of so many coefficients the Hessian is inverted: one look ahead then leaves a product of the step
 _FAR = 1e10  # a user this many natural lengths away, without curvature to hold it, is on its way to infinity
 
 
@@ -66,7 +64,7 @@ class Start(NamedTuple):
     x: Array  # (k, d)
     seen: Array
     gradient: Array  # (k, d)
-    readied: Array | None  # (k, d, d), the Hessian of users who need no damping, `_readied` for the step
+    hessian: Array | None  # (k, d, d), where nobody needs damping
     stiffness: Array  # (k,), as in `_Batch`
     weak: Array  # (k,)
     is_damped: bool  # any of them
@@ -101,9 +99,9 @@ def start_at(block: Block, x: Array, ridge: Array, *, wants_hessian: bool = Fals
     weak = block.floor + ridge < _WEAK * stiffness
     is_damped = bool(weak.any())
     seen = block.look(x)
-    readied = _readied(block.hessian(x, seen), ridge) if wants_hessian and not is_damped else None
+    hessian = _with_ridge(block.hessian(x, seen), ridge) if wants_hessian and not is_damped else None
     gradient = block.gradient(x, seen) + ridge[:, None] * x
-    return Start(x, seen, gradient, readied, stiffness, weak.astype(np.float64), is_damped)
+    return Start(x, seen, gradient, hessian, stiffness, weak.astype(np.float64), is_damped)
 
 
 def minimise(block: Block, tilt: Array, ridge: Array, start: Array, known: Start | None = None) -> tuple[Array, Flags]:
@@ -126,7 +124,7 @@ def minimise(block: Block, tilt: Array, ridge: Array, start: Array, known: Start
 def _newton(block: Block, tilt: Array, ridge: Array, start: Start) -> tuple[Array, Flags]:
     with np.errstate(all="ignore"):  # a diverging user is reported, not warned about
         batch = _batch(block, tilt, ridge, start)
-        point, readied = _Point(start.x, start.seen, start.gradient - tilt), start.readied
+        point, hessian = _Point(start.x, start.seen, start.gradient - tilt), start.hessian
         height: _Height | None = None  # of the point, where it has been computed
         stuck: Flags | None = None
         caution = np.full(len(tilt), 1e-3)
@@ -149,13 +147,13 @@ def _newton(block: Block, tilt: Array, ridge: Array, start: Start) -> tuple[Arra
                     break
                 if stay.size < leave.size:
                     batch, point, caution, slope = batch.take(stay), point.take(stay), caution[stay], slope[stay]
-                    readied = None if readied is None else readied[stay]
+                    hessian = None if hessian is None else hessian[stay]
                     height = None if height is None else height.take(stay)
-            if readied is None:
+            if hessian is None:
                 ridge = batch.ridge + _damping(batch, slope, caution) if start.is_damped else batch.ridge
-                readied = _readied(batch.block.hessian(point.x, point.seen), ridge)
-            direction, fall = _direction(batch, point, readied)
-            readied = None
+                hessian = _with_ridge(batch.block.hessian(point.x, point.seen), ridge)
+            direction, fall = _direction(batch, point, hessian)
+            hessian = None
             trial = _look(batch, point.x + direction)
             # Who has arrived at a minimum needs no comparison of heights; mostly all have, after one step from a start nearby.
             arrived: Flags = norm(trial.gradient) <= batch.tolerance
@@ -222,17 +220,15 @@ def _height(batch: _Batch, point: _Point) -> _Height:
     return _Height(loss + tied - pulled, np.abs(loss) + tied + np.abs(pulled))
 
 
-def _readied(hessian: Array, ridge: Array) -> Array:
-    """The Hessians (k, d, d), which are overwritten, with their ridges (k,): inverted where that is soon done, as it can be ahead."""
+def _with_ridge(hessian: Array, ridge: Array) -> Array:
+    """The Hessians (k, d, d), which are overwritten, with their ridges (k,)."""
     diagonal(hessian)[...] += ridge[:, None]
-    return _each(np.linalg.inv, hessian) if hessian.shape[2] <= _SMALL else hessian
+    return hessian
 
 
-def _direction(batch: _Batch, point: _Point, readied: Array) -> tuple[Array, Array]:
+def _direction(batch: _Batch, point: _Point, hessian: Array) -> tuple[Array, Array]:
     """Newton directions (k, d) and their directional derivatives (k,), all negative."""
-    right = point.gradient[:, :, None]
-    found = np.matmul(readied, right) if readied.shape[2] <= _SMALL else _each(np.linalg.solve, readied, right)
-    direction = -found[:, :, 0]
+    direction = -_solve(hessian, point.gradient)
     fall = np.vecdot(point.gradient, direction)
     downhill = fall < 0.0
     if not downhill.all():  # singular to working precision: fall back on a gradient step
@@ -243,15 +239,15 @@ def _direction(batch: _Batch, point: _Point, readied: Array) -> tuple[Array, Arr
     return direction, fall
 
 
-def _each(function: Callable[..., Any], *stacked: Array) -> Array:
-    """A function of numpy.linalg of each user's arrays, NaN for a singular matrix, which must not stop the other users."""
+def _solve(matrices: Array, right: Array) -> Array:
+    """(k, d), NaN for a singular matrix; a singular matrix must not stop the other users."""
     try:
-        found: Array = function(*stacked).astype(np.float64, copy=False)
+        solution: Array = np.linalg.solve(matrices, right[:, :, None]).astype(np.float64, copy=False)[:, :, 0]
     except np.linalg.LinAlgError:
-        if len(stacked[0]) == 1:
-            return stacked[-1] * np.nan
-        return np.concatenate([_each(function, *(array[k : k + 1] for array in stacked)) for k in range(len(stacked[0]))])
-    return found
+        if len(right) == 1:
+            return right * np.nan
+        return np.concatenate([_solve(matrices[k : k + 1], right[k : k + 1]) for k in range(len(right))])
+    return solution
 
 
 def _search_where(
