@@ -241,3 +241,15 @@ def test_arguments_are_left_as_they_were():
     problem.argmin(x, 0.7, x)
     for reader in (problem.value, problem.gradient):
         reader(x)
+
+
+@pytest.mark.parametrize("loss", ["poisson", "logistic", "squared_hinge", "least_squares", "huber"])
+def test_a_start_too_far_away_for_its_numbers_is_reported_and_not_warned_about(loss):
+    rng = np.random.default_rng(0)
+    features, targets = rng.normal(size=(9, 3)), np.where(rng.random(9) < 0.5, 1.0, 0.0 if loss == "poisson" else -1.0)
+    problem = build_problem(ProblemConfig(loss=loss, l2=0.1), ["a"], [features], [targets])
+    start = np.full((1, problem.d), 1e308)
+    problem.look_ahead(start, 1.0)
+    for _ in range(2):
+        assert np.isnan(problem.argmin(np.zeros((1, problem.d)), 1.0, start, allow_unbounded=True)).all()
+        problem.look_ahead(np.zeros((1, problem.d)), 1.0)

@@ -98,9 +98,10 @@ def start_at(block: Block, x: Array, ridge: Array, *, wants_hessian: bool = Fals
         stiffness = np.where(stiffness > 0.0, stiffness, 1.0)
     weak = block.floor + ridge < _WEAK * stiffness
     is_damped = bool(weak.any())
-    seen = block.look(x)
-    hessian = _with_ridge(block.hessian(x, seen), ridge) if wants_hessian and not is_damped else None
-    gradient = block.gradient(x, seen) + ridge[:, None] * x
+    with np.errstate(all="ignore"):  # a start may be too far away for its numbers
+        seen = block.look(x)
+        hessian = _with_ridge(block.hessian(x, seen), ridge) if wants_hessian and not is_damped else None
+        gradient = block.gradient(x, seen) + ridge[:, None] * x
     return Start(x, seen, gradient, hessian, stiffness, weak.astype(np.float64), is_damped)
 
 
