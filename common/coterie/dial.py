@@ -404,7 +404,12 @@ class Thread:
                 self._last = None  # a result may be large, and is not kept for longer than it is needed
 
     def is_quick(self, task: Received) -> bool:
-        """Whether tasks of this sort have been quick, and the thread is free (what was begun for a lost stream may still be under way)."""
+        """Whether tasks of this sort have been quick, and the thread is free (what was begun for a lost stream may still be under way).
+
+        Never with a snapshot, which is written when the host settles: a disk may take its time.
+        """
+        if getattr(task.frame, "snapshot", 0):
+            return False
         return (self._last is None or self._last.done()) and self._quick_times.get(_sort_of(task), 0) >= QUICK_TIMES
 
     def handle(self, dialler: Dialler, task: Received) -> Any:

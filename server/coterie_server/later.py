@@ -18,10 +18,12 @@ class Later:
 
     def __getattr__(self, name: str) -> Any:
         """Only asked for what is missing: the fields, before the first look."""
-        compute = vars(self).pop("compute", None)
+        compute = vars(self).get("compute")
         if compute is None:
             raise AttributeError(name)
-        vars(self).update(vars(compute()))
+        found = vars(compute())
+        del vars(self)["compute"]
+        vars(self).update(found)
         return getattr(self, name)
 
 

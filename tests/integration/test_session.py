@@ -238,6 +238,22 @@ def test_a_host_settles_after_each_reply(quick_s: float) -> None:
     run(test())
 
 
+def test_a_task_with_a_snapshot_is_never_handled_on_the_event_loop() -> None:
+    host = maker("a", ["u0"])(experiment(), "run-1")
+    host.handle = lambda _: None  # type: ignore[method-assign, assignment]
+    computer, frames = Thread(10.0), Assembler(session_pb2.JoinResponse)
+
+    def is_quick_in_the_end(**flags: Any) -> bool:
+        task = frames.feed(encode(session_pb2.Task(seq=1, **flags), [Block(np.ones((1, 3)))], Precision.of("float64")).head)
+        for _ in range(5):
+            computer.handle(host, task)
+        return computer.is_quick(task)
+
+    assert is_quick_in_the_end()
+    assert not is_quick_in_the_end(snapshot=1)
+    run(computer.close())
+
+
 def test_a_reply_does_not_wait_for_the_snapshot_that_its_task_asked_for(tmp_path: Path) -> None:
     """The snapshot is written when the host settles, or at the latest before the next task: its state is that of the task either way."""
     store = SnapshotFile(tmp_path, "a")
