@@ -42,10 +42,6 @@ class Layout:
         """Where the runs of equal `first` begin; only in half storage the last user has none."""
         return np.searchsorted(self.first, np.arange(self.n - 1 if self.copies == 1 else self.n))
 
-    def second_of_each(self, d: int) -> Indices:
-        """(d m,) `second`, with n added for each component before."""
-        return _second_of_each(self, d)
-
     def place(self, i: Indices, j: Indices) -> Indices:
         """Where the pairs (i, j) are stored; half storage needs i < j."""
         return i * self.n + j if self.copies == 2 else i * self.n - i * (i + 1) // 2 + j - i - 1
@@ -66,6 +62,7 @@ class Layout:
 
 @lru_cache(maxsize=4)
 def _second_of_each(layout: Layout, d: int) -> Indices:
+    """(d m,) `second`, with n added for each component before."""
     return (layout.second + layout.n * np.arange(d)[:, None]).reshape(-1)
 
 
@@ -151,7 +148,7 @@ def sums(layout: Layout, values: Array) -> Array:
     """(n, d): for user i the sum over its pairs, (i, j) counted with sign 1 and (j, i) with -1. `values` (d, m)."""
     n, d = layout.n, len(values)
     if values.size <= _TILE_SCALARS:  # one call for all components
-        of_second = np.bincount(layout.second_of_each(d), values.reshape(-1), d * n).reshape(d, n)
+        of_second = np.bincount(_second_of_each(layout, d), values.reshape(-1), d * n).reshape(d, n)
     else:
         of_second = np.stack([np.bincount(layout.second, component, n) for component in values])
     total = np.negative(of_second, out=of_second)

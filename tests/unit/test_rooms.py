@@ -37,6 +37,11 @@ def test_a_room_imports_only_the_rooms_it_may(room: str) -> None:
         assert ours <= ROOMS[room], f"{path} imports {ours - ROOMS[room]}"
 
 
+def printed(code: str) -> str:
+    """By a fresh interpreter."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True).stdout.strip()
+
+
 def test_a_client_starts_without_torch_scipy_pandas_pyarrow_or_the_server() -> None:
     code = (
         "import sys, coterie.dial, coterie_client.build, coterie.config\n"
@@ -44,8 +49,7 @@ def test_a_client_starts_without_torch_scipy_pandas_pyarrow_or_the_server() -> N
         "for name in ('pdmm', 'consensus', 'evaluation', 'prepare'): method_module('coterie_client', name)\n"
         "print(*sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'scipy', 'pandas', 'pyarrow', 'matplotlib', 'coterie_server'}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
-    assert done.stdout.strip() == ""
+    assert printed(code) == ""
 
 
 def test_a_client_with_rows_has_not_loaded_what_numpy_loads_for_masked_arrays() -> None:
@@ -57,13 +61,11 @@ def test_a_client_with_rows_has_not_loaded_what_numpy_loads_for_masked_arrays() 
         "build_host('a', experiment_from({'name': 'small', **content}), 'run-1', None)\n"
         "print(*(m for m in sys.modules if m.startswith('numpy.ma.')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
-    assert done.stdout.strip() == ""
+    assert printed(code) == ""
 
 
 def test_coterie_itself_imports_neither_side() -> None:
     code = (
         "import sys, coterie, coterie.config; print(*sorted(m for m in sys.modules if m.startswith(('coterie_server', 'coterie_client'))))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
-    assert done.stdout.strip() == ""
+    assert printed(code) == ""
