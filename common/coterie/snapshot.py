@@ -18,7 +18,7 @@ import numpy as np
 from coterie.errors import RunError
 from coterie.files import written_whole
 
-_MAGIC = b"COTERIE1"
+_MAGIC = b"COTERIE2"  # the digit changes where older snapshots can no longer be taken up
 _DIGEST_BYTES = 32
 
 
@@ -56,7 +56,7 @@ def loads(data: bytes) -> Any:
     """The tree again; ValueError when the checksum does not fit."""
     start = len(_MAGIC) + _DIGEST_BYTES
     if data[: len(_MAGIC)] != _MAGIC:
-        raise ValueError("not a snapshot")
+        raise ValueError("written by another version of coterie" if data.startswith(_MAGIC[:-1]) else "not a snapshot")
     body = memoryview(data)[start:]
     if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != data[len(_MAGIC) : start]:
         raise ValueError("the checksum does not fit the contents")
@@ -101,13 +101,17 @@ def _restore(value: Any, body: memoryview) -> Any:
         return bytes(body[value["at"] : value["at"] + value["bytes"]])
     if kind == "dataclass":
         module, _, name = value["class"].partition(":")
-        cls: Any = importlib.import_module(module)
-        for part in name.split("."):
-            cls = getattr(cls, part)
-        if not dataclasses.is_dataclass(cls):
-            raise ValueError(f"{value['class']} is not a dataclass")
-        build: Any = cls
-        return build(**{key: _restore(item, body) for key, item in value["fields"].items()})
+        content = {key: _restore(item, body) for key, item in value["fields"].items()}
+        try:
+            cls: Any = importlib.import_module(module)
+            for part in name.split("."):
+                cls = getattr(cls, part)
+            if not dataclasses.is_dataclass(cls):
+                raise TypeError
+            build: Any = cls
+            return build(**content)
+        except (ImportError, AttributeError, TypeError):
+            raise ValueError(f"written by another version of coterie: it has a {name} with {', '.join(content) or 'nothing'}") from None
     if kind == "dict":
         return {key: _restore(item, body) for key, item in value["items"].items()}
     items = [_restore(item, body) for item in value["items"]]

@@ -64,6 +64,7 @@ class Progress:
 
 _TURNS_S = 0.02  # between two turns of what runs beside the rounds
 _FEWEST_ROUNDS = 20  # between two checkpoints for the sake of hosts' memory, since checkpoints cost time
+_YOUNG_S = 0.5  # a checkpoint that is no older serves at the end of a stage too: little would be repeated
 
 Observer = Callable[[Progress], None]
 
@@ -98,7 +99,7 @@ class Engine:
         self._store = SnapshotFile(folder / "checkpoints", "run") if folder is not None else None
         self._checkpoint_seq = 0
         self._checkpoint_at = clock()
-        self._checkpoint_round = 0
+        self._n_rounds = 0  # since the newest checkpoint
         self._turns_at = clock()
         self._log_bytes = 0  # that the hub keeps for replay, at the newest checkpoint
         self._replied_bytes = 0  # by the busiest host, at the newest checkpoint
@@ -121,16 +122,20 @@ class Engine:
         return point
 
     def checkpoint(self, point: Point) -> None:
-        """Writes the point down; replies that the checkpoint before made needless may then be forgotten by their hosts."""
+        """Writes the point down; replies that the checkpoint before made needless may then be forgotten by their hosts.
+
+        Hosts are asked to write down their own states, except before they have been asked anything.
+        """
         if self._store is None:
             return
         self.hub.settle()
         self.database.flush()
         self._store.save({"point": point, "hub": self.hub.memory()})
         self.hub.durable_seq, self._checkpoint_seq = self._checkpoint_seq, self.hub.seq
-        self._checkpoint_at, self._checkpoint_round = self._clock(), point.round
+        self._checkpoint_at, self._n_rounds = self._clock(), 0
         self._log_bytes, self._replied_bytes = self.hub.log_bytes, self.hub.replied_bytes
-        self.hub.request_snapshots()
+        if self.hub.seq:
+            self.hub.request_snapshots()
 
     def request_stop(self, reason: str) -> None:
         """Stops after the round under way, with a checkpoint; while the run waits for hosts that are not here, at once."""
@@ -192,6 +197,7 @@ class Engine:
         self.hub.needs_everyone = f"stage {stage.name!r} needs every user: {why}" if why else ""
         settings = json.dumps({"stage": stage.name, "options": dict(method.client_options)})
         started = self._clock()
+        figures: list[dict[str, float]] = []
         self._trace(stage, point.round, is_round=False)
         if point.state is None:
             self.database.stage(point.stage, stage.name, stage.method, 0, "", 0.0)
@@ -202,8 +208,8 @@ class Engine:
             point = replace(point, state=await method.init(self.hub), round=0)
         else:
             self.hub.resume_stage(point.stage, point.round, settings)
+            figures = self.database.figures_of(point.stage)
         self.hub.may_skip = not why
-        figures = self.database.figures_of(point.stage)
         while not point.ended:
             self.hub.round = point.round + 1
             self._trace(stage, point.round + 1, is_round=True)
@@ -229,10 +235,14 @@ class Engine:
         if printed_vectors := getattr(method, "printed_vectors", None):
             self.database.printed(point.stage, printed_vectors(point.round))
         self.database.stage(point.stage, stage.name, stage.method, point.round, point.ended, self._clock() - started)
-        # What a stage carried for its successor has served; along a path it would otherwise pile up in the checkpoints.
-        served = {name: replace(before, carry=None) if name in stage.start else before for name, before in point.outcomes.items()}
-        point = replace(point, stage=point.stage + 1, round=0, state=None, ended="", outcomes={**served, stage.name: outcome})
-        self.checkpoint(point)
+        outcomes = {**point.outcomes, stage.name: outcome}
+        # What a stage carries for its successors is dropped once there is none left; along a path it would pile up in the checkpoints.
+        awaited = {name for later in self.stages[point.stage + 1 :] for name in later.start}
+        outcomes = {name: left if name in awaited else replace(left, carry=None) for name, left in outcomes.items()}
+        is_due = self._is_checkpoint_due(point) or self._clock() - self._checkpoint_at > _YOUNG_S
+        point = replace(point, stage=point.stage + 1, round=0, state=None, ended="", outcomes=outcomes)
+        if is_due:
+            self.checkpoint(point)
         return point
 
     async def _give_turns(self) -> None:
@@ -306,6 +316,7 @@ class Engine:
             self.database.membership(point.stage, point.round, labels)
 
     def _after_round(self, stage: Stage, point: Point, figures: Mapping[str, float]) -> None:
+        self._n_rounds += 1
         if self._store is not None and self._is_checkpoint_due(point):
             self.checkpoint(point)
         if self._observer is not None:
@@ -320,9 +331,8 @@ class Engine:
         snapshots = self.experiment.snapshots
         if point.round % snapshots.every_rounds == 0 or self._clock() - self._checkpoint_at > snapshots.every_s:
             return True
-        n_rounds = point.round - self._checkpoint_round
         replied_bytes = self.hub.replied_bytes - self._replied_bytes
-        is_host_full = replied_bytes > (HOST_BYTES if n_rounds >= _FEWEST_ROUNDS else snapshots.max_log_bytes)
+        is_host_full = replied_bytes > (HOST_BYTES if self._n_rounds >= _FEWEST_ROUNDS else snapshots.max_log_bytes)
         return is_host_full or self.hub.log_bytes - self._log_bytes > snapshots.max_log_bytes
 
     def _stop_reason(self, stop: StopRule, figures: Mapping[str, float], point: Point, started: float) -> str:

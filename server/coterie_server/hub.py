@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -384,8 +384,7 @@ class Hub:
         if link is not None:
             await link.flush()
         elif pending.waiting:
-            for _ in range(2):  # their writers are woken in one turn, and write in the next
-                await asyncio.sleep(0)
+            await self._written()
         self._settle_or_fail()
         if pending.done.done():
             await asyncio.sleep(0)  # where the transport answers at once, signals and deadlines get their turn here
@@ -397,6 +396,11 @@ class Hub:
         answers = pending.answers
         answered = None if len(answers) == len(parts) and not passed else self._members_of(answers)
         return Replies(merged(answers, layout), answered, weights_of(answers, layout), self._members_of(unasked))
+
+    async def _written(self) -> None:
+        """Lets small frames go out before this turn goes on: writers are woken in one turn, and write in the next."""
+        for _ in range(2):
+            await asyncio.sleep(0)
 
     def _layout(self) -> Layout:
         if self.layout is None:
@@ -466,8 +470,11 @@ class Hub:
 
     def _settle_or_fail(self) -> None:
         """The same, where a full disk is the end of the run and not of the session in whose turn it is noticed."""
+        self._record_or_fail(self.settle)
+
+    def _record_or_fail(self, record: Callable[[], None]) -> None:
         try:
-            self.settle()
+            record()
         except RunError as error:
             self.fail(error)
 
@@ -807,6 +814,8 @@ class Hub:
         self._finish = session_pb2.JoinResponse(finish=session_pb2.Finish(outcome=outcome, failed=failed))
         for host in self._connected():
             self._send_frame(host, self._finish)
+        await self._written()
+        self._record_or_fail(self.recorder.flush)  # while the hosts fetch their books
         start = self._clock()
         # Who is waiting for its own hosts, or is one of very many on its machine, is slow but not silent. One that was skipped may compute.
         limit_s = timeout_s if failed or self.rules.late == "skip" else max(timeout_s, _LONGEST_FINISH_S)
@@ -853,7 +862,7 @@ class Hub:
                     "acked": host.acked,
                     "forgotten": host.forgotten,
                     "told": host.name in self._told,
-                    "log": [{"seq": s.seq, "head": s.encoded.head, "tails": list(s.encoded.tails)} for s in host.log],
+                    "log": _packed(host.log),
                 }
                 for host in self.hosts.values()
             ],
@@ -867,14 +876,9 @@ class Hub:
         for entry in memory["hosts"]:
             host = Host(entry["name"], tuple(entry["users"]), tuple(entry["clusters"]), absent_since=now)
             host.acked, host.forgotten = entry["acked"], entry["forgotten"]
-            host.asked = max([host.acked, *(item["seq"] for item in entry["log"])])
-            for item in entry["log"]:
-                task = session_pb2.JoinResponse.FromString(item["head"]).task
-                tails = tuple(memoryview(tail) for tail in item["tails"])
-                received = Received(task, tuple(bytearray(tail) for tail in tails), len(item["head"]))
-                _, entries = received.decode(len(host.users))
-                host.log.append(Sent(item["seq"], Encoded(item["head"], tails, tuple(entries), is_task=True), 1))
-                self.log_bytes += host.log[-1].encoded.n_bytes
+            host.log.extend(_unpacked(entry["log"], len(host.users)))
+            host.asked = max([host.acked, *(sent.seq for sent in host.log)])
+            self.log_bytes += sum(sent.encoded.n_bytes for sent in host.log)
             self.hosts[host.name] = host
             if host.owes:
                 self._out.add(host.name)
@@ -887,6 +891,29 @@ class Hub:
     def resume_stage(self, number: int, round_number: int, stage_json: str) -> None:
         """Goes on in the middle of a stage: hosts that were told its settings are not told again."""
         self.stage, self.round, self.stage_json = number, round_number, stage_json
+
+
+def _packed(log: Sequence[Sent]) -> dict[str, Any]:
+    """The messages of a host since its last snapshot, as a snapshot tree: there are many, mostly small ones, so it has one leaf for all."""
+    heads = [sent.encoded.head for sent in log]
+    return {
+        "seqs": np.array([sent.seq for sent in log], dtype=np.int64),
+        "head_bytes": np.array([len(head) for head in heads], dtype=np.int64),
+        "heads": b"".join(heads),
+        "tails": {str(place): list(sent.encoded.tails) for place, sent in enumerate(log) if sent.encoded.tails},
+    }
+
+
+def _unpacked(log: Mapping[str, Any], n_users: int) -> Iterator[Sent]:
+    """The messages again, each sent once."""
+    start = 0
+    for place, (seq, n_bytes) in enumerate(zip(log["seqs"].tolist(), log["head_bytes"].tolist(), strict=True)):
+        head = log["heads"][start : start + n_bytes]
+        start += n_bytes
+        tails = tuple(memoryview(tail) for tail in log["tails"].get(str(place), ()))
+        received = Received(session_pb2.JoinResponse.FromString(head).task, tuple(bytearray(tail) for tail in tails), len(head))
+        _, entries = received.decode(n_users)
+        yield Sent(seq, Encoded(head, tails, tuple(entries), is_task=True), 1)
 
 
 def _listed(hosts: Sequence[Host], noun: str) -> str:

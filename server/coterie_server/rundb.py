@@ -277,6 +277,8 @@ class RunDatabase:
 
     def stage(self, number: int, name: str, method: str, rounds: int, outcome: str, seconds: float) -> None:
         """A stage has ended (or, with an empty outcome, has begun)."""
+        if not outcome:
+            self._labels = (number, "")
         self._execute("INSERT OR REPLACE INTO stages VALUES (?, ?, ?, ?, ?, ?)", (number, name, method, rounds, outcome, seconds))
 
     def result(
@@ -290,15 +292,17 @@ class RunDatabase:
 
         A bare number is an exact count of d-vectors.
         """
-        for name, value in figures.items():
-            self._execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", (stage, name, float(value)))
-        for (step, direction, *scope), form in expected.items():
-            whole = form if isinstance(form, Expected) else Expected(float(form))
-            key = (stage, step, direction, "".join(scope))
-            self._execute("INSERT OR REPLACE INTO expected VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*key, *whole))
-        for name, values in (by_user or {}).items():
-            for member in np.flatnonzero(~np.isnan(values)).tolist():
-                self._execute("INSERT OR REPLACE INTO user_results VALUES (?, ?, ?, ?)", (stage, name, member, float(values[member])))
+        with self._transaction():
+            for name, value in figures.items():
+                self._execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", (stage, name, float(value)))
+            for (step, direction, *scope), form in expected.items():
+                whole = form if isinstance(form, Expected) else Expected(float(form))
+                key = (stage, step, direction, "".join(scope))
+                self._execute("INSERT OR REPLACE INTO expected VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*key, *whole))
+            for name, values in (by_user or {}).items():
+                judged = np.flatnonzero(~np.isnan(values))
+                rows = [(stage, name, member, value) for member, value in zip(judged.tolist(), values[judged].tolist(), strict=True)]
+                self.connection.executemany("INSERT OR REPLACE INTO user_results VALUES (?, ?, ?, ?)", rows)
 
     def printed(self, stage: int, vectors: Mapping[str, float]) -> None:
         """The paper's own count of the d-vectors of a stage, by direction."""
@@ -307,9 +311,10 @@ class RunDatabase:
 
     def members(self, members: Members, host_of: Mapping[str, str]) -> None:
         """Who takes part, and on which host."""
-        self._execute("DELETE FROM members", ())
-        for position, (name, cluster) in enumerate(zip(members.names, members.clusters, strict=True)):
-            self._execute("INSERT INTO members VALUES (?, ?, ?, ?)", (position, name, cluster, host_of[name]))
+        rows = [(*row, host_of[row[1]]) for row in zip(range(len(members.names)), members.names, members.clusters, strict=True)]
+        with self._transaction():
+            self.connection.execute("DELETE FROM members")
+            self.connection.executemany("INSERT INTO members VALUES (?, ?, ?, ?)", rows)
 
     def put(self, key: str, value: str) -> None:
         """A fact about the run: run_id, name, status, attempt, ..."""
@@ -351,6 +356,20 @@ class RunDatabase:
         except (sqlite3.Error, OverflowError) as error:
             raise self._refused(error) from error
 
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All that the block writes, or nothing of it: so a reader sees no half, and many rows cost little more than one."""
+        try:
+            self.connection.execute("BEGIN")
+            yield
+            self.connection.execute("COMMIT")
+        except BaseException as error:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise self._refused(error) from error
+            raise
+
     def flush_if_due(self) -> None:
         """Writes the buffered rows when they are many or old."""
         if self._n_rows >= _FLUSH_ROWS or self._clock() - self._flushed_at > FLUSH_S:
@@ -362,20 +381,13 @@ class RunDatabase:
         if not self._n_rows:
             return
         try:
-            self.connection.execute("BEGIN")
-            for table, n_columns in _INSERTS.items():
-                marks = ",".join("?" * n_columns)
-                verb = "INSERT OR REPLACE" if table in _OF_ROUNDS else "INSERT"
-                self.connection.executemany(f"{verb} INTO {table} VALUES ({marks})", self._rows[table])
-            self.connection.execute("COMMIT")
-        except BaseException as error:
-            if self.connection.in_transaction:
-                self.connection.execute("ROLLBACK")
-            if isinstance(error, OverflowError):
-                raise self._without_large_numbers() from error
-            if isinstance(error, sqlite3.Error):
-                raise self._refused(error) from error
-            raise
+            with self._transaction():
+                for table, n_columns in _INSERTS.items():
+                    marks = ",".join("?" * n_columns)
+                    verb = "INSERT OR REPLACE" if table in _OF_ROUNDS else "INSERT"
+                    self.connection.executemany(f"{verb} INTO {table} VALUES ({marks})", self._rows[table])
+        except OverflowError as error:
+            raise self._without_large_numbers() from error
         for rows in self._rows.values():
             rows.clear()
         self._n_rows = 0

@@ -87,6 +87,9 @@ class Recorder(Protocol):
 
     def decide(self, seq: int, kind: str, value: Any) -> None: ...
 
+    def flush(self) -> None:
+        """Writes what is buffered. RunError: full disk."""
+
 
 class Tracer(Protocol):
     """What is told where the run is, what is asked and what is answered, at the moment it happens. It is no part of the run."""

@@ -76,6 +76,8 @@ class NoRecorder:
 
     def decide(self, seq: int, kind: str, value: Any) -> None: ...
 
+    def flush(self) -> None: ...
+
 
 # ---- ours
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from coterie.config import Experiment
 from coterie.errors import ConfigError, RunError
 from coterie_client.build import build_host
 from coterie_deploy.loopback import join_all
-from coterie_server import engine
+from coterie_server import coordinator, engine
 from coterie_server.coordinator import Finished, Options, coordinate
 from coterie_server.engine import Engine, Point, Progress, best
 from coterie_server.hub import Hub
@@ -132,7 +133,45 @@ def test_what_hosts_keep_of_their_replies_is_bounded_by_checkpoints(
     monkeypatch.setattr(engine, "_FEWEST_ROUNDS", 20)
     monkeypatch.setattr(Engine, "checkpoint", checkpoint)
     World(small_experiment(LEAN, stop={"rounds": 60}, snapshots={"every_rounds": 60}), tmp_path / "run", 1).run()
-    assert saved[:-1] == rounds, "the last is that of the end"
+    assert saved == [*rounds, 0], "the last is that of the end"
+
+
+@pytest.mark.parametrize(("young_s", "stages"), [(1e9, [0]), (-1.0, [0, 1, 2, 3])])
+def test_a_stage_that_ends_soon_after_a_checkpoint_writes_none(
+    young_s: float, stages: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[int] = []
+    written = Engine.checkpoint
+    monkeypatch.setattr(engine, "_YOUNG_S", young_s)
+    monkeypatch.setattr(Engine, "checkpoint", lambda engine, point: (saved.append(point.stage), written(engine, point))[1])
+    method = {"name": "pdmm", "path": [0.4, 0.3, 0.2], "start": "zero"}
+    path = small_experiment(method, stop={"rounds": 9}, snapshots={"every_rounds": 1000})
+    calm = World(path, tmp_path / "calm", 1).run()
+    assert saved == stages
+
+    # A coordinator that is killed at the very end repeats what came after the newest checkpoint.
+    world = World(path, tmp_path / "killed", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(coordinator, "_save_models", lambda *_: sys.exit("killed"))
+        with pytest.raises(SystemExit):
+            world.run()
+    resumed = asyncio.run(coordinate(world.experiment, world.connect, Options(folder=world.folder, resume=True)))
+    assert bits(resumed) == bits(calm)
+
+
+def test_what_a_stage_carries_is_kept_while_a_later_stage_starts_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = small_experiment({"name": "pdmm", "path": [0.4, 0.3]}, stop={"rounds": 3}, snapshots={"every_rounds": 1})
+    carried: list[list[str]] = []
+    written = Engine.checkpoint
+
+    def checkpoint(engine: Engine, point: Point) -> None:
+        written(engine, point)
+        if not point.round:
+            carried.append([name for name, outcome in point.outcomes.items() if outcome.carry is not None])
+
+    monkeypatch.setattr(Engine, "checkpoint", checkpoint)
+    World(path, tmp_path / "run", 1).run()
+    assert carried == [[], [], ["pdmm-0.4"], []], "of the start, and of the ends of global and of both penalties"
 
 
 def test_a_used_folder_is_refused_and_a_changed_experiment_is_not_resumed(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ class Notes:
     def decide(self, seq: int, kind: str, value: Any) -> None:
         self.decisions.append((seq, kind, value))
 
+    def flush(self) -> None: ...
+
     def kinds(self) -> list[str]:
         return [kind for kind, _ in self.events]
 

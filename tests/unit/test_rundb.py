@@ -44,6 +44,19 @@ def test_whatever_fails_between_begin_and_commit_is_rolled_back() -> None:
     database.connection.close()
 
 
+def test_a_reader_sees_all_that_a_stage_has_left_or_nothing_of_it() -> None:
+    database = RunDatabase(None)
+    with pytest.raises(TypeError):
+        database.result(0, {"clusters": 3.0, "accuracy": None}, {("S5", "up"): 4.0})  # type: ignore[dict-item]
+    assert not database.connection.in_transaction
+    assert database.connection.execute("SELECT count(*) FROM results").fetchone() == (0,)
+    database.result(0, {"clusters": 3.0}, {("S5", "up"): 4.0}, {"heldout_loss": np.array([0.5, np.nan, 0.25])})
+    assert database.connection.execute("SELECT name, value FROM results").fetchall() == [("clusters", 3.0)]
+    assert database.connection.execute("SELECT member, value FROM user_results").fetchall() == [(0, 0.5), (2, 0.25)]
+    assert database.connection.execute("SELECT step, direction, vectors FROM expected").fetchall() == [("S5", "up", 4.0)]
+    database.connection.close()
+
+
 def test_books_that_were_brought_before_a_run_was_resumed_are_forgotten() -> None:
     """Everybody brings all of its book again, whatever of it was already here; the parent's own rows stay."""
     database = RunDatabase(None, scope=BETWEEN)

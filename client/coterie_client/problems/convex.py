@@ -66,15 +66,17 @@ class ConvexProblem:
     def gradient(self, x: Array, users: Indices | None = None) -> Array:
         ahead = self._ahead_at(x, None) if users is None else None
         if ahead is not None and ahead.gradient is not None:
-            return ahead.gradient
+            return ahead.gradient.copy()
         return self._each(lambda block, x: block.gradient(x, block.look(x)), x, users, (self.d,))
 
     def hessian(self, x: Array, users: Indices | None = None) -> Array:
         return self._each(lambda block, x: block.hessian(x, block.look(x)), x, users, (self.d, self.d))
 
     def look_ahead(self, x: Array, ridge: float | None = None) -> None:
-        x = self._models(x, self.n_users)
         self._ahead.clear()
+        if self.loss is None:  # what a distance sees at x is as large as the rows; mostly its minimisers have a closed form
+            return
+        x = self._models(x, self.n_users)
         with np.errstate(all="ignore"):  # what is wrong is found when somebody asks
             if ridge is None:
                 self._ahead.append(_Ahead(x, None, (), self.gradient(x)))
