@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Processes for the suite. A file stays in one of them, with what its tests have set up together.
+JOBS ?= 2
 # One BLAS thread: results are the same bits, and two processes on two cores do not spin against each other.
 export OMP_NUM_THREADS = 1
 export OPENBLAS_NUM_THREADS = 1
@@ -16,7 +18,7 @@ demo: $(INSTALLED)
 	$(BIN)/coterie run hsb --hosts 4 --output runs/demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow and not e2e and not browser"
+	$(BIN)/python -m pytest -m "not slow and not e2e and not browser" -n $(JOBS) --dist loadfile
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m "slow and not e2e and not browser" --timeout 900

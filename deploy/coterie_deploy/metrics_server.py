@@ -35,7 +35,7 @@ _READERS = (MONITOR, "coordinator")  # roles of certificates
 _MAX_CONNECTIONS = 16
 _TIMEOUT_S = 10.0  # for a handshake, a request, and writing an answer
 _LOOK_EVERY_S = 0.05
-_LATEST_S = 30.0  # for the last look
+_SOONEST_S, _LATEST_S = 1.0, 30.0  # for the last look: a busy machine scrapes irregularly
 _TEXT = "text/plain; charset=utf-8"
 
 
@@ -102,9 +102,10 @@ def _bound(how: Metrics, host: str, port: int, registry: CollectorRegistry, is_s
 
 async def _looked_at_once_more(server: _Server, stop: asyncio.Event | None) -> None:
     """Waits for the next scrape, where there were some and it is soon."""
-    every_s, n_looks = server.looked_every_s, server.n_looks
-    deadline = time.monotonic() + min(2 * every_s, _LATEST_S)
-    while server.n_looks == n_looks and time.monotonic() < deadline and not (stop is not None and stop.is_set()):
+    start, every_s = time.monotonic(), server.looked_every_s
+    deadline = start + min(max(2 * every_s, _SOONEST_S), _LATEST_S) if every_s else start
+    # One that is under way has perhaps read the books before their end.
+    while server.looked_from < start and time.monotonic() < deadline and not (stop is not None and stop.is_set()):
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
@@ -125,8 +126,10 @@ class _Server(socketserver.ThreadingTCPServer):
     ) -> None:
         self.address_family = family
         self.registry, self.is_serving = registry, is_serving
-        self.n_looks, self.looked_every_s = 0, 0.0  # scrapes, and the time between the last two
-        self._looked_at = 0.0
+        self.looked_from, self.looked_every_s = (
+            0.0,
+            0.0,
+        )  # when the last scrape began, and how long after the one before; 0 where there is none
         self._context = context
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -139,12 +142,11 @@ class _Server(socketserver.ThreadingTCPServer):
         shown = f"[{host!s}]" if self.address_family == socket.AF_INET6 else str(host)
         return f"http{'s' if self._context is not None else ''}://{shown}:{port}/metrics"
 
-    def looked(self) -> None:
-        """The metrics have been given out."""
+    def looked(self, since: float) -> None:
+        """The metrics of that moment, or a later one, have been given out."""
         with self._lock:
-            now = time.monotonic()
-            self.looked_every_s = now - self._looked_at if self.n_looks else 0.0
-            self.n_looks, self._looked_at = self.n_looks + 1, now
+            self.looked_every_s = abs(since - self.looked_from) if self.looked_from else 0.0
+            self.looked_from = max(since, self.looked_from)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - their names
         """Whether there is room for one more connection."""
@@ -210,6 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _metrics(self) -> None:
         from prometheus_client.exposition import choose_encoder  # noqa: PLC0415 - this module is there without it
 
+        since = time.monotonic()
         encode, content_type = choose_encoder(self.headers.get("Accept", ""))
         try:
             body = encode(self.server.registry)
@@ -217,7 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"the run database cannot be read: {error}")
             return
         self._send(HTTPStatus.OK, content_type, body)
-        self.server.looked()
+        self.server.looked(since)
 
     def _answer(self, status: HTTPStatus, text: str) -> None:
         self._send(status, _TEXT, f"{text}\n".encode())

@@ -255,7 +255,7 @@ def test_what_cannot_be_run_is_told_in_one_sentence(
 
 def test_who_is_of_the_wrong_tier_or_cluster_is_turned_away(folder: Path) -> None:
     """By hand, as on several machines: the coordinator waits for aggregators, an aggregator for the users of its cluster."""
-    content = experiment(federation={**TWO_TIER, "join_timeout_s": 6})
+    content = experiment(federation={**TWO_TIER, "join_timeout_s": 15})
     (folder / "e.yaml").write_text(yaml.safe_dump(content))
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(ended(start(folder, "server", "e.yaml", "--listen", "127.0.0.1:0", "--output", "r", log="server.log")))
@@ -281,7 +281,7 @@ def test_who_is_of_the_wrong_tier_or_cluster_is_turned_away(folder: Path) -> Non
     assert re.search(r"listens on 127\.0\.0\.1:\d+ for 3 aggregators", (folder / "server.log").read_text())
     assert "cluster 'q' is not in the data: want one like 'x', 'y', 'z'" in (folder / "unknown.log").read_text()
     assert "stopped by SIGTERM; the same command goes on from here" in (folder / "aggregator.log").read_text()
-    need = "need 3 of 3 aggregators, have 0 after 6 s: none"
+    need = "need 3 of 3 aggregators, have 0 after 15 s: none"
     assert re.search(rf"{need}.*host 'x' cannot join: stopped by SIGTERM while waiting for hosts", (folder / "server.log").read_text())
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
@@ -24,7 +25,7 @@ from coterie.errors import ConfigError
 from coterie.ledger import DOWN, UP, Row
 from coterie.tls import load_tls
 from coterie_deploy import certs
-from coterie_deploy.metrics import Subject, registry_of
+from coterie_deploy.metrics import RunCollector, Subject, registry_of
 from coterie_deploy.metrics_server import Metrics, metrics_served
 from coterie_server import summary
 from coterie_server.coordinator import Options, coordinate
@@ -316,6 +317,34 @@ def test_who_says_nothing_holds_up_neither_others_nor_the_end(subject: Subject) 
     finally:
         for one in silent:
             one.close()
+
+
+def test_a_scrape_that_began_before_the_end_is_not_the_last_one(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever scrapes again and again is given what the books say in the end, however slow a scrape under way is."""
+    started, is_over = threading.Event(), threading.Event()
+    collect = RunCollector.collect
+
+    def slow(self: RunCollector) -> list[Metric]:
+        families = list(collect(self))
+        if not started.is_set():
+            started.set()
+            is_over.wait(5)
+        return families
+
+    def look(url: str) -> threading.Thread:
+        assert (get(url)[0], get(url)[0]) == (200, 200)
+        monkeypatch.setattr(RunCollector, "collect", slow)
+        thread = threading.Thread(target=lambda: answers.extend((get(url), get(url))))
+        thread.start()
+        assert started.wait(5)
+        subject.hub.round = 77
+        threading.Timer(0.2, is_over.set).start()
+        return thread
+
+    answers: list[tuple[int, str]] = []
+    thread = asyncio.run(served(Metrics("127.0.0.1:0"), subject, look))
+    thread.join()
+    assert ["coterie_round 77.0" in text for _, text in answers] == [False, True]
 
 
 def test_a_database_that_cannot_be_read_is_said_in_one_line(subject: Subject) -> None:
