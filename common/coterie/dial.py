@@ -38,6 +38,7 @@ LONGEST_CLOSE_S = 60.0  # and for one that is heard: it may have very many books
 MAX_QUEUED_BYTES = 64 << 20  # of tasks that wait for the one under way; more are read when their turn comes
 _ITEM_BYTES = 2000  # a small task takes so much beside its frame
 QUICK_S = 0.005  # a task that takes less is not worth the way to the thread
+QUICK_TIMES = 3  # so often in a row a sort of task must have been quick: its tasks may be of other users, with other rows, each time
 
 # See the options of `coterie_server.serve`: the pings must come no more often than the server permits.
 OPTIONS: tuple[tuple[str, int], ...] = (
@@ -391,7 +392,7 @@ class Thread:
         self._quick_s = quick_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="coterie-compute")
         self._last: Future[Any] | None = None
-        self._quick: set[tuple[Any, ...]] = set()  # the sorts of tasks that were quick the last time; the first time takes the longest
+        self._quick_times: dict[tuple[Any, ...], int] = {}
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """Does a piece of work in the thread."""
@@ -409,14 +410,14 @@ class Thread:
         """
         if getattr(task.frame, "snapshot", 0):
             return False
-        return (self._last is None or self._last.done()) and _sort_of(task) in self._quick
+        return (self._last is None or self._last.done()) and self._quick_times.get(_sort_of(task), 0) >= QUICK_TIMES
 
     def handle(self, dialler: Dialler, task: Received) -> Any:
         """Handles a task, in the calling thread, and learns how long its sort takes."""
         start = time.perf_counter()
         encoded = dialler.handle(task)
-        remember = self._quick.add if time.perf_counter() - start < self._quick_s else self._quick.discard
-        remember(_sort_of(task))
+        sort, is_quick = _sort_of(task), time.perf_counter() - start < self._quick_s
+        self._quick_times[sort] = self._quick_times.get(sort, 0) + 1 if is_quick else 0
         return encoded
 
     async def close(self) -> None:

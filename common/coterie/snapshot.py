@@ -18,7 +18,7 @@ import numpy as np
 from coterie.errors import RunError
 from coterie.files import written_whole
 
-_MAGIC = b"COTERIE2"  # the digit changes where older snapshots can no longer be taken up
+_MAGIC = b"COTERIE1"
 _DIGEST_BYTES = 32
 
 
@@ -56,7 +56,7 @@ def loads(data: bytes) -> Any:
     """The tree again; ValueError when the checksum does not fit."""
     start = len(_MAGIC) + _DIGEST_BYTES
     if data[: len(_MAGIC)] != _MAGIC:
-        raise ValueError("written by another version of coterie" if data.startswith(_MAGIC[:-1]) else "not a snapshot")
+        raise ValueError("not a snapshot")
     body = memoryview(data)[start:]
     if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != data[len(_MAGIC) : start]:
         raise ValueError("the checksum does not fit the contents")
@@ -100,22 +100,30 @@ def _restore(value: Any, body: memoryview) -> Any:
     if kind == "bytes":
         return bytes(body[value["at"] : value["at"] + value["bytes"]])
     if kind == "dataclass":
-        module, _, name = value["class"].partition(":")
-        content = {key: _restore(item, body) for key, item in value["fields"].items()}
-        try:
-            cls: Any = importlib.import_module(module)
-            for part in name.split("."):
-                cls = getattr(cls, part)
-            if not dataclasses.is_dataclass(cls):
-                raise TypeError
-            build: Any = cls
-            return build(**content)
-        except (ImportError, AttributeError, TypeError):
-            raise ValueError(f"written by another version of coterie: it has a {name} with {', '.join(content) or 'nothing'}") from None
+        return _dataclass(value["class"], {key: _restore(item, body) for key, item in value["fields"].items()})
     if kind == "dict":
         return {key: _restore(item, body) for key, item in value["items"].items()}
     items = [_restore(item, body) for item in value["items"]]
     return items if kind == "list" else tuple(items)
+
+
+def _dataclass(path: str, content: dict[str, Any]) -> Any:
+    """The dataclass MODULE:NAME with these fields. ValueError when there is none, or one that they do not fit."""
+    module, _, name = path.partition(":")
+    try:
+        cls: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # something that it needs
+            raise
+        cls = None
+    for part in name.split("."):
+        cls = getattr(cls, part, None)
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    needed = {field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING}
+    if not dataclasses.is_dataclass(cls) or not needed <= content.keys() <= {field.name for field in fields}:
+        raise ValueError(f"written by another version of coterie: it has a {name} of {', '.join(content) or 'nothing'}")
+    build: Any = cls
+    return build(**content)
 
 
 @dataclasses.dataclass(frozen=True)

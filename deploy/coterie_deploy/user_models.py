@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.config import Experiment, experiment_to_json, load_experiment
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, RunError
 from coterie.model import TensorInfo, X, convex_tensors, from_json, named_tensors
 from coterie.names import natural_key, unknown_user
 from coterie.snapshot import SnapshotFile
@@ -71,17 +71,24 @@ def models_of(run: FinishedRun, state: Path | None, users: Sequence[str] | None 
     """All tensors of each user (None: of all that are found), in natural order of names.
 
     `state` is the state folder of hosts that were not launched with the run; by default the run folder's own hosts are looked at.
-    Raises ConfigError when a user's private tensors are not there.
+    Raises ConfigError when a user's private tensors are not there, and RunError when they may be in a snapshot that cannot be read.
     """
     found: dict[str, Tensors] = {}
+    unreadable: RunError | None = None
     for store in _stores(run.folder / HOSTS if state is None else state):
-        tree = store.load()
+        try:
+            tree = store.load()
+        except RunError as error:  # perhaps of another run: a state folder may be that of many
+            unreadable = unreadable or error
+            continue
         if tree is not None and tree.get("run_id") == run.run_id:  # beside hosts' states there may be a run's checkpoints
             found |= _models_in(run, tree)
+    unknown = next((user for user in users or () if user not in found), None)
+    if unreadable is not None and (not found or unknown is not None):
+        raise unreadable
     if not found:
         where = run.folder / HOSTS if state is None else state
         raise ConfigError(f"no host of the run has left its state in {where}, want the folder that its clients were given with --state")
-    unknown = next((user for user in users or () if user not in found), None)
     if unknown is not None:
         raise unknown_user(unknown, list(found))
     return {user: found[user] for user in sorted(found if users is None else users, key=natural_key)}

@@ -64,6 +64,7 @@ class Progress:
 
 _TURNS_S = 0.02  # between two turns of what runs beside the rounds
 _FEWEST_ROUNDS = 20  # between two checkpoints for the sake of hosts' memory, since checkpoints cost time
+_FORMAT = 2  # of checkpoints; those of another cannot be taken up
 _YOUNG_S = 0.5  # a checkpoint that is no older serves at the end of a stage too: little would be repeated
 
 Observer = Callable[[Progress], None]
@@ -105,11 +106,18 @@ class Engine:
         self._replied_bytes = 0  # by the busiest host, at the newest checkpoint
 
     def load_checkpoint(self, attempt: int) -> Point | None:
-        """The newest checkpoint, with the hub and the database brought back to it; None when there is none."""
+        """The newest checkpoint, with the hub and the database brought back to it; None when there is none.
+
+        RunError when it cannot be read, or is of another version.
+        """
         tree = self._store.load() if self._store is not None else None
-        if tree is None:
+        if self._store is None or tree is None:
             self.database.forget_books()
             return None
+        if tree.get("format") != _FORMAT:
+            raise RunError(
+                f"the checkpoints in {self._store.folder} were written by another version of coterie: resume the run with that one"
+            )
         point: Point = tree["point"]
         self.hub.restore(tree["hub"], attempt)
         self._checkpoint_seq = self.hub.seq
@@ -130,7 +138,7 @@ class Engine:
             return
         self.hub.settle()
         self.database.flush()
-        self._store.save({"point": point, "hub": self.hub.memory()})
+        self._store.save({"format": _FORMAT, "point": point, "hub": self.hub.memory()})
         self.hub.durable_seq, self._checkpoint_seq = self._checkpoint_seq, self.hub.seq
         self._checkpoint_at, self._n_rounds = self._clock(), 0
         self._log_bytes, self._replied_bytes = self.hub.log_bytes, self.hub.replied_bytes

@@ -278,7 +278,7 @@ class RunDatabase:
     def stage(self, number: int, name: str, method: str, rounds: int, outcome: str, seconds: float) -> None:
         """A stage has ended (or, with an empty outcome, has begun)."""
         if not outcome:
-            self._labels = (number, "")
+            self._labels, self._same_labels = (number, ""), None
         self._execute("INSERT OR REPLACE INTO stages VALUES (?, ?, ?, ?, ?, ?)", (number, name, method, rounds, outcome, seconds))
 
     def result(

@@ -289,6 +289,16 @@ def test_states_from_before_the_end_are_not_taken_for_models(run: Path, tmp_path
     assert "the state of user 'u0' is from before the end of the run" in capsys.readouterr().err
 
 
+def test_a_snapshot_that_cannot_be_read_matters_only_to_users_who_are_not_found(run: Path, tmp_path: Path) -> None:
+    """A state folder may be that of many runs, also of other versions."""
+    states = shutil.copytree(run / "run" / "hosts", tmp_path / "hosts")
+    (states / "other.snapshot").write_bytes(b"of another version")
+    finished = finished_run(run / "run")
+    assert models_of(finished, states).keys() == models_of(finished, None).keys()
+    with pytest.raises(RunError, match=r"no snapshot can be read: .*other\.snapshot"):
+        models_of(finished, states, ["nobody"])
+
+
 def test_models_without_the_extra_name_it(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

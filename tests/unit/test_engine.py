@@ -14,6 +14,7 @@ import pytest
 
 from coterie.config import Experiment
 from coterie.errors import ConfigError, RunError
+from coterie.snapshot import SnapshotFile
 from coterie_client.build import build_host
 from coterie_deploy.loopback import join_all
 from coterie_server import coordinator, engine
@@ -157,6 +158,17 @@ def test_a_stage_that_ends_soon_after_a_checkpoint_writes_none(
             world.run()
     resumed = asyncio.run(coordinate(world.experiment, world.connect, Options(folder=world.folder, resume=True)))
     assert bits(resumed) == bits(calm)
+
+
+def test_a_checkpoint_of_another_version_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    world = World(small_experiment(LEAN, stop={"rounds": 3}), tmp_path / "run", 1)
+    world.run()
+    store = SnapshotFile(tmp_path / "run" / "checkpoints", "run")
+    tree = store.load()
+    for old in ({**tree, "format": 1}, {name: value for name, value in tree.items() if name != "format"}):
+        store.save(old)
+        with pytest.raises(RunError, match=r"^the checkpoints in .*checkpoints were written by another version of coterie: resume the run"):
+            asyncio.run(coordinate(world.experiment, world.connect, Options(folder=world.folder, resume=True)))
 
 
 def test_what_a_stage_carries_is_kept_while_a_later_stage_starts_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

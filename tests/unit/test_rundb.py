@@ -57,6 +57,17 @@ def test_a_reader_sees_all_that_a_stage_has_left_or_nothing_of_it() -> None:
     database.connection.close()
 
 
+def test_the_first_clusters_of_a_stage_are_written_also_where_they_are_those_of_the_stage_before() -> None:
+    database, labels = RunDatabase(None), np.array([0, 0, 1])
+    for stage in (0, 1):
+        database.stage(stage, f"s{stage}", "pdmm", 0, "", 0.0)
+        for number in (1, 2):
+            database.membership(stage, number, labels)
+    database.flush()
+    assert database.connection.execute("SELECT stage, round FROM memberships ORDER BY stage").fetchall() == [(0, 1), (1, 1)]
+    database.connection.close()
+
+
 def test_books_that_were_brought_before_a_run_was_resumed_are_forgotten() -> None:
     """Everybody brings all of its book again, whatever of it was already here; the parent's own rows stay."""
     database = RunDatabase(None, scope=BETWEEN)

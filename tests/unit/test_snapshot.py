@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie import snapshot
 from coterie.errors import RunError
 from coterie.snapshot import SnapshotFile
 
@@ -35,7 +34,7 @@ def test_a_snapshot_of_a_class_that_has_changed_since_is_refused_in_a_sentence(t
     store.save({"point": State(np.arange(3.0))})
     changed = dataclasses.make_dataclass("State", [("duals", int)])
     monkeypatch.setattr(sys.modules[__name__], "State", changed)
-    why = r"written by another version of coterie: it has a State with x, z"
+    why = r"written by another version of coterie: it has a State of x, z"
     with pytest.raises(RunError, match=rf"^no snapshot can be read: .*run\.snapshot \({why}\)$"):
         store.load()
     monkeypatch.delattr(sys.modules[__name__], "State")
@@ -43,13 +42,8 @@ def test_a_snapshot_of_a_class_that_has_changed_since_is_refused_in_a_sentence(t
         store.load()
 
 
-def test_a_snapshot_of_another_format_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_what_is_no_snapshot_is_refused_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "run.snapshot"
-    SnapshotFile(tmp_path, "run").save([1, 2])
-    content = path.read_bytes()
-    path.write_bytes(b"COTERIE1" + content[len(snapshot._MAGIC) :])
-    with pytest.raises(RunError, match=r"run\.snapshot \(written by another version of coterie\)$"):
-        SnapshotFile(tmp_path, "run").load()
-    path.write_bytes(b"PK" + content)
+    path.write_bytes(b"PK and whatever follows")
     with pytest.raises(RunError, match=r"run\.snapshot \(not a snapshot\)$"):
         SnapshotFile(tmp_path, "run").load()
