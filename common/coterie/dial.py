@@ -38,7 +38,7 @@ LONGEST_CLOSE_S = 60.0  # and for one that is heard: it may have very many books
 MAX_QUEUED_BYTES = 64 << 20  # of tasks that wait for the one under way; more are read when their turn comes
 _ITEM_BYTES = 2000  # a small task takes so much beside its frame
 QUICK_S = 0.005  # a task that takes less is not worth the way to the thread
-QUICK_TIMES = 3  # so often in a row a sort of task must have been quick: its tasks may be of other users, with other rows, each time
+QUICK_TIMES = 3  # so often in a row a sort of task must have been quick, which may be of other users each time
 
 # See the options of `coterie_server.serve`: the pings must come no more often than the server permits.
 OPTIONS: tuple[tuple[str, int], ...] = (

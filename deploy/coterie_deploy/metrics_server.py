@@ -126,10 +126,8 @@ class _Server(socketserver.ThreadingTCPServer):
     ) -> None:
         self.address_family = family
         self.registry, self.is_serving = registry, is_serving
-        self.looked_from, self.looked_every_s = (
-            0.0,
-            0.0,
-        )  # when the last scrape began, and how long after the one before; 0 where there is none
+        self.looked_from = 0.0  # when the last scrape began, 0 where there was none
+        self.looked_every_s = 0.0  # how long after the one before, 0 where there was none
         self._context = context
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
