@@ -241,13 +241,19 @@ def test_a_host_settles_after_each_reply(quick_s: float) -> None:
     run(test())
 
 
+def small_task(**flags: Any) -> Any:
+    """As a host receives it."""
+    encoded = encode(session_pb2.Task(seq=1, **flags), [Block(np.ones((1, 3)))], Precision.of("float64"))
+    return Assembler(session_pb2.JoinResponse).feed(encoded.head)
+
+
 def test_a_task_with_a_snapshot_is_never_handled_on_the_event_loop() -> None:
     host = maker("a", ["u0"])(experiment(), "run-1")
     host.handle = lambda _: None  # type: ignore[method-assign, assignment]
-    computer, frames = Thread(10.0), Assembler(session_pb2.JoinResponse)
+    computer = Thread(10.0)
 
     def is_quick_in_the_end(**flags: Any) -> bool:
-        task = frames.feed(encode(session_pb2.Task(seq=1, **flags), [Block(np.ones((1, 3)))], Precision.of("float64")).head)
+        task = small_task(**flags)
         for _ in range(5):
             computer.handle(host, task)
         return computer.is_quick(task)
@@ -260,13 +266,13 @@ def test_a_task_with_a_snapshot_is_never_handled_on_the_event_loop() -> None:
 def test_a_sort_of_task_is_quick_after_several_quick_ones_in_a_row() -> None:
     """What a host takes for a task is what the test says, on a clock of its own."""
     host = maker("a", ["u0"])(experiment(), "run-1")
-    computer, frames, clock = Thread(0.05), Assembler(session_pb2.JoinResponse), [0.0]
+    computer, clock = Thread(0.05), [0.0]
     found = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(dial.time, "perf_counter", lambda: clock[0])
         for seconds in (0.04, 0.04, 0.06, 0.04, 0.04, 0.04, 0.06):
             host.handle = lambda _, seconds=seconds: clock.__setitem__(0, clock[0] + seconds)  # type: ignore[method-assign, misc]
-            task = frames.feed(encode(session_pb2.Task(seq=1), [Block(np.ones((1, 3)))], Precision.of("float64")).head)
+            task = small_task()
             computer.handle(host, task)
             found.append(computer.is_quick(task))
     assert found == [False, False, False, False, False, True, False]
