@@ -91,6 +91,7 @@ _SHORT = {"evaluate_last": 1, "fine_tune": []}
 
 CASES: Mapping[str, Case] = {
     "pdmm lean": Case(pairwise({"name": "pdmm", "penalty": 0.3, "evaluate_every": 3})),
+    "pdmm accelerated": Case(pairwise({"name": "pdmm", "penalty": 0.3, "acceleration": "anderson", "anderson_memory": 2})),
     "pdmm paper": Case(pairwise({"name": "pdmm", "penalty": 0.3, "placement": "paper", "order": "jacobi", "start": "zero"})),
     "pdmm paired": Case(pairwise({"name": "pdmm", "penalty": 0.3, "placement": "paper", "sampling": "paired", "primal_fraction": 0.5})),
     "pdmm uniform": Case(pairwise({"name": "pdmm", "penalty": 0.3, "sampling": "uniform", "primal_fraction": 0.5})),

@@ -34,7 +34,7 @@ ALL_WAYS = [
     {"placement": placement, **way}
     for placement in ("lean", "paper")
     for way in ({}, {"order": "jacobi"}, HALF, {**HALF, "dual": "independent", "dual_fraction": 0.25}, UNIFORM, {"x_update": "linearized"})
-]
+] + [{"acceleration": "anderson", "anderson_memory": 3}]
 TRACES = SIX.fixture["traces"]
 
 
@@ -121,7 +121,8 @@ def reaches_the_optimum(data, entry, limit, **config):
 
 EASY = [(data, entry) for data in (SIX, SIXTY) for entry in data.fixture["son"] if entry["LAM"] not in (0.05, 0.1)]
 HARD = [(data, entry) for data in (SIX, SIXTY) for entry in data.fixture["son"] if entry["LAM"] in (0.05, 0.1)]
-FULL_WAYS = [{}, {"placement": "paper"}, {"placement": "paper", "order": "jacobi"}, {"x_update": "linearized"}]
+JACOBI = {"placement": "paper", "order": "jacobi"}
+FULL_WAYS = [{}, {"placement": "paper"}, JACOBI, {"x_update": "linearized"}, {"acceleration": "anderson"}]
 
 
 def son_name(value):
@@ -209,6 +210,60 @@ def test_full_participation_takes_the_known_number_of_rounds(way, rounds):
     run = Run(SIXTY, penalty=0.09, **way)
     assert run.until(1e-3, 100) <= 1.1 * rounds[0]
     assert run.until(1e-6, 400) <= 1.1 * rounds[1]
+
+
+# ---- extrapolation, which the paper does not have
+
+
+def test_the_first_two_rounds_with_acceleration_are_plain_and_the_third_starts_from_their_extrapolation():
+    """(v, mu) of the plain rounds through `anderson.step`; x, z and mu of the third are those of (16) to (18) from there."""
+    plain, run = Run(SIX, penalty=0.7), Run(SIX, penalty=0.7, acceleration="anderson")
+    for _ in range(2):
+        sent, mu = run.state.v, run.state.mu
+        plain.round()
+        run.round()
+        np.testing.assert_allclose(run.state.x, plain.state.x, atol=1e-12)
+        np.testing.assert_allclose(run.state.mu, plain.state.mu, atol=1e-12)
+    f = np.concatenate([((plain.state.v - sent) / np.sqrt(6)).reshape(-1), (plain.state.mu - mu).reshape(-1)])
+    np.testing.assert_allclose(run.state.ahead.residual, f, atol=1e-12)
+    first = Run(SIX, penalty=0.7)
+    start_v = first.state.v
+    first.round()
+    before = np.concatenate([((first.state.v - start_v) / np.sqrt(6)).reshape(-1), first.state.mu.reshape(-1)])
+    w = f @ (f - before) / ((f - before) @ (f - before))
+    v = plain.state.v - w * (plain.state.v - first.state.v)
+    mu = plain.state.mu - w * (plain.state.mu - first.state.mu)
+    np.testing.assert_allclose(run.state.v, v, atol=1e-8)
+    run.round()
+    q = run.method.steps.rho * 5 + run.method.steps.eta
+    np.testing.assert_allclose(SIX.problem.gradient(run.state.x) + q * run.state.x, v, atol=1e-7)
+    i, j = np.triu_indices(6, 1)
+    split = run.state.x[i] - run.state.x[j] + mu.T / run.method.steps.rho
+    length = np.linalg.norm(split, axis=1, keepdims=True)
+    np.testing.assert_allclose(run.state.z.T, split * np.maximum(0, 1 - 0.7 / run.method.steps.rho / length), atol=1e-8)
+
+
+@pytest.mark.parametrize(("lam", "at_most"), [(0.09, 0.65), (0.05, 0.6), (0.01, 0.3)])
+def test_acceleration_saves_rounds_and_more_of_them_the_slower_convergence_is(lam, at_most):
+    """Rounds to a relative gap of 1e-6, as a share of what the method needs without."""
+    plain, run = Run(SIXTY, penalty=lam), Run(SIXTY, penalty=lam, acceleration="anderson")
+    assert run.until(1e-6, 400) <= at_most * plain.until(1e-6, 400)
+
+
+@pytest.mark.parametrize("lam", [0.05, 0.7])
+def test_small_residuals_mean_a_small_gap_with_acceleration_too(lam):
+    run = Run(SIX, penalty=lam, acceleration="anderson")
+    while max(run.figures[-1][name] for name in ("primal_residual", "dual_residual")) > 1e-5 if run.figures else True:
+        assert len(run.figures) < 500
+        run.round()
+    assert run.gaps()[-1] < 1e-6
+
+
+def test_a_path_is_accelerated_stage_by_stage():
+    larger = Run(SIXTY, penalty=0.1, acceleration="anderson", stage="first")
+    larger.until(1e-6, 100)
+    warm = Run(SIXTY, penalty=0.05, acceleration="anderson", start=larger.finish(), memory=larger.memory, stage="second")
+    assert warm.until(1e-6, 200) < Run(SIXTY, penalty=0.05, acceleration="anderson").until(1e-6, 200)
 
 
 @pytest.mark.slow
@@ -372,7 +427,7 @@ def test_a_pair_drawn_as_such_stays_antisymmetric_to_the_bit(payload):
         assert (state.x == run.state.x).all()
 
 
-@pytest.mark.parametrize("way", [{}, {"placement": "paper"}, {"placement": "paper", **HALF}], ids=way_name)
+@pytest.mark.parametrize("way", [{}, {"placement": "paper"}, {"placement": "paper", **HALF}, {"acceleration": "anderson"}], ids=way_name)
 def test_float32_payloads_converge_to_single_precision(way):
     run = Run(SIX, payload="float32", penalty=0.7, evaluate_every=50, **way)
     run.rounds(250)
@@ -625,6 +680,11 @@ def test_a_dual_step_of_the_wrong_sign_is_seen():
             "round 2 of the schedule names z block 7 twice",
         ),
         ({"penalty": 1, "steps": "wang", "tau": 0.1}, "leave out"),
+        ({"penalty": 1, "acceleration": "anderson", "placement": "paper"}, "placement is paper, want lean"),
+        ({"penalty": 1, "acceleration": "anderson", "order": "jacobi", "nu": 0.6}, "order is jacobi, want z_after_x; nu is 0.6, want 0"),
+        ({"penalty": 1, "acceleration": "anderson", **HALF}, "sampling is paired, want full"),
+        ({"penalty": 1, "acceleration": "anderson", "x_update": "linearized"}, "x_update is linearized, want exact"),
+        ({"penalty": 1, "acceleration": "anderson", "anderson_memory": 0}, "greater than 0"),
         ({"penalty": float("nan")}, "finite number"),
         ({"penalty": 1, "lambda": 1}, "Extra inputs"),
     ],

@@ -133,12 +133,13 @@ def test_pdmm_leaves_the_model_of_a_lost_user_where_it_is_and_goes_on_with_its_p
     asyncio.run(run())
 
 
-def test_pdmm_tends_to_the_optimum_with_the_lost_model_held_and_then_to_that_of_everyone() -> None:
+@pytest.mark.parametrize("acceleration", ["none", "anderson"])
+def test_pdmm_tends_to_the_optimum_with_the_lost_model_held_and_then_to_that_of_everyone(acceleration: str) -> None:
     """Users 0 and 1 join at y, and (2y - a_0 - a_1 + 2 LAM sign(y - h)) = 0 where they do not also join the held h of user 2."""
     a = [0.0, 0.2, 2.0]
 
     async def run() -> None:
-        method, federation = points(a)
+        method, federation = points(a, acceleration=acceleration)
         state = await rounds(method, federation, await method.init(federation), 1, 1)
         federation.away = np.array([2])
         held = float(state.x[2, 0])

@@ -98,6 +98,11 @@ class Config(BaseModel):
     nu: Annotated[float, Field(ge=0, lt=1)] | None = None
     tau: PositiveFloat | None = None
 
+    # anderson: the server extrapolates v and mu from the latest `anderson_memory` rounds, of each of which it keeps two vectors of their
+    # length: the same limit in fewer rounds. For whole rounds in placement lean with z after x and the exact x-update.
+    acceleration: Literal["none", "anderson"] = "none"
+    anderson_memory: PositiveInt = 5
+
     start: Literal["zero", "global"] = "global"  # global: the solution of (1), found in a stage of its own before
     cluster_tolerance: Annotated[float, Field(ge=0)] = 1e-4  # of the largest model norm
     persistence: PositiveInt | None = None  # updates in a row that a z must be zero to join two users; None: 1 when full, else 3
@@ -139,6 +144,21 @@ class Config(BaseModel):
             raise ValueError(f"order is z_after_x with sampling {self.sampling}, want sampling: full, or order: jacobi")
         if self.steps == "wang" and (self.order == "z_after_x" or self.nu is not None or self.tau is not None):
             raise ValueError("steps is wang, which sets nu and tau of the jacobi order: leave out order: z_after_x, nu and tau")
+        return self
+
+    @model_validator(mode="after")
+    def _acceleration_has_all_it_extrapolates(self) -> Config:
+        wanted = {"placement": "lean", "sampling": "full", "order": "z_after_x", "x_update": "exact", "nu": "0"}
+        found = {
+            "placement": self.placement,
+            "sampling": self.sampling,
+            "order": "z_after_x" if self.z_after_x() else "jacobi",
+            "x_update": self.x_update,
+            "nu": str(self.nu or 0),
+        }
+        other = [f"{name} is {found[name]}, want {value}" for name, value in wanted.items() if found[name] != value]
+        if self.acceleration != "none" and other:
+            raise ValueError(f"acceleration is {self.acceleration}, which is for v and mu of whole rounds: {'; '.join(other)}")
         return self
 
     def stages(self) -> tuple[Config, ...]:

@@ -10,6 +10,8 @@ Armacki, Bajovic, Jakovetic and Kar (2022), Algorithm 1; steps S1 to S11 are nam
 - Placement lean (not in the paper): z, mu and mu^ stay here and a user receives the one vector v_i that (16) needs of them. With
   uniform or recorded ordered pairs it minimizes (15) in full, rho/2 and lambda = LAM/2 per ordered pair.
 
+- `acceleration: anderson` (not in the paper) starts each round from an extrapolation of earlier rounds' v and mu, see `anderson`.
+
 Left out (skip, placement lean): user i counts as not drawn in S2 and S4, x_i^{t+1} = x_i^t. The other x_j and all of z, mu and mu^, which
 are kept here, make the steps of Algorithm 1 with that x_i, also for the pairs of i. While i is away the iterates so tend to the minimum of
 (3) over the others' models with x_i held where it is, and that is what the residuals measure. A fixed point of the whole iteration is
@@ -31,7 +33,7 @@ from coterie.errors import ConfigError, RunError
 from coterie.messages import Message
 from coterie.methods.pdmm import Aggregates, Config, Steps, Values, ValuesWanted
 from coterie.streams import stream
-from coterie_server import pairs, pdmm_messages
+from coterie_server import anderson, pairs, pdmm_messages
 from coterie_server.clusters import Mask, components, partition, persistent
 from coterie_server.later import Figures, Later
 from coterie_server.method import Counts, Federation, Key, Outcome, Replies, Setting
@@ -58,6 +60,15 @@ class Joined(Later):
     labels: Indices  # (n,), (0,) before they were due
 
 
+@dataclass(frozen=True, eq=False)
+class Ahead:
+    """Anderson acceleration of (v, mu) -> (v, mu), which is all that a round starts from: users minimize from v alone, z needs mu."""
+
+    u: Array  # (n d + d m,) v / sqrt(n) by users, then mu by components: about as much of either kind
+    residual: Array  # likewise: what the round changed of them
+    memory: anderson.Memory | None  # None after a round without everyone, which is another iteration's
+
+
 @dataclass(frozen=True)
 class State:
     """The iterate after a round, and what of it the users have yet to hear. Pairs as in `pairs.Layout`."""
@@ -72,6 +83,7 @@ class State:
     owed_x: Indices | None  # S7: users whose new models have not been broadcast, None for all
     owed_mu: Indices | None  # S10: places whose new mu has not been sent, None for all
     joined: Joined
+    ahead: Ahead | None = None  # where the next round starts with acceleration
 
     @property
     def mu(self) -> Array:
@@ -181,6 +193,8 @@ class Pdmm:
 
         primal_residual: |x_i - x_j - z_ij| over the pairs, relative to sqrt(N) |x|. dual_residual: rho (N |x^{t+1} - x^t|^2 + |z^{t+1} -
         z^t|^2)^(1/2) over LAM sqrt(N(N-1)/2), the norm that the mu have at most; a block that was not drawn counts with its latest move.
+        With acceleration: |v^{t+1} - v^t| over LAM (N-1) sqrt(N), the norm that the sums of the mu_ij have at most: how far the x_i are
+        from the minima of f_i + sum_j mu_ij.x, up to the primal residual; v^{t+1} is the plain one, v^t what the users were sent.
         """
         chosen = self.chosen(number)
         is_due = self.config.evaluate_every > 0 and number % self.config.evaluate_every == 0
@@ -302,6 +316,8 @@ class Pdmm:
         self, state: State, federation: Federation, chosen: pairs.Chosen, extra: Sequence[Message]
     ) -> tuple[State, Replies]:
         """v_i to the users drawn, x_i back (S5), and all about pairs here; users not drawn are not contacted unless `extra` asks."""
+        if self.config.acceleration == "anderson":
+            return await self._accelerated_round(state, federation, extra)
         if chosen.x is None:
             return await self._full_lean_round(state, federation, extra)
         replies = Replies({}, None)
@@ -328,6 +344,27 @@ class Pdmm:
         v += (steps.eta - steps.rho - weight * self.n) * x
         v -= state.duals.sums
         return replace(state, x=x, z=z, duals=duals, v=v), replies
+
+    async def _accelerated_round(self, state: State, federation: Federation, extra: Sequence[Message]) -> tuple[State, Replies]:
+        """A full round from the extrapolated v and mu. What it ends with, and what is looked at, is the plain iterate, zeros included."""
+        replies = await federation.exchange(Aggregates(state.v), *extra)
+        x = pdmm_messages.with_models(state.x, replies.answered, replies)
+        ahead = state.ahead
+        mu = state.mu if ahead is None else ahead.u[state.v.size :].reshape(state.z.shape)
+        z = pairs.split_all(self.layout, self.steps, self.lam, x, mu)
+        new = pairs.dual_all(self.layout, self.steps, x, z, mu)
+        v = self._aggregates(x, z, new.mu)
+        value = self._coordinates(v, new.mu)
+        residual = value - (self._coordinates(state.v, mu) if ahead is None else ahead.u)
+        memory, u = None, value
+        if replies.answered is None:
+            memory, u = anderson.step(None if ahead is None else ahead.memory, value, residual, self.config.anderson_memory)
+        duals = Multipliers(new.mu, new.mu, np.zeros((0, self.d)), new.gap)
+        sent = u[: v.size].reshape(v.shape) * np.sqrt(self.n)
+        return replace(state, x=x, z=z, duals=duals, v=sent, ahead=Ahead(u, residual, memory)), replies
+
+    def _coordinates(self, v: Array, mu: Array) -> Array:
+        return np.concatenate([(v / np.sqrt(self.n)).reshape(-1), mu.reshape(-1)])
 
     def _multipliers(self, x: Array, z: Array, mu: Array) -> Multipliers:
         """S8, S9 and S11 on every pair."""
@@ -371,6 +408,8 @@ class Pdmm:
         return new.duals.gap / scale if scale else 0.0
 
     def _dual_residual(self, old: State, new: State) -> float:
+        if new.ahead is not None:
+            return float(np.linalg.norm(new.ahead.residual[: new.v.size])) / (self.lam * (self.n - 1))
         is_full = self.config.sampling == "full"
         x_move = np.linalg.norm(new.x - old.x if is_full else new.x_moved)
         z_move = pairs.distance(old.z, new.z) if is_full else np.linalg.norm(new.z_moved) / np.sqrt(self.layout.copies)
