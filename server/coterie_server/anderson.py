@@ -1,12 +1,13 @@
 """Anderson acceleration of a fixed-point iteration u <- g(u).
 
-Type II with the guard of Fu, Zhang and Boyd, Anderson accelerated Douglas-Rachford splitting (2020), section 3: with f_t = g(u_t) - u_t
+Type II, regularised and guarded after Fu, Zhang and Boyd, Anderson accelerated Douglas-Rachford splitting (2020): with f_t = g(u_t) - u_t
 and the latest differences of f and g as columns of F and G,
 
-    u_{t+1} = g(u_t) - G w,    w = argmin |f_t - F w|^2 + eps |F|_F^2 |w|^2,
+    u_{t+1} = g(u_t) - G w,    w = argmin |f_t - F w|^2 + eps (|F|_F^2 + |G|_F^2) |w|^2,
 
-as long as |f_t| stays below a multiple of |f_0| that falls with the number of such steps, slowly enough to be summed; else u_{t+1} =
-g(u_t). Where g is averaged, any start converges so. Sums are made in a fixed order: the same input gives the same bits.
+as long as |f_t| stays below a multiple of |f_0| that falls with the number of such steps, fast enough to have a sum; else u_{t+1} = g(u_t).
+An extrapolation so moves at most |f_t| / (2 eps). Theirs converges from anywhere where g is averaged; whether an iteration here is averaged
+in its coordinates is for its method to say. Sums are made in a fixed order: the same input gives the same bits.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Memory:
     residual: Array  # (k,) f_t
     values: tuple[Array, ...]  # (k,) each: differences of g
     residuals: tuple[Array, ...]  # (k,) each: differences of f
-    products: Array  # (m, m) their scalar products
+    products: Array  # (m, m) scalar products of the latter
+    lengths: tuple[float, ...]  # squared, of the former
     first: float  # |f_0|
     taken: int  # extrapolations so far
 
@@ -39,16 +41,17 @@ class Memory:
 def step(memory: Memory | None, value: Array, residual: Array, depth: int) -> tuple[Memory, Array]:
     """(memory, u_{t+1}) from g(u_t) and f_t, (k,) both, and at most `depth` differences; `memory` is None at the start."""
     if memory is None:
-        return Memory(value, residual, (), (), np.zeros((0, 0)), float(np.sqrt(_dot(residual, residual))), 0), value
+        return Memory(value, residual, (), (), np.zeros((0, 0)), (), float(np.sqrt(_dot(residual, residual))), 0), value
     values = (*memory.values, value - memory.value)[-depth:]
     residuals = (*memory.residuals, residual - memory.residual)[-depth:]
     kept = len(residuals) - 1
     products = np.empty((kept + 1, kept + 1))
     products[:kept, :kept] = memory.products[len(memory.products) - kept :, len(memory.products) - kept :]
     products[kept] = products[:, kept] = [_dot(one, residuals[kept]) for one in residuals]
+    lengths = (*memory.lengths, _dot(values[kept], values[kept]))[-depth:]
     following, taken = value, memory.taken
     bound = _GUARD * memory.first * (1 + taken / _PER) ** -(1 + _EPSILON)
-    ridge = _REGULARIZATION * np.trace(products)
+    ridge = _REGULARIZATION * (np.trace(products) + sum(lengths))
     if ridge > 0 and np.sqrt(_dot(residual, residual)) <= bound:
         system = products.copy()
         system.flat[:: kept + 2] += ridge
@@ -56,7 +59,7 @@ def step(memory: Memory | None, value: Array, residual: Array, depth: int) -> tu
         following, taken = value.copy(), taken + 1
         for weight, one in zip(weights, values, strict=True):
             following -= weight * one
-    return Memory(value, residual, values, residuals, products, memory.first, taken), following
+    return Memory(value, residual, values, residuals, products, lengths, memory.first, taken), following
 
 
 def _dot(a: Array, b: Array) -> float:
