@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from coterie.config import Experiment
 from coterie.errors import ConfigError
-from coterie.methods.partial import Training
 from coterie.registry import method_module
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision
@@ -36,9 +35,8 @@ def build_host(
     """A host for these users (None: all of its data). Raises ConfigError for what is wrong with the data, naming it."""
     loaded = load_users(experiment.data, experiment.seed, users, data_dir)
     halves = {"evaluation", "consensus"} if experiment.model is None else set()
-    if isinstance(experiment.method, Training):
-        halves.add("partial")
-    for room in {"prepare", experiment.method.name, *halves}:
+    method = experiment.method
+    for room in {"prepare", method.name, getattr(method, "client_room", method.name), *halves}:
         with contextlib.suppress(ModuleNotFoundError):  # several methods share one room
             method_module("coterie_client", room)  # before the run waits for it
     network = None if experiment.model is None else build_network(experiment, loaded[0].features.shape[1:])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coterie.config import Experiment
 from coterie.errors import ProtocolError
@@ -19,8 +19,11 @@ from coterie.snapshot import SnapshotFile
 from coterie.v1 import session_pb2
 from coterie.wire import Encoded, Received
 from coterie_client.data import UserData
-from coterie_client.method import ClientMethod, Inbox, Local, Network
+from coterie_client.method import ClientMethod, Inbox, Local
 from coterie_client.problems import Problem
+
+if TYPE_CHECKING:
+    from coterie_client.learning import Network
 
 _MAX_SHOWN = 100  # characters
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -18,20 +18,13 @@ from coterie.errors import RunError
 from coterie.messages import Message
 from coterie.wire import Precision
 from coterie_client.data import Fresh, UserData
-from coterie_client.learning import Learner
 from coterie_client.problems import Problem
+
+if TYPE_CHECKING:
+    from coterie_client.learning import Network
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S")
-
-
-class Network(Learner, Protocol):
-    """The network of a host's users, which torch builds and trains (`coterie_client.nets`); halves see its tensors as arrays."""
-
-    @property
-    def numerics(self) -> str:
-        """What decides the bits of its arithmetic."""
-        ...
 
 
 def _none() -> Indices:

@@ -11,16 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, PositiveFloat, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from coterie.data import DataConfig, Name
@@ -29,6 +20,7 @@ from coterie.links import LinkRules
 from coterie.model import ModelConfig
 from coterie.problem import ProblemConfig
 from coterie.registry import ANY_MODEL, CONVEX, NETWORK, is_method, kinds, method_module, methods
+from coterie.settings import Settings
 from coterie.shown import shortened, shown
 
 MAX_ROUNDS = 10**9
@@ -73,13 +65,7 @@ _WANTED = {
 }
 
 
-class Model(BaseModel):
-    """Root of all configuration models."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class StopRule(Model):
+class StopRule(Settings):
     """When a stage ends: the first rule that holds."""
 
     rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)] = 2000
@@ -98,7 +84,7 @@ class StopRule(Model):
         return self
 
 
-class FederationRules(Model):
+class FederationRules(Settings):
     """Who must be there, and how long one waits for whom. Seconds."""
 
     # "clusters": an aggregator stands between the coordinator and the hosts of each known cluster, and `hosts` counts aggregators.
@@ -150,7 +136,7 @@ class FederationRules(Model):
         return "aggregator" if self.is_two_tier else "host"
 
 
-class Snapshots(Model):
+class Snapshots(Settings):
     """How often everyone writes its state down, whichever comes first; the result does not depend on it.
 
     What lies between two snapshots is kept in memory and replayed.
@@ -162,7 +148,7 @@ class Snapshots(Model):
     max_log_bytes: Annotated[int, Field(ge=1, le=1 << 50)] = 256 << 20
 
 
-class Experiment(Model):
+class Experiment(Settings):
     """A run, entirely."""
 
     name: Annotated[str, Field(pattern=_NAME)]
@@ -226,7 +212,7 @@ class Experiment(Model):
     @field_validator("method", mode="before")
     @classmethod
     def _method_by_name(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, BaseModel):
+        if isinstance(value, Settings):
             return value
         if not isinstance(value, Mapping) or "name" not in value:
             raise ValueError(f"want a mapping with a name, one of {', '.join(methods())}")

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeFloat, StringConstraints, model_validator
+from pydantic import Field, JsonValue, NonNegativeFloat, StringConstraints, model_validator
+
+from coterie.settings import Settings
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 FilePath = Annotated[str, StringConstraints(min_length=1, max_length=4000, pattern=r"^[^\x00]+$")]
@@ -22,13 +24,11 @@ MAX_CLASSES = 100_000
 MAX_POINTS = 10_000_000  # of generated data, in memory: a quarter of a gigabyte
 
 
-class Fold(BaseModel):
+class Fold(Settings):
     """One fold of a cross-validation on the users: which of each user's training rows are held out, in the place of its test rows.
 
     `coterie_client.data.split.fold_rows` says how rows are dealt. The test rows are left out altogether, neither trained on nor judged.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     number: int = Field(ge=1)
     of: int = Field(ge=2, le=1000)
@@ -40,9 +40,7 @@ class Fold(BaseModel):
         return self
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
+class _Model(Settings):
     # Centre and scale the features by constants that the members agree on in a federated round of sums.
     standardize: bool = False
     fold: Fold | None = None
@@ -90,10 +88,8 @@ class ParquetData(_Table):
     source: Literal["parquet"]
 
 
-class Sizes(BaseModel):
+class Sizes(Settings):
     """Quantity skew: users with unequal numbers of rows."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     lognormal: Annotated[float, Field(gt=0, le=10)]  # standard deviation of the logarithm of a user's share of the rows
 
@@ -109,15 +105,13 @@ _POSSIBLE = {
 }
 
 
-class Partition(BaseModel):
+class Partition(Settings):
     """Who gets which of the labelled rows; `coterie_client.data.partition` deals them.
 
     by: classes    each of `users` users gets rows of `classes_per_user` distinct classes, and every class goes to equally many users.
     by: dirichlet  each class is divided among `users` users in proportions drawn from Dirichlet(alpha).
     by: user       the rows know their users; each keeps its own (of `classes_per_user` of its classes, drawn).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     by: Literal["classes", "dirichlet", "user"]
     users: Annotated[int, Field(ge=1, le=MAX_PARTS)] | None = None
@@ -168,10 +162,8 @@ class _Pooled(_Labelled):
         return self
 
 
-class Encoded(BaseModel):
+class Encoded(Settings):
     """Images as JPEG or PNG files, one after the other in an array of bytes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     bytes: Name  # (total,) uint8
     offsets: Name  # (n + 1,) integers: image i is bytes[offsets[i]:offsets[i + 1]]

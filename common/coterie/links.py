@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator
 
 from coterie.frames import CHUNK_BYTES
+from coterie.settings import Settings
 from coterie.shown import shown
 
 _FORM = re.compile(r"(\d+(?:\.\d+)?)(bit|kbit|Mbit|Gbit)/(\d+(?:\.\d+)?)(us|ms|s)", re.ASCII)
@@ -64,10 +65,8 @@ def _checked(text: str) -> str:
 LinkText = Annotated[str, AfterValidator(_checked)]
 
 
-class LinkRules(BaseModel):
+class LinkRules(Settings):
     """The links of each scope, as "RATE/DELAY"; those of a scope without one are as fast as the network is."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     direct: LinkText | None = None  # between the coordinator and hosts, in a flat run
     between: LinkText | None = None  # between the coordinator and aggregators

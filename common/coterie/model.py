@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
 from numpy.typing import NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PositiveFloat, StringConstraints
+from pydantic import BeforeValidator, Field, JsonValue, PositiveFloat, StringConstraints
 
 from coterie.errors import ConfigError, ProtocolError
+from coterie.settings import Settings
 
 Part = Literal["representation", "head"]
 Sharing = Literal["all", "representation", "head", "none"]  # which part of the model travels; the rest is private
@@ -27,9 +28,7 @@ _MAX_TENSORS = 100_000
 X = "x"  # the model of a convex problem
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
+class _Model(Settings):
     # What the rows are before they enter the network: bytes are divided by 255, then each channel (the first axis of a row) is centred
     # and scaled by these constants, which are public.
     input_mean: tuple[float, ...] = (0.0,)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
+from coterie.settings import Settings
 from coterie.shown import shown
 
 MARGIN_LOSSES: Final = ("squared_hinge", "logistic", "least_squares", "huber", "poisson")
@@ -27,7 +28,7 @@ def _known_or_importable(loss: str) -> str:
     raise ValueError(f"loss {shown(loss)} is unknown: wanted one of {known}, or an import path 'package.module:name'")
 
 
-class ProblemConfig(BaseModel):
+class ProblemConfig(Settings):
     """The loss f_i of each user i, over its own rows r = 1..m_i.
 
     For all but the two distance losses
@@ -45,8 +46,6 @@ class ProblemConfig(BaseModel):
     curvature exp(`log_mean_limit`). A limit just above the log of the largest count leaves the fit a Poisson regression and the
     steps as long as can be; counts above exp(`log_mean_limit`) are refused. Held-out rows are judged by their mean deviance.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     loss: Annotated[str, AfterValidator(_known_or_importable)]
     l2: NonNegativeFloat = 0.0  # c above

@@ -18,6 +18,7 @@ import time
 import types
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from statistics import median
 from typing import Annotated, Any, cast
 
 import grpc
@@ -214,7 +215,7 @@ async def _rate(one_round: Callable[[], Awaitable[None]], seconds: float) -> flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=1.0, help="of measuring, for each number")
-    parser.add_argument("--repeats", type=int, default=3, help="alternating measurements, of which the best counts")
+    parser.add_argument("--repeats", type=int, default=5, help="of both, in turn")
     parser.add_argument("--hosts", type=int, nargs="+", default=[1, 3], help="numbers of client processes")
     parser.add_argument("--sizes", nargs="+", default=["60x3", "60x1000", "10x1000000"], help="users x scalars")
     arguments = parser.parse_args()
@@ -222,11 +223,13 @@ def main() -> None:
     for size in arguments.sizes:
         n_users, d = (int(number) for number in size.split("x"))
         for n_hosts in arguments.hosts:
-            there = here = 0.0
+            there, here = [], []
             for _ in range(arguments.repeats):
-                there = max(there, asyncio.run(bare(n_users, d, n_hosts, arguments.seconds)))
-                here = max(here, asyncio.run(ours(n_users, d, n_hosts, arguments.seconds)))
-            print(f"{size:>16} {n_hosts:>9} {there:>9.2f} {here:>11.2f} {here / there:>6.2f}", flush=True)
+                there.append(asyncio.run(bare(n_users, d, n_hosts, arguments.seconds)))
+                here.append(asyncio.run(ours(n_users, d, n_hosts, arguments.seconds)))
+            ratios = [mine / theirs for mine, theirs in zip(here, there, strict=True)]
+            cells = f"{size:>16} {n_hosts:>9} {median(there):>9.2f} {median(here):>11.2f} {median(ratios):>6.2f}"
+            print(f"{cells} ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from coterie.methods.partial import ALL_TUNED, AS_IS, Coins
 from coterie.model import convex_tensors
 from coterie_client.data import load_users
 from coterie_client.learning import Draw, Phase, Rows
-from coterie_client.problems import ConvexLearner, ConvexProblem, build_problem
+from coterie_client.problems import ConvexProblem, build_problem
+from coterie_client.problems.descent import ConvexLearner
 from coterie_deploy.launch import Launch, launch
 from coterie_server.method import Outcome, Setting
 from coterie_server.methods.l2gd import build

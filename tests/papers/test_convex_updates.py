@@ -15,8 +15,8 @@ from coterie.methods.partial import ALL_TUNED, HEAD_TUNED, AskStart, Chosen, Coi
 from coterie.problem import ProblemConfig
 from coterie_client.learning import ALPHA, Draw, Epoch, Phase, Rows
 from coterie_client.methods.l2gd import LEFT
-from coterie_client.problems import ConvexLearner, build_problem
-from coterie_client.problems.descent import Adam, ConvexSlope, Sgd
+from coterie_client.problems import build_problem
+from coterie_client.problems.descent import Adam, ConvexLearner, ConvexSlope, Sgd
 from tests.convex import BATCH, N_FEATURES, PLAIN, SEED, ConvexUsers, a_model, shared, targets_of
 
 LR, C = 0.05, 0.1

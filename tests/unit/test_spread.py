@@ -12,7 +12,8 @@ from coterie.model import TensorInfo
 from coterie.problem import ProblemConfig
 from coterie.wire import Precision
 from coterie_client.learning import Rows
-from coterie_client.problems import ConvexLearner, build_problem
+from coterie_client.problems import build_problem
+from coterie_client.problems.descent import ConvexLearner
 from coterie_server.known_clusters import spread_of
 from coterie_server.method import Members, Replies, Setting
 from coterie_server.methods.partial import PartialSharing, _mean

@@ -4,6 +4,8 @@ Both give the same answers for a user whichever other users are asked for, so da
 spread over hosts.
 """
 
+# ruff: noqa: PLC0415 - a client reads one source, and starts sooner without the others
+
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -32,23 +34,6 @@ from coterie.data import (
     TweetsData,
 )
 from coterie.names import natural_key, unknown_user
-from coterie_client.data import (
-    bundled,
-    csv_table,
-    digits,
-    ellipses,
-    hlm,
-    huggingface,
-    image_folders,
-    npz_table,
-    parquet_table,
-    python_source,
-    representation,
-    roles,
-    torchvision_folders,
-    tweets,
-)
-from coterie_client.data.partition import deal
 from coterie_client.data.pool import Pool, Share, UserSummary, heads_of, load_shares, summaries, summary
 from coterie_client.data.split import head_with_fold, with_fold
 from coterie_client.data.users import UserData, UserHead
@@ -106,24 +91,42 @@ def count_users(config: DataConfig, seed: int) -> int | None:
 
 def fresh_rows(config: DataConfig, seed: int, names: Sequence[str]) -> Fresh | None:
     """(position in `names`, round, m) -> m new rows (m, p) and targets (m,), where the data is generated and has a truth; else None."""
-    return representation.fresh(config, seed, names) if isinstance(config, RepresentationData) else None
+    if not isinstance(config, RepresentationData):
+        return None
+    from coterie_client.data import representation
+
+    return representation.fresh(config, seed, names)
 
 
 def _heads(config: DataConfig, seed: int, data_dir: Path | None) -> list[UserHead]:
     match config:
         case CsvData():
+            from coterie_client.data import csv_table
+
             return csv_table.heads(config, data_dir)
         case HsbData() | ExamsData() | GrowthData():
+            from coterie_client.data import bundled
+
             return bundled.heads(config)
         case ParquetData():
+            from coterie_client.data import parquet_table
+
             return parquet_table.heads(config, data_dir)
         case EllipsesData():
+            from coterie_client.data import ellipses
+
             return ellipses.heads(config)
         case HlmData():
+            from coterie_client.data import hlm
+
             return hlm.heads(config)
         case RepresentationData():
+            from coterie_client.data import representation
+
             return representation.heads(config)
         case PythonData():
+            from coterie_client.data import python_source
+
             return python_source.heads(config, seed)
         case _:
             return [head for _, shares in _dealt(config, seed, None, data_dir) for head in heads_of(shares)]
@@ -132,18 +135,32 @@ def _heads(config: DataConfig, seed: int, data_dir: Path | None) -> list[UserHea
 def _load(config: DataConfig, seed: int, names: Collection[str] | None, data_dir: Path | None) -> list[UserData]:
     match config:
         case CsvData():
+            from coterie_client.data import csv_table
+
             return csv_table.load(config, seed, names, data_dir)
         case HsbData() | ExamsData() | GrowthData():
+            from coterie_client.data import bundled
+
             return bundled.load(config, seed, names)
         case ParquetData():
+            from coterie_client.data import parquet_table
+
             return parquet_table.load(config, seed, names, data_dir)
         case EllipsesData():
+            from coterie_client.data import ellipses
+
             return ellipses.load(config, seed, names)
         case HlmData():
+            from coterie_client.data import hlm
+
             return hlm.load(config, seed, names)
         case RepresentationData():
+            from coterie_client.data import representation
+
             return representation.load(config, seed, names)
         case PythonData():
+            from coterie_client.data import python_source
+
             return python_source.load(config, seed, names)
         case _:
             dealt = _dealt(config, seed, names, data_dir)
@@ -152,6 +169,8 @@ def _load(config: DataConfig, seed: int, names: Collection[str] | None, data_dir
 
 def _dealt(config: PooledData, seed: int, names: Collection[str] | None, data_dir: Path | None) -> Iterator[tuple[Pool, list[Share]]]:
     """Pools of labelled rows and who gets what of them; pools that have none of the users in `names` may be passed over."""
+    from coterie_client.data.partition import deal
+
     for pool in _pools(config, names, data_dir):
         yield pool, deal(pool, config.partition, config.test_fraction, seed)
 
@@ -159,18 +178,32 @@ def _dealt(config: PooledData, seed: int, names: Collection[str] | None, data_di
 def _pools(config: PooledData, names: Collection[str] | None, data_dir: Path | None) -> Iterator[Pool]:
     match config:
         case NpzData():
+            from coterie_client.data import npz_table
+
             yield from npz_table.pools(config, data_dir, names)
         case DigitsData():
+            from coterie_client.data import digits
+
             yield digits.pool()
         case ImagesData():
+            from coterie_client.data import image_folders
+
             yield image_folders.pool(config, data_dir)
         case TorchvisionData():
+            from coterie_client.data import torchvision_folders
+
             yield torchvision_folders.pool(config, data_dir)
         case HuggingfaceData():
+            from coterie_client.data import huggingface
+
             yield huggingface.pool(config, data_dir)
         case RolesData():
+            from coterie_client.data import roles
+
             yield roles.pool(config, data_dir)
         case TweetsData():
+            from coterie_client.data import tweets
+
             yield tweets.pool(config, data_dir)
         case _:
             assert_never(config)

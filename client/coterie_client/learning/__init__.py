@@ -6,7 +6,7 @@ of a user (`coterie_client.problems`). The loop of steps and the rules of the me
 
 from coterie_client.learning.batches import Epoch, count_steps, epochs, steps_of
 from coterie_client.learning.gradients import gradient
-from coterie_client.learning.learner import Draw, Fitted, Learner, Rows, Tensors
+from coterie_client.learning.learner import Draw, Fitted, Learner, Network, Rows, Tensors
 from coterie_client.learning.phases import ALPHA, Adapted, Envelope, Mixed, Phase, Rule
 from coterie_client.learning.steps import Optimizer, Slope, Trained, train
 
@@ -19,6 +19,7 @@ __all__ = [
     "Fitted",
     "Learner",
     "Mixed",
+    "Network",
     "Optimizer",
     "Phase",
     "Rows",

@@ -77,6 +77,15 @@ class Learner(Protocol):
         """Mean loss, and accuracy or another metric of the loss, on the rows."""
 
 
+class Network(Learner, Protocol):
+    """The network of a host's users, which torch builds and trains (`coterie_client.nets`); halves see its tensors as arrays."""
+
+    @property
+    def numerics(self) -> str:
+        """What decides the bits of its arithmetic."""
+        ...
+
+
 def _check_finite(place: str, what: str, found: NDArray[Any]) -> None:
     if not np.isfinite(found).all():
         value = "nan" if np.isnan(found).any() else "inf"

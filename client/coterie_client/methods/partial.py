@@ -43,7 +43,7 @@ from coterie.shown import shown
 from coterie_client.learning import Draw, Fitted, Learner, Phase, Rows, Tensors
 from coterie_client.local_update import CHOICE, PHASES, LocalUpdate
 from coterie_client.method import Inbox, Local
-from coterie_client.problems import ConvexLearner
+from coterie_client.problems.descent import ConvexLearner
 
 
 @dataclass(frozen=True)

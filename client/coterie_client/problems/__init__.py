@@ -1,13 +1,11 @@
 """Convex losses of a host's users, vectorised over users with uneven row counts; numpy only."""
 
 from coterie_client.problems.convex import ConvexProblem, build_problem
-from coterie_client.problems.descent import ConvexLearner
 from coterie_client.problems.losses import Huber, LeastSquares, Logistic, RowLoss, SquaredHinge
 from coterie_client.problems.problem import Problem
 from coterie_client.problems.resolve import resolve_row_loss
 
 __all__ = [
-    "ConvexLearner",
     "ConvexProblem",
     "Huber",
     "LeastSquares",

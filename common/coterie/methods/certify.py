@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, StringConstraints, model_validator
+from pydantic import Field, PositiveFloat, StringConstraints, model_validator
+
+from coterie.settings import Settings
 
 Label = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
-class Config(BaseModel):
+class Config(Settings):
     """Which partition, how precisely, and the penalty at which the conditions of Theorems 1 and 2 are evaluated."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: Literal["certify"] = "certify"
     # The users' cluster labels, or the clusters of the stage it starts from; `labels`, by user name, take the place of both.

@@ -17,15 +17,14 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from coterie.messages import Array, Broadcast, Indices, Positions, Rows, Scalars, Vectors, dataclass, declare
+from coterie.settings import Settings
 
 
-class Config(BaseModel):
+class Config(Settings):
     """Hyper-parameters."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     users_need_minimisers: ClassVar[bool] = False  # a user may have fewer rows than features
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt
+
+from coterie.settings import Settings
 
 
-class Config(BaseModel):
+class Config(Settings):
     """How far, and with which derivatives."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     users_need_minimisers: ClassVar[bool] = False  # it is enough that all rows together have one
 
     name: Literal["global"] = "global"

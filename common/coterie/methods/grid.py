@@ -11,9 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails, InitErrorDetails
 
+from coterie.settings import Settings
 from coterie.shown import shown
 
 MAX_POINTS = 1000
@@ -22,13 +23,11 @@ MAX_POINTS = 1000
 _PLAIN = re.compile(r"[A-Za-z0-9=+\-_ ][A-Za-z0-9=+\-_. ]{0,99}")
 
 
-class Grid(BaseModel):
+class Grid(Settings):
     """What a method's configuration inherits: `grid`, a list of mappings, each a change of the method's other settings.
 
     An entry changes whole settings; null takes one away. The settings beside the grid have to be right on their own.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     grid: tuple[dict[str, JsonValue], ...] | None = Field(default=None, min_length=1, max_length=MAX_POINTS)
 

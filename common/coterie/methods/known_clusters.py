@@ -23,10 +23,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BeforeValidator, model_validator
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
+from coterie.settings import Settings
 from coterie.shown import shown
 
 
@@ -63,10 +64,9 @@ PerName = Annotated[float | dict[str, float], BeforeValidator(_weights)]
 Shares = Annotated[float | dict[str, float], BeforeValidator(_shares)]
 
 
-class Weights(BaseModel):
+class Weights(Settings):
     """gamma, and one of lam and alpha; a mapping gives each its own, by the name of a cluster or, for gamma, also of a user."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     users_need_minimisers: ClassVar[bool] = False  # of their own losses: the averages hold them
 
     gamma: PerName  # gamma_i; in a mapping a user's own name comes before that of its cluster

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from coterie.settings import Settings
 
 
-class Config(BaseModel):
+class Config(Settings):
     """No hyper-parameters."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: Literal["local"] = "local"

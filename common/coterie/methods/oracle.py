@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt
+
+from coterie.settings import Settings
 
 
-class Config(BaseModel):
+class Config(Settings):
     """Which partition, how far, and with which derivatives."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: Literal["oracle"] = "oracle"
     partition: Literal["known", "found"] = "known"  # the users' cluster labels, or the clusters of the stage it starts from

@@ -18,11 +18,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from coterie.messages import Array, Broadcast, Indices, Positions, Rows, Scalars, Weights, dataclass, declare
 from coterie.model import Sharing
 from coterie.registry import NETWORK, Kind
+from coterie.settings import Settings
 
 Single = NDArray[Any]  # float32 of networks, float64 of convex problems
 Epochs = Annotated[int, Field(ge=0, le=1_000_000)]
@@ -32,11 +33,7 @@ AS_IS, HEAD_TUNED, ALL_TUNED = 0, 1, 2
 MODES: Mapping[int, str] = {AS_IS: "", HEAD_TUNED: "_ft_head", ALL_TUNED: "_ft_all"}
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Optimizer(_Model):
+class Optimizer(Settings):
     """How a local update moves; its memory (momentum, moments) is new in each phase of each update."""
 
     name: Literal["sgd", "adam"] = "sgd"
@@ -51,12 +48,13 @@ class PlainSgd(Optimizer):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
-class Training(_Model):
+class Training(Settings):
     """What all of these methods need to know."""
 
     sharing: ClassVar[Sharing] = "all"  # which part travels
     private_layers: ClassVar[tuple[str, ...]] = ()  # torch's names of layers that stay with their users whatever their part is
     models: ClassVar[frozenset[Kind]] = NETWORK
+    client_room: ClassVar[str] = "partial"  # one for all of them
     update: ClassVar[str | None] = None  # the client room with the local update, where it is more than the phases
     is_personal: ClassVar[bool] = False  # whether users judge models of their own even where all tensors travel
     users_need_minimisers: ClassVar[bool] = False  # of convex losses: steps need none

@@ -17,11 +17,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
 from coterie.messages import Broadcast, Positions, Rows, Scalars, Vectors, declare
+from coterie.settings import Settings
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Blocks = tuple[Annotated[int, Field(ge=0)], ...]
@@ -62,10 +63,8 @@ def least_nu(n: int, tau: float, eta_over_rho: float = 0.0) -> float:
     return tau / 2 + (1 - eta_over_rho) / (2 * n - 1 + eta_over_rho)
 
 
-class Config(BaseModel):
+class Config(Settings):
     """Hyper-parameters. Exactly one of `penalty`, `lambda_eq3`, `lambda_eq14`, `path`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: Literal["pdmm"] = "pdmm"
     penalty: PositiveFloat | None = None  # LAM
