@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, PositiveFloat, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from coterie.data import DataConfig, Name
@@ -212,7 +212,7 @@ class Experiment(Settings):
     @field_validator("method", mode="before")
     @classmethod
     def _method_by_name(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, Settings):
+        if isinstance(value, BaseModel):
             return value
         if not isinstance(value, Mapping) or "name" not in value:
             raise ValueError(f"want a mapping with a name, one of {', '.join(methods())}")
