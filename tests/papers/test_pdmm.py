@@ -684,7 +684,7 @@ def test_a_dual_step_of_the_wrong_sign_is_seen():
         ({"penalty": 1, "acceleration": "anderson", "order": "jacobi", "nu": 0.6}, "order is jacobi, want z_after_x; nu is 0.6, want 0"),
         ({"penalty": 1, "acceleration": "anderson", **HALF}, "sampling is paired, want full"),
         ({"penalty": 1, "acceleration": "anderson", "x_update": "linearized"}, "x_update is linearized, want exact"),
-        ({"penalty": 1, "acceleration": "anderson", "anderson_memory": 0}, "greater than 0"),
+        ({"penalty": 1, "acceleration": "anderson", "anderson_memory": 0}, "greater than or equal to 1"),
         ({"penalty": float("nan")}, "finite number"),
         ({"penalty": 1, "lambda": 1}, "Extra inputs"),
     ],

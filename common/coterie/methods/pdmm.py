@@ -100,7 +100,7 @@ class Config(Settings):
     # anderson: the server extrapolates v and mu from the latest `anderson_memory` rounds, of each of which it keeps two vectors of their
     # length: the same limit in fewer rounds. For whole rounds in placement lean with z after x and the exact x-update.
     acceleration: Literal["none", "anderson"] = "none"
-    anderson_memory: PositiveInt = 5
+    anderson_memory: Annotated[int, Field(ge=1, le=100)] = 5
 
     start: Literal["zero", "global"] = "global"  # global: the solution of (1), found in a stage of its own before
     cluster_tolerance: Annotated[float, Field(ge=0)] = 1e-4  # of the largest model norm
