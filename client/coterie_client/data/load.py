@@ -9,8 +9,9 @@ spread over hosts.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from coterie.arrays import Array
 from coterie.data import (
@@ -47,7 +48,7 @@ def list_users(config: DataConfig, seed: int, data_dir: Path | None = None) -> l
     `data_dir` is the client's data folder: paths in `config` start there and must not leave it; None: the current working directory, and
     any path. `seed` is the experiment's. Raises ConfigError when the data cannot be read.
     """
-    heads = sorted(_heads(config, seed, data_dir), key=lambda head: natural_key(head.name))
+    heads = sorted(_source(config, seed, data_dir).heads(), key=lambda head: natural_key(head.name))
     fold = config.fold
     return heads if fold is None else [head_with_fold(head, fold, seed) for head in heads]
 
@@ -59,7 +60,7 @@ def load_users(config: DataConfig, seed: int, names: Sequence[str] | None, data_
     a name is unknown. Rows of other users are neither kept nor, but for their user's name, checked.
     """
     wanted = None if names is None else frozenset(names)
-    users = sorted(_load(config, seed, wanted, data_dir), key=lambda user: natural_key(user.name))
+    users = sorted(_source(config, seed, data_dir).load(wanted), key=lambda user: natural_key(user.name))
     unknown = (wanted or frozenset()) - {user.name for user in users}
     if unknown:
         raise unknown_user(min(unknown, key=natural_key), [head.name for head in list_users(config, seed, data_dir)])
@@ -98,73 +99,54 @@ def fresh_rows(config: DataConfig, seed: int, names: Sequence[str]) -> Fresh | N
     return representation.fresh(config, seed, names)
 
 
-def _heads(config: DataConfig, seed: int, data_dir: Path | None) -> list[UserHead]:
+class _Source(NamedTuple):
+    """How a source answers the two questions."""
+
+    heads: Callable[[], list[UserHead]]
+    load: Callable[[Collection[str] | None], list[UserData]]
+
+
+def _source(config: DataConfig, seed: int, data_dir: Path | None) -> _Source:
     match config:
         case CsvData():
             from coterie_client.data import csv_table
 
-            return csv_table.heads(config, data_dir)
+            return _Source(partial(csv_table.heads, config, data_dir), partial(csv_table.load, config, seed, data_dir=data_dir))
         case HsbData() | ExamsData() | GrowthData():
             from coterie_client.data import bundled
 
-            return bundled.heads(config)
+            return _Source(partial(bundled.heads, config), partial(bundled.load, config, seed))
         case ParquetData():
             from coterie_client.data import parquet_table
 
-            return parquet_table.heads(config, data_dir)
+            return _Source(partial(parquet_table.heads, config, data_dir), partial(parquet_table.load, config, seed, data_dir=data_dir))
         case EllipsesData():
             from coterie_client.data import ellipses
 
-            return ellipses.heads(config)
+            return _Source(partial(ellipses.heads, config), partial(ellipses.load, config, seed))
         case HlmData():
             from coterie_client.data import hlm
 
-            return hlm.heads(config)
+            return _Source(partial(hlm.heads, config), partial(hlm.load, config, seed))
         case RepresentationData():
             from coterie_client.data import representation
 
-            return representation.heads(config)
+            return _Source(partial(representation.heads, config), partial(representation.load, config, seed))
         case PythonData():
             from coterie_client.data import python_source
 
-            return python_source.heads(config, seed)
+            return _Source(partial(python_source.heads, config, seed), partial(python_source.load, config, seed))
         case _:
-            return [head for _, shares in _dealt(config, seed, None, data_dir) for head in heads_of(shares)]
+            return _Source(partial(_pooled_heads, config, seed, data_dir), partial(_pooled_users, config, seed, data_dir))
 
 
-def _load(config: DataConfig, seed: int, names: Collection[str] | None, data_dir: Path | None) -> list[UserData]:
-    match config:
-        case CsvData():
-            from coterie_client.data import csv_table
+def _pooled_heads(config: PooledData, seed: int, data_dir: Path | None) -> list[UserHead]:
+    return [head for _, shares in _dealt(config, seed, None, data_dir) for head in heads_of(shares)]
 
-            return csv_table.load(config, seed, names, data_dir)
-        case HsbData() | ExamsData() | GrowthData():
-            from coterie_client.data import bundled
 
-            return bundled.load(config, seed, names)
-        case ParquetData():
-            from coterie_client.data import parquet_table
-
-            return parquet_table.load(config, seed, names, data_dir)
-        case EllipsesData():
-            from coterie_client.data import ellipses
-
-            return ellipses.load(config, seed, names)
-        case HlmData():
-            from coterie_client.data import hlm
-
-            return hlm.load(config, seed, names)
-        case RepresentationData():
-            from coterie_client.data import representation
-
-            return representation.load(config, seed, names)
-        case PythonData():
-            from coterie_client.data import python_source
-
-            return python_source.load(config, seed, names)
-        case _:
-            dealt = _dealt(config, seed, names, data_dir)
-            return [user for pool, shares in dealt for user in load_shares(pool, config.partition, shares, names)]
+def _pooled_users(config: PooledData, seed: int, data_dir: Path | None, names: Collection[str] | None) -> list[UserData]:
+    dealt = _dealt(config, seed, names, data_dir)
+    return [user for pool, shares in dealt for user in load_shares(pool, config.partition, shares, names)]
 
 
 def _dealt(config: PooledData, seed: int, names: Collection[str] | None, data_dir: Path | None) -> Iterator[tuple[Pool, list[Share]]]:
