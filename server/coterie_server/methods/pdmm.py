@@ -66,7 +66,7 @@ class Ahead:
     """Anderson acceleration of (v, mu) -> (v, mu), which is all that a round starts from: users minimize from v alone, z needs mu."""
 
     u: Array  # (n d + d m,) v / sqrt(n) by users, then mu by components: about as much of either kind
-    residual: Array  # likewise: what the round changed of them
+    moved: float  # |v^{t+1} - v^t| / sqrt(n), the first being the plain one
     memory: anderson.Memory | None  # None after a round without everyone, which is another iteration's
 
 
@@ -357,12 +357,13 @@ class Pdmm:
         v = self._aggregates(x, z, new.mu)
         value = self._coordinates(v, new.mu)
         residual = value - (self._coordinates(state.v, mu) if ahead is None else ahead.u)
+        moved = float(np.linalg.norm(residual[: v.size]))
         memory, u = None, value
         if replies.answered is None:
             memory, u = anderson.step(None if ahead is None else ahead.memory, value, residual, self.config.anderson_memory)
         duals = Multipliers(new.mu, new.mu, np.zeros((0, self.d)), new.gap)
         sent = u[: v.size].reshape(v.shape) * np.sqrt(self.n)
-        return replace(state, x=x, z=z, duals=duals, v=sent, ahead=Ahead(u, residual, memory)), replies
+        return replace(state, x=x, z=z, duals=duals, v=sent, ahead=Ahead(u, moved, memory)), replies
 
     def _coordinates(self, v: Array, mu: Array) -> Array:
         return np.concatenate([(v / np.sqrt(self.n)).reshape(-1), mu.reshape(-1)])
@@ -410,7 +411,7 @@ class Pdmm:
 
     def _dual_residual(self, old: State, new: State) -> float:
         if new.ahead is not None:
-            return float(np.linalg.norm(new.ahead.residual[: new.v.size])) / (self.lam * (self.n - 1))
+            return new.ahead.moved / (self.lam * (self.n - 1))
         is_full = self.config.sampling == "full"
         x_move = np.linalg.norm(new.x - old.x if is_full else new.x_moved)
         z_move = pairs.distance(old.z, new.z) if is_full else np.linalg.norm(new.z_moved) / np.sqrt(self.layout.copies)
