@@ -1,6 +1,9 @@
 """Extrapolation of a fixed-point iteration: exact on small linear maps, plain where the guard says so, the same bits every time."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -98,3 +101,23 @@ def test_a_step_writes_into_nothing_that_it_was_given():
     anderson.step(memories[-1], value, residual, 4)
     for before, now in zip(kept, (value, residual, *memories[-1].values, *memories[-1].residuals, memories[-1].products), strict=True):
         np.testing.assert_array_equal(before, now)
+
+
+def test_the_bits_do_not_depend_on_how_many_threads_blas_has():
+    """Of vectors so long a plain scalar product does."""
+    code = """if True:
+        import numpy as np
+        from coterie_server import anderson
+        random, memory = np.random.default_rng(0), None
+        u = random.normal(size=300_000)
+        for _ in range(5):
+            value = 0.9 * u + 0.01 * random.normal(size=u.size)
+            memory, u = anderson.step(memory, value, value - u, 3)
+        print(u.tobytes().hex()[-4096:], memory.products.tobytes().hex())
+    """
+    found = set()
+    for threads in ("1", "2"):
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=50, check=True)
+        found.add(done.stdout)
+    assert len(found) == 1
