@@ -134,9 +134,9 @@ async def _run(experiment: Experiment, connect: Connect, options: Options, datab
                 await hub.finish(str(error), failed=True)
             raise
         await hub.finish("the run has finished", failed=False)
-        database.put("status", "finished")
         database.event("finished", "the run has finished")
         database.flush()
+        database.put("status", "finished")  # only now: a run that says so has all its rows
     return finished
 
 

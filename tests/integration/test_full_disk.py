@@ -128,6 +128,26 @@ def test_a_database_that_cannot_grow_is_named_and_a_resumed_run_has_the_same_bit
     assert query(world.folder, counts) == query(tmp_path / "calm", counts), "each round must count once"
 
 
+def test_a_run_whose_last_rows_cannot_be_written_does_not_say_that_it_has_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    undisturbed = World(SMALL, tmp_path / "calm", 3).run()
+    event = RunDatabase.event
+
+    def noticing(database: RunDatabase, kind: str, *rest: Any, **data: Any) -> None:
+        if kind == "finished":
+            database.connection.execute("PRAGMA query_only=ON")  # from here on nothing at all can be written
+        event(database, kind, *rest, **data)
+
+    world = World(SMALL, tmp_path / "run", 3, keeps_hosts=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDatabase, "event", noticing)
+        with pytest.raises(RunError, match="cannot write the run database"):
+            world.run()
+    status = "SELECT value FROM run WHERE key = 'status'"
+    assert query(world.folder, status) == [("running",)]
+    assert bits(resumed(world)) == bits(undisturbed)
+    assert query(world.folder, status) == [("finished",)]
+
+
 def test_hosts_are_told_when_the_models_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise they would look for the coordinator until their patience is over."""
     told: list[str] = []
