@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,13 @@ from coterie.config import Experiment
 from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
 from coterie.ledger import DOWN, SESSION, UP, Booked, Row, check_ranges, link_below, rows_of, unpack, unpack_own
 from coterie.messages import Message
-from coterie.model import difference
 from coterie.names import natural_key
 from coterie.v1 import session_pb2
-from coterie.wire import Encoded, Entry, Precision, Received, check_announced, encode, reheaded
+from coterie.wire import Entry, Precision, Received, check_announced, encode, reheaded
+from coterie_server.admission import check_clusters, check_hello, missing_clusters
 from coterie_server.merge import Layout, check_finite, check_kinds, check_owners, merged, weights_of
 from coterie_server.method import Members, Replies
-from coterie_server.sessions import Host, Link, Pending, Recorder, Refusal, Sent, Sparse, Tracer, check_form, shortened, shown
+from coterie_server.sessions import Host, Link, Pending, Recorder, Refusal, Sent, Sparse, Tracer, packed, shortened, shown, unpacked
 
 HOST_BYTES = 1 << 19  # of replies that a host keeps, a small machine's memory; more only where they come in few exchanges
 _MAX_REFUSED = 100  # hosts that were turned away and are remembered
@@ -105,7 +105,7 @@ class Hub:
     def hello(self, hello: session_pb2.Hello, link: Link) -> None:
         """A host introduces itself. Raises Refusal."""
         try:
-            self._check_hello(hello)
+            check_hello(self, hello)
         except Refusal as refusal:
             self.turned_away(hello.host, str(refusal))
             raise
@@ -151,73 +151,6 @@ class Hub:
             more = {"times": times} if times > 1 else {}
             self.recorder.event(kind, text, **data, **more)
 
-    def _check_hello(self, hello: session_pb2.Hello) -> None:
-        check_form(hello)
-        self._check_tier(hello)
-        names = [user.name for user in hello.users]
-        if hello.run_id and hello.run_id != self.run_id:
-            raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} holds the state of run {hello.run_id}, this is run {self.run_id}")
-        if hello.last_seq > self.seq and (self.attempt == 1 or not hello.run_id):
-            state = f"it is at task {hello.last_seq}, but there were {self.seq}"
-            raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} came with a state that is not of this run: {state}")
-        known = self.hosts.get(hello.host)
-        if known is not None and self.members is not None and hello.last_seq < known.forgotten:
-            state = f"it is at task {hello.last_seq}, wanted at least {known.forgotten}"
-            raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} came back without its state: {state}")
-        if known is not None and known.link is not None and known.instance != hello.instance:
-            raise Refusal("UNAVAILABLE", f"host {hello.host!r} is still connected from another process; give each process its own name")
-        if known is not None and set(known.users) != set(names) and (self.members is not None or known.link is not None):
-            raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} came back with other users than it had")
-        if known is not None and set(known.users) != set(names):
-            del self.hosts[hello.host]
-        if self.features and hello.features and tuple(hello.features) != self.features:
-            found, wanted = ", ".join(hello.features), ", ".join(self.features)
-            raise Refusal(
-                "INVALID_ARGUMENT", f"host {hello.host!r} has the features {found}; the hosts before have {wanted}, in this order"
-            )
-        if self.model and hello.model != self.model:
-            raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} {difference(hello.model, self.model)} the hosts before")
-        owners = {user: host.name for host in self.hosts.values() if host.name != hello.host for user in host.users}
-        for name in names:
-            if name in owners:
-                raise Refusal("ALREADY_EXISTS", f"user {name!r} is claimed by host {hello.host!r}, but host {owners[name]!r} speaks for it")
-        if self.members is not None and known is None:
-            known_users = set(self.members.names)
-            unknown = next((name for name in names if name not in known_users), names[0])
-            raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} brings user {unknown!r}, whom the run, already started, does not know")
-        if len(self.hosts) >= self.rules.hosts and hello.host not in self.hosts:
-            raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} would be host {len(self.hosts) + 1} of {self.rules.hosts}")
-
-    def _check_tier(self, hello: session_pb2.Hello) -> None:
-        """Refusal of an aggregator or a client host where the other is waited for, and of users of a wrong cluster."""
-        if hello.aggregator != self.rules.is_two_tier:
-            found, wanted = ("an aggregator", "client hosts") if hello.aggregator else ("a client host", "the clusters' aggregators")
-            raise Refusal("INVALID_ARGUMENT", f"{hello.host!r} is {found}, but this parent waits for {wanted} (federation.topology)")
-        if hello.aggregator:
-            self._check_cluster(hello.host, hello.users[0].cluster)
-        wanted_cluster = hello.users[0].cluster if hello.aggregator else self.cluster
-        for user in hello.users if wanted_cluster is not None else ():
-            if user.cluster != wanted_cluster:
-                found = f"cluster {user.cluster!r}" if user.cluster else "no known cluster"
-                whose = "aggregator" if hello.aggregator else "host"
-                raise Refusal(
-                    "INVALID_ARGUMENT", f"user {user.name!r} of {whose} {hello.host!r} is of {found}, wanted cluster {wanted_cluster!r}"
-                )
-
-    def _check_cluster(self, aggregator: str, cluster: str) -> None:
-        """Refusal of an aggregator without a cluster, of one that nobody waits for, and of one that another aggregator speaks for."""
-        if not cluster:
-            raise Refusal(
-                "INVALID_ARGUMENT", f"aggregator {aggregator!r} brings users without a known cluster, wanted those of one cluster"
-            )
-        wanted = self.rules.clusters
-        if wanted is not None and cluster not in wanted:
-            raise Refusal("INVALID_ARGUMENT", f"cluster {cluster!r} is not in federation.clusters, want one of {', '.join(wanted)}")
-        other = next((host.name for host in self.hosts.values() if host.name != aggregator and host.clusters[0] == cluster), None)
-        if other is not None:
-            claim = f"cluster {cluster!r} is claimed by aggregator {aggregator!r}, but aggregator {other!r} speaks for it"
-            raise Refusal("ALREADY_EXISTS", claim)
-
     def _compare_numerics(self, hello: session_pb2.Hello) -> None:
         self._numerics[hello.host] = hello.numerics
         if len(set(self._numerics.values())) > 1:
@@ -243,7 +176,7 @@ class Hub:
             names = ", ".join(sorted(host.name for host in here)) or "none"
             refused = "".join(f"; {reason}" for reason in list(self.refused.values())[-_MAX_REASONS:])
             state = f"need {needed} of {rules.hosts} {rules.noun}s, have {len(here)} after {rules.join_timeout_s:g} s: {names}"
-            raise RunError(f"{state}{self._missing_clusters(here)}{refused}")
+            raise RunError(f"{state}{missing_clusters(rules, here)}{refused}")
         if self.members is None:
             self.hosts = {
                 name: host for name, host in sorted(self.hosts.items(), key=lambda item: natural_key(item[0])) if host.link is not None
@@ -254,13 +187,6 @@ class Hub:
         assert self.members is not None  # noqa: S101 - set above
         self._has_started = True
         return self.members
-
-    def _missing_clusters(self, here: Sequence[Host]) -> str:
-        """The end of a sentence on which aggregators are here, where it is known which must be."""
-        wanted = (self.rules.clusters or ()) if self.rules.is_two_tier else ()
-        found = {cluster for host in here for cluster in host.clusters}
-        missing = sorted(set(wanted) - found, key=natural_key)
-        return f"; nobody speaks for cluster {' and '.join(map(repr, missing))}" if missing else ""
 
     @property
     def _is_held_up(self) -> bool:
@@ -292,18 +218,9 @@ class Hub:
         if self.rules.users is not None and len(names) != self.rules.users:
             raise RunError(f"the hosts bring {len(names)} users together, wanted {self.rules.users}")
         self.members = Members(names, tuple(clusters[name] for name in names))
-        self._check_clusters(self.members.cluster_names)
+        if self.cluster is None:
+            check_clusters(self.rules, self.members.cluster_names)
         self._lay_out(self.members)
-
-    def _check_clusters(self, found: tuple[str, ...]) -> None:
-        """RunError when the clusters are not those that the experiment names."""
-        wanted = self.rules.clusters
-        if wanted is not None and self.cluster is None:
-            missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
-            if missing:
-                raise RunError(f"cluster {missing[0]!r} has no users, but federation.clusters names it")
-            if unknown:
-                raise RunError(f"cluster {unknown[0]!r} is not in federation.clusters, want one of {', '.join(wanted)}")
 
     def number(self, numbers: Indices, clusters: Indices) -> None:
         """An aggregator learns the numbers of its users and of their clusters in the whole run, and welcomes its hosts."""
@@ -862,7 +779,7 @@ class Hub:
                     "acked": host.acked,
                     "forgotten": host.forgotten,
                     "told": host.name in self._told,
-                    "log": _packed(host.log),
+                    "log": packed(host.log),
                 }
                 for host in self.hosts.values()
             ],
@@ -876,7 +793,7 @@ class Hub:
         for entry in memory["hosts"]:
             host = Host(entry["name"], tuple(entry["users"]), tuple(entry["clusters"]), absent_since=now)
             host.acked, host.forgotten = entry["acked"], entry["forgotten"]
-            host.log.extend(_unpacked(entry["log"], len(host.users)))
+            host.log.extend(unpacked(entry["log"], len(host.users)))
             host.asked = max([host.acked, *(sent.seq for sent in host.log)])
             self.log_bytes += sum(sent.encoded.n_bytes for sent in host.log)
             self.hosts[host.name] = host
@@ -891,29 +808,6 @@ class Hub:
     def resume_stage(self, number: int, round_number: int, stage_json: str) -> None:
         """Goes on in the middle of a stage: hosts that were told its settings are not told again."""
         self.stage, self.round, self.stage_json = number, round_number, stage_json
-
-
-def _packed(log: Sequence[Sent]) -> dict[str, Any]:
-    """The messages of a host since its last snapshot, as a snapshot tree: there are many, mostly small ones, so it has one leaf for all."""
-    heads = [sent.encoded.head for sent in log]
-    return {
-        "seqs": np.array([sent.seq for sent in log], dtype=np.int64),
-        "head_bytes": np.array([len(head) for head in heads], dtype=np.int64),
-        "heads": b"".join(heads),
-        "tails": {str(place): list(sent.encoded.tails) for place, sent in enumerate(log) if sent.encoded.tails},
-    }
-
-
-def _unpacked(log: Mapping[str, Any], n_users: int) -> Iterator[Sent]:
-    """The messages again, each sent once."""
-    start = 0
-    for place, (seq, n_bytes) in enumerate(zip(log["seqs"].tolist(), log["head_bytes"].tolist(), strict=True)):
-        head = log["heads"][start : start + n_bytes]
-        start += n_bytes
-        tails = tuple(memoryview(tail) for tail in log["tails"].get(str(place), ()))
-        received = Received(session_pb2.JoinResponse.FromString(head).task, tuple(bytearray(tail) for tail in tails), len(head))
-        _, entries = received.decode(n_users)
-        yield Sent(seq, Encoded(head, tails, tuple(entries), is_task=True), 1)
 
 
 def _listed(hosts: Sequence[Host], noun: str) -> str:

@@ -1,26 +1,24 @@
-"""What the hub keeps of each host and asks of its surroundings, and what a hello must look like. No logic of a run."""
+"""What the hub keeps of each host and asks of its surroundings, and what it keeps for hosts that come back. No logic of a run."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import numpy as np
 
 from coterie.arrays import Indices
 from coterie.errors import CoterieError
 from coterie.ledger import DOWN, UP, Own, Row
 from coterie.messages import Message
 from coterie.v1 import session_pb2
-from coterie.wire import PROTOCOL_VERSION, Encoded, Entry
+from coterie.wire import Encoded, Entry, Received
 
 MAX_REASON_CHARS = 1000  # of what a host is told, and of what is written down: HTTP/2 trailers have a size limit
-MAX_NAME_CHARS = 255  # of hosts, users and clusters
-_MAX_WORD_CHARS = 1000  # of what else a hello says of its host
-_MAX_MODEL_CHARS = 4 << 20
 _MAX_SHOWN = 50  # characters of a stranger's name
 _FIRST_FEW = 20  # of like events are written down each, later ones whenever their number has doubled
 
@@ -165,35 +163,24 @@ class Pending:
     since: float
 
 
-def check_form(hello: session_pb2.Hello) -> None:
-    """Refusal of what is wrong with a hello, whatever the run."""
-    host = shown(hello.host)
-    if hello.protocol != PROTOCOL_VERSION:
-        raise Refusal("FAILED_PRECONDITION", f"host {host!r} speaks protocol {hello.protocol}, wanted {PROTOCOL_VERSION}")
-    if not hello.host or not hello.users:
-        raise Refusal("INVALID_ARGUMENT", f"host {host!r} brings {len(hello.users)} users, wanted a name and at least one user")
-    _check_texts(host, hello)
-    names = [user.name for user in hello.users]
-    if len(set(names)) != len(names) or not all(names):
-        seen: set[str] = set()
-        twice = next((name for name in names if not name or name in seen or seen.add(name)), "")  # type: ignore[func-returns-value]
-        raise Refusal("INVALID_ARGUMENT", f"host {host!r} names user {shown(twice)!r} more than once or without a name")
-
-
-def _check_texts(host: str, hello: session_pb2.Hello) -> None:
-    """Refusal of names and other texts that are kept and shown for as long as the run lasts, and are too long for that."""
-    names = itertools.chain([hello.host], (user.name for user in hello.users), (user.cluster for user in hello.users))
-    wrong = next((name for name in names if len(name) > MAX_NAME_CHARS or not name.isprintable()), None)
-    if wrong is not None:
-        what = f"{shown(wrong)!r} of {len(wrong)} characters"
-        raise Refusal("INVALID_ARGUMENT", f"host {host!r} brings the name {what}, wanted at most {MAX_NAME_CHARS}, all printable")
-    words = {
-        "instance": (len(hello.instance), _MAX_WORD_CHARS),
-        "numerics": (len(hello.numerics), _MAX_WORD_CHARS),
-        "run_id": (len(hello.run_id), _MAX_WORD_CHARS),
-        "model": (len(hello.model), _MAX_MODEL_CHARS),
-        "longest feature name": (max(map(len, hello.features), default=0), _MAX_WORD_CHARS),
+def packed(log: Sequence[Sent]) -> dict[str, Any]:
+    """The messages of a host since its last snapshot, as a snapshot tree: there are many, mostly small ones, so it has one leaf for all."""
+    heads = [sent.encoded.head for sent in log]
+    return {
+        "seqs": np.array([sent.seq for sent in log], dtype=np.int64),
+        "head_bytes": np.array([len(head) for head in heads], dtype=np.int64),
+        "heads": b"".join(heads),
+        "tails": {str(place): list(sent.encoded.tails) for place, sent in enumerate(log) if sent.encoded.tails},
     }
-    for word, (found, most) in words.items():
-        if found > most:
-            raise Refusal("INVALID_ARGUMENT", f"the {word} of host {host!r} has {found} characters, wanted at most {most}")
+
+
+def unpacked(log: Mapping[str, Any], n_users: int) -> Iterator[Sent]:
+    """The messages again, each sent once."""
+    start = 0
+    for place, (seq, n_bytes) in enumerate(zip(log["seqs"].tolist(), log["head_bytes"].tolist(), strict=True)):
+        head = log["heads"][start : start + n_bytes]
+        start += n_bytes
+        tails = tuple(memoryview(tail) for tail in log["tails"].get(str(place), ()))
+        received = Received(session_pb2.JoinResponse.FromString(head).task, tuple(bytearray(tail) for tail in tails), len(head))
+        _, entries = received.decode(n_users)
+        yield Sent(seq, Encoded(head, tails, tuple(entries), is_task=True), 1)
