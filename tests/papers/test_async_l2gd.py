@@ -18,7 +18,7 @@ from coterie.config import Experiment
 from coterie.errors import ConfigError, RunError
 from coterie.messages import Rows
 from coterie_server import summary
-from coterie_server.methods.async_l2gd import SHARED
+from coterie_server.l2gd_walk import SHARED
 from tests.papers.known_clusters_fixture import KINDS, Tiers, experiment, fixture, made_experiment, optimum, run, run_apart
 from tests.simulation import World, bits, query, random_faults
 

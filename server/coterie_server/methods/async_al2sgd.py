@@ -59,8 +59,8 @@ from coterie_server.known_clusters import (
     private_outcome,
     weighted_average,
 )
+from coterie_server.l2gd_rates import expected_smoothness, rates_of
 from coterie_server.method import ClusterSetting, Counts, Federation, Outcome, Setting
-from coterie_server.methods.async_l2gd import expected_smoothness, rates_of
 from coterie_server.plan import Stage
 from coterie_server.rundb import BETWEEN, WITHIN
 
