@@ -14,8 +14,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from coterie.computer import OnLoop
 from coterie.config import Experiment, experiment_to_json
-from coterie.dial import OnLoop, reason_of, serve_member
+from coterie.dial import reason_of, serve_member
 from coterie.errors import ConfigError, RunError
 from coterie.snapshot import SnapshotFile
 from coterie.tls import Tls, load_tls

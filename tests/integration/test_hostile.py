@@ -29,6 +29,7 @@ from coterie.messages import Message
 from coterie.v1 import session_pb2, tensor_pb2
 from coterie.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Precision, encode
 from coterie_server import door, serve, sessions
+from coterie_server.grpc_link import GrpcLink
 from coterie_server.hub import Hub
 from coterie_server.serve import SERVICE
 from tests import raw_http2
@@ -646,7 +647,7 @@ def test_a_member_that_reads_slowly_is_not_sent_heartbeats_without_end(monkeypat
 
     async def test() -> None:
         hub = new_hub(hosts=1, silence_s=60.0)
-        links: list[serve.GrpcLink] = []
+        links: list[GrpcLink] = []
         hello_of = hub.hello
 
         def remember(found: session_pb2.Hello, link: Any) -> None:

@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from coterie import dial
 from coterie.arrays import Array, Indices
+from coterie.computer import Thread
 from coterie.config import Experiment, experiment_from, experiment_to_json
-from coterie.dial import Thread, serve_member
+from coterie.dial import serve_member
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.ledger import Row
 from coterie.messages import Broadcast, Rows, Vectors, declare
@@ -269,7 +269,7 @@ def test_a_sort_of_task_is_quick_after_several_quick_ones_in_a_row() -> None:
     computer, clock = Thread(0.05), [0.0]
     found = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(dial.time, "perf_counter", lambda: clock[0])
+        patched.setattr("coterie.computer.time.perf_counter", lambda: clock[0])
         for seconds in (0.04, 0.04, 0.06, 0.04, 0.04, 0.04, 0.06):
             host.handle = lambda _, seconds=seconds: clock.__setitem__(0, clock[0] + seconds)  # type: ignore[method-assign, misc]
             task = small_task()

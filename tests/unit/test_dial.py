@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coterie.dial import OnLoop
+from coterie.computer import OnLoop
 from coterie.errors import RunError
 
 

@@ -20,9 +20,10 @@ from coterie.v1 import session_pb2
 from coterie.wire import Encoded
 from coterie_server import links
 from coterie_server.door import Door
+from coterie_server.grpc_link import GrpcLink
 from coterie_server.hub import Hub
 from coterie_server.links import READ_AHEAD_S, Inlet, Outlet
-from coterie_server.serve import GrpcLink, _Session
+from coterie_server.serve import _Session
 from tests.unit.test_config import CONTENT
 
 RULE = LinkRule(bits_per_s=8000.0, delay_s=3.0)  # 1000 bytes a second
