@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -67,12 +68,24 @@ def flat(experiment: Experiment, hosts: int = 1) -> Finished:
     return asyncio.run(launch(experiment.model_copy(update={"federation": rules}), Launch("loopback")))
 
 
+# Of each process that runs tests its own ports.
+_PLACE, _N = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_PORTS = range(20_000 + _PLACE, 32_000, _N)
+_GIVEN: set[int] = set()
+
+
 def free_port() -> int:
-    """A free port below those that the kernel gives to whoever dials, so that it is still free when somebody comes back to it."""
+    """A free port below those that the kernel gives to whoever dials, so that it is still free when somebody comes back to it.
+
+    Each time another one: who was given it before may not have begun to listen, or may come back.
+    """
     while True:
-        port = secrets.choice(range(20_000, 32_000))
+        port = secrets.choice(_PORTS)
+        if port in _GIVEN:
+            continue
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
+            _GIVEN.add(port)
             return port
 
 
