@@ -2,10 +2,9 @@
 
 For each size, rounds per second of `Hub.exchange` with a client half that returns what it was sent, over those of a bare `grpc.aio`
 bidirectional stream with the same number of processes, which sends the same bytes both ways (in pieces of 1 MiB; a process answers once
-it has its whole block, as any method must). The two are measured in turn, and the best of each counts, since other work on the machine
-only ever slows them down. Usage:
+it has its whole block, as any method must). The two are measured in turn; medians are printed, of the ratios too. Usage:
 
-    python tests/benchmarks/bench_transport.py [--seconds 1] [--repeats 3] [--hosts 1 3] [--sizes 60x3 60x1000 10x1000000]
+    python -m tests.benchmarks.bench_transport [--seconds 1] [--repeats 5] [--hosts 1 3] [--sizes 60x3 60x1000 10x1000000]
 """
 
 from __future__ import annotations
