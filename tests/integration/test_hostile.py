@@ -449,7 +449,6 @@ def test_streams_without_a_hello_make_place_for_a_host(n: int, monkeypatch: pyte
 @pytest.mark.slow
 def test_unfinished_hellos_take_bounded_memory_and_time_together(monkeypatch: pytest.MonkeyPatch) -> None:
     users = [User(name=f"u{number}") for number in range(90_000)]
-    monkeypatch.setattr(door, "MOST_BYTES", 32 << 20)  # so much has come within the time for a hello, however slow the machine is
     turn, n_looks = door.Door.turn, 0
 
     def counted(self: door.Door) -> Any:
@@ -460,7 +459,7 @@ def test_unfinished_hellos_take_bounded_memory_and_time_together(monkeypatch: py
     monkeypatch.setattr(door.Door, "turn", counted)
 
     async def test() -> None:
-        async with honest_run(silence_s=10.0) as under_way:
+        async with honest_run(silence_s=30.0) as under_way:  # a slow machine takes long to look at as much as is too much
             frames = [Request(hello=Hello(protocol=PROTOCOL_VERSION, host="c", users=users, more=True)).SerializeToString()] * 11
             n_rounds = under_way.n_rounds
             with memory_within(450):  # 20 times 11 x 90,000 users would be 1.2 GB
@@ -470,7 +469,7 @@ def test_unfinished_hellos_take_bounded_memory_and_time_together(monkeypatch: py
             assert n_looks >= 4
             assert under_way.n_rounds - n_rounds > 3 * n_looks, "the others have most of the time"
 
-    run(test(), 60.0)
+    run(test(), 120.0)
 
 
 # ---- members
