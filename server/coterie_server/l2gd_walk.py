@@ -16,18 +16,13 @@ from coterie.arrays import Array, Indices
 from coterie.errors import RunError
 from coterie.messages import Message, PerCluster
 from coterie.methods.async_l2gd import Advance, Centres, ClusterSums, Config, GlobalAverage, Models, Parameters, Steps, Target
-from coterie.methods.schedule import GLOBAL, LOCAL, WITHIN, Schedule, combined, moved, recorded_coins, schedule_of
+from coterie.methods.schedule import GLOBAL, LOCAL, WITHIN, combined, moved, schedule_by
 from coterie.wire import Precision
 from coterie_server.coin_counts import NO_REUSE, REUSE_ALL
 from coterie_server.known_clusters import Clusters, averages_of
 from coterie_server.method import Federation
 
 STALE, FRESH, SHARED = 0, 1, 2  # what is known of bar_j: nothing; by the aggregator; by its users too
-
-
-def schedule_by(config: Config, seed: int, p0: float, p: Array, numbers: Indices) -> Schedule:
-    """What every iteration of the clusters with these numbers (c,) is, by the coins of the seed or those recorded."""
-    return schedule_of(seed, p0, tuple(p.tolist()), tuple(numbers.tolist()), recorded_coins(config.coins))
 
 
 @dataclass(frozen=True)
@@ -62,7 +57,7 @@ class Walk:
             raise RunError("the coordinator sent no parameters before the first iteration")
         self._config, self._clusters, self._precision = config, clusters, precision
         self._p = state.parameters
-        self._schedule = schedule_by(config, seed, float(self._p.p0[0]), self._p.p, clusters.numbers)
+        self._schedule = schedule_by(seed, float(self._p.p0[0]), self._p.p, clusters.numbers, config.coins)
         self._at, self._known = state.at.copy(), state.known.copy()
         self._within_rounds = state.within_rounds.copy()
         self._cluster_average, self._global_average = state.cluster_average.copy(), state.global_average.copy()
@@ -178,4 +173,4 @@ class Walk:
         self._known[asked] = FRESH
 
 
-__all__ = ["FRESH", "SHARED", "STALE", "ClusterHalfState", "Walk", "schedule_by"]
+__all__ = ["FRESH", "SHARED", "STALE", "ClusterHalfState", "Walk"]

@@ -32,7 +32,7 @@ from coterie.methods.async_al2sgd import (
     UserState,
     UserWeights,
 )
-from coterie.methods.schedule import GLOBAL, combined, recorded_coins, schedule_of
+from coterie.methods.schedule import GLOBAL, combined, schedule_by
 from coterie_client.method import Inbox, Local
 from coterie_client.methods.evaluation import judged
 from coterie_client.row_draws import Words, drawn_rows, keys_of, recorded_rows
@@ -184,8 +184,7 @@ class _Run:
 
     def _operation(self, place: int, at: int) -> int:
         p, clusters = self._p, self._state.clusters
-        recorded = recorded_coins(self._state.options["coins"])
-        schedule = schedule_of(self._local.seed, float(p.p0[0]), tuple(p.p.tolist()), tuple(clusters.tolist()), recorded)
+        schedule = schedule_by(self._local.seed, float(p.p0[0]), p.p, clusters, self._state.options["coins"])
         return int(schedule.operations(int(clusters[place]), at, at + 1)[0])
 
     def _moved(self, theta: Array, z: Array, estimate: Array) -> tuple[Array, Array]:

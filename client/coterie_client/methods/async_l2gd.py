@@ -27,7 +27,7 @@ from coterie.methods.async_l2gd import (
     UserState,
     UserWeights,
 )
-from coterie.methods.schedule import GLOBAL, LOCAL, Schedule, combined, moved, recorded_coins, schedule_of
+from coterie.methods.schedule import GLOBAL, LOCAL, Schedule, combined, moved, schedule_by
 from coterie_client.method import Inbox, Local
 from coterie_client.methods.evaluation import judged
 
@@ -104,7 +104,7 @@ def _stepped(state: State, steps: Steps, target: Target | None, centres: Centres
 def _schedule(state: State, seed: int) -> Schedule:
     p = state.parameters
     assert p is not None  # noqa: S101 - as above
-    return schedule_of(seed, float(p.p0[0]), tuple(p.p.tolist()), tuple(state.clusters.tolist()), recorded_coins(state.options["coins"]))
+    return schedule_by(seed, float(p.p0[0]), p.p, state.clusters, state.options["coins"])
 
 
 def _asked_models(state: State, places: Indices) -> Sequence[Message]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.arrays import Array
+from coterie.arrays import Array, Indices
 from coterie.coins import Coin, DrawnCoin, RecordedCoin, first
 
 Operations = NDArray[np.int8]
@@ -70,11 +70,15 @@ def schedule_of(
     return Schedule(DrawnCoin(seed, "coin of all", p0), drawn)
 
 
-def recorded_coins(coins: Sequence[Sequence[object]] | None) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
-    """Recorded coins as they come out of JSON, for `schedule_of`."""
+def _recorded(coins: Sequence[Sequence[object]] | None) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
     if coins is None:
         return None
     return tuple((int(line[0]), tuple(int(flip) for flip in line[1])) for line in coins)  # type: ignore[call-overload, attr-defined]
+
+
+def schedule_by(seed: int, p0: float, p: Array, clusters: Indices, coins: Sequence[Sequence[object]] | None) -> Schedule:
+    """The same from arrays (c,) of p_j and of the clusters' numbers, and from recorded coins as they come out of JSON."""
+    return schedule_of(seed, p0, tuple(p.tolist()), tuple(clusters.tolist()), _recorded(coins))
 
 
 def combined(alpha: float, tau: float, bar_j: Array, bar: Array) -> Array:

@@ -47,7 +47,7 @@ from coterie.methods.async_al2sgd import (
     UserWeights,
     recorded_refreshes,
 )
-from coterie.methods.schedule import LOCAL, Schedule, combined, recorded_coins, schedule_of
+from coterie.methods.schedule import LOCAL, Schedule, combined, schedule_by
 from coterie_server import coin_counts, known_clusters
 from coterie_server.coin_counts import NO_REUSE
 from coterie_server.known_clusters import (
@@ -186,7 +186,7 @@ class Coordinator:
             return at, ANCHOR
         trace = (at // config.trace_every + 1) * config.trace_every if config.trace_every else config.iterations
         stop = min(config.iterations, at + config.round_iterations, trace)
-        schedule = _schedule(config, self.setting.seed, rates.p0, rates.p, self.clusters.numbers)
+        schedule = schedule_by(self.setting.seed, rates.p0, rates.p, self.clusters.numbers, config.coins)
         start = at + (state.owed == THETA)  # the global round at hand has its average
         average, _ = schedule.next_global(start, stop, is_stale=True, is_reusable=False)
         last = min(stop, config.iterations - 1)
@@ -221,7 +221,7 @@ class Coordinator:
     def _drawn_rounds(self, rates: Rates) -> dict[str, float]:
         """The same for the coins of this seed, or those recorded."""
         n = self.config.iterations
-        schedule = _schedule(self.config, self.setting.seed, rates.p0, rates.p, self.clusters.numbers)
+        schedule = schedule_by(self.setting.seed, rates.p0, rates.p, self.clusters.numbers, self.config.coins)
         operations = [schedule.operations(number, 0, n) for number in self.clusters.numbers.tolist()]
         needs_bar = coin_counts.needed(operations, is_reusable=False)
         averages = np.array([coin_counts.moves(ops, needs_bar, NO_REUSE).up for ops in operations])
@@ -332,10 +332,6 @@ def stages(config: Config, experiment: Experiment) -> Sequence[Stage]:
     return [Stage(config.name, config.name, config, stop, is_result=True)]
 
 
-def _schedule(config: Config, seed: int, p0: float, p: Array, numbers: Indices) -> Schedule:
-    return schedule_of(seed, p0, tuple(p.tolist()), tuple(numbers.tolist()), recorded_coins(config.coins))
-
-
 @functools.lru_cache(maxsize=16)
 def _refreshes(seed: int, rho: float, recorded: tuple[int, ...] | None) -> Coin:
     """xi', which only the coordinator has to know."""
@@ -379,7 +375,8 @@ class ClusterHalf:
         if isinstance(go := inbox.get(Advance), Advance):
             if state.parameters is None:
                 raise RunError("the coordinator sent no parameters before the first iteration")
-            schedule = _schedule(self._config, self._seed, float(state.parameters.p0[0]), state.parameters.p, self._clusters.numbers)
+            p0, p = float(state.parameters.p0[0]), state.parameters.p
+            schedule = schedule_by(self._seed, p0, p, self._clusters.numbers, self._config.coins)
             return await _Walk(self._clusters, schedule, state.parameters, state).to(go, inbox, federation)
         if Trace in inbox:
             return state, [await cluster_state(federation, self._clusters, messages, state.within_rounds)]

@@ -30,7 +30,7 @@ from coterie.methods.async_l2gd import (
     Trace,
     UserWeights,
 )
-from coterie.methods.schedule import Schedule
+from coterie.methods.schedule import Schedule, schedule_by
 from coterie_server import coin_counts, known_clusters, rundb
 from coterie_server.coin_counts import NO_REUSE, REUSE_ALL, REUSE_WITHIN
 from coterie_server.known_clusters import (
@@ -42,7 +42,7 @@ from coterie_server.known_clusters import (
     weighted_average,
 )
 from coterie_server.l2gd_rates import Rates, rates_of
-from coterie_server.l2gd_walk import ClusterHalfState, Walk, schedule_by
+from coterie_server.l2gd_walk import ClusterHalfState, Walk
 from coterie_server.method import ClusterSetting, Counts, Federation, Outcome, Setting
 from coterie_server.plan import Stage
 
@@ -114,7 +114,7 @@ class Coordinator:
         return (at // every + 1) * every if every else self.config.iterations
 
     def _schedule(self) -> Schedule:
-        return schedule_by(self.config, self.setting.seed, self.rates.p0, self.rates.p, self.clusters.numbers)
+        return schedule_by(self.setting.seed, self.rates.p0, self.rates.p, self.clusters.numbers, self.config.coins)
 
     async def finish(self, state: State, federation: Federation) -> Outcome:
         """The objective and what users say of their models, which stay with them unless `collect_models` is set."""

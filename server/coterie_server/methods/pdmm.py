@@ -9,7 +9,6 @@ Armacki, Bajovic, Jakovetic and Kar (2022), Algorithm 1; steps S1 to S11 are nam
   round trip per iteration. With z after x, S3 uses x^{t+1}, at the price of a second round trip in placement paper.
 - Placement lean (not in the paper): z, mu and mu^ stay here and a user receives the one vector v_i that (16) needs of them. With
   uniform or recorded ordered pairs it minimizes (15) in full, rho/2 and lambda = LAM/2 per ordered pair.
-
 - `acceleration: anderson` (not in the paper) starts each round from an extrapolation of earlier rounds' v and mu, see `anderson`. That
   the iteration is averaged in these coordinates is not proven; of the problems tried, N of 2 to 120, none took more rounds with it.
 
