@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,18 @@ DEADLINE_S = 40.0
 
 
 class Command:
-    """A `coterie` process of this test, in a folder of its own."""
+    """A `coterie` process of this test, in a folder of its own.
 
-    def __init__(self, here: Path, *arguments: str, **options: Any) -> None:
+    What is to hold in it before it starts is up to a `launcher`, words of a command that ends with executing what follows them. With
+    `preexec_fn` the process would be forked from this one, whose threads of gRPC abort the child now and then.
+    """
+
+    def __init__(self, here: Path, *arguments: str, launcher: Sequence[str] = ()) -> None:
         environment = {**os.environ, "COLUMNS": "60"}
         environment.pop("GRPC_VERBOSITY", None)  # a command that ran in this process has set it for itself
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "coterie_deploy", *arguments],
-            cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
+            [*launcher, sys.executable, "-P", "-m", "coterie_deploy", *arguments],
+            cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def end(self) -> tuple[int, str, str]:
@@ -64,8 +68,8 @@ def commands_in(folder: Path) -> Iterator[Callable[..., Command]]:
     """Starts commands in a folder; kills what a failed test leaves running."""
     commands: list[Command] = []
 
-    def run(*arguments: str, **options: Any) -> Command:
-        commands.append(Command(folder, *arguments, **options))
+    def run(*arguments: str, launcher: Sequence[str] = ()) -> Command:
+        commands.append(Command(folder, *arguments, launcher=launcher))
         return commands[-1]
 
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import resource
 import signal
 import socket
 import subprocess
@@ -316,13 +315,10 @@ def test_a_run_folder_is_used_by_one_coordinator_only(start: Callable[..., Comma
     assert "runs/small" in start("server", "small.yaml", "--listen", "127.0.0.1:0", "--resume").fails(2)
 
 
-@pytest.mark.parametrize("bytes_left", [0, 60_000])
-def test_a_full_disk_is_named(start: Callable[..., Command], bytes_left: int) -> None:
-    def fill() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_left, bytes_left))
-
-    command = start("run", "long.yaml", "--transport", "loopback", "--quiet", preexec_fn=fill)
+@pytest.mark.parametrize("blocks_left", [0, 120])
+def test_a_full_disk_is_named(start: Callable[..., Command], blocks_left: int) -> None:
+    limited = ("sh", "-c", f'ulimit -f {blocks_left} && exec "$@"', "limited")
+    command = start("run", "long.yaml", "--transport", "loopback", "--quiet", launcher=limited)
     assert re.search(r"cannot write .*runs/long", command.fails(3))
 
 
