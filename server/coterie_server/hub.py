@@ -93,6 +93,7 @@ class Hub:
         self._put_off: Callable[[], None] | None = None  # what `meanwhile` was told
         self._finish: session_pb2.JoinResponse | None = None  # what hosts are told at the end
         self._have_brought_all: set[str] = set()  # hosts whose books are complete
+        self._takes_books = True  # until the end has been waited for
         self._sparse = Sparse()
 
     @property
@@ -519,7 +520,7 @@ class Hub:
     def book_of(self, name: str, book: session_pb2.Book) -> None:
         """A piece of a host's own ledger has arrived."""
         host = self.hosts.get(name)
-        if host is None:
+        if host is None or not self._takes_books:  # too late is as if lost: of a run that has ended nothing is still to be written
             return
         try:
             if self._finish is None:
@@ -724,10 +725,11 @@ class Hub:
     async def finish(self, outcome: str, *, failed: bool, timeout_s: float = 10.0) -> None:
         """Tells every host that the run is over, and waits for their books: for those that are silent no longer than `timeout_s`.
 
-        RunError when the run has not failed, but a book is not what it should be or a host cannot bring its own.
+        RunError when the run has not failed, but a book is not what it should be, a host cannot bring its own, or the last rows cannot be
+        written.
         """
-        self._settle_or_fail()
         self._failure = None  # what kept the run from going on is told in `outcome`, or came when there was nothing left to do
+        self._settle_or_fail()
         self._finish = session_pb2.JoinResponse(finish=session_pb2.Finish(outcome=outcome, failed=failed))
         for host in self._connected():
             self._send_frame(host, self._finish)
@@ -739,6 +741,7 @@ class Hub:
         while self._is_heard_since(start, timeout_s) and self._clock() - start < limit_s:
             self._changed.clear()
             await self._changed_within(min(0.5, timeout_s))
+        self._takes_books = False
         for name in sorted(self.hosts.keys() - self._have_brought_all) if not failed else ():
             self.recorder.event("lost", f"host {name!r} has not brought its whole book", host=name, book=True)
         own = {} if self.layout is None else self.layout.own

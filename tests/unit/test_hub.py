@@ -676,6 +676,21 @@ def test_what_was_put_off_is_done_before_more_is_put_off_and_at_the_end() -> Non
     run(test())
 
 
+def test_what_was_put_off_until_the_end_and_cannot_be_written_fails_the_run() -> None:
+    async def test() -> None:
+        def full() -> None:
+            raise RunError("cannot write the run database run.db: No space left on device")
+
+        w = await two_hosts()
+        w.hub.meanwhile(full)
+        for name in ("a", "b"):
+            w.cut(name)
+        with pytest.raises(RunError, match=r"cannot write the run database run\.db"):
+            await w.hub.finish("over", failed=False)
+
+    run(test())
+
+
 async def skipping() -> World:
     w = await two_hosts(late="skip", late_after_s=5)
     w.hub.may_skip = True

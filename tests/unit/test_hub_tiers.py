@@ -18,7 +18,7 @@ from coterie import dial
 from coterie.arrays import Array
 from coterie.config import Experiment, experiment_from
 from coterie.errors import RunError
-from coterie.ledger import DOWN, Own, Row, link_below, pack_own
+from coterie.ledger import DOWN, Own, Row, link_below, pack, pack_own
 from coterie.member import Member
 from coterie.messages import Broadcast, Vectors, declare
 from coterie.v1 import session_pb2
@@ -171,6 +171,29 @@ def test_a_member_leaves_its_books_to_a_slow_parent_as_long_as_that_is_heard(
         return time.monotonic() - start
 
     assert seconds - 0.05 <= asyncio.run(test()) < seconds + 0.5
+
+
+def test_a_book_after_the_end_is_as_if_lost(database: RunDatabase) -> None:
+    """A host that was stopped for longer than the end waits goes on while the server closes: the run's status is written by then."""
+
+    async def test() -> None:
+        hub = make_hub(database, Clock(), topology="flat", hosts=1)
+        join(hub, "x", "x")
+        await hub.gather()
+        database.book("x", (0, 1), [(row(1), None), (row(2), None)], True)
+        ending = asyncio.create_task(hub.finish("over", failed=False, timeout_s=0.0))
+        await asyncio.sleep(0)
+        hub.book_of("x", next(pack([row(1)])))
+        await ending
+        hub.book_of("x", next(pack([row(2)])))
+        hub.book_of("x", session_pb2.Book())
+
+    run(test())
+    books = reconciled(database)
+    assert books.agree, books
+    assert books.lost_by_host == {"x": 1}
+    lost = database.connection.execute("SELECT text FROM events WHERE kind = 'lost'").fetchall()
+    assert lost == [("host 'x' has not brought its whole book",)]
 
 
 def test_a_whole_book_that_lacks_a_row_is_a_difference(database: RunDatabase) -> None:
