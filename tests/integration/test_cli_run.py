@@ -158,7 +158,7 @@ def test_server_and_clients_stop_on_sigterm_and_go_on(start: Callable[..., Comma
     assert models(tmp_path / "runs/long") == undisturbed
 
 
-def test_a_client_is_light(start: Callable[..., Command]) -> None:
+def test_a_client_is_light(start: Callable[..., Command], tmp_path: Path) -> None:
     server = start("server", "small.yaml", "--listen", "127.0.0.1:0")
     # A process inherits the peak of the one it was forked from, so a small one stands between it and the tests.
     code = """
@@ -167,7 +167,8 @@ subprocess.run([sys.executable, "-P", "-m", "coterie_deploy", "client", "--serve
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print(used.ru_maxrss / 1024, used.ru_utime + used.ru_stime)
 """
-    done = subprocess.run([sys.executable, "-c", code, server.address()], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    command = [sys.executable, "-c", code, server.address()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     peak_mb, cpu_s = map(float, done.stdout.split())
     # Generous, since a test must not depend on the machine: tests/benchmarks/bench_memory.py measures.
     assert peak_mb < 120
