@@ -54,6 +54,11 @@ class Command:
                 return match[1]
         raise AssertionError("the server did not start")
 
+    def waits(self) -> None:
+        """Until a client has said that there is no server yet: once there is one, it joins without having to start first."""
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().startswith("waiting for a server at ")
+
     def line(self, part: str) -> str:
         """The next line of a server's progress with this part."""
         assert self.process.stderr is not None

@@ -21,7 +21,7 @@ import yaml
 from tests.two_tier import free_port
 
 COTERIE = [sys.executable, "-m", "coterie_deploy"]
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 SERVER = "coordinator"
 EXPERIMENT = "experiment.yaml"
 

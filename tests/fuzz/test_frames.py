@@ -33,7 +33,6 @@ def _settings(n_examples: int, *, is_fixed: bool) -> settings:
         phases=(Phase.generate,),  # a smaller seed is no simpler
         derandomize=is_fixed,
         database=None,
-        deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
 

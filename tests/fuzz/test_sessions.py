@@ -316,7 +316,6 @@ def test_whatever_is_said_in_whatever_order_the_others_exchanges_end_well(n: int
         phases=(Phase.generate,) if is_fixed else (Phase.generate, Phase.shrink),
         derandomize=is_fixed,
         database=None,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(Sessions, settings=rules)  # type: ignore[no-untyped-call]

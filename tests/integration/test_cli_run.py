@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import DEADLINE_S, Command, commands_in, events, models, n_rounds, wait_for
+from tests.two_tier import free_port
 
 EXPERIMENT = """
 name: small
@@ -61,7 +62,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The models of the long run, made in one process."""
     here = tmp_path_factory.mktemp("undisturbed")
     (here / "long.yaml").write_text(LONG)
-    code, _, err = Command(here, "run", "long.yaml", "--transport", "loopback").end()
+    with commands_in(here) as start:
+        code, _, err = start("run", "long.yaml", "--transport", "loopback").end()
     assert code == 0, err
     return models(here / "runs/long")
 
@@ -221,10 +223,12 @@ def test_a_host_with_bad_data_is_named_when_nobody_came_in_its_place_also_to_the
     (tmp_path / "rows.yaml").write_text(ROWS)
     write_users(tmp_path / "a", 0)
     write_users(tmp_path / "b", 2, wrong=True)
-    server = start("server", "rows.yaml", "--listen", "127.0.0.1:0", "--set", "federation.join_timeout_s=8")
-    address = server.address()
-    good = start("client", "--server", address, "--name", "a", "--data", "a")
-    start("client", "--server", address, "--name", "b", "--data", "b").fails(2)
+    address = f"127.0.0.1:{free_port()}"
+    good, bad = (start("client", "--server", address, "--name", name, "--data", name) for name in "ab")
+    good.waits()
+    bad.waits()
+    server = start("server", "rows.yaml", "--listen", address, "--set", "federation.join_timeout_s=8")
+    bad.fails(2)
     sentence = server.fails(3)
     assert "need 2 of 2 hosts, have 1" in sentence
     assert "host 'b' cannot join: rows.csv line 6" in sentence
@@ -274,9 +278,11 @@ def test_a_host_that_returns_nan_is_named_with_the_user(start: Callable[..., Com
 
 
 def test_a_user_of_two_hosts_is_named_and_so_are_they(start: Callable[..., Command]) -> None:
-    server = start("server", "small.yaml", "--listen", "127.0.0.1:0", "--hosts", "2", "--set", "federation.join_timeout_s=6")
-    address = server.address()
+    address = f"127.0.0.1:{free_port()}"
     hosts = {name: start("client", "--server", address, "--users", users, "--name", name) for name, users in (("A", "0-3"), ("B", "3-5"))}
+    for host in hosts.values():
+        host.waits()
+    server = start("server", "small.yaml", "--listen", address, "--hosts", "2", "--set", "federation.join_timeout_s=6")
     codes = {name: host.end() for name, host in hosts.items()}
     assert sorted(code for code, _, _ in codes.values()) == [2, 3]
     sentence = next(err for code, _, err in codes.values() if code == 2)

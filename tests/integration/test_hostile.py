@@ -163,6 +163,7 @@ async def status_of(address: str, frames: Sequence[bytes], *, closes: bool = Fal
 
 
 FEW = MAX_FRAME_BYTES - 64
+FLOOD = 4000  # frames: too many also where a loaded machine takes half a minute to send them
 STRANGERS: dict[str, tuple[list[bytes], str, str]] = {
     "random bytes": ([np.random.default_rng(1).bytes(5000)], "INVALID_ARGUMENT", "before the hello was complete"),
     "random bytes that begin well": ([b"\x0a" + np.random.default_rng(2).bytes(5000)], "INVALID_ARGUMENT", "is not a JoinRequest"),
@@ -202,8 +203,8 @@ STRANGERS: dict[str, tuple[list[bytes], str, str]] = {
     "a state of the future": ([hello(run_id="run-1", last_seq=2**60)], "FAILED_PRECONDITION", "a state that is not of this run"),
     "an aggregator": ([hello(aggregator=True)], "INVALID_ARGUMENT", "'c' is an aggregator, but this parent waits for client hosts"),
     "two hellos of two hosts": ([hello("c", more=True), hello("d")], "INVALID_ARGUMENT", "in the middle of that of host 'c'"),
-    "a flood of heartbeats": ([heartbeat()] * 400, "INVALID_ARGUMENT", "heartbeats came, wanted at most 20 in 0.2 s on average"),
-    "a flood of empty hellos": ([hello("c", [], more=True)] * 400, "INVALID_ARGUMENT", "heartbeats came, wanted at most"),
+    "a flood of heartbeats": ([heartbeat()] * FLOOD, "INVALID_ARGUMENT", "heartbeats came, wanted at most 20 in 0.2 s on average"),
+    "a flood of empty hellos": ([hello("c", [], more=True)] * FLOOD, "INVALID_ARGUMENT", "heartbeats came, wanted at most"),
 }
 
 
@@ -250,8 +251,10 @@ def test_a_hello_that_is_never_complete_has_a_deadline_whatever_comes_in_between
             start = time.monotonic()
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await trickle()
-            assert (await call.code(), await call.details()) == (grpc.StatusCode.DEADLINE_EXCEEDED, "no hello came within 0.6 s")
-            assert time.monotonic() - start < 3.0
+            code, reason = await call.code(), await call.details()
+            if code is not grpc.StatusCode.INTERNAL:  # as above: it was writing when it was told
+                assert (code, reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "no hello came within 0.6 s")
+            assert time.monotonic() - start < 10.0, "it goes on for 50 s"
             assert "no hello came within 0.6 s" in under_way.reasons()[0]
 
     run(test())
@@ -563,7 +566,7 @@ MEMBERS: dict[str, tuple[Callable[[int], list[bytes]], str]] = {
     "a book before the end": (lambda _: [book(n_rows=1)], "its book came before the end of the run"),
     "random bytes": (lambda _: [np.random.default_rng(4).bytes(3000)], "is not a JoinRequest"),
     "a frame cut short": (lambda seq: [reply(seq, OK2)[0][:-9]], "is not a JoinRequest"),
-    "a flood of heartbeats": (lambda _: [heartbeat()] * 600, "heartbeats came, wanted at most"),
+    "a flood of heartbeats": (lambda _: [heartbeat()] * FLOOD, "heartbeats came, wanted at most"),
 }
 
 
@@ -691,12 +694,13 @@ def test_a_book_is_brought_once_and_its_numbers_are_possible() -> None:
         async with served(hub) as (_, address):
             await evil.join(address)
             await ready(hub)
-            finishing = asyncio.create_task(hub.finish("all done", failed=False, timeout_s=0.3))
-            await asyncio.sleep(0.05)
+            finishing = asyncio.create_task(hub.finish("all done", failed=False))
+            await until(lambda: hub.is_over)
             await evil.say(*frames)
+            await until(lambda: hub._failure)
+            await evil.leave()
             with pytest.raises(RunError) as error:
                 await finishing
-            await evil.leave()
         return str(error.value)
 
     async def test() -> None:
@@ -797,12 +801,12 @@ def test_a_hostile_parent_is_left_with_a_reason(name: str) -> None:
     async def test() -> None:
         async with parent(talk) as address:
             with memory_within(MOST_MB), pytest.raises(ProtocolError, match=sentence):
-                await serve_member(maker("a", ["u0"]), address, name="a", patience_s=2.0)
+                await serve_member(maker("a", ["u0"]), address, name="a", patience_s=20.0)
 
     # The parent is told why, and never closes the stream: so long one waits for it.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("coterie.dial.CLOSE_S", 0.2)
-        run(test(), 10.0)
+        run(test())
 
 
 @pytest.mark.parametrize(
@@ -821,11 +825,11 @@ def test_an_experiment_that_is_none_is_refused(text: str, family: type[CoterieEr
     async def test() -> None:
         async with parent(talk, text) as address:
             with pytest.raises(family, match=sentence):
-                await serve_member(maker("a", ["u0"]), address, name="a", patience_s=2.0)
+                await serve_member(maker("a", ["u0"]), address, name="a", patience_s=20.0)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("coterie.dial.CLOSE_S", 0.2)
-        run(test(), 10.0)
+        run(test())
 
 
 @pytest.mark.parametrize("frames", [[], [welcome()], [welcome(), task(1, Block(np.ones((1, 4))))]])
@@ -840,9 +844,9 @@ def test_a_parent_that_falls_silent_is_dialled_again(frames: list[bytes]) -> Non
 
     async def test() -> None:
         async with parent(talk) as address, hosts(serve_member(maker("a", ["u0"]), address, name="a", patience_s=20.0)):
-            await until(lambda: n_streams > 1, 5.0)
+            await until(lambda: n_streams > 1, 20.0)
 
-    run(test(), 10.0)
+    run(test())
 
 
 def test_a_parent_that_sends_more_than_can_be_done_is_read_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -872,10 +876,11 @@ def test_a_parent_that_sends_more_than_can_be_done_is_read_no_further(monkeypatc
     async def test() -> None:
         async with parent(talk) as address:
             with memory_within(MOST_MB):
-                async with hosts(serve_member(slow("a"), address, name="a", patience_s=2.0)) as (host,):
+                async with hosts(serve_member(slow("a"), address, name="a", patience_s=20.0)) as (host,):
+                    await until(lambda: n_streams)
                     await asyncio.sleep(1.0)
                     assert not host.done()
                     assert n_streams == 1, "the parent is not silent: it is we who do not read"
             assert n_sent < 100
 
-    run(test(), 15.0)
+    run(test())

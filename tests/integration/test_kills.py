@@ -88,13 +88,13 @@ def strike_pdmm(seed: int, folder: Path, method: Mapping[str, Any]) -> None:
     assert_same_bits(struck.run, calm(folder, content), "pdmm")
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_a_killed_host_and_then_a_killed_coordinator_end_with_the_same_bits(tmp_path: Path) -> None:
     strike_pdmm(0, tmp_path, PAPER)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(1, 7))
 def test_kills_at_six_random_pairs_of_rounds_end_with_the_same_bits(seed: int, tmp_path: Path) -> None:
     strike_pdmm(seed, tmp_path, PAPER if seed == 1 else LEAN)
@@ -112,13 +112,13 @@ def strike_clusters(seed: int, folder: Path, content: Mapping[str, Any], tier: s
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_a_killed_member_of_two_tiers_and_then_a_killed_coordinator_end_with_the_same_bits(tmp_path: Path) -> None:
     strike_clusters(0, tmp_path, L2GD, "clusters")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(1, 6))
 @pytest.mark.parametrize("method", ["async_l2gd", "async_al2sgd"])
 def test_kills_of_clusters_at_random_rounds_end_with_the_same_bits(method: str, seed: int, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_kills_of_clusters_at_random_rounds_end_with_the_same_bits(method: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(6))
 def test_kills_of_linear_fedrep_at_random_rounds_end_with_the_same_bits(seed: int, tmp_path: Path) -> None:
     struck = strike(seed, tmp_path, LINEAR, stage=0, total=LINEAR["stop"]["rounds"], hosts=FEW_SHARES)
@@ -135,7 +135,7 @@ def test_kills_of_linear_fedrep_at_random_rounds_end_with_the_same_bits(seed: in
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("hosts", [1, 3, 7])
 def test_grpc_with_any_number_of_hosts_gives_the_bits_of_the_loopback(hosts: int) -> None:
     content = {**EXPERIMENT, "method": LEAN, "federation": {"hosts": hosts}, "stop": {"rounds": 100}}

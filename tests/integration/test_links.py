@@ -28,6 +28,7 @@ from coterie_server.hub import Hub
 from coterie_server.rundb import open_run
 from coterie_server.serve import SERVICE, serving
 from tests.integration.test_session import Block, hosts, maker, new_hub, notes, ready, run, served
+from tests.tries import one_holds
 from tests.two_tier import L2GD, Death, Tiers, bits, small
 from tests.two_tier import flat as flat_run
 
@@ -106,17 +107,21 @@ def check_books(folder: Path) -> None:
 
 def test_a_run_on_shaped_links_takes_the_time_of_its_turns_and_has_the_same_bits_and_ledger(tmp_path: Path) -> None:
     plain = over_grpc(flat({}), tmp_path / "plain")
-    start = time.monotonic()
-    shaped = over_grpc(flat({"direct": "1Gbit/20ms"}), tmp_path / "shaped")
-    seconds = time.monotonic() - start
-    assert bits(shaped) == bits(plain)
     ((n_turns,),) = query(tmp_path / "plain", "SELECT count(DISTINCT seq) FROM ledger WHERE seq > 0")
     # Beside the turns: the question for the experiment and its answer, hello, finish, books.
     wanted_s = (2 * n_turns + 5) * 0.02
-    assert wanted_s * 0.98 < seconds < wanted_s * 1.5 + 2.0
-    assert query(tmp_path / "shaped", LEDGER) == query(tmp_path / "plain", LEDGER)
-    check_books(tmp_path / "shaped")
-    assert events(tmp_path / "shaped", "links", "lost", "warning") == ["links are shaped to 1Gbit/20ms: direct"]
+
+    def is_on_time(number: int) -> None:
+        folder, start = tmp_path / f"shaped-{number}", time.monotonic()
+        shaped = over_grpc(flat({"direct": "1Gbit/20ms"}), folder)
+        seconds = time.monotonic() - start
+        assert bits(shaped) == bits(plain)
+        assert query(folder, LEDGER) == query(tmp_path / "plain", LEDGER)
+        check_books(folder)
+        assert events(folder, "links", "lost", "warning") == ["links are shaped to 1Gbit/20ms: direct"]
+        assert wanted_s * 0.98 < seconds < wanted_s * 1.5 + 2.0
+
+    one_holds(is_on_time)
     assert not events(tmp_path / "plain", "links", "lost", "warning")
 
 
@@ -138,9 +143,9 @@ def test_the_links_of_two_tiers_are_shaped_each_by_its_parent(tmp_path: Path) ->
 
 def test_messages_that_take_longer_than_one_may_be_silent_keep_their_rate_and_their_stream() -> None:
     async def test() -> None:
-        rules = {"hosts": 1, "silence_s": 0.5, "heartbeat_s": 0.2, "links": {"direct": "40Mbit/10ms"}}
+        rules = {"hosts": 1, "silence_s": 2.0, "heartbeat_s": 0.2, "links": {"direct": "10Mbit/10ms"}}
         hub = new_hub(**rules)
-        block = np.random.default_rng(1).standard_normal((4, 100_000))  # 3.2 MB, 0.64 s there and as much back
+        block = np.random.default_rng(1).standard_normal((4, 100_000))  # 3.2 MB, 2.56 s there and as much back
         async with served(hub) as (_, address), hosts(serve_member(maker("a", ["u0", "u1", "u2", "u3"]), address, name="a")) as running:
             await ready(hub)
             start = time.monotonic()
@@ -149,11 +154,11 @@ def test_messages_that_take_longer_than_one_may_be_silent_keep_their_rate_and_th
             np.testing.assert_array_equal(replies[Block].x, block / 3.0)
             await hub.finish("all done", failed=False)
             assert await asyncio.gather(*running) == ["all done"]
-        wanted_s = 2 * (block.nbytes * 8 / 40e6 + 0.01)
+        wanted_s = 2 * (block.nbytes * 8 / 10e6 + 0.01)
         assert wanted_s * 0.98 < seconds < wanted_s * 1.5 + 1.0
         assert [kind for kind, _ in notes(hub).events] == ["links", "join"]
 
-    run(test())
+    one_holds(lambda _: run(test()))
 
 
 def test_a_run_that_fails_tells_hosts_on_slow_links_why() -> None:
@@ -187,13 +192,13 @@ def test_the_question_for_the_experiment_takes_its_time_on_the_link_too() -> Non
             await get(session_pb2.GetExperimentRequest(protocol=PROTOCOL_VERSION, host="a").SerializeToString())
             assert 0.199 < time.monotonic() - start < 1.0
 
-    run(test())
+    one_holds(lambda _: run(test()))
 
 
 def test_a_hello_may_take_longer_than_one_may_be_silent() -> None:
     async def test() -> None:
-        hub = new_hub(hosts=1, silence_s=0.5, heartbeat_s=0.2, links={"direct": "40Mbit/1ms"})
-        users = [f"{number:0200}" for number in range(15_000)]  # 3 MB, 0.6 s
+        hub = new_hub(hosts=1, silence_s=2.0, heartbeat_s=0.4, links={"direct": "10Mbit/1ms"})
+        users = [f"{number:0200}" for number in range(15_000)]  # 3 MB, 2.4 s
         async with served(hub) as (_, address), hosts(serve_member(maker("a", users), address, name="a")) as running:
             assert len(await hub.gather()) == len(users)
             await hub.finish("all done", failed=False)

@@ -237,7 +237,7 @@ def wait_for_event(struck: Processes, kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("on_loss", ["skip", "wait"])
 def test_a_killed_host_that_comes_back_much_later(on_loss: str, tmp_path: Path) -> None:
     rules = {"hosts": 3, "on_loss": on_loss, "absence_timeout_s": 0.7}

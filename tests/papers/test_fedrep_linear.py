@@ -168,7 +168,7 @@ def test_the_ledger_has_d_k_scalars_each_way_for_each_selected_user(tmp_path: Pa
     assert vectors == query(tmp_path, "SELECT step, direction, vectors FROM expected WHERE vectors ORDER BY 1, 2")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10_000), k=st.integers(1, 3), d=st.integers(4, 8))
 def test_theorem_1_bounds_the_distance(seed: int, k: int, d: int) -> None:
     """(10): dist(B^T, B*) <= (1 - eta E_0 sigma_min^2/2)^{T/2} dist(B^0, B*) for eta <= 1/(4 sigma_max^2), with many rows and no noise."""

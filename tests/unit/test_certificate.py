@@ -175,7 +175,7 @@ def test_the_exact_lower_end_is_the_largest_of_the_clusters():
     assert exact_lower_end(np.ones((4, 2)), np.zeros(4, int)) == (0.0, 0.0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(2, 12), st.integers(1, 20), st.integers(0, 2**32 - 1))
 def test_the_bounds_meet_and_lie_between_weak_duality_and_theorem_1(n, d, seed):
     random = np.random.default_rng(seed)

@@ -44,7 +44,7 @@ def test_the_models_of_a_cvxpy_solution_give_its_partition(n, entry):
     assert same_partition(found, np.array(entry["partition"]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 9), st.integers(0, 2**32 - 1), st.floats(0, 0.5))
 def test_joined_and_near_pairs_connect_as_by_brute_force(n, seed, tolerance):
     random = np.random.default_rng(seed)

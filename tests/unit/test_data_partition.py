@@ -78,7 +78,6 @@ def test_a_hundred_users_with_two_classes_are_as_in_the_paper() -> None:
     assert [share.name for share in shares] == [f"u{number}" for number in range(100)]
 
 
-@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(6, 60), min_size=2, max_size=6),
     n_users=st.integers(1, 6),
@@ -153,7 +152,7 @@ def test_classes_can_be_chosen_and_relabelled(tmp_path: Path) -> None:
 # ---- by Dirichlet
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(alpha=st.sampled_from([0.2, 0.5, 1.0, 50.0]), n_users=st.integers(1, 8), least=st.integers(1, 3), seed=st.integers(0, 5))
 def test_dirichlet_deals_every_row_once_and_leaves_nobody_without(alpha: float, n_users: int, least: int, seed: int) -> None:
     labels = np.random.default_rng(seed).integers(0, 5, 300)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coterie.data import EllipsesData, HsbData, PythonData
@@ -284,7 +284,6 @@ def test_the_fraction_is_rounded_to_whole_rows(n_rows: int, fraction: float, n_t
     assert len(split(n_rows, fraction).test_target) == n_test
 
 
-@settings(deadline=None)
 @example([-1.0, 1.0, 1.0, 1.0, 1.0], 0.6, 0)
 @example([1.0, -1.0, -1.0, -1.0, -1.0], 0.6, 0)
 @given(st.lists(st.sampled_from([-1.0, 1.0]), min_size=1, max_size=40), st.floats(0, 1, exclude_max=True), st.integers(0, 3))

@@ -159,7 +159,7 @@ def test_wrong_tweets_are_refused(tmp_path: Path, content: bytes, message: str) 
         list_users(tweets(), 0, tmp_path)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.text(max_size=60), st.integers(2, 50), st.integers(1, 9))
 def test_any_text_becomes_symbols_in_range(text: str, n_symbols: int, length: int) -> None:
     symbols = symbols_of([text], n_symbols, length)

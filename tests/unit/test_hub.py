@@ -193,6 +193,17 @@ def test_the_barrier_says_how_many_hosts_are_missing() -> None:
     run(test())
 
 
+def test_the_barrier_says_why_who_is_missing_could_not_join() -> None:
+    async def test() -> None:
+        w = world(hosts=3, join_timeout_s=60)
+        w.hub.turned_away("x", "host 'x' cannot join: stopped by SIGTERM while waiting for hosts")
+        w.clock.drift = 100.0
+        with pytest.raises(RunError, match=r"need 3 of 3 hosts, have 0 after 60 s: none.*host 'x' cannot join: stopped by SIGTERM"):
+            await w.hub.gather()
+
+    run(test())
+
+
 def test_enough_hosts_start_when_the_joining_time_is_over() -> None:
     async def test() -> None:
         w = world(hosts=6, min_hosts=3, join_timeout_s=60)

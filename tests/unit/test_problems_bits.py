@@ -79,7 +79,7 @@ def test_a_user_alone_gets_the_bits_it_gets_among_many(loss, p):
         _assert_same(world.results(problem, one, one), whole, one)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     loss=st.sampled_from(LOSSES),
     p=st.sampled_from([1, 2, 3, 7, 20]),
@@ -99,7 +99,7 @@ def test_any_partition_over_hosts_gives_the_same_bits(loss, p, reduction, interc
         _assert_same(world.results(world.host(users), users), whole, users)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(loss=st.sampled_from(LOSSES), p=st.sampled_from([1, 3, 20]), seed=st.integers(0, 10_000), data=st.data())
 def test_any_subset_of_a_host_gives_the_same_bits(loss, p, seed, data):
     n = 30
