@@ -176,7 +176,8 @@ class Hub:
         if self.members is None and len(here) < needed:
             names = ", ".join(sorted(host.name for host in here)) or "none"
             refused = "".join(f"; {reason}" for reason in list(self.refused.values())[-_MAX_REASONS:])
-            state = f"need {needed} of {rules.hosts} {rules.noun}s, have {len(here)} after {rules.join_timeout_s:g} s: {names}"
+            waited = f"after {rules.join_timeout_s:g} s (federation.join_timeout_s)"
+            state = f"need {needed} of {rules.hosts} {rules.noun}s, have {len(here)} {waited}: {names}"
             raise RunError(f"{state}{missing_clusters(rules, here)}{refused}")
         if self.members is None:
             self.hosts = {

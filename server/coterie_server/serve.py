@@ -86,7 +86,7 @@ async def serving(
     """Serves `hub` at HOST:PORT while the block runs; streams still open at its end get UNAVAILABLE.
 
     With `tls` both sides show certificates, and a member's says for whom it may speak. Raises ConfigError when the address is not a
-    loopback address and there is neither `tls` nor `insecure`, and RunError when it cannot be listened on.
+    loopback address and there is neither `tls` nor `insecure`, and when it cannot be listened on.
     """
     _check_address(hub, address, tls, insecure)
     service = _Service(hub, experiment_json, wants_identity=tls is not None)
@@ -152,7 +152,7 @@ def _listen(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:
     try:
         return server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls.server_credentials())
     except RuntimeError:
-        raise RunError(f"cannot listen on {address}: {_why_not(address)}") from None
+        raise ConfigError(f"cannot listen on {address}: {_why_not(address)}") from None
 
 
 def _why_not(address: str) -> str:

@@ -310,10 +310,11 @@ def test_hosts_that_never_come_are_counted(start: Callable[..., Command]) -> Non
     assert "need 3 of 3 hosts, have 0" in command.fails(3)
 
 
-def test_a_port_in_use_is_named(start: Callable[..., Command]) -> None:
+def test_a_port_in_use_is_named_and_the_folder_is_still_free(start: Callable[..., Command], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert f"cannot listen on {address}: Address already in use" in start("server", "small.yaml", "--listen", address).fails(3)
+        assert f"cannot listen on {address}: Address already in use" in start("server", "small.yaml", "--listen", address).fails(2)
+    assert not (tmp_path / "runs/small").exists()
 
 
 def test_a_run_folder_is_used_by_one_coordinator_only(start: Callable[..., Command], tmp_path: Path) -> None:

@@ -581,7 +581,7 @@ def test_a_port_in_use_is_an_error(taken_by: str) -> None:
                 listener.bind(("127.0.0.1", 0))
                 listener.listen()
                 port = listener.getsockname()[1]
-            with pytest.raises(RunError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+            with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
                 await stack.enter_async_context(served(new_hub(), f"127.0.0.1:{port}"))
 
     run(test())
