@@ -108,6 +108,7 @@ def test_a_run_in_one_process_hears_signals_too(start: Callable[..., Command], t
     assert "after round" in command.fails(3)
 
 
+@pytest.mark.slow
 def test_a_killed_host_is_started_again_and_the_bits_stay(
     start: Callable[..., Command], tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_killed_host_is_started_again_and_the_bits_stay(
     assert "DIFFER" not in ledger
 
 
+@pytest.mark.slow
 def test_hosts_end_with_a_killed_launcher_and_its_run_can_be_resumed(
     start: Callable[..., Command], tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
@@ -227,7 +229,7 @@ def test_a_host_with_bad_data_is_named_when_nobody_came_in_its_place_also_to_the
     good, bad = (start("client", "--server", address, "--name", name, "--data", name) for name in "ab")
     good.waits()
     bad.waits()
-    server = start("server", "rows.yaml", "--listen", address, "--set", "federation.join_timeout_s=8")
+    server = start("server", "rows.yaml", "--listen", address, "--set", "federation.join_timeout_s=5")
     bad.fails(2)
     sentence = server.fails(3)
     assert "need 2 of 2 hosts, have 1" in sentence
@@ -282,7 +284,7 @@ def test_a_user_of_two_hosts_is_named_and_so_are_they(start: Callable[..., Comma
     hosts = {name: start("client", "--server", address, "--users", users, "--name", name) for name, users in (("A", "0-3"), ("B", "3-5"))}
     for host in hosts.values():
         host.waits()
-    server = start("server", "small.yaml", "--listen", address, "--hosts", "2", "--set", "federation.join_timeout_s=6")
+    server = start("server", "small.yaml", "--listen", address, "--hosts", "2", "--set", "federation.join_timeout_s=5")
     codes = {name: host.end() for name, host in hosts.items()}
     assert sorted(code for code, _, _ in codes.values()) == [2, 3]
     sentence = next(err for code, _, err in codes.values() if code == 2)

@@ -191,6 +191,7 @@ class Slow:
 """
 
 
+@pytest.mark.slow
 def test_a_slow_cluster_does_not_keep_another_from_its_work(folder: Path) -> None:
     (folder / "slow_loss.py").write_text(SLOW_LOSS)
     with np.load(folder / "data.npz") as arrays:
