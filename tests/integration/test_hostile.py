@@ -34,6 +34,7 @@ from coterie_server.hub import Hub
 from coterie_server.serve import SERVICE
 from tests import raw_http2
 from tests.integration.test_session import Block, Order, expected, experiment, hosts, maker, new_hub, notes, ready, run, served
+from tests.tries import soon_enough
 
 DOUBLE = Precision.of("float64")
 HONEST = {"a": ["u0", "u1"], "b": ["u2"]}
@@ -238,6 +239,8 @@ def test_a_host_that_says_why_it_cannot_join_is_heard_once_and_briefly() -> None
 
 
 def test_a_hello_that_is_never_complete_has_a_deadline_whatever_comes_in_between() -> None:
+    took: list[float] = []
+
     async def test() -> None:
         async with honest_run(silence_s=0.6) as under_way, grpc.aio.insecure_channel(under_way.address) as channel:
             call: Any = channel.stream_stream(f"/{SERVICE}/Join")()
@@ -254,10 +257,14 @@ def test_a_hello_that_is_never_complete_has_a_deadline_whatever_comes_in_between
             code, reason = await call.code(), await call.details()
             if code is not grpc.StatusCode.INTERNAL:  # as above: it was writing when it was told
                 assert (code, reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "no hello came within 0.6 s")
-            assert time.monotonic() - start < 10.0, "it goes on for 50 s"
+            took.append(time.monotonic() - start)
             assert "no hello came within 0.6 s" in under_way.reasons()[0]
 
-    run(test())
+    def refused(_: int) -> tuple[float, float]:
+        run(test())
+        return took[-1], 3.0
+
+    soon_enough(refused)
 
 
 def test_a_frame_that_trickles_has_a_deadline() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import math
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from coterie_deploy.inspection import app
 from coterie_deploy.launch import Launch, launch
 from coterie_deploy.project import print_projection, projection_of
 from tests.integration.test_links import flat, over_grpc, query, tiers
-from tests.tries import one_holds
+from tests.tries import soon_enough
 from tests.two_tier import Tiers
 
 
@@ -91,19 +92,20 @@ def test_a_projection_says_what_each_scope_takes_and_refuses_what_it_cannot_know
 def test_a_shaped_flat_run_takes_the_time_that_was_projected(tmp_path: Path, text: str, d: int, rounds: int) -> None:
     over_grpc(flat({}, d=d, rounds=1), tmp_path / "warm")  # what is imported when it is first needed takes its time in one run only
 
-    def is_on_time(number: int) -> None:
+    def deviation(number: int) -> tuple[float, float]:
         plain, shaped = tmp_path / f"plain-{number}", tmp_path / f"shaped-{number}"
         over_grpc(flat({}, d=d, rounds=rounds), plain)
         over_grpc(flat({"direct": text}, d=d, rounds=rounds), shaped)
-        check_projection(plain, shaped, {"direct": text})
+        return deviation_of(plain, shaped, {"direct": text})
 
-    one_holds(is_on_time)
+    soon_enough(deviation)
 
 
-def check_projection(plain: Path, shaped: Path, links: Mapping[str, str]) -> None:
+def deviation_of(plain: Path, shaped: Path, links: Mapping[str, str]) -> tuple[float, float]:
+    """Seconds between what the plain run projects and what the shaped run took, and how many there may be."""
     measured_s = projection_of(shaped).measured_s
-    assert measured_s > 3 * projection_of(plain).measured_s
-    assert projected_s(plain, links) == pytest.approx(measured_s, rel=0.15)
+    is_shaped = measured_s > 3 * projection_of(plain).measured_s
+    return abs(projected_s(plain, links) - measured_s) if is_shaped else math.inf, 0.15 * measured_s
 
 
 SLOW_TIERS = [
@@ -117,10 +119,10 @@ SLOW_TIERS = [
 def test_a_shaped_two_tier_run_takes_the_time_that_was_projected(tmp_path: Path, links: dict[str, str], d: int, iterations: int) -> None:
     Tiers(tiers({}, d, 1), tmp_path / "warm").run()  # as above
 
-    def is_on_time(number: int) -> None:
+    def deviation(number: int) -> tuple[float, float]:
         plain, shaped = tmp_path / f"plain-{number}", tmp_path / f"shaped-{number}"
         Tiers(tiers({}, d, iterations), plain).run()
         Tiers(tiers(links, d, iterations), shaped).run()
-        check_projection(plain / "run", shaped / "run", links)
+        return deviation_of(plain / "run", shaped / "run", links)
 
-    one_holds(is_on_time)
+    soon_enough(deviation)

@@ -198,7 +198,8 @@ def test_the_barrier_says_why_who_is_missing_could_not_join() -> None:
         w = world(hosts=3, join_timeout_s=60)
         w.hub.turned_away("x", "host 'x' cannot join: stopped by SIGTERM while waiting for hosts")
         w.clock.drift = 100.0
-        with pytest.raises(RunError, match=r"need 3 of 3 hosts, have 0 after 60 s .*: none.*host 'x' cannot join: stopped by SIGTERM"):
+        why = r"\(federation\.join_timeout_s\): none; host 'x' cannot join: stopped by SIGTERM"
+        with pytest.raises(RunError, match=f"need 3 of 3 hosts, have 0 after 60 s {why}"):
             await w.hub.gather()
 
     run(test())
