@@ -19,6 +19,7 @@ import numpy as np
 
 from coterie.data import CsvData
 from coterie.errors import ConfigError
+from coterie.features import numbers
 from coterie.names import check_name
 from coterie_client.data.paths import DataFile, data_files
 from coterie_client.data.split import hold_out, n_test_rows
@@ -51,7 +52,8 @@ def load(config: CsvData, seed: int, names: Collection[str] | None, data_dir: Pa
     for name, rows in users.items():
         table = np.frombuffer(rows.values).reshape(rows.n_rows, -1)
         features, target = (table, np.zeros(rows.n_rows)) if config.target_column is None else (table[:, :-1], table[:, -1])
-        loaded.append(hold_out(name, rows.cluster, features, target, test_fraction=config.test_fraction, seed=seed, columns=rows.columns))
+        schema = numbers(rows.columns)
+        loaded.append(hold_out(name, rows.cluster, features, target, test_fraction=config.test_fraction, seed=seed, schema=schema))
     return loaded
 
 

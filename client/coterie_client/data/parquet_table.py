@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from coterie.arrays import Array, Indices
 from coterie.data import ParquetData
 from coterie.errors import ConfigError
+from coterie.features import numbers
 from coterie.names import check_name
 from coterie_client.data.paths import DataFile, data_files
 from coterie_client.data.split import hold_out, n_test_rows
@@ -55,7 +56,8 @@ def load(config: ParquetData, seed: int, names: Collection[str] | None, data_dir
     for name, rows in _read(config, data_dir, names, keep_values=True).items():
         table = np.concatenate(rows.blocks)
         features, target = (table, np.zeros(len(table))) if config.target_column is None else (table[:, :-1], table[:, -1])
-        loaded.append(hold_out(name, rows.cluster, features, target, test_fraction=config.test_fraction, seed=seed, columns=rows.columns))
+        schema = numbers(rows.columns)
+        loaded.append(hold_out(name, rows.cluster, features, target, test_fraction=config.test_fraction, seed=seed, schema=schema))
     return loaded
 
 

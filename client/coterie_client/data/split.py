@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from coterie.arrays import Array, Indices, distinct
 from coterie.data import Fold
 from coterie.draws import Stream, stream
+from coterie.features import Feature
 from coterie_client.data.users import UserData, UserHead, frozen
 
 
@@ -33,7 +34,7 @@ def hold_out(
     *,
     test_fraction: float,
     seed: int,
-    columns: tuple[str, ...] = (),
+    schema: tuple[Feature, ...] = (),
 ) -> UserData:
     """Split one user's rows, features (n, ...) and target (n,), into training and test rows, both in their given order."""
     is_test = held_out_rows(name, target, test_fraction, seed)
@@ -44,7 +45,7 @@ def hold_out(
         target=frozen(target[~is_test]),
         test_features=frozen(features[is_test]),
         test_target=frozen(target[is_test]),
-        columns=columns,
+        schema=schema,
     )
 
 

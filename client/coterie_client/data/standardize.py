@@ -65,7 +65,7 @@ def standardize(user: UserData, mean: Array, scale: Array, *, with_target: bool 
         target=frozen(train[:, p]) if with_target else user.target,
         test_features=frozen(test[:, :p]),
         test_target=frozen(test[:, p]) if with_target else user.test_target,
-        columns=user.columns,
+        schema=user.schema,
     )
 
 

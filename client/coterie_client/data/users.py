@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array
+from coterie.features import Feature
 
 A = TypeVar("A", bound=NDArray[Any])
 
@@ -36,7 +37,12 @@ class UserData:
     target: Array  # (m,)
     test_features: NDArray[Any]  # (m_test, ...)
     test_target: Array  # (m_test,)
-    columns: tuple[str, ...] = ()  # the names of the p features, where the data has names
+    schema: tuple[Feature, ...] = ()  # the p features, where the data has names
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the features."""
+        return tuple(feature.name for feature in self.schema)
 
 
 def frozen(array: A) -> A:

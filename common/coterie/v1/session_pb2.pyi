@@ -63,8 +63,30 @@ class User(_message.Message):
     cluster: str
     def __init__(self, name: _Optional[str] = ..., cluster: _Optional[str] = ...) -> None: ...
 
+class Feature(_message.Message):
+    __slots__ = ("name", "kind", "column")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: str
+    column: str
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., column: _Optional[str] = ...) -> None: ...
+
+class Finding(_message.Message):
+    __slots__ = ("rule", "count", "role", "place")
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    rule: str
+    count: int
+    role: str
+    place: str
+    def __init__(self, rule: _Optional[str] = ..., count: _Optional[int] = ..., role: _Optional[str] = ..., place: _Optional[str] = ...) -> None: ...
+
 class Hello(_message.Message):
-    __slots__ = ("protocol", "host", "users", "more", "run_id", "last_seq", "numerics", "instance", "features", "aggregator", "model")
+    __slots__ = ("protocol", "host", "users", "more", "run_id", "last_seq", "numerics", "instance", "features", "aggregator", "model", "schema", "findings")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     USERS_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +98,8 @@ class Hello(_message.Message):
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     AGGREGATOR_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     host: str
     users: _containers.RepeatedCompositeFieldContainer[User]
@@ -87,7 +111,9 @@ class Hello(_message.Message):
     features: _containers.RepeatedScalarFieldContainer[str]
     aggregator: bool
     model: str
-    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., more: _Optional[bool] = ..., run_id: _Optional[str] = ..., last_seq: _Optional[int] = ..., numerics: _Optional[str] = ..., instance: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., aggregator: _Optional[bool] = ..., model: _Optional[str] = ...) -> None: ...
+    schema: _containers.RepeatedCompositeFieldContainer[Feature]
+    findings: _containers.RepeatedCompositeFieldContainer[Finding]
+    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., more: _Optional[bool] = ..., run_id: _Optional[str] = ..., last_seq: _Optional[int] = ..., numerics: _Optional[str] = ..., instance: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., aggregator: _Optional[bool] = ..., model: _Optional[str] = ..., schema: _Optional[_Iterable[_Union[Feature, _Mapping]]] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("run_id", "member_indices", "n_members", "heartbeat_s", "numbers", "clusters")
@@ -156,12 +182,14 @@ class Heartbeat(_message.Message):
     def __init__(self, seq: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("reason", "config")
+    __slots__ = ("reason", "config", "finding")
     REASON_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
+    FINDING_FIELD_NUMBER: _ClassVar[int]
     reason: str
     config: bool
-    def __init__(self, reason: _Optional[str] = ..., config: _Optional[bool] = ...) -> None: ...
+    finding: Finding
+    def __init__(self, reason: _Optional[str] = ..., config: _Optional[bool] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ...) -> None: ...
 
 class Book(_message.Message):
     __slots__ = ("names", "rows", "n_rows", "link", "of_parent", "user_sets", "events")

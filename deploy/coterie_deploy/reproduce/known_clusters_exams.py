@@ -88,7 +88,7 @@ def schools(options: dict[str, JsonValue], seed: int) -> Iterable[UserData]:  # 
 
 def _with_intercept(user: UserData) -> UserData:
     features, test_features = (np.column_stack([rows, np.full(len(rows), -1.0)]) for rows in (user.features, user.test_features))
-    return replace(user, features=features, test_features=test_features, columns=())
+    return replace(user, features=features, test_features=test_features, schema=())
 
 
 def _measured(seed: int) -> list[Scores]:
