@@ -72,11 +72,12 @@ def local_of(host: Host) -> Local:
     """What the halves may know: rows standardised by the agreed constants, and the losses on them."""
     preparation = host.states.get("prepare", Preparation())
     users, losses, experiment = host.users, host.losses, host.experiment
-    if preparation.mean is not None and preparation.scale is not None:
-        mean, scale = preparation.mean, preparation.scale
-        users, losses = tuple(standardize(user, mean, scale) for user in users), None
+    mean, scale = preparation.mean, preparation.scale
+    if mean is not None and scale is not None:
+        users = tuple(standardize(user, mean, scale) for user in users)
     names = [user.name for user in users]
-    if host.network is None and losses is None:
+    is_ready = scale is not None or not experiment.data.standardize
+    if host.network is None and losses is None and is_ready:  # until then the rows are only summed
         losses = _losses(experiment, users)
     return Local(
         seed=experiment.seed,

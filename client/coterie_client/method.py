@@ -54,9 +54,10 @@ class Local:
 
     @property
     def problem(self) -> Problem:
-        """The convex losses. RunError in a run with a network."""
+        """The convex losses. RunError in a run with a network, and before the constants of the rows are agreed on."""
         if self.losses is None:
-            raise RunError("the run's users have a network, wanted the loss of a convex problem")
+            why = "no constants of the features yet" if self.network is None else "a network"
+            raise RunError(f"the run's users have {why}, wanted the loss of a convex problem")
         return self.losses
 
 

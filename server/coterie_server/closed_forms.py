@@ -33,12 +33,16 @@ def _asked(method: ServerMethod[Any], name: str, rounds: Sequence[Mapping[str, f
 
 
 def of_preparation(facts: Facts, n_aggregators: int) -> Forms:
-    """The sums and constants of standardisation, and L_i and mu_i of every user; sizes, of users with a network, are no scalars."""
+    """The sums and constants of the features, and L_i and mu_i of every user; sizes, of users with a network, are no scalars.
+
+    Two numbers of each feature with standardisation, its sum alone where missing cells are only filled; counts are no scalars.
+    """
     n_users = facts.n_rows.size
     described: dict[Key, Expected] = {} if np.isnan(facts.smoothness).all() else {("describe", "up"): Expected(scalars=2.0 * n_users)}
-    if facts.mean is None:
+    constants = [agreed for agreed in (facts.mean if facts.fill is None else facts.fill, facts.scale) if agreed is not None]
+    if not constants:
         return described
-    n_constants = 2.0 * facts.mean.size
+    n_constants = float(sum(agreed.size for agreed in constants))
     sums: dict[Key, Expected] = {("standardize", "up"): Expected(scalars=n_constants * n_users)}
     if not n_aggregators:
         return {**sums, ("standardize", "down"): Expected(scalars=n_constants), **described}

@@ -22,7 +22,7 @@ from coterie.arrays import Indices
 from coterie.config import Experiment, StopRule
 from coterie.errors import ConfigError, CoterieError, RunError
 from coterie.methods.evaluation import FinalModels, Scores
-from coterie.methods.prepare import FEW_ROWS
+from coterie.methods.prepare import FEW_CELLS, FEW_ROWS
 from coterie.model import TensorInfo, convex_tensors, from_json
 from coterie.registry import method_module
 from coterie.representation import true_representation
@@ -175,17 +175,15 @@ class Engine:
     async def _prepared(self, members: Members) -> Facts:
         if self.experiment.model is not None:
             return await prepare_network(self.hub, members, self._network())
-        standardize = self.experiment.data.standardize
         facts = await prepare(
             self.hub,
             members,
-            standardize=standardize,
+            standardize=self.experiment.data.standardize,
             features=self.hub.features,
             wants_minimisers=any(getattr(stage.config, "users_need_minimisers", True) for stage in self.stages),
             wants_sizes=any(getattr(stage.config, "needs_sizes", False) for stage in self.stages),
         )
-        if standardize:
-            self._warn_of_few_rows(facts)
+        self._warn_of_few_rows(facts)
         return facts
 
     def _tensors(self, point: Point) -> tuple[TensorInfo, ...]:
@@ -302,13 +300,16 @@ class Engine:
         return np.bincount(np.concatenate([np.zeros(0, dtype=np.int64), *found]), minlength=n_clusters)
 
     def _warn_of_few_rows(self, facts: Facts) -> None:
-        n_users = int((facts.n_rows < FEW_ROWS).sum())
+        if facts.n_fewest is None:
+            return
+        few, does = (FEW_ROWS, "standardize is true") if facts.scale is not None else (FEW_CELLS, "missing cells get a common mean")
+        n_users = int((facts.n_fewest < few).sum())
         if n_users:
             who = "1 user has" if n_users == 1 else f"{n_users} users have"
-            text = (
-                f"{who} fewer than {FEW_ROWS} training rows, and standardize is true: whoever reads the sums they sent knows the features "
-                "of a single row exactly, and of two rows both values of each feature, though not which belong together"
-            )
+            what = f"fewer than {few} training rows" + (" with a value of some feature" if facts.fill is not None else "")
+            text = f"{who} {what}, and {does}: whoever reads the sums they sent knows the features of a single row exactly"
+            if few == FEW_ROWS:
+                text += ", and of two rows both values of each feature, though not which belong together"
             self.database.event("warning", text, users=n_users)
 
     def _note_round(self, method: ServerMethod[Any], point: Point, latest: Mapping[str, float], figures: list[dict[str, float]]) -> None:

@@ -72,6 +72,8 @@ class Facts:
     mean: Array | None = None  # (p,) constants of standardisation, when the members have agreed on some
     scale: Array | None = None  # (p,)
     n_test: Indices | None = None  # (n,) held-out rows, where a method needs them
+    fill: Array | None = None  # (p,) what missing cells get, where they are filled
+    n_fewest: Indices | None = None  # (n,) the fewest cells that a sum each user told is about, when sums were told
 
 
 class Replies:

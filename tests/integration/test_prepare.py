@@ -10,6 +10,7 @@ import pytest
 
 from coterie.errors import ConfigError, CoterieError
 from coterie_deploy import run
+from coterie_deploy.verify import verdict_on
 
 
 def table(
@@ -61,6 +62,49 @@ def test_a_constant_feature_is_named(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("\n".join(["user,a,flat,y", *rows]) + "\n")
     with pytest.raises(ConfigError, match="feature 'flat' is the same in all 24 training rows"):
         run(experiment(), data=tmp_path)
+
+
+CASES = Path(__file__).parent.parent / "fixtures" / "cases"
+
+
+def case(name: str, **keys: object) -> dict[str, object]:
+    data = {"source": "csv", "path": name, "user_column": "school", "cluster_column": "region", "target_column": "score"}
+    return {
+        "name": "case",
+        "seed": 1,
+        "data": {**data, "standardize": True},
+        "problem": {"loss": "least_squares", "l2": 1e-3},
+        "method": {"name": "pdmm", "penalty": 0.3},
+        "stop": {"rounds": 5000, "residual": 1e-9},
+        **keys,
+    }
+
+
+@pytest.mark.parametrize("name", ["tiny-scale.csv", "large-mean.csv", "huge-scale.csv"])
+def test_a_feature_in_other_units_gives_the_same_fit(name: str) -> None:
+    plain, other = (run(case(path), data=CASES) for path in ("plain.csv", name))
+    assert sorted(plain.models) == [f"s{i}" for i in range(6)]
+    for user, model in plain.models.items():
+        np.testing.assert_allclose(other.models[user], model, atol=1e-6)
+    assert other.clusters == plain.clusters
+    assert other.metrics["pdmm"]["heldout_loss"] == pytest.approx(plain.metrics["pdmm"]["heldout_loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("value", ["0.1", "10000000.1", "-3e-200", "0"])
+def test_a_constant_feature_is_refused_whatever_its_size(tmp_path: Path, value: str) -> None:
+    rows = [f"u{i % 3},{i},{value},{i * i}" for i in range(3000)]
+    (tmp_path / "rows.csv").write_text("\n".join(["user,a,flat,y", *rows]) + "\n")
+    with pytest.raises(ConfigError, match="feature 'flat' is the same in all 2400 training rows"):
+        run(experiment(), data=tmp_path)
+
+
+def test_the_ledger_of_standardisation_is_its_closed_form(tmp_path: Path) -> None:
+    run(case("plain.csv"), data=CASES, output=tmp_path / "run")
+    verdict = verdict_on(tmp_path / "run")
+    assert verdict.agrees
+    (up,) = (one.row for one in verdict.judged[0] if one.row.step == "standardize" and one.row.direction == "up")
+    (down,) = (one.row for one in verdict.judged[0] if one.row.step == "standardize" and one.row.direction == "down")
+    assert (up.scalars, down.scalars) == (2 * 2 * 6, 2 * 2), "a sum and a norm of each of 2 features, from each of 6 users"
 
 
 def test_models_know_the_names_of_their_features(tmp_path: Path) -> None:

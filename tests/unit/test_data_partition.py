@@ -20,7 +20,7 @@ from coterie.config import experiment_from, experiment_to_json
 from coterie.data import DataConfig, Partition
 from coterie.draws import stream
 from coterie.errors import ConfigError
-from coterie_client.data import UserData, UserHead, count_users, list_users, load_users, moments, summarize_users
+from coterie_client.data import UserData, UserHead, count_users, list_users, load_users, summarize_users, totals
 from coterie_client.data.partition import apportion, classes_of_users, deal, log_gamma
 from coterie_client.data.pool import Pool, Share
 
@@ -577,4 +577,4 @@ def test_rows_that_are_no_tables_cannot_be_standardised() -> None:
     with pytest.raises(
         ConfigError, match=r"^user 'u0' has rows of shape \[1, 8, 8\], want rows of p numbers .*: rows of other shapes need a model$"
     ):
-        moments(users)
+        totals(users)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from coterie.data import EllipsesData, HsbData, PythonData
 from coterie.draws import stream
 from coterie.errors import ConfigError
-from coterie_client.data import UserData, UserHead, list_users, load_users, moments, standardize, user_source
+from coterie_client.data import UserData, UserHead, deviations, filled, list_users, load_users, standardize, totals, user_source
 from coterie_client.data.split import hold_out, n_test_rows
 
 ELLIPSES = EllipsesData(source="ellipses")
@@ -320,42 +320,67 @@ def test_all_rows_are_equally_likely_to_be_held_out() -> None:
 # Standardisation
 
 
-def test_moments_are_sums_over_training_rows_alone() -> None:
+def holed(name: str, rows: list[list[float]], test: list[list[float]]) -> UserData:
+    return UserData(name, None, np.array(rows), np.zeros(len(rows)), np.array(test), np.zeros(len(test)))
+
+
+def test_totals_and_deviations_are_over_training_rows_alone() -> None:
     users = [split(4, 0.25), split(3, 0, name="u2")]
     train = [user.features[:, 0] for user in users]
-    n_rows, sums, sums_of_squares = moments(users)
+    n_rows, n_present, sums = totals(users)
     assert n_rows.tolist() == [3, 3]
+    assert n_present.tolist() == [[3], [3]]
     assert sums.tolist() == [[rows.sum()] for rows in train]
-    assert sums_of_squares.tolist() == [[(rows**2).sum()] for rows in train]
-    with_target = moments(users, with_target=True)
-    assert with_target.sums[:, 0].tolist() == sums[:, 0].tolist()
-    assert with_target.sums[:, 1].tolist() == [user.target.sum() for user in users]
+    np.testing.assert_allclose(deviations(users, np.array([1.5])), [[np.linalg.norm(rows - 1.5)] for rows in train], rtol=1e-15)
 
 
-def test_moments_of_a_user_do_not_depend_on_who_shares_the_host() -> None:
+def test_a_missing_cell_is_in_no_sum_and_gets_the_mean_in_training_and_test_rows() -> None:
+    user = holed("u", [[1.0, np.nan], [np.nan, np.nan], [5.0, 7.0]], [[np.nan, 2.0]])
+    found = totals([user])
+    assert (found.n_rows.tolist(), found.n_present.tolist(), found.sums.tolist()) == ([3], [[2, 1]], [[6.0, 7.0]])
+    assert deviations([user], np.array([3.0, 4.0])).tolist() == [[np.sqrt(8.0), 3.0]]
+    whole = filled(user, np.array([3.0, 4.0]))
+    assert whole.features.tolist() == [[1.0, 4.0], [3.0, 4.0], [5.0, 7.0]]
+    assert whole.test_features.tolist() == [[3.0, 2.0]]
+
+
+@pytest.mark.parametrize("exponent", [-900, -30, 30, 900])
+def test_deviations_are_those_of_any_units_to_the_bit(exponent: int) -> None:
+    rows = np.random.default_rng(3).normal(size=(300, 2))
+    here, there = (holed("u", values.tolist(), []) for values in (rows, np.ldexp(rows, exponent)))
+    mean = totals([here]).sums[0] / 300
+    assert (totals([there]).sums == np.ldexp(totals([here]).sums, exponent)).all()
+    assert (deviations([there], np.ldexp(mean, exponent)) == np.ldexp(deviations([here], mean), exponent)).all()
+
+
+@pytest.mark.parametrize("value", [0.1, 1e7 + 0.1, 1 / 3, -1e300, 1e-300])
+def test_the_rounding_of_a_mean_of_equal_values_is_below_its_bound(value: float) -> None:
+    user = holed("u", np.full((200_000, 1), value).tolist(), [])
+    mean = totals([user]).sums[0] / 200_000
+    assert deviations([user], mean)[0, 0] <= 128 * 2.0**-52 * abs(value) * np.sqrt(200_000)
+
+
+def test_totals_of_a_user_do_not_depend_on_who_shares_the_host() -> None:
     users = load_users(HsbData(source="hsb"), 0, None)
-    together = moments(users)
+    together, mean = totals(users), np.ones(3)
     for place in (0, 77, 159):
-        alone = moments([users[place]])
-        assert alone.sums.tobytes() == together.sums[place].tobytes()
-        assert alone.sums_of_squares.tobytes() == together.sums_of_squares[place].tobytes()
+        assert totals([users[place]]).sums.tobytes() == together.sums[place].tobytes()
+        assert deviations([users[place]], mean).tobytes() == deviations(users, mean)[place].tobytes()
 
 
 def test_standardised_training_rows_have_mean_zero_and_deviation_one_and_test_rows_follow() -> None:
     users = load_users(HsbData(source="hsb"), 0, None)
-    found = moments(users, with_target=True)
+    found = totals(users)
     total = found.n_rows.sum()
     mean = found.sums.sum(axis=0) / total
-    scale = np.sqrt(found.sums_of_squares.sum(axis=0) / total - mean**2)
-    after = [standardize(user, mean, scale, with_target=True) for user in users]
-    again = moments(after, with_target=True)
-    assert np.abs(again.sums.sum(axis=0) / total).max() < 1e-12
-    assert np.abs(again.sums_of_squares.sum(axis=0) / total - 1).max() < 1e-12
-    assert np.allclose(after[0].test_target * scale[3] + mean[3], users[0].test_target, rtol=0, atol=1e-12)
-    assert np.allclose(after[0].test_features * scale[:3] + mean[:3], users[0].test_features, rtol=0, atol=1e-12)
+    scale = np.sqrt((deviations(users, mean) ** 2).sum(axis=0) / total)
+    after = [standardize(user, mean, scale) for user in users]
+    assert np.abs(totals(after).sums.sum(axis=0) / total).max() < 1e-12
+    assert np.abs((deviations(after, np.zeros(3)) ** 2).sum(axis=0) / total - 1).max() < 1e-12
+    assert np.allclose(after[0].test_features * scale + mean, users[0].test_features, rtol=0, atol=1e-12)
 
 
-def test_the_target_is_left_alone_unless_asked_and_the_user_is_not_changed() -> None:
+def test_the_target_is_left_alone_and_the_user_is_not_changed() -> None:
     user = split(5, 0.2)
     before = bits(user)
     after = standardize(user, np.array([1.0]), np.array([2.0]))
@@ -380,6 +405,6 @@ def test_constants_that_cannot_be_applied_are_refused(mean: list[float], scale: 
         standardize(split(4, 0), np.array(mean), np.array(scale))
 
 
-def test_moments_of_nobody_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^moments were asked of 0 users"):
-        moments([])
+def test_totals_of_nobody_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^sums were asked of 0 users"):
+        totals([])

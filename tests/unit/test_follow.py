@@ -33,7 +33,7 @@ def round_of(database: RunDatabase, stage: int, number: int, *, seq: int = 0, ho
     seq = seq or 1000 * stage + number + 1
     for host in hosts:
         database.book(host, (stage, number), [(Row(seq, 1, 0, "down", "evaluation.FinalModels", 0, 0, 0, 21, 1), None)], True)
-        database.book(host, (stage, number), [(Row(seq, 1, 0, "down", "prepare.Constants", 2, 6, 48, 70, 1), None)], True)
+        database.book(host, (stage, number), [(Row(seq, 1, 0, "down", "prepare.AgreedScale", 2, 6, 48, 70, 1), None)], True)
         database.book(host, (stage, number), [(Row(seq, 1, 0, "up", "evaluation.Scores", 0, 6, 48, 90 + number, 1), None)], True)
         database.book(host, (stage, number), [(Row(seq, 1, 1, "up", "evaluation.Scores", 0, 6, 48, 90, 1), None)], False)
     if is_over:
@@ -123,7 +123,7 @@ def test_broadcasts_below_aggregators_count_once_for_each_of_them(tmp_path: Path
     database.stage(0, "local", "local", 0, "", 0.0)
     for link in ("a/host-1", "a/host-2", "b/host-1"):
         database._scope = WITHIN
-        database.book(link, (0, 1), [(Row(1, 1, 0, "down", "prepare.Constants", 2, 6, 48, 70, 1), None)], True)
+        database.book(link, (0, 1), [(Row(1, 1, 0, "down", "prepare.AgreedScale", 2, 6, 48, 70, 1), None)], True)
         database.flush()
         follower.update()
     assert [row.vectors for row in follower.traffic.values()] == [4]

@@ -31,7 +31,7 @@ from coterie_server.hub import Hub
 from coterie_server.rundb import BETWEEN, RunDatabase
 from tests.tries import soon_enough
 
-QUERY, CONSTANTS = "consensus.GroupModel", "prepare.Constants"
+QUERY, CONSTANTS = "consensus.GroupModel", "prepare.AgreedScale"
 
 
 @declare(method="tierstest", step="T1")

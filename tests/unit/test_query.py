@@ -35,7 +35,7 @@ from coterie_server.rundb import BETWEEN, WITHIN, RunDatabase, open_run
 from tests.simulation import Faults, World, small_experiment
 from tests.two_tier import Tiers, small
 
-QUERY, SLOPES, CONSTANTS = "consensus.GroupModel", "consensus.Slopes", "prepare.Constants"  # rows, rows, a broadcast
+QUERY, SLOPES, CONSTANTS = "consensus.GroupModel", "consensus.Slopes", "prepare.AgreedScale"  # rows, rows, a broadcast
 NAMES, CLUSTERS, HOSTS = ("u0", "a, b", "u/2", 'u"3"'), ("x", "x", "y", "y"), ("one", "one", "one", "two")
 
 
@@ -408,7 +408,7 @@ def test_the_session_of_a_link_says_who_is_behind_it(tiers: Tiers) -> None:
 
 
 def test_the_shares_of_all_users_are_the_total(resumed: Path, tiers: Tiers) -> None:
-    for folder, broadcast in ((resumed, "prepare.Constants"), (tiers.folder / "run", "consensus.AskModels")):
+    for folder, broadcast in ((resumed, "prepare.AgreedScale"), (tiers.folder / "run", "consensus.AskModels")):
         with contextlib.closing(open_run(folder)) as connection:
             kinds = [kind for (kind,) in connection.execute("SELECT DISTINCT kind FROM ledger WHERE is_broadcast")]
             check_shares(connection, broadcast if broadcast in kinds else kinds[0])

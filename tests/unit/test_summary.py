@@ -16,7 +16,7 @@ from coterie_server import summary
 from coterie_server.rundb import RunDatabase
 from coterie_server.summary import Shortfall
 
-QUERY, SLOPES, CONSTANTS = "consensus.GroupModel", "consensus.Slopes", "prepare.Constants"
+QUERY, SLOPES, CONSTANTS = "consensus.GroupModel", "consensus.Slopes", "prepare.AgreedScale"
 
 
 @pytest.fixture

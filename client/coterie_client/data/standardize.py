@@ -1,11 +1,13 @@
-"""Standardisation in pure pieces: per-user moments to be summed over the federation, and applying what was agreed.
+"""Standardisation in pure pieces: per-user totals and deviations to be summed over the federation, and applying what was agreed.
 
-The constants themselves are agreed on in a federated round of sums, so that no member sees another's rows.
+The constants themselves are agreed on in federated rounds of sums, so that no member sees another's rows. A missing cell is NaN here: it
+counts in no sum, and gets the common mean. All of it is free of units: a feature in other units has other constants and the same rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,60 +16,91 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
 from coterie_client.data.users import UserData, frozen
 
+_CELLS = 1 << 20  # turned at a time: 8 MB
 
-class Moments(NamedTuple):
-    """Sums over each user's training rows; with the target, it is the last of p + 1 columns."""
+
+class Totals(NamedTuple):
+    """Over each user's training rows; a missing cell is neither counted nor summed."""
 
     n_rows: Indices  # (n_users,)
+    n_present: Indices  # (n_users, p)
     sums: Array  # (n_users, p)
-    sums_of_squares: Array  # (n_users, p)
 
 
-def moments(users: Sequence[UserData], *, with_target: bool = False) -> Moments:
-    """Count, sums and sums of squares of each user's training rows, in the order given. A row depends on its own user alone."""
-    if not users:
-        raise ConfigError("moments were asked of 0 users, want at least one")
-    for user in users:
-        if user.features.ndim != 2:
-            found = f"user {user.name!r} has rows of shape {list(user.features.shape[1:])}"
-            raise ConfigError(f"{found}, want rows of p numbers to standardise: rows of other shapes need a model")
-    tables = [_columns(user.features, user.target, with_target) for user in users]
-    return Moments(
-        n_rows=np.array([len(table) for table in tables], dtype=np.int64),
-        sums=np.stack([table.sum(axis=0) for table in tables]),
-        sums_of_squares=np.stack([(table * table).sum(axis=0) for table in tables]),
+def totals(users: Sequence[UserData]) -> Totals:
+    """Counts and sums of each user's training rows, in the order given. A row depends on its own user alone."""
+    _check(users)
+    return Totals(
+        n_rows=np.array([len(user.features) for user in users], dtype=np.int64),
+        n_present=np.stack([(~np.isnan(user.features)).sum(axis=0, dtype=np.int64) for user in users]),
+        sums=np.stack([_by_feature(user.features, _sum) for user in users]),
     )
 
 
-def standardize(user: UserData, mean: Array, scale: Array, *, with_target: bool = False) -> UserData:
+def deviations(users: Sequence[UserData], mean: Array) -> Array:
+    """(n_users, p) Euclidean norms of what each user's training rows are from `mean` (p,). ConfigError when it has another shape.
+
+    Norms and not squares, which leave the range of numbers for features of 1e-170 or 1e170.
+    """
+    _check(users)
+    for user in users:
+        _check_shape("mean", mean, user)
+    return np.stack([_by_feature(user.features - mean, _norm) for user in users])
+
+
+def filled(user: UserData, fill: Array) -> UserData:
+    """The user with `fill` (p,) in the missing cells of training and test rows. ConfigError for a wrong shape."""
+    _check_shape("fill", fill, user)
+    train, test = (np.where(np.isnan(rows), fill, rows) for rows in (user.features, user.test_features))
+    return replace(user, features=frozen(train), test_features=frozen(test))
+
+
+def standardize(user: UserData, mean: Array, scale: Array) -> UserData:
     """The user with training and test features turned into (features - mean) / scale; mean and scale (p,).
 
-    With `with_target`, mean and scale are (p + 1,), and the last entry is the target's. Raises ConfigError for a wrong shape, or a
-    mean or scale that is not finite, or a scale that is not positive.
+    Raises ConfigError for a wrong shape, or a mean or scale that is not finite, or a scale that is not positive.
     """
-    n_columns = user.features.shape[1] + with_target
     for what, values in (("mean", mean), ("scale", scale)):
-        if values.shape != (n_columns,):
-            raise ConfigError(f"the {what} for user {user.name!r} has shape {values.shape}, want ({n_columns},)")
+        _check_shape(what, values, user)
         for column, value in enumerate(values):
             if not np.isfinite(value) or (what == "scale" and value <= 0):
                 wanted = "a positive number: is the column constant?" if what == "scale" else "a number"
                 raise ConfigError(f"the {what} of column {column} is {float(value)}, want {wanted}")
+    train, test = ((rows - mean) / scale for rows in (user.features, user.test_features))
+    return replace(user, features=frozen(train), test_features=frozen(test))
+
+
+def _check(users: Sequence[UserData]) -> None:
+    if not users:
+        raise ConfigError("sums were asked of 0 users, want at least one")
+    for user in users:
+        if user.features.ndim != 2:
+            found = f"user {user.name!r} has rows of shape {list(user.features.shape[1:])}"
+            raise ConfigError(f"{found}, want rows of p numbers to standardise: rows of other shapes need a model")
+
+
+def _check_shape(what: str, values: Array, user: UserData) -> None:
     p = user.features.shape[1]
-    train, test = (
-        (_columns(features, target, with_target) - mean) / scale
-        for features, target in ((user.features, user.target), (user.test_features, user.test_target))
-    )
-    return UserData(
-        name=user.name,
-        cluster=user.cluster,
-        features=frozen(train[:, :p]),
-        target=frozen(train[:, p]) if with_target else user.target,
-        test_features=frozen(test[:, :p]),
-        test_target=frozen(test[:, p]) if with_target else user.test_target,
-        schema=user.schema,
-    )
+    if values.shape != (p,):
+        raise ConfigError(f"the {what} for user {user.name!r} has shape {values.shape}, want ({p},)")
 
 
-def _columns(features: Array, target: Array, with_target: bool) -> Array:
-    return np.column_stack([features, target]) if with_target else features
+def _by_feature(rows: Array, of_features: Callable[[Array], Array]) -> Array:
+    """(p,) what `of_features` makes of the features (k, m), each in one piece: so numpy sums in pairs, with small errors of rounding."""
+    m, p = rows.shape
+    width = max(1, _CELLS // max(1, m))
+    parts = [of_features(np.ascontiguousarray(rows[:, start : start + width].T)) for start in range(0, p, width)]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def _sum(features: Array) -> Array:
+    found: Array = np.where(np.isnan(features), 0.0, features).sum(axis=1)
+    return found
+
+
+def _norm(features: Array) -> Array:
+    sizes = np.where(np.isnan(features), 0.0, np.abs(features))
+    top = sizes.max(axis=1, initial=0.0)
+    shares = sizes / np.where(top > 0.0, top, 1.0)[:, None]
+    found: Array = top * np.sqrt((shares * shares).sum(axis=1))
+    return found

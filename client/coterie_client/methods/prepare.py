@@ -1,4 +1,4 @@
-"""Client half of `prepare`: sums for standardisation, and facts about the users' losses. The agreed constants are its state.
+"""Client half of `prepare`: sums for the common constants, and facts about the users' losses. The agreed constants are its state.
 
 Sums are of one user, not of a host: those of a user with one or two rows determine its features (see `coterie.methods.prepare`).
 """
@@ -6,21 +6,32 @@ Sums are of one user, not of a host: those of a user with one or two rows determ
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from coterie.arrays import Array
 from coterie.messages import Message
-from coterie.methods.prepare import AskFacts, AskMoments, AskSizes, Constants, UserFacts, UserMoments, UserSizes
-from coterie_client.data import moments
+from coterie.methods.prepare import (
+    AgreedMean,
+    AgreedScale,
+    AskFacts,
+    AskSizes,
+    AskSums,
+    UserCounts,
+    UserDeviations,
+    UserFacts,
+    UserSizes,
+    UserSums,
+)
+from coterie_client.data import deviations, totals
 from coterie_client.method import Inbox, Local
 
 
 @dataclass(frozen=True)
 class State:
-    """Mean and scale (p,) of the features, once agreed on; None before."""
+    """Mean and scale (p,) of the features, once agreed on; None before, and no scale where nothing is standardised."""
 
     mean: Array | None = None
     scale: Array | None = None
@@ -32,12 +43,18 @@ class _Prepare:
 
     def step(self, state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
         replies: list[Message] = []
-        if AskMoments in inbox:
-            found = moments(local.users)
-            replies.append(UserMoments(found.n_rows, found.sums, found.sums_of_squares))
-        if Constants in inbox:
-            constants = inbox[Constants]
-            state = State(constants.mean, constants.scale)
+        if AskSums in inbox:
+            found = totals(local.users)
+            replies.append(UserSums(found.n_rows, found.sums))
+            if inbox[AskSums].wants_counts[0]:
+                replies.append(UserCounts(found.n_present))
+        if AgreedMean in inbox:
+            agreed = inbox[AgreedMean]
+            state = State(agreed.mean)
+            if agreed.wants_deviations[0]:
+                replies.append(UserDeviations(deviations(local.users, agreed.mean)))
+        if AgreedScale in inbox:
+            state = replace(state, scale=inbox[AgreedScale].scale)
         if AskSizes in inbox:
             n_test = np.array([len(user.test_features) for user in local.users], dtype=np.int64)
             replies.append(UserSizes(np.array([len(user.features) for user in local.users], dtype=np.int64), n_test))

@@ -1,9 +1,11 @@
-"""Before the first stage: constants of standardisation agreed on by sums, and what each user tells about its loss.
+"""Before the first stage: constants that users agree on by sums, and what each user tells about its loss.
 
-No message carries rows. For standardisation users send the sums and the sums of squares of their training rows, feature by feature, and
-these do give the rows of a small user away: of one row all values, of two rows both values of each feature, though not which belong
-together. From `FEW_ROWS` rows on, m, the sums leave each value free within sqrt(m-1) deviations of the user's mean, unless the feature is
-coarse, such as a code of 0 and 1. Targets are not summed. Of two members each knows much of the other's sums from the common constants.
+No message carries rows. For standardisation users send the sums of their training rows, feature by feature, and, once the common mean is
+known, the norm of their deviations from it. These two numbers do give the rows of a small user away: of one row all values, of two rows
+both values of each feature, though not which belong together. From `FEW_ROWS` rows on, m, they leave each value free within sqrt(m-1)
+deviations of the user's mean, unless the feature is coarse, such as a code of 0 and 1. Where cells are missing, only the cells that are
+there count, feature by feature, and how many there are is sent too; without standardisation the sum alone gives a single cell away.
+Targets are not summed. Of two members each knows much of the other's sums from the common constants.
 """
 
 from __future__ import annotations
@@ -13,30 +15,56 @@ from typing import Final
 from coterie.messages import Annotated, Array, Broadcast, Indices, Positions, Rows, Scalars, dataclass, declare
 
 FEW_ROWS: Final = 3  # 2 numbers per feature determine up to 2 rows
+FEW_CELLS: Final = 2  # 1 number per feature, where missing cells are filled and nothing is standardised, determines 1
 
 
 @declare(method="prepare", step="standardize")
 @dataclass(frozen=True)
-class AskMoments(Broadcast):
-    """Asks every user for the sums over its training rows."""
+class AskSums(Broadcast):
+    """Asks every user for the sums over its training rows, and, with a 1, how many cells of each feature are not missing."""
+
+    wants_counts: Annotated[Indices, Positions(1)]
 
 
 @declare(method="prepare", step="standardize")
 @dataclass(frozen=True)
-class UserMoments(Rows):
-    """A user's sums, over its training rows, of each of p features and of its square."""
+class UserSums(Rows):
+    """A user's sums of each of p features over its training rows, missing cells left out."""
 
     n_rows: Annotated[Indices, Positions("rows")]
     sums: Annotated[Array, Scalars("rows", "p")]
-    sums_of_squares: Annotated[Array, Scalars("rows", "p")]
 
 
 @declare(method="prepare", step="standardize")
 @dataclass(frozen=True)
-class Constants(Broadcast):
-    """The common mean and scale of each feature."""
+class UserCounts(Rows):
+    """How many of a user's training rows have a value of each of p features."""
+
+    n_present: Annotated[Indices, Positions("rows", "p")]
+
+
+@declare(method="prepare", step="standardize")
+@dataclass(frozen=True)
+class AgreedMean(Broadcast):
+    """The common mean of each feature, which fills missing cells. With a 1 every user is asked for its deviations from it."""
 
     mean: Annotated[Array, Scalars("p")]
+    wants_deviations: Annotated[Indices, Positions(1)]
+
+
+@declare(method="prepare", step="standardize")
+@dataclass(frozen=True)
+class UserDeviations(Rows):
+    """The Euclidean norm of a user's deviations from the common mean, for each of p features, missing cells left out."""
+
+    norms: Annotated[Array, Scalars("rows", "p")]
+
+
+@declare(method="prepare", step="standardize")
+@dataclass(frozen=True)
+class AgreedScale(Broadcast):
+    """The common scale of each feature."""
+
     scale: Annotated[Array, Scalars("p")]
 
 

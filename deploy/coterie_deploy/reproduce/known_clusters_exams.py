@@ -31,7 +31,7 @@ from coterie.arrays import Array
 from coterie.config import Experiment
 from coterie.data import PythonData
 from coterie.problem import ProblemConfig
-from coterie_client.data import UserData, load_users, moments, standardize, user_source
+from coterie_client.data import UserData, deviations, load_users, standardize, totals, user_source
 from coterie_client.problems import build_problem
 from coterie_deploy import shipped
 from coterie_deploy.api import Result, run
@@ -79,10 +79,10 @@ def local_experiment(seed: int) -> Experiment:
 def schools(options: dict[str, JsonValue], seed: int) -> Iterable[UserData]:  # noqa: ARG001
     """The schools with the held-out rows of the shipped experiment, standardised as there, and with a column of -1."""
     users = load_users(shipped.load("exams").data, seed, None)
-    found = moments(users)
+    found = totals(users)
     n_rows = found.n_rows.sum()
     mean = found.sums.sum(axis=0) / n_rows
-    scale = np.sqrt(found.sums_of_squares.sum(axis=0) / n_rows - mean**2)
+    scale = np.sqrt((deviations(users, mean) ** 2).sum(axis=0) / n_rows)
     return [_with_intercept(standardize(user, mean, scale)) for user in users]
 
 

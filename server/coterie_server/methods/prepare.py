@@ -1,18 +1,37 @@
-"""Server half of `prepare`: standardisation by sums in member order, then the users' facts. Not a stage of rounds, two exchanges."""
+"""Server half of `prepare`: common constants by sums in member order, then the users' facts. One to four exchanges, no stage of rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, RunError
-from coterie.methods.prepare import AskFacts, AskMoments, AskSizes, Constants, UserFacts, UserMoments, UserSizes
+from coterie.methods.prepare import (
+    AgreedMean,
+    AgreedScale,
+    AskFacts,
+    AskSizes,
+    AskSums,
+    UserCounts,
+    UserDeviations,
+    UserFacts,
+    UserSizes,
+    UserSums,
+)
 from coterie.model import TensorInfo
 from coterie_server.method import Facts, Federation, Members
 
 MAX_D = 100_000_000  # dimensions of a model
+
+
+# A feature whose scale is at most this times its mean is constant but for rounding. Sums in pairs of m equal values c, by the users and
+# then over them, are wrong by at most 2 (19 + log2(m/128)) eps m c, so their mean by less than 128 eps c for m up to 2^40.
+_ROUNDING = 128 * float(np.finfo(np.float64).eps)
 
 
 async def prepare(
@@ -20,31 +39,85 @@ async def prepare(
     members: Members,
     *,
     standardize: bool,
+    fill: bool = False,
     features: Sequence[str] = (),
+    may_be_constant: Sequence[bool] = (),
     wants_minimisers: bool = True,
     wants_sizes: bool = False,
 ) -> Facts:
-    """Agrees on the constants of standardisation if asked to, and learns n_rows, d, L_i and mu_i.
+    """Agrees on the constants that are asked for, and learns n_rows, d, L_i and mu_i.
 
+    `fill`: missing cells get the mean of those that are there. `may_be_constant` (p,): features whose scale is 1 where they do not vary.
     `wants_minimisers`: a user whose loss alone has no unique minimiser ends the run, before the first stage. `wants_sizes`: n_test too.
-    Raises ConfigError for a constant feature, RunError when users disagree on the number of features.
+    Raises ConfigError for a feature that nobody has, or that is constant, RunError when users disagree on the number of features.
     """
-    if not standardize:
-        return await _asked_facts(federation, members, wants_minimisers=wants_minimisers, wants_sizes=wants_sizes)
-    sums = (await federation.exchange(AskMoments()))[UserMoments]
-    count = int(sums.n_rows.sum())
-    mean = sums.sums.sum(axis=0) / count
-    variance = sums.sums_of_squares.sum(axis=0) / count - mean**2
-    # Below rounding level of the sums a variance is that of a constant.
-    constant = np.flatnonzero(variance <= 1e-12 * (1.0 + mean**2))
-    if constant.size:
-        name = repr(features[constant[0]]) if features else f"{constant[0] + 1} of {mean.size}"
-        raise ConfigError(f"feature {name} is the same in all {count} training rows, want one that varies (or standardize: false)")
-    scale = np.sqrt(variance)
-    await federation.exchange(Constants(mean, scale))
-    # In an exchange of its own: L_i and mu_i are those of the standardised rows, which a host has once it has handled the constants.
+    agreed = _NOTHING
+    if standardize or fill:
+        agreed = await _agreed(federation, features, np.array(may_be_constant, dtype=np.bool_), standardize=standardize, fill=fill)
+    # In an exchange of its own: L_i and mu_i are those of the final rows, which a host has once it has handled the constants.
     facts = await _asked_facts(federation, members, wants_minimisers=wants_minimisers, wants_sizes=wants_sizes)
-    return replace(facts, mean=mean, scale=scale)
+    fewest = agreed.n_fewest if standardize or fill else None
+    return replace(
+        facts, mean=agreed.mean if standardize else None, scale=agreed.scale, fill=agreed.mean if fill else None, n_fewest=fewest
+    )
+
+
+class _Agreed(NamedTuple):
+    """Constants of the features (p,), and of each user (n,) the fewest cells, above 0, that a sum of it is about."""
+
+    mean: Array | None
+    scale: Array | None
+    n_fewest: Indices | None
+
+
+_NOTHING = _Agreed(None, None, None)
+
+
+async def _agreed(
+    federation: Federation, features: Sequence[str], may_be_constant: NDArray[np.bool_], *, standardize: bool, fill: bool
+) -> _Agreed:
+    """The mean of each feature, and then the root of the mean squared deviation from it. A missing cell has no part in either.
+
+    Two passes, since a mean of squares less the square of a mean loses what varies little beside its mean. Sums are in member order.
+    """
+    replies = await federation.exchange(AskSums(np.array([int(fill)])))
+    told = replies[UserSums]
+    n_present = replies[UserCounts].n_present if fill else np.repeat(told.n_rows[:, None], told.sums.shape[1], axis=1)
+    if n_present.shape != told.sums.shape or (n_present < 0).any():
+        raise RunError(
+            f"users told sums of shape {told.sums.shape} and counts of shape {n_present.shape}, wanted the same and no count below 0"
+        )
+    count = n_present.sum(axis=0)
+    if not count.all():
+        raise ConfigError(f"{_named(features, int(np.argmin(count)), count.size)} has no value in any training row, want at least one")
+    mean = _sum_over_users(told.sums) / count
+    n_fewest = np.where(n_present > 0, n_present, np.iinfo(np.int64).max).min(axis=1, initial=np.iinfo(np.int64).max)
+    replies = await federation.exchange(AgreedMean(mean, np.array([int(standardize)])))
+    if not standardize:
+        return _Agreed(mean, None, n_fewest)
+    norms = replies[UserDeviations].norms
+    top = norms.max(axis=0, initial=0.0)
+    shares = norms / np.where(top > 0.0, top, 1.0)
+    scale = top * np.sqrt(_sum_over_users(shares * shares) / count)
+    is_constant = scale <= _ROUNDING * np.abs(mean)
+    if may_be_constant.size:
+        scale, is_constant = np.where(is_constant & may_be_constant, 1.0, scale), is_constant & ~may_be_constant
+    if is_constant.any():
+        place = int(np.argmax(is_constant))
+        name = _named(features, place, mean.size)
+        raise ConfigError(f"{name} is the same in all {count[place]} training rows, want one that varies (or standardize: false)")
+    await federation.exchange(AgreedScale(scale))
+    return _Agreed(mean, scale, n_fewest)
+
+
+def _sum_over_users(rows: Array) -> Array:
+    """(p,) sums of (n, p) in pairs of users in member order, whose errors of rounding are small."""
+    found: Array = np.ascontiguousarray(rows.T).sum(axis=1)
+    return found
+
+
+def _named(features: Sequence[str], place: int, p: int) -> str:
+    return f"feature {features[place]!r}" if features else f"feature {place + 1} of {p}"
 
 
 async def prepare_network(federation: Federation, members: Members, tensors: Sequence[TensorInfo]) -> Facts:
