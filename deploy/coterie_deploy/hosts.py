@@ -107,7 +107,7 @@ async def _watch(hub: Hub, port: int, host: Launched, closing: asyncio.Event) ->
             if code >= 0:
                 break
             hub.recorder.event("restart", f"{host.noun} {host.name!r} was killed by {_signal(code)} and is started again", host=host.name)
-        hub.fail(_failure(host, code, sentence))
+        hub.ended(host.name, _failure(host, code, sentence))
     except OSError as error:
         hub.fail(RunError(f"cannot start {host.noun} {host.name!r} in {host.folder}: {error.strerror or error}"))
 

@@ -5,8 +5,10 @@ Everything is encoded and decoded as on the network, so bytes and bits are those
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 
+from coterie.dial import reason_of
 from coterie.errors import ConfigError, CoterieError
 from coterie.ledger import UP
 from coterie.v1 import session_pb2
@@ -45,8 +47,10 @@ class LoopbackLink:
         try:
             reply = self._host.handle(received)
             self._host.settle()
-        except CoterieError as error:
-            failure = session_pb2.Failure(reason=str(error), config=isinstance(error, ConfigError))
+        except Exception as error:
+            if not isinstance(error, CoterieError):  # a mistake of ours: its traceback goes where that of a host's own process would
+                traceback.print_exception(error)
+            failure = session_pb2.Failure(reason=reason_of(error), config=isinstance(error, ConfigError))
             self._hub.failed(self._host.name, failure, self)
             return
         if reply is not None:

@@ -18,6 +18,7 @@ from coterie_server.sessions import Host, Refusal, shown
 _MAX_NAME_CHARS = 255  # of hosts, users and clusters
 _MAX_WORD_CHARS = 1000  # of what else a hello says of its host
 _MAX_MODEL_CHARS = 4 << 20
+_MOST_BREACHES = 3  # of the protocol: so often a run goes on without a host and takes it back, but no more
 
 
 class Parent(Protocol):
@@ -58,6 +59,9 @@ def check_hello(parent: Parent, hello: session_pb2.Hello) -> None:
         state = f"it is at task {hello.last_seq}, but there were {parent.seq}"
         raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} came with a state that is not of this run: {state}")
     known = parent.hosts.get(hello.host)
+    if known is not None and known.n_breaches >= _MOST_BREACHES:
+        found = f"has broken the protocol {known.n_breaches} times, and the run goes on without it"
+        raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} {found}")
     if known is not None and parent.members is not None and hello.last_seq < known.forgotten:
         state = f"it is at task {hello.last_seq}, wanted at least {known.forgotten}"
         raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} came back without its state: {state}")

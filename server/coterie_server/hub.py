@@ -118,7 +118,7 @@ class Hub:
         now = self._clock()
         if host.absent_since is not None:
             host.absent_s += now - host.absent_since
-        host.link, host.instance, host.absent_since, host.heard_at = link, hello.instance, None, now
+        host.link, host.instance, host.absent_since, host.heard_at, host.is_struck = link, hello.instance, None, now, False
         host.reached = hello.last_seq
         self.furthest = max(self.furthest, hello.last_seq)
         self.refused.pop(host.name, None)
@@ -406,7 +406,7 @@ class Hub:
     def received(self, name: str, received: Received) -> None:
         """A whole reply of a host has arrived. A malformed one ends the host's stream before the run, and then the run, naming the host."""
         host = self.hosts.get(name)
-        if host is None:  # its place was given up while the frame was read
+        if host is None or host.is_struck:  # its place, or its stream, was given up while the frame was read
             return
         host.heard_at = self._clock()
         reply = received.frame
@@ -416,7 +416,10 @@ class Hub:
             messages, entries = received.decode(own.size, self.dims)
             pending = self._pending
             is_awaited = pending is not None and pending.seq == reply.seq and reply.attempt == self.attempt and name in pending.waiting
-            self._unbook(host, (entries, reply.seq, reply.attempt, UP, reply.resent), is_useful=is_awaited)
+            wrong = self._wrong_with(host, messages, own) if is_awaited else None
+            self._unbook(host, (entries, reply.seq, reply.attempt, UP, reply.resent), is_useful=is_awaited and wrong is None)
+            if wrong is not None:  # it still owes this answer
+                raise wrong
             host.replied_bytes += received.n_bytes
             host.reached = max(host.reached, reply.seq)
             host.acked = max(host.acked, reply.seq)
@@ -426,10 +429,6 @@ class Hub:
                 self._settle_or_fail()  # only answers to an exchange wait to be booked, so they are never many
                 self._note("late", name, f"host {name!r} answered task {reply.seq} too late or twice", host=name, seq=reply.seq)
                 return
-            check_kinds(name, messages)
-            for message in messages:
-                check_owners(name, message, own, self._layout().clusters[name])
-                check_finite(name, message, own, self.members.names if self.members else (), self.round)
         except CoterieError as error:
             self._settle_or_fail()
             self._broke(host, error if isinstance(error, RunError) else RunError(f"host {name!r} broke the protocol: {error}"))
@@ -440,6 +439,17 @@ class Hub:
         pending.waiting.discard(name)
         if not pending.waiting and not pending.done.done():
             pending.done.set_result(None)
+
+    def _wrong_with(self, host: Host, messages: Sequence[Message], own: Indices) -> CoterieError | None:
+        """Why an answer cannot be put together with those of the others; None when it can."""
+        try:
+            check_kinds(host.name, messages)
+            for message in messages:
+                check_owners(host.name, message, own, self._layout().clusters[host.name])
+                check_finite(host.name, message, own, self.members.names if self.members else (), self.round)
+        except CoterieError as error:
+            return error
+        return None
 
     def announced(self, name: str, frame: session_pb2.Task | session_pb2.Reply) -> None:
         """The first frame of a host's reply is here, and there will be memory for the rest. ProtocolError when it cannot be a right one."""
@@ -464,18 +474,59 @@ class Hub:
     def broke(self, name: str, link: Link, reason: str) -> None:
         """A frame of a host's stream was malformed or out of order. The stream is given up; the host may come back on another."""
         host = self.hosts.get(name)
-        if host is not None and host.link is link:
-            self.turned_away(name, f"host {name!r} broke the protocol: {reason}")
+        if host is None or host.link is not link:
+            return
+        sentence = f"host {name!r} broke the protocol: {reason}"
+        self.turned_away(name, sentence)
+        if self._has_started and self.rules.on_loss == "skip" and not self._why_not_spared(host):
+            host.n_breaches += 1
+            self._strike(host, "INVALID_ARGUMENT", sentence)
 
     def _broke(self, host: Host, error: RunError) -> None:
         """A whole reply or a book is not what it must be: the end of the run, unless it has not begun or the others may go on alone."""
         self.turned_away(host.name, str(error))
-        link = host.link
-        if (self.members is not None and not self._skips_late) or self._finish is not None:
+        if self._has_started and self.rules.on_loss == "skip":
+            host.n_breaches += 1
+            self._strike_or_fail(host, "INVALID_ARGUMENT", error)
+        elif (self.members is not None and not self._skips_late) or self._finish is not None:
             self.fail(error)
-        elif link is not None:
-            link.close("INVALID_ARGUMENT", str(error))
-            self.lost(host.name, link, str(error))
+        elif host.link is not None:
+            self._give_up(host, host.link, "INVALID_ARGUMENT", str(error))
+
+    def _give_up(self, host: Host, link: Link, code: str, reason: str) -> None:
+        link.close(code, reason)
+        self.lost(host.name, link, reason)
+
+    def _strike_or_fail(self, host: Host, code: str, error: CoterieError) -> None:
+        """A host has broken the protocol or cannot go on, and `federation.on_loss` is skip: its own end, where the others may go on."""
+        if why := self._why_not_spared(host):
+            self.fail(type(error)(f"{error}; on_loss is skip, but {why}"))
+        else:
+            self._strike(host, code, str(error))
+
+    def _why_not_spared(self, host: Host) -> str:
+        """Why the run cannot go on without this host from now on, "" when it can."""
+        # The run is over, or repeats decisions that do not wait for the host now; an exchange that does will say what it misses.
+        if self._finish is not None or not (self.decides or self._is_awaited(host)):
+            return ""
+        return self._why_not_without({host.name})
+
+    def _is_awaited(self, host: Host) -> bool:
+        """Whether the exchange under way needs the host's answer."""
+        return self._pending is not None and host.name in self._pending.waiting
+
+    def _strike(self, host: Host, code: str, reason: str) -> None:
+        """Ends a host's stream, and goes on without its users at once. Nothing more is asked of it until it is back on another stream."""
+        host.is_struck = True
+        if host.link is not None:
+            self._give_up(host, host.link, code, reason)
+        pending = self._pending
+        if self._finish is not None:
+            return
+        if pending is not None and host.name in pending.waiting:
+            self._record_or_fail(lambda: self._skip(pending, [host.name], reason))
+        else:  # its answer, complete and checked, is there, or was not waited for
+            self._say_out([host.name], self.seq + 1, reason)
 
     def _forget(self, host: Host, durable_seq: int) -> None:
         while host.log and host.log[0].seq <= durable_seq and host.log[0].seq <= host.acked:
@@ -514,14 +565,31 @@ class Hub:
         """
         if self._has_started and link is not None and name in self.hosts and self.hosts[name].link is link:
             reason = f"host {name!r} cannot go on: {shortened(failure.reason)}"
-            self.fail(ConfigError(reason) if failure.config else RunError(reason))
+            self._has_failed(self.hosts[name], ConfigError(reason) if failure.config else RunError(reason))
         else:
             self.turned_away(name, f"host {shown(name)!r} cannot join: {failure.reason}")
+
+    def ended(self, name: str, error: CoterieError) -> None:
+        """The process of a host has ended, and is not started again: whoever has launched it says why."""
+        host = self.hosts.get(name)
+        if host is None or not self._has_started:
+            self.fail(error)
+        elif not host.is_struck:  # it has not said why itself
+            self._has_failed(host, error)
+
+    def _has_failed(self, host: Host, error: CoterieError) -> None:
+        """A host of a run that has started cannot go on, or will never answer."""
+        if self.rules.on_loss == "skip":
+            self.turned_away(host.name, str(error))
+            self._strike_or_fail(host, "ABORTED", error)
+        else:
+            self.fail(error)
 
     def book_of(self, name: str, book: session_pb2.Book) -> None:
         """A piece of a host's own ledger has arrived."""
         host = self.hosts.get(name)
-        if host is None or not self._takes_books:  # too late is as if lost: of a run that has ended nothing is still to be written
+        # Too late is as if lost: of a run that has ended nothing is still to be written.
+        if host is None or host.is_struck or not self._takes_books:
             return
         try:
             if self._finish is None:
@@ -636,7 +704,8 @@ class Hub:
         if now - pending.since - host.absence_s(now, pending.since) <= rules.task_timeout_s or host.link is None:
             return
         if not (rules.is_two_tier and rules.on_loss == "wait"):
-            self.fail(RunError(f"{rules.noun} {host.name!r} has not answered task {pending.seq} for {rules.task_timeout_s:g} s"))
+            reason = f"{rules.noun} {host.name!r} has not answered task {pending.seq} for {rules.task_timeout_s:g} s"
+            self._has_failed(host, RunError(reason))
         elif self._stop_reason:  # an aggregator may itself wait for a lost host, for as long as that takes
             self.fail(RunError(f"stopped by {self._stop_reason} while {rules.noun} {host.name!r} works on task {pending.seq}"))
 
@@ -680,32 +749,33 @@ class Hub:
         if not behind or len(self.hosts) - len(self._out.union(behind)) < self._fewest:
             return []
         self.recorder.decide(self.seq, "pass", behind)
-        self._say_out(behind)
+        self._say_out(behind, self.seq)
         return behind
 
     def _can_pass(self, host: Host) -> bool:
-        if not host.owes or "skip" not in (self.rules.late, self.rules.on_loss):
+        if not (host.owes or host.is_struck) or "skip" not in (self.rules.late, self.rules.on_loss):
             return False
         is_lost = self.rules.on_loss == "skip" and not self.needs_everyone and host.link is None
         return self.may_skip or is_lost
 
     def _take_back(self) -> None:
         """Hosts that have caught up take part again."""
-        for name in sorted(name for name in self._out if not self.hosts[name].owes) if self._out else ():
+        for name in sorted(name for name in self._out if self.hosts[name].has_caught_up) if self._out else ():
             self._out.discard(name)
             self._tell("back", f"host {name!r} takes part again from exchange {self.seq} on", host=name, seq=self.seq)
 
-    def _skip(self, pending: Pending, names: Sequence[str]) -> None:
+    def _skip(self, pending: Pending, names: Sequence[str], why: str = "") -> None:
         """The exchange under way goes on without the answers of these hosts."""
         self.recorder.decide(pending.seq, "skip", list(names))
-        self._say_out(names)
+        self._say_out(names, pending.seq, why)
         self._leave_out(names)
         if not pending.waiting and not pending.done.done():
             pending.done.set_result(None)
 
-    def _say_out(self, names: Sequence[str]) -> None:
+    def _say_out(self, names: Sequence[str], seq: int, why: str = "") -> None:
         if not self._out.issuperset(names):
-            self._tell("skip", f"going on without {', '.join(names)} from exchange {self.seq} on", seq=self.seq)
+            text = f"going on without {', '.join(names)} from exchange {seq} on"
+            self._tell("skip", f"{text}: {shortened(why)}" if why else text, seq=seq)
         self._out.update(names)
 
     def _tell(self, kind: str, text: str, **data: Any) -> None:
@@ -783,6 +853,7 @@ class Hub:
                     "acked": host.acked,
                     "forgotten": host.forgotten,
                     "told": host.name in self._told,
+                    "breaches": host.n_breaches,
                     "log": packed(host.log),
                 }
                 for host in self.hosts.values()
@@ -796,7 +867,7 @@ class Hub:
         now = self._clock()
         for entry in memory["hosts"]:
             host = Host(entry["name"], tuple(entry["users"]), tuple(entry["clusters"]), absent_since=now)
-            host.acked, host.forgotten = entry["acked"], entry["forgotten"]
+            host.acked, host.forgotten, host.n_breaches = entry["acked"], entry["forgotten"], entry.get("breaches", 0)
             host.log.extend(unpacked(entry["log"], len(host.users)))
             host.asked = max([host.acked, *(sent.seq for sent in host.log)])
             self.log_bytes += sum(sent.encoded.n_bytes for sent in host.log)

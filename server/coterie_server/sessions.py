@@ -140,12 +140,19 @@ class Host:
     replied_bytes: int = 0  # in this attempt; the host keeps its replies between two snapshots
     n_sent: int = 0  # tasks that it was asked to answer, in this attempt, as often as it was asked
     n_replies: int = 0  # that came, in this attempt
+    n_breaches: int = 0  # of the protocol, that the run went on without it after
+    is_struck: bool = False  # it has broken the protocol or cannot go on, and is not back yet
     n_booked: int = 0  # rows of the ledger that concern it, which bounds those it may bring itself
 
     @property
     def owes(self) -> bool:
         """Whether it has yet to answer something."""
         return self.acked < self.asked
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether it may take part again."""
+        return not self.owes and not self.is_struck
 
     def absence_s(self, now: float, since: float) -> float:
         """How long it was without a connection since its last answer, in all; of one that never came, since `since`."""
