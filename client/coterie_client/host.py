@@ -19,6 +19,7 @@ from coterie.snapshot import SnapshotFile
 from coterie.v1 import session_pb2
 from coterie.wire import Encoded, Received
 from coterie_client.data import UserData
+from coterie_client.data.notes import Note
 from coterie_client.method import ClientMethod, Inbox, Local
 from coterie_client.problems import Problem
 
@@ -42,12 +43,14 @@ class Host(Member):
         instance: str = "",
         network: Network | None = None,
         losses: Problem | None = None,
+        notes: Sequence[Note] = (),
     ) -> None:
         model = "" if network is None else to_json(network.tensors)
-        super().__init__(name, experiment, run_id, users, store, instance, users[0].columns, model)
+        super().__init__(name, experiment, run_id, users, store, instance, users[0].schema, model, [note.finding for note in notes])
         self.network = network
         self.losses = losses  # on the rows as they are
         self.users = tuple(users)
+        self.notes = tuple(notes)  # on the data that they were read from
         self.states: dict[str, Any] = {}
         self._build_local = build_local
         self._local: Local | None = None

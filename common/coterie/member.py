@@ -17,9 +17,12 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.config import Experiment
 from coterie.errors import ProtocolError, RunError
+from coterie.features import Feature
+from coterie.findings import Finding
 from coterie.ledger import DOWN, UP, Booked, pack, rows_of
 from coterie.messages import Message, Rows
 from coterie.snapshot import SnapshotFile
+from coterie.told import feature_frame, finding_frame
 from coterie.v1 import session_pb2
 from coterie.wire import PROTOCOL_VERSION, Encoded, Precision, Received, encode, reheaded
 
@@ -67,8 +70,9 @@ class Member:
         users: Sequence[User],
         store: SnapshotFile | None,
         instance: str = "",
-        features: Sequence[str] = (),
+        schema: Sequence[Feature] = (),
         model: str = "",
+        findings: Sequence[Finding] = (),
     ) -> None:
         self.name = name
         self.experiment = experiment
@@ -78,7 +82,8 @@ class Member:
         self.n_members = 0
         self.last_seq = 0
         self._members = tuple(users)
-        self._features = tuple(features)
+        self._schema = tuple(schema)
+        self._findings = tuple(findings)
         self._model = model
         self._store = store
         self._instance = instance
@@ -112,7 +117,8 @@ class Member:
                 last_seq=self.last_seq,
                 numerics=self.numerics(),
                 instance=self._instance,
-                features=self._features if start == 0 else (),
+                schema=[feature_frame(feature) for feature in self._schema] if start == 0 else (),
+                findings=[finding_frame(finding) for finding in self._findings] if start == 0 else (),
                 model=self._model if start == 0 else "",
                 aggregator=self.is_aggregator,
             )

@@ -8,11 +8,13 @@ from typing import Protocol
 
 from coterie.config import FederationRules
 from coterie.errors import RunError
+from coterie.features import Feature
 from coterie.model import difference
 from coterie.names import natural_key
 from coterie.v1 import session_pb2
 from coterie.wire import PROTOCOL_VERSION
 from coterie_server.method import Members
+from coterie_server.schemas import check_schema, schema_of, why_not
 from coterie_server.sessions import Host, Refusal, shown
 
 _MAX_NAME_CHARS = 255  # of hosts, users and clusters
@@ -43,7 +45,11 @@ class Parent(Protocol):
     @property
     def members(self) -> Members | None: ...
     @property
-    def features(self) -> tuple[str, ...]: ...
+    def schema(self) -> tuple[Feature, ...]: ...
+    @property
+    def named(self) -> frozenset[str]:
+        """The columns that the experiment names."""
+
     @property
     def model(self) -> str: ...
 
@@ -69,9 +75,8 @@ def check_hello(parent: Parent, hello: session_pb2.Hello) -> None:
         raise Refusal("UNAVAILABLE", f"host {hello.host!r} is still connected from another process; give each process its own name")
     if known is not None and set(known.users) != set(names):
         raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} came back with other users than it had")
-    if parent.features and hello.features and tuple(hello.features) != parent.features:
-        found, wanted = ", ".join(hello.features), ", ".join(parent.features)
-        raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} has the features {found}; the hosts before have {wanted}, in this order")
+    if parent.schema and hello.schema and (why := why_not(schema_of(hello), parent.schema, parent.named)):
+        raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} has other features: {why}")
     if parent.model and hello.model != parent.model:
         raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} {difference(hello.model, parent.model)} the hosts before")
     owners = {user: host.name for host in parent.hosts.values() if host.name != hello.host for user in host.users}
@@ -94,6 +99,7 @@ def _check_form(hello: session_pb2.Hello) -> None:
     if not hello.host or not hello.users:
         raise Refusal("INVALID_ARGUMENT", f"host {host!r} brings {len(hello.users)} users, wanted a name and at least one user")
     _check_texts(host, hello)
+    check_schema(host, hello)
     names = [user.name for user in hello.users]
     if len(set(names)) != len(names) or not all(names):
         seen: set[str] = set()
@@ -113,7 +119,6 @@ def _check_texts(host: str, hello: session_pb2.Hello) -> None:
         "numerics": (len(hello.numerics), _MAX_WORD_CHARS),
         "run_id": (len(hello.run_id), _MAX_WORD_CHARS),
         "model": (len(hello.model), _MAX_MODEL_CHARS),
-        "longest feature name": (max(map(len, hello.features), default=0), _MAX_WORD_CHARS),
     }
     for word, (found, most) in words.items():
         if found > most:

@@ -49,7 +49,7 @@ class Aggregator(Member):
     ) -> None:
         assert hub.members is not None  # noqa: S101 - its hosts have been gathered
         users = [ClusterUser(user, cluster) for user, cluster in zip(hub.members.names, hub.members.clusters, strict=True)]
-        super().__init__(name, experiment, hub.run_id, users, store, instance, hub.features, hub.model)
+        super().__init__(name, experiment, hub.run_id, users, store, instance, hub.schema, hub.model)
         self.hub = hub
         self._database = database
         self._stages = stages_of(experiment)

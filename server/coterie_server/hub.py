@@ -18,14 +18,18 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.config import Experiment
 from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
+from coterie.features import Feature, from_plain, named_columns, to_plain
+from coterie.findings import Finding
 from coterie.ledger import DOWN, SESSION, UP, Booked, Row, check_ranges, link_below, rows_of, unpack, unpack_own
 from coterie.messages import Message
 from coterie.names import natural_key
+from coterie.told import finding_of
 from coterie.v1 import session_pb2
 from coterie.wire import Entry, Precision, Received, check_announced, encode, reheaded
 from coterie_server.admission import check_clusters, check_hello, missing_clusters
 from coterie_server.merge import Layout, check_finite, check_kinds, check_owners, merged, weights_of
 from coterie_server.method import Members, Replies
+from coterie_server.schemas import schema_of
 from coterie_server.sessions import Host, Link, Pending, Recorder, Refusal, Sent, Sparse, Tracer, packed, shortened, shown, unpacked
 
 HOST_BYTES = 1 << 19  # of replies that a host keeps, a small machine's memory; more only where they come in few exchanges
@@ -60,7 +64,9 @@ class Hub:
         self.hosts: dict[str, Host] = {}
         self.members: Members | None = None
         self.layout: Layout | None = None
-        self.features: tuple[str, ...] = ()  # the names of the features, where the hosts' data has names
+        self.named = named_columns(experiment.data)
+        self.schema: tuple[Feature, ...] = ()  # the features, where the hosts' data has names
+        self._findings: dict[str, tuple[Finding, ...]] = {}  # what hosts have said of their data
         self.model = ""  # the tensors of the hosts' model, in runs with a network
         self.dims: dict[str, int] = {}  # extents that replies must have, once they are known
         self.attempt = 1
@@ -122,11 +128,12 @@ class Hub:
         host.reached = hello.last_seq
         self.furthest = max(self.furthest, hello.last_seq)
         self.refused.pop(host.name, None)
-        self.features = self.features or tuple(hello.features)
+        self.schema = self.schema or schema_of(hello)
         self.model = self.model or hello.model
         self._compare_numerics(hello)
         n_here = sum(1 for other in self.hosts.values() if other.link is not None)
         self._note("join", host.name, f"host {host.name!r} joined with {len(host.users)} users", host=host.name, hosts_here=n_here)
+        self._note_findings(host.name, hello)
         if self._is_numbered:
             self._welcome(host)
         if self._finish is not None:
@@ -134,6 +141,29 @@ class Hub:
         elif self._is_numbered:
             self._catch_up(host)
         self._changed.set()
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the features, where the hosts' data has names."""
+        return tuple(feature.name for feature in self.schema)
+
+    def _note_findings(self, name: str, hello: session_pb2.Hello) -> None:
+        """Writes down what a host says of its data, once."""
+        said = tuple(map(finding_of, hello.findings))
+        found = tuple(finding for finding in said if finding is not None)
+        if found == self._findings.get(name, ()):
+            return
+        self._findings[name] = found
+        for finding in found:
+            text = f"{self.rules.noun} {name!r}: {finding.sentence}"
+            self._note("data", name, text, host=name, rule=finding.rule, count=finding.count)
+        if len(found) < len(said):
+            self._note(
+                "data",
+                name,
+                f"{self.rules.noun} {name!r} has {len(said) - len(found)} notes on its data that are in no table here",
+                host=name,
+            )
 
     def turned_away(self, name: str, reason: str) -> None:
         """A host could not join, or cannot stay; `name` is empty for who has not said it."""
@@ -841,7 +871,7 @@ class Hub:
         """What a resumed parent needs to know, as a snapshot tree."""
         return {
             "seq": self.seq,
-            "features": self.features,
+            "features": to_plain(self.schema),
             "model": self.model,
             "numbers": self.members.numbers if self.members else None,
             "cluster_numbers": self.members.cluster_numbers if self.members else None,
@@ -863,7 +893,7 @@ class Hub:
     def restore(self, memory: Mapping[str, Any], attempt: int) -> None:
         """Takes up the memory of an earlier attempt; the hosts have yet to come back."""
         self.seq, self.attempt = memory["seq"], attempt
-        self.features, self.model = memory["features"], memory["model"]
+        self.schema, self.model = from_plain(memory["features"]), memory["model"]
         now = self._clock()
         for entry in memory["hosts"]:
             host = Host(entry["name"], tuple(entry["users"]), tuple(entry["clusters"]), absent_since=now)

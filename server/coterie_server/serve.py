@@ -421,7 +421,7 @@ class _Session:
             self._count_empty()
         if len(whole.users) + len(piece.users) > MAX_HELLO_USERS:
             raise ProtocolError(f"host {name!r} brings more than {MAX_HELLO_USERS} users, which is the most")
-        self._door.keep(self._stranger, size + _USER_BYTES * (len(piece.users) + len(piece.features)))
+        self._door.keep(self._stranger, size + _USER_BYTES * (len(piece.users) + len(piece.schema) + len(piece.findings)))
         whole.MergeFrom(piece)
 
     async def _read_frames(self) -> None:

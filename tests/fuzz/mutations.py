@@ -110,7 +110,13 @@ def _chunked() -> list[Base]:
 
 def _of_sessions() -> list[Base]:
     users = [session_pb2.User(name=f"u{i}", cluster="c") for i in range(3)]
-    hello = session_pb2.Hello(protocol=PROTOCOL_VERSION, host="h", users=users, instance="x", features=["a", "b"])
+    hello = session_pb2.Hello(
+        protocol=PROTOCOL_VERSION,
+        host="h",
+        users=users,
+        instance="x",
+        schema=[session_pb2.Feature(name="a", kind="number"), session_pb2.Feature(name="b", kind="date", column="c")],
+    )
     up = [
         session_pb2.JoinRequest(hello=hello),
         session_pb2.JoinRequest(heartbeat=session_pb2.Heartbeat(seq=3)),

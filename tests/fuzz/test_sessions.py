@@ -27,6 +27,7 @@ from tests.unit.test_hub import All, Answer, FakeLink, World, world
 
 DOUBLE = Precision.of("float64")
 HONEST = {"a": ("u1", "u3"), "b": ("u2",)}
+WORDS = st.sampled_from(["f", "g" * 2000])
 EVIL = ("e1", "e2")
 N_EVIL = len(EVIL)
 MEMBERS = ("e1", "e2", "u1", "u2", "u3")  # in member order
@@ -174,7 +175,8 @@ class Sessions(RuleBasedStateMachine):
                 "protocol": st.integers(0, 2),
                 "last_seq": NUMBERS,
                 "run_id": st.sampled_from(["", "run-1", "run-2"]),
-                "features": st.lists(st.sampled_from(["f", "g" * 2000]), max_size=2),
+                "schema": st.lists(st.builds(session_pb2.Feature, name=WORDS, kind=st.sampled_from(["number", "x", ""])), max_size=2),
+                "findings": st.lists(st.builds(session_pb2.Finding, rule=st.sampled_from(["T3", "?", ""]), place=WORDS), max_size=2),
                 "model": st.sampled_from(["", "m", "[1]"]),
                 "numerics": st.sampled_from(["", "n", "n" * 5000]),
                 "aggregator": st.booleans(),

@@ -86,7 +86,7 @@ class Finding(_message.Message):
     def __init__(self, rule: _Optional[str] = ..., count: _Optional[int] = ..., role: _Optional[str] = ..., place: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "host", "users", "more", "run_id", "last_seq", "numerics", "instance", "features", "aggregator", "model", "schema", "findings")
+    __slots__ = ("protocol", "host", "users", "more", "run_id", "last_seq", "numerics", "instance", "aggregator", "model", "schema", "findings")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     USERS_FIELD_NUMBER: _ClassVar[int]
@@ -95,7 +95,6 @@ class Hello(_message.Message):
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
-    FEATURES_FIELD_NUMBER: _ClassVar[int]
     AGGREGATOR_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
@@ -108,12 +107,11 @@ class Hello(_message.Message):
     last_seq: int
     numerics: str
     instance: str
-    features: _containers.RepeatedScalarFieldContainer[str]
     aggregator: bool
     model: str
     schema: _containers.RepeatedCompositeFieldContainer[Feature]
     findings: _containers.RepeatedCompositeFieldContainer[Finding]
-    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., more: _Optional[bool] = ..., run_id: _Optional[str] = ..., last_seq: _Optional[int] = ..., numerics: _Optional[str] = ..., instance: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., aggregator: _Optional[bool] = ..., model: _Optional[str] = ..., schema: _Optional[_Iterable[_Union[Feature, _Mapping]]] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., more: _Optional[bool] = ..., run_id: _Optional[str] = ..., last_seq: _Optional[int] = ..., numerics: _Optional[str] = ..., instance: _Optional[str] = ..., aggregator: _Optional[bool] = ..., model: _Optional[str] = ..., schema: _Optional[_Iterable[_Union[Feature, _Mapping]]] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("run_id", "member_indices", "n_members", "heartbeat_s", "numbers", "clusters")

@@ -1,0 +1,15 @@
+"""What is to be known of a host's data before the first round: rows left out, columns not used, columns that may be identifiers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coterie.findings import Finding
+
+
+@dataclass(frozen=True)
+class Note:
+    """The sentence is for the host's own log, the finding for the coordinator."""
+
+    sentence: str
+    finding: Finding
