@@ -182,7 +182,9 @@ def test_a_report_fits_the_terminal_and_shows_references_start_result_and_best_r
     assert len(whole) == 26
     assert len(rows) == 12
     refits = {name: float(row[-1]) for name, row in whole.items() if name.startswith("refit")}
-    assert {"local", "global", min(refits, key=lambda name: refits[name])} <= rows.keys()
+    best = {name for name, error in refits.items() if error == min(refits.values())}  # of the printed digits: there may be several
+    assert best & rows.keys()
+    assert {"local", "global"} <= rows.keys()
     assert any("*" in row for row in rows.values())
     assert {"residual", "converged"} == {row[2] if row[1] == "*" else row[1] for row in rows.values()}
 
