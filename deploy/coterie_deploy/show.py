@@ -57,13 +57,20 @@ def _cluster_lines(report: Report, stage: str | None, width: int) -> list[str]:
     for user, label in zip(users, labels, strict=True):
         members.setdefault(label, []).append(user)
     groups = sorted((group for group in members.values() if len(group) > 1), key=lambda group: -len(group))
-    lines = [f"Clusters of {stage}"]
+    lines = [f"Clusters of {stage}{_rule(report, stage)}"]
     lines += [shortened(f"  {counted(len(group), 'user')}: ", group, width) for group in groups[:MAX_CLUSTERS]]
     if len(groups) > MAX_CLUSTERS:
         lines.append(f"  and {len(groups) - MAX_CLUSTERS} more clusters with up to {counted(len(groups[MAX_CLUSTERS]), 'user')}")
     if alone := [group[0] for group in members.values() if len(group) == 1]:
         lines.append(shortened(f"  {len(alone)} on their own: " if len(alone) > 1 else "  1 on its own: ", alone, width))
     return [*lines, ""]
+
+
+def _rule(report: Report, stage: str) -> str:
+    """When users count as together, where the clusters are found."""
+    tolerance = getattr(report.experiment.method, "cluster_tolerance", None)
+    is_own = any(one.name == stage and one.method == report.experiment.method.name for one in report.stages)
+    return f": joined by zeros of z, or equal within {tolerance:g} of each coefficient's size" if is_own and tolerance is not None else ""
 
 
 def shortened(start: str, names: Sequence[str], width: int) -> str:

@@ -2,7 +2,8 @@
 
 The sum-of-norms penalty of Armacki, Bajovic, Jakovetic and Kar (2022), problem (3), makes the models of a cluster equal at a
 solution. Before the solution they are only nearly equal, and PDMM's z_ij (17) are exactly zero early but also between users who
-stay apart outside the recovery interval. `partition` therefore joins on either sign, and `persistent` asks a zero to last.
+stay apart outside the recovery interval. `partition` therefore joins on either sign, and `persistent` asks a zero to last. Nearness is
+measured coefficient by coefficient, so that clusters do not depend on the units of a feature.
 
 Pairs are the i < j in lexicographic order, the order of `np.triu_indices(n, 1)`: n(n-1)/2 of them.
 """
@@ -18,15 +19,20 @@ from coterie.arrays import Array, Indices
 
 Mask = NDArray[np.bool_]
 
+_ROUNDING = 64 * float(np.finfo(np.float64).eps)  # of the largest coefficient: a coefficient without effect is no better than this
 _CHUNK = 256  # rows of the distance matrix held at a time: 4 MB at n = 2000
 
 
-def partition(x: Array, joined: Mask | None = None, tolerance: float = 1e-4, scale: float | None = None) -> Indices:
+def partition(
+    x: Array, joined: Mask | None = None, tolerance: float = 1e-4, scale: float | None = None, apart: Mask | None = None
+) -> Indices:
     """Cluster of each user, (n,): users are together when a chain of joined or near pairs connects them.
 
-    `x` (n, d) are the models; `joined` (n(n-1)/2,) marks the pairs whose z is zero. A pair is near when its Euclidean distance is
-    at most `tolerance * scale`. The default scale is the largest model norm, not the largest distance: at a consensus all
-    distances are rounding, and a scale made of them would tell every user apart. Models far from the origin need a scale of their own.
+    `x` (n, d) are the models; `joined` (n(n-1)/2,) marks the pairs whose z is zero. A pair is near when no coefficient differs by more
+    than `tolerance` of its size, which is the largest that it has in any model, or by more than rounding beside the largest coefficient.
+    A feature in units s times as small divides its coefficient by s in all models, and changes nothing here. Sizes are not made of
+    differences: at a consensus these are rounding, and would tell every user apart. `scale` is a size for all coefficients instead.
+    `apart` (n,) marks users whose models are near nobody's, whatever they are.
     Clusters are numbered by their first member. O(n^2 d) time, O(n^2) bits of memory at most, no n*n*d array.
     Raises ValueError when `joined` has another length or `tolerance` is negative.
     """
@@ -37,12 +43,19 @@ def partition(x: Array, joined: Mask | None = None, tolerance: float = 1e-4, sca
         raise ValueError(f"the tolerance is {tolerance}, not at least 0")
     if n == 0:
         return np.zeros(0, np.int64)
-    radius = tolerance * (float(np.linalg.norm(x, axis=1).max()) if scale is None else scale)
-    edges = [_near_pairs(x, radius)]
+    who = np.arange(n) if apart is None else np.flatnonzero(~apart)
+    edges = [who[_near_pairs(x[who], _radii(x, tolerance, scale))]]
     if joined is not None:
         edges.append(_joined_pairs(joined, n))
     first, second = np.concatenate(edges, axis=1)
     return components(first, second, n)
+
+
+def _radii(x: Array, tolerance: float, scale: float | None) -> Array:
+    """(d,) how far the coefficients of near models may be apart."""
+    sizes = np.abs(x).max(axis=0, initial=0.0)
+    radii: Array = tolerance * (sizes if scale is None else np.full(x.shape[1], scale))
+    return np.maximum(radii, _ROUNDING * sizes.max(initial=0.0)) if tolerance and scale is None else radii
 
 
 def components(first: Indices, second: Indices, n: int) -> Indices:
@@ -62,14 +75,19 @@ def components(first: Indices, second: Indices, n: int) -> Indices:
         labels = new
 
 
-def _near_pairs(x: Array, radius: float) -> Indices:
-    """Edges (2, m) that connect the same users as all pairs within `radius`; one edge per user and near block suffices."""
+def _near_pairs(x: Array, radii: Array) -> Indices:
+    """Edges (2, m) that connect the same users as all pairs within `radii` (d,); one edge per user and near block suffices."""
+    # Where nothing may differ, values are numbered: then a difference is 1 or more, and none is 0.
+    exact = radii == 0.0
+    scaled = x / np.where(exact, 1.0, radii)
+    for k in np.flatnonzero(exact):
+        scaled[:, k] = 2.0 * np.unique(x[:, k], return_inverse=True)[1].reshape(-1)
     found = []
     for start in range(0, len(x), _CHUNK):
-        rows, columns = np.nonzero(cdist(x[start : start + _CHUNK], x[start:]) <= radius)
+        rows, columns = np.nonzero(cdist(scaled[start : start + _CHUNK], scaled[start:], "chebyshev") <= 1.0)
         forward = rows < columns
         found.append(np.stack([rows[forward], columns[forward]]).astype(np.int64) + start)
-    return np.concatenate(found, axis=1)
+    return np.concatenate([np.zeros((2, 0), np.int64), *found], axis=1)
 
 
 def _joined_pairs(joined: Mask, n: int) -> Indices:

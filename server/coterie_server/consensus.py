@@ -202,5 +202,5 @@ def minimize_model(w: Array, gradients: Array, hessians: Array, lengths: Array, 
             break
         if iteration % 50 == 49 and iteration < 2000:
             rho *= np.clip((gap / size / max(drift / force, 1e-300)) ** 0.5, 0.2, 5.0)
-    merged = partition(w, np.asarray(~z.any(axis=1)), tolerance=1e-9)
+    merged = partition(w, np.asarray(~z.any(axis=1)), tolerance=1e-9, scale=float(np.linalg.norm(w, axis=1).max()))
     return np.stack([w[merged == label].mean(axis=0) for label in merged]), merged, dual

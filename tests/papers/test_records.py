@@ -17,6 +17,8 @@ from coterie_server.rundb import RunDatabase, open_run
 from tests.papers.fixture_data import experiment, fixture
 from tests.simulation import Faults, World, query, small_experiment
 
+CASES = Path(__file__).parent.parent / "fixtures" / "cases"
+
 PAIRED = {"sampling": "paired", "primal_fraction": 0.5}
 MEMBERSHIPS = "SELECT stage, round, labels FROM memberships ORDER BY stage, round"
 WARNINGS = "SELECT text, json_extract(data, '$.stage') FROM events WHERE kind = 'warning'"
@@ -123,3 +125,22 @@ def test_users_whose_rows_their_sums_give_away_are_counted(n_rows: tuple[int, ..
     assert len(found) == (said is not None)
     if said is not None:
         assert found[0][0].startswith(f"{said} fewer than 3 training rows")
+
+
+@pytest.mark.parametrize("name", ["plain.csv", "huge-scale.csv"])
+def test_clusters_on_the_way_and_at_the_end_are_counted_by_one_rule_without_units(name: str, tmp_path: Path) -> None:
+    """In huge-scale.csv a coefficient is 1e-9 as large as the others; it alone tells the two regions apart."""
+    data = {"source": "csv", "path": name, "user_column": "school", "target_column": "score"}
+    described = {
+        "name": "units",
+        "data": data,
+        "problem": {"loss": "least_squares", "l2": 1e-3},
+        "method": {"name": "pdmm", "penalty": 0.3},
+        "stop": {"rounds": 60},
+    }
+    result = run(described, data=CASES, output=tmp_path / "run")
+    number = result.stages.index("pdmm")
+    latest = [json.loads(labels) for stage, _, labels in asked(result.folder, MEMBERSHIPS) if stage == number][-1]  # type: ignore[arg-type]
+    assert list((result.clusters or {}).values()) == latest
+    assert result.metrics["pdmm"]["clusters"] == result.history()[-1]["clusters"] == max(latest) + 1
+    assert not set(latest[::2]) & set(latest[1::2]), "the regions have slopes of opposite sign"

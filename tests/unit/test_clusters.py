@@ -32,7 +32,7 @@ def brute_force(x, joined, radius):
     labels = list(range(n))
     for _ in range(n):
         for p, (i, j) in enumerate(pairs):
-            if joined[p] or np.linalg.norm(x[i] - x[j]) <= radius:
+            if joined[p] or (np.abs(x[i] - x[j]) <= radius).all():
                 labels[i] = labels[j] = min(labels[i], labels[j])
     return np.unique(labels, return_inverse=True)[1].tolist()
 
@@ -51,7 +51,7 @@ def test_joined_and_near_pairs_connect_as_by_brute_force(n, seed, tolerance):
     x = random.integers(-3, 4, (n, 2)).astype(float)
     joined = random.random(n * (n - 1) // 2) < 0.15
     labels = partition(x, joined, tolerance)
-    assert labels.tolist() == brute_force(x, joined, tolerance * np.linalg.norm(x, axis=1).max())
+    assert labels.tolist() == brute_force(x, joined, tolerance * np.abs(x).max(axis=0))
     assert labels.dtype == np.int64
 
 
@@ -74,7 +74,33 @@ def test_a_consensus_up_to_rounding_is_one_cluster():
     assert partition(np.zeros((5, 2))).max() == 0
 
 
-def test_a_scale_of_ones_own_replaces_the_largest_norm():
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(-14, 14), min_size=3, max_size=3))
+def test_clusters_do_not_depend_on_the_units_of_features(seed, exponents):
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(3, 3))[random.integers(0, 3, 20)] * (1 + random.choice([1e-7, 3e-4]) * random.normal(size=(20, 3)))
+    assert partition(x * 2.0 ** np.array(exponents)).tolist() == partition(x).tolist()
+
+
+def test_a_small_coefficient_tells_users_apart():
+    x = np.array([[1.0, 3e-9], [1.0, -3e-9], [1.0, 3e-9]])
+    assert partition(x).tolist() == [0, 1, 0]
+
+
+def test_a_coefficient_without_effect_tells_nobody_apart():
+    x = np.column_stack([np.ones(30), 1e-17 * np.random.default_rng(0).standard_normal(30), np.zeros(30)])
+    assert partition(x).max() == 0
+
+
+def test_who_is_marked_as_apart_is_joined_by_zeros_alone():
+    x, apart = np.ones((4, 2)), np.array([False, True, False, True])
+    assert partition(x, apart=apart).tolist() == [0, 1, 0, 2]
+    joined = np.zeros(6, bool)
+    joined[0] = True
+    assert partition(x, joined, apart=apart).tolist() == [0, 0, 0, 1]
+    assert partition(x, apart=np.ones(4, bool)).tolist() == [0, 1, 2, 3]
+
+
+def test_a_scale_of_ones_own_replaces_the_sizes():
     x = np.array([[1e6], [1e6 + 1], [1e6 + 50]])
     assert partition(x).tolist() == [0, 0, 0]
     assert partition(x, scale=50.0, tolerance=0.1).tolist() == [0, 0, 1]

@@ -103,7 +103,7 @@ class Config(Settings):
     anderson_memory: Annotated[int, Field(ge=1, le=100)] = 5
 
     start: Literal["zero", "global"] = "global"  # global: the solution of (1), found in a stage of its own before
-    cluster_tolerance: Annotated[float, Field(ge=0)] = 1e-4  # of the largest model norm
+    cluster_tolerance: Annotated[float, Field(ge=0)] = 1e-4  # of the largest size of each coefficient among the users
     persistence: PositiveInt | None = None  # updates in a row that a z must be zero to join two users; None: 1 when full, else 3
     refit: bool = False  # a last stage: one model for each found cluster
     evaluate_every: Annotated[int, Field(ge=0)] = 1  # rounds between objective values; 0: never

@@ -33,7 +33,7 @@ from coterie.errors import ConfigError, RunError
 from coterie.methods.pdmm import Config, Steps, Values, ValuesWanted
 from coterie.streams import stream
 from coterie_server import pairs, pdmm_counts, pdmm_messages
-from coterie_server.clusters import Mask, components, partition, persistent
+from coterie_server.clusters import Mask, partition, persistent
 from coterie_server.later import Figures
 from coterie_server.method import Counts, Federation, Outcome, Setting
 from coterie_server.paths import stages  # the hook of `coterie_server.plan`
@@ -167,15 +167,26 @@ class Pdmm:
         if is_due and replies.answered is None:
             figures["objective"] = float(replies[Values].f.sum()) + self.lam * pairs.total_distance(new.x)
         if is_due:
-            zero_for, z = new.zero_for, new.z
-            joined = Joined.later(lambda: Joined(_joined(self.n, self._zeros(zero_for, z))))
+            x, zero_for, z = new.x, new.zero_for, new.z
+            joined = Joined.later(lambda: Joined(self._clusters(x, zero_for, z)))
             new = replace(new, joined=joined)
             figures["clusters"] = lambda: float(joined.labels.max() + 1)
         return new, Figures(figures)
 
     def labels_of(self, state: State) -> Indices | None:
-        """Clusters (n,) joined by lasting exact zeros of z when they were last due; models that are merely near join in `finish` only."""
+        """Clusters (n,) when they were last due, by the rule of `finish`."""
         return state.joined.labels if state.joined.labels.size else None
+
+    def _clusters(self, x: Array, zero_for: Indices, z: Array) -> Indices:
+        """Clusters (n,), on the way and at the end: users joined by lasting exact zeros of z, or whose models are near.
+
+        Users who have not moved from a common start have said nothing, so they are near nobody.
+        """
+        unmoved = None
+        if self.warm is None:
+            start = self.start_models()
+            unmoved = np.asarray((x == (0.0 if start is None else start)).all(axis=1))
+        return partition(x, self._zeros(zero_for, z), self.config.cluster_tolerance, apart=unmoved)
 
     def _zeros(self, zero_for: Indices, z: Array) -> Mask:
         """(P,): whose z counts as zero: it has been for `persistence` updates."""
@@ -185,7 +196,7 @@ class Pdmm:
         """Delivers the last S7 and S10 and finds the clusters."""
         if owed := self.rounds.owed(state):
             await federation.exchange(*owed)
-        labels = partition(state.x, self._zeros(state.zero_for, state.z), self.config.cluster_tolerance)
+        labels = self._clusters(state.x, state.zero_for, state.z)
         figures = {"clusters": float(labels.max() + 1)}
         carry = Carry(self.setting.stage, self.config.placement, self.layout.copies, state.x, state.z, state.mu, state.muhat)
         return Outcome(state.x, labels, figures, carry=carry)
@@ -215,12 +226,6 @@ class Pdmm:
         duals = config.dual_blocks(self.n) if config.dual == "independent" else None
         random = stream(self.setting.seed, f"pdmm blocks of {self.setting.stage}", round_number=number)
         return draw(self.layout, config.primal_blocks(self.n), duals, random)
-
-
-def _joined(n: int, zero: Mask) -> Indices:
-    """Clusters (n,) by the marked pairs (P,) alone: users who have not moved from a common start have said nothing."""
-    upper = pairs.half(n)
-    return components(upper.first[zero], upper.second[zero], n)
 
 
 def needs_everyone(config: Config) -> str:
