@@ -76,7 +76,7 @@ class _Deaf:
         pass
 
     def failed(self, name: str, failure: Any, link: Any) -> None:
-        raise AssertionError(failure.reason)
+        raise AssertionError(failure.finding.rule)
 
 
 class World:

@@ -20,12 +20,15 @@ import grpc
 from coterie.computer import Computer, Thread
 from coterie.config import Experiment, experiment_from
 from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
+from coterie.failures import failure_of, finding_in, message_of
+from coterie.findings import Finding
 from coterie.probe import PLAIN, mismatch
 from coterie.tls import Tls
 from coterie.v1 import session_pb2
 from coterie.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Assembler, Encoded, Received
 
 SERVICE = "coterie.v1.FederationService"
+FAILED = "the run has failed"  # how a member's sentence begins when the others' run has ended it, and not a fault of its own
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 2.0  # between two attempts to join again
 DOUBT_S = 1.0  # between two looks at why there is no connection
 SAY_S = 1.0  # so long one waits for a server without a word
@@ -184,15 +187,9 @@ async def _watched(answer: Coroutine[Any, Any, T], on_wait: Callable[[], None] |
         timer.cancel()
 
 
-def reason_of(error: BaseException) -> str:
-    """Why somebody cannot go on, for others: a mistake of ours is told with its type."""
-    return str(error) if isinstance(error, CoterieError) else f"{type(error).__name__}: {error}"
-
-
 def _failure(error: BaseException) -> bytes:
     """An error as the frame that tells the parent."""
-    failure = session_pb2.Failure(reason=reason_of(error)[:10_000], config=isinstance(error, ConfigError))
-    return session_pb2.JoinRequest(failure=failure).SerializeToString()
+    return session_pb2.JoinRequest(failure=failure_of(error)).SerializeToString()
 
 
 class _Parent:
@@ -266,13 +263,13 @@ class _Parent:
         if found is None:
             return
         if found == PLAIN:
-            await self._complain("wants TLS, but this server speaks plain text (start it with --tls)")
+            await self._complain(Finding("J1"))
         raise ConfigError(f"host {self._name!r} cannot join the server at {self._address}: {found}")
 
-    async def _complain(self, reason: str) -> None:
+    async def _complain(self, finding: Finding) -> None:
         """Says in plain text why this member stays away; whoever cannot be told is told by nobody."""
         async with grpc.aio.insecure_channel(self._address, options=OPTIONS) as channel:
-            request = session_pb2.GetExperimentRequest(protocol=PROTOCOL_VERSION, host=self._name, refusal=reason)
+            request = session_pb2.GetExperimentRequest(protocol=PROTOCOL_VERSION, host=self._name, finding=message_of(finding))
             call: Any = channel.unary_unary(f"/{SERVICE}/GetExperiment")  # the answer is not read
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await call(request.SerializeToString(), timeout=CLOSE_S)
@@ -311,7 +308,7 @@ class _Parent:
             end = await session.run()
             if isinstance(end, Finished):
                 if end.failed:
-                    raise RunError(f"the run has failed: {end.outcome}")
+                    raise RunError(f"{FAILED}: {end.outcome}", Finding("R6"))
                 return end.outcome
             if isinstance(end, Stopped):
                 return None
@@ -499,7 +496,7 @@ class _Session:
                 await self._half_close()
             async with asyncio.timeout(CLOSE_S if finish.failed else LONGEST_CLOSE_S):
                 await self._drain()
-        return Finished(finish.outcome, finish.failed)
+        return Finished(finding_in(finish.finding).sentence if finish.failed else finish.outcome, finish.failed)
 
     async def _drain(self) -> None:
         """Reads until the parent closes the stream. TimeoutError when it is silent."""

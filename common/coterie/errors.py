@@ -6,10 +6,16 @@
     └── RunError        the run cannot go on: a host is gone, a disk is full, a deadline has passed    (exit code 3)
 
 Each message is one sentence that names the thing, the value found and the value wanted. It is for the process that raises it, its own
-terminal and log. What other processes hear is the error's `finding`, which holds no values.
+terminal and log. Three other things are made of an error, and none holds a value, a path or a foreign user by accident:
+
+    finding   what a parent hears
+    below     what the members below a parent hear, when it ends their run
+    public    what is written to run.db, events and traces; it is the message itself, unless that came out of a host
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from coterie.findings import NO_RULE, Finding
 
@@ -22,9 +28,22 @@ class CoterieError(Exception):
 
     exit_code = 1
 
-    def __init__(self, sentence: str, finding: Finding = NO_RULE) -> None:
+    default: ClassVar[Finding] = NO_RULE
+
+    def __init__(self, sentence: str, finding: Finding | None = None, *, public: str | None = None, below: Finding | None = None) -> None:
         super().__init__(sentence)
-        self.finding = finding
+        self.finding = finding or self.default
+        self._public, self._below = public, below
+
+    @property
+    def public(self) -> str:
+        """For whoever may read what this process writes down of the run."""
+        return str(self) if self._public is None else self._public
+
+    @property
+    def below(self) -> Finding:
+        """For the members below: only what a rule of runs says; of what is wrong with this process they hear nothing."""
+        return self._below or (self.finding if self.finding.rule.startswith("R") else Finding("R6"))
 
 
 class ConfigError(CoterieError):
@@ -37,6 +56,7 @@ class ProtocolError(CoterieError):
     """The peer broke the session contract."""
 
     exit_code = 3
+    default = Finding("J6")
 
 
 class RunError(CoterieError):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from coterie.errors import RunError
+from coterie.findings import Finding
 
 
 @contextlib.contextmanager
@@ -33,4 +34,4 @@ def written_whole(path: Path, noun: str = "", keep: Path | None = None) -> Itera
             temporary.unlink(missing_ok=True)
         if not isinstance(error, OSError):
             raise
-        raise RunError(f"cannot write {noun}{' ' if noun else ''}{path}: {error.strerror or error}") from error
+        raise RunError(f"cannot write {noun}{' ' if noun else ''}{path}: {error.strerror or error}", Finding("R5")) from error

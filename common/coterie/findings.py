@@ -19,10 +19,44 @@ RULES: Final[dict[str, tuple[str, str]]] = {
     # X: who has no rule of its own says no more than this.
     "X1": ("it cannot go on", "it cannot go on"),
     "X2": ("a mistake of the program itself", "mistakes of the program itself"),
+    # D: data of any kind.
+    "D1": ("its data does not fit the experiment{at}", "its data does not fit the experiment in {count} places{at}"),
+    "D2": ("a data file or folder is missing or cannot be opened{at}", "{count} data files or folders cannot be opened{at}"),
+    "D3": ("a package that reads this kind of data is not installed", "{count} packages that read this kind of data are not installed"),
+    "D4": ("a user has too few rows", "{count} users have too few rows"),
+    "D5": ("its rows cannot be dealt to users{at}", "its rows cannot be dealt to users{at}"),
+    "D6": ("an image cannot be read", "{count} images cannot be read"),
+    # N: arrays.
+    "N1": ("an array that the experiment names is missing{at}", "{count} arrays that the experiment names are missing{at}"),
+    "N2": ("{a_role} array has the wrong type or shape{at}", "{count} {role} arrays have the wrong type or shape{at}"),
+    "N3": ("1 number of {a_role} is not finite", "{count} numbers of {a_role} are not finite"),
     # T: tables.
     "T1": ("its data file cannot be read", "{count} data files cannot be read"),
     "T2": ("a column that the experiment names is missing{at}", "{count} columns that the experiment names are missing{at}"),
     "T3": ("1 cell of {a_role} is not a number", "{count} cells of {a_role} are not numbers"),
+    # L: losses, models, and other code that the experiment names. What it raises is in the host's log alone.
+    "L1": ("the loss of the experiment raised an error{at}", "the loss of the experiment raised {count} errors{at}"),
+    "L2": ("the model of the experiment raised an error{at}", "the model of the experiment raised {count} errors{at}"),
+    "L3": ("the data source of the experiment raised an error{at}", "the data source of the experiment raised {count} errors{at}"),
+    "L4": ("code that the experiment names cannot be used{at}", "code that the experiment names cannot be used{at}"),
+    "L5": ("its owner has not allowed the code that the experiment names", "its owner has not allowed the code that the experiment names"),
+    "L6": ("1 {role} does not suit the loss{at}", "{count} {role}s do not suit the loss{at}"),
+    "L7": ("its rows do not fit the model{at}", "the rows of {count} users do not fit the model{at}"),
+    # J: joining, names, TLS.
+    "J1": ("it wants TLS, but this server speaks plain text (start it with --tls)", "they want TLS, but this server speaks plain text"),
+    "J2": ("a user that it was started for is not in its data", "{count} users that it was started for are not in its data"),
+    "J3": ("its data has no user of the cluster that it was started for", "its data has no user of the clusters that it was started for"),
+    "J4": ("a name in its data cannot name {a_role}", "{count} names in its data cannot name {a_role}"),
+    "J5": ("its state cannot be read, or is not of this run", "its states cannot be read, or are not of this run"),
+    "J6": ("its parent broke the protocol", "its parent broke the protocol"),
+    # R: a run, as its coordinator or an aggregator sees it.
+    "R1": ("another member cannot go on; its parent's log names it", "other members cannot go on; their parent's log names them"),
+    "R2": ("too few members joined in time", "too few members joined in time"),
+    "R3": ("a member was absent, or did not answer, for too long", "{count} members were absent, or did not answer, for too long"),
+    "R4": ("it was stopped", "it was stopped"),
+    "R5": ("a file cannot be written", "{count} files cannot be written"),
+    "R6": ("the coordinator's log says why", "the coordinator's log says why"),
+    "R7": ("a member broke the protocol", "{count} members broke the protocol"),
 }
 _PLACE = re.compile(r"([a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*|\[[0-9]{1,6}\])*)?")
 _MAX_COUNT = 1 << 62
@@ -50,10 +84,16 @@ class Finding:
     @property
     def sentence(self) -> str:
         """For others: "2 cells of a feature are not numbers (rule T3)"."""
+        return self.with_declared(None)
+
+    def with_declared(self, value: str | float | None) -> str:
+        """The same with what the receiver's own experiment says at the place, where it says something that can be shown."""
         one, more = RULES[self.rule]
-        a_role = f"{'an' if self.role[:1] in tuple('aeio') else 'a'} {self.role}" if self.role else "a column"
-        at = f" ({self.place})" if self.place else ""
-        return (one if self.count == 1 else more).format(count=self.count, a_role=a_role, at=at) + f" (rule {self.rule})"
+        role = self.role or "column"
+        a_role = f"{'an' if role[:1] in tuple('aeio') else 'a'} {role}"
+        said = "" if value is None else f": {value!r}"
+        at = f" ({self.place}{said})" if self.place else ""
+        return (one if self.count == 1 else more).format(count=self.count, role=role, a_role=a_role, at=at) + f" (rule {self.rule})"
 
 
 NO_RULE: Final = Finding("X1")

@@ -16,8 +16,10 @@ from rich.console import Console
 
 from coterie.computer import OnLoop
 from coterie.config import Experiment, experiment_to_json
-from coterie.dial import reason_of, serve_member
-from coterie.errors import ConfigError, RunError
+from coterie.dial import serve_member
+from coterie.errors import ConfigError, CoterieError, RunError
+from coterie.failures import failures_left
+from coterie.findings import Finding
 from coterie.snapshot import SnapshotFile
 from coterie.tls import Tls, load_tls
 from coterie_deploy.handshakes import handshakes_reported
@@ -79,6 +81,7 @@ async def _serve(role: AggregatorRole) -> int:
         if role.launched:
             stack.enter_context(stopping_at_end_of_input(stop))
 
+        stack.enter_context(failures_left(role.state if role.launched else None))
         tracer = stack.enter_context(tracing(role.telemetry, "aggregator", Console(stderr=True)))
 
         async def make(experiment: Experiment, run_id: str) -> Aggregator:
@@ -99,7 +102,7 @@ async def _serve(role: AggregatorRole) -> int:
             if not limit.expired():
                 for hub in open_hubs:
                     if not hub.is_over:
-                        await hub.finish(reason_of(error), failed=True)
+                        await hub.finish("", failed=True, finding=error.below if isinstance(error, CoterieError) else Finding("R6"))
                 raise
     if outcome is None:
         role.log.say("stopped", f"stopped by {stop.by}; the same command goes on from here", by=stop.by)
@@ -188,7 +191,7 @@ async def _limit_after(stop: Stop, limit: asyncio.Timeout) -> None:
 async def _stop_waiting(stop: Stop, hub: Hub) -> None:
     """Ends the wait for hosts when asked to stop."""
     await stop.wait()
-    hub.fail(_StoppedError(f"stopped by {stop.by} while waiting for hosts"))
+    hub.fail(_StoppedError(f"stopped by {stop.by} while waiting for hosts", Finding("R4")))
 
 
 def _address(role: AggregatorRole) -> str:
@@ -202,7 +205,7 @@ def _address(role: AggregatorRole) -> str:
 def _check_cluster(hub: Hub, role: AggregatorRole, folder: Path) -> None:
     found = hub.members.cluster_names if hub.members is not None else ()
     if found != (role.cluster,):
-        raise RunError(f"the state in {folder} is of cluster {', '.join(map(repr, found))}, wanted {role.cluster!r}")
+        raise RunError(f"the state in {folder} is of cluster {', '.join(map(repr, found))}, wanted {role.cluster!r}", Finding("J5"))
 
 
 @contextlib.asynccontextmanager
@@ -212,7 +215,7 @@ async def _locked(folder: Path, patience_s: float) -> AsyncIterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
     except OSError as error:
-        raise RunError(f"cannot write the state folder {folder}: {error.strerror or error}") from error
+        raise RunError(f"cannot write the state folder {folder}: {error.strerror or error}", Finding("R5")) from error
     deadline = time.monotonic() + patience_s
     with lock:
         while not _is_taken(lock):

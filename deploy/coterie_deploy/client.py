@@ -16,6 +16,8 @@ from coterie.config import Experiment
 from coterie.data import PythonData
 from coterie.dial import serve_member
 from coterie.errors import ConfigError, RunError
+from coterie.failures import failures_left
+from coterie.findings import Finding
 from coterie.model import CustomModel
 from coterie.names import natural_key, parse_users, similar_names
 from coterie.snapshot import SnapshotFile
@@ -88,6 +90,7 @@ async def _serve(client: Client) -> int:
         stop = stack.enter_context(stopping_on_signals())
         if client.launched:
             stack.enter_context(stopping_at_end_of_input(stop))
+        stack.enter_context(failures_left(client.state if client.launched else None))
         async with beating(client.state):
             outcome = await serve_member(
                 make_host, client.server, name=name, tls=tls, patience_s=client.patience_s, stop=stop, on_wait=say_waiting
@@ -111,7 +114,7 @@ def _users(client: Client, experiment: Experiment, data: Path | None) -> list[st
         known = sorted({head.cluster for head in heads if head.cluster}, key=natural_key)
         similar = similar_names(client.cluster or "", known) or known[:_MAX_SHOWN]
         listed = f"want one like {', '.join(map(repr, similar))}" if similar else "none of its users has a known cluster"
-        raise ConfigError(f"cluster {client.cluster!r} is not in the data: {listed}")
+        raise ConfigError(f"cluster {client.cluster!r} is not in the data: {listed}", Finding("J3"))
     return own
 
 
@@ -128,7 +131,9 @@ def _check_code(client: Client, experiment: Experiment) -> None:
     named = named_code(experiment)
     if named and not client.launched and not client.allow_code:
         listed = " and ".join(map(repr, named))
-        raise ConfigError(f"the coordinator's experiment wants to import {listed} on this machine; allow it with --allow-code")
+        raise ConfigError(
+            f"the coordinator's experiment wants to import {listed} on this machine; allow it with --allow-code", Finding("L5")
+        )
 
 
 def _check_writable(state: Path) -> None:
@@ -136,4 +141,4 @@ def _check_writable(state: Path) -> None:
     try:
         state.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"cannot write the state folder {state}: {error.strerror or error}") from error
+        raise RunError(f"cannot write the state folder {state}: {error.strerror or error}", Finding("R5")) from error

@@ -31,6 +31,7 @@ _REASONS = (
     (b"ALERT", "it does not believe this server's certificate, and says why itself"),
     (b"CERTIFICATE_VERIFY_FAILED", "its certificate was not issued by this server's authority"),
 )
+_UNKNOWN = "for another reason, which the server's own log has from gRPC"  # whose words are no event: they may be the other side's
 _MAX_LINE = 10_000
 _END_S = 5.0  # for what is still in the pipe
 _QUIET_S = 10.0  # between two reports of the same sentence: whoever is turned away tries again
@@ -60,7 +61,7 @@ def sentence_of(line: bytes) -> str | None:
     if _FAILED not in line:
         return None
     known = next((reason for sign, reason in _REASONS if sign in line), None)
-    return f"somebody is turned away at the TLS handshake: {known or line.partition(_FAILED)[2].decode('ascii', 'replace').strip()}"
+    return f"somebody is turned away at the TLS handshake: {known or _UNKNOWN}"
 
 
 @contextlib.contextmanager
@@ -82,6 +83,9 @@ def handshakes_watched(turned_away: Callable[[str], None]) -> Iterator[None]:
         with os.fdopen(reader, "rb") as lines, onwards:
             while line := lines.readline(_MAX_LINE):
                 if (sentence := sentence_of(line)) is not None:
+                    if sentence.endswith(_UNKNOWN):
+                        with contextlib.suppress(OSError):  # as below
+                            onwards.write(line)
                     with contextlib.suppress(RuntimeError):  # the loop has ended
                         loop.call_soon_threadsafe(turned_away, sentence)
                 elif not _LINE.match(line):

@@ -12,24 +12,30 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from coterie.config import Experiment
+from coterie.dial import FAILED
 from coterie.errors import ConfigError, CoterieError, RunError
+from coterie.failures import FAILURE, left_failure, sentence_of
+from coterie.findings import NO_RULE, Finding
 from coterie_deploy.aggregator import PORT
+from coterie_deploy.loopback import with_words
 from coterie_deploy.telemetry import Telemetry
 from coterie_server.hub import Hub
 
 MAX_RESTARTS = 3  # of one process
 GRACE_S = 15.0  # for writing the state down when the run stops
 LOG = "log.txt"
+_TRACEBACK = "Traceback (most recent call last):"
 _PATIENCE_S = 60.0
 _LOOK_EVERY_S = 0.05
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HostProcess:
     """What a host is started with; `folder` keeps its state and what it prints."""
 
@@ -45,7 +51,7 @@ class HostProcess:
         return ["client", *_common(port, self.name, self.folder), *self.selection, *data]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AggregatorProcess:
     """What an aggregator is started with."""
 
@@ -72,17 +78,50 @@ def _common(port: int, name: str, folder: Path) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def host_processes(hub: Hub, port: int, processes: Sequence[Launched]) -> AsyncIterator[None]:
-    """Runs these processes, and an aggregator's hosts, while the block runs. What goes wrong with one of them fails the hub."""
+async def host_processes(hub: Hub, port: int, processes: Sequence[Launched], *, keeps_logs: bool = True) -> AsyncIterator[None]:
+    """Runs these processes, and an aggregator's hosts, while the block runs. What goes wrong with one of them fails the hub.
+
+    An error that ends the block is raised with what the processes have said at their own ends: whoever launches them owns their data.
+    """
     closing = asyncio.Event()
     watches = [asyncio.create_task(_watch(hub, port, process, closing)) for process in processes]
-    aggregators = [process for process in processes if isinstance(process, AggregatorProcess)]
+    aggregators = _aggregators(processes)
     watches += [asyncio.create_task(_watch_below(hub, aggregator, closing)) for aggregator in aggregators]
+    starts = {process: _size(process.folder / LOG) for process in (*processes, *(host for one in aggregators for host in one.hosts))}
+    error: CoterieError | None = None
     try:
         yield
+    except CoterieError as caught:
+        error = caught
+        raise
     finally:
         closing.set()
         await asyncio.gather(*watches)
+        if error is not None and (said := _said(error, processes, starts, keeps_logs=keeps_logs)):
+            raise with_words(error, said) from error
+
+
+def _said(error: CoterieError, processes: Sequence[Launched], starts: Mapping[Launched, int], *, keeps_logs: bool) -> str:
+    """What those that the error names, or the hosts of an aggregator that it names, have said at their own ends; "" for nothing."""
+    named = [process for process in processes if repr(process.name) in error.public]
+    below = [host for one in _aggregators(processes) for host in one.hosts]
+    own = [host for one in _aggregators(named) for host in one.hosts] + [host for host in below if repr(host.name) in error.public]
+    said = [(process, _sentence(process.folder / LOG, starts[process])) for process in (*own, *named)]
+    found = [(process, sentence) for process, sentence in said if sentence and not sentence.startswith(FAILED)]
+    if not found:
+        return ""
+    process, sentence = found[0]
+    return f"{process.noun} {process.name!r}: {sentence}{f' ({process.folder / LOG})' if keeps_logs else ''}"
+
+
+def _aggregators(processes: Sequence[Launched]) -> list[AggregatorProcess]:
+    return [process for process in processes if isinstance(process, AggregatorProcess)]
+
+
+def _size(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
+    return 0
 
 
 async def _watch_below(hub: Hub, aggregator: AggregatorProcess, closing: asyncio.Event) -> None:
@@ -101,23 +140,22 @@ async def _watch_below(hub: Hub, aggregator: AggregatorProcess, closing: asyncio
 async def _watch(hub: Hub, port: int, host: Launched, closing: asyncio.Event) -> None:
     try:
         for _ in range(1 + MAX_RESTARTS):
-            code, sentence = await _run_once(port, host, closing)
+            code = await _run_once(port, host, closing)
             if closing.is_set() or hub.is_over:
                 return
             if code >= 0:
                 break
             hub.recorder.event("restart", f"{host.noun} {host.name!r} was killed by {_signal(code)} and is started again", host=host.name)
-        hub.ended(host.name, _failure(host, code, sentence))
+        hub.ended(host.name, _failure(host, code, hub.experiment))
     except OSError as error:
-        hub.fail(RunError(f"cannot start {host.noun} {host.name!r} in {host.folder}: {error.strerror or error}"))
+        hub.fail(RunError(f"cannot start {host.noun} {host.name!r} in {host.folder}: {error.strerror or error}", Finding("R5")))
 
 
-async def _run_once(port: int, host: Launched, closing: asyncio.Event) -> tuple[int, str]:
-    """One process from its start to its end: exit code, and the sentence it left, if any."""
+async def _run_once(port: int, host: Launched, closing: asyncio.Event) -> int:
+    """One process from its start to its end: its exit code."""
     host.folder.mkdir(parents=True, exist_ok=True)
-    path = host.folder / LOG
-    with path.open("ab") as log:
-        start = log.tell()
+    (host.folder / FAILURE).unlink(missing_ok=True)
+    with (host.folder / LOG).open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "coterie_deploy"),  # -P: the working directory is not to hide our modules
             *host.command(port),
@@ -130,7 +168,7 @@ async def _run_once(port: int, host: Launched, closing: asyncio.Event) -> tuple[
         await _ended_or_closing(process, closing)
     finally:
         code = await _stopped(process)
-    return code, _sentence(path, start)
+    return code
 
 
 async def _ended_or_closing(process: asyncio.subprocess.Process, closing: asyncio.Event) -> None:
@@ -157,20 +195,23 @@ async def _stopped(process: asyncio.subprocess.Process) -> int:
 
 
 def _sentence(log: Path, start: int) -> str:
-    """The error that a process printed last; of a mistake of ours, the last line of its traceback."""
+    """The error that a process printed last; of a mistake of ours, the last line of its traceback. "" where it has ended well."""
     with contextlib.suppress(OSError):
         lines = log.read_bytes()[start:].decode("utf-8", "replace").split("\n")
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        return (errors or [line for line in lines if line.strip()] or [""])[-1].strip()
+        traceback = [line for line in lines if line.strip()] if _TRACEBACK in lines else []
+        return (errors or traceback or [""])[-1].strip()
     return ""
 
 
-def _failure(host: Launched, code: int, sentence: str) -> CoterieError:
+def _failure(host: Launched, code: int, experiment: Experiment) -> CoterieError:
+    """Why the process is gone, as far as others may know; `_said` adds the rest for whoever has launched it."""
     if code < 0:
-        return RunError(f"{host.noun} {host.name!r} was killed by {_signal(code)} {1 + MAX_RESTARTS} times")
-    if code == ConfigError.exit_code:
-        return ConfigError(f"{host.noun} {host.name!r} has ended: {sentence}")
-    return RunError(f"{host.noun} {host.name!r} has ended with exit code {code}: {sentence or f'see {host.folder / LOG}'}")
+        return RunError(f"{host.noun} {host.name!r} was killed by {_signal(code)} {1 + MAX_RESTARTS} times", Finding("R1"))
+    finding = left_failure(host.folder) or NO_RULE
+    family = ConfigError if code == ConfigError.exit_code else RunError
+    sentence = f"{host.noun} {host.name!r} has ended with exit code {code}: {sentence_of(finding, experiment)}; its own log names it"
+    return family(sentence, finding, below=Finding("R1"))
 
 
 def _signal(code: int) -> str:

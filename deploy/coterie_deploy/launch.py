@@ -18,7 +18,7 @@ from coterie_client.data import UserHead, list_users
 from coterie_deploy.cautions import links_caution
 from coterie_deploy.client import store_of
 from coterie_deploy.hosts import AggregatorProcess, HostProcess, host_processes
-from coterie_deploy.loopback import join_all
+from coterie_deploy.loopback import joined, public_alone
 from coterie_deploy.shares import by_cluster, divided, selection
 from coterie_deploy.telemetry import Telemetry
 from coterie_server.coordinator import Connect, Finished, Options, coordinate
@@ -102,7 +102,7 @@ def _in_two_tiers(experiment: Experiment, how: Launch, heads: Sequence[UserHead]
             processes = [_aggregator(experiment, how, folder / HOSTS, *item) for item in enumerate(clusters.items(), 1)]
             async with (
                 serving(hub, experiment_to_json(experiment), "127.0.0.1:0") as server,
-                host_processes(hub, server.port, processes),
+                host_processes(hub, server.port, processes, keeps_logs=how.folder is not None),
             ):
                 yield
 
@@ -127,7 +127,7 @@ def _in_processes(experiment: Experiment, how: Launch, shares: dict[str, Sequenc
             hosts = [HostProcess(name, selection(share), folder / HOSTS / name, how.data) for name, share in shares.items()]
             async with (
                 serving(hub, experiment_to_json(experiment), "127.0.0.1:0") as server,
-                host_processes(hub, server.port, hosts),
+                host_processes(hub, server.port, hosts, keeps_logs=how.folder is not None),
             ):
                 yield
 
@@ -140,19 +140,13 @@ def _in_this_process(experiment: Experiment, how: Launch, shares: dict[str, Sequ
         _announce(how, hub)
         if caution := links_caution(experiment, how.transport):
             hub.recorder.event("warning", caution)
-        hosts = [
-            build_host(
-                name,
-                experiment,
-                hub.run_id,
-                [names[place] for place in share],
-                data_dir=how.data,
-                store=None if how.folder is None else store_of(how.folder / HOSTS / name, name, hub.run_id),
-            )
-            for name, share in shares.items()
-        ]
-        join_all(hub, hosts)
-        yield
+        hosts = []
+        for name, share in shares.items():
+            store = None if how.folder is None else store_of(how.folder / HOSTS / name, name, hub.run_id)
+            with public_alone(hub, name):
+                hosts.append(build_host(name, experiment, hub.run_id, [names[place] for place in share], data_dir=how.data, store=store))
+        with joined(hub, hosts):
+            yield
 
     return connect
 

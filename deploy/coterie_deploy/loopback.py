@@ -5,11 +5,12 @@ Everything is encoded and decoded as on the network, so bytes and bits are those
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from coterie.dial import reason_of
-from coterie.errors import ConfigError, CoterieError
+from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
+from coterie.failures import failure_of, sentence_of
 from coterie.ledger import UP
 from coterie.v1 import session_pb2
 from coterie.wire import Assembler, Encoded, Received
@@ -25,6 +26,12 @@ class LoopbackLink:
         self._host = host
         self._down = Assembler(session_pb2.JoinResponse)
         self._up = Assembler(session_pb2.JoinRequest)
+        self.error: Exception | None = None  # why the host cannot go on
+
+    @property
+    def name(self) -> str:
+        """The host's."""
+        return self._host.name
 
     def join(self) -> None:
         """Introduces the host; raises Refusal."""
@@ -50,8 +57,8 @@ class LoopbackLink:
         except Exception as error:
             if not isinstance(error, CoterieError):  # a mistake of ours: its traceback goes where that of a host's own process would
                 traceback.print_exception(error)
-            failure = session_pb2.Failure(reason=reason_of(error), config=isinstance(error, ConfigError))
-            self._hub.failed(self._host.name, failure, self)
+            self.error = error
+            self._hub.failed(self._host.name, failure_of(error), self)
             return
         if reply is not None:
             for frame in reply.frames():
@@ -75,7 +82,39 @@ class LoopbackLink:
         """Nothing to close."""
 
 
-def join_all(hub: Hub, hosts: Sequence[Host]) -> None:
+def join_all(hub: Hub, hosts: Sequence[Host]) -> list[LoopbackLink]:
     """Joins the hosts in the order given."""
-    for host in hosts:
-        LoopbackLink(hub, host).join()
+    links = [LoopbackLink(hub, host) for host in hosts]
+    for link in links:
+        link.join()
+    return links
+
+
+@contextlib.contextmanager
+def joined(hub: Hub, hosts: Sequence[Host]) -> Iterator[None]:
+    """The hosts take part while the block runs. The terminal that they share with the hub hears what one of them has to say in full."""
+    links = join_all(hub, hosts)
+    try:
+        yield
+    except CoterieError as error:
+        found = next((link for link in links if link.error is not None and repr(link.name) in error.public), None)
+        if found is None or found.error is None:
+            raise
+        said = str(found.error) if isinstance(found.error, CoterieError) else f"{type(found.error).__name__}: {found.error}"
+        raise with_words(error, f"host {found.name!r}: {said}") from found.error
+
+
+@contextlib.contextmanager
+def public_alone(hub: Hub, name: str) -> Iterator[None]:
+    """An error of a host that is being made is in the run's books without its values."""
+    try:
+        yield
+    except CoterieError as error:
+        why = f"host {name!r} cannot join: {sentence_of(error.finding, hub.experiment)}; the terminal of the run names it"
+        raise with_words(error, str(error), public=why) from error
+
+
+def with_words(error: CoterieError, sentence: str, *, public: str | None = None) -> CoterieError:
+    """The error with a sentence for whoever owns the data; others go on reading what they would have read, or `public`."""
+    family = next(family for family in (ConfigError, ProtocolError, RunError, CoterieError) if isinstance(error, family))
+    return family(sentence, error.finding, public=public or error.public, below=error.below)

@@ -82,7 +82,8 @@ def check_hello(parent: Parent, hello: session_pb2.Hello) -> None:
     owners = {user: host.name for host in parent.hosts.values() if host.name != hello.host for user in host.users}
     for name in names:
         if name in owners:
-            raise Refusal("ALREADY_EXISTS", f"user {name!r} is claimed by host {hello.host!r}, but host {owners[name]!r} speaks for it")
+            claim = f"user {name!r} is claimed by host {hello.host!r}, but"
+            raise Refusal("ALREADY_EXISTS", f"{claim} another host speaks for it", f"{claim} host {owners[name]!r} speaks for it")
     if parent.members is not None and known is None:
         known_users = set(parent.members.names)
         unknown = next((name for name in names if name not in known_users), names[0])
@@ -151,8 +152,8 @@ def _check_cluster(parent: Parent, aggregator: str, cluster: str) -> None:
         raise Refusal("INVALID_ARGUMENT", f"cluster {cluster!r} is not in federation.clusters, want one of {', '.join(wanted)}")
     other = next((host.name for host in parent.hosts.values() if host.name != aggregator and host.clusters[0] == cluster), None)
     if other is not None:
-        claim = f"cluster {cluster!r} is claimed by aggregator {aggregator!r}, but aggregator {other!r} speaks for it"
-        raise Refusal("ALREADY_EXISTS", claim)
+        claim = f"cluster {cluster!r} is claimed by aggregator {aggregator!r}, but"
+        raise Refusal("ALREADY_EXISTS", f"{claim} another aggregator speaks for it", f"{claim} aggregator {other!r} speaks for it")
 
 
 def missing_clusters(rules: FederationRules, here: Iterable[Host]) -> str:

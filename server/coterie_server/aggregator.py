@@ -12,6 +12,7 @@ from typing import Any
 
 from coterie.config import Experiment
 from coterie.errors import ConfigError
+from coterie.failures import finding_in
 from coterie.ledger import pack, pack_own
 from coterie.member import Member
 from coterie.messages import Message
@@ -153,7 +154,7 @@ class Aggregator(Member):
 
     async def ending(self, finish: session_pb2.Finish) -> None:
         """Ends the run for the hosts, and waits for their books."""
-        await self.hub.finish(finish.outcome, failed=finish.failed)
+        await self.hub.finish(finish.outcome, failed=finish.failed, finding=finding_in(finish.finding))
         self._database.flush()
 
     def books_below(self) -> Iterator[session_pb2.Book]:

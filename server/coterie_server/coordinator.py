@@ -131,7 +131,7 @@ async def _run(experiment: Experiment, connect: Connect, options: Options, datab
             finished = _finished(hub, engine, last, options.folder, database)
         except CoterieError as error:
             if engine.stop_requested is None:
-                await hub.finish(str(error), failed=True)
+                await hub.finish("", failed=True, finding=error.below)
             raise
         await hub.finish("the run has finished", failed=False)
         database.event("finished", "the run has finished")
@@ -147,8 +147,8 @@ async def _failures_written(database: RunDatabase) -> AsyncIterator[None]:
         yield
     except CoterieError as error:
         with contextlib.suppress(CoterieError):
-            database.put("status", f"failed: {error}")
-            database.event("failed", str(error))
+            database.put("status", f"failed: {error.public}")
+            database.event("failed", error.public)
         raise
 
 

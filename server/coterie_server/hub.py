@@ -18,6 +18,7 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.config import Experiment
 from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
+from coterie.failures import finding_in, message_of, sentence_of
 from coterie.features import Feature, from_plain, named_columns, to_plain
 from coterie.findings import Finding
 from coterie.ledger import DOWN, SESSION, UP, Booked, Row, check_ranges, link_below, rows_of, unpack, unpack_own
@@ -38,6 +39,8 @@ _MAX_ROWS_ALONE = 1_000_000  # of a host's book that the parent has no counterpa
 _MAX_REASONS = 3  # of these, how many a sentence names
 _LONGEST_FINISH_S = 60.0  # for the books of hosts that are heard
 _MAX_WAITED_FOR = 3  # hosts, how many a sentence names
+_BREACH = Finding("R7")
+_UNSAID = Finding("R6")  # why a run has failed, where nobody says
 _PREPARING = "the preparation needs every user"
 _MAX_REPEATED = 100  # replies of a host beyond the tasks that it was asked to answer
 
@@ -56,6 +59,7 @@ class Hub:
         cluster: str | None = None,
     ) -> None:
         self.rules = experiment.federation
+        self.experiment = experiment
         self.cluster = cluster  # whose users alone may join: this is the hub of an aggregator, and its parent numbers the users
         self.run_id = run_id
         self.precision = Precision.of_run(experiment)
@@ -94,6 +98,7 @@ class Hub:
         self.notice = ""  # the latest sentence on who is waited for, left out, or back
         self._stop_reason = ""  # why the run is to stop, once it is
         self.refused: dict[str, str] = {}  # why hosts that are not here were turned away: the latest reason of each, oldest host first
+        self._findings: dict[str, Finding] = {}  # what hosts that are not here have said of why
         self._has_started = False  # the join barrier has been passed in this attempt
         self._unbooked: deque[tuple[Host, tuple[int, int], Booked, bool]] = deque()  # stage and round, what was sent, whether it is useful
         self._put_off: Callable[[], None] | None = None  # what `meanwhile` was told
@@ -114,7 +119,7 @@ class Hub:
         try:
             check_hello(self, hello)
         except Refusal as refusal:
-            self.turned_away(hello.host, str(refusal))
+            self.turned_away(hello.host, refusal.public)
             raise
         host = self.hosts.get(hello.host)
         if host is None:
@@ -128,6 +133,7 @@ class Hub:
         host.reached = hello.last_seq
         self.furthest = max(self.furthest, hello.last_seq)
         self.refused.pop(host.name, None)
+        self._findings.pop(host.name, None)
         self.schema = self.schema or schema_of(hello)
         self.model = self.model or hello.model
         self._compare_numerics(hello)
@@ -208,7 +214,9 @@ class Hub:
             refused = "".join(f"; {reason}" for reason in list(self.refused.values())[-_MAX_REASONS:])
             waited = f"after {rules.join_timeout_s:g} s (federation.join_timeout_s)"
             state = f"need {needed} of {rules.hosts} {rules.noun}s, have {len(here)} {waited}: {names}"
-            raise RunError(f"{state}{missing_clusters(rules, here)}{refused}")
+            # An aggregator's parent hears what a host of it has found, if that is why it is not here.
+            why = list(self._findings.values())[-1] if self._findings else Finding("R2")
+            raise RunError(f"{state}{missing_clusters(rules, here)}{refused}", why, below=Finding("R2"))
         if self.members is None:
             self.hosts = {
                 name: host for name, host in sorted(self.hosts.items(), key=lambda item: natural_key(item[0])) if host.link is not None
@@ -233,7 +241,7 @@ class Hub:
 
     def _stop_if_held_up(self) -> None:
         if self._stop_reason and self._finish is None and self._is_held_up:
-            self.fail(RunError(f"stopped by {self._stop_reason} while waiting for {self.rules.noun}s"))
+            self.fail(RunError(f"stopped by {self._stop_reason} while waiting for {self.rules.noun}s", Finding("R4")))
 
     def _connected(self) -> list[Host]:
         return [host for host in self.hosts.values() if host.link is not None]
@@ -461,7 +469,7 @@ class Hub:
                 return
         except CoterieError as error:
             self._settle_or_fail()
-            self._broke(host, error if isinstance(error, RunError) else RunError(f"host {name!r} broke the protocol: {error}"))
+            self._broke(host, error if isinstance(error, RunError) else RunError(f"host {name!r} broke the protocol: {error}", _BREACH))
             return
         if self.tracer is not None:
             self.tracer.answered(name, entries)
@@ -530,7 +538,7 @@ class Hub:
     def _strike_or_fail(self, host: Host, code: str, error: CoterieError) -> None:
         """A host has broken the protocol or cannot go on, and `federation.on_loss` is skip: its own end, where the others may go on."""
         if why := self._why_not_spared(host):
-            self.fail(type(error)(f"{error}; on_loss is skip, but {why}"))
+            self.fail(type(error)(f"{error}; on_loss is skip, but {why}", error.finding, below=error.below))
         else:
             self._strike(host, code, str(error))
 
@@ -593,11 +601,14 @@ class Hub:
 
         `link` is the stream of the host's session; whoever speaks on another one, or before a hello, is not (yet) the host.
         """
+        finding = finding_in(failure.finding)
+        why = f"{sentence_of(finding, self.experiment)}; its own log names it"
         if self._has_started and link is not None and name in self.hosts and self.hosts[name].link is link:
-            reason = f"host {name!r} cannot go on: {shortened(failure.reason)}"
-            self._has_failed(self.hosts[name], ConfigError(reason) if failure.config else RunError(reason))
+            family = ConfigError if failure.config else RunError
+            self._has_failed(self.hosts[name], family(f"{self.rules.noun} {name!r}: {why}", finding, below=Finding("R1")))
         else:
-            self.turned_away(name, f"host {shown(name)!r} cannot join: {failure.reason}")
+            self.turned_away(name, f"{self.rules.noun} {shown(name)!r} cannot join: {why}")
+            self._findings = {**{who: said for who, said in self._findings.items() if who in self.refused}, shown(name): finding}
 
     def ended(self, name: str, error: CoterieError) -> None:
         """The process of a host has ended, and is not started again: whoever has launched it says why."""
@@ -639,7 +650,7 @@ class Hub:
                 raise ProtocolError("its book has many more rows than messages were exchanged")
             self.recorder.book_host(name, rows)
         except ProtocolError as error:
-            self._broke(host, RunError(f"host {name!r} broke the protocol: {error}"))
+            self._broke(host, RunError(f"host {name!r} broke the protocol: {error}", _BREACH))
         except RunError as error:  # of ours: a full disk
             self.fail(error)
 
@@ -719,7 +730,8 @@ class Hub:
         if self.rules.on_loss == "skip" and not why:
             self._skip(pending, [host.name for host in lost])
         else:
-            self.fail(RunError(f"{self._state_without(lost[0])}{f'; on_loss is skip, but {why}' if why else ''}"))
+            text = f"{self._state_without(lost[0])}{f'; on_loss is skip, but {why}' if why else ''}"
+            self.fail(RunError(text, Finding("R3", len(lost))))
 
     def _state_without(self, host: Host) -> str:
         rules = self.rules
@@ -735,9 +747,10 @@ class Hub:
             return
         if not (rules.is_two_tier and rules.on_loss == "wait"):
             reason = f"{rules.noun} {host.name!r} has not answered task {pending.seq} for {rules.task_timeout_s:g} s"
-            self._has_failed(host, RunError(reason))
+            self._has_failed(host, RunError(reason, Finding("R3")))
         elif self._stop_reason:  # an aggregator may itself wait for a lost host, for as long as that takes
-            self.fail(RunError(f"stopped by {self._stop_reason} while {rules.noun} {host.name!r} works on task {pending.seq}"))
+            text = f"stopped by {self._stop_reason} while {rules.noun} {host.name!r} works on task {pending.seq}"
+            self.fail(RunError(text, Finding("R4")))
 
     # ---- going on without some
 
@@ -823,15 +836,18 @@ class Hub:
             host.session_bytes[DOWN] += frame.ByteSize()
             host.link.send_frame(frame)
 
-    async def finish(self, outcome: str, *, failed: bool, timeout_s: float = 10.0) -> None:
+    async def finish(self, outcome: str, *, failed: bool, finding: Finding = _UNSAID, timeout_s: float = 10.0) -> None:
         """Tells every host that the run is over, and waits for their books: for those that are silent no longer than `timeout_s`.
+
+        Of a run that has failed hosts receive the finding alone, since a sentence may name other hosts, their users, or a path here.
 
         RunError when the run has not failed, but a book is not what it should be, a host cannot bring its own, or the last rows cannot be
         written.
         """
-        self._failure = None  # what kept the run from going on is told in `outcome`, or came when there was nothing left to do
+        self._failure = None  # what kept the run from going on is in `finding`, or came when there was nothing left to do
         self._settle_or_fail()
-        self._finish = session_pb2.JoinResponse(finish=session_pb2.Finish(outcome=outcome, failed=failed))
+        end = session_pb2.Finish(failed=True, finding=message_of(finding)) if failed else session_pb2.Finish(outcome=outcome)
+        self._finish = session_pb2.JoinResponse(finish=end)
         for host in self._connected():
             self._send_frame(host, self._finish)
         await self._written()

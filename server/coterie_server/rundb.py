@@ -27,6 +27,7 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, ProtocolError, RunError
+from coterie.findings import Finding
 from coterie.ledger import CONTROL, Own, Row, as_ranges, of_ranges, step_of
 from coterie.messages import Broadcast, PerCluster, kind_class
 from coterie_server.expected import Expected, Key
@@ -127,7 +128,7 @@ class RunDatabase:
     def _refused(self, error: sqlite3.Error | OverflowError) -> RunError:
         if type(error) is sqlite3.DatabaseError:  # of its kinds, those of a damaged file
             return self._damaged(str(error))
-        return RunError(f"cannot write the run database {self._path}: {self._reason(error)}")
+        return RunError(f"cannot write the run database {self._path}: {self._reason(error)}", Finding("R5"))
 
     def _reason(self, error: sqlite3.Error | OverflowError) -> str:
         """Of a full disk what the system calls it, in whatever way SQLite has noticed."""
@@ -404,7 +405,7 @@ class RunDatabase:
                 found = f"table {table!r}{link} was to have the number {number}, want -2^63 to 2^63 - 1"
             self._n_rows -= len(rows) - len(kept)
             rows[:] = kept
-        return RunError(found or f"cannot write the run database {self._path}: a number is too large")
+        return RunError(found or f"cannot write the run database {self._path}: a number is too large", Finding("R5"))
 
     def check(self) -> None:
         """RunError when the file is damaged."""

@@ -19,6 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from coterie.dial import to_the_end
 from coterie.errors import ConfigError, ProtocolError, RunError
+from coterie.failures import MISTAKE, finding_in
 from coterie.ledger import UP
 from coterie.tls import Identity, Tls, identity_of
 from coterie.v1 import session_pb2
@@ -210,8 +211,8 @@ class _Service:
     async def _get_experiment(self, request: session_pb2.GetExperimentRequest, context: Any) -> session_pb2.GetExperimentResponse:
         if self.wants_identity and (why := _not_named(context, request.host)) is not None:
             await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, request.host, why)
-        if request.refusal:
-            reason = f"host {shown(request.host)!r} {shortened(request.refusal)}"
+        if request.HasField("finding"):
+            reason = f"host {shown(request.host)!r} will not join: {finding_in(request.finding).sentence}"
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, request.host, reason)
         if request.protocol != PROTOCOL_VERSION:
             reason = f"host {shown(request.host)!r} speaks protocol {request.protocol}, wanted {PROTOCOL_VERSION}"
@@ -332,8 +333,8 @@ class _Session:
             link.close("DEADLINE_EXCEEDED", reason)
         except Exception as error:
             # A mistake of ours: nobody may wait for this host any longer, and the traceback goes to the log.
-            self._hub.fail(RunError(f"the session of host {self._name!r} broke with {type(error).__name__}: {error}"))
-            link.close("ABORTED", f"the parent broke with {type(error).__name__}: {error}")
+            self._hub.fail(RunError(f"the session of host {self._name!r} broke with {type(error).__name__}", MISTAKE))
+            link.close("ABORTED", "the parent has made a mistake; its log says which")
             raise
 
     async def _read(self) -> tuple[Any, int]:

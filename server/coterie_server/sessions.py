@@ -24,10 +24,10 @@ _FIRST_FEW = 20  # of like events are written down each, later ones whenever the
 
 
 class Refusal(CoterieError):  # noqa: N818 - a decision, not a fault of ours
-    """A host is turned away; `code` is the gRPC status it gets."""
+    """A host is turned away; `code` is the gRPC status it gets, with the message. `public` may name other hosts, the message does not."""
 
-    def __init__(self, code: str, reason: str) -> None:
-        super().__init__(reason)
+    def __init__(self, code: str, reason: str, public: str | None = None) -> None:
+        super().__init__(reason, public=public)
         self.code = code
 
 

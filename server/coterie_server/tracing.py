@@ -23,6 +23,7 @@ from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags, set_span_in_context
 
 from coterie import __version__
+from coterie.errors import CoterieError
 from coterie.messages import Message
 from coterie.wire import GRPC_FRAME_HEADER_BYTES, Entry
 
@@ -200,5 +201,5 @@ def _end(span: Span | None, error: BaseException | None = None) -> None:
     if span is not None:
         if error is not None:
             span.set_attribute(ERROR_TYPE, type(error).__qualname__)
-            span.set_status(Status(StatusCode.ERROR, str(error)))
+            span.set_status(Status(StatusCode.ERROR, error.public if isinstance(error, CoterieError) else None))
         span.end()

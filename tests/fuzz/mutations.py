@@ -120,7 +120,7 @@ def _of_sessions() -> list[Base]:
     up = [
         session_pb2.JoinRequest(hello=hello),
         session_pb2.JoinRequest(heartbeat=session_pb2.Heartbeat(seq=3)),
-        session_pb2.JoinRequest(failure=session_pb2.Failure(reason="no")),
+        session_pb2.JoinRequest(failure=session_pb2.Failure(finding=session_pb2.Finding(rule="T3", count=1, role="feature"))),
         session_pb2.JoinRequest(book=session_pb2.Book(names="a", rows=b"123", n_rows=1)),
     ]
     welcome = session_pb2.Welcome(run_id="run-1", member_indices=[0, 1, 2], n_members=3, heartbeat_s=1.0)

@@ -254,7 +254,7 @@ class Sessions(RuleBasedStateMachine):
     @rule(name=NAMES, reason=st.sampled_from(["", "no", "\n" * 5000]), n=st.integers(1, 100))
     def stranger_fails(self, name: str, reason: str, n: int) -> None:
         for number in range(n):
-            self.hub.failed(name, session_pb2.Failure(reason=reason), FakeLink())
+            self.hub.failed(name, session_pb2.Failure(finding=session_pb2.Finding(rule=reason)), FakeLink())
             self.hub.turned_away(f"{name}{number}", f"it said {reason}")
         self.turn()
 

@@ -209,7 +209,7 @@ def test_a_host_with_bad_data_is_reported_and_the_server_waits_for_a_better_one(
     good = start("client", "--server", address, "--name", "a", "--data", "a")
     bad = ("client", "--server", address, "--name", "b", "--data", "b")
     assert "rows.csv line 6, column 'a': 'lots'" in start(*bad).fails(2)
-    assert server.line("host 'b' cannot join: rows.csv line 6, column 'a': 'lots'")
+    assert "lots" not in server.line("host 'b' cannot join: ")
     write_users(tmp_path / "b", 2)
     better = start(*bad)
     code, report, err = server.end()
@@ -219,7 +219,7 @@ def test_a_host_with_bad_data_is_reported_and_the_server_waits_for_a_better_one(
     assert len(events(tmp_path / "runs/rows", "refused")) == 1
 
 
-def test_a_host_with_bad_data_is_named_when_nobody_came_in_its_place_also_to_the_others(
+def test_a_host_with_bad_data_is_named_when_nobody_came_in_its_place_but_not_to_the_others(
     start: Callable[..., Command], tmp_path: Path
 ) -> None:
     (tmp_path / "rows.yaml").write_text(ROWS)
@@ -233,8 +233,9 @@ def test_a_host_with_bad_data_is_named_when_nobody_came_in_its_place_also_to_the
     bad.fails(2)
     sentence = server.fails(3)
     assert "need 2 of 2 hosts, have 1" in sentence
-    assert "host 'b' cannot join: rows.csv line 6" in sentence
-    assert sentence.removeprefix("error: ") in good.fails(3)
+    assert "host 'b' cannot join: " in sentence
+    assert "lots" not in sentence
+    assert good.fails(3) == "error: the run has failed: too few members joined in time (rule R2)"
 
 
 def test_a_client_without_a_server_says_once_that_it_waits(start: Callable[..., Command]) -> None:
@@ -288,10 +289,12 @@ def test_a_user_of_two_hosts_is_named_and_so_are_they(start: Callable[..., Comma
     codes = {name: host.end() for name, host in hosts.items()}
     assert sorted(code for code, _, _ in codes.values()) == [2, 3]
     sentence = next(err for code, _, err in codes.values() if code == 2)
-    assert all(name in sentence for name in ("'u3'", "'A'", "'B'"))
+    assert "'u3'" in sentence
+    assert sum(f"host '{name}'" in sentence for name in "AB") == 1, "a host is not told who the other one is"
     code, _, err = server.end()
     assert code == 3
-    assert [line for line in err.splitlines() if line.startswith("user 'u3' is claimed by host")]
+    claim = next(line for line in err.splitlines() if line.startswith("user 'u3' is claimed by host"))
+    assert all(name in claim for name in ("'A'", "'B'"))
     assert "need 2 of 2 hosts, have 1" in err.splitlines()[-1]
 
 
@@ -304,7 +307,7 @@ def test_a_host_that_dies_and_stays_away_is_named(start: Callable[..., Command],
     leaves.process.kill()
     sentence = server.fails(3)
     assert "host 'leaves' (users u3 to u5) absent since round" in sentence
-    assert sentence.removeprefix("error: ") in stays.fails(3)
+    assert stays.fails(3) == "error: the run has failed: a member was absent, or did not answer, for too long (rule R3)"
 
 
 def test_hosts_that_never_come_are_counted(start: Callable[..., Command]) -> None:

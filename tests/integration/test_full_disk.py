@@ -18,6 +18,7 @@ import pytest
 from coterie.errors import RunError
 from coterie.files import written_whole
 from coterie.snapshot import SnapshotFile
+from coterie.v1 import session_pb2
 from coterie_server.coordinator import Finished, Options, coordinate
 from coterie_server.rundb import RunDatabase
 from tests.integration.test_kills import CLUSTERS, EXPERIMENT, FEW, FEW_SHARES, L2GD, assert_same_bits, calm
@@ -96,7 +97,6 @@ def resumed(world: World) -> Finished:
     [
         ("run.snapshot", 1, "^cannot write the snapshot .*/run/checkpoints/run.snapshot: "),
         ("run.snapshot", 4, "^cannot write the snapshot .*/run/checkpoints/run.snapshot: "),
-        ("host.snapshot", 5, "^host 'h.' cannot go on: cannot write the snapshot .*/hosts/h./host.snapshot: "),
         ("pdmm.npz", 1, "^cannot write the models .*/run/models/pdmm.npz: "),
         ("experiment.json", 1, "^cannot write .*/run/experiment.json: "),
         ("run_id", 1, "^cannot write .*/run/checkpoints/run_id: "),
@@ -112,6 +112,15 @@ def test_what_cannot_be_written_is_named_and_a_resumed_run_has_the_same_bits(
         world.run()
     again = world.run() if file == "experiment.json" else resumed(world)
     assert bits(again) == bits(undisturbed)
+
+
+def test_a_host_that_cannot_write_its_snapshot_says_so_without_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    undisturbed = World(SMALL, tmp_path / "calm", 3).run()
+    fill_at(monkeypatch, "host.snapshot", 5)
+    world = World(SMALL, tmp_path / "run", 3, keeps_hosts=False)
+    with pytest.raises(RunError, match=r"^host 'h.': a file cannot be written \(rule R5\); its own log names it$"):
+        world.run()
+    assert bits(resumed(world)) == bits(undisturbed)
 
 
 @pytest.mark.parametrize("nth", [1, 3, 6])
@@ -150,13 +159,13 @@ def test_a_run_whose_last_rows_cannot_be_written_does_not_say_that_it_has_finish
 
 def test_hosts_are_told_when_the_models_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise they would look for the coordinator until their patience is over."""
-    told: list[str] = []
+    told: list[session_pb2.Finish] = []
     fill_at(monkeypatch, "pdmm.npz", 1)
     world = World(SMALL, tmp_path / "run", 1)
-    monkeypatch.setattr("coterie_client.host.Host.ending", lambda _, finish: told.append(finish.outcome))
+    monkeypatch.setattr("coterie_client.host.Host.ending", lambda _, finish: told.append(finish))
     with pytest.raises(RunError, match="cannot write the models"):
         world.run()
-    assert "cannot write the models" in told[0]
+    assert (told[0].failed, told[0].outcome, told[0].finding.rule) == (True, "", "R5"), "the path is not for hosts"
 
 
 def test_a_full_disk_does_not_hide_why_a_run_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +244,7 @@ def test_a_full_run_folder_ends_the_run_and_with_room_again_it_goes_on(tmp_path:
         sentence = rf"cannot write the (snapshot|run database) {re.escape(str(struck.run))}/[a-z./]+: {NO_SPACE}$"
         assert re.fullmatch(f"error: {sentence}", error_of(struck, SERVER))
         for name in FEW_SHARES:
-            assert re.fullmatch(f"error: the run has failed: {sentence}", error_of(struck, name))
+            assert error_of(struck, name) == "error: the run has failed: a file cannot be written (rule R5)"
         struck.start(SERVER, "--resume")  # while there is still no room
         assert re.fullmatch(rf"error: cannot write .*{re.escape(str(struck.run))}.*: {NO_SPACE}", error_of(struck, SERVER))
         check_goes_on(struck, disk, tmp_path, PDMM, "pdmm")
@@ -252,10 +261,11 @@ def test_a_full_state_folder_of_a_member_ends_the_run_and_with_room_again_it_goe
         fill(disk)
         sentence = rf"cannot write the (snapshot|run database) {re.escape(str(disk))}/.*: {NO_SPACE}"
         assert re.fullmatch(f"error: {sentence}", error_of(struck, who))
-        assert re.fullmatch(f"error: (host|aggregator) '{who}' cannot go on: {sentence}", error_of(struck, SERVER))
+        noun = "host" if who == "b" else "aggregator"
+        assert error_of(struck, SERVER) == f"error: {noun} '{who}': a file cannot be written (rule R5); its own log names it"
         for name in struck.commands:
             if name not in (SERVER, who):
-                assert NO_SPACE in error_of(struck, name)
+                assert error_of(struck, name).startswith("error: the run has failed: ")
         check_goes_on(struck, disk, tmp_path, content, content["method"]["name"])
 
 

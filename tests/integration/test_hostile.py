@@ -24,6 +24,7 @@ from coterie.arrays import Array
 from coterie.config import experiment_to_json
 from coterie.dial import serve_member
 from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
+from coterie.findings import Finding
 from coterie.frames import CHUNK_BYTES, field_header
 from coterie.messages import Message
 from coterie.v1 import session_pb2, tensor_pb2
@@ -197,7 +198,7 @@ STRANGERS: dict[str, tuple[list[bytes], str, str]] = {
     "no users": ([hello(users=[])], "INVALID_ARGUMENT", "brings 0 users, wanted a name and at least one user"),
     "a user twice": ([hello(users=["u9", "u9"])], "INVALID_ARGUMENT", "more than once or without a name"),
     "another protocol": ([hello(protocol=7)], "FAILED_PRECONDITION", "speaks protocol 7, wanted 1"),
-    "another host's user": ([hello(users=["u1"])], "ALREADY_EXISTS", "user 'u1' is claimed by host 'c', but host 'a' speaks for it"),
+    "another host's user": ([hello(users=["u1"])], "ALREADY_EXISTS", "user 'u1' is claimed by host 'c', but "),
     "another host's name": ([hello("a", HONEST["a"])], "UNAVAILABLE", "host 'a' is still connected from another process"),
     "a user that nobody knows": ([hello()], "INVALID_ARGUMENT", "brings user 'u9', whom the run, already started, does not know"),
     "the state of another run": ([hello(run_id="other", last_seq=1)], "FAILED_PRECONDITION", "holds the state of run other"),
@@ -227,13 +228,13 @@ def test_a_stranger_is_refused_with_a_reason_and_nobody_notices(name: str) -> No
 
 
 def test_a_host_that_says_why_it_cannot_join_is_heard_once_and_briefly() -> None:
-    failure = Request(failure=session_pb2.Failure(reason="no\nsuch file " + "x" * (1 << 20))).SerializeToString()
+    finding = session_pb2.Finding(rule="no\nsuch rule " + "x" * (1 << 20), role="SECRET", place="../SECRET")
+    failure = Request(failure=session_pb2.Failure(finding=finding)).SerializeToString()
 
     async def test() -> None:
         async with honest_run() as under_way:
             assert (await status_of(under_way.address, [hello(more=True), *[failure] * 50]))[0] in ("OK", "INTERNAL")  # it went on writing
-            assert [reason[:40] for reason in under_way.reasons()] == ["host 'c' cannot join: no?such file xxxxx"]
-            assert len(under_way.reasons()[0]) == sessions.MAX_REASON_CHARS
+            assert under_way.reasons() == ["host 'c' cannot join: it cannot go on (rule X1); its own log names it"]
 
     run(test())
 
@@ -616,8 +617,8 @@ def test_where_nobody_can_be_spared_the_run_ends_with_the_name_of_who_broke_it(n
             await evil.say(*frames(await evil.asked()))
             with pytest.raises(RunError, match=f"host 'z'.*{sentence}"):
                 await exchange
-            await hub.finish("host 'z' broke the protocol", failed=True, timeout_s=0.5)
-            with pytest.raises(RunError, match="the run has failed: host 'z' broke the protocol"):
+            await hub.finish("", failed=True, finding=Finding("R7"), timeout_s=0.5)
+            with pytest.raises(RunError, match=r"^the run has failed: a member broke the protocol \(rule R7\)$"):
                 await honest
             await evil.leave()
 

@@ -26,6 +26,7 @@ from coterie.computer import Thread
 from coterie.config import Experiment, experiment_from, experiment_to_json
 from coterie.dial import serve_member
 from coterie.errors import ConfigError, ProtocolError, RunError
+from coterie.findings import Finding
 from coterie.ledger import Row
 from coterie.messages import Broadcast, Rows, Vectors, declare
 from coterie.snapshot import SnapshotFile
@@ -663,7 +664,7 @@ def test_a_host_without_users_is_told_so() -> None:
         async with served(hub) as (_, address), hosts(serve_member(maker("a", ["u0"]), address, name="a")):
             while not hub.hosts:
                 await asyncio.sleep(0.01)
-            with pytest.raises(ConfigError, match="user 'u0' is claimed by host 'b', but host 'a' speaks for it"):
+            with pytest.raises(ConfigError, match="user 'u0' is claimed by host 'b', but another host speaks for it"):
                 await serve_member(maker("b", ["u0"]), address, name="b")
 
     run(test())
@@ -682,14 +683,15 @@ def test_a_run_that_is_over_takes_nobody() -> None:
 
 def test_data_that_cannot_be_loaded_is_reported_before_the_host_exits() -> None:
     def make_host(_: Experiment, __: str) -> Host:
-        raise ConfigError("cannot read users.csv: no such file")
+        raise ConfigError("cannot read users.csv: no such file", Finding("D2", place="federation.heartbeat_s"))
 
     async def test() -> None:
         hub = new_hub()
         async with served(hub) as (_, address), hosts(serve_member(make_host, address, name="a")) as (host,):
             with pytest.raises(ConfigError, match=r"^cannot read users.csv"):
                 await host
-            assert hub.refused == {"a": "host 'a' cannot join: cannot read users.csv: no such file"}
+            why = f"a data file or folder is missing or cannot be opened (federation.heartbeat_s: {hub.rules.heartbeat_s}) (rule D2)"
+            assert hub.refused == {"a": f"host 'a' cannot join: {why}; its own log names it"}
 
     run(test())
 
@@ -706,7 +708,7 @@ def test_a_mistake_in_a_half_fails_the_run_and_the_host(quick_s: float) -> None:
             await ready(hub)
             for _ in range(5):
                 await hub.exchange(Block(block), Order(np.zeros(1)))
-            with pytest.raises(RunError, match="host 'a' cannot go on: TypeError: a mistake in the half"):
+            with pytest.raises(RunError, match=r"^host 'a': a mistake of the program itself \(rule X2\); its own log names it$"):
                 await hub.exchange(Block(block), Order(np.array([FAIL])))
             with pytest.raises(TypeError, match="a mistake in the half"):
                 await host
@@ -719,8 +721,8 @@ def test_a_failed_run_is_a_run_error_at_the_host() -> None:
         hub = new_hub()
         async with served(hub) as (_, address), hosts(serve_member(maker("a", ["u0"]), address, name="a")) as (host,):
             await ready(hub)
-            await hub.finish("the disk is full", failed=True)
-            with pytest.raises(RunError, match="the run has failed: the disk is full"):
+            await hub.finish("", failed=True, finding=Finding("R5"))
+            with pytest.raises(RunError, match=r"^the run has failed: a file cannot be written \(rule R5\)$"):
                 await host
 
     run(test())

@@ -133,9 +133,10 @@ def test_nobody_speaks_in_the_name_of_another_before_it_has_joined(
 ) -> None:
     """Neither to ask, nor to say that the other cannot come."""
     served, address = server(start, "--tls", "ca/coordinator")
-    failure = session_pb2.JoinRequest(failure=session_pb2.Failure(reason="I give up", config=True)).SerializeToString()
+    failure = session_pb2.JoinRequest(failure=session_pb2.Failure(config=True)).SerializeToString()
     hello = session_pb2.JoinRequest(hello=session_pb2.Hello(protocol=PROTOCOL_VERSION, host=name, more=True)).SerializeToString()
-    asked = [session_pb2.GetExperimentRequest(protocol=PROTOCOL_VERSION, host=name, refusal=text) for text in ("", "gives up")]
+    said = session_pb2.Finding(rule="J1")
+    asked = [session_pb2.GetExperimentRequest(protocol=PROTOCOL_VERSION, host=name, finding=finding) for finding in (None, said)]
     sentence = f"host {name!r} is refused: its certificate is that of host 'a', wanted one of host {name!r}"
     with grpc.secure_channel(address, load_tls(certs / "a", is_server=False).channel_credentials()) as channel:
         ask, join = channel.unary_unary(f"/{SERVICE}/GetExperiment"), channel.stream_stream(f"/{SERVICE}/Join")
@@ -193,7 +194,7 @@ def test_a_client_whose_certificate_is_not_believed_hears_it(start: Callable[...
 def test_tls_against_a_server_in_plain_text_is_named_on_both_sides(start: Callable[..., Command], tmp_path: Path) -> None:
     served, address = server(start)
     assert "it speaks plain text, wanted TLS" in client(start, address, "a", "0-2", "--tls", "ca/a").fails(2)
-    served.line("host 'a' wants TLS, but this server speaks plain text (start it with --tls)")
+    served.line("host 'a' will not join: it wants TLS, but this server speaks plain text (start it with --tls)")
     assert len(booked(served, tmp_path, "refused")) == 1
 
 

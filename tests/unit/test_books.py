@@ -174,9 +174,10 @@ def test_a_cluster_has_one_aggregator_which_may_come_again() -> None:
         parent = hub("clusters", database, hosts=2)
         first, again = hello("a", ["x"], aggregator=True), Quiet()
         parent.hello(first, Quiet())
-        with pytest.raises(Refusal, match="cluster 'x' is claimed by aggregator 'b', but aggregator 'a' speaks for it") as refused:
+        with pytest.raises(Refusal, match="cluster 'x' is claimed by aggregator 'b', but another aggregator speaks for it") as refused:
             parent.hello(hello("b", ["x"], aggregator=True), Quiet())
         assert refused.value.code == "ALREADY_EXISTS"
+        assert parent.refused["b"].endswith("but aggregator 'a' speaks for it")
         parent.hello(first, again)
         parent.lost("a", again, "killed")
         parent.hello(first, again)

@@ -13,7 +13,8 @@ import pytest
 
 from coterie.arrays import Array, Indices
 from coterie.config import experiment_from
-from coterie.errors import ConfigError, RunError
+from coterie.errors import ConfigError, CoterieError, RunError
+from coterie.findings import Finding
 from coterie.ledger import Row
 from coterie.messages import Broadcast, Message, Rows, Scalars, Vectors, declare
 from coterie.model import TensorInfo, to_json
@@ -261,7 +262,7 @@ def test_the_number_of_users_can_be_required() -> None:
         ({"users": []}, "INVALID_ARGUMENT", "brings 0 users"),
         ({"users": [session_pb2.User(name="x")] * 2}, "INVALID_ARGUMENT", "names user 'x' more than once"),
         ({"users": [session_pb2.User(name="")]}, "INVALID_ARGUMENT", "without a name"),
-        ({"users": [session_pb2.User(name="u1")]}, "ALREADY_EXISTS", "user 'u1' is claimed by host 'c', but host 'a' speaks for it"),
+        ({"users": [session_pb2.User(name="u1")]}, "ALREADY_EXISTS", "user 'u1' is claimed by host 'c', but another host speaks for it"),
         ({"host": "a", "instance": "2"}, "UNAVAILABLE", "host 'a' is still connected from another process"),
         ({"host": "a"}, "INVALID_ARGUMENT", "host 'a' came back with other users"),
     ],
@@ -404,13 +405,16 @@ def test_a_reply_before_the_barrier_ends_that_stream_and_not_the_run() -> None:
 
 
 @pytest.mark.parametrize(("config", "family"), [(True, ConfigError), (False, RunError)])
-def test_a_host_that_cannot_go_on_ends_the_run_with_its_reason(config: bool, family: type[Exception]) -> None:
+def test_a_host_that_cannot_go_on_ends_the_run_with_its_finding(config: bool, family: type[CoterieError]) -> None:
     async def test() -> None:
         w = await two_hosts()
         exchange = await asked(w, All(np.ones(2)))
-        w.hub.failed("b", session_pb2.Failure(reason="no such file", config=config), w.links["b"])
-        with pytest.raises(family, match="host 'b' cannot go on: no such file"):
+        finding = session_pb2.Finding(rule="T3", count=2, role="feature")
+        w.hub.failed("b", session_pb2.Failure(finding=finding, config=config), w.links["b"])
+        sentence = r"^host 'b': 2 cells of a feature are not numbers \(rule T3\); its own log names it$"
+        with pytest.raises(family, match=sentence) as caught:
             await exchange
+        assert (caught.value.finding, caught.value.below) == (Finding("T3", 2, "feature"), Finding("R1"))
 
     run(test())
 
@@ -420,7 +424,7 @@ def test_a_stranger_that_cannot_go_on_does_not_end_the_run(name: str) -> None:
     async def test() -> None:
         w = await two_hosts()
         exchange = await asked(w, All(np.ones(2)))
-        w.hub.failed(name, session_pb2.Failure(reason="I am nobody"), FakeLink())
+        w.hub.failed(name, session_pb2.Failure(config=True), FakeLink())
         w.answer("a", 1, rows(2))
         w.answer("b", 1, rows(2))
         await exchange

@@ -280,9 +280,9 @@ def test_an_aggregator_that_cannot_bring_its_books_fails_a_run_that_went_well(da
         await hub.gather()
         ending = asyncio.create_task(hub.finish("over", failed=False))
         await asyncio.sleep(0)
-        hub.failed("x", session_pb2.Failure(reason="host 'h' broke the protocol"), link)
+        hub.failed("x", session_pb2.Failure(finding=session_pb2.Finding(rule="R7", count=1)), link)
         hub.lost("x", link, "it closed its stream")
-        with pytest.raises(RunError, match="host 'x' cannot go on: host 'h' broke the protocol"):
+        with pytest.raises(RunError, match=r"^aggregator 'x': a member broke the protocol"):
             await ending
 
     run(test())

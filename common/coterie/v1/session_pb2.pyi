@@ -8,14 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GetExperimentRequest(_message.Message):
-    __slots__ = ("protocol", "host", "refusal")
+    __slots__ = ("protocol", "host", "finding")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    FINDING_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     host: str
-    refusal: str
-    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., refusal: _Optional[str] = ...) -> None: ...
+    finding: Finding
+    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ...) -> None: ...
 
 class GetExperimentResponse(_message.Message):
     __slots__ = ("run_id", "experiment_json")
@@ -180,14 +180,12 @@ class Heartbeat(_message.Message):
     def __init__(self, seq: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("reason", "config", "finding")
-    REASON_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("config", "finding")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     FINDING_FIELD_NUMBER: _ClassVar[int]
-    reason: str
     config: bool
     finding: Finding
-    def __init__(self, reason: _Optional[str] = ..., config: _Optional[bool] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ...) -> None: ...
+    def __init__(self, config: _Optional[bool] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ...) -> None: ...
 
 class Book(_message.Message):
     __slots__ = ("names", "rows", "n_rows", "link", "of_parent", "user_sets", "events")
@@ -208,9 +206,11 @@ class Book(_message.Message):
     def __init__(self, names: _Optional[str] = ..., rows: _Optional[bytes] = ..., n_rows: _Optional[int] = ..., link: _Optional[str] = ..., of_parent: _Optional[bool] = ..., user_sets: _Optional[str] = ..., events: _Optional[str] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("outcome", "failed")
+    __slots__ = ("outcome", "failed", "finding")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    FINDING_FIELD_NUMBER: _ClassVar[int]
     outcome: str
     failed: bool
-    def __init__(self, outcome: _Optional[str] = ..., failed: _Optional[bool] = ...) -> None: ...
+    finding: Finding
+    def __init__(self, outcome: _Optional[str] = ..., failed: _Optional[bool] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ...) -> None: ...
