@@ -20,10 +20,11 @@ import grpc
 from coterie.computer import Computer, Thread
 from coterie.config import Experiment, experiment_from
 from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
-from coterie.failures import failure_of, finding_in, message_of
+from coterie.failures import failure_of, finding_in
 from coterie.findings import Finding
 from coterie.probe import PLAIN, mismatch
 from coterie.tls import Tls
+from coterie.told import finding_frame
 from coterie.v1 import session_pb2
 from coterie.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Assembler, Encoded, Received
 
@@ -269,7 +270,7 @@ class _Parent:
     async def _complain(self, finding: Finding) -> None:
         """Says in plain text why this member stays away; whoever cannot be told is told by nobody."""
         async with grpc.aio.insecure_channel(self._address, options=OPTIONS) as channel:
-            request = session_pb2.GetExperimentRequest(protocol=PROTOCOL_VERSION, host=self._name, finding=message_of(finding))
+            request = session_pb2.GetExperimentRequest(protocol=PROTOCOL_VERSION, host=self._name, finding=finding_frame(finding))
             call: Any = channel.unary_unary(f"/{SERVICE}/GetExperiment")  # the answer is not read
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await call(request.SerializeToString(), timeout=CLOSE_S)

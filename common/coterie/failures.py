@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from coterie.errors import ConfigError, CoterieError
 from coterie.findings import NO_RULE, Finding
+from coterie.told import finding_frame, finding_of
 from coterie.v1 import session_pb2
 
 FAILURE = "failure"  # in the state folder of a launched member: what it has told its parent, for its launcher
@@ -24,28 +25,19 @@ _STEP = re.compile(r"([a-z_][a-z0-9_]*)|\[([0-9]+)\]")
 _MAX_SHOWN = 60  # characters of what the experiment says
 
 
-def finding_of(error: BaseException) -> Finding:
+def finding_behind(error: BaseException) -> Finding:
     """What may be said of an error elsewhere; one that is not ours is a mistake of the program."""
     return error.finding if isinstance(error, CoterieError) else MISTAKE
 
 
 def failure_of(error: BaseException) -> session_pb2.Failure:
     """An error for the parent."""
-    return session_pb2.Failure(finding=message_of(finding_of(error)), config=isinstance(error, ConfigError))
+    return session_pb2.Failure(finding=finding_frame(finding_behind(error)), config=isinstance(error, ConfigError))
 
 
-def message_of(finding: Finding) -> session_pb2.Finding:
-    """As it is sent."""
-    return session_pb2.Finding(rule=finding.rule, count=finding.count, role=finding.role, place=finding.place)
-
-
-def finding_in(message: session_pb2.Finding) -> Finding:
-    """As it was sent, if the tables have it; else a finding that says nothing."""
-    role: Any = message.role  # the finding checks it
-    try:
-        return Finding(message.rule, message.count, role, message.place)
-    except ValueError:
-        return NO_RULE
+def finding_in(frame: session_pb2.Finding) -> Finding:
+    """The finding of a frame; one that says nothing where a part of it is in no table."""
+    return finding_of(frame) or NO_RULE
 
 
 def sentence_of(finding: Finding, experiment: BaseModel | None) -> str:

@@ -18,13 +18,13 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.config import Experiment
 from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
-from coterie.failures import finding_in, message_of, sentence_of
+from coterie.failures import finding_in, sentence_of
 from coterie.features import Feature, from_plain, named_columns, to_plain
 from coterie.findings import Finding
 from coterie.ledger import DOWN, SESSION, UP, Booked, Row, check_ranges, link_below, rows_of, unpack, unpack_own
 from coterie.messages import Message
 from coterie.names import natural_key
-from coterie.told import finding_of
+from coterie.told import finding_frame, finding_of
 from coterie.v1 import session_pb2
 from coterie.wire import Entry, Precision, Received, check_announced, encode, reheaded
 from coterie_server.admission import check_clusters, check_hello, missing_clusters
@@ -846,7 +846,7 @@ class Hub:
         """
         self._failure = None  # what kept the run from going on is in `finding`, or came when there was nothing left to do
         self._settle_or_fail()
-        end = session_pb2.Finish(failed=True, finding=message_of(finding)) if failed else session_pb2.Finish(outcome=outcome)
+        end = session_pb2.Finish(failed=True, finding=finding_frame(finding)) if failed else session_pb2.Finish(outcome=outcome)
         self._finish = session_pb2.JoinResponse(finish=end)
         for host in self._connected():
             self._send_frame(host, self._finish)
