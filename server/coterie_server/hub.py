@@ -98,7 +98,7 @@ class Hub:
         self.notice = ""  # the latest sentence on who is waited for, left out, or back
         self._stop_reason = ""  # why the run is to stop, once it is
         self.refused: dict[str, str] = {}  # why hosts that are not here were turned away: the latest reason of each, oldest host first
-        self._findings: dict[str, Finding] = {}  # what hosts that are not here have said of why
+        self._reasons: dict[str, Finding] = {}  # what hosts that are not here have said of why
         self._has_started = False  # the join barrier has been passed in this attempt
         self._unbooked: deque[tuple[Host, tuple[int, int], Booked, bool]] = deque()  # stage and round, what was sent, whether it is useful
         self._put_off: Callable[[], None] | None = None  # what `meanwhile` was told
@@ -133,7 +133,7 @@ class Hub:
         host.reached = hello.last_seq
         self.furthest = max(self.furthest, hello.last_seq)
         self.refused.pop(host.name, None)
-        self._findings.pop(host.name, None)
+        self._reasons.pop(host.name, None)
         self.schema = self.schema or schema_of(hello)
         self.model = self.model or hello.model
         self._compare_numerics(hello)
@@ -215,7 +215,7 @@ class Hub:
             waited = f"after {rules.join_timeout_s:g} s (federation.join_timeout_s)"
             state = f"need {needed} of {rules.hosts} {rules.noun}s, have {len(here)} {waited}: {names}"
             # An aggregator's parent hears what a host of it has found, if that is why it is not here.
-            why = list(self._findings.values())[-1] if self._findings else Finding("R2")
+            why = list(self._reasons.values())[-1] if self._reasons else Finding("R2")
             raise RunError(f"{state}{missing_clusters(rules, here)}{refused}", why, below=Finding("R2"))
         if self.members is None:
             self.hosts = {
@@ -608,7 +608,7 @@ class Hub:
             self._has_failed(self.hosts[name], family(f"{self.rules.noun} {name!r}: {why}", finding, below=Finding("R1")))
         else:
             self.turned_away(name, f"{self.rules.noun} {shown(name)!r} cannot join: {why}")
-            self._findings = {**{who: said for who, said in self._findings.items() if who in self.refused}, shown(name): finding}
+            self._reasons = {**{who: said for who, said in self._reasons.items() if who in self.refused}, shown(name): finding}
 
     def ended(self, name: str, error: CoterieError) -> None:
         """The process of a host has ended, and is not started again: whoever has launched it says why."""
