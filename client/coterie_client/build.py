@@ -12,7 +12,7 @@ from coterie.errors import ConfigError
 from coterie.registry import method_module
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision
-from coterie_client.data import UserData, fresh_rows, load_users, standardize
+from coterie_client.data import UserData, fresh_rows, read_users, standardize
 from coterie_client.host import Host
 from coterie_client.method import Local
 from coterie_client.methods.prepare import State as Preparation
@@ -33,7 +33,8 @@ def build_host(
     instance: str = "",
 ) -> Host:
     """A host for these users (None: all of its data). Raises ConfigError for what is wrong with the data, naming it."""
-    loaded = load_users(experiment.data, experiment.seed, users, data_dir)
+    reading = read_users(experiment.data, experiment.seed, users, data_dir)
+    loaded = reading.users
     halves = {"evaluation", "consensus"} if experiment.model is None else set()
     method = experiment.method
     for room in {"prepare", method.name, getattr(method, "client_room", method.name), *halves}:
@@ -45,7 +46,7 @@ def build_host(
         network.check_users(loaded)
     elif not experiment.data.standardize:  # also before the run waits for it
         losses = _losses(experiment, loaded)
-    return Host(name, experiment, run_id, loaded, local_of, store, instance, network, losses)
+    return Host(name, experiment, run_id, loaded, local_of, store, instance, network, losses, reading.notes)
 
 
 def build_network(experiment: Experiment, shape: tuple[int, ...]) -> TorchNetwork:

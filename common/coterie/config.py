@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, PositiveFloat, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from coterie.data import DataConfig, Name
+from coterie.columns import Name
+from coterie.data import DataConfig
 from coterie.errors import ConfigError
 from coterie.links import LinkRules
 from coterie.model import ModelConfig
@@ -199,7 +200,7 @@ class Experiment(Settings):
             wanted = "cross_entropy or least_squares" if is_network else "the loss of a convex problem"
             raise ValueError(f"method {name!r} has the loss {self.problem.loss!r}, want {wanted}")
         target = "target" if hasattr(self.data, "target") else "target_column"
-        if is_network and getattr(self.data, target, "") is None:
+        if is_network and getattr(self.data, target, "") is None and getattr(self.data, "formula", None) is None:
             raise ValueError(f"data.{target} is missing, but networks learn targets: want the name of what holds them")
         if is_network and self.problem.l2:
             raise ValueError(f"problem.l2 is {self.problem.l2:g}, but networks are penalised by method.optimizer.weight_decay: want that")

@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, NonNegativeFloat, StringConstraints, model_validator
 
+from coterie.columns import ColumnType, Dialect, Missing, Name
 from coterie.settings import Settings
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 FilePath = Annotated[str, StringConstraints(min_length=1, max_length=4000, pattern=r"^[^\x00]+$")]
 TestFraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -51,11 +51,27 @@ class _Table(_Model):
 
     # One file; a folder with one file per user; or a pattern such as "users/{user}.csv". Relative to the client's data folder.
     path: FilePath
-    user_column: Name | None = None  # absent where the file name is the user's name
+    # Absent where the file name is the user's name. Several columns name users as "hospital/ward", within the known cluster "hospital".
+    user_column: Name | Annotated[tuple[Name, ...], Field(min_length=2, max_length=20)] | None = None
     target_column: Name | None = None  # absent: the loss has no target, and targets are 0
-    feature_columns: tuple[Name, ...] | None = Field(default=None, min_length=1)  # absent: all other numeric columns
+    feature_columns: tuple[Name, ...] | None = Field(default=None, min_length=1)  # absent: all other numbers, booleans and dates
     cluster_column: Name | None = None  # the user's known cluster label, constant within a user
     test_fraction: TestFraction = 0.2  # of a user's rows, rounded to whole rows
+    columns: dict[Name, ColumnType] = Field(default_factory=dict)  # types; of other columns they are found, from all of their cells
+    missing: Missing = "refuse"  # cells of features; rows without user, cluster or target are refused, or dropped with drop_rows
+    indicator_columns: tuple[Name, ...] | None = Field(default=None, min_length=1)  # absent: with indicator, every feature column has one
+    formula: Annotated[str, StringConstraints(min_length=3, max_length=10_000)] | None = None  # "score ~ ses + C(sector) + ses:hours"
+
+    @property
+    def user_columns(self) -> tuple[str, ...]:
+        """Those that name the users, from the outer level to the inner one."""
+        column = self.user_column
+        return () if column is None else (column,) if isinstance(column, str) else column
+
+    @property
+    def has_target(self) -> bool:
+        """Whether rows have targets."""
+        return self.target_column is not None or self.formula is not None
 
     @model_validator(mode="after")
     def _columns_and_pattern_agree(self) -> _Table:
@@ -63,8 +79,9 @@ class _Table(_Model):
             raise ValueError(f"path {self.path!r} has {self.path.count(USER)} places for {USER}, want at most one")
         if USER in self.path and self.user_column is not None:
             raise ValueError(f"path {self.path!r} names the user, and user_column {self.user_column!r} names it again, want one of the two")
-        roles = [("user_column", self.user_column), ("target_column", self.target_column)]
-        roles += [("cluster_column", self.cluster_column)]
+        roles = [("user_column", column) for column in self.user_columns] + [("target_column", self.target_column)]
+        if self.cluster_column not in self.user_columns or len(self.user_columns) == 1:  # a level may be the cluster
+            roles += [("cluster_column", self.cluster_column)]
         roles += [("feature_columns", column) for column in self.feature_columns or ()]
         seen: dict[str, str] = {}
         for role, column in roles:
@@ -72,14 +89,32 @@ class _Table(_Model):
                 continue
             if column in seen:
                 raise ValueError(f"column {column!r} is in {seen[column]} and again in {role}, want it once")
+            if role != "user_column" and self.columns.get(column) == "ignore":
+                raise ValueError(f"column {column!r} is in {role}, and columns says to ignore it, want one of the two")
             seen[column] = role
+        return self
+
+    @model_validator(mode="after")
+    def _missing_and_formula_agree(self) -> _Table:
+        if self.indicator_columns is not None and self.missing != "indicator":
+            raise ValueError(f"indicator_columns are given and missing is {self.missing!r}, want missing: indicator")
+        if self.formula is None:
+            return self
+        if self.formula.count("~") != 1 or not self.formula.split("~")[0].strip():
+            raise ValueError(f"formula is {self.formula!r}, want a target, a tilde and terms, such as 'score ~ ses + hours'")
+        for key in ("target_column", "feature_columns"):
+            if getattr(self, key) is not None:
+                raise ValueError(f"formula and {key} are both given, want one of the two: a formula names target and features")
+        if self.missing not in ("refuse", "drop_rows"):
+            raise ValueError(f"missing is {self.missing!r} and there is a formula, want refuse or drop_rows")
         return self
 
 
 class CsvData(_Table):
-    """Comma-separated text, `.csv` or `.csv.gz`, in UTF-8, the first line its header."""
+    """Separated text, `.csv` or `.csv.gz`; by default with commas, in UTF-8, and the first line its header."""
 
     source: Literal["csv"]
+    csv: Dialect = Field(default_factory=Dialect)
 
 
 class ParquetData(_Table):

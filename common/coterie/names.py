@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 from coterie.errors import ConfigError
@@ -16,6 +17,11 @@ NaturalKey = tuple[tuple[tuple[str, int, str], ...], str]
 _RUN = re.compile(r"([^0-9]*)([0-9]*)")
 _POSITION = re.compile(r"[0-9]{1,9}")
 _POSITIONS = re.compile(r"([0-9]{1,9})\s*-\s*([0-9]{1,9})")
+
+
+def normal(name: str) -> str:
+    """The one spelling (NFC) of names that look alike: an accent may be a sign of its own, or part of its letter."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
 def natural_key(name: str) -> NaturalKey:

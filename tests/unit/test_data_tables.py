@@ -145,14 +145,14 @@ def test_a_user_has_the_same_data_whichever_users_are_loaded(tmp_path: Path) -> 
 
 
 def test_only_ones_own_rows_are_kept_in_memory(tmp_path: Path) -> None:
-    rows = "".join(f"other{i % 50},g,{i},{i},1\n" for i in range(20_000))
+    rows = "".join(f"other{i % 50},g,{i},{i},1\n" for i in range(100_000))
     write(tmp_path, TABLE + rows)
     tracemalloc.start()
     users = load_users(config(), 0, ["u1"], tmp_path)
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [user.name for user in users] == ["u1"]
-    assert peak_bytes < 20_000 * 3 * 8 / 2
+    assert peak_bytes < 100_000 * 3 * 8 / 2
 
 
 def test_the_values_of_other_users_are_not_checked_but_their_own_host_finds_them(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_without_a_target_all_targets_are_zero(tmp_path: Path) -> None:
     assert user.target.tolist() == [0]
 
 
-def test_text_columns_are_no_features_and_the_first_row_decides_for_all_users(tmp_path: Path) -> None:
+def test_text_columns_are_no_features_and_all_rows_decide_whoever_is_loaded(tmp_path: Path) -> None:
     write(tmp_path, "user,note,x\nu1,hello,1\nu2,5,2\n")
     data = config(target_column=None, cluster_column=None)
     assert [user.features.tolist() for user in load_users(data, 0, ["u2"], tmp_path)] == [[[2]]]
@@ -192,19 +192,27 @@ CSV_ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("", {}, "t.csv is empty, want a header and rows"),
     ("user,group,x,label\n", {}, "t.csv has 0 rows, want at least one"),
     ("user,group,x,label\n", {"feature_columns": ("x",)}, "t.csv has 0 rows, want at least one"),
-    (TABLE + "u1,a,nan,1,1\n", {}, "t.csv line 10, column 'x': 'nan' is not a finite number, want one"),
+    (
+        TABLE + "u1,a,nan,1,1\n",
+        {},
+        "t.csv line 10, column 'x': the cell is missing, want a value, or data.missing: drop_rows, mean or indicator",
+    ),
     (TABLE + "u1,a,1,-inf,1\n", {}, "t.csv line 10, column 'y': '-inf' is not a finite number, want one"),
     (TABLE + "u1,a,1,1,yes\n", {}, "t.csv line 10, column 'label': 'yes' is not a finite number, want one"),
-    (TABLE + "u1,a,1,,1\n", {}, "t.csv line 10, column 'y': '' is not a finite number, want one"),
+    (
+        TABLE + "u1,a,1,,1\n",
+        {},
+        "t.csv line 10, column 'y': the cell is missing, want a value, or data.missing: drop_rows, mean or indicator",
+    ),
     (TABLE + "u1,a,1,1_0,1\n", {}, "t.csv line 10, column 'y': '1_0' is not a finite number, want one"),
     (TABLE + "u1,a,1e999,1,1\n", {}, "t.csv line 10, column 'x': '1e999' is not a finite number, want one"),
     (TABLE + "u1,a,1,1\n", {}, "t.csv line 10 has 4 fields, want the 5 of the header"),
     (TABLE + "u1,a,1,1,1,1\n", {}, "t.csv line 10 has 6 fields, want the 5 of the header"),
     ("user,group,x,label\nu1,a,1\n", {}, "t.csv line 2 has 3 fields, want the 4 of the header"),
-    (TABLE + ",a,1,1,1\n", {}, "t.csv line 10, column 'user': the name is empty, want at least one character"),
+    (TABLE + ",a,1,1,1\n", {}, "t.csv line 10, column 'user': the cell is missing, want a value, or data.missing: drop_rows"),
     (TABLE + "u1 ,a,1,1,1\n", {}, "t.csv line 10, column 'user': the name 'u1 ' has spaces around it"),
     (TABLE + "u1,b,1,1,1\n", {}, "t.csv line 10, column 'group': user 'u1' has cluster 'b' here and 'a' before, want one per user"),
-    (TABLE + "u4,,1,1,1\n", {}, "t.csv line 10, column 'group': the name is empty"),
+    (TABLE + "u4,,1,1,1\n", {}, "t.csv line 10, column 'group': the cell is missing, want a value, or data.missing: drop_rows"),
     (TABLE, {"user_column": None}, "t.csv: user_column is absent, want the name of a column, or a path with one file per user"),
     (TABLE, {"user_column": "who"}, "t.csv: column 'who' is missing, found 'user', 'group', 'x', 'y', 'label'"),
     (TABLE, {"target_column": "z"}, "t.csv: column 'z' is missing, found"),
@@ -214,7 +222,7 @@ CSV_ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("user,group,x,x,label\nu1,a,1,2,1\n", {}, "t.csv: the column name 'x' is there 2 times, want once"),
     ("user,group,x,label\nu1,a,b,1\n", {}, "t.csv: 0 numeric columns are left for features, want at least one"),
     ("user,group,x,,label\nu1,a,1,7,1\n", {}, "t.csv: column 4 has no name, want a name, or feature_columns to be listed"),
-    ("user,group,x,label\nu1,a,,1\n", {}, "t.csv line 2, column 'x': the cell is empty, want a number, or feature_columns to be listed"),
+    ("user,group,x,label\nu1,a,,1\n", {}, "t.csv: 0 numeric columns are left for features, want at least one"),
     ('user,group,x,label\nu1,a,"1,1\n', {}, "t.csv line 2: unexpected end of data, want comma-separated text"),
 ]
 
@@ -228,7 +236,7 @@ def test_a_wrong_text_table_is_refused_with_one_sentence(tmp_path: Path, text: s
 
 def test_files_that_are_no_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"user,x\nu\xff,1\n")
-    with pytest.raises(ConfigError, match=r"^t.csv has the byte 0xff at the wrong place, want UTF-8$"):
+    with pytest.raises(ConfigError, match=r"^t.csv line 2 has the byte 0xff at the wrong place, want UTF-8, or data.csv.encoding$"):
         load_users(config(), 0, None, tmp_path)
     for content in (b"user,x\n", gzip.compress(TABLE.encode())[:-20]):
         (tmp_path / "t.csv.gz").write_bytes(content)
@@ -329,17 +337,17 @@ def _table(**columns: Any) -> Callable[[Path], None]:
 PARQUET_ERRORS: list[tuple[Callable[[Path], Any], dict[str, Any], str]] = [
     (lambda folder: (folder / "t.parquet").write_text("no"), {}, "t.parquet cannot be read ("),
     (lambda _: None, {}, "data file 't.parquet' is missing, want a readable file"),
-    (_table(x=[1.0, None]), {}, "t.parquet row 2, column 'x' is empty (null), want a value"),
-    (_table(x=[1, None]), {}, "t.parquet row 2, column 'x' is empty (null), want a value"),
-    (_table(x=[1.0, float("nan")]), {}, "t.parquet row 2, column 'x': nan is not a finite number, want one"),
+    (_table(x=[1.0, None]), {}, "t.parquet row 2, column 'x': the cell is missing, want a value, or data.missing"),
+    (_table(x=[1, None]), {}, "t.parquet row 2, column 'x': the cell is missing, want a value, or data.missing"),
+    (_table(x=[1.0, float("nan")]), {}, "t.parquet row 2, column 'x': the cell is missing, want a value"),
     (_table(x=[-float("inf"), 1.0]), {}, "t.parquet row 1, column 'x': -inf is not a finite number, want one"),
-    (_table(x=["a", "b"]), {"feature_columns": ("x",)}, "t.parquet, column 'x' has type string, want numbers"),
+    (_table(x=["a", "b"]), {"feature_columns": ("x",)}, "t.parquet: column 'x' has type string, want numbers"),
     (_table(x=["a", "b"]), {}, "t.parquet: 0 numeric columns are left for features, want at least one"),
     (_table(user=[1.0, 2.0]), {}, "t.parquet, column 'user' has type double, want integers or text"),
-    (_table(user=["u1", None]), {}, "t.parquet row 2, column 'user' is empty (null), want a value"),
-    (_table(user=["u1", ""]), {}, "t.parquet row 2, column 'user': the name is empty, want at least one character"),
-    (_table(group=["a", "b"]), {}, "t.parquet row 2: user 'u1' has cluster 'b' here and 'a' before, want one per user"),
-    (_table(group=["a", None]), {}, "t.parquet row 2, column 'group' is empty (null), want a value"),
+    (_table(user=["u1", None]), {}, "t.parquet row 2, column 'user': the cell is missing, want a value, or data.missing: drop_rows"),
+    (_table(user=["u1", ""]), {}, "t.parquet row 2, column 'user': the cell is missing, want a value"),
+    (_table(group=["a", "b"]), {}, "t.parquet row 2, column 'group': user 'u1' has cluster 'b' here and 'a' before, want one per user"),
+    (_table(group=["a", None]), {}, "t.parquet row 2, column 'group': the cell is missing, want a value"),
     (_table(user=None), {}, "t.parquet: column 'user' is missing, found 'group', 'x', 'label'"),
     (_table(), {"user_column": None}, "t.parquet: user_column is absent"),
     (_table(**{k: pa.array([], pa.float64()) for k in ("user", "group", "x", "label")}), {}, "t.parquet has 0 rows, want at least one"),
@@ -361,16 +369,16 @@ def test_parquet_users_may_be_integers_and_dictionaries_and_clusters_agree_acros
     users = load_users(config("parquet", "t.parquet", target_column=None, test_fraction=0), 0, None, tmp_path)
     assert [(user.name, user.cluster, user.features.tolist()) for user in users] == [("2", "b", [[2], [3]]), ("10", "a", [[1]])]
     write_parquet(tmp_path, TABLE + "u1,z,1,1,1\n")
-    with pytest.raises(ConfigError, match=r"^t.parquet row 9: user 'u1' has cluster 'z' here and 'a' before"):
+    with pytest.raises(ConfigError, match=r"^t.parquet row 9, column 'group': user 'u1' has cluster 'z' here and 'a' before"):
         list_users(config("parquet", "t.parquet"), 0, tmp_path)
 
 
 def test_parquet_rows_are_counted_from_the_start_of_the_file(tmp_path: Path) -> None:
     write_parquet(tmp_path, TABLE + "u7,a,nan,1,1\nu8,a,1,1,1\nu8,b,1,1,1\nu9,a,1,1,1\n", row_group_size=6)
     data = config("parquet", "t.parquet")
-    with pytest.raises(ConfigError, match=r"^t.parquet row 9, column 'x': nan is not a finite number"):
+    with pytest.raises(ConfigError, match=r"^t.parquet row 9, column 'x': the cell is missing"):
         load_users(data, 0, ["u7"], tmp_path)
-    with pytest.raises(ConfigError, match=r"^t.parquet row 11: user 'u8' has cluster 'b' here and 'a' before"):
+    with pytest.raises(ConfigError, match=r"^t.parquet row 11, column 'group': user 'u8' has cluster 'b' here and 'a' before"):
         load_users(data, 0, ["u8"], tmp_path)
 
 

@@ -4,14 +4,16 @@ Importing this is light: NumPy and pydantic; pyarrow is imported by the Parquet 
 `coterie.data.DataConfig`.
 """
 
-from coterie_client.data.load import Fresh, count_users, fresh_rows, list_users, load_users, summarize_users
+from coterie_client.data.load import Fresh, count_users, fresh_rows, list_users, load_users, read_users, summarize_users
 from coterie_client.data.pool import UserSummary
 from coterie_client.data.python_source import UserRecord, UserSource, user_source
+from coterie_client.data.reading import Reading
 from coterie_client.data.standardize import Totals, deviations, filled, standardize, totals
 from coterie_client.data.users import UserData, UserHead
 
 __all__ = [
     "Fresh",
+    "Reading",
     "Totals",
     "UserData",
     "UserHead",
@@ -24,6 +26,7 @@ __all__ = [
     "fresh_rows",
     "list_users",
     "load_users",
+    "read_users",
     "standardize",
     "summarize_users",
     "totals",

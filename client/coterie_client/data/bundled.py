@@ -43,7 +43,7 @@ def heads(config: Bundled) -> list[UserHead]:
 
 def load(config: Bundled, seed: int, names: Collection[str] | None) -> list[UserData]:
     """The users in `names` (None: all) that the table has."""
-    users = csv_table.load(_as_csv(config), seed, names, None)
+    users = list(csv_table.load(_as_csv(config), seed, names, None).users)
     if isinstance(config, ExamsData) or not config.standardize_target:
         return users
     mean, scale = _TARGET_SCALES[config.source]
@@ -64,6 +64,7 @@ def _as_csv(config: Bundled) -> CsvData:
         cluster_column=table.cluster,
         target_column=table.target,
         feature_columns=config.feature_columns,
+        columns=dict.fromkeys((*config.feature_columns, table.target), "number"),
         test_fraction=config.test_fraction,
         standardize=config.standardize,
     )

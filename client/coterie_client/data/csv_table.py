@@ -1,181 +1,194 @@
-"""Comma-separated text, read as a stream: rows of users that were not asked for are passed over and not kept.
+"""Separated text, read as a stream: rows of users that were not asked for are passed over and not kept.
 
-Such rows are checked for their number of fields and their user's name only. Their values are checked where they are
-loaded, so that one user's bad row stops the host that holds this user, and no other.
+Such rows are checked for their number of fields and their user's name only. Large files are split by pyarrow where it is installed
+(`csv_arrow`), with the same values and, since what it does not like is read again here, with the same errors.
 """
 
 from __future__ import annotations
 
 import csv
 import gzip
-import math
 import zlib
-from array import array
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 import numpy as np
+from numpy.typing import NDArray
 
+from coterie.columns import DELIMITERS, Dialect
 from coterie.data import CsvData
 from coterie.errors import ConfigError
-from coterie.features import numbers
-from coterie.names import check_name
+from coterie.findings import Finding
+from coterie.names import normal
+from coterie_client.data import table_reader
+from coterie_client.data.cells import Spelling
 from coterie_client.data.paths import DataFile, data_files
-from coterie_client.data.split import hold_out, n_test_rows
-from coterie_client.data.tables import Columns, choose_columns, no_rows, same_cluster
-from coterie_client.data.users import UserData, UserHead
+from coterie_client.data.reading import Reading
+from coterie_client.data.rows import Chunk, Codes, codes_of
+from coterie_client.data.users import UserHead
 
-_SUFFIXES = (".csv", ".csv.gz")
-
-
-@dataclass
-class _Rows:
-    """What is kept of one user while its rows stream by."""
-
-    columns: tuple[str, ...]  # the names of the features
-    cluster: str | None = None
-    n_rows: int = 0
-    values: array[float] = field(default_factory=lambda: array("d"))  # rows one after the other: features, then target
+SUFFIXES = (".csv", ".csv.gz")
+_ROWS = 1024  # of a block
+_ENCODING = Finding("T9", place="data.csv.encoding")
 
 
 def heads(config: CsvData, data_dir: Path | None) -> list[UserHead]:
     """All users of the table, in one pass that keeps no values."""
-    users = _read(config, data_dir, names=None, keep_values=False)
-    return [UserHead(name, rows.cluster, rows.n_rows - n_test_rows(rows.n_rows, config.test_fraction)) for name, rows in users.items()]
+    return table_reader.heads(config, data_files(config.path, data_dir, SUFFIXES), _format(config))
 
 
-def load(config: CsvData, seed: int, names: Collection[str] | None, data_dir: Path | None) -> list[UserData]:
+def load(config: CsvData, seed: int, names: Collection[str] | None, data_dir: Path | None) -> Reading:
     """The users in `names` (None: all) that the table has."""
-    users = _read(config, data_dir, names, keep_values=True)
-    loaded = []
-    for name, rows in users.items():
-        table = np.frombuffer(rows.values).reshape(rows.n_rows, -1)
-        features, target = (table, np.zeros(rows.n_rows)) if config.target_column is None else (table[:, :-1], table[:, -1])
-        schema = numbers(rows.columns)
-        loaded.append(hold_out(name, rows.cluster, features, target, test_fraction=config.test_fraction, seed=seed, schema=schema))
-    return loaded
+    files = data_files(config.path, data_dir, SUFFIXES)
+    return table_reader.load(config, files, _format(config), seed, names)
 
 
-def _read(config: CsvData, data_dir: Path | None, names: Collection[str] | None, *, keep_values: bool) -> dict[str, _Rows]:
-    files = data_files(config.path, data_dir, _SUFFIXES)
-    # The first file decides the columns for all, also when its user is not asked for: data must not depend on who is loaded.
-    columns = _columns(files[0], config)
-    users: dict[str, _Rows] = {}
-    for file in files:
-        if file.user is None or names is None or file.user in names:
-            _read_file(file, config, columns, names, users, keep_values=keep_values)
-    return users
+def _format(config: CsvData) -> table_reader.Format:
+    spelling = Spelling.of(config.csv)
+    return table_reader.Format(spelling, "line", partial(opened, dialect=config.csv, spelling=spelling))
 
 
-def _read_file(
-    file: DataFile,
-    config: CsvData,
-    columns: Columns,
-    names: Collection[str] | None,
-    users: dict[str, _Rows],
-    *,
-    keep_values: bool,
-) -> None:
-    lines = _lines(file)
+@dataclass(frozen=True)
+class _Block:
+    """Rows as tuples of cells, column by column."""
+
+    header: Sequence[str]
+    lines: NDArray[np.int64]
+    columns: Sequence[Sequence[str]]
+    spelling: Spelling
+
+    def coded(self, column: str) -> tuple[list[str | None], Codes]:
+        names, codes = codes_of(self.columns[self.header.index(column)])
+        return [None if self.spelling.is_missing(name) else name for name in names], codes
+
+    def chunks(self, columns: Sequence[str], texts: Collection[str]) -> dict[str, Chunk]:
+        found = {}
+        for column in columns:
+            if column in self.header:
+                cells = self.columns[self.header.index(column)]
+                values = None if column in texts else self.spelling.numbers(cells)
+                found[column] = Chunk(texts=cells) if values is None else Chunk(values)
+        return found
+
+
+@dataclass
+class _File:
+    """A file whose header has been read."""
+
+    file: DataFile
+    header: list[str]
+    lines: Iterator[tuple[int, list[str]]]
+    spelling: Spelling
+    known: dict[str, str]
+    hint: str
+
+    def blocks(self, columns: Sequence[str]) -> Iterator[_Block]:  # noqa: ARG002 - all of a row's cells are read anyway
+        width = len(self.header)
+        rows: list[list[str]] = []
+        at: list[int] = []
+        for line, cells in self.lines:
+            if len(cells) != width:
+                raise wrong_width(self.file.label, line, len(cells), width)
+            rows.append(cells)
+            at.append(line)
+            if len(rows) == _ROWS:
+                yield self._block(rows, at)
+                rows, at = [], []
+        if rows:
+            yield self._block(rows, at)
+
+    def _block(self, rows: list[list[str]], at: list[int]) -> _Block:
+        return _Block(self.header, np.array(at), list(zip(*rows, strict=True)), self.spelling)
+
+
+def wrong_width(label: str, line: int, found: int, wanted: int) -> ConfigError:
+    """The error for a row that has more or fewer fields than the header."""
+    return ConfigError(f"{label} line {line} has {found} fields, want the {wanted} of the header", Finding("T8"))
+
+
+@contextmanager
+def opened(file: DataFile, dialect: Dialect, spelling: Spelling) -> Iterator[_File]:
+    """A file with its header. ConfigError for what is no text, or has another delimiter."""
+    lines = lines_of(file, dialect)
+    if dialect.names is not None:
+        yield _File(file, list(dialect.names), lines, spelling, {}, "")
+        return
     _, header = next(lines)
-    choose_columns(file.label, header, columns.features, config, per_user=file.user is not None)
-    user_at, cluster_at, target_at = (
-        None if name is None else header.index(name) for name in (columns.user, columns.cluster, columns.target)
-    )
-    values_at = [header.index(name) for name in columns.features] + ([] if target_at is None else [target_at])
-    line = 0
-    for line, cells in lines:
-        _check_width(file, line, cells, header)
-        user = file.user or ""
-        if user_at is not None:
-            user = cells[user_at]
-            if user not in users:
-                check_name(user, f"{file.label} line {line}, column {columns.user!r}")
-        if names is not None and user not in names:
-            continue
-        rows = users.setdefault(user, _Rows(columns.features))
-        rows.n_rows += 1
-        if cluster_at is not None:
-            _note_cluster(rows, user, cells[cluster_at], f"{file.label} line {line}, column {columns.cluster!r}")
-        if keep_values:
-            rows.values.extend(_numbers([cells[at] for at in values_at], file.label, line, header, values_at))
-    if line == 0:
-        raise no_rows(file.label, file.user)
+    _check_delimiter(file, header, dialect)
+    header = [normal(name) for name in header]
+    hint = ""
+    if any(spelling.number(name) is not None for name in header):
+        hint = ": the first line must be a header, or data.csv.names says what the columns are called"
+    yield _File(file, header, lines, spelling, {}, hint)
 
 
-def _check_width(file: DataFile, line: int, cells: list[str], header: list[str]) -> None:
-    if len(cells) != len(header):
-        raise ConfigError(f"{file.label} line {line} has {len(cells)} fields, want the {len(header)} of the header")
+def _check_delimiter(file: DataFile, header: Sequence[str], dialect: Dialect) -> None:
+    if len(header) > 1:
+        return
+    widths = {other: header[0].count(other) + 1 for other in DELIMITERS if other != dialect.delimiter}
+    best = max(widths, key=widths.__getitem__)
+    if widths[best] > 1:
+        found = f"{file.label}: the header has 1 column; with {best!r} it would have {widths[best]}"
+        raise ConfigError(f"{found}: want data.csv.delimiter", Finding("T9", place="data.csv.delimiter"))
 
 
-def _note_cluster(rows: _Rows, user: str, cluster: str, where: str) -> None:
-    if rows.cluster is None:
-        rows.cluster = check_name(cluster, where)
-    same_cluster(user, rows.cluster, cluster, where)
-
-
-def _columns(file: DataFile, config: CsvData) -> Columns:
-    """The roles of the columns, by the header and the first row: a column is numeric when its first cell is a number."""
-    lines = _lines(file)
-    _, header = next(lines)
-    numeric: list[str] = []
-    if config.feature_columns is None:
-        line, first = next(lines, (0, []))
-        if line == 0:
-            raise no_rows(file.label, file.user)
-        _check_width(file, line, first, header)
-        roles = (config.user_column, config.cluster_column, config.target_column)
-        for name, cell in zip(header, first, strict=True):
-            if name not in roles and not cell.strip():
-                raise ConfigError(
-                    f"{file.label} line {line}, column {name!r}: the cell is empty, want a number, or feature_columns to be listed"
-                )
-            if _is_number(cell):
-                numeric.append(name)
-    return choose_columns(file.label, header, numeric, config, per_user=file.user is not None)
-
-
-def _lines(file: DataFile) -> Iterator[tuple[int, list[str]]]:
-    """Line number and cells of the header and of each row; blank lines are passed over. There is at least a header."""
-    opener = gzip.open if file.path.suffix == ".gz" else open
+def lines_of(file: DataFile, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
+    """Line number and cells of each line with cells, the header first; there is at least one."""
     n_lines = 0
+    encoding = "utf-8-sig" if dialect.encoding == "utf-8" else dialect.encoding
+    quoting = {"quoting": csv.QUOTE_NONE} if dialect.quote is None else {"quotechar": dialect.quote}
     try:
-        with opener(file.path, "rt", encoding="utf-8-sig", newline="") as text:
-            reader = csv.reader(text, strict=True)
+        with open_text(file.path, encoding) as text:
+            source = text if dialect.comment is None else _without_comments(text, dialect.comment)
+            reader = csv.reader(source, strict=True, delimiter=dialect.delimiter, **quoting)
             for cells in reader:
                 if cells:
                     n_lines += 1
                     yield reader.line_num, cells
     except csv.Error as error:
-        raise ConfigError(f"{file.label} line {reader.line_num}: {error}, want comma-separated text") from error
+        raise ConfigError(f"{file.label} line {reader.line_num}: {error}, want comma-separated text", Finding("T1")) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file.label} has the byte {error.object[error.start]:#04x} at the wrong place, want UTF-8") from error
-    except (OSError, EOFError, zlib.error) as error:
+        found = f"{file.label}{_first_bad_line(file.path, encoding)} has the byte {error.object[error.start]:#04x} at the wrong place"
         raise ConfigError(
-            f"{file.label} cannot be read ({getattr(error, 'strerror', None) or error}), want .csv or .csv.gz text"
+            f"{found}, want {_shown(dialect.encoding)}, or data.csv.encoding", Finding("T9", place="data.csv.encoding")
         ) from error
+    except UnicodeError as error:
+        raise ConfigError(
+            f"{file.label} is not {dialect.encoding} ({error}), want data.csv.encoding", Finding("T9", place="data.csv.encoding")
+        ) from error
+    except (OSError, EOFError, zlib.error) as error:
+        found = f"{file.label} cannot be read ({getattr(error, 'strerror', None) or error})"
+        raise ConfigError(f"{found}, want .csv or .csv.gz text", Finding("T1")) from error
     if n_lines == 0:
-        raise ConfigError(f"{file.label} is empty, want a header and rows")
+        raise ConfigError(f"{file.label} is empty, want a header and rows", Finding("T12"))
 
 
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return "_" not in cell
+def open_text(path: Path, encoding: str) -> IO[str]:
+    """The text of a file, unpacked."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    return opener(path, "rt", encoding=encoding, newline="")
 
 
-def _numbers(cells: list[str], label: str, line: int, header: list[str], at: list[int]) -> list[float]:
-    try:
-        values = [float(cell) for cell in cells]
-    except ValueError:
-        values = [math.nan]
-    # float() takes "1_000" for a number, the reader of a table should not.
-    if all(map(math.isfinite, values)) and "_" not in "".join(cells):
-        return values
-    for cell, column in zip(cells, at, strict=True):
-        if not _is_number(cell) or not math.isfinite(float(cell)):
-            raise ConfigError(f"{label} line {line}, column {header[column]!r}: {cell!r} is not a finite number, want one")
-    return values
+def _without_comments(text: IO[str], sign: str) -> Iterator[str]:
+    """Lines, with empty ones instead of comments, so that all others keep their numbers."""
+    return ("\n" if line.startswith(sign) else line for line in text)
+
+
+def _first_bad_line(path: Path, encoding: str) -> str:
+    """Which line of a file is not of this encoding; nothing where lines cannot be told in its bytes."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as data:
+        for number, line in enumerate(data, 1):
+            try:
+                line.decode(encoding)
+            except UnicodeError:
+                return f" line {number}" if encoding.startswith(("utf-8", "ascii", "cp", "iso", "latin")) else ""
+    return ""
+
+
+def _shown(encoding: str) -> str:
+    return encoding.upper() if encoding.startswith("utf") else encoding

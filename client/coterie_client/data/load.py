@@ -9,6 +9,7 @@ spread over hosts.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, assert_never
@@ -34,8 +35,9 @@ from coterie.data import (
     TorchvisionData,
     TweetsData,
 )
-from coterie.names import natural_key, unknown_user
+from coterie.names import natural_key, normal, unknown_user
 from coterie_client.data.pool import Pool, Share, UserSummary, heads_of, load_shares, summaries, summary
+from coterie_client.data.reading import Reading
 from coterie_client.data.split import head_with_fold, with_fold
 from coterie_client.data.users import UserData, UserHead
 
@@ -59,13 +61,20 @@ def load_users(config: DataConfig, seed: int, names: Sequence[str] | None, data_
     `seed` and `data_dir` are as in `list_users`. Raises ConfigError when the data cannot be read, a row of one of these users is wrong, or
     a name is unknown. Rows of other users are neither kept nor, but for their user's name, checked.
     """
-    wanted = None if names is None else frozenset(names)
-    users = sorted(_source(config, seed, data_dir).load(wanted), key=lambda user: natural_key(user.name))
+    return list(read_users(config, seed, names, data_dir).users)
+
+
+def read_users(config: DataConfig, seed: int, names: Sequence[str] | None, data_dir: Path | None = None) -> Reading:
+    """The same, with notes on what was left out, dropped or converted."""
+    wanted = None if names is None else frozenset(map(normal, names))
+    loaded = _source(config, seed, data_dir).load(wanted)
+    reading = loaded if isinstance(loaded, Reading) else Reading(loaded)
+    users = sorted(reading.users, key=lambda user: natural_key(user.name))
     unknown = (wanted or frozenset()) - {user.name for user in users}
     if unknown:
         raise unknown_user(min(unknown, key=natural_key), [head.name for head in list_users(config, seed, data_dir)])
     fold = config.fold
-    return users if fold is None else [with_fold(user, fold, seed) for user in users]
+    return replace(reading, users=users if fold is None else [with_fold(user, fold, seed) for user in users])
 
 
 def summarize_users(config: DataConfig, seed: int, data_dir: Path | None = None) -> list[UserSummary]:
@@ -103,7 +112,7 @@ class _Source(NamedTuple):
     """How a source answers the two questions."""
 
     heads: Callable[[], list[UserHead]]
-    load: Callable[[Collection[str] | None], list[UserData]]
+    load: Callable[[Collection[str] | None], list[UserData] | Reading]
 
 
 def _source(config: DataConfig, seed: int, data_dir: Path | None) -> _Source:

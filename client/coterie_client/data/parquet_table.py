@@ -1,184 +1,171 @@
 """Parquet files through pyarrow, by row group: of the columns in use, the rows of the users that were asked for.
 
-As with text, rows of other users are checked for their user's name only. Types decide which columns are numeric: integers and
-floating-point numbers. pyarrow is imported here, on first use, and nowhere else.
+The file's own types say what a column is: whole, floating-point and decimal numbers, booleans, dates and timestamps; text is a category
+where the experiment says so. As with text tables, rows of other users are checked for their user's name only. pyarrow is imported on first
+use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.arrays import Array, Indices
+from coterie.arrays import Array
 from coterie.data import ParquetData
 from coterie.errors import ConfigError
-from coterie.features import numbers
-from coterie.names import check_name
+from coterie.findings import Finding
+from coterie.names import normal
+from coterie_client.data import table_reader
+from coterie_client.data.cells import MICROSECONDS_A_DAY, Spelling
 from coterie_client.data.paths import DataFile, data_files
-from coterie_client.data.split import hold_out, n_test_rows
-from coterie_client.data.tables import (
-    Columns,
-    check_finite,
-    choose_columns,
-    no_rows,
-    one_cluster,
-    rows_by_user,
-    same_cluster,
-)
-from coterie_client.data.users import UserData, UserHead
+from coterie_client.data.reading import Reading
+from coterie_client.data.rows import Chunk, Codes, codes_of
+from coterie_client.data.users import UserHead
 
-
-@dataclass
-class _Rows:
-    """What is kept of one user while its row groups stream by."""
-
-    columns: tuple[str, ...]  # the names of the features
-    cluster: str | None = None
-    n_rows: int = 0
-    blocks: list[Array] = field(default_factory=list)  # (rows of one group, p or p + 1), the target last
+SUFFIXES = (".parquet",)
+_SPELLING: Final = Spelling(frozenset({""}))  # what is missing is null
+FORMAT: table_reader.Format
 
 
 def heads(config: ParquetData, data_dir: Path | None) -> list[UserHead]:
-    """All users of the files; only the columns of user and cluster are read."""
-    users = _read(config, data_dir, names=None, keep_values=False)
-    return [UserHead(name, rows.cluster, rows.n_rows - n_test_rows(rows.n_rows, config.test_fraction)) for name, rows in users.items()]
+    """All users of the files; only the columns of user and cluster are read, unless rows with missing cells are dropped."""
+    return table_reader.heads(config, data_files(config.path, data_dir, SUFFIXES), FORMAT)
 
 
-def load(config: ParquetData, seed: int, names: Collection[str] | None, data_dir: Path | None) -> list[UserData]:
+def load(config: ParquetData, seed: int, names: Collection[str] | None, data_dir: Path | None) -> Reading:
     """The users in `names` (None: all) that the files have."""
-    loaded = []
-    for name, rows in _read(config, data_dir, names, keep_values=True).items():
-        table = np.concatenate(rows.blocks)
-        features, target = (table, np.zeros(len(table))) if config.target_column is None else (table[:, :-1], table[:, -1])
-        schema = numbers(rows.columns)
-        loaded.append(hold_out(name, rows.cluster, features, target, test_fraction=config.test_fraction, seed=seed, schema=schema))
-    return loaded
+    return table_reader.load(config, data_files(config.path, data_dir, SUFFIXES), FORMAT, seed, names)
 
 
-def _read(config: ParquetData, data_dir: Path | None, names: Collection[str] | None, *, keep_values: bool) -> dict[str, _Rows]:
-    files = data_files(config.path, data_dir, (".parquet",))
-    with _opened(files[0]) as first:
-        columns = _columns(files[0], first.schema_arrow, config)
-    users: dict[str, _Rows] = {}
-    for file in files:
-        if file.user is None or names is None or file.user in names:
-            with _opened(file) as table:
-                _read_file(file, table, config, columns, names, users, keep_values=keep_values)
-    return users
+@dataclass(frozen=True)
+class _Group:
+    """A row group; columns are read when they are asked for."""
+
+    file: DataFile
+    table: Any  # pyarrow.parquet.ParquetFile
+    group: int
+    stored: dict[str, str]  # names in the file of the columns, by their normal ones
+    start: int
+    n_rows: int
+
+    @cached_property
+    def lines(self) -> NDArray[np.int64]:
+        return np.arange(self.start + 1, self.start + self.n_rows + 1)
+
+    def coded(self, column: str) -> tuple[list[str | None], Codes]:
+        pa = _pyarrow(self.file.label)[0]
+        values = self._read([column])[column]
+        kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+        if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            said = f"{self.file.label}, column {column!r} has type {values.type}, want integers or text"
+            raise ConfigError(said, Finding("T15", place="data.user_column"))
+        names, codes = codes_of(values.to_pylist())
+        return [None if name is None or name == "" else str(name) for name in names], codes
+
+    def chunks(self, columns: Sequence[str], texts: Collection[str]) -> dict[str, Chunk]:
+        present = [column for column in columns if column in self.stored]
+        if not present:
+            return {}
+        read = self._read(present)
+        return {name: _as_text(values) if name in texts else _as_numbers(self.file, values) for name, values in read.items()}
+
+    def _read(self, columns: Sequence[str]) -> dict[str, Any]:
+        block = self.table.read_row_group(self.group, columns=[self.stored[column] for column in columns])
+        return {column: block.column(self.stored[column]) for column in columns}
 
 
-def _read_file(
-    file: DataFile,
-    table: Any,  # pyarrow.parquet.ParquetFile
-    config: ParquetData,
-    columns: Columns,
-    names: Collection[str] | None,
-    users: dict[str, _Rows],
-    *,
-    keep_values: bool,
-) -> None:
-    schema = table.schema_arrow
-    choose_columns(file.label, schema.names, columns.features, config, per_user=file.user is not None)
-    value_columns = [*columns.features] + ([] if columns.target is None else [columns.target])
-    for column in value_columns:
-        if not _is_number(file, schema.field(column).type):
-            raise ConfigError(f"{file.label}, column {column!r} has type {schema.field(column).type}, want numbers")
-    if table.metadata.num_rows == 0:
-        raise no_rows(file.label, file.user)
-    for start, group, n_rows in _groups(table):
-        of_row = _user_of_rows(file, table, group, n_rows, start, columns)
-        mine = {name: rows for name, rows in rows_by_user(of_row).items() if names is None or name in names}
-        if not mine:
-            continue
-        clusters = None
-        if columns.cluster is not None:
-            clusters = _text(file, table, group, columns.cluster, start, np.concatenate(list(mine.values())))
-        values = _values(file, table, group, value_columns, mine, start) if keep_values else {}
-        for name, at in mine.items():
-            rows = users.setdefault(name, _Rows(columns.features))
-            rows.n_rows += len(at)
-            if clusters is not None:
-                found = one_cluster(name, clusters, at, file.label, first_row=start)
-                same_cluster(name, rows.cluster, found, f"{file.label} row {start + at[0] + 1}")
-                rows.cluster = check_name(found, f"{file.label} row {start + at[0] + 1}, column {columns.cluster!r}")
-            if keep_values:
-                rows.blocks.append(values[name])
+@dataclass
+class _File:
+    """An open file."""
 
+    file: DataFile
+    table: Any
+    header: list[str]
+    known: dict[str, str]
+    hint: str = ""
 
-def _groups(table: Any) -> Iterator[tuple[int, int, int]]:
-    """First row (from 0), number and size of each row group that is not empty."""
-    start = 0
-    for group in range(table.num_row_groups):
-        n_rows = table.metadata.row_group(group).num_rows
-        if n_rows:
-            yield start, group, n_rows
-        start += n_rows
-
-
-def _user_of_rows(file: DataFile, table: Any, group: int, n_rows: int, start: int, columns: Columns) -> NDArray[np.str_]:
-    if columns.user is None:
-        return np.full(n_rows, file.user)
-    of_row = _text(file, table, group, columns.user, start)
-    for name, at in rows_by_user(of_row).items():
-        check_name(name, f"{file.label} row {start + at[0] + 1}, column {columns.user!r}")
-    return of_row
-
-
-def _text(file: DataFile, table: Any, group: int, column: str, start: int, rows: Indices | None = None) -> NDArray[np.str_]:
-    """One column of names or labels, integers or text, as text; empty cells matter in `rows` only (None: in all)."""
-    pa, _ = _pyarrow(file.label)
-    values = table.read_row_group(group, columns=[column]).column(column)
-    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
-    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise ConfigError(f"{file.label}, column {column!r} has type {values.type}, want integers or text")
-    _check_no_null(file, values, column, start, rows)
-    return np.array([str(value) for value in values.to_pylist()])
-
-
-def _values(file: DataFile, table: Any, group: int, columns: list[str], mine: dict[str, Indices], start: int) -> dict[str, Array]:
-    """The rows of each user in `mine` (name -> rows of the group), (rows, len(columns))."""
-    block = table.read_row_group(group, columns=columns)
-    wanted = np.sort(np.concatenate(list(mine.values())))
-    for column in columns:
-        _check_no_null(file, block.column(column), column, start, wanted)
-    filled = np.column_stack([block.column(column).to_numpy().astype(np.float64, copy=False) for column in columns])
-    check_finite(filled[wanted], wanted + start, columns, file.label)
-    return {name: filled[at] for name, at in mine.items()}
-
-
-def _check_no_null(file: DataFile, values: Any, column: str, start: int, rows: Indices | None) -> None:
-    if values.null_count == 0:
-        return
-    missing = np.flatnonzero(values.is_null().to_numpy())
-    for row in missing if rows is None else np.intersect1d(missing, rows):
-        raise ConfigError(f"{file.label} row {start + row + 1}, column {column!r} is empty (null), want a value")
-
-
-def _columns(file: DataFile, schema: Any, config: ParquetData) -> Columns:
-    numeric = [field.name for field in schema if _is_number(file, field.type)]
-    return choose_columns(file.label, schema.names, numeric, config, per_user=file.user is not None)
-
-
-def _is_number(file: DataFile, kind: Any) -> bool:
-    pa, _ = _pyarrow(file.label)
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+    def blocks(self, columns: Sequence[str]) -> Iterator[_Group]:  # noqa: ARG002 - read when they are asked for
+        stored = dict(zip(self.header, self.table.schema_arrow.names, strict=True))
+        start = 0
+        for group in range(self.table.num_row_groups):
+            n_rows = self.table.metadata.row_group(group).num_rows
+            if n_rows:
+                yield _Group(self.file, self.table, group, stored, start, n_rows)
+            start += n_rows
 
 
 @contextmanager
-def _opened(file: DataFile) -> Iterator[Any]:
-    """The file as a pyarrow.parquet.ParquetFile; damage found while it is read is a ConfigError."""
+def opened(file: DataFile) -> Iterator[_File]:
+    """A file with its columns; damage found while it is read is a ConfigError."""
     pa, pq = _pyarrow(file.label)
     try:
         with pq.ParquetFile(file.path) as table:
-            yield table
+            header = [normal(name) for name in table.schema_arrow.names]
+            known = {name: _kind(pa, field.type) for name, field in zip(header, table.schema_arrow, strict=True)}
+            yield _File(file, table, header, known)
     except (OSError, pa.ArrowException) as error:
-        raise ConfigError(f"{file.label} cannot be read ({error}), want a Parquet file") from error
+        raise ConfigError(f"{file.label} cannot be read ({error}), want a Parquet file", Finding("T1")) from error
+
+
+FORMAT = table_reader.Format(_SPELLING, "row", opened)
+
+
+def _kind(pa: Any, kind: Any) -> str:
+    """What a column holds; the name of its type where that is nothing that makes numbers by itself."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if types.is_boolean(kind):
+        return "boolean"
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
+        return "number"
+    return "date" if types.is_date(kind) or types.is_timestamp(kind) else str(kind)
+
+
+def _plain(values: Any) -> Any:
+    """A column without dictionaries."""
+    return values.cast(values.type.value_type) if hasattr(values.type, "value_type") and hasattr(values.type, "index_type") else values
+
+
+def _as_numbers(file: DataFile, values: Any) -> Chunk:
+    pa = _pyarrow(file.label)[0]
+    values = _plain(values)
+    kind = _kind(pa, values.type)
+    if pa.types.is_decimal(values.type):
+        # Not by a cast, which may be one bit off: a decimal number has the value that its text would have.
+        return Chunk(np.array([math.nan if cell is None else float(cell) for cell in values.to_pylist()]))
+    if kind == "boolean":
+        return Chunk(_floats(values.cast(pa.uint8())), kind="boolean")
+    if kind == "date":
+        moments = _floats(values.cast(pa.timestamp("us"), safe=False).cast(pa.int64()))
+        return Chunk(moments / MICROSECONDS_A_DAY, kind="date")
+    return Chunk(_floats(values)) if kind == "number" else _as_text(values)
+
+
+def _floats(values: Any) -> Array:
+    """(n,) float64, NaN where there is a null."""
+    if str(values.type) == "null":
+        return np.full(len(values), math.nan)
+    found: Array = values.to_numpy().astype(np.float64, copy=False)
+    return found
+
+
+def _as_text(values: Any) -> Chunk:
+    return Chunk(texts=["" if cell is None else _text(cell) for cell in _plain(values).to_pylist()])
+
+
+def _text(cell: Any) -> str:
+    if isinstance(cell, float):  # of whole numbers, where one is missing
+        return "" if math.isnan(cell) else str(int(cell)) if cell.is_integer() else repr(cell)
+    return str(cell).lower() if isinstance(cell, bool) else str(cell)
 
 
 def _pyarrow(label: str) -> tuple[Any, Any]:
@@ -187,5 +174,6 @@ def _pyarrow(label: str) -> tuple[Any, Any]:
         import pyarrow as pa  # noqa: PLC0415
         import pyarrow.parquet as pq  # noqa: PLC0415
     except ImportError as error:
-        raise ConfigError(f'{label} is a Parquet file and pyarrow is not installed, want `pip install "coterie[data]"`') from error
+        said = f'{label} is a Parquet file and pyarrow is not installed, want `pip install "coterie[data]"`'
+        raise ConfigError(said, Finding("T21")) from error
     return pa, pq

@@ -1,0 +1,187 @@
+"""Small tables that differ from a plain one in one thing each: the values, or the sentence of the host and the finding that others hear."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter
+
+from coterie.data import DataConfig
+from coterie.errors import ConfigError
+from coterie_client.data import Reading, UserData, list_users, load_users, read_users
+
+CASES = Path(__file__).resolve().parents[1] / "fixtures" / "cases"
+ADAPTER: TypeAdapter[Any] = TypeAdapter(DataConfig)
+ROLES = {"user_column": "school", "target_column": "score", "cluster_column": "region"}
+WARDS = {"user_column": ["hospital", "ward"], "cluster_column": None}
+
+
+def config(name: str, **more: Any) -> Any:
+    return ADAPTER.validate_python({"source": "csv", "path": f"{name}.csv", **ROLES, **more})
+
+
+def read(name: str, **more: Any) -> Reading:
+    return read_users(config(name, **more), 0, None, CASES)
+
+
+def refused(name: str, **more: Any) -> tuple[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        read(name, **more)
+    assert not re.search(r"SECRET|s0|0\.041|NA", caught.value.finding.sentence.replace("DATA", ""))
+    return str(caught.value), caught.value.finding.sentence
+
+
+def same(mine: Reading, other: Reading) -> None:
+    assert [(user.name, user.cluster) for user in mine.users] == [(user.name, user.cluster) for user in other.users]
+    for a, b in zip(mine.users, other.users, strict=True):
+        assert a.schema == b.schema
+        for part in ("features", "target", "test_features", "test_target"):
+            assert getattr(a, part).tobytes() == getattr(b, part).tobytes()
+
+
+def rows(user: UserData) -> set[tuple[float, ...]]:
+    features = np.concatenate([user.features, user.test_features])
+    return {tuple(row) for row in features.tolist()}
+
+
+def test_a_plain_table_needs_no_notes() -> None:
+    reading = read("plain")
+    assert len(reading.users) == 6
+    assert reading.users[0].columns == ("ses", "hours")
+    assert reading.notes == ()
+
+
+def test_a_missing_first_cell_is_counted_and_the_column_stays() -> None:
+    said, heard = refused("na-first-cell")
+    assert (
+        said == "na-first-cell.csv line 2, column 'hours': the cell is missing, want a value, or data.missing: drop_rows, mean or indicator"
+    )
+    assert heard == "1 cell of a feature is missing (rule T4)"
+
+
+def test_a_row_with_a_missing_cell_can_be_dropped_and_that_is_said(tmp_path: Path) -> None:
+    reading = read("na-first-cell", missing="drop_rows")
+    lines = (CASES / "plain.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "plain.csv").write_text("".join(lines[:1] + lines[2:]), encoding="utf-8")
+    same(reading, read_users(config("plain"), 0, None, tmp_path))
+    assert [note.sentence for note in reading.notes] == ["na-first-cell.csv: 1 row with a missing cell was dropped"]
+    assert [note.finding.sentence for note in reading.notes] == ["1 row with a missing cell was dropped (rule T17)"]
+    heads = list_users(config("na-first-cell", missing="drop_rows"), 0, CASES)
+    assert [head.n_rows for head in heads] == [len(user.target) for user in reading.users]
+
+
+def test_missing_cells_are_left_for_means_and_indicators_do_not_depend_on_the_rows() -> None:
+    mean = read("na-first-cell", missing="mean").users
+    assert sum(int(np.isnan(np.concatenate([user.features, user.test_features])).sum()) for user in mean) == 1
+    marked = read("na-first-cell", missing="indicator").users
+    assert marked[0].columns == ("ses", "hours", "ses is missing", "hours is missing")
+    assert [feature.kind for feature in marked[0].schema] == ["number", "number", "indicator", "indicator"]
+    assert sum(np.concatenate([user.features, user.test_features])[:, 2:].sum() for user in marked) == 1
+    assert read("plain", missing="indicator").users[0].schema == marked[0].schema
+    assert read("plain", missing="indicator", indicator_columns=["hours"]).users[0].columns == ("ses", "hours", "hours is missing")
+
+
+def test_true_and_false_are_one_and_zero() -> None:
+    reading = read("true-false")
+    assert [(one.name, one.kind) for one in reading.users[0].schema] == [("ses", "number"), ("hours", "number"), ("fee", "boolean")]
+    assert {row[2] for user in reading.users for row in rows(user)} == {0.0, 1.0}
+    assert [note.sentence for note in reading.notes] == ["true-false.csv: 1 column was converted to numbers: 'fee' (boolean)"]
+
+
+def test_a_decimal_comma_is_named_and_read_where_it_is_declared() -> None:
+    said, heard = refused("decimal-comma")
+    assert said == "decimal-comma.csv: the header has 1 column; with ';' it would have 5: want data.csv.delimiter"
+    assert heard == "its data file is written in another way than said (data.csv.delimiter) (rule T9)"
+    said, heard = refused("decimal-comma", csv={"delimiter": ";"})
+    assert said.startswith(
+        "decimal-comma.csv: column 'ses': 120 cells look like numbers with a decimal comma, such as '0,041': want data.csv.decimal"
+    )
+    assert heard == "its data file is written in another way than said (data.csv.decimal) (rule T9)"
+    same(read("decimal-comma", csv={"delimiter": ";", "decimal": ","}), read("plain"))
+
+
+def test_an_ignored_patient_number_gives_the_plain_table() -> None:
+    assert read("patient-number").users[0].columns == ("pid", "ses", "hours")
+    same(read("patient-number", columns={"pid": "ignore"}), read("plain"))
+
+
+def test_names_that_look_alike_are_one_user_however_they_are_written() -> None:
+    reading = read("cafe-twice")
+    assert [user.name for user in reading.users] == ["Café", "s1", "s2", "s3", "s4", "s5"]
+    decomposed = unicodedata.normalize("NFD", "Café")
+    assert decomposed != "Café"
+    assert [user.name for user in load_users(config("cafe-twice"), 0, [decomposed], CASES)] == ["Café"]
+
+
+def test_a_bad_cell_is_shown_at_its_own_host_alone() -> None:
+    said, heard = refused("marker")
+    assert said == "marker.csv line 6, column 'ses': 'SECRET-MARKER' is not a finite number, want one"
+    assert heard == "1 cell of a feature is not a number (rule T3)"
+
+
+def test_a_file_without_a_header_says_so_and_can_have_names() -> None:
+    said, heard = refused("headerless")
+    assert said.startswith("headerless.csv: column 'school' is missing (and 2 more), found 's0', '0', '0.041'")
+    assert said.endswith("the first line must be a header, or data.csv.names says what the columns are called")
+    assert heard == "3 columns that the experiment names are missing (data.user_column) (rule T2)"
+    same(read("headerless", csv={"names": ["school", "region", "ses", "hours", "score"]}), read("plain"))
+
+
+def test_wards_of_hospitals_are_users_whose_cluster_is_the_hospital() -> None:
+    reading = read("wards", **WARDS)
+    assert [(user.name, user.cluster) for user in reading.users] == [(f"h{h}/w{w}", f"h{h}") for h in range(2) for w in range(3)]
+    assert [note.sentence for note in reading.notes] == [
+        "wards.csv: column 'sex' is not used (data.columns can say what they are, or ignore)"
+    ]
+
+
+def test_a_category_is_a_feature_for_each_level_but_the_first() -> None:
+    found = read("wards", **WARDS, columns={"sex": "category"}).users
+    assert [(one.name, one.kind, one.column) for one in found[0].schema] == [("age", "number", ""), ("sex=m", "category", "sex")]
+    declared = read("wards", **WARDS, columns={"sex": {"category": ["m", "f"]}}).users
+    assert declared[0].columns == ("age", "sex=f")
+    for mine, other in zip(found, declared, strict=True):
+        assert (mine.features[:, 1] == 1 - other.features[:, 1]).all()
+    said, heard = refused("wards", **WARDS, columns={"sex": {"category": ["f", "x"]}})
+    assert re.match(r"\d+ cells are not declared levels: wards.csv line 5, column 'sex': 'm'; .*; and \d+ more; want the levels", said)
+    assert re.fullmatch(r"\d+ cells of a feature have undeclared levels \(rule T7\)", heard)
+
+
+def test_a_formula_gives_terms_whoever_is_loaded() -> None:
+    data = {**WARDS, "target_column": None, "formula": "score ~ age*C(sex) + log(age)"}
+    everyone = read("wards", **data).users
+    assert everyone[0].columns == ("age", "C(sex)[T.m]", "log(age)", "age:C(sex)[T.m]")
+    assert {one.kind for one in everyone[0].schema} == {"term"}
+    assert (everyone[0].features[:, 3] == everyone[0].features[:, 0] * everyone[0].features[:, 1]).all()
+    (alone,) = load_users(config("wards", **data), 0, ["h1/w2"], CASES)
+    assert alone.features.tobytes() == everyone[-1].features.tobytes()
+    assert alone.target.tobytes() == everyone[-1].target.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("formula", "said"),
+    [
+        ("score ~ center(age)", "has center(), which depends on the rows of a host"),
+        ("score ~ scale(age)", "has scale(), which depends on the rows of a host"),
+        ("score ~ bs(age, df=3)", "has bs(), which depends on the rows of a host"),
+        ("score ~ age + {__import__('os').getcwd()}", "has __import__('os').getcwd(), want C() or one of"),
+        ("score ~ np.log(age)", "has np.log(), want C() or one of"),
+        ("score ~ {age.__class__}", "has age.__class__, want columns"),
+        ("score ~ I(9**9**9)", "has the power"),
+        ("score ~ C(age, levels=[1])", "want C(column)"),
+        ("score ~ score + age", "has the target 'score' on its right side"),
+        ("score + age ~ sex", "has another left side than one column"),
+        ("score ~ age +* sex", "cannot be read"),
+        ("score ~ log(age - 1000)", "is no finite number in"),
+        ("score ~ 1", "has no column on its right side"),
+    ],
+)
+def test_a_formula_that_hosts_would_not_agree_on_or_that_is_code_is_refused(formula: str, said: str) -> None:
+    sentence, heard = refused("wards", **WARDS, target_column=None, formula=formula)
+    assert said in sentence
+    assert heard == "the formula cannot be used (data.formula) (rule T22)"
