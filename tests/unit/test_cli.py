@@ -431,7 +431,7 @@ def changed(row: int, column: int, value: object) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize(
     ("rows", "header", "culprit"),
     [
-        (changed(6, 1, "nan"), "user,a,b,y", "rows.csv line 8, column 'a': 'nan'"),
+        (changed(6, 1, "nan"), "user,a,b,y", "rows.csv line 8, column 'a': the cell is missing"),
         (changed(6, 2, "many"), "user,a,b,y", "rows.csv line 8, column 'b': 'many'"),
         (changed(6, 3, 3), "user,a,b,y", "user 'u1' has the label 3"),
         (list(ROWS), "person,a,b,y", "column 'user' is missing"),
