@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.config import Experiment
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, otherwise
+from coterie.findings import Finding
 from coterie.registry import method_module
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision
@@ -57,7 +58,7 @@ def build_network(experiment: Experiment, shape: tuple[int, ...]) -> TorchNetwor
         if error.name != "torch":
             raise
         raise ConfigError(
-            "the experiment has a model, but torch is not installed: install the extra, pip install 'coterie[torch]'"
+            "the experiment has a model, but torch is not installed: install the extra, pip install 'coterie[torch]'", Finding("T21")
         ) from None
     assert experiment.model is not None  # noqa: S101 - callers check
     return TorchNetwork(experiment.model, experiment.problem.loss, experiment.seed, shape)
@@ -66,7 +67,8 @@ def build_network(experiment: Experiment, shape: tuple[int, ...]) -> TorchNetwor
 def _losses(experiment: Experiment, users: Sequence[UserData]) -> Problem:
     """The losses of the users on these rows. ConfigError for rows that they are not defined on."""
     names = [user.name for user in users]
-    return build_problem(experiment.problem, names, [user.features for user in users], [user.target for user in users])
+    with otherwise(Finding("L7", place="problem.loss")):
+        return build_problem(experiment.problem, names, [user.features for user in users], [user.target for user in users])
 
 
 def local_of(host: Host) -> Local:

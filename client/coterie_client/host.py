@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coterie.config import Experiment
-from coterie.errors import ProtocolError
+from coterie.errors import ProtocolError, otherwise
+from coterie.findings import Finding
 from coterie.member import Member
 from coterie.messages import Message
 from coterie.model import to_json
@@ -76,7 +77,8 @@ class Host(Member):
             return asked.answer
         if asked.task.stage_json:
             self._begin_stage(asked.task.stage_json)
-        return self.close(asked, self._dispatch(asked.messages, asked.task.round))
+        with otherwise(Finding("M2")):
+            return self.close(asked, self._dispatch(asked.messages, asked.task.round))
 
     def settle(self) -> None:
         """Does what no reply needs to wait for, and what the next task would otherwise wait for."""

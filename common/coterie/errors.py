@@ -15,6 +15,8 @@ terminal and log. Three other things are made of an error, and none holds a valu
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import ClassVar
 
 from coterie.findings import NO_RULE, Finding
@@ -63,3 +65,14 @@ class RunError(CoterieError):
     """The run cannot go on."""
 
     exit_code = 3
+
+
+@contextlib.contextmanager
+def otherwise(finding: Finding) -> Iterator[None]:
+    """Errors of the block, or of the function below, that would say nothing elsewhere say this."""
+    try:
+        yield
+    except CoterieError as error:
+        if error.finding == NO_RULE:
+            error.finding = finding
+        raise

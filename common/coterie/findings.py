@@ -22,7 +22,6 @@ RULES: Final[dict[str, tuple[str, str]]] = {
     # D: data of any kind.
     "D1": ("its data does not fit the experiment{at}", "its data does not fit the experiment in {count} places{at}"),
     "D2": ("a data file or folder is missing or cannot be opened{at}", "{count} data files or folders cannot be opened{at}"),
-    "D3": ("a package that reads this kind of data is not installed", "{count} packages that read this kind of data are not installed"),
     "D4": ("a user has too few rows", "{count} users have too few rows"),
     "D5": ("its rows cannot be dealt to users{at}", "its rows cannot be dealt to users{at}"),
     "D6": ("an image cannot be read", "{count} images cannot be read"),
@@ -61,11 +60,13 @@ RULES: Final[dict[str, tuple[str, str]]] = {
     "L5": ("its owner has not allowed the code that the experiment names", "its owner has not allowed the code that the experiment names"),
     "L6": ("1 {role} does not suit the loss{at}", "{count} {role}s do not suit the loss{at}"),
     "L7": ("its rows do not fit the model{at}", "the rows of {count} users do not fit the model{at}"),
+    # M: what methods compute.
+    "M1": ("1 number of its models is not finite", "{count} numbers of its models are not finite"),
+    "M2": ("its local computation failed", "{count} of its local computations failed"),
     # J: joining, names, TLS.
     "J1": ("it wants TLS, but this server speaks plain text (start it with --tls)", "they want TLS, but this server speaks plain text"),
     "J2": ("a user that it was started for is not in its data", "{count} users that it was started for are not in its data"),
     "J3": ("its data has no user of the cluster that it was started for", "its data has no user of the clusters that it was started for"),
-    "J4": ("a name in its data cannot name {a_role}", "{count} names in its data cannot name {a_role}"),
     "J5": ("its state cannot be read, or is not of this run", "its states cannot be read, or are not of this run"),
     "J6": ("its parent broke the protocol", "its parent broke the protocol"),
     # R: a run, as its coordinator or an aggregator sees it.

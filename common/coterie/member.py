@@ -27,6 +27,7 @@ from coterie.v1 import session_pb2
 from coterie.wire import PROTOCOL_VERSION, Encoded, Precision, Received, encode, reheaded
 
 _USERS_PER_HELLO = 5000
+_STATE = Finding("J5")
 _BOOKED_UNPACKED = 2_000  # tasks and replies
 _SMALL_BYTES = 16 << 10  # tensors up to this size are part of a task's checksum
 
@@ -273,9 +274,13 @@ class Member:
             return None
         names = [user.name for user in self._members]
         if snapshot["run_id"] != self.run_id:
-            raise RunError(f"the state of {self.noun} {self.name!r} belongs to run {snapshot['run_id']}, wanted {self.run_id}")
+            raise RunError(
+                f"the state of {self.noun} {self.name!r} belongs to run {snapshot['run_id']}, wanted {self.run_id}", Finding("J5")
+            )
         if snapshot["users"] != names:
-            raise RunError(f"the state of {self.noun} {self.name!r} is of users {snapshot['users'][:3]}..., wanted {names[:3]}...")
+            raise RunError(
+                f"the state of {self.noun} {self.name!r} is of users {snapshot['users'][:3]}..., wanted {names[:3]}...", Finding("J5")
+            )
         self.last_seq, self._newest_seq = snapshot["last_seq"], snapshot["last_seq"]
         self.indices, self.n_members = snapshot["indices"], snapshot["n_members"]
         self._replies = {item["seq"]: (_restored_reply(item, len(names)), item["times"]) for item in snapshot["replies"]}

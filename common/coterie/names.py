@@ -10,10 +10,12 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, otherwise
+from coterie.findings import Finding
 
 NaturalKey = tuple[tuple[tuple[str, int, str], ...], str]
 
+_NO_NAME = Finding("T10", role="user")
 _RUN = re.compile(r"([^0-9]*)([0-9]*)")
 _POSITION = re.compile(r"[0-9]{1,9}")
 _POSITIONS = re.compile(r"([0-9]{1,9})\s*-\s*([0-9]{1,9})")
@@ -40,9 +42,9 @@ def natural_key(name: str) -> NaturalKey:
 def check_name(name: str, where: str) -> str:
     """`name` itself if it may name a user or a cluster, else a ConfigError that begins with `where`."""
     if not name:
-        raise ConfigError(f"{where}: the name is empty, want at least one character")
+        raise ConfigError(f"{where}: the name is empty, want at least one character", _NO_NAME)
     if name != name.strip() or not name.isprintable():
-        raise ConfigError(f"{where}: the name {name!r} has spaces around it or unprintable characters, want none")
+        raise ConfigError(f"{where}: the name {name!r} has spaces around it or unprintable characters, want none", _NO_NAME)
     return name
 
 
@@ -55,10 +57,11 @@ def unknown_user(name: str, names: Sequence[str]) -> ConfigError:
     """The error for a user that is not among `names`."""
     similar = similar_names(name, names)
     if similar:
-        return ConfigError(f"user {name!r} is not in the data, want one like {', '.join(map(repr, similar))}")
-    return ConfigError(f"user {name!r} is not in the data, want one of its {len(names)} users")
+        return ConfigError(f"user {name!r} is not in the data, want one like {', '.join(map(repr, similar))}", Finding("J2"))
+    return ConfigError(f"user {name!r} is not in the data, want one of its {len(names)} users", Finding("J2"))
 
 
+@otherwise(Finding("J2"))
 def parse_users(selection: str, names: Iterable[str]) -> list[str]:
     """The users that `selection` chooses among `names`, in natural order and each once.
 

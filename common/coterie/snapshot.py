@@ -17,6 +17,7 @@ import numpy as np
 
 from coterie.errors import RunError
 from coterie.files import written_whole
+from coterie.findings import Finding
 
 _MAGIC = b"COTERIE1"
 _DIGEST_BYTES = 32
@@ -153,5 +154,5 @@ class SnapshotFile:
             except (ValueError, KeyError) as error:
                 damaged.append(f"{path} ({error})")
         if damaged:
-            raise RunError(f"no snapshot can be read: {', '.join(damaged)}")
+            raise RunError(f"no snapshot can be read: {', '.join(damaged)}", Finding("J5"))
         return None

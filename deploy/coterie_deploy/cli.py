@@ -11,8 +11,10 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import traceback
 
 _LEFT_OUT = ("coterie_server", "coterie_client", "scipy", "cryptography")  # of images for one role
+_OF_USER_CODE = ("L1", "L2", "L3")
 # One thread for each process: many would compete for the processors, and sums split over threads may differ in their last bits.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -52,6 +54,7 @@ def _run(arguments: list[str]) -> int:
     try:
         code = command.main(arguments, prog_name="coterie", standalone_mode=False)
     except CoterieError as error:
+        _trace(error)
         return _failed(str(error), error.exit_code, as_json=wants_json(arguments))
     except KeyboardInterrupt:
         return 130
@@ -69,6 +72,20 @@ def _run(arguments: list[str]) -> int:
         # The parser refuses something. Where its exceptions live depends on the version of typer.
         return _failed(f"{error.format_message()} (see coterie --help)", 2)
     return code if isinstance(code, int) else 0
+
+
+def _trace(error: BaseException) -> None:
+    """Where code of the experiment's has raised what ended the command: its author needs more than a sentence."""
+    from coterie.errors import CoterieError
+
+    cause = error.__cause__
+    if (
+        isinstance(error, CoterieError)
+        and error.finding.rule in _OF_USER_CODE
+        and cause is not None
+        and not isinstance(cause, CoterieError)
+    ):
+        traceback.print_exception(cause)
 
 
 def _failed(sentence: str, code: int, *, as_json: bool = False) -> int:

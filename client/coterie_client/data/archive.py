@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Indices
 from coterie.errors import ConfigError
+from coterie.findings import Finding
 from coterie_client.data.paths import DataFile
 
 _DAMAGE = (OSError, ValueError, EOFError, SyntaxError, zipfile.BadZipFile, zlib.error, NotImplementedError)
@@ -66,7 +67,10 @@ class Archive:
         with self._opened() as archive:
             start, header = self._header(archive, name)
             if header.dtype != np.uint8 or len(header.shape) != 1:
-                raise ConfigError(f"{self.label}: array {name!r} is {header.dtype} {header.shape}, want bytes: uint8 (total,)")
+                raise ConfigError(
+                    f"{self.label}: array {name!r} is {header.dtype} {header.shape}, want bytes: uint8 (total,)",
+                    Finding("N2", role="feature"),
+                )
             for place in np.flatnonzero(~((starts >= 0) & (starts < ends) & (ends <= header.shape[0])))[:1]:
                 found = f"bytes {starts[place]} to {ends[place]}"
                 raise ConfigError(f"{self.label}: a row is {found} of array {name!r}, want some of its {header.shape[0]}")
@@ -83,7 +87,7 @@ class Archive:
             data = self.file.path.open("rb")
         with data:
             if data.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
-                raise ConfigError(f"{self.label} is a single array, want an .npz archive of named arrays")
+                raise ConfigError(f"{self.label} is a single array, want an .npz archive of named arrays", Finding("T1"))
             with self._damage(f"{self.label} cannot be read", "an .npz archive of arrays"):
                 archive = zipfile.ZipFile(data)
             with archive:
@@ -93,7 +97,7 @@ class Archive:
     def _member(self, archive: zipfile.ZipFile, name: str) -> Iterator[IO[bytes]]:
         listed = {member.removesuffix(".npy"): member for member in archive.namelist()}
         if name not in listed:
-            raise ConfigError(f"{self.label}: array {name!r} is missing, found {', '.join(map(repr, listed)) or 'none'}")
+            raise ConfigError(f"{self.label}: array {name!r} is missing, found {', '.join(map(repr, listed)) or 'none'}", Finding("N1"))
         with self._array_damage(name):
             data = archive.open(listed[name])
         with data:
@@ -118,7 +122,7 @@ class Archive:
         try:
             yield
         except _DAMAGE as error:
-            raise ConfigError(f"{what} ({getattr(error, 'strerror', None) or error}), want {wanted}") from error
+            raise ConfigError(f"{what} ({getattr(error, 'strerror', None) or error}), want {wanted}", Finding("T1")) from error
 
 
 def take(data: IO[bytes], start: int, width: int, rows: Indices) -> NDArray[np.uint8]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Indices
 from coterie.errors import ConfigError
+from coterie.findings import Finding
 from coterie_client.data.pool import Pool
 
 _TABLE = Path("datasets") / "data" / "digits.csv.gz"
@@ -24,7 +25,7 @@ def pool() -> Pool:
     folders = [] if found is None else list(found.submodule_search_locations or ())
     files = [place for place in (Path(folder) / _TABLE for folder in folders) if place.is_file()]
     if not files:
-        raise ConfigError("the digits are scikit-learn's, which is not installed, want `pip install 'coterie[data]'`")
+        raise ConfigError("the digits are scikit-learn's, which is not installed, want `pip install 'coterie[data]'`", Finding("T21"))
     with gzip.open(files[0], "rt") as text:
         table = np.loadtxt(text, delimiter=",", dtype=np.int64)
     images = ((510 * table[:, :-1] + _DARKEST) // (2 * _DARKEST)).astype(np.uint8).reshape(-1, 1, _SIDE, _SIDE)

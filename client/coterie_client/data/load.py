@@ -35,6 +35,8 @@ from coterie.data import (
     TorchvisionData,
     TweetsData,
 )
+from coterie.errors import otherwise
+from coterie.findings import Finding
 from coterie.names import natural_key, normal, unknown_user
 from coterie_client.data.pool import Pool, Share, UserSummary, heads_of, load_shares, summaries, summary
 from coterie_client.data.reading import Reading
@@ -44,6 +46,7 @@ from coterie_client.data.users import UserData, UserHead
 Fresh = Callable[[int, int, int], tuple[Array, Array]]
 
 
+@otherwise(Finding("D1", place="data.source"))
 def list_users(config: DataConfig, seed: int, data_dir: Path | None = None) -> list[UserHead]:
     """All users of the data in natural order (u2 before u10), without their rows where the source allows it.
 
@@ -55,6 +58,7 @@ def list_users(config: DataConfig, seed: int, data_dir: Path | None = None) -> l
     return heads if fold is None else [head_with_fold(head, fold, seed) for head in heads]
 
 
+@otherwise(Finding("D1", place="data.source"))
 def load_users(config: DataConfig, seed: int, names: Sequence[str] | None, data_dir: Path | None = None) -> list[UserData]:
     """The users in `names` (None: all) with their rows, in natural order of names, whatever the order or repetitions of `names`.
 
@@ -64,6 +68,7 @@ def load_users(config: DataConfig, seed: int, names: Sequence[str] | None, data_
     return list(read_users(config, seed, names, data_dir).users)
 
 
+@otherwise(Finding("D1", place="data.source"))
 def read_users(config: DataConfig, seed: int, names: Sequence[str] | None, data_dir: Path | None = None) -> Reading:
     """The same, with notes on what was left out, dropped or converted."""
     wanted = None if names is None else frozenset(map(normal, names))
@@ -77,6 +82,7 @@ def read_users(config: DataConfig, seed: int, names: Sequence[str] | None, data_
     return replace(reading, users=users if fold is None else [with_fold(user, fold, seed) for user in users])
 
 
+@otherwise(Finding("D1", place="data.source"))
 def summarize_users(config: DataConfig, seed: int, data_dir: Path | None = None) -> list[UserSummary]:
     """All users in numbers, in natural order: rows, test rows, and how many training rows have which label.
 

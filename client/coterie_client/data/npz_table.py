@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from coterie.arrays import Array, Indices
 from coterie.data import USER, Encoded, NpzData
 from coterie.errors import ConfigError
+from coterie.findings import Finding
 from coterie.names import check_name
 from coterie_client.data.archive import Archive, Header
 from coterie_client.data.features import as_rows
@@ -161,9 +162,9 @@ def _labels(archive: Archive, name: str, n_rows: int) -> NDArray[np.str_]:
 def _header(archive: Archive, name: str, kinds: str, wanted: str) -> Header:
     header = archive.header(name)
     if header.dtype.kind not in kinds:
-        raise ConfigError(f"{archive.label}: array {name!r} has dtype {header.dtype}, want {wanted}")
+        raise ConfigError(f"{archive.label}: array {name!r} has dtype {header.dtype}, want {wanted}", Finding("N2", role="array"))
     return header
 
 
 def _wrong_shape(archive: Archive, name: str, header: Header, wanted: str) -> ConfigError:
-    return ConfigError(f"{archive.label}: array {name!r} has shape {header.shape}, want {wanted}")
+    return ConfigError(f"{archive.label}: array {name!r} has shape {header.shape}, want {wanted}", Finding("N2", role="array"))

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from coterie.arrays import Array, Indices, distinct
 from coterie.data import Partition
 from coterie.draws import Stream, normal, stream
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, otherwise
+from coterie.findings import Finding
 from coterie.names import natural_key
 from coterie_client.data.pool import Pool, Share, chosen_classes
 from coterie_client.data.split import held_out_rows
@@ -27,6 +28,7 @@ _LEAST_SHARE = 2  # rows of a class that a user gets, where there are enough for
 _NONE = np.empty(0, dtype=np.int64)
 
 
+@otherwise(Finding("D5", place="data.partition.by"))
 def deal(pool: Pool, partition: Partition | None, test_fraction: float, seed: int) -> list[Share]:
     """All users' shares of the pool, in natural order. Raises ConfigError where the labels do not allow what is wanted."""
     if partition is None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.data import USER
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, otherwise
+from coterie.findings import Finding
 from coterie.names import check_name, natural_key
 
 
@@ -23,6 +24,7 @@ class DataFile:
     user: str | None  # the file holds this user's rows alone; None: a column tells the users
 
 
+@otherwise(Finding("D2", place="data.path"))
 def resolve(path: str | Path, data_dir: Path | None) -> Path:
     """The real place of `path`. Raises ConfigError when it is outside of `data_dir`, or `data_dir` is no folder.
 
@@ -39,6 +41,7 @@ def resolve(path: str | Path, data_dir: Path | None) -> Path:
     return place
 
 
+@otherwise(Finding("D2", place="data.path"))
 def one_file(path: str, data_dir: Path | None) -> DataFile:
     """The regular file at `path`; ConfigError if there is none."""
     place = resolve(path, data_dir)
@@ -47,6 +50,7 @@ def one_file(path: str, data_dir: Path | None) -> DataFile:
     return DataFile(place, path, user=None)
 
 
+@otherwise(Finding("D2", place="data.path"))
 def data_files(path: str, data_dir: Path | None, suffixes: tuple[str, ...]) -> list[DataFile]:
     """The files that `path` stands for, per-user files in natural order of their users.
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import ConfigError
+from coterie.findings import Finding
 
 Bytes = NDArray[np.uint8]
 
@@ -63,7 +64,9 @@ class Pictures:
         except ConfigError:
             raise
         except Exception as error:  # Pillow's readers fail in many ways
-            raise ConfigError(f"{self._where}: {called} cannot be decoded ({_said(error)}), want a JPEG or PNG image") from error
+            raise ConfigError(
+                f"{self._where}: {called} cannot be decoded ({_said(error)}), want a JPEG or PNG image", Finding("D6")
+            ) from error
 
 
 def _said(error: Exception) -> str:
@@ -75,5 +78,7 @@ def _pillow(where: str) -> Any:
     try:
         from PIL import Image  # noqa: PLC0415 - optional, and not needed by most
     except ImportError as error:
-        raise ConfigError(f"{where} holds images and Pillow is not installed, want `pip install 'coterie[data]'`") from error
+        raise ConfigError(
+            f"{where} holds images and Pillow is not installed, want `pip install 'coterie[data]'`", Finding("T21")
+        ) from error
     return Image

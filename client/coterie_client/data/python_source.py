@@ -16,11 +16,13 @@ from pydantic import JsonValue
 
 from coterie.arrays import Array
 from coterie.data import PythonData
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, otherwise
+from coterie.findings import Finding
 from coterie.names import check_name
 from coterie_client.data.features import as_rows
 from coterie_client.data.split import hold_out
 from coterie_client.data.users import UserData, UserHead, frozen
+from coterie_client.user_code import user_code
 
 _MARK = "__coterie_user_source__"
 
@@ -62,7 +64,12 @@ def heads(config: PythonData, seed: int) -> list[UserHead]:
 
 def load(config: PythonData, seed: int, names: Collection[str] | None) -> list[UserData]:
     """The users in `names` (None: all) that the function returns; records of others are checked for their name only."""
-    records = _function(config)(dict(config.options), seed)
+    function = _function(config)
+    with user_code(f"{config.path}", Finding("L3", place="data.path"), ConfigError):
+        return _loaded(config, seed, names, function(dict(config.options), seed))
+
+
+def _loaded(config: PythonData, seed: int, names: Collection[str] | None, records: Any) -> list[UserData]:
     if not isinstance(records, Iterable):
         raise ConfigError(f"{config.path} returned {_kind(records)}, want an iterable of user records")
     seen: set[str] = set()
@@ -83,6 +90,7 @@ def load(config: PythonData, seed: int, names: Collection[str] | None) -> list[U
     return loaded
 
 
+@otherwise(Finding("L4", place="data.path"))
 def _function(config: PythonData) -> UserSource:
     module_name, _, function_name = config.path.partition(":")
     try:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from coterie.arrays import Indices
 from coterie.data import TweetsData
 from coterie.errors import ConfigError
+from coterie.findings import Finding
 from coterie.names import check_name
 from coterie_client.data.paths import DataFile, one_file
 from coterie_client.data.pool import Pool
@@ -29,7 +30,9 @@ def pool(config: TweetsData, data_dir: Path | None) -> Pool:
         try:
             labels.append(float(label))
         except ValueError:
-            raise ConfigError(f"{file.label} line {line} has the label {label!r}, want a whole number") from None
+            raise ConfigError(
+                f"{file.label} line {line} has the label {label!r}, want a whole number", Finding("T3", role="label")
+            ) from None
     if not names:
         raise no_rows(file.label, None)
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import RunError
+from coterie.findings import Finding
 from coterie.model import TensorInfo
 from coterie_client.learning.phases import Phase
 
@@ -89,4 +90,4 @@ class Network(Learner, Protocol):
 def _check_finite(place: str, what: str, found: NDArray[Any]) -> None:
     if not np.isfinite(found).all():
         value = "nan" if np.isnan(found).any() else "inf"
-        raise RunError(f"{place}: {what} has {value} after training, want finite numbers: a smaller learning rate may help")
+        raise RunError(f"{place}: {what} has {value} after training, want finite numbers: a smaller learning rate may help", Finding("M1"))

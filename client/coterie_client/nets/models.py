@@ -9,8 +9,11 @@ from typing import assert_never
 import torch
 from torch import nn
 
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, otherwise
+from coterie.findings import Finding
 from coterie.model import CnnModel, CustomModel, LinearModel, LstmModel, MlpModel, ModelConfig
+
+_UNUSABLE, _RAISED = Finding("L4", place="model.build"), Finding("L2", place="model.build")
 
 
 class Composed(nn.Module):
@@ -42,6 +45,7 @@ class LastOutput(nn.Module):
         return last
 
 
+@otherwise(Finding("L7", place="model.kind"))
 def build_module(config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
     """The network for rows of this shape, with torch's initial values. ConfigError where it does not fit them, or cannot be built."""
     match config:
@@ -101,13 +105,15 @@ def _custom(config: CustomModel) -> nn.Module:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the user's module may fail in any way of its own, and even exit
-        raise ConfigError(f"model {config.build!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"model {config.build!r} cannot be imported: {type(error).__name__}: {error}", _UNUSABLE) from error
     try:
         built = build(**config.options)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise ConfigError(f"model {config.build!r} cannot be built with {config.options}: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"model {config.build!r} cannot be built with {config.options}: {type(error).__name__}: {error}", _RAISED
+        ) from error
     if not isinstance(built, nn.Module):
-        raise ConfigError(f"model {config.build!r} has built a {type(built).__name__}, want a torch.nn.Module")
+        raise ConfigError(f"model {config.build!r} has built a {type(built).__name__}, want a torch.nn.Module", _UNUSABLE)
     return built

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from coterie.draws import stream
-from coterie.errors import ConfigError, RunError
+from coterie.errors import ConfigError, RunError, otherwise
+from coterie.findings import Finding
 from coterie.model import CnnModel, CustomModel, ModelConfig, Part, TensorInfo
 from coterie_client.data import UserData
 from coterie_client.learning import Draw, Fitted, Phase, Rows, Tensors, Trained, count_steps, epochs, gradient, steps_of, train
@@ -27,6 +28,7 @@ from coterie_client.nets.slope import TorchSlope
 
 _CHUNK = 100  # rows that pass the network at once, without gradients: what a convolution makes of many more leaves the processor's cache
 _MAX_SHOWN = 4
+_RAISED = Finding("L2", place="model.build")
 
 
 class TorchNetwork:
@@ -61,6 +63,7 @@ class TorchNetwork:
             torch.manual_seed(_seed_of(seed, "model", *number))
             return build_module(self._config, self._shape)
 
+    @otherwise(Finding("L4", place="model.build"))
     def _described(self) -> tuple[TensorInfo, ...]:
         parameters = dict(self._module.named_parameters())
         modules = dict(self._module.named_modules(remove_duplicate=False))
@@ -88,6 +91,7 @@ class TorchNetwork:
         if isinstance(self._config, CnnModel):  # its convolutions and poolings are faster by half with channels last
             self._module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
+    @otherwise(Finding("L4", place="model.build"))
     def _check_is_seeded(self, seed: int) -> None:
         again = self._built(seed).state_dict()
         for name, array in self._initial.items():
@@ -108,6 +112,7 @@ class TorchNetwork:
             return {name: _array(tensor) for name, tensor in self._built(self._seed, number).state_dict().items()}
         return {name: array.copy() for name, array in self._initial.items()}
 
+    @otherwise(Finding("L7"))
     def check_users(self, users: Sequence[UserData]) -> None:
         """ConfigError that names a user with fewer than two training rows, rows of another shape, or a label that there is not."""
         for user in users:
@@ -125,7 +130,8 @@ class TorchNetwork:
             with torch.no_grad():
                 outputs = self._module(inputs)
         except Exception as error:  # whatever the model's own code raises
-            raise ConfigError(f"the model cannot take rows of shape {list(self._shape)}: {_said(error)}") from error
+            finding = _RAISED if isinstance(self._config, CustomModel) else Finding("L7")
+            raise ConfigError(f"the model cannot take rows of shape {list(self._shape)}: {_said(error)}", finding) from error
         if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2 or len(outputs) != len(inputs):
             found = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
             raise ConfigError(f"the model gives {found} for {len(inputs)} rows, want scores of shape [{len(inputs)}, classes]")
@@ -249,7 +255,7 @@ class TorchNetwork:
         except Exception as error:
             if not isinstance(self._config, CustomModel):
                 raise
-            raise RunError(f"{where}: model {self._config.build!r} has failed: {_said(error)}") from error
+            raise RunError(f"{where}: model {self._config.build!r} has failed: {_said(error)}", _RAISED) from error
 
     # ---- arrays in and out
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from coterie.errors import ConfigError
+from coterie.findings import Finding
 from coterie.model import CnnModel, LstmModel, ModelConfig
 from coterie_client.data import UserData
 
@@ -61,7 +62,7 @@ class Reader:
         n_rows = len(user.target)
         if n_rows < FEWEST_ROWS:
             found = "1 training row" if n_rows == 1 else f"{n_rows} training rows"
-            raise ConfigError(f"user {user.name!r} has {found}, want at least {FEWEST_ROWS}")
+            raise ConfigError(f"user {user.name!r} has {found}, want at least {FEWEST_ROWS}", Finding("D4"))
         for features, target in ((user.features, user.target), (user.test_features, user.test_target)):
             if len(target) and features.shape[1:] != self._shape:
                 raise ConfigError(
@@ -89,4 +90,5 @@ def _check_whole(user: str, what: str, found: NDArray[Any], n_known: int | None)
     wrong = found[~((found >= 0) & (found < limit) & (found == np.floor(found)))]
     if wrong.size:
         wanted = "whole numbers from 0" if n_known is None else f"whole numbers from 0 to {n_known - 1}, which the model has"
-        raise ConfigError(f"user {user!r} has the {what} {wrong.flat[0]:g}, want {wanted}")
+        finding = Finding("L6", wrong.size, "label" if what == "label" else "feature", "problem.loss")
+        raise ConfigError(f"user {user!r} has the {what} {wrong.flat[0]:g}, want {wanted}", finding)

@@ -14,6 +14,7 @@ import numpy as np
 
 from coterie.arrays import Array
 from coterie.errors import ConfigError
+from coterie.findings import Finding
 
 
 class RowLoss(Protocol):
@@ -56,7 +57,8 @@ def check_labels(y: Array, user: str) -> None:
     """Raise `ConfigError` unless each target is -1 or +1."""
     wrong = y[np.abs(y) != 1.0]
     if wrong.size:
-        raise ConfigError(f"user {user!r} has the label {wrong[0]:g}, labels must be -1 or +1")
+        finding = Finding("L6", wrong.size, "label", "problem.loss")
+        raise ConfigError(f"user {user!r} has the label {wrong[0]:g}, labels must be -1 or +1", finding)
 
 
 def _sign(s: Array) -> Array:
@@ -204,7 +206,8 @@ class Poisson:
         wrong = np.flatnonzero((y < 0) | (y != np.floor(y)))
         if wrong.size:
             row = wrong[0]
-            raise ConfigError(f"user {user!r} has the count {y[row]:g} in row {row}, targets of loss 'poisson' must be 0, 1, 2, ...")
+            found = f"user {user!r} has the count {y[row]:g} in row {row}, targets of loss 'poisson' must be 0, 1, 2, ..."
+            raise ConfigError(found, Finding("L6", wrong.size, "target", "problem.loss"))
 
     def check_limit(self, y: Array, user: str) -> None:
         """Raise `ConfigError` when a count to be fitted is above exp(log_mean_limit)."""
@@ -213,7 +216,8 @@ class Poisson:
             row = above[0]
             raise ConfigError(
                 f"user {user!r} has the count {y[row]:g} in row {row}, above exp(log_mean_limit) = {self.curvature_bound:.4g}: "
-                f"wanted a log_mean_limit of {math.log(y.max()):.4g} or more"
+                f"wanted a log_mean_limit of {math.log(y.max()):.4g} or more",
+                Finding("L6", above.size, "target", "problem.log_mean_limit"),
             )
 
     def predict(self, s: Array) -> Array:

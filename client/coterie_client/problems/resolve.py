@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import importlib
 import math
-from typing import cast
+from typing import Any, cast
 
-from coterie.errors import ConfigError
+from coterie.arrays import Array
+from coterie.errors import ConfigError, otherwise
+from coterie.findings import Finding
 from coterie.problem import ProblemConfig
 from coterie_client.problems.losses import Huber, LeastSquares, Logistic, Poisson, RowLoss, SquaredHinge
+from coterie_client.user_code import user_code
 
 _FUNCTIONS = ("value", "slope", "curvature", "check_targets", "predict")
+_RAISED = Finding("L1", place="problem.loss")
 _BOUNDS = ("curvature_bound", "curvature_floor")
 
 
+@otherwise(Finding("L4", place="problem.loss"))
 def resolve_row_loss(config: ProblemConfig) -> RowLoss:
     """The row loss that `config.loss` names; its class is called without arguments when the path names a class.
 
@@ -55,7 +60,42 @@ def _imported(path: str) -> RowLoss:
         except BaseException as error:
             raise ConfigError(f"loss {path!r} cannot be made, its class must take no arguments: {type(error).__name__}: {error}") from error
     _check_is_row_loss(found, path)
-    return cast(RowLoss, found)
+    return _Guarded(cast(RowLoss, found), path)
+
+
+class _Guarded:
+    """A loss of the user's own code, whose errors are the loss's and not ours. All else that it has is there as it is."""
+
+    def __init__(self, loss: RowLoss, path: str) -> None:
+        self._loss, self._what = loss, f"loss {path!r}"
+        self.is_classifier = loss.is_classifier
+        self.curvature_bound = loss.curvature_bound
+        self.curvature_floor = loss.curvature_floor
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # of copies and pickles, before there is a loss
+            raise AttributeError(name)
+        return getattr(self._loss, name)
+
+    def value(self, s: Array, y: Array) -> Array:
+        with user_code(self._what, _RAISED):
+            return self._loss.value(s, y)
+
+    def slope(self, s: Array, y: Array) -> Array:
+        with user_code(self._what, _RAISED):
+            return self._loss.slope(s, y)
+
+    def curvature(self, s: Array, y: Array) -> Array:
+        with user_code(self._what, _RAISED):
+            return self._loss.curvature(s, y)
+
+    def check_targets(self, y: Array, user: str) -> None:
+        with otherwise(Finding("L6", role="target", place="problem.loss")), user_code(self._what, _RAISED, ConfigError):
+            self._loss.check_targets(y, user)
+
+    def predict(self, s: Array) -> Array:
+        with user_code(self._what, _RAISED):
+            return self._loss.predict(s)
 
 
 def _check_is_row_loss(found: object, path: str) -> None:

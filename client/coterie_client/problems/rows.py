@@ -13,6 +13,7 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
+from coterie.findings import Finding, Role
 
 MIN_ROWS = 8
 
@@ -77,13 +78,15 @@ def read_features(names: Sequence[str], features: Sequence[Array], width: int | 
         if a.ndim != 2:
             raise ConfigError(f"user {name!r} has features of shape {a.shape}, wanted (rows, columns): rows of other shapes need a model")
         if not len(a) and need_rows:
-            raise ConfigError(f"user {name!r} has no rows, it needs at least one")
+            raise ConfigError(f"user {name!r} has no rows, it needs at least one", Finding("D4"))
         width = a.shape[1] if width is None else width
         if a.shape[1] != width:
             raise ConfigError(f"user {name!r} has rows of {a.shape[1]} features, the problem has {width}")
         if not np.isfinite(a).all():
             row, column = np.argwhere(~np.isfinite(a))[0]
-            raise ConfigError(f"user {name!r} has {a[row, column]} in row {row}, feature {column}: wanted finite numbers")
+            raise ConfigError(
+                f"user {name!r} has {a[row, column]} in row {row}, feature {column}: wanted finite numbers", _not_finite(a, "feature")
+            )
         read.append(a)
     return read
 
@@ -97,6 +100,10 @@ def read_targets(names: Sequence[str], targets: Sequence[Array], features: Seque
             raise ConfigError(f"user {name!r} has targets of shape {y.shape}, wanted {(len(a),)}: one for each row")
         if not np.isfinite(y).all():
             row = np.argmin(np.isfinite(y))
-            raise ConfigError(f"user {name!r} has the target {y[row]} in row {row}: wanted finite numbers")
+            raise ConfigError(f"user {name!r} has the target {y[row]} in row {row}: wanted finite numbers", _not_finite(y, "target"))
         read.append(y)
     return read
+
+
+def _not_finite(array: Array, role: Role) -> Finding:
+    return Finding("N3", int(np.count_nonzero(~np.isfinite(array))), role)
