@@ -70,13 +70,19 @@ class StopRule(Settings):
     """When a stage ends: the first rule that holds."""
 
     rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)] = 2000
-    # Both relative residuals of the method at most this.
-    residual: PositiveFloat | None = None
+    # Both relative residuals of the method at most this, for methods that have some; null: whatever they are, the default with a gap.
+    residual: PositiveFloat | None = 1e-6
     # (objective - reference_objective) / |reference_objective| at most this; needs the reference.
     objective_gap: PositiveFloat | None = None
     reference_objective: float | None = None
     # Depends on the clock, so the round at which it strikes is written down as a decision.
     wall_time_s: Seconds | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_gap_stands_alone(cls, content: Any) -> Any:
+        has_gap = isinstance(content, Mapping) and content.get("objective_gap") is not None
+        return {"residual": None, **content} if has_gap else content
 
     @model_validator(mode="after")
     def _gap_needs_a_reference(self) -> Self:

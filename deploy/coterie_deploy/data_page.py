@@ -14,6 +14,7 @@ from rich.text import Text
 from coterie.config import Experiment
 from coterie.data import DataConfig
 from coterie_client.data import UserSummary, summarize_users
+from coterie_deploy.held_out import held_out_sentence
 from coterie_deploy.printable import printable
 from coterie_deploy.tables import count, counted, is_tiny, table
 
@@ -28,6 +29,8 @@ def print_data(experiment: Experiment, data_dir: Path | None, console: Console) 
     users = summarize_users(experiment.data, experiment.seed, data_dir)
     console.print(Text(f"{experiment.name}: {_extent(users)}", style="bold"))
     console.print(Text(_origin(experiment.data)))
+    if sentence := held_out_sentence(experiment.data):
+        console.print(Text(sentence))
     console.print()
     labels = _labels(users)
     console.print(_spread(users, labels, console))

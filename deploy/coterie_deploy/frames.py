@@ -39,9 +39,24 @@ class Times:
     seconds: Array  # (n,) since the epoch
 
 
-Column = NDArray[Any] | Coded | Times | Sequence[str]
+@dataclass(frozen=True)
+class Partial:
+    """Numbers that not every row has: what is not there is no NaN, but missing."""
+
+    values: Array  # (n,)
+    is_there: NDArray[np.bool_]  # (n,)
+
+
+Column = NDArray[Any] | Coded | Times | Partial | Sequence[str]
 Columns = Mapping[str, Column]
 Maker = Callable[[Columns], Frame]
+
+
+def partial(values: Sequence[float | None]) -> NDArray[Any] | Partial:
+    """Numbers, of which those that are None are missing."""
+    is_there = np.array([value is not None for value in values], dtype=np.bool_)
+    numbers = np.array([0.0 if value is None else value for value in values], dtype=np.float64)
+    return numbers if is_there.all() else Partial(numbers, is_there)
 
 
 def coded(values: Iterable[str], known: Iterable[str] = ()) -> Coded:
@@ -63,6 +78,8 @@ def pandas_frame(columns: Columns) -> pd.DataFrame:
             return pd.Categorical.from_codes(column.codes, pd.Index(list(column.values)))
         if isinstance(column, Times):
             return pd.DatetimeIndex(_microseconds(column)).tz_localize("UTC")
+        if isinstance(column, Partial):
+            return pd.arrays.FloatingArray(column.values.copy(), ~column.is_there)
         return column if isinstance(column, np.ndarray) else pd.array(list(column), dtype="str")
 
     return pd.DataFrame({name: series(column) for name, column in columns.items()}, copy=False)
@@ -81,6 +98,9 @@ def polars_frame(columns: Columns) -> pl.DataFrame:
             return pl.Series(values, dtype=pl.Enum(values)).gather(column.codes)
         if isinstance(column, Times):
             return pl.Series(_microseconds(column)).dt.replace_time_zone("UTC")
+        if isinstance(column, Partial):
+            there = zip(column.values.tolist(), column.is_there.tolist(), strict=True)
+            return pl.Series([value if is_there else None for value, is_there in there], dtype=pl.Float64)
         return pl.Series(column) if isinstance(column, np.ndarray) else pl.Series(list(column), dtype=pl.String)
 
     return pl.DataFrame({name: series(column) for name, column in columns.items()})

@@ -15,6 +15,7 @@ from coterie.config import Experiment, load_experiment
 from coterie.errors import ConfigError
 from coterie_deploy.books import SHORT_NOTES, steps_said, traffic_table
 from coterie_deploy.cautions import cautions_of, events_of, shortfalls_of
+from coterie_deploy.held_out import held_out_sentence
 from coterie_deploy.printable import printable
 from coterie_deploy.shipped import FROZEN
 from coterie_deploy.tables import count, counted, duration, figure, is_narrow, is_tiny, table
@@ -27,7 +28,7 @@ MAX_STAGES = 12  # shown at the end of a run
 _KNOWN = ("async_l2gd", "async_al2sgd", "hlm_exact")  # methods for known clusters
 _GIVEN = ("global", "local", "oracle")  # methods whose clusters nobody has to find
 _REFIT = "refit"  # how the stages begin that refit found clusters
-_ENDS = {"residuals": "residual", "objective": "gap", "converged": "converged"}  # by the first word of an outcome
+_ENDS = {"residuals": "residual", "objective": "gap", "converged": "converged", "no": "no minimum!"}  # by the first word of an outcome
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ def print_report(folder: Path, console: Console) -> None:
     console.print(stage_table(report, shown, narrow=narrow))
     if len(shown) < len(report.stages):
         print(f"all {len(report.stages)} stages: coterie show {folder}", file=console.file)  # not by the console, which would wrap it
+    if sentence := held_out_sentence(report.experiment.data):
+        console.print(Text(sentence, style="dim"))
     print_cautions(report, console)
     console.print()
     console.print(traffic_table("Traffic by step", report.traffic, narrow=narrow, tiny=is_tiny(console)))
@@ -169,18 +172,19 @@ def chosen_stages(report: Report) -> list[StageSummary]:
 def stage_table(report: Report, stages: Sequence[StageSummary], *, narrow: bool) -> Table:
     """One line for each stage. The held-out loss is left out where it is half of the squared error, and says nothing more."""
     judged = [(stage.results["heldout_loss"], stage.results["heldout_metric"]) for stage in stages if "heldout_metric" in stage.results]
-    with_loss = not judged or any(abs(metric - 2 * loss) > 1e-9 * abs(metric) for loss, metric in judged)
+    with_loss = any(abs(metric - 2 * loss) > 1e-9 * abs(metric) for loss, metric in judged)
     with_clusters = any(report.clusters[stage.name] is not None for stage in stages) or not stages
     rows = []
     for stage in stages:
         name = f"{stage.name} *" if stage.name == report.facts.get("final_stage") else stage.name
         loss = [figure(stage.results.get("heldout_loss"))] if with_loss else []
         clusters = [count(report.clusters[stage.name])] if with_clusters else []
-        numbers = [count(stage.rounds), *clusters, *loss, figure(stage.results.get("heldout_metric"))]
-        rows.append([name, ended_by(stage, report), *numbers])
+        metric = [figure(stage.results.get("heldout_metric"))] if judged else []
+        rows.append([name, ended_by(stage, report), count(stage.rounds), *clusters, *loss, *metric])
     more = [*(["clusters"] if with_clusters else []), *(["loss"] if with_loss else [])]
-    columns = ["stage", "ended by", "rounds", *more, metric_name(report.experiment)]
-    return table("Stages (* the result), judged on held-out rows", columns, rows, n_text=2, gap=1 if narrow else 2)
+    columns = ["stage", "ended by", "rounds", *more, *([metric_name(report.experiment)] if judged else [])]
+    title = "Stages (* the result)" + (", judged on held-out rows" if judged else "")
+    return table(title, columns, rows, n_text=2, gap=1 if narrow else 2)
 
 
 def ended_by(stage: StageSummary, report: Report) -> str:

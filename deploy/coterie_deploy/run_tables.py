@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.arrays import Array
 from coterie.ledger import DOWN, UP, of_ranges
 from coterie.wire import GRPC_FRAME_HEADER_BYTES
-from coterie_deploy.frames import Coded, Column, Times, coded
+from coterie_deploy.frames import Coded, Column, Times, coded, partial
 from coterie_server import summary
 from coterie_server.curves import Curves, curves
 from coterie_server.query import MEASURES, SESSION_NAME, Query, totals
@@ -186,7 +185,10 @@ def _joined(arrays: Sequence[NDArray[Any]], kind: Any = np.float64) -> NDArray[A
 
 
 def results(connection: sqlite3.Connection) -> dict[str, Column]:
-    """One row for each stage: how it ended, and its closing figures. `is_final`: whether its models are the run's."""
+    """One row for each stage: how it ended, and its closing figures, missing where a stage has no such figure.
+
+    `is_final`: whether its models are the run's.
+    """
     stages, final = summary.stages(connection), summary.facts(connection).get("final_stage")
     names = dict.fromkeys(name for stage in stages for name in stage.results)
     return {
@@ -196,23 +198,23 @@ def results(connection: sqlite3.Connection) -> dict[str, Column]:
         "outcome": [stage.outcome for stage in stages],
         "seconds": np.array([stage.seconds for stage in stages], dtype=np.float64),
         "is_final": np.array([stage.name == final for stage in stages], dtype=np.bool_),
-        **{name: np.array([stage.results.get(name, np.nan) for stage in stages]) for name in names},
+        **{name: partial([stage.results.get(name) for stage in stages]) for name in names},
     }
 
 
 def user_results(connection: sqlite3.Connection) -> dict[str, Column]:
-    """One row for each stage and user that it has figures of."""
+    """One row for each stage and user that it has figures of, missing where it has not all of them."""
     users = [name for (name,) in connection.execute("SELECT name FROM members ORDER BY position")]
     rows = list(connection.execute("SELECT stage, member, name, value FROM user_results ORDER BY stage, member"))
     place = {key: row for row, key in enumerate(dict.fromkeys((stage, member) for stage, member, _, _ in rows))}
-    figures: dict[str, Array] = {}
+    figures: dict[str, list[float | None]] = {}
     for stage, member, name, value in rows:
-        figures.setdefault(name, np.full(len(place), np.nan))[place[stage, member]] = value
+        figures.setdefault(name, [None] * len(place))[place[stage, member]] = value
     names = _stage_names(connection)
     return {
         "stage": coded((names[stage] for stage, _ in place), _known(names)),
         "user": coded((users[member] for _, member in place), users),
-        **figures,
+        **{name: partial(values) for name, values in figures.items()},
     }
 
 

@@ -4,6 +4,9 @@ The solver behind the reference methods of Armacki et al. (2022): `global` (1) i
 cluster, and `squared` (4) one group on the Moreau envelopes of the users. Damped Newton when the users send Hessians; L-BFGS (Nocedal
 and Wright, Numerical Optimization, Algorithm 7.4) with a memory of 10 when they do not. Armijo backtracking (their Algorithm 3.1).
 
+A convex function without a minimiser (a logistic loss of separable classes, counts that are all 0) has gradients as small as one likes,
+far out. Newton's step tells it from one with a minimiser: it does not shrink, see `State.unbounded`.
+
 A round engine drives `step` and may store the state between rounds: it holds arrays and one round number, nothing else. Groups do not
 see each other: the iterates of one group have the same bits whatever the others do.
 
@@ -29,6 +32,9 @@ MEMORY = 10
 _ARMIJO = 1e-4
 _SHORTEST = 1e-12  # a step this short without descent means that values and gradients contradict each other
 _TINY = float(np.finfo(float).tiny)
+_LONG = 1e-3  # of the point: a next step this long at the end of the descent; near a minimiser it is below the square root of a tolerance
+_MATTERS = 1e-12  # of the first value: what a step changes that is more than rounding
+_FLAT = 1e-12  # of the first curvature: none
 _ROUNDING = 1e-14  # relative to a value: a sum of tens of thousands of terms is not known better
 
 
@@ -43,9 +49,13 @@ class State:
     directions: Array  # (K, d), from points
     step_lengths: Array  # (K,), query = points + step_lengths * directions
     first_norms: Array  # (K,), gradient norm at the first point
+    first_values: Array  # (K,)
+    units: Array  # (K, d), roots of the first Hessian's diagonal, 1 without one: coordinates times these have no units
     moves: Array  # (memory, K, d), differences of points, newest last, zeros where none; empty until L-BFGS
     turns: Array  # (memory, K, d), differences of gradients
-    converged: NDArray[np.bool_]  # (K,)
+    converged: NDArray[np.bool_]  # (K,): there is nowhere to descend to
+    unbounded: NDArray[np.bool_]  # (K,), of the converged: there is no minimiser, the next step is as long as ever
+    flat: NDArray[np.bool_]  # (K,), of the converged: some direction changes nothing, so there are many minimisers; known with Hessians
     n_rounds: int
 
 
@@ -53,30 +63,40 @@ def begin(start: Array) -> State:
     """The state before the first round, at `start` (K, d)."""
     start = np.array(start, float)
     n_groups, nothing = len(start), np.zeros_like(start)
+    none = np.zeros(n_groups, bool)
     memory = np.zeros((0, *start.shape))
     return State(
         points=start, query=start, values=np.full(n_groups, np.inf), gradients=nothing, directions=nothing,
-        step_lengths=np.zeros(n_groups), first_norms=np.zeros(n_groups), moves=memory, turns=memory,
-        converged=np.zeros(n_groups, bool), n_rounds=0,
+        step_lengths=np.zeros(n_groups), first_norms=np.zeros(n_groups), first_values=np.zeros(n_groups), units=np.ones_like(start),
+        moves=memory, turns=memory, converged=none, unbounded=none, flat=none, n_rounds=0,
     )  # fmt: skip
 
 
 def step(state: State, values: Array, gradients: Array, hessians: Array | None = None, tolerance: float = 1e-9) -> State:
     """The state after the answers (K,), (K, d), (K, d, d) or None at `state.query`; answers of converged groups are ignored.
 
-    A group has converged when its gradient norm is at most `tolerance * (1 + its first gradient norm)`, or when rounding hides any
-    further descent. Raises RunError when a group's first value is not finite or no step along its direction descends.
+    A group has converged when its gradient norm is at most `tolerance * (1 + its first gradient norm)` and its next step promises next to
+    nothing beside the first value, whatever the units, or when rounding hides any further descent. Raises RunError when a group's first
+    value is not finite or no step along its direction descends.
     """
     accepted, stalled = _judge(state, values, gradients)
     taken = accepted[:, None]
-    first_norms = np.linalg.norm(gradients, axis=1) if state.n_rounds == 0 else state.first_norms
+    first_norms, first_values, units = state.first_norms, state.first_values, state.units
+    if state.n_rounds == 0:
+        first_norms, first_values = np.linalg.norm(gradients, axis=1), np.abs(values)
+        if hessians is not None:
+            units = np.sqrt(np.maximum(np.diagonal(hessians, axis1=1, axis2=2), 0.0))
     small = np.linalg.norm(gradients, axis=1) <= tolerance * (1 + first_norms)
-    converged = state.converged | (accepted & small) | stalled
     moves, turns = _remember(state, accepted, gradients) if hessians is None else (state.moves, state.turns)
-    fresh = _quasi_newton(gradients, moves, turns) if hessians is None else _newton(gradients, hessians)
+    fresh = _quasi_newton(gradients, moves, turns) if hessians is None else _newton(gradients, hessians, units)
+    promised = -(gradients * fresh).sum(axis=1)
+    converged = state.converged | (accepted & small & (promised <= _MATTERS * first_values)) | stalled
     directions = np.where(taken, fresh, state.directions)
     points = np.where(taken, state.query, state.points)
     lengths = np.where(accepted, 1.0, _shorter(state, values))
+    ended = converged & ~state.converged
+    unbounded = state.unbounded | (ended & _is_long(directions, points, units, first_values))
+    is_flat = np.zeros_like(ended) if hessians is None else _is_flat(hessians, units)
     return replace(
         state,
         points=points,
@@ -86,9 +106,13 @@ def step(state: State, values: Array, gradients: Array, hessians: Array | None =
         directions=directions,
         step_lengths=lengths,
         first_norms=first_norms,
+        first_values=first_values,
+        units=units,
         moves=moves,
         turns=turns,
         converged=converged,
+        unbounded=unbounded,
+        flat=state.flat | (ended & is_flat & ~unbounded),
         n_rounds=state.n_rounds + 1,
     )
 
@@ -133,14 +157,45 @@ def _shorter(state: State, values: Array) -> Array:
     return shorter
 
 
-def _newton(gradients: Array, hessians: Array) -> Array:
-    """Newton directions (K, d). Curvatures are kept above 1e-10 of the largest: a squared hinge without active rows has none."""
+def _newton(gradients: Array, hessians: Array, units: Array) -> Array:
+    """Newton directions (K, d), made in coordinates without units.
+
+    Curvatures are kept above 1e-10 of the largest: a squared hinge without active rows has none.
+    """
     finite = np.asarray(np.isfinite(hessians).all(axis=(1, 2)) & np.isfinite(gradients).all(axis=1))
-    curvatures, axes = np.linalg.eigh(np.where(finite[:, None, None], hessians, 0.0))
+    curvatures, axes = np.linalg.eigh(np.where(finite[:, None, None], _without_units(hessians, units), 0.0))
     floor = np.maximum(1e-10 * np.abs(curvatures).max(axis=1, keepdims=True), np.finfo(float).tiny ** 0.5)
-    coordinates = np.einsum("kdj,kd->kj", axes, np.where(finite[:, None], gradients, 0.0))
-    directions: Array = -np.einsum("kdj,kj->kd", axes, coordinates / np.maximum(np.abs(curvatures), floor))
+    scales = _scales(units)
+    coordinates = np.einsum("kdj,kd->kj", axes, np.where(finite[:, None], gradients, 0.0) / scales)
+    directions: Array = -np.einsum("kdj,kj->kd", axes, coordinates / np.maximum(np.abs(curvatures), floor)) / scales
     return directions
+
+
+def _scales(units: Array) -> Array:
+    """The units, 1 for a coordinate without effect."""
+    return np.where(units > 0.0, units, 1.0)
+
+
+def _without_units(hessians: Array, units: Array) -> Array:
+    scales = _scales(units)
+    scaled: Array = hessians / scales[:, :, None] / scales[:, None, :]
+    return scaled
+
+
+def _is_long(directions: Array, points: Array, units: Array, first_values: Array) -> NDArray[np.bool_]:
+    """(K,) whether the next step is long beside the point, and more than rounding."""
+    step, size = (np.linalg.norm(units * rows, axis=1) for rows in (directions, points))
+    found: NDArray[np.bool_] = (step > _LONG * size) & (step**2 > _MATTERS * first_values)
+    return found
+
+
+def _is_flat(hessians: Array, units: Array) -> NDArray[np.bool_]:
+    """(K,) whether some direction has no curvature here, in coordinates without units."""
+    scaled = _without_units(hessians, units)
+    finite = np.asarray(np.isfinite(scaled).all(axis=(1, 2)))
+    least = np.linalg.eigvalsh(np.where(finite[:, None, None], scaled, np.eye(scaled.shape[1])))[:, 0]
+    found: NDArray[np.bool_] = least <= _FLAT
+    return found
 
 
 def _remember(state: State, accepted: NDArray[np.bool_], gradients: Array) -> tuple[Array, Array]:

@@ -32,7 +32,7 @@ from coterie_server import closed_forms
 from coterie_server.absence import check_absence, why_everyone
 from coterie_server.hub import HOST_BYTES, Hub
 from coterie_server.known_clusters import spread_of
-from coterie_server.method import ClusterSetting, Facts, Federation, Members, Outcome, ServerMethod, Setting
+from coterie_server.method import UNBOUNDED, ClusterSetting, Facts, Federation, Members, Outcome, ServerMethod, Setting
 from coterie_server.methods.prepare import prepare, prepare_network
 from coterie_server.plan import Stage, stages_of
 from coterie_server.rundb import RunDatabase
@@ -235,6 +235,7 @@ class Engine:
         if is_evaluated:
             outcome = await self._evaluated(outcome, self.hub)
             forms = closed_forms.together(forms, closed_forms.of_evaluation(outcome))
+        outcome = replace(outcome, figures=_closing(outcome.figures, figures))
         if point.stage == 0 and point.facts is not None:
             forms = closed_forms.together(closed_forms.of_preparation(point.facts, self._n_aggregators), forms)
         self.database.result(point.stage, outcome.figures, forms, outcome.by_user)
@@ -348,6 +349,8 @@ class Engine:
         """Why the stage ends after this round; empty when it goes on."""
         if figures.get("converged", 0.0) >= 1.0:
             return "converged"
+        if figures.get(UNBOUNDED, 0.0):
+            return "no minimiser"
         if figures.get("has_ended", 0.0) >= 1.0:
             return f"{figures['iteration']:.0f} iterations"
         if stop.residual is not None:  # figures may be computed when they are looked at
@@ -397,6 +400,12 @@ def _check_clusters(stages: Sequence[Stage]) -> None:
     for stage in stages:
         if getattr(method_module("coterie_server", stage.method), "FLAT_ONLY", False):
             raise ConfigError(f"method {stage.method!r} has no clusters of its own, want federation.topology 'flat'")
+
+
+def _closing(given: Mapping[str, float], rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The closing figures of a stage, with the objective of its last round where that has one. What is not known is left out."""
+    objective = {"objective": rounds[-1]["objective"]} if rounds and "objective" in rounds[-1] else {}
+    return {name: value for name, value in {**objective, **given}.items() if not np.isnan(value)}
 
 
 def best(names: tuple[str, ...], outcomes: Mapping[str, Outcome]) -> str:

@@ -29,6 +29,9 @@ S = TypeVar("S")
 # Closing figures on the users that the end of a stage did without; there are none where it had everybody.
 UNASKED, ABSENT = "unasked_at_end", "absent_at_end"
 
+# Figures on models that are not the minimisers: how many have none, which ends the stage, and how many are one of several.
+UNBOUNDED, FLAT = "without_minimiser", "with_several_minimisers"
+
 
 @dataclass(frozen=True)
 class Members:
@@ -237,7 +240,9 @@ class ClusterMethod(Protocol[S]):
 
 __all__ = [
     "ABSENT",
+    "FLAT",
     "UNASKED",
+    "UNBOUNDED",
     "ClusterMethod",
     "ClusterSetting",
     "Counts",

@@ -115,8 +115,8 @@ class Shortfall:
 def stages(connection: sqlite3.Connection) -> list[StageSummary]:
     """All stages that have begun, in order; one that is under way, or was when the run was killed, has the rounds made so far."""
     results: dict[int, dict[str, float]] = {}
-    for number, name, value in connection.execute("SELECT stage, name, value FROM results"):
-        results.setdefault(number, {})[name] = float("nan") if value is None else value
+    for number, name, value in connection.execute("SELECT stage, name, value FROM results WHERE value IS NOT NULL"):
+        results.setdefault(number, {})[name] = value
     made = "CASE WHEN outcome = '' THEN (SELECT COALESCE(MAX(round), 0) FROM figures WHERE stage = number) ELSE rounds END"
     rows = connection.execute(f"SELECT number, name, method, {made}, outcome, seconds FROM stages ORDER BY number")  # noqa: S608 - ours
     return [

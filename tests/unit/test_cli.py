@@ -134,7 +134,7 @@ def test_set_and_seed_are_part_of_the_frozen_experiment(capsys: pytest.CaptureFi
 
 
 def test_decisions_of_the_clock_are_repeated(capsys: pytest.CaptureFixture[str], here: Path) -> None:
-    pdmm = (*RUN, "--set", "method={name: pdmm, penalty: 0.1}", "--set", "stop.rounds=1000000")
+    pdmm = (*RUN, "--set", "method={name: pdmm, penalty: 0.1}", "--set", "stop={rounds: 1000000, residual: null}")
     first = said(capsys, *pdmm, "--set", "stop.wall_time_s=0.05", "--output", "first")
     # Without the decisions of the first run the clock would have to strike at the same round by chance.
     second = said(capsys, *pdmm, "--set", "stop.wall_time_s=0.05", "--output", "second", "--replay-decisions", "first")
@@ -210,9 +210,46 @@ def test_a_run_that_stopped_before_its_residual_warns_in_every_view(capsys: pyte
 
 
 def test_a_run_without_a_rule_to_miss_has_no_warning(capsys: pytest.CaptureFixture[str], here: Path) -> None:
-    report = said(capsys, *RUN, "--set", "stop.rounds=3", "--set", "method={name: pdmm, penalty: 0.1}")
+    pdmm = ("--set", "method={name: pdmm, penalty: 0.1}")
+    report = said(capsys, *RUN, "--set", "stop={rounds: 3, residual: null}", *pdmm)
     assert "warning" not in report
     assert "!" not in report
+    text = " ".join(said(capsys, *RUN, "--set", "stop.rounds=3", *pdmm, "--output", "other").split())
+    assert re.search(r"warning: pdmm stopped at 3 rounds with residual \S+ \(wanted 1e-06\)", text), "the default rule was missed"
+
+
+def test_pdmm_stops_at_a_small_residual_without_being_told(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    report = said(capsys, *RUN, "--set", "method={name: pdmm, penalty: 0.1}")
+    assert re.search(r"^pdmm \* +residual +\d+ ", report, re.MULTILINE)
+    assert "warning" not in report
+
+
+def test_stages_are_judged_on_held_out_rows_only_where_there_are_some(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    report = said(capsys, *RUN)
+    assert "judged on held-out rows" in report
+    assert "20 % of each user's rows are held out (data.test_fraction)" in report
+    for report in (said(capsys, *RUN, "--set", "data.test_fraction=0", "--output", "all"), said(capsys, "show", "all")):
+        assert "Stages (* the result)" in report
+        assert "judged" not in report
+        assert "accuracy" not in report
+
+
+@pytest.mark.parametrize(
+    ("path", "said_of_it"),
+    [
+        ("[3.0e-6, 2.0e-6]", "3e-06, is its largest: larger ones may be better, so extend the path at that end"),
+        ("[0.5, 0.4]", "0.4, is its smallest: smaller ones may be better, so extend the path at that end"),
+        ("[0.5, 0.2, 2.0e-6]", ""),
+        ("[50.0, 2.0e-6]", ""),  # one cluster, as at every larger penalty
+    ],
+)
+def test_a_best_penalty_at_an_end_of_the_path_is_pointed_out(
+    capsys: pytest.CaptureFixture[str], here: Path, path: str, said_of_it: str
+) -> None:
+    text = " ".join(said(capsys, *RUN, "--set", f"method={{name: pdmm, path: {path}}}", *LEAST_SQUARES).split())
+    expected = f"warning: the best penalty of method.path, {said_of_it}" if said_of_it else ""
+    assert expected in text
+    assert ("best penalty" in text) == bool(said_of_it), text
 
 
 # ---- show

@@ -207,3 +207,78 @@ def test_values_that_contradict_their_gradients_are_refused_by_group():
         solve(ask, np.ones((2, 2)))
     with pytest.raises(RunError, match="group 0 is not finite"):
         step(begin(np.zeros((1, 1))), np.array([np.nan]), np.zeros((1, 1)))
+
+
+# ---- functions without a minimiser
+
+
+def margins(loss, rows, targets, l2=0.0, *, newton=True):
+    """An oracle of one group: sum of phi(a.x, y) + l2/2 |x|^2; phi is logistic, a squared hinge, or Poisson's."""
+    rows, y = np.asarray(rows, float), np.asarray(targets, float)
+
+    async def ask(points):
+        s = rows @ points[0]
+        if loss == "logistic":
+            p = 1 / (1 + np.exp(y * s))
+            value, slope, curvature = np.logaddexp(0, -y * s), -y * p, p * (1 - p)
+        elif loss == "hinge":
+            short = np.maximum(1 - y * s, 0)
+            value, slope, curvature = short**2, -2 * y * short, 2.0 * (short > 0)
+        else:
+            value, slope, curvature = np.exp(s) - y * s, np.exp(s) - y, np.exp(s)
+        gradient = rows.T @ slope + l2 * points[0]
+        hessian = rows.T @ (curvature[:, None] * rows) + l2 * np.eye(rows.shape[1])
+        return np.array([value.sum() + l2 / 2 * points[0] @ points[0]]), gradient[None], hessian[None] if newton else None
+
+    return ask
+
+
+RANDOM = np.random.default_rng(5)
+CLOUD = np.column_stack([RANDOM.normal(size=(40, 2)), np.ones(40)])
+SIDES = np.sign(CLOUD @ [1.0, -2.0, 0.3])
+NOISY = np.where(RANDOM.random(40) < 0.2, -SIDES, SIDES)
+RARE = np.column_stack([CLOUD, (np.arange(40) < 5) * 1.0])  # a feature that only five rows have, all of one label
+WAYS = [(True, 1.0), (True, 1e-6), (True, 1e7), (False, 1.0)]  # without Hessians the search itself depends on units
+RARE_LABELS = np.where(np.arange(40) < 5, 1.0, NOISY)
+
+
+@pytest.mark.parametrize(("newton", "units"), WAYS, ids=str)
+@pytest.mark.parametrize(
+    ("loss", "rows", "targets"),
+    [("logistic", CLOUD, SIDES), ("logistic", RARE, RARE_LABELS), ("logistic", CLOUD, np.ones(40)), ("poisson", CLOUD, np.zeros(40))],
+    ids=["separable", "quasi-separable", "one-label", "no-counts"],
+)
+def test_a_loss_without_a_minimiser_is_told_from_one_that_has_converged(loss, rows, targets, newton, units):
+    scaled = rows * np.array([units, *np.ones(rows.shape[1] - 1)])
+    with np.errstate(over="ignore"):
+        state = asyncio.run(minimize(margins(loss, scaled, targets, newton=newton), np.zeros((1, rows.shape[1]))))
+    assert state.converged.all()
+    assert state.unbounded.tolist() == [True]
+
+
+@pytest.mark.parametrize(("newton", "units"), WAYS, ids=str)
+@pytest.mark.parametrize(
+    ("loss", "rows", "targets", "l2"),
+    [
+        ("logistic", CLOUD, NOISY, 0.0),
+        ("logistic", CLOUD, SIDES, 1e-5),
+        ("poisson", CLOUD, np.arange(40) % 3, 0.0),
+        ("logistic", np.vstack([CLOUD, -CLOUD]), np.ones(80), 0.0),  # the minimiser is 0, where the search starts
+    ],
+    ids=["noisy", "little-l2", "counts", "zero"],
+)
+def test_a_minimiser_is_one_in_any_units(loss, rows, targets, l2, newton, units):
+    scaled = rows * np.array([units, *np.ones(rows.shape[1] - 1)])
+    with np.errstate(over="ignore"):
+        state = asyncio.run(minimize(margins(loss, scaled, targets, l2 * min(1.0, units), newton=newton), np.zeros((1, rows.shape[1]))))
+    assert state.converged.all()
+    assert not state.unbounded.any()
+    assert not state.flat.any()
+
+
+@pytest.mark.parametrize(("l2", "is_flat"), [(0.0, True), (1e-3, False)])
+def test_a_squared_hinge_without_active_rows_has_several_minimisers(l2, is_flat):
+    state = asyncio.run(minimize(margins("hinge", CLOUD, SIDES, l2), np.zeros((1, 3))))
+    assert state.converged.all()
+    assert not state.unbounded.any()
+    assert state.flat.tolist() == [is_flat]

@@ -52,6 +52,21 @@ def test_the_partition_is_shown_in_numbers(here: Path, capsys: pytest.CaptureFix
     assert lines[-1] == "and 5 more users"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("digits.yaml",), "20 % of each user's rows are held out (data.test_fraction)"),
+        (("table.yaml",), "25 % of each user's rows are held out (data.test_fraction)"),
+        (("table.yaml", "--set", "data.test_fraction=0"), "no rows are held out (data.test_fraction: 0)"),
+        (("table.yaml", "--set", "data.fold={number: 2, of: 3}"), "fold 2 of 3 of each user's training rows is held out (data.fold)"),
+    ],
+)
+def test_the_rows_that_are_held_out_are_said_with_their_key(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], sentence: str
+) -> None:
+    assert sentence in said(capsys, *arguments)
+
+
 def test_the_seed_and_the_overrides_count(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = (said(capsys, "digits.yaml", "--seed", seed) for seed in ("1", "2"))
     assert first != second

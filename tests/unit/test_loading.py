@@ -206,6 +206,8 @@ def test_results_members_memberships_and_events(folder: Path) -> None:
     assert list(results.stage[results.is_final]) == [loaded.final_stage]
     assert list(results.rounds) == [1, 2, 6, 6]
     assert results.heldout_loss.notna().all()
+    assert list(results.objective.notna()) == [False, True, True, True], "that of the last round; local models have none in common"
+    assert not any("nan" in str(value) for row in results.itertuples() for value in row)
     members = loaded.members()
     assert list(members.user) == USERS
     assert list(members.cluster) == [f"r{place % 2}" for place in range(7)]

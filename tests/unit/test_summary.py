@@ -113,7 +113,8 @@ def test_a_stage_that_ended_by_its_rounds_falls_short_by_the_residual_of_its_las
     rounds = [{"primal_residual": 9.0, "dual_residual": 8.0}, {"primal_residual": 0.5, "dual_residual": 0.7}]
     connection = stopped(database, "2 rounds", rounds)
     assert summary.shortfalls(connection, StopRule(residual=1e-5)) == [Shortfall("pdmm", "2 rounds", "residual", 0.7, 1e-5)]
-    assert summary.shortfalls(connection, StopRule()) == []
+    assert summary.shortfalls(connection, StopRule()) == [Shortfall("pdmm", "2 rounds", "residual", 0.7, 1e-6)]
+    assert summary.shortfalls(connection, StopRule(residual=None)) == []
 
 
 def test_a_stage_that_ended_by_the_clock_falls_short_of_the_objective_wanted(database: RunDatabase) -> None:

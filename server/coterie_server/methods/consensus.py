@@ -15,7 +15,7 @@ import numpy as np
 from coterie.arrays import Array, Indices
 from coterie.methods.consensus import AskModels, Curvatures, GroupModel, Slopes, UserModels
 from coterie_server import consensus
-from coterie_server.method import Counts, Facts, Federation, Key, Outcome
+from coterie_server.method import FLAT, UNBOUNDED, Counts, Facts, Federation, Key, Outcome
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,20 @@ class GroupSolver:
         figures = {
             "objective": float(state.values.sum()),
             "gradient_norm": float(np.linalg.norm(state.gradients)),
-            "converged": float(state.converged.all()),
+            "converged": float(state.converged.all() and not state.unbounded.any()),
         }
+        if state.converged.all() and state.unbounded.any():
+            figures[UNBOUNDED] = float(state.unbounded.sum())
         return state, figures
 
     async def finish(self, state: consensus.State, federation: Federation) -> Outcome:
         """The group's model for each user; for envelopes, each user's proximal point."""
         models = state.points[self.labels]
         if self.ridge is None:
-            figures = {"objective": float(state.values.sum()), "clusters": float(len(state.points))}
+            figures = {"objective": float(state.values.sum()), "clusters": float(len(state.points)), **_left_open(state)}
             return Outcome(models, self.labels, figures)
         replies = await federation.exchange(AskModels(models))
-        return Outcome(replies[UserModels].x, None, {"objective": float(state.values.sum())})
+        return Outcome(replies[UserModels].x, None, {"objective": float(state.values.sum()), **_left_open(state)})
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """One vector down and one up for each user and round; envelopes end with one more of each."""
@@ -80,6 +82,12 @@ class GroupSolver:
         d, n_asked = self.facts.d, float(len(figures) * len(self.labels))
         hessians: dict[Key, float] = {("hessian", "up"): n_asked * d * (d + 1) / 2} if d <= self.newton_up_to else {}
         return {("gradient", "up"): n_asked * (d + 1), **hessians}
+
+
+def _left_open(state: consensus.State) -> dict[str, float]:
+    """How many groups have no minimiser, and how many have several, where there are any."""
+    found = {UNBOUNDED: state.unbounded, FLAT: state.flat}
+    return {name: float(groups.sum()) for name, groups in found.items() if groups.any()}
 
 
 def _group_sums(rows: Array, labels: Indices, n_groups: int) -> Array:
