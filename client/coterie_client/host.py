@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coterie.config import Experiment
-from coterie.errors import ProtocolError, otherwise
+from coterie.errors import ProtocolError, RunError, otherwise
 from coterie.findings import Finding
+from coterie.finite import first_bad
 from coterie.member import Member
-from coterie.messages import Message
+from coterie.messages import Message, Rows
 from coterie.model import to_json
 from coterie.registry import method_module
 from coterie.snapshot import SnapshotFile
@@ -78,7 +79,20 @@ class Host(Member):
         if asked.task.stage_json:
             self._begin_stage(asked.task.stage_json)
         with otherwise(Finding("M2")):
-            return self.close(asked, self._dispatch(asked.messages, asked.task.round))
+            answers = self._dispatch(asked.messages, asked.task.round)
+            for message in answers:
+                self._check_finite(message, asked.task.round)
+            return self.close(asked, answers)
+
+    def _check_finite(self, message: Message, round_number: int) -> None:
+        """RunError that names user, field and round of a number that no parent would take."""
+        if (bad := first_bad(message, self._precision)) is None:
+            return
+        users = message.users if isinstance(message, Rows) else None
+        whose = "" if bad.row is None else f" for user {self.users[bad.row if users is None else users[bad.row]].name!r}"
+        place = f"{message.kind}.{bad.field} in round {round_number}"
+        hint = "a smaller step, or features of a smaller scale, may help"
+        raise RunError(f"host {self.name!r} has {bad.value}{whose} in {place}, wanted finite numbers: {hint}", Finding("M1"))
 
     def settle(self) -> None:
         """Does what no reply needs to wait for, and what the next task would otherwise wait for."""

@@ -37,6 +37,7 @@ from coterie_server.methods.prepare import prepare, prepare_network
 from coterie_server.plan import Stage, stages_of
 from coterie_server.rundb import RunDatabase
 from coterie_server.tiers import Hosted
+from coterie_server.wanted import Wanted
 
 
 @dataclass(frozen=True)
@@ -380,7 +381,7 @@ class Engine:
     async def _evaluated(self, outcome: Outcome, federation: Federation) -> Outcome:
         """Delivers the final models and collects the users' judgement: by user, means and spread over those with held-out rows."""
         assert outcome.models is not None  # noqa: S101 - the caller has checked
-        replies = await federation.exchange(FinalModels(outcome.models))
+        replies = await federation.exchange(FinalModels(outcome.models), wanted=[Wanted(Scores)])
         scores, n_users = replies[Scores], len(outcome.models)
         figures = {"sum_of_losses": float(scores.objective.sum()), **replies.left_out(n_users)}
         judged = scores.n_test > 0

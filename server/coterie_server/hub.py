@@ -32,6 +32,7 @@ from coterie_server.merge import Layout, check_finite, check_kinds, check_owners
 from coterie_server.method import Members, Replies
 from coterie_server.schemas import schema_of
 from coterie_server.sessions import Host, Link, Pending, Recorder, Refusal, Sent, Sparse, Tracer, packed, shortened, shown, unpacked
+from coterie_server.wanted import Wanted, check_wanted
 
 HOST_BYTES = 1 << 19  # of replies that a host keeps, a small machine's memory; more only where they come in few exchanges
 _MAX_REFUSED = 100  # hosts that were turned away and are remembered
@@ -314,14 +315,14 @@ class Hub:
         self.stage, self.round, self.stage_json = number, 0, stage_json
         self._told = set()
 
-    async def exchange(self, *messages: Message, to: Indices | None = None) -> Replies:
+    async def exchange(self, *messages: Message, to: Indices | None = None, wanted: Sequence[Wanted] = ()) -> Replies:
         """See `Federation`."""
         if self.tracer is None:
-            return await self._exchange(messages, to)
+            return await self._exchange(messages, to, wanted)
         with self.tracer.exchange(self.seq + 1, self.attempt, messages):
-            return await self._exchange(messages, to)
+            return await self._exchange(messages, to, wanted)
 
-    async def _exchange(self, messages: Sequence[Message], to: Indices | None) -> Replies:
+    async def _exchange(self, messages: Sequence[Message], to: Indices | None, wanted: Sequence[Wanted]) -> Replies:
         layout = self._layout()
         self._raise_failure()
         self.seq += 1
@@ -330,7 +331,7 @@ class Hub:
         for name in passed:
             del parts[name]
         loop = asyncio.get_running_loop()
-        pending = self._pending = Pending(self.seq, set(parts), {}, loop.create_future(), self._clock())
+        pending = self._pending = Pending(self.seq, set(parts), {}, loop.create_future(), self._clock(), wanted)
         if self.seq in self.skips:
             self._leave_out(self.skips[self.seq] & pending.waiting)
         reading = [name for name in parts if self.hosts[name].acked == self.hosts[name].asked]
@@ -482,6 +483,8 @@ class Hub:
         """Why an answer cannot be put together with those of the others; None when it can."""
         try:
             check_kinds(host.name, messages)
+            if self._pending is not None and self._pending.wanted:
+                check_wanted(messages, own, self._pending.wanted)
             for message in messages:
                 check_owners(host.name, message, own, self._layout().clusters[host.name])
                 check_finite(host.name, message, own, self.members.names if self.members else (), self.round)

@@ -5,7 +5,6 @@ The result never depends on how users are spread over hosts nor on the order of 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,11 +12,11 @@ import numpy as np
 
 from coterie.arrays import Indices
 from coterie.errors import ProtocolError, RunError
-from coterie.messages import Message, PerCluster, Rows, has_rows, has_weights
+from coterie.finite import first_bad
+from coterie.messages import Message, PerCluster, Rows, has_weights
 from coterie.wire import select, select_clusters
 
 _MAX_SHOWN = 4
-_ONE_THREAD = 10_000  # terms of a product of vectors that OpenBLAS leaves to one thread
 
 
 class Layout:
@@ -86,27 +85,13 @@ def check_kinds(host: str, messages: Sequence[Message]) -> None:
 
 def check_finite(host: str, message: Message, own: Indices, names: Sequence[str], round_number: int) -> None:
     """RunError that names host, user, field and round of a NaN or an infinity."""
-    if message.may_be_infinite:
+    if (bad := first_bad(message)) is None:
         return
-    for name, spec in message.specs:
-        array = getattr(message, name)
-        if not spec.is_float or _is_finite(array):
-            continue
-        where = np.argwhere(~np.isfinite(array))[0]
-        users = message.users if isinstance(message, Rows) else None
-        member = (own if users is None else users)[where[0]] if has_rows(spec) else own[0]
-        found = array[tuple(where)]
-        place = f"{message.kind}.{name} in round {round_number}"
-        whose = f"cluster {message.clusters[0]}" if isinstance(message, PerCluster) else f"user {names[member]!r}"
-        raise RunError(f"host {host!r} returned {found} for {whose} in {place}, wanted finite numbers")
-
-
-def _is_finite(array: np.ndarray[Any, Any]) -> bool:
-    """Whether all entries are. A finite sum of squares has finite terms, and is found faster; others may overflow without one.
-
-    Of many terms BLAS makes that sum with several threads, and waiting for them takes longer than the sum where cores are busy.
-    """
-    return (array.size <= _ONE_THREAD and math.isfinite(np.vdot(array, array))) or bool(np.isfinite(array).all())
+    users = message.users if isinstance(message, Rows) else None
+    member = own[0] if bad.row is None else (own if users is None else users)[bad.row]
+    place = f"{message.kind}.{bad.field} in round {round_number}"
+    whose = f"cluster {message.clusters[0]}" if isinstance(message, PerCluster) else f"user {names[member]!r}"
+    raise RunError(f"host {host!r} returned {bad.value} for {whose} in {place}, wanted finite numbers")
 
 
 def weights_of(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict[type[Message], list[Message]]:

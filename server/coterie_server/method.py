@@ -22,6 +22,7 @@ from coterie.model import TensorInfo
 from coterie.names import natural_key
 from coterie.wire import Precision
 from coterie_server.expected import Counts, Expected, Key
+from coterie_server.wanted import Wanted
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S")
@@ -136,10 +137,11 @@ class Replies:
 class Federation(Protocol):
     """The members as a method sees them."""
 
-    async def exchange(self, *messages: Message, to: Indices | None = None) -> Replies:
+    async def exchange(self, *messages: Message, to: Indices | None = None, wanted: Sequence[Wanted] = ()) -> Replies:
         """Sends `Rows` to their owners and `Broadcast`s to everyone, and awaits the replies.
 
-        `to` (sorted member indices) limits the exchange to the hosts of these members; by default every host is asked.
+        `to` (sorted member indices) limits the exchange to the hosts of these members; by default every host is asked. A host that
+        brings something else than is `wanted` has broken the protocol.
         Raises RunError when a member cannot be reached before the deadline or returns NaN.
         """
         ...

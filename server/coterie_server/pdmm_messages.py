@@ -5,6 +5,8 @@ Armacki, Bajovic, Jakovetic and Kar (2022), Algorithm 1. Users' answers are chec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from coterie.arrays import Array, Indices
@@ -22,9 +24,12 @@ from coterie.methods.pdmm import (
     StartModels,
     UpdatedModels,
     UpdatedSplits,
+    Values,
+    ValuesWanted,
 )
 from coterie_server import pairs
 from coterie_server.method import Replies
+from coterie_server.wanted import Wanted
 
 NOBODY = np.zeros(0, dtype=np.int64)
 
@@ -73,6 +78,12 @@ def duals(layout: pairs.Layout, mu: Array, places: Indices | None) -> list[Messa
     return [Duals(np.ascontiguousarray((mu[:, place] * sign).T), partner, users=owner)]
 
 
+def wanted(users: Indices | None, d: int, extra: Sequence[Message]) -> list[Wanted]:
+    """S5 of placement lean: what `users` (None: all) return, and what everyone answers to `extra`."""
+    values = [Wanted(Values)] if any(isinstance(message, ValuesWanted) for message in extra) else []
+    return [Wanted(UpdatedModels, users, {"d": d}), *values]
+
+
 def with_models(x: Array, users: Indices | None, replies: Replies) -> Array:
     """S5 and S4: x (n, d) with the rows that `users` sent, None for all."""
     if users is not None and not users.size:
@@ -113,4 +124,4 @@ def with_splits(layout: pairs.Layout, z: Array, places: Indices | None, replies:
     return new
 
 
-__all__ = ["NOBODY", "duals", "is_common", "models", "selection", "start", "with_models", "with_splits"]
+__all__ = ["NOBODY", "duals", "is_common", "models", "selection", "start", "wanted", "with_models", "with_splits"]

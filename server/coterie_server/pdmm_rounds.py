@@ -121,7 +121,9 @@ class Rounds:
         if chosen.x.size or extra:
             v = self.aggregates(state.x, state.z, state.muhat)[chosen.x]
             messages = [Aggregates(v, users=chosen.x)] if chosen.x.size else []
-            replies = await federation.exchange(*messages, *extra, to=None if extra else chosen.x)
+            replies = await federation.exchange(
+                *messages, *extra, to=None if extra else chosen.x, wanted=pdmm_messages.wanted(chosen.x, state.x.shape[1], extra)
+            )
         x = pdmm_messages.with_models(state.x, present(chosen.x, replies), replies)
         z, duals = pairs.advance_some(self.layout, self.steps, self.lam, chosen, state.x, x, state.z, state.mu, state.muhat)
         return replace(state, x=x, z=z, duals=Multipliers(duals.mu, duals.muhat, state.duals.sums, duals.gap)), replies
@@ -132,7 +134,7 @@ class Rounds:
         sum_j mu^_ij^{t+1} = sum_j mu_ij^t + (tau - nu) rho R_i.
         """
         steps, layout, weight = self.steps, self.layout, (self.steps.tau - self.steps.nu) * self.steps.rho
-        replies = await federation.exchange(Aggregates(state.v), *extra)
+        replies = await federation.exchange(Aggregates(state.v), *extra, wanted=pdmm_messages.wanted(None, state.x.shape[1], extra))
         x = pdmm_messages.with_models(state.x, replies.answered, replies)
         z = pairs.split_all(layout, steps, self.lam, x if self.config.z_after_x() else state.x, state.muhat)
         duals = Multipliers.later(lambda: self._multipliers(x, z, state.mu))
@@ -144,7 +146,7 @@ class Rounds:
 
     async def _accelerated_round(self, state: State, federation: Federation, extra: Sequence[Message]) -> tuple[State, Replies]:
         """A full round from the extrapolated v and mu. What it ends with, and what is looked at, is the plain iterate, zeros included."""
-        replies = await federation.exchange(Aggregates(state.v), *extra)
+        replies = await federation.exchange(Aggregates(state.v), *extra, wanted=pdmm_messages.wanted(None, state.x.shape[1], extra))
         x = pdmm_messages.with_models(state.x, replies.answered, replies)
         ahead = state.ahead
         mu = state.mu if ahead is None else ahead.u[state.v.size :].reshape(state.z.shape)

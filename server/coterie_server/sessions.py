@@ -17,6 +17,7 @@ from coterie.ledger import DOWN, UP, Own, Row
 from coterie.messages import Message
 from coterie.v1 import session_pb2
 from coterie.wire import Encoded, Entry, Received
+from coterie_server.wanted import Wanted
 
 MAX_REASON_CHARS = 1000  # of what a host is told, and of what is written down: HTTP/2 trailers have a size limit
 _MAX_SHOWN = 50  # characters of a stranger's name
@@ -168,6 +169,7 @@ class Pending:
     answers: dict[str, list[Message]]
     done: asyncio.Future[None]
     since: float
+    wanted: Sequence[Wanted] = ()
 
 
 def packed(log: Sequence[Sent]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from coterie.messages import Message, PerCluster
 from coterie.wire import Precision
 from coterie_server.method import ClusterMethod, Counts, Federation, Outcome, Replies, ServerMethod
 from coterie_server.rundb import BETWEEN
+from coterie_server.wanted import Wanted
 
 
 def for_aggregators(messages: Sequence[Message]) -> Sequence[PerCluster]:
@@ -41,11 +42,11 @@ class _Tier:
         self.state = state
         self._below, self._half, self._precision = below, half, precision
 
-    async def exchange(self, *messages: Message, to: Indices | None = None) -> Replies:
+    async def exchange(self, *messages: Message, to: Indices | None = None, wanted: Sequence[Wanted] = ()) -> Replies:
         """`PerCluster` messages go to the aggregators' half, all others to the users."""
         sent = for_aggregators(messages)
         if not sent:
-            return await self._below.exchange(*messages, to=to)
+            return await self._below.exchange(*messages, to=to, wanted=wanted)
         inbox: dict[type[Message], Message] = {type(message): self._rounded(message) for message in sent}
         self.state, answers = await self._half.step(self.state, inbox, self._below)
         return Replies({type(answer): self._rounded(answer) for answer in answers}, None)

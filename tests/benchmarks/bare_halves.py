@@ -59,7 +59,7 @@ class _Stream:
     def __init__(self, context: Any, n_users: int) -> None:
         self._context, self._n_users = context, n_users
 
-    async def exchange(self, *messages: Any, to: Any = None) -> Replies:
+    async def exchange(self, *messages: Any, to: Any = None, wanted: Any = ()) -> Replies:
         await self._context.write(messages[0].v.tobytes())
         models = np.frombuffer(await self._context.read()).reshape(self._n_users, -1)
         return Replies({UpdatedModels: UpdatedModels(models)}, None)

@@ -48,7 +48,7 @@ class _InPlace:
         self.state: Any = None
         self.number = 0
 
-    async def exchange(self, *messages: Any, to: Any = None) -> Replies:
+    async def exchange(self, *messages: Any, to: Any = None, wanted: Any = ()) -> Replies:
         inbox = Inbox("pdmm", self.number, {type(message): message for message in messages})
         self.state, answers = CLIENT.step(self.state, inbox, self.host.local)
         return Replies({type(answer): answer for answer in answers}, None)

@@ -204,7 +204,7 @@ class Users:
         own = {name: array[rows[name]] for name, array in start.items()}
         self.state = dataclasses.replace(self.state, **own)
 
-    async def exchange(self, *messages: Message, to: Indices | None = None) -> Replies:
+    async def exchange(self, *messages: Message, to: Indices | None = None, wanted: Any = ()) -> Replies:
         """One task for the host."""
         kept = [select_clusters(m, self.state.clusters) if isinstance(m, PerCluster) else m for m in messages]
         sent = {type(m): _carried(m, self.precision) for m in kept if m is not None}
@@ -221,7 +221,7 @@ class Aggregators:
         self.states = [half.init() for half in self.halves]
         self.sent: list[Message] = []
 
-    async def exchange(self, *messages: Message, to: Indices | None = None) -> Replies:
+    async def exchange(self, *messages: Message, to: Indices | None = None, wanted: Any = ()) -> Replies:
         """`PerCluster` messages are for the halves, others for the users."""
         self.sent += messages
         answers: list[list[Message]] = []

@@ -76,7 +76,7 @@ class Memory:
         options = json.loads(json.dumps(dict(options)))["pdmm"]
         self.states = {host: CLIENT.init(options, local, self.states[host]) for host, local in self.locals.items()}
 
-    async def exchange(self, *messages, to=None):
+    async def exchange(self, *messages, to=None, wanted=()):
         self.exchanges += 1
         answers, broadcasts = {}, set()
         for host in self.layout.hosts_of(to):

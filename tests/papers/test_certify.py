@@ -71,7 +71,7 @@ class PointUsers:
     def __init__(self, points):
         self.points = np.array(points)
 
-    async def exchange(self, *messages, to=None):
+    async def exchange(self, *messages, to=None, wanted=()):
         (asked,) = messages
         away = asked.x - self.points
         n, d = away.shape

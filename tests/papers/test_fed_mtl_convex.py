@@ -230,7 +230,7 @@ def played(method: Related, answer: Any, rounds: int) -> tuple[Any, dict[str, fl
     """The state after some rounds in which users answer so, and the figures of the last."""
 
     class Federation:
-        async def exchange(self, *messages: Message, to: Any = None) -> Replies:
+        async def exchange(self, *messages: Message, to: Any = None, wanted: Any = ()) -> Replies:
             (pull,) = messages
             assert isinstance(pull, Pull)
             return Replies({Pulled: answer(pull)}, None)
@@ -364,7 +364,7 @@ def test_users_who_do_not_answer_keep_their_models() -> None:
     method, n_rounds = related(3, 1, mu=1.0), [0]
 
     class Federation:
-        async def exchange(self, *messages: Message, to: Any = None) -> Replies:
+        async def exchange(self, *messages: Message, to: Any = None, wanted: Any = ()) -> Replies:
             n_rounds[0] += 1
             (pull,) = messages
             assert isinstance(pull, Pull)
@@ -391,7 +391,7 @@ def test_while_a_loss_is_not_known_no_step_starts_ahead() -> None:
     method, here = related(3, 1, mu=1.0), np.array([0, 2])
 
     class Federation:
-        async def exchange(self, *messages: Message, to: Any = None) -> Replies:
+        async def exchange(self, *messages: Message, to: Any = None, wanted: Any = ()) -> Replies:
             (pull,) = messages
             assert isinstance(pull, Pull)
             return Replies({Pulled: Pulled(pull.y[here] + 1.0, np.ones(2), users=here)}, here)

@@ -40,7 +40,7 @@ class Federation:
         """What these users send."""
         raise NotImplementedError
 
-    async def exchange(self, *messages: Message, to: Indices | None = None) -> Replies:
+    async def exchange(self, *messages: Message, to: Indices | None = None, wanted: Any = ()) -> Replies:
         """As a hub does it that leaves out those who are away: they are sent nothing."""
         asked = np.arange(self.n) if to is None else to
         present = np.setdiff1d(asked, self.away)

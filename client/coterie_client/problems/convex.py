@@ -16,6 +16,7 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, RunError
+from coterie.findings import Finding
 from coterie.problem import ProblemConfig
 from coterie_client.problems.assembly import make_block, read_stacks
 from coterie_client.problems.blocks import Block
@@ -170,7 +171,8 @@ class ConvexProblem:
             more = f" and {len(positions) - _NAMED_OFFENDERS} more" if len(positions) > _NAMED_OFFENDERS else ""
             raise RunError(
                 f"the local problem of user {offenders}{more} has no minimiser that {MAX_STEPS} Newton steps can find, "
-                "wanted a bounded one: its loss, ridge and tilt leave a direction without growth"
+                "wanted a bounded one: its loss, ridge and tilt leave a direction without growth",
+                Finding("M3", len(positions)),
             )
         return result
 

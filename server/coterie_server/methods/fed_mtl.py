@@ -22,6 +22,7 @@ from coterie_server.merge import check_senders
 from coterie_server.method import Counts, Federation, Outcome, ServerMethod, Setting
 from coterie_server.methods import partial
 from coterie_server.methods.partial import drawn, needs_everyone
+from coterie_server.wanted import Wanted
 
 FLAT_ONLY = True  # it knows no clusters
 
@@ -81,7 +82,8 @@ class Related:
         y = self.setting.precision.rounded(v - _over(relations.applied(state.a, v), state.b))
         weights = self.config.mu * state.b
         users = None if chosen.size == self.n else chosen
-        replies = await federation.exchange(Pull(y[chosen], weights[chosen], users=users), to=users)
+        pull, wanted = Pull(y[chosen], weights[chosen], users=users), [Wanted(Pulled, users, {"d": self.d})]
+        replies = await federation.exchange(pull, to=users, wanted=wanted)
         present = replies.awaited(chosen)
         figures = {"users": float(present.size)}
         if present.size < chosen.size:

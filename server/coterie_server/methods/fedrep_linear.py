@@ -32,6 +32,7 @@ from coterie_server.known_clusters import spread_of
 from coterie_server.merge import check_senders
 from coterie_server.method import ABSENT, UNASKED, Counts, Federation, Key, Outcome, Setting
 from coterie_server.plan import Stage
+from coterie_server.wanted import Wanted
 
 FLAT_ONLY = True  # it knows no clusters
 REPRESENTATION, HEAD = "B", "w"  # what a run shares, by name
@@ -73,7 +74,8 @@ class FedRepLinear:
             start = normal(stream(self.seed, "random representation", self.stage), self.d * self.config.k).reshape(self.d, self.config.k)
             b = np.linalg.qr(start)[0]
             return State(b, w, b)
-        moments = (await federation.exchange(AskMoments()))[Moments].z
+        wanted = [Wanted(Moments, None, {"h": self.d * (self.d + 1) // 2})]
+        moments = (await federation.exchange(AskMoments(), wanted=wanted))[Moments].z
         b = leading(moments.sum(axis=0) / len(moments), self.d, self.config.k)
         return State(b, w, b, self.n_users - len(moments))
 
@@ -84,7 +86,9 @@ class FedRepLinear:
         order = stream(self.seed, "participation", self.stage, number).order(self.n_users)
         chosen = np.sort(order[: self.config.n_selected(self.n_users)])
         with_head = (SharedHead(state.w, users=chosen),) if self.config.heads == "shared" else ()
-        replies = await federation.exchange(Representation(np.ascontiguousarray(state.b.T), users=chosen), *with_head, to=chosen)
+        sent, shape = Representation(np.ascontiguousarray(state.b.T), users=chosen), {"d": self.d, "k": self.config.k}
+        wanted = [Wanted(UpdatedRepresentation, chosen, shape), *([Wanted(UpdatedHead, chosen, shape)] if with_head else [])]
+        replies = await federation.exchange(sent, *with_head, to=chosen, wanted=wanted)
         present = replies.awaited(chosen)
         absent = {"unasked": float(replies.n_unasked(chosen))} if present.size < chosen.size else {}
         if not present.size:
@@ -101,7 +105,8 @@ class FedRepLinear:
         """Every user gets B^T, solves for its head, unless all have one, and judges its model."""
         everyone: Indices = np.arange(self.n_users)
         with_head = (SharedHead(state.w, users=everyone),) if self.config.heads == "shared" else ()
-        replies = await federation.exchange(FinalRepresentation(np.ascontiguousarray(state.b.T), users=everyone), *with_head)
+        sent = FinalRepresentation(np.ascontiguousarray(state.b.T), users=everyone)
+        replies = await federation.exchange(sent, *with_head, wanted=[Wanted(Scores)])
         scores, present = replies[Scores], replies.awaited(everyone)
         figures = {"sum_of_losses": float(scores.loss.sum()), **self._distance(state.b)}
         figures |= {f"{name}_at_start": value for name, value in self._distance(state.first).items()}

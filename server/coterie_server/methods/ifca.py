@@ -19,6 +19,7 @@ from coterie_server.merge import check_senders
 from coterie_server.method import Federation, Replies, Setting
 from coterie_server.methods import partial
 from coterie_server.methods.partial import PartialSharing, State, needs_everyone, owners
+from coterie_server.wanted import Wanted
 
 FLAT_ONLY = True  # its clusters are not the known ones of aggregators
 
@@ -32,6 +33,17 @@ class Ifca(PartialSharing):
     async def init(self, federation: Federation) -> State:
         """theta_1 to theta_K; all users are of the first until they say otherwise."""
         return replace(await super().init(federation), choices=np.zeros(self.n_rows.size, np.int64))
+
+    def returned(self, chosen: Indices) -> list[Wanted]:
+        """One model, and which it is."""
+        return [*self.one.returned(chosen), self._choice(chosen)]
+
+    def delivered_to(self, modes: Indices) -> list[Wanted]:
+        """And the model that is kept."""
+        return [*self.scored(modes), self._choice(None)]
+
+    def _choice(self, users: Indices | None) -> Wanted:
+        return Wanted(Chosen, users, check=lambda said, _: self._check_models(said))
 
     def taken(self, state: State, replies: Replies, answered: Indices) -> State:
         """theta_j is the mean of the models of those who have chosen j."""
@@ -68,11 +80,15 @@ class Ifca(PartialSharing):
         """j_i of those who answered. ProtocolError for a model that there is not."""
         if not answered.size:
             return np.zeros(0, np.int64)
-        said, n_models = replies[Chosen], self.tensors[0].shape[0]
+        said = replies[Chosen]
         check_senders(Chosen.kind, answered if said.users is None else said.users, answered)
+        self._check_models(said)
+        return said.model
+
+    def _check_models(self, said: Chosen) -> None:
+        n_models = self.tensors[0].shape[0]
         if not ((said.model >= 0) & (said.model < n_models)).all():
             raise ProtocolError(f"{Chosen.kind} came with models {said.model.tolist()}, wanted numbers from 0 to {n_models - 1}")
-        return said.model
 
 
 def _with(choices: Indices, users: Indices, new: Indices) -> Indices:

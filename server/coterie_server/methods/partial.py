@@ -43,6 +43,7 @@ from coterie.model import TensorInfo, check_sizes, named_tensors, shared_tensors
 from coterie_server.known_clusters import spread_of
 from coterie_server.merge import check_senders
 from coterie_server.method import ABSENT, UNASKED, Counts, Federation, Key, Outcome, Replies, Setting
+from coterie_server.wanted import Wanted
 
 _BLOCK = 1 << 18  # numbers that are averaged at once
 
@@ -101,7 +102,8 @@ class PartialSharing:
             return State(_nothing(), _nobody())
         for number in range(self.n_rows.size):
             first = np.full(1, number)
-            replies = await federation.exchange(AskStart(users=first), to=first)
+            wanted = [Wanted(Start, first, extents(self.tensors))]
+            replies = await federation.exchange(AskStart(users=first), to=first, wanted=wanted)
             if replies.awaited(first).size:
                 break
         starts = replies.one_by_one(Start)
@@ -113,7 +115,7 @@ class PartialSharing:
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
         """Users are drawn, train and return; and, in some rounds, everyone judges."""
         chosen = drawn(self.config, self.setting, self.n_rows.size, number)
-        replies = await federation.exchange(*self.asked(state, chosen, number), to=chosen)
+        replies = await federation.exchange(*self.asked(state, chosen, number), to=chosen, wanted=self.returned(chosen))
         answered = replies.awaited(chosen)
         figures = {"users": float(answered.size)}
         if answered.size < chosen.size:
@@ -135,6 +137,24 @@ class PartialSharing:
     def asked(self, state: State, chosen: Indices, number: int) -> list[Message]:  # noqa: ARG002
         """What the users of round `number` are sent. A method may send more."""
         return [Shared(state.weights, state.counts, users=chosen)]
+
+    def returned(self, chosen: Indices) -> list[Wanted]:
+        """What they must return. A method may want more."""
+        updates = [Wanted(Updated, chosen, extents(self.tensors))] if self.tensors else []
+        return [Wanted(TrainingLoss, chosen), *updates]
+
+    def scored(self, modes: Indices) -> list[Wanted]:
+        """What everyone must answer who is asked to judge. A method may want more."""
+        return [Wanted(Scores, None, {"modes": modes.size}, self._check_scores)]
+
+    def delivered_to(self, modes: Indices) -> list[Wanted]:
+        """What everyone must answer to the final tensors. A method may want more."""
+        return self.scored(modes)
+
+    def _check_scores(self, scores: Scores, users: Indices) -> None:
+        """ProtocolError where a user with held-out rows has no metric: its host would have said that it cannot go on."""
+        if np.isnan(scores.metric[self.n_test[users] > 0]).any():
+            raise ProtocolError(f"{Scores.kind} came with a metric of nan for a user with held-out rows, wanted a number")
 
     def taken(self, state: State, replies: Replies, answered: Indices) -> State:
         """What becomes of the users' replies: the mean of their shared tensors. A method may do something else with them."""
@@ -161,7 +181,8 @@ class PartialSharing:
         """Everyone gets the final tensors, and judges its model with and without fine-tuning."""
         everyone = np.arange(self.n_rows.size)
         modes = np.array(self.config.modes, dtype=np.int64)
-        replies = await federation.exchange(Delivery(state.weights, state.counts, users=everyone), AskScores(modes))
+        delivery = Delivery(state.weights, state.counts, users=everyone)
+        replies = await federation.exchange(delivery, AskScores(modes), wanted=self.delivered_to(modes))
         figures, by_user = self.judged(replies, modes)
         figures |= replies.left_out(self.n_rows.size)
         if state.recent and self.config.evaluate_last:
@@ -244,7 +265,8 @@ class PartialSharing:
         """The figure "accuracy" (or another metric), none where those with held-out rows are skipped, and how many users were."""
         everyone = np.arange(self.n_rows.size)
         modes = np.array([AS_IS])
-        replies = await federation.exchange(Trial(state.weights, state.counts, users=everyone), AskScores(modes))
+        trial = Trial(state.weights, state.counts, users=everyone)
+        replies = await federation.exchange(trial, AskScores(modes), wanted=self.scored(modes))
         figures, _ = self.judged(replies, modes)
         found = {self.setting.metric: figures["heldout_metric"]} if figures else {}
         if n_absent := everyone.size - replies.awaited(everyone).size:
@@ -279,6 +301,12 @@ class PartialSharing:
             by_user[name] = np.full(self.n_rows.size, np.nan)
             by_user[name][said[judged]] = metric
         return figures, by_user
+
+
+def extents(tensors: Sequence[TensorInfo]) -> dict[str, int]:
+    """Of the axes of messages with these tensors: numbers and counts."""
+    n_counts = sum(tensor.size for tensor in tensors if tensor.is_integer)
+    return {"shared": sum(tensor.size for tensor in tensors) - n_counts, "counts": n_counts}
 
 
 def drawn(config: Training, setting: Setting, n_users: int, number: int) -> Indices:

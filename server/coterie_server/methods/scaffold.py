@@ -19,7 +19,8 @@ from coterie.methods.scaffold import Config
 from coterie_server.merge import check_senders
 from coterie_server.method import Counts, Federation, Replies, Setting
 from coterie_server.methods import partial
-from coterie_server.methods.partial import PartialSharing, State, needs_everyone, owners
+from coterie_server.methods.partial import PartialSharing, State, extents, needs_everyone, owners
+from coterie_server.wanted import Wanted
 
 FLAT_ONLY = True  # it knows no clusters
 
@@ -36,6 +37,10 @@ class Scaffold(PartialSharing):
     def asked(self, state: State, chosen: Indices, number: int) -> list[Message]:
         """Line 4: communicate (x, c) to all i in S."""
         return [*super().asked(state, chosen, number), Variate(state.variate, users=chosen)]
+
+    def returned(self, chosen: Indices) -> list[Wanted]:
+        """Line 13: (Delta y_i, Delta c_i)."""
+        return [*super().returned(chosen), Wanted(VariateMove, chosen, extents(self.tensors))]
 
     @np.errstate(over="ignore", invalid="ignore")  # it is found before it is sent
     def taken(self, state: State, replies: Replies, answered: Indices) -> State:
