@@ -543,7 +543,7 @@ class Hub:
         if why := self._why_not_spared(host):
             self.fail(type(error)(f"{error}; on_loss is skip, but {why}", error.finding, below=error.below))
         else:
-            self._strike(host, code, str(error))
+            self._strike(host, code, error.public)
 
     def _why_not_spared(self, host: Host) -> str:
         """Why the run cannot go on without this host from now on, "" when it can."""
@@ -624,7 +624,7 @@ class Hub:
     def _has_failed(self, host: Host, error: CoterieError) -> None:
         """A host of a run that has started cannot go on, or will never answer."""
         if self.rules.on_loss == "skip":
-            self.turned_away(host.name, str(error))
+            self.turned_away(host.name, error.public)
             self._strike_or_fail(host, "ABORTED", error)
         else:
             self.fail(error)

@@ -20,6 +20,7 @@ from coterie.computer import Thread
 from coterie.config import Experiment, experiment_from, experiment_to_json
 from coterie.dial import serve_member
 from coterie.errors import CoterieError, ProtocolError, RunError
+from coterie.findings import Finding
 from coterie.messages import Message
 from coterie.snapshot import SnapshotFile
 from coterie.v1 import session_pb2
@@ -64,7 +65,7 @@ def wrong_shape(_: Host, messages: list[Message]) -> list[Message]:
 
 
 def cannot_go_on(host: Host, messages: list[Message]) -> list[Message]:
-    raise RunError(f"host {host.name!r} cannot write its state: No space left on device")
+    raise RunError(f"host {host.name!r} cannot write its state: No space left on device", Finding("R5"))
 
 
 def mistake(host: Host, messages: list[Message]) -> list[Message]:
@@ -81,8 +82,8 @@ class Kind:
 KINDS = {
     "NaN": Kind(nan, "host 'h1' returned nan for user", ProtocolError),
     "wrong shape": Kind(wrong_shape, "host 'h1' broke the protocol: ", ProtocolError),
-    "cannot go on": Kind(cannot_go_on, "host 'h1' cannot go on: ", RunError),
-    "a mistake in a local solve": Kind(mistake, "host 'h1' cannot go on: ", ZeroDivisionError),
+    "cannot go on": Kind(cannot_go_on, "host 'h1': a file cannot be written ", RunError),
+    "a mistake in a local solve": Kind(mistake, "host 'h1': a mistake of the program itself ", ZeroDivisionError),
 }
 
 
@@ -308,7 +309,9 @@ def test_an_honest_host_whose_numbers_run_away_says_so_itself_and_sends_none_of_
             self._host.handle = handle  # type: ignore[method-assign]
             super().join()
 
-    with pytest.raises(RunError, match=r"host 'h2' cannot go on: .*; on_loss is skip, but 0 of the at least 1 hosts wanted are left"):
+    with pytest.raises(
+        RunError, match=r"host 'h2': .* local update is not finite .*; on_loss is skip, but 0 of the at least 1 hosts wanted are left"
+    ):
         attempt(experiment, tmp_path / "run", ("h0", "h1", "h2"), Kind(lambda _, messages: messages, "", RunError), Listening)
     assert len(raised) == 3
     for error in raised:

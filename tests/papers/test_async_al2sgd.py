@@ -466,5 +466,5 @@ def test_where_row_losses_are_flat_mu_can_be_given_and_the_optimum_is_reached() 
 
 
 def test_a_run_that_diverges_ends_with_a_sentence() -> None:
-    with pytest.raises(RunError, match=r"host '.+' cannot go on: .*finite"):
+    with pytest.raises(RunError, match=r"host '.+': .*is not finite"):
         run(made_experiment({**AL2SGD, **WEIGHTS, "iterations": 5000, "eta": 9.0, "p0": 0.1, "p": 0.1}))

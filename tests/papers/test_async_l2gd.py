@@ -441,5 +441,5 @@ def test_a_user_without_a_cluster_is_a_mistake() -> None:
 
 
 def test_a_run_that_diverges_ends_with_a_sentence() -> None:
-    with pytest.raises(RunError, match=r"host '.+' cannot go on: .*finite"):
+    with pytest.raises(RunError, match=r"host '.+': .*is not finite"):
         run(made_experiment({**L2GD, **EVEN, "iterations": 5000, "eta": 9.0, "p0": 0.1, "p": 0.1}))

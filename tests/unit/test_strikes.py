@@ -36,7 +36,7 @@ def nan(n: int) -> Answer:
 
 
 def fail(w: World, name: str, *, config: bool = False) -> None:
-    w.hub.failed(name, session_pb2.Failure(reason="no minimiser", config=config), w.links[name])
+    w.hub.failed(name, session_pb2.Failure(config=config), w.links[name])
 
 
 def breach(w: World, how: str) -> None:
@@ -58,7 +58,7 @@ BREACHES = {
     "shape": "host 'b' broke the protocol: .*axis 'rows' is 3, wanted 2",
     "fence": "host 'b' broke the protocol: a reply to task 2",
     "malformed": "host 'b' broke the protocol: a frame of 7 bytes is no JoinRequest",
-    "failure": "host 'b' cannot go on",
+    "failure": "host 'b': it cannot go on",
 }
 
 
@@ -76,7 +76,7 @@ def test_the_exchange_goes_on_at_once_and_the_event_names_the_host_and_the_breac
         np.testing.assert_array_equal(replies[Answer].users, [0, 3])
         assert w.notes.decisions == [(1, "skip", ["b"])]
         (said,) = [text for kind, text in w.notes.events if kind == "skip"]
-        assert said.startswith("going on without b from exchange 1 on: host 'b' ")
+        assert said.startswith("going on without b from exchange 1 on: host 'b'")
         assert re.search(BREACHES[how], said)
         assert w.links["b"].closed is not None or how == "malformed"
         assert w.hub.hosts["b"].link is None
@@ -125,7 +125,7 @@ def test_a_host_that_breaks_after_its_answer_has_answered_and_is_passed_over_fro
         np.testing.assert_array_equal(replies.awaited(np.arange(4)), [0, 3])
         assert w.notes.decisions == [(2, "pass", ["b"])]
         (said,) = [text for kind, text in w.notes.events if kind == "skip"]
-        assert said.startswith("going on without b from exchange 2 on: host 'b' cannot go on")
+        assert said.startswith("going on without b from exchange 2 on: host 'b': it cannot go on")
         w.join("b", USERS["b"], last_seq=1)
         exchange = await asked(w, All(np.ones(2)))
         for name, users in USERS.items():
@@ -141,7 +141,7 @@ def test_below_min_hosts_the_run_ends_and_says_why_it_could_not_go_on(config: bo
         w = await three_hosts(min_hosts=3)
         exchange = await asked(w, All(np.ones(2)))
         fail(w, "b", config=config)
-        why = "host 'b' cannot go on: .*; on_loss is skip, but 2 of the at least 3 hosts wanted are left"
+        why = "host 'b': it cannot go on.*; on_loss is skip, but 2 of the at least 3 hosts wanted are left"
         with pytest.raises(family, match=why):
             await exchange
         assert w.notes.decisions == []
@@ -155,7 +155,7 @@ def test_the_last_host_is_never_left_out() -> None:
         exchange = await asked(w, All(np.ones(2)))
         for name in USERS:
             fail(w, name)
-        with pytest.raises(RunError, match=r"host 'c' cannot go on: .*; on_loss is skip, but 0 of the at least 1 hosts wanted are left"):
+        with pytest.raises(RunError, match=r"host 'c': it cannot go on.*; on_loss is skip, but 0 of the at least 1 hosts wanted are left"):
             await exchange
 
     run(test())
