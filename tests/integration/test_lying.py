@@ -310,7 +310,8 @@ def test_an_honest_host_whose_numbers_run_away_says_so_itself_and_sends_none_of_
             super().join()
 
     with pytest.raises(
-        RunError, match=r"host 'h2': .* local update is not finite .*; on_loss is skip, but 0 of the at least 1 hosts wanted are left"
+        RunError,
+        match=r"host 'h2': 1 number of its models is not finite .*; on_loss is skip, but 0 of the at least 1 hosts wanted are left",
     ):
         attempt(experiment, tmp_path / "run", ("h0", "h1", "h2"), Kind(lambda _, messages: messages, "", RunError), Listening)
     assert len(raised) == 3
