@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from coterie.config import Experiment
 from coterie.errors import ConfigError, otherwise
+from coterie.features import named_columns
 from coterie.findings import Finding
 from coterie.registry import method_module
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision
 from coterie_client.data import UserData, fresh_rows, read_users, standardize
+from coterie_client.data.hints import likely_identifiers
 from coterie_client.host import Host
 from coterie_client.method import Local
 from coterie_client.methods.prepare import State as Preparation
@@ -47,7 +49,8 @@ def build_host(
         network.check_users(loaded)
     elif not experiment.data.standardize:  # also before the run waits for it
         losses = _losses(experiment, loaded)
-    return Host(name, experiment, run_id, loaded, local_of, store, instance, network, losses, reading.notes)
+    notes = (*reading.notes, *likely_identifiers(loaded, named_columns(experiment.data)))
+    return Host(name, experiment, run_id, loaded, local_of, store, instance, network, losses, notes)
 
 
 def build_network(experiment: Experiment, shape: tuple[int, ...]) -> TorchNetwork:

@@ -62,6 +62,12 @@ def listed(features: Sequence[Feature], most: int = MAX_LISTED) -> list[str]:
     return [f"{head}:", *lines, *([f"  {more}"] if more else [])]
 
 
+def in_a_line(features: Sequence[Feature], most: int = MAX_LISTED) -> str:
+    """The names, each with its kind where that is another than number: "ses, seen (date), sex=f (category)"; bounded."""
+    shown = [feature.name if feature.kind == "number" else f"{feature.name} ({feature.kind})" for feature in features[:most]]
+    return ", ".join([*shown, *([f"... and {len(features) - most:,} more"] if len(features) > most else [])])
+
+
 def _from(feature: Feature) -> str:
     return f" from column {feature.column}" if feature.column not in ("", feature.name) else ""
 

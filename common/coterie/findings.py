@@ -52,6 +52,14 @@ RULES: Final[dict[str, tuple[str, str]]] = {
     "T20": ("a data path leads out of the data folder{at}", "{count} data paths lead out of the data folder{at}"),
     "T21": ("a library that reads this data is not installed", "{count} libraries that read this data are not installed"),
     "T22": ("the formula cannot be used{at}", "the formula cannot be used{at}"),
+    "T40": (
+        "{a_role} that is not declared has a different whole number in every row, as an identifier has",
+        "{count} features that are not declared have different whole numbers in every row, as identifiers have",
+    ),
+    "T41": (
+        "{a_role} that is not declared is one whole number in all rows of a user, as an identifier of users is",
+        "{count} features that are not declared are one whole number in all rows of a user, as identifiers of users are",
+    ),
     # L: losses, models, and other code that the experiment names. What it raises is in the host's log alone.
     "L1": ("the loss of the experiment raised an error{at}", "the loss of the experiment raised {count} errors{at}"),
     "L2": ("the model of the experiment raised an error{at}", "the model of the experiment raised {count} errors{at}"),

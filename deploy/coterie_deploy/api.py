@@ -23,6 +23,7 @@ from typing import Any
 from coterie.arrays import Array
 from coterie.config import Experiment, apply_overrides, experiment_from, experiment_to_json
 from coterie.errors import ConfigError
+from coterie.features import Feature
 from coterie_deploy import shipped
 from coterie_deploy.frames import Library
 from coterie_deploy.launch import TRANSPORTS, Launch, Transport, launch
@@ -45,7 +46,7 @@ class Result:
     outcomes: Mapping[str, Outcome] = field(repr=False)
     database: bytes = field(repr=False)  # of a run without a folder, an image of its run.db
     facts: Facts = field(repr=False)
-    features: tuple[str, ...] = field(repr=False)  # their names, where the data has names
+    features: tuple[Feature, ...] = field(repr=False)  # name, kind and column of each, where the data has names
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -93,7 +94,8 @@ class Result:
         if stage not in self.outcomes:
             raise ConfigError(f"the run has no stage {stage!r}, want one of {', '.join(self.outcomes)}")
         outcome, facts = self.outcomes[stage], self.facts
-        return Left(stage, self.users, outcome.models, outcome.labels, facts.mean, facts.scale, self.features, outcome.shared)
+        names = tuple(feature.name for feature in self.features)
+        return Left(stage, self.users, outcome.models, outcome.labels, facts.mean, facts.scale, names, outcome.shared)
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:

@@ -12,7 +12,7 @@ from coterie_server import summary
 from coterie_server.method import FLAT, UNBOUNDED
 from coterie_server.summary import Shortfall
 
-_EVENTS = ("refused", "numerics", "wait", "skip", "back")  # those that a person may want to act on
+_EVENTS = ("data", "refused", "numerics", "wait", "skip", "back")  # those that a person may want to act on
 _MAX_EVENTS = 5  # of a kind
 _MAX_NAMES = 6
 

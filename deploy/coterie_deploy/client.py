@@ -17,6 +17,7 @@ from coterie.data import PythonData
 from coterie.dial import serve_member
 from coterie.errors import ConfigError, RunError
 from coterie.failures import failures_left
+from coterie.features import in_a_line, listed
 from coterie.findings import Finding
 from coterie.model import CustomModel
 from coterie.names import natural_key, parse_users, similar_names
@@ -27,7 +28,7 @@ from coterie_client.data import list_users
 from coterie_client.host import Host
 from coterie_deploy.health import beating
 from coterie_deploy.joining import check_server_address, state_name
-from coterie_deploy.logs import Log
+from coterie_deploy.logs import NOTE, Log
 from coterie_deploy.signals import stopping_at_end_of_input, stopping_on_signals
 
 _MAX_SHOWN = 3  # clusters
@@ -79,6 +80,7 @@ async def _serve(client: Client) -> int:
         store = store_of(client.state, name, run_id)
         host = build_host(name, experiment, run_id, users, data_dir=data, store=store, instance=secrets.token_hex(8))
         _check_writable(client.state)
+        _say_data(host, log)
         sentence = f"host {name!r} with {len(host.users)} users joins run {run_id} at {client.server}"
         log.say("join", sentence, run=run_id, server=client.server, users=len(host.users))
         return host
@@ -100,6 +102,16 @@ async def _serve(client: Client) -> int:
         return stop.exit_code
     log.say("finished", outcome)
     return 0
+
+
+def _say_data(host: Host, log: Log) -> None:
+    """What is to be known of the data, in full, and the features."""
+    for note in host.notes:
+        log.say("note", f"{NOTE}{note.sentence}", rule=note.finding.rule, count=note.finding.count)
+    schema = host.users[0].schema
+    lines = [f"features ({len(schema):,}): {in_a_line(schema)}"] if log.is_json else listed(schema)
+    for line in lines if schema else ():
+        log.say("features", line)
 
 
 def _users(client: Client, experiment: Experiment, data: Path | None) -> list[str] | None:

@@ -12,9 +12,15 @@ from rich.console import Console
 from rich.text import Text
 
 from coterie.config import Experiment
-from coterie.data import DataConfig
-from coterie_client.data import UserSummary, summarize_users
+from coterie.data import DataConfig, PooledData
+from coterie.features import Feature, named_columns
+from coterie_client.data import UserSummary, load_users, summarize_users
+from coterie_client.data.hints import likely_identifiers
+from coterie_client.data.notes import Note
+from coterie_client.data.pool import summary
+from coterie_deploy.feature_lines import feature_lines
 from coterie_deploy.held_out import held_out_sentence
+from coterie_deploy.logs import NOTE
 from coterie_deploy.printable import printable
 from coterie_deploy.tables import count, counted, is_tiny, table
 
@@ -26,11 +32,15 @@ _SHADES = {"·": "0", "░": "1/4", "▒": "1/2", "▓": "3/4", "█": "all"}  #
 
 def print_data(experiment: Experiment, data_dir: Path | None, console: Console) -> None:
     """Tables of the users and their classes. Raises ConfigError for what is wrong with the data."""
-    users = summarize_users(experiment.data, experiment.seed, data_dir)
+    users, features, notes = _read(experiment, data_dir)
     console.print(Text(f"{experiment.name}: {_extent(users)}", style="bold"))
     console.print(Text(_origin(experiment.data)))
     if sentence := held_out_sentence(experiment.data):
         console.print(Text(sentence))
+    for line in feature_lines(features, console.width):
+        print(line, file=console.file)
+    for note in notes:
+        console.print(Text(printable(f"{NOTE}{note.sentence}"), style="yellow"))
     console.print()
     labels = _labels(users)
     console.print(_spread(users, labels, console))
@@ -46,6 +56,16 @@ def print_data(experiment: Experiment, data_dir: Path | None, console: Console) 
         console.print(Text("of the user's rows: " + " ".join(f"{shade} {share}" for shade, share in _SHADES.items())))
     for line in lines:
         print(printable(line), file=console.file)  # not by the console, which would wrap it
+
+
+def _read(experiment: Experiment, data_dir: Path | None) -> tuple[list[UserSummary], tuple[Feature, ...], Sequence[Note]]:
+    """The users in numbers, the features where the data names some, and what is to be known of the data."""
+    data, seed = experiment.data, experiment.seed
+    if isinstance(data, PooledData) and data.fold is None:  # whose rows need not be read
+        return summarize_users(data, seed, data_dir), (), ()
+    users = load_users(data, seed, None, data_dir)
+    listed = [summary(user.name, user.target, len(user.test_target)) for user in users]
+    return listed, users[0].schema if users else (), likely_identifiers(users, named_columns(data))
 
 
 def _extent(users: Sequence[UserSummary]) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from coterie_deploy.feature_lines import feature_lines
 from coterie_deploy.logs import Log, level_of
 from coterie_deploy.tables import counted
 from coterie_server.hub import Hub
@@ -17,15 +18,21 @@ _SAID_AT_THE_END = ("start", "finished", "failed")  # a person sees it by what c
 class RunLog:
     """Call it with each event of a run; `hub` is there once the run has one."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, features: Log | None = None, width: int | None = None) -> None:
         self.hub: Hub | None = None
         self.log = log.with_(where=self.where)
+        self._features = features or self.log  # where the features are said
+        self._width = width  # of a terminal
 
     def __call__(self, kind: str, text: str, data: Mapping[str, Any]) -> None:
         """An event was written down. A log that cannot be written is no reason to end a run."""
         if kind in _SAID_ELSEWHERE or (kind in _SAID_AT_THE_END and not self.log.is_json):
             return
         try:
+            if kind == "features" and self.hub is not None and not self.log.is_json:
+                for line in feature_lines(self.hub.schema, self._width):
+                    self._features.say(kind, line)
+                return
             self.log.say(kind, self._sentence(kind, text, data), level_of(kind), **data)
         except OSError:
             return

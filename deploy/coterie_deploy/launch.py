@@ -17,6 +17,7 @@ from coterie_client.build import build_host
 from coterie_client.data import UserHead, list_users
 from coterie_deploy.cautions import links_caution
 from coterie_deploy.client import store_of
+from coterie_deploy.host_notes import HostNotes
 from coterie_deploy.hosts import AggregatorProcess, HostProcess, host_processes
 from coterie_deploy.loopback import joined, public_alone
 from coterie_deploy.shares import by_cluster, divided, selection
@@ -51,6 +52,7 @@ class Launch:
     tracer: Tracer | None = None
     telemetry: Telemetry | None = None  # for the aggregators of a run in processes
     on_event: OnEvent | None = None
+    on_note: Callable[[str], None] | None = None  # is told each sentence on the hosts' data
     beside: Callable[[Hub], AbstractAsyncContextManager[object]] | None = None  # is entered before hosts join, and left after all else
 
 
@@ -65,14 +67,18 @@ async def launch(experiment: Experiment, how: Launch) -> Finished:
     """Runs the experiment with its users spread evenly over `federation.hosts` hosts. Raises CoterieError."""
     n_hosts = experiment.federation.hosts
     heads = await asyncio.to_thread(list_users, experiment.data, experiment.seed, how.data)
-    options = Options(how.folder, how.resume, how.decisions_of, how.observer, how.stop, how.start, how.tracer, how.on_event)
+    notes = HostNotes(how.on_note, how.on_event)
+    options = Options(how.folder, how.resume, how.decisions_of, how.observer, how.stop, how.start, how.tracer, notes)
     if experiment.federation.is_two_tier:
         if how.transport == "loopback":
             raise ConfigError("transport 'loopback' has one process, want federation.topology 'flat'")
-        return await coordinate(experiment, _with_what_is_beside(_in_two_tiers(experiment, how, heads), how), options)
+        return await coordinate(experiment, _with_what_is_beside(_in_two_tiers(experiment, how, heads, notes), how), options)
     names = [head.name for head in heads]
     shares = {f"host-{i}": share for i, share in enumerate(divided(range(len(names)), n_hosts), 1)}
-    connect = _in_processes(experiment, how, shares) if how.transport == "grpc" else _in_this_process(experiment, how, shares, names)
+    if how.transport == "grpc":
+        connect = _in_processes(experiment, how, shares, notes)
+    else:
+        connect = _in_this_process(experiment, how, shares, names, notes)
     return await coordinate(experiment, _with_what_is_beside(connect, how), options)
 
 
@@ -88,7 +94,7 @@ def _with_what_is_beside(connect: Connect, how: Launch) -> Connect:
     return connect_both
 
 
-def _in_two_tiers(experiment: Experiment, how: Launch, heads: Sequence[UserHead]) -> Connect:
+def _in_two_tiers(experiment: Experiment, how: Launch, heads: Sequence[UserHead], notes: HostNotes) -> Connect:
     """An aggregator process for each known cluster, and below it `hosts_per_cluster` host processes."""
     clusters = by_cluster(heads, experiment.federation.clusters or ())
     if len(clusters) != experiment.federation.hosts:
@@ -100,6 +106,7 @@ def _in_two_tiers(experiment: Experiment, how: Launch, heads: Sequence[UserHead]
         with contextlib.ExitStack() as stack:
             folder = how.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coterie-")))
             processes = [_aggregator(experiment, how, folder / HOSTS, *item) for item in enumerate(clusters.items(), 1)]
+            notes.watch(processes)
             async with (
                 serving(hub, experiment_to_json(experiment), "127.0.0.1:0") as server,
                 host_processes(hub, server.port, processes, keeps_logs=how.folder is not None),
@@ -118,13 +125,14 @@ def _aggregator(experiment: Experiment, how: Launch, folder: Path, number: int, 
     return AggregatorProcess(name, name, hosts, folder / f"aggregator-{number}", how.telemetry)
 
 
-def _in_processes(experiment: Experiment, how: Launch, shares: dict[str, Sequence[int]]) -> Connect:
+def _in_processes(experiment: Experiment, how: Launch, shares: dict[str, Sequence[int]], notes: HostNotes) -> Connect:
     @contextlib.asynccontextmanager
     async def connect(hub: Hub) -> AsyncIterator[None]:
         _announce(how, hub)
         with contextlib.ExitStack() as stack:
             folder = how.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coterie-")))
             hosts = [HostProcess(name, selection(share), folder / HOSTS / name, how.data) for name, share in shares.items()]
+            notes.watch(hosts)
             async with (
                 serving(hub, experiment_to_json(experiment), "127.0.0.1:0") as server,
                 host_processes(hub, server.port, hosts, keeps_logs=how.folder is not None),
@@ -134,7 +142,7 @@ def _in_processes(experiment: Experiment, how: Launch, shares: dict[str, Sequenc
     return connect
 
 
-def _in_this_process(experiment: Experiment, how: Launch, shares: dict[str, Sequence[int]], names: list[str]) -> Connect:
+def _in_this_process(experiment: Experiment, how: Launch, shares: dict[str, Sequence[int]], names: list[str], notes: HostNotes) -> Connect:
     @contextlib.asynccontextmanager
     async def connect(hub: Hub) -> AsyncIterator[None]:
         _announce(how, hub)
@@ -145,6 +153,8 @@ def _in_this_process(experiment: Experiment, how: Launch, shares: dict[str, Sequ
             store = None if how.folder is None else store_of(how.folder / HOSTS / name, name, hub.run_id)
             with public_alone(hub, name):
                 hosts.append(build_host(name, experiment, hub.run_id, [names[place] for place in share], data_dir=how.data, store=store))
+        for host in hosts:
+            notes.of(note.sentence for note in host.notes)
         with joined(hub, hosts):
             yield
 

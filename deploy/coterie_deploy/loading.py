@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 from coterie.arrays import Array
 from coterie.config import Experiment, experiment_from, load_experiment
 from coterie.errors import ConfigError
+from coterie.features import Feature
 from coterie_deploy import run_tables, user_models
 from coterie_deploy.books import status_of
+from coterie_deploy.feature_lines import features_in
 from coterie_deploy.frames import Columns, Frame, Library, Maker, maker_of
 from coterie_deploy.left import Left, check_predicts, left_in, predicted
 from coterie_deploy.run_tables import reading
@@ -114,6 +116,11 @@ class Run(Generic[Frame]):
         """Their names, in member order."""
         with self._open() as connection:
             return tuple(name for (name,) in connection.execute("SELECT name FROM members ORDER BY position"))
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """Name, kind and column of each, in the order of the models' weights; none where the data names none."""
+        return features_in(self.facts)
 
     # ---- tables
 

@@ -14,7 +14,7 @@ from coterie.errors import RunError
 from coterie_deploy.folders import is_finished, nothing_left_of_a_failed_start
 from coterie_deploy.hub_log import RunLog
 from coterie_deploy.launch import Launch, launch
-from coterie_deploy.logs import LogFormat, LogLevel
+from coterie_deploy.logs import NOTE, LogFormat, LogLevel
 from coterie_deploy.metrics_server import Metrics, metrics_served
 from coterie_deploy.progress import display
 from coterie_deploy.report import print_report
@@ -49,7 +49,8 @@ async def _run(experiment: Experiment, how: Launch, err: Console, watched: Watch
     folder = how.folder
     log = role_log(err, watched.log_format, watched.log_level or LogLevel.info, quiet=quiet).with_(role="coordinator")
     is_plain = watched.log_level is None and not log.is_json
-    run_log = RunLog(replace(log, level=LogLevel.warning) if is_plain and log.says(LogLevel.warning) else log)
+    width = err.width if err.is_terminal else None
+    run_log = RunLog(replace(log, level=LogLevel.warning) if is_plain and log.says(LogLevel.warning) else log, log, width)
     log = log.with_(where=run_log.where)
     with stopping_on_signals() as stop, display(err, quiet=quiet, log=log) as shown, tracing(how.telemetry, "coordinator", err) as tracer:
 
@@ -62,8 +63,12 @@ async def _run(experiment: Experiment, how: Launch, err: Console, watched: Watch
                     log.say("metrics", f"metrics are at {url}", url=url)
                 yield
 
+        def on_note(sentence: str) -> None:
+            log.say("note", f"{NOTE}{sentence}")
+
+        how_shown = replace(how, observer=shown, stop=stop, beside=beside, on_event=run_log, on_note=on_note, tracer=tracer)
         try:
-            await launch(experiment, replace(how, observer=shown, stop=stop, beside=beside, on_event=run_log, tracer=tracer))
+            await launch(experiment, how_shown)
         except RunError as error:
             again = f"coterie run {how.folder} --resume" + ("" if watched.metrics is None else f" --metrics {watched.metrics}")
             raise with_advice(error, stop, again) from None

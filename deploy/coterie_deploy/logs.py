@@ -47,6 +47,8 @@ LEVELS = {  # of the kinds of event in a run's database
     "task ends": LogLevel.debug,
     "start": LogLevel.info,
     "join": LogLevel.info,
+    "features": LogLevel.info,
+    "data": LogLevel.info,
     "links": LogLevel.info,
     "replay": LogLevel.info,
     "resume": LogLevel.info,
@@ -64,6 +66,7 @@ LEVELS = {  # of the kinds of event in a run's database
     "warning": LogLevel.warning,
     "failed": LogLevel.error,
 }
+NOTE = "note: "  # how a line of a host's log begins that is a note on its data
 _HEAD = ("time", "level", "event", "message")
 
 

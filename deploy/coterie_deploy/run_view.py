@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from coterie.features import in_a_line
 from coterie_deploy import charts, charts_structure
 from coterie_deploy.books import closed_form, status_of
 from coterie_deploy.charts_structure import Link
 from coterie_deploy.costs import AXES, Weighing, axes_of, cost, goal_said
 from coterie_deploy.costs import figures_shown as figures_shown  # noqa: PLC0414 - a word of this module too
+from coterie_deploy.feature_lines import features_in
 from coterie_deploy.report import (
     Report,
     ended_by,
@@ -96,6 +98,7 @@ def _facts(connection: sqlite3.Connection, report: Report) -> list[tuple[str, st
         ("method", experiment.method.name),
         ("problem", experiment.problem.loss if experiment.model is None else f"{experiment.model.name}, {experiment.problem.loss}"),
         ("data", experiment.data.source),
+        ("features", in_a_line(features_in(facts))),
         ("topology", experiment.federation.topology),
         ("seed", str(experiment.seed)),
         ("up on the wire", size(up)),

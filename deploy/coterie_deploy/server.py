@@ -55,7 +55,8 @@ def serve_here(experiment: Experiment, how: Serve, out: Console, err: Console, *
 
 async def serve(experiment: Experiment, how: Serve, console: Console, *, quiet: bool) -> None:
     """Serves the run at HOST:PORT to its end. Raises CoterieError; when asked to stop, a RunError that says how to go on."""
-    run_log = RunLog(role_log(console, how.log_format, how.log_level, quiet=quiet).with_(role="coordinator"))
+    log = role_log(console, how.log_format, how.log_level, quiet=quiet).with_(role="coordinator")
+    run_log = RunLog(log, width=console.width if console.is_terminal else None)
     traced = tracing(how.telemetry, "coordinator", console)
     with stopping_on_signals() as stop, display(console, quiet=quiet, log=run_log.log) as shown, traced as tracer:
         options = Options(how.folder, how.resume, how.decisions_of, shown, stop, tracer=tracer, on_event=run_log)

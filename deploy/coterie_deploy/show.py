@@ -11,6 +11,7 @@ from rich.text import Text
 
 from coterie.errors import ConfigError
 from coterie_deploy.books import status_of
+from coterie_deploy.feature_lines import feature_lines, features_in
 from coterie_deploy.printable import printable
 from coterie_deploy.report import Report, headline, print_cautions, print_result, report_of, stage_table
 from coterie_deploy.tables import counted, is_narrow
@@ -28,6 +29,8 @@ def print_run(folder: Path, stage: str | None, console: Console) -> None:
     state = f"{facts.get('name', folder.name)}, run {facts.get('run_id', '?')}: {status_of(report.folder, facts)}"
     console.print(Text(printable(state), style="bold"))
     console.print(Text(headline(report)))
+    for line in feature_lines(features_in(facts), console.width):
+        print(line, file=console.file)
     console.print()
     if report.stages:
         console.print(stage_table(report, report.stages, narrow=is_narrow(console)))

@@ -28,6 +28,7 @@ import numpy as np
 from coterie import __version__
 from coterie.config import Experiment, experiment_to_json
 from coterie.errors import ConfigError, CoterieError, RunError
+from coterie.features import Feature
 from coterie.files import written_whole
 from coterie_server.engine import Engine, Observer, Point, best
 from coterie_server.hub import Hub
@@ -54,7 +55,7 @@ class Finished:
     outcomes: Mapping[str, Outcome]
     final_stage: str
     database: RunDatabase  # closed when the run has a folder; still open, in memory, when it has none
-    features: tuple[str, ...] = ()  # their names, where the hosts' data has names
+    features: tuple[Feature, ...] = ()  # where the hosts' data has names
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ def _finished(hub: Hub, engine: Engine, last: Point, folder: Path | None, databa
     database.put("final_stage", final)
     if folder is not None:
         _save_models(folder, hub, last.facts, last.outcomes)
-    return Finished(hub.run_id, folder, hub.members, last.facts, last.outcomes, final, database, hub.features)
+    return Finished(hub.run_id, folder, hub.members, last.facts, last.outcomes, final, database, hub.schema)
 
 
 def _save_models(folder: Path, hub: Hub, facts: Facts, outcomes: Mapping[str, Outcome]) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.config import Experiment, StopRule
 from coterie.errors import ConfigError, CoterieError, RunError
+from coterie.features import MAX_LISTED, in_a_line, to_plain
 from coterie.methods.evaluation import FinalModels, Scores
 from coterie.methods.prepare import FEW_CELLS, FEW_ROWS
 from coterie.model import TensorInfo, convex_tensors, from_json
@@ -158,6 +159,7 @@ class Engine:
         self.database.members(members, host_of)
         if self.hub.model:
             self.database.put("model", self.hub.model)
+        self._note_features()
         if point is None:
             point = Point()
             self.checkpoint(point)
@@ -172,6 +174,16 @@ class Engine:
             with contextlib.suppress(CoterieError):  # a stage leaves something put off only where something else has failed
                 self.hub.settle()
         return point
+
+    def _note_features(self) -> None:
+        """Writes down what the features are, where the hosts' data has names, for all who look at the run."""
+        features = self.hub.schema
+        if not features:
+            return
+        self.database.put("features", json.dumps(to_plain(features)))
+        shown = to_plain(features[:MAX_LISTED])
+        self.database.event("features", f"features ({len(features):,}): {in_a_line(features)}", n=len(features), features=shown)
+        self.database.flush()
 
     async def _prepared(self, members: Members) -> Facts:
         if self.experiment.model is not None:

@@ -1,0 +1,87 @@
+"""Features that look like identifiers. These are hints: a covariate may count rows, and may be the same for all rows of a user.
+
+A feature that the experiment names is meant, so only the others are looked at, and only numbers as they stand in a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+
+from coterie.arrays import Array, distinct
+from coterie.features import column_of
+from coterie.findings import Finding
+from coterie_client.data.notes import Note
+from coterie_client.data.users import UserData
+
+_FEWEST = 10  # rows: a few whole numbers differ by chance
+_FEWEST_CODES = 3  # values: two are a yes and a no
+_FIRST_LOOK = 1000  # rows: most columns are told apart from identifiers by these
+_MAX_NAMED = 5
+_REMEDY = "list data.feature_columns, or declare {it} ignore in data.columns"
+
+
+def likely_identifiers(users: Sequence[UserData], named: Collection[str]) -> list[Note]:
+    """At most two notes: on features with another whole number in each row, and on those that are a code of their user."""
+    schema = users[0].schema if users else ()
+    rows, codes = [], []
+    for place, feature in enumerate(schema):
+        if feature.kind != "number" or column_of(feature) in named:
+            continue
+        if _is_of_rows(users, place):
+            rows.append(feature.name)
+        elif _is_of_users(users, place):
+            codes.append(feature.name)
+    notes = []
+    if rows:
+        said = ("has", "is it an identifier?", "it") if len(rows) == 1 else ("have", "are they identifiers?", "them")
+        sentence = f"{_listed(rows)} {said[0]} a different whole number in every row: {said[1]} {_REMEDY.format(it=said[2])}"
+        notes.append(Note(sentence, Finding("T40", len(rows), "feature")))
+    if codes:
+        said = ("is", "is it an identifier of users?", "it") if len(codes) == 1 else ("are", "are they identifiers of users?", "them")
+        sentence = f"{_listed(codes)} {said[0]} one whole number in all rows of a user: {said[1]} {_REMEDY.format(it=said[2])}"
+        notes.append(Note(sentence, Finding("T41", len(codes), "feature")))
+    return notes
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:_MAX_NAMED])) + (f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else "")
+    return f"{'column' if len(names) == 1 else 'columns'} {shown}"
+
+
+def _is_of_rows(users: Sequence[UserData], place: int) -> bool:
+    """Whether each row has a whole number of its own."""
+    first: list[Array] = []
+    n_first = 0
+    for values in _parts(users, place):
+        first.append(values[: _FIRST_LOOK - n_first])
+        n_first += len(first[-1])
+        if n_first >= _FIRST_LOOK:
+            break
+    if n_first < _FEWEST or not _are_distinct(np.concatenate(first)):
+        return False
+    return n_first < _FIRST_LOOK or _are_distinct(np.concatenate(list(_parts(users, place))))
+
+
+def _are_distinct(values: Array) -> bool:
+    return bool(np.all(values == np.rint(values))) and len(distinct(values)) == len(values)
+
+
+def _is_of_users(users: Sequence[UserData], place: int) -> bool:
+    """Whether a whole number never varies within any user, though users have several rows, and differs between them."""
+    codes: set[float] = set()
+    n_several = 0
+    for user in users:
+        values = np.concatenate([user.features[:, place], user.test_features[:, place]])
+        if not len(values) or np.any(values != values[0]) or values[0] != np.rint(values[0]):
+            return False
+        n_several += len(values) > 1
+        codes.add(float(values[0]))
+    return 2 * n_several > len(users) and len(codes) >= _FEWEST_CODES
+
+
+def _parts(users: Sequence[UserData], place: int) -> Iterator[Array]:
+    for user in users:
+        yield user.features[:, place]
+        yield user.test_features[:, place]
