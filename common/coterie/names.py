@@ -9,6 +9,7 @@ import difflib
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 from coterie.errors import ConfigError, otherwise
 from coterie.findings import Finding
@@ -17,8 +18,8 @@ NaturalKey = tuple[tuple[tuple[str, int, str], ...], str]
 
 _NO_NAME = Finding("T10", role="user")
 _RUN = re.compile(r"([^0-9]*)([0-9]*)")
-_POSITION = re.compile(r"[0-9]{1,9}")
-_POSITIONS = re.compile(r"([0-9]{1,9})\s*-\s*([0-9]{1,9})")
+_POSITIONS = re.compile(r"#([0-9]{1,9})(?:\s*-\s*#([0-9]{1,9}))?")
+_NUMBERS = re.compile(r"([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?")
 
 
 def normal(name: str) -> str:
@@ -65,17 +66,16 @@ def unknown_user(name: str, names: Sequence[str]) -> ConfigError:
 def parse_users(selection: str, names: Iterable[str]) -> list[str]:
     """The users that `selection` chooses among `names`, in natural order and each once.
 
-    A selection is a comma-separated list. An integer or a range of integers ("25", "0-19") is a position in the naturally
-    ordered list of all names, from 0; anything else is a name ("u30") or a range of names ("u30-u39"). Ranges include both
-    ends. Integers are always positions, also where names are integers. Any other token that is itself a name is that name, so
-    names with hyphens work.
+    A selection is a comma-separated list of names ("u30") and ranges of names ("u30-u39"), also where names are integers: "7" is the user
+    called 7. Positions in the naturally ordered list of all names, from 0, have a sign: "#25", "#0-#19". Ranges include both ends. A
+    token that is itself a name is that name, so names with hyphens work.
 
     Raises ConfigError for an empty token, a position outside the list, an unknown name, and a range whose ends are reversed.
     """
     ordered = sorted(set(names), key=natural_key)
     place = {name: position for position, name in enumerate(ordered)}
     chosen: set[int] = set()
-    for token in (part.strip() for part in selection.split(",")):
+    for token in (normal(part.strip()) for part in selection.split(",")):
         first, last = _ends(token, selection, ordered, place)
         if first > last:
             raise ConfigError(f"users {token!r} is a range from {first} down to {last}, want the first end before the last")
@@ -86,18 +86,18 @@ def parse_users(selection: str, names: Iterable[str]) -> list[str]:
 def _ends(token: str, selection: str, ordered: Sequence[str], place: dict[str, int]) -> tuple[int, int]:
     """First and last position that one token stands for."""
     if not token:
-        raise ConfigError(f"users {selection!r} has an empty part, want names, positions or ranges between the commas")
-    if _POSITION.fullmatch(token):
-        position = _position(token, token, len(ordered))
-        return position, position
+        raise ConfigError(f"users {selection!r} has an empty part, want names, #positions or ranges between the commas")
     if match := _POSITIONS.fullmatch(token):
-        return _position(match[1], token, len(ordered)), _position(match[2], token, len(ordered))
+        first = _position(match[1], token, len(ordered))
+        return first, first if match[2] is None else _position(match[2], token, len(ordered))
     if token in place:
         return place[token], place[token]
     for hyphen in re.finditer("-", token):
-        first, last = token[: hyphen.start()].strip(), token[hyphen.end() :].strip()
-        if first in place and last in place:
-            return place[first], place[last]
+        first_name, last_name = token[: hyphen.start()].strip(), token[hyphen.end() :].strip()
+        if first_name in place and last_name in place:
+            return place[first_name], place[last_name]
+    if match := _NUMBERS.fullmatch(token):
+        _refuse_numbers(token, match, len(ordered))
     # A range with one unknown end: name that end, not the whole token.
     head, hyphen_text, tail = token.partition("-")
     if hyphen_text and head.strip() in place:
@@ -108,11 +108,19 @@ def _ends(token: str, selection: str, ordered: Sequence[str], place: dict[str, i
     raise unknown_user(token, ordered)
 
 
+def _refuse_numbers(token: str, match: re.Match[str], n_users: int) -> NoReturn:
+    """ConfigError for numbers that are no names: they may be meant as positions."""
+    meant = f"#{match[1]}" if match[2] is None else f"#{match[1]}-#{match[2]}"
+    what = f"user {token!r} is" if match[2] is None else f"the users {token!r} are"
+    wanted = f"want a name, or {meant} for a position" if int(match[2] or match[1]) < n_users else "want a name"
+    raise ConfigError(f"{what} not in the data, {wanted} among its {n_users} users (#0 to #{n_users - 1})")
+
+
 def _position(digits: str, token: str, n_users: int) -> int:
     position = int(digits)
     if position >= n_users:
         raise ConfigError(
-            f"users {token!r} asks for position {position} of {n_users} users, want 0 to {n_users - 1}: positions count the users in this "
-            "machine's data; leave --users out to serve all of them"
+            f"users {token!r} asks for position {position} of {n_users} users, want #0 to #{n_users - 1}: positions count the "
+            "users in this machine's data; leave --users out to serve all of them",
         )
     return position

@@ -286,7 +286,7 @@ def server(
 @app.command()
 def client(
     server: Annotated[str, typer.Option(metavar="HOST:PORT", help="The coordinator.")],
-    users: Annotated[str | None, typer.Option(help="0-19 or u1,u2.  [default: all]", show_default=False)] = None,
+    users: Annotated[str | None, typer.Option(help="u1,u4-u9, or positions: #0-#19.  [default: all]", show_default=False)] = None,
     cluster: Annotated[str | None, typer.Option(help="All users of this known cluster.", show_default=False)] = None,
     name: Annotated[str | None, typer.Option(metavar="HOST", help="[default: the machine's and which users]", show_default=False)] = None,
     data: Data = None,

@@ -14,7 +14,7 @@ from rich.text import Text
 from coterie.config import Experiment
 from coterie.data import DataConfig, PooledData
 from coterie.features import Feature, named_columns
-from coterie_client.data import UserSummary, load_users, summarize_users
+from coterie_client.data import UserSummary, read_users, summarize_users
 from coterie_client.data.hints import likely_identifiers
 from coterie_client.data.notes import Note
 from coterie_client.data.pool import summary
@@ -63,9 +63,10 @@ def _read(experiment: Experiment, data_dir: Path | None) -> tuple[list[UserSumma
     data, seed = experiment.data, experiment.seed
     if isinstance(data, PooledData) and data.fold is None:  # whose rows need not be read
         return summarize_users(data, seed, data_dir), (), ()
-    users = load_users(data, seed, None, data_dir)
+    reading = read_users(data, seed, None, data_dir)
+    users = reading.users
     listed = [summary(user.name, user.target, len(user.test_target)) for user in users]
-    return listed, users[0].schema if users else (), likely_identifiers(users, named_columns(data))
+    return listed, users[0].schema if users else (), (*reading.notes, *likely_identifiers(users, named_columns(data)))
 
 
 def _extent(users: Sequence[UserSummary]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,4 +40,4 @@ def selection(share: Sequence[int], cluster: str | None = None, n_hosts: int = 0
     """The option of a client that chooses these users; `n_hosts` is how many hosts the cluster has."""
     if cluster is not None and n_hosts == 1:
         return "--cluster", cluster
-    return "--users", as_ranges(np.array(share))
+    return "--users", re.sub("[0-9]+", r"#\g<0>", as_ranges(np.array(share)))

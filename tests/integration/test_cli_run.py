@@ -144,7 +144,7 @@ def test_hosts_end_with_a_killed_launcher_and_its_run_can_be_resumed(
 def test_server_and_clients_stop_on_sigterm_and_go_on(start: Callable[..., Command], tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
     server = start("server", "long.yaml", "--listen", "127.0.0.1:0", "--hosts", "2")
     address = server.address()
-    first, second = (("client", "--server", address, "--users", users) for users in ("0-2", "u3,u4,u5"))
+    first, second = (("client", "--server", address, "--users", users) for users in ("#0-#2", "u3,u4,u5"))
     clients = [start(*first), start(*second)]
     wait_for(lambda: n_rounds(tmp_path / "runs/long") > 60)
     clients[0].process.terminate()
@@ -282,7 +282,9 @@ def test_a_host_that_returns_nan_is_named_with_the_user(start: Callable[..., Com
 
 def test_a_user_of_two_hosts_is_named_and_so_are_they(start: Callable[..., Command]) -> None:
     address = f"127.0.0.1:{free_port()}"
-    hosts = {name: start("client", "--server", address, "--users", users, "--name", name) for name, users in (("A", "0-3"), ("B", "3-5"))}
+    hosts = {
+        name: start("client", "--server", address, "--users", users, "--name", name) for name, users in (("A", "#0-#3"), ("B", "#3-#5"))
+    }
     for host in hosts.values():
         host.waits()
     server = start("server", "small.yaml", "--listen", address, "--hosts", "2", "--set", "federation.join_timeout_s=5")
@@ -301,8 +303,8 @@ def test_a_user_of_two_hosts_is_named_and_so_are_they(start: Callable[..., Comma
 def test_a_host_that_dies_and_stays_away_is_named(start: Callable[..., Command], tmp_path: Path) -> None:
     server = start("server", "long.yaml", "--listen", "127.0.0.1:0", "--hosts", "2", "--set", "federation.absence_timeout_s=1")
     address = server.address()
-    stays = start("client", "--server", address, "--users", "0-2", "--name", "stays")
-    leaves = start("client", "--server", address, "--users", "3-5", "--name", "leaves")
+    stays = start("client", "--server", address, "--users", "#0-#2", "--name", "stays")
+    leaves = start("client", "--server", address, "--users", "#3-#5", "--name", "leaves")
     wait_for(lambda: n_rounds(tmp_path / "runs/long") > 5)
     leaves.process.kill()
     sentence = server.fails(3)

@@ -83,7 +83,7 @@ def booked(served: Command, folder: Path, kind: str) -> list[str]:
 def test_a_federation_with_certificates_has_the_bits_of_one_process(start: Callable[..., Command], tmp_path: Path) -> None:
     served, address = server(start, "--tls", "ca/coordinator", "--output", "runs/tls")
     assert start("health", address, "--tls", "ca/coordinator").end()[:2] == (0, "SERVING\n")
-    for name, users in (("a", "0-2"), ("b", "3-5")):
+    for name, users in (("a", "#0-#2"), ("b", "#3-#5")):
         client(start, address, name, users, "--tls", f"ca/{name}")
     assert served.end()[0] == 0
     assert start("run", "small.yaml", "--transport", "loopback", "--output", "runs/one").end()[0] == 0
@@ -108,13 +108,13 @@ def test_two_tiers_with_certificates(start: Callable[..., Command], tmp_path: Pa
     ("options", "code", "sentence"),
     [
         (
-            ("b", "0-2", "--tls", "ca/b"),
+            ("b", "#0-#2", "--tls", "ca/b"),
             2,
             "host 'b' is refused: its certificate does not let it speak for user 'u0': it is for u3, u4..u5",
         ),
-        (("b", "3-5", "--tls", "ca/a"), 2, "host 'b' is refused: its certificate is that of host 'a', wanted one of host 'b'"),
-        (("c0", "0-2", "--tls", "ca/c0"), 2, "its certificate is that of aggregator 'c0', wanted one of host 'c0'"),
-        (("host-of-c0", "0-2", "--tls", "ca/host-of-c0"), 2, "for users of cluster 'c0', but it brings user 'u2' of cluster 'c1'"),
+        (("b", "#3-#5", "--tls", "ca/a"), 2, "host 'b' is refused: its certificate is that of host 'a', wanted one of host 'b'"),
+        (("c0", "#0-#2", "--tls", "ca/c0"), 2, "its certificate is that of aggregator 'c0', wanted one of host 'c0'"),
+        (("host-of-c0", "#0-#2", "--tls", "ca/host-of-c0"), 2, "for users of cluster 'c0', but it brings user 'u2' of cluster 'c1'"),
     ],
 )
 def test_a_certificate_decides_for_whom_a_host_speaks(
@@ -153,7 +153,7 @@ def test_nobody_speaks_in_the_name_of_another_before_it_has_joined(
 def test_handshakes_that_fail_are_named_on_both_sides(start: Callable[..., Command], tmp_path: Path) -> None:
     served, address = server(start, "--tls", "ca/coordinator")
     # A client of another authority does not believe the server either, and says so first.
-    others = client(start, address, "a", "0-2", "--tls", "ca/others/a").fails(2)
+    others = client(start, address, "a", "#0-#2", "--tls", "ca/others/a").fails(2)
     assert "its certificate is not believed: it was not issued by the authority in ca.crt" in others
     served.line("turned away at the TLS handshake: it does not believe this server's certificate")
     # One that believes the server, with a certificate of another authority.
@@ -161,9 +161,11 @@ def test_handshakes_that_fail_are_named_on_both_sides(start: Callable[..., Comma
     mixed.mkdir()
     for name, folder in (("ca.crt", "ca"), ("tls.crt", "ca/others/a"), ("tls.key", "ca/others/a")):
         (mixed / name).write_bytes((tmp_path / folder / name).read_bytes())
-    assert "the certificate mixed/tls.crt is no good: it was not issued by" in client(start, address, "a", "0-2", "--tls", "mixed").fails(2)
+    assert "the certificate mixed/tls.crt is no good: it was not issued by" in client(start, address, "a", "#0-#2", "--tls", "mixed").fails(
+        2
+    )
     # In plain text.
-    plain = client(start, address, "a", "0-2").fails(2)
+    plain = client(start, address, "a", "#0-#2").fails(2)
     assert f"host 'a' cannot join the server at {address}: it wants TLS: give this member its certificate with --tls" in plain
     served.line("turned away at the TLS handshake: it speaks plain text, as members without --tls do")
     # The client in plain text has tried TLS too, without a certificate, to learn what the server wants.
@@ -187,20 +189,20 @@ def test_a_client_whose_certificate_is_not_believed_hears_it(start: Callable[...
     # With both authorities in the server's ca.crt, hosts of either are believed; with the other's alone in the client's, the server is not.
     (odd / "ca.crt").write_bytes((certs / "ca.crt").read_bytes() + (certs / "others/ca.crt").read_bytes())
     served, address = server(start, "--tls", "odd")
-    assert "it was not issued by the authority" in client(start, address, "a", "0-2", "--tls", "ca/others/a").fails(2)
+    assert "it was not issued by the authority" in client(start, address, "a", "#0-#2", "--tls", "ca/others/a").fails(2)
     served.line("does not believe this server's certificate")
 
 
 def test_tls_against_a_server_in_plain_text_is_named_on_both_sides(start: Callable[..., Command], tmp_path: Path) -> None:
     served, address = server(start)
-    assert "it speaks plain text, wanted TLS" in client(start, address, "a", "0-2", "--tls", "ca/a").fails(2)
+    assert "it speaks plain text, wanted TLS" in client(start, address, "a", "#0-#2", "--tls", "ca/a").fails(2)
     served.line("host 'a' will not join: it wants TLS, but this server speaks plain text (start it with --tls)")
     assert len(booked(served, tmp_path, "refused")) == 1
 
 
 def test_a_server_with_a_certificate_for_another_address_is_not_believed(start: Callable[..., Command]) -> None:
     served, address = server(start, "--tls", "ca/elsewhere")
-    sentence = client(start, address, "a", "0-2", "--tls", "ca/a").fails(2)
+    sentence = client(start, address, "a", "#0-#2", "--tls", "ca/a").fails(2)
     assert "its certificate is not for '127.0.0.1': issue one with --address 127.0.0.1, or dial a name that it is for" in sentence
     served.line("it does not believe this server's certificate, and says why itself")
 
@@ -246,7 +248,7 @@ def test_health_tells_a_server_from_none(start: Callable[..., Command]) -> None:
     served, address = server(start)
     assert start("health", address).end()[:2] == (0, "SERVING\n")
     assert start("health", "--state", "state-a").fails(3).endswith("state-a: No such file or directory")
-    client(start, address, "a", "0-2")
+    client(start, address, "a", "#0-#2")
     wait_for(lambda: start("health", "--state", "state-a").end()[:2] == (0, "ALIVE\n"))
     served.process.terminate()
     served.end()

@@ -78,7 +78,7 @@ def test_a_method_with_another_convention_is_set_in_the_same_way() -> None:
 
 def test_a_position_that_is_not_there_says_what_positions_count() -> None:
     with pytest.raises(ConfigError, match=r"positions count the users in this machine's data; leave --users out to serve all of them$"):
-        parse_users("80-159", [f"u{place}" for place in range(80)])
+        parse_users("#80-#159", [f"u{place}" for place in range(80)])
 
 
 BASE = "name: x\ndata: {source: hsb}\nproblem: {loss: least_squares}\nmethod: {name: pdmm, penalty: 0.1}\n"

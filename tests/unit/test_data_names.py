@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coterie.data import CsvData
 from coterie.errors import ConfigError
 from coterie.names import check_name, natural_key, parse_users
+from coterie_client.data import list_users
 
+TABLES = Path(__file__).parent.parent / "fixtures" / "tables"
 NAMES = [f"u{i}" for i in range(60)]
 
 
@@ -36,16 +40,35 @@ def test_the_natural_order_agrees_with_integers(a: int, b: int) -> None:
 
 
 def test_positions_names_and_ranges_are_united_in_natural_order_and_each_once() -> None:
-    chosen = parse_users("u30-u32, 25,0-2,1 , u2,u59", reversed(NAMES))
+    chosen = parse_users("u30-u32, #25,#0-#2,#1 , u2,u59", reversed(NAMES))
     assert chosen == ["u0", "u1", "u2", "u25", "u30", "u31", "u32", "u59"]
 
 
 def test_positions_count_in_natural_order_not_in_the_order_given() -> None:
-    assert parse_users("1-2", ["u10", "u2", "u1"]) == ["u2", "u10"]
+    assert parse_users("#1-#2", ["u10", "u2", "u1"]) == ["u2", "u10"]
 
 
-def test_an_integer_is_a_position_also_where_names_are_integers() -> None:
-    assert parse_users("0", ["7", "8"]) == ["7"]
+def test_a_name_is_the_same_however_its_accents_are_written() -> None:
+    assert parse_users("Cafe\u0301", ["Caf\u00e9", "Bar"]) == ["Caf\u00e9"]
+
+
+IDS = ["3", "5", "7", "007", "12", "40"]
+
+
+def test_an_integer_is_a_name_and_a_position_has_a_sign() -> None:
+    assert parse_users("7", IDS) == ["7"]
+    assert parse_users("007", IDS) == ["007"]
+    assert parse_users("3-12", IDS) == ["3", "5", "007", "7", "12"]
+    assert parse_users("#0", IDS) == ["3"]
+    assert parse_users("#3-#5,7", IDS) == ["7", "12", "40"]
+
+
+def test_the_users_of_a_table_with_numbers_for_names_are_chosen_by_these_numbers() -> None:
+    data = CsvData(source="csv", path="ids.csv", user_column="school", target_column="score", feature_columns=("ses",))
+    names = [head.name for head in list_users(data, 0, TABLES)]
+    assert set(names) == set(IDS)
+    for name in names:
+        assert parse_users(name, names) == [name]
 
 
 def test_names_with_hyphens_can_be_chosen_and_ranged() -> None:
@@ -57,11 +80,15 @@ def test_names_with_hyphens_can_be_chosen_and_ranged() -> None:
 @pytest.mark.parametrize(
     ("selection", "message"),
     [
-        ("", "users '' has an empty part, want names, positions or ranges between the commas"),
-        ("u1,,u2", "users 'u1,,u2' has an empty part, want names, positions or ranges between the commas"),
-        ("60", "users '60' asks for position 60 of 60 users, want 0 to 59"),
-        ("5-60", "users '5-60' asks for position 60 of 60 users, want 0 to 59"),
-        ("5-3", "users '5-3' is a range from 5 down to 3, want the first end before the last"),
+        ("", "users '' has an empty part, want names, #positions or ranges between the commas"),
+        ("u1,,u2", "users 'u1,,u2' has an empty part, want names, #positions or ranges between the commas"),
+        ("#60", "users '#60' asks for position 60 of 60 users, want #0 to #59"),
+        ("60", "user '60' is not in the data, want a name among its 60 users (#0 to #59)"),
+        ("7", "user '7' is not in the data, want a name, or #7 for a position among its 60 users (#0 to #59)"),
+        ("0-19", "the users '0-19' are not in the data, want a name, or #0-#19 for a position among its 60 users"),
+        ("#3-u5", "user '#3' is not in the data"),
+        ("#5-#60", "users '#5-#60' asks for position 60 of 60 users, want #0 to #59"),
+        ("#5-#3", "users '#5-#3' is a range from 5 down to 3, want the first end before the last"),
         ("u5-u3", "users 'u5-u3' is a range from 5 down to 3, want the first end before the last"),
         ("u77-u3", "user 'u77' is not in the data, want one like 'u7'"),
         ("zebra", "user 'zebra' is not in the data, want one of its 60 users"),
