@@ -6,15 +6,16 @@ Such rows are checked for their number of fields and their user's name only. Lar
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,8 @@ from coterie_client.data.reading import Reading
 from coterie_client.data.rows import Chunk, Codes, codes_of
 from coterie_client.data.users import UserHead
 
+T = TypeVar("T")
+
 SUFFIXES = (".csv", ".csv.gz")
 _ROWS = 1024  # of a block
 _ENCODING = Finding("T9", place="data.csv.encoding")
@@ -38,18 +41,25 @@ _ENCODING = Finding("T9", place="data.csv.encoding")
 
 def heads(config: CsvData, data_dir: Path | None) -> list[UserHead]:
     """All users of the table, in one pass that keeps no values."""
-    return table_reader.heads(config, data_files(config.path, data_dir, SUFFIXES), _format(config))
+    files = data_files(config.path, data_dir, SUFFIXES)
+    return _quickly(config, files, lambda how: table_reader.heads(config, files, how))
 
 
 def load(config: CsvData, seed: int, names: Collection[str] | None, data_dir: Path | None) -> Reading:
     """The users in `names` (None: all) that the table has."""
     files = data_files(config.path, data_dir, SUFFIXES)
-    return table_reader.load(config, files, _format(config), seed, names)
+    return _quickly(config, files, lambda how: table_reader.load(config, files, how, seed, names))
 
 
-def _format(config: CsvData) -> table_reader.Format:
+def _quickly(config: CsvData, files: Sequence[DataFile], read: Callable[[table_reader.Format], T]) -> T:
+    """What `read` gives, by pyarrow where that is quicker; what is wrong with a file is said by this module."""
+    from coterie_client.data import csv_arrow  # noqa: PLC0415 - it knows this module
+
     spelling = Spelling.of(config.csv)
-    return table_reader.Format(spelling, "line", partial(opened, dialect=config.csv, spelling=spelling))
+    if csv_arrow.reads(files, config.csv, spelling):
+        with contextlib.suppress(csv_arrow.Unread, ConfigError):
+            return read(table_reader.Format(spelling, "line", partial(csv_arrow.opened, dialect=config.csv, spelling=spelling)))
+    return read(table_reader.Format(spelling, "line", partial(opened, dialect=config.csv, spelling=spelling)))
 
 
 @dataclass(frozen=True)
@@ -85,8 +95,9 @@ class _File:
     spelling: Spelling
     known: dict[str, str]
     hint: str
+    n_header_lines: int
 
-    def blocks(self, columns: Sequence[str]) -> Iterator[_Block]:  # noqa: ARG002 - all of a row's cells are read anyway
+    def blocks(self, columns: Sequence[str], texts: Collection[str]) -> Iterator[_Block]:  # noqa: ARG002 - all cells are read anyway
         width = len(self.header)
         rows: list[list[str]] = []
         at: list[int] = []
@@ -115,15 +126,15 @@ def opened(file: DataFile, dialect: Dialect, spelling: Spelling) -> Iterator[_Fi
     """A file with its header. ConfigError for what is no text, or has another delimiter."""
     lines = lines_of(file, dialect)
     if dialect.names is not None:
-        yield _File(file, list(dialect.names), lines, spelling, {}, "")
+        yield _File(file, list(dialect.names), lines, spelling, {}, "", 0)
         return
-    _, header = next(lines)
+    n_lines, header = next(lines)
     _check_delimiter(file, header, dialect)
     header = [normal(name) for name in header]
     hint = ""
     if any(spelling.number(name) is not None for name in header):
         hint = ": the first line must be a header, or data.csv.names says what the columns are called"
-    yield _File(file, header, lines, spelling, {}, hint)
+    yield _File(file, header, lines, spelling, {}, hint, n_lines)
 
 
 def _check_delimiter(file: DataFile, header: Sequence[str], dialect: Dialect) -> None:

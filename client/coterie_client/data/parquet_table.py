@@ -92,7 +92,7 @@ class _File:
     known: dict[str, str]
     hint: str = ""
 
-    def blocks(self, columns: Sequence[str]) -> Iterator[_Group]:  # noqa: ARG002 - read when they are asked for
+    def blocks(self, columns: Sequence[str], texts: Collection[str]) -> Iterator[_Group]:  # noqa: ARG002 - read when they are asked for
         stored = dict(zip(self.header, self.table.schema_arrow.names, strict=True))
         start = 0
         for group in range(self.table.num_row_groups):

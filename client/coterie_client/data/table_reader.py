@@ -48,8 +48,8 @@ class TableFile(Protocol):
         """What the table may be where its header lacks a column."""
         ...
 
-    def blocks(self, columns: Sequence[str]) -> Iterator[Block]:
-        """Its rows, of these columns."""
+    def blocks(self, columns: Sequence[str], texts: Collection[str]) -> Iterator[Block]:
+        """Its rows, of these columns; of those in `texts` the cells as text."""
         ...
 
 
@@ -193,7 +193,9 @@ def _read_file(file: DataFile, how: Format, table: _Table, absent: list[tuple[st
                     absent.append((column, ConfigError(said, Finding("T2"))))
             has_rows = False
             present = [column for column in kept.columns if column in opened.header]
-            for block in opened.blocks([*roles.users, *roles.clusters, *present]):
+            others = [*roles.users, *roles.clusters]
+            texts = {*others, *(name for name in present if kept.columns[name].mode == "category")}
+            for block in opened.blocks([*others, *present], texts):
                 has_rows = True
                 _add_block(file, table, block, is_mine=is_mine)
             if not has_rows:
