@@ -106,10 +106,27 @@ def experiments() -> None:
 
 
 @app.command("data")
-def describe_data(experiment: ExperimentName, overrides: Overrides = None, seed: Seed = None, data: Data = None) -> None:
-    """Show how an experiment's rows are divided among its users: numbers of rows and classes, and never a row."""
-    from coterie_deploy.data_page import print_data
+def describe_data(
+    experiment: ExperimentName,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    data: Data = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print a data section for a table, or an experiment's: its columns.")] = False,
+) -> None:
+    """Show how an experiment's rows are divided among its users: numbers of rows and classes, and never a row.
+
+    With --schema, EXPERIMENT may be a table: .csv, .csv.gz or .parquet.
+    """
     from coterie_deploy.shipped import load
+
+    if schema:
+        from coterie_deploy.data_schema import is_table, schema_of, schema_of_data
+
+        place = Path(experiment)
+        text = schema_of(place) if is_table(place) else schema_of_data(load(experiment, overrides or (), seed=seed).data, data)
+        print(text, end="")  # noqa: T201 - YAML, not to be wrapped
+        return
+    from coterie_deploy.data_page import print_data
 
     print_data(load(experiment, overrides or (), seed=seed), data, console_on())
 

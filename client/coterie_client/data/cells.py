@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Final, Literal
@@ -27,7 +27,6 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d{1,9})?)?([Z
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 MICROSECONDS_A_DAY: Final = 86_400_000_000
-_THOUSANDS = (Dialect(delimiter=";", thousands=","), Dialect(delimiter=";", decimal=",", thousands="."))
 
 
 def day(cell: str) -> float | None:
@@ -52,7 +51,7 @@ def truth(cell: str) -> float | None:
 @lru_cache
 def _grouped(thousands: str, decimal: str) -> re.Pattern[str]:
     between, point = re.escape(thousands), re.escape(decimal)
-    return re.compile(rf"[+-]?[0-9]{{1,3}}({between}[0-9]{{3}})+({point}[0-9]*)?([eE][+-]?[0-9]+)?")
+    return re.compile(rf"[+-]?[1-9][0-9]{{0,2}}({between}[0-9]{{3}})+({point}[0-9]*)?([eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -151,9 +150,18 @@ class Spelling:
         return "text" if day(cell) is None else "date"
 
 
-def other_spelling(cell: str) -> str | None:
-    """The key of a dialect by which this text would be a number: "decimal", "thousands", or None."""
-    if Spelling(frozenset(), ",").number(cell) is not None and "," in cell:
-        return "thousands" if re.fullmatch(r"[+-]?[1-9][0-9]{0,2},[0-9]{3}", cell.strip()) else "decimal"
-    grouped = (Spelling(frozenset(), one.decimal, one.thousands) for one in _THOUSANDS)
-    return "thousands" if any(one.number(cell) is not None for one in grouped) else None
+PLAIN: Final = Spelling(frozenset())
+_COMMA, _GROUPED, _GROUPED_COMMA = (replace(PLAIN, decimal=sign, thousands=group) for sign, group in ((",", None), (".", ","), (",", ".")))
+
+
+def other_spelling(cell: str, spelling: Spelling = PLAIN) -> str | None:
+    """The key of the dialect that would have to be another for this text to be a number: "decimal", "thousands", or None."""
+    if spelling.decimal == ",":
+        return "thousands" if _GROUPED_COMMA.number(cell) is not None else "decimal" if PLAIN.number(cell) is not None else None
+    if _GROUPED.number(cell) is not None and "." not in cell and spelling.thousands is None and "," in cell:
+        return "thousands"  # 1,000 may be 1 as well, but not 0,041
+    if _COMMA.number(cell) is not None and "," in cell:
+        return "decimal"
+    if _GROUPED.number(cell) is not None and "," in cell:
+        return "thousands"
+    return "decimal" if _GROUPED_COMMA.number(cell) is not None and "," in cell else None

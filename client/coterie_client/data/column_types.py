@@ -43,7 +43,7 @@ class Tally:
             if kind == "boolean":
                 word = cell.strip().lower()
                 self.letters.add(word if len(word) == 1 else "-")
-            elif kind == "text" and (key := other_spelling(cell)) is not None:
+            elif kind == "text" and (key := other_spelling(cell, spelling)) is not None:
                 self.spelled[key] += n
                 self.example = self.example or cell
 
