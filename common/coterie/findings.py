@@ -49,7 +49,6 @@ RULES: Final[dict[str, tuple[str, str]]] = {
     "T17": ("1 row with a missing cell was dropped", "{count} rows with missing cells were dropped"),
     "T18": ("1 column is not used", "{count} columns are not used"),
     "T19": ("1 column was converted to numbers", "{count} columns were converted to numbers"),
-    "T20": ("a data path leads out of the data folder{at}", "{count} data paths lead out of the data folder{at}"),
     "T21": ("a library that reads this data is not installed", "{count} libraries that read this data are not installed"),
     "T22": ("the formula cannot be used{at}", "the formula cannot be used{at}"),
     "T40": (

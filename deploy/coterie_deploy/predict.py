@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO
 
-from coterie.config import Experiment, load_experiment
+import numpy as np
+
+from coterie.arrays import Array
+from coterie.config import load_experiment
 from coterie.errors import ConfigError
+from coterie_client.data.new_rows import read_new_rows
 from coterie_client.problems.resolve import resolve_row_loss
 from coterie_deploy import predict_network
 from coterie_deploy.left import Left, check_predicts, left_in, predicted
 from coterie_deploy.shipped import FROZEN
-from coterie_deploy.tabular import features_of, is_number, read_table, write_table
+from coterie_deploy.tabular import write_table
 from coterie_deploy.user_models import with_kept
 from coterie_server import summary
 from coterie_server.rundb import no_run_folder, read_run
@@ -33,12 +37,18 @@ def predict(folder: Path, user: str, table: Path, stage: str | None, out: Path |
         return
     check_predicts(experiment)
     left = _left(folder, user, stage, state)
-    header, rows = read_table(table)
-    columns = _named(left.columns, table, header) if left.columns else _numeric(experiment, table, header, rows, left.model_of(user).size)
-    predictions = predicted(experiment, left, user, features_of(table, header, rows, columns))
+    rows = read_new_rows(experiment.data, table, left.columns)
+    if not rows.cells:
+        write_table(out, stdout, [*rows.header, PREDICTION], [])
+        return
+    features = _complete(rows.features, left, table)
+    wanted = left.model_of(user).size - experiment.problem.has_intercept
+    if features.shape[1] != wanted:
+        raise ConfigError(f"{table} has {features.shape[1]} numeric columns for features, the model wants {wanted}")
+    predictions = predicted(experiment, left, user, features)
     loss = resolve_row_loss(experiment.problem)
     said = [f"{value:g}" if loss.is_classifier else repr(float(value)) for value in predictions]
-    write_table(out, stdout, [*header, PREDICTION], [[*cells, value] for (_, cells), value in zip(rows, said, strict=True)])
+    write_table(out, stdout, [*rows.header, PREDICTION], [[*cells, value] for cells, value in zip(rows.cells, said, strict=True)])
 
 
 def _left(folder: Path, user: str, stage: str | None, state: Path | None) -> Left:
@@ -52,20 +62,9 @@ def _left(folder: Path, user: str, stage: str | None, state: Path | None) -> Lef
     return left
 
 
-def _named(columns: tuple[str, ...], table: Path, header: list[str]) -> list[str]:
-    """The features that the model was trained on, wherever they stand in the table."""
-    missing = [column for column in columns if column not in header]
-    if missing:
-        raise ConfigError(f"{table}: column {missing[0]!r} is missing, found {', '.join(map(repr, header))}")
-    return list(columns)
-
-
-def _numeric(experiment: Experiment, table: Path, header: list[str], rows: list[tuple[int, list[str]]], d: int) -> list[str]:
-    """For a model (d,) whose features have no names: all numeric columns that have no other role, in their order."""
-    wanted = d - experiment.problem.has_intercept
-    roles = {getattr(experiment.data, role, None) for role in ("user_column", "cluster_column", "target_column")}
-    first = rows[0][1] if rows else header
-    found = [column for column, cell in zip(header, first, strict=True) if column not in roles and is_number(cell)]
-    if rows and len(found) != wanted:
-        raise ConfigError(f"{table} has {len(found)} numeric columns for features ({', '.join(found) or 'none'}), the model wants {wanted}")
-    return found
+def _complete(features: Array, left: Left, table: Path) -> Array:
+    """Features with the means of the run where a cell is missing. ConfigError where it has none."""
+    n_missing = int(np.isnan(features).sum())
+    if n_missing and left.mean is None:
+        raise ConfigError(f"{table}: cells of features are missing ({n_missing}), and the run has left no means for them, want values")
+    return features if left.mean is None else np.where(np.isnan(features), left.mean, features)

@@ -14,8 +14,9 @@ from coterie.errors import ConfigError
 from coterie_client.build import build_network
 from coterie_client.data.archive import Archive
 from coterie_client.data.features import as_rows
+from coterie_client.data.new_rows import read_new_rows
 from coterie_client.data.paths import one_file
-from coterie_deploy.tabular import features_of, is_number, read_table, write_table
+from coterie_deploy.tabular import write_table
 from coterie_deploy.user_models import FinishedRun, Tensors, finished_run, models_of
 
 ROW, PREDICTION = "row", "prediction"
@@ -29,13 +30,8 @@ def predict(folder: Path, user: str, table: Path, state: Path | None, out: Path 
         features = _archived(run.experiment, table)
         header, rows = [ROW], [[str(number)] for number in range(len(features))]
     else:
-        header, lines = read_table(table)
-        data = run.experiment.data
-        roles = {getattr(data, role, None) for role in ("user_column", "cluster_column", "target_column", "user", "target")}
-        first = lines[0][1] if lines else header
-        columns = list(getattr(data, "feature_columns", None) or ())
-        columns = columns or [name for name, cell in zip(header, first, strict=True) if name not in roles and is_number(cell)]
-        features, rows = features_of(table, header, lines, columns), [cells for _, cells in lines]
+        read = read_new_rows(run.experiment.data, table, getattr(run.experiment.data, "feature_columns", None) or ())
+        header, rows, features = list(read.header), read.cells, read.features
     if not len(features):
         write_table(out, stdout, [*header, PREDICTION], [])
         return

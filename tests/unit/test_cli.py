@@ -361,7 +361,7 @@ def test_predict_writes_values_of_another_stage_to_a_file(capsys: pytest.Capture
         (["runs/small", "rows.csv", "--user", "u9"], "user 'u9' is not in the data"),
         (["runs/small", "gone.csv", "--user", "u0"], "gone.csv"),
         (["runs/small", "short.csv", "--user", "u0"], "column 'b' is missing"),
-        (["runs/small", "nan.csv", "--user", "u0"], "nan.csv line 3, column 'a': 'nan'"),
+        (["runs/small", "nan.csv", "--user", "u0"], "nan.csv line 3, column 'a': the cell is missing, want a value"),
         (["runs/small", "rows.csv", "--user", "u0", "--stage", "refit"], "no stage 'refit'"),
     ],
 )

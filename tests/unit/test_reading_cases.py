@@ -185,3 +185,64 @@ def test_a_formula_that_hosts_would_not_agree_on_or_that_is_code_is_refused(form
     sentence, heard = refused("wards", **WARDS, target_column=None, formula=formula)
     assert said in sentence
     assert heard == "the formula cannot be used (data.formula) (rule T22)"
+
+
+def new_rows(tmp_path: Path, text: str, features: tuple[str, ...], **more: Any) -> Any:
+    from coterie_client.data.new_rows import read_new_rows
+
+    (tmp_path / "new.csv").write_text(text, encoding="utf-8")
+    return read_new_rows(config("wards", **{**WARDS, **more}), tmp_path / "new.csv", features)
+
+
+def test_new_rows_are_read_by_the_types_dialect_and_levels_of_the_run(tmp_path: Path) -> None:
+    more = {"columns": {"sex": {"category": ["f", "m"]}, "seen": "date"}, "csv": {"delimiter": ";", "decimal": ","}}
+    read = new_rows(tmp_path, "seen;sex;age;note\n1970-01-03;m;1,5;x\n1970-01-02;f;2;y\n", ("age", "sex=m", "seen"), **more)
+    assert read.features.tolist() == [[1.5, 1, 2], [2, 0, 1]]
+    assert read.header == ("seen", "sex", "age", "note")
+    assert read.cells[0] == ["1970-01-03", "m", "1,5", "x"]
+    with pytest.raises(ConfigError, match=r"new.csv line 2, column 'sex': 'q' is not a declared level"):
+        new_rows(tmp_path, "sex;age\nq;1\n", ("age", "sex=m"), **{**more, "columns": {"sex": {"category": ["f", "m"]}}})
+
+
+def test_new_rows_have_the_levels_of_the_model_where_none_were_declared(tmp_path: Path) -> None:
+    more = {"columns": {"sex": "category"}}
+    read = new_rows(tmp_path, "age,sex\n1,m\n2,x\n", ("age", "sex=f", "sex=m"), **more)
+    assert read.features.tolist() == [[1, 0, 1], [2, 0, 0]]
+    with pytest.raises(ConfigError, match=r"column 'sex' has the levels 'x', 'y', which the model has no features for"):
+        new_rows(tmp_path, "age,sex\n1,y\n2,x\n", ("age", "sex=f", "sex=m"), **more)
+
+
+def test_new_rows_of_a_formula_need_no_target_and_a_single_row_has_all_terms(tmp_path: Path) -> None:
+    data = {**WARDS, "target_column": None, "formula": "score ~ age*C(sex)", "columns": {"sex": {"category": ["f", "m"]}}}
+    features = read("wards", **data).users[0].columns
+    assert new_rows(tmp_path, "sex,age\nm,3\n", features, **data).features.tolist() == [[3, 1, 3]]
+    assert new_rows(tmp_path, "sex,age\nm,3\n", features, **{**data, "columns": {}}).features.tolist() == [[3, 1, 3]]
+
+
+def test_a_missing_cell_of_a_new_row_is_refused_or_left_for_the_means_of_the_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"new.csv line 3, column 'age': the cell is missing \(and cells of 1 more rows\), want a value"):
+        new_rows(tmp_path, "age\n1\nNA\nNA\n2\n", ("age",))
+    assert np.isnan(new_rows(tmp_path, "age\n1\nNA\n", ("age",), missing="mean").features).tolist() == [[False], [True]]
+    marked = new_rows(tmp_path, "age\n1\nNA\n", ("age", "age is missing"), missing="indicator").features
+    assert marked[:, 1].tolist() == [0, 1]
+
+
+def test_the_schema_of_a_table_reads_it_as_it_says(tmp_path: Path) -> None:
+    import yaml
+
+    from coterie_deploy.data_schema import schema_of
+
+    text = schema_of(CASES / "decimal-comma.csv")
+    section = yaml.safe_load(text)["data"]
+    assert section["csv"] == {"delimiter": ";", "decimal": ","}
+    assert section["columns"]["ses"] == "number"
+    assert section["columns"]["school"] == {"category": [f"s{number}" for number in range(6)]}
+    users = load_users(ADAPTER.validate_python({**section, "target_column": "score", "cluster_column": "region"}), 0, None)
+    assert [user.features.tobytes() for user in users] == [user.features.tobytes() for user in read("plain").users]
+    assert "pid: ignore  # as many values as rows: likely an identifier" in schema_of(CASES / "patient-number.csv")
+    assert "fee: boolean" in schema_of(CASES / "true-false.csv")
+    assert "hours: number  # 1 of 120 cells are missing" in schema_of(CASES / "na-first-cell.csv")
+    (tmp_path / "t.csv").write_text(
+        "user;x;d\na;1.234,5;2020-01-02\nb;2,5;2020-01-03\na;3,5;2020-01-03\nb;4,5;2020-01-03\n", encoding="cp1252"
+    )
+    assert yaml.safe_load(schema_of(tmp_path / "t.csv"))["data"]["csv"] == {"delimiter": ";", "decimal": ",", "thousands": "."}

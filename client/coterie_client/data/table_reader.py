@@ -24,7 +24,7 @@ from coterie_client.data.reading import Reading
 from coterie_client.data.rows import Block, Codes, ColumnRows, Kept, joined
 from coterie_client.data.split import hold_out, n_test_rows
 from coterie_client.data.tables import Roles, Table, check_header, check_user_column, modes_of, no_rows, roles_of, same_cluster
-from coterie_client.data.typed import decided, typed
+from coterie_client.data.typed import Typed, decided, typed
 from coterie_client.data.users import UserData, UserHead
 
 _MOST_NAMED = 12  # columns in a note
@@ -114,6 +114,12 @@ def load(config: Table, files: Sequence[DataFile], how: Format, seed: int, names
     return Reading(users, tuple(_notes(label, table, kinds, unused, n_dropped)))
 
 
+def load_rows(config: Table, roles: Roles, file: DataFile, how: Format) -> Typed:
+    """The rows of one file, whosever they are, with the columns that `roles` name."""
+    table, label, unused = _read(config, [file], how, None, keep_values=True, roles=roles)
+    return typed(config, roles, table.kept, decided(roles, table.kept, label, unused))
+
+
 def _notes(label: str, table: _Table, kinds: Mapping[str, str], unused: Sequence[str], n_dropped: int) -> Iterator[Note]:
     if unused:
         names = _listed(unused)
@@ -137,10 +143,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _read(
-    config: Table, files: Sequence[DataFile], how: Format, names: Collection[str] | None, *, keep_values: bool
+    config: Table, files: Sequence[DataFile], how: Format, names: Collection[str] | None, *, keep_values: bool, roles: Roles | None = None
 ) -> tuple[_Table, str, list[str]]:
     """What was kept; how sentences call the table; columns that are not used."""
-    roles = roles_of(config)
+    roles = roles_of(config) if roles is None else roles
     with how.opened(files[0]) as first:  # decides for all, also when its user is not asked for: data must not depend on who is loaded
         check_user_column(files[0].label, config, per_user=files[0].user is not None)
         check_header(files[0].label, first.header, roles, first.hint)

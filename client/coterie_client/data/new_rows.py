@@ -1,0 +1,147 @@
+"""Rows of a new table, read as the rows that a model was trained on: by the same dialect, types, categories and formula.
+
+The model's features say which columns are needed. Users, clusters and targets are not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from coterie.arrays import Array
+from coterie.columns import Dialect, Levels
+from coterie.data import CsvData, DataConfig, ParquetData
+from coterie.errors import ConfigError
+from coterie.features import Feature
+from coterie.findings import Finding
+from coterie_client.data import csv_table
+from coterie_client.data.cells import Spelling
+from coterie_client.data.formula import Asked, asked_by
+from coterie_client.data.paths import DataFile, one_file
+from coterie_client.data.table_reader import Format, load_rows
+from coterie_client.data.tables import Roles
+
+_MISSING = " is missing"  # ends the name of an indicator
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """A table with its features; NaN where a cell is missing which the experiment fills in."""
+
+    header: tuple[str, ...]
+    cells: list[list[str]]
+    features: Array  # (m, p)
+
+
+def read_new_rows(data: DataConfig, path: Path, features: Sequence[str]) -> NewRows:
+    """The rows of a text table; `features` are the names of the model's, in order, or empty where they have none.
+
+    Without names, features are all numbers in columns that have no other role. Raises ConfigError.
+    """
+    config, fills = _as_csv(data, path), getattr(data, "missing", "refuse") in ("mean", "indicator")
+    spelling = Spelling.of(config.csv)
+    file = DataFile(one_file(str(path), None).path, str(path), user="rows")
+    with csv_table.opened(file, config.csv, spelling) as opened:
+        header = tuple(opened.header)
+        at, cells = [], []
+        for line, row in opened.lines:
+            at.append(line)
+            cells.append(_checked(file, line, row, len(header)))
+    if not cells:
+        return NewRows(header, cells, np.empty((0, len(features))))
+    if config.formula is not None:
+        asked = asked_by(config.formula)
+        columns = tuple(column for column in asked.columns if column != asked.target)
+        roles = Roles((), (), None, None, Asked(asked.target, columns, asked.categories))
+        known = {column: re.compile(rf"(?:^|:)(?:C\({re.escape(column)}\)|{re.escape(column)})\[T\.(.*?)\](?:$|:)") for column in columns}
+        levels = {column: [match[1] for name in features if (match := pattern.search(name))] for column, pattern in known.items()}
+    elif features:
+        levels = _columns_of(str(path), header, features)
+        roles = Roles((), (), None, tuple(levels))
+    else:
+        roles, levels = Roles((), (), None, None), {}
+    types = dict(config.columns)
+    for column, trained in levels.items():
+        if trained and not isinstance(types.get(column), Levels):
+            types[column] = Levels(category=(_reference(header, cells, column, trained, spelling, str(path)), *dict.fromkeys(trained)))
+    config = config.model_copy(update={"columns": types})
+    found = load_rows(config, roles, file, Format(spelling, "line", partial(csv_table.opened, dialect=config.csv, spelling=spelling)))
+    if not fills:
+        _check_complete(str(path), found.features, found.schema, at)
+    names = [feature.name for feature in found.schema]
+    if features and set(features) - set(names):
+        lacking = next(name for name in features if name not in names)
+        raise ConfigError(f"{path}: feature {lacking!r} of the model is missing, found {', '.join(map(repr, names))}", Finding("T2"))
+    order = [names.index(name) for name in features] if features else list(range(len(names)))
+    return NewRows(header, cells, found.features[:, order])
+
+
+def _as_csv(data: DataConfig, path: Path) -> CsvData:
+    """The run's own data section, of a text table without users and targets."""
+    kept: dict[str, object] = {}
+    others = {"user_column", "cluster_column", "target_column", "user", "target", "cluster"}
+    if isinstance(data, CsvData | ParquetData):
+        kept = {"columns": dict(data.columns), "formula": data.formula, "indicator_columns": data.indicator_columns}
+        kept["missing"] = "indicator" if data.missing == "indicator" else "mean"  # no row is dropped: each has a prediction
+    ignored = {name for role in others for name in _names(getattr(data, role, None))}
+    columns: dict[str, object] = {**dict.fromkeys(ignored, "ignore"), **kept.pop("columns", {})}  # type: ignore[dict-item]
+    columns |= dict.fromkeys(ignored, "ignore")
+    section = CsvData(source="csv", path=str(path), csv=data.csv if isinstance(data, CsvData) else Dialect())
+    return section.model_copy(update={**kept, "columns": columns})
+
+
+def _check_complete(label: str, features: Array, schema: Sequence[Feature], lines: Sequence[int]) -> None:
+    """ConfigError for missing cells, where the experiment does not fill them in."""
+    missing = np.argwhere(np.isnan(features))
+    if not len(missing):
+        return
+    row, place = missing[0]
+    n_rows, column = len(set(missing[:, 0].tolist())), schema[place].column or schema[place].name
+    more = f" (and cells of {n_rows - 1} more rows)" if n_rows > 1 else ""
+    said = f"{label} line {lines[row]}, column {column!r}: the cell is missing{more}, want a value, for the run has not filled in any"
+    raise ConfigError(said, Finding("T4", count=n_rows, role="feature"))
+
+
+def _names(column: object) -> Sequence[str]:
+    return (column,) if isinstance(column, str) else column if isinstance(column, tuple) else ()
+
+
+def _checked(file: DataFile, line: int, row: list[str], width: int) -> list[str]:
+    if len(row) != width:
+        raise csv_table.wrong_width(file.label, line, len(row), width)
+    return row
+
+
+def _columns_of(label: str, header: Sequence[str], features: Sequence[str]) -> dict[str, list[str]]:
+    """The columns of a model's features, in their order, with the levels that categories have features for."""
+    columns: dict[str, list[str]] = {}
+    for name in features:
+        if name in header:
+            columns.setdefault(name, [])
+        elif name.endswith(_MISSING) and name.removesuffix(_MISSING) in header:
+            continue
+        else:
+            splits = [at.start() for at in re.finditer("=", name) if name[: at.start()] in header]
+            if not splits:
+                raise ConfigError(f"{label}: column {name!r} is missing, found {', '.join(map(repr, header))}", Finding("T2"))
+            columns.setdefault(name[: splits[0]], []).append(name[splits[0] + 1 :])
+    return columns
+
+
+def _reference(
+    header: Sequence[str], cells: Sequence[Sequence[str]], column: str, trained: Sequence[str], spelling: Spelling, label: str
+) -> str:
+    """The level that has no feature, where it was not declared: the only other one that the rows may have."""
+    if column not in header:
+        raise ConfigError(f"{label}: column {column!r} is missing, found {', '.join(map(repr, header))}", Finding("T2"))
+    place = header.index(column)
+    others = sorted({row[place].strip() for row in cells if not spelling.is_missing(row[place])} - set(trained))
+    if len(others) > 1:
+        said = f"{label}: column {column!r} has the levels {', '.join(map(repr, others[:5]))}, which the model has no features for"
+        raise ConfigError(f"{said}, want at most one, its reference", Finding("T7", count=len(others), role="feature"))
+    return others[0] if others else "(reference)"
