@@ -90,7 +90,7 @@ class _Guarded:
             return self._loss.curvature(s, y)
 
     def check_targets(self, y: Array, user: str) -> None:
-        with otherwise(Finding("L6", role="target", place="problem.loss")), user_code(self._what, _RAISED, ConfigError):
+        with user_code(self._what, _RAISED, ConfigError), otherwise(Finding("L6", role="target", place="problem.loss")):
             self._loss.check_targets(y, user)
 
     def predict(self, s: Array) -> Array:
