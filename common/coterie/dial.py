@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import random
 import time
 from collections import deque
@@ -22,6 +23,7 @@ from coterie.config import Experiment, experiment_from
 from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
 from coterie.failures import failure_of, finding_in
 from coterie.findings import Finding
+from coterie.links import link_rule
 from coterie.probe import PLAIN, mismatch
 from coterie.tls import Tls
 from coterie.told import finding_frame
@@ -131,12 +133,14 @@ async def serve_member(
     patience_s: float = 60.0,
     stop: asyncio.Event | None = None,
     on_wait: Callable[[], None] | None = None,
+    on_refusal: Callable[[str], None] | None = None,
 ) -> str | None:
     """Serves the run at HOST:PORT to its end and returns its outcome; None when `stop` was set before.
 
     `make(experiment, run_id)` gives the `Dialler` once the experiment is known; it is called where the work is done, by default in a
     `Thread`. With `tls` both sides show certificates. `patience_s` is the longest time without a server, at the start and between two
-    streams; `on_wait` is called once when there is none yet. Raises RunError when the run failed or patience is over, ConfigError and
+    streams; `on_wait` is called once when there is none yet, `on_refusal` with the reason for which the parent does not take
+    the member now, though it may later. Raises RunError when the run failed or patience is over, ConfigError and
     ProtocolError when the parent turned the member away, when certificates do not fit, or the experiment is wrong, and whatever a half or
     `make` raised, after telling the parent.
     """
@@ -152,7 +156,7 @@ async def serve_member(
         except Exception as error:
             await parent.report(error)
             raise
-        return await parent.serve(host, computer)
+        return await parent.serve(host, computer, on_refusal)
     finally:
         await to_the_end(parent.close())
         await to_the_end(computer.close())
@@ -301,9 +305,9 @@ class _Parent:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
             call.cancel()
 
-    async def serve(self, host: Dialler, computer: Computer) -> str | None:
+    async def serve(self, host: Dialler, computer: Computer, on_refusal: Callable[[str], None] | None = None) -> str | None:
         """Joins, and joins again after a lost stream until patience is over."""
-        heard_at, delay = time.monotonic(), FIRST_DELAY_S
+        heard_at, delay, said = time.monotonic(), FIRST_DELAY_S, ""
         while not self._stop.is_set():
             session = _Session(self._join(), host, computer, self._stop)
             end = await session.run()
@@ -317,6 +321,10 @@ class _Parent:
                 raise self._refused(end)
             if end.code == "UNAVAILABLE" and not session.was_welcomed:
                 await self._check_server()
+                # The parent's sentences name whom they are for; those of gRPC are about connections.
+                if on_refusal is not None and repr(self._name) in end.reason and end.reason != said:
+                    said = end.reason
+                    on_refusal(said)
             if session.was_welcomed:
                 heard_at, delay = time.monotonic(), FIRST_DELAY_S
             if time.monotonic() - heard_at > self._patience_s:
@@ -349,6 +357,7 @@ class _Session:
         self._working = asyncio.Lock()  # from the start of a task until its reply is written
         self._framing = asyncio.Lock()  # one frame: gRPC takes no second write before the first is done
         self._n_received = self._n_written = 0
+        self._hello_bytes = 0
         self._is_leaving = False  # tasks are dropped from here on
         self._is_ending = False  # the parent may be silent from here on; other deadlines hold
 
@@ -392,12 +401,14 @@ class _Session:
 
     async def _introduce(self) -> None:
         for frame in self._host.hello():
-            await self._write(frame.SerializeToString())
+            data = frame.SerializeToString()
+            self._hello_bytes += len(data)
+            await self._write(data)
 
     async def _beat(self) -> End:
         """Sends a heartbeat when nothing else was sent, and notices a silent parent; counts its own turns rather than seconds."""
         turns = 0
-        while turns < 2 * SILENT_HEARTBEATS:
+        while turns < 2 * (SILENT_HEARTBEATS + self._hello_beats):
             received, written = self._n_received, self._n_written
             await asyncio.sleep(self._heartbeat_s / 2)
             silence_s = SILENT_HEARTBEATS * self._heartbeat_s
@@ -412,6 +423,15 @@ class _Session:
             except TimeoutError:
                 return Lost("DEADLINE_EXCEEDED", f"the parent has taken no frame for {silence_s:g} s")
         return Lost("DEADLINE_EXCEEDED", f"nothing heard from the parent for {SILENT_HEARTBEATS * self._heartbeat_s:g} s")
+
+    @property
+    def _hello_beats(self) -> int:
+        """For so many heartbeats longer the parent may be silent, which answers once it has the whole hello: a link may be slow."""
+        if self._n_received:
+            return 0
+        rules = (link_rule(text) for _, text in self._rules.links.given())
+        seconds = max((rule.transmission_s(self._hello_bytes) + 2 * rule.delay_s for rule in rules), default=0.0)
+        return math.ceil(seconds / self._heartbeat_s)
 
     # ---- incoming
 

@@ -87,6 +87,9 @@ async def _serve(role: AggregatorRole) -> int:
         async def make(experiment: Experiment, run_id: str) -> Aggregator:
             return await _started(role, name, experiment, run_id, stack, stop, open_hubs, tls, tracer)
 
+        def say_refused(reason: str) -> None:
+            role.log.say("waiting", f"{reason}; trying again for up to {role.patience_s:g} s", server=role.server)
+
         def say_waiting() -> None:
             role.log.say("waiting", f"waiting for a coordinator at {role.server} (up to {role.patience_s:g} s)", server=role.server)
 
@@ -94,7 +97,15 @@ async def _serve(role: AggregatorRole) -> int:
         try:
             async with asyncio.timeout(None) as limit, _beside(_limit_after(stop, limit)):
                 outcome = await serve_member(
-                    make, role.server, name=name, computer=OnLoop(), tls=tls, patience_s=role.patience_s, stop=stop, on_wait=say_waiting
+                    make,
+                    role.server,
+                    name=name,
+                    computer=OnLoop(),
+                    tls=tls,
+                    patience_s=role.patience_s,
+                    stop=stop,
+                    on_wait=say_waiting,
+                    on_refusal=say_refused,
                 )
         except _StoppedError:
             pass

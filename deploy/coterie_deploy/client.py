@@ -85,6 +85,9 @@ async def _serve(client: Client) -> int:
         log.say("join", sentence, run=run_id, server=client.server, users=len(host.users))
         return host
 
+    def say_refused(reason: str) -> None:
+        log.say("waiting", f"{reason}; trying again for up to {client.patience_s:g} s", server=client.server)
+
     def say_waiting() -> None:
         log.say("waiting", f"waiting for a server at {client.server} (up to {client.patience_s:g} s)", server=client.server)
 
@@ -95,7 +98,14 @@ async def _serve(client: Client) -> int:
         stack.enter_context(failures_left(client.state if client.launched else None))
         async with beating(client.state):
             outcome = await serve_member(
-                make_host, client.server, name=name, tls=tls, patience_s=client.patience_s, stop=stop, on_wait=say_waiting
+                make_host,
+                client.server,
+                name=name,
+                tls=tls,
+                patience_s=client.patience_s,
+                stop=stop,
+                on_wait=say_waiting,
+                on_refusal=say_refused,
             )
     if outcome is None:
         log.say("stopped", f"stopped by {stop.by}; the same command goes on from here", by=stop.by)

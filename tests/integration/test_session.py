@@ -906,3 +906,34 @@ def main(address: str, name: str, users: str, folder: str = "") -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+
+
+def test_a_second_client_with_a_name_that_is_in_use_hears_the_reason_at_once_and_takes_the_place_when_it_is_free() -> None:
+    said: list[str] = []
+
+    async def test() -> None:
+        hub = new_hub(hosts=2)
+        async with served(hub) as (_, address), hosts(serve_member(maker("a", ["u0"]), address, name="a")) as (first,):
+            await until_joined(hub)
+            second = serve_member(maker("a", ["u0"], instance="2"), address, name="a", on_refusal=said.append)
+            async with hosts(second) as (waiting,):
+                async with asyncio.timeout(10):
+                    while not said:
+                        await asyncio.sleep(0.01)
+                assert not waiting.done()
+                first.cancel()
+                async with asyncio.timeout(10):
+                    while "a" not in hub.hosts or hub.hosts["a"].instance != "2":
+                        await asyncio.sleep(0.01)
+                await hub.finish("all done", failed=False)
+                assert await waiting == "all done"
+
+    run(test())
+    assert len(said) == 1
+    assert said[0].startswith("host 'a' is still connected from another process")
+
+
+async def until_joined(hub: Hub) -> None:
+    async with asyncio.timeout(10):
+        while not hub.hosts:
+            await asyncio.sleep(0.01)
