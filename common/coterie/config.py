@@ -7,6 +7,7 @@ environment.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -18,6 +19,7 @@ from coterie.columns import Name
 from coterie.data import DataConfig
 from coterie.errors import ConfigError
 from coterie.links import LinkRules
+from coterie.meant import keys_at, meant, method_of, tags_of
 from coterie.model import ModelConfig
 from coterie.problem import ProblemConfig
 from coterie.registry import ANY_MODEL, CONVEX, NETWORK, is_method, kinds, method_module, methods
@@ -43,6 +45,7 @@ _SOURCES = (
     *("ellipses", "hlm", "representation", "hsb", "exams", "growth", "digits"),
 )
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+_WORD = re.compile(r"'([^']*)'")
 _PATTERNS = {_NAME: "at most 100 letters, digits, dots, hyphens and underscores, of which the first is a letter or a digit"}
 # By the beginning of what pydantic calls the mistake; the first that fits.
 _WANTED = {
@@ -212,6 +215,9 @@ class Experiment(Settings):
             raise ValueError(f"problem.l2 is {self.problem.l2:g}, but networks are penalised by method.optimizer.weight_decay: want that")
         if is_network and (self.data.standardize or self.references):
             raise ValueError("standardize and references are for convex problems: want neither beside a model (see model.input_mean)")
+        for phases in ("phases", "adaptation"):  # of local steps: a part that is misspelt in them is a mistake before anything starts
+            if (made := getattr(self.method, phases, None)) is not None:
+                made()
         if not is_network and self.payload in ("float16", "bfloat16"):
             raise ValueError(f"payload {self.payload!r} is for the weights of networks, want float64 or float32")
         return self
@@ -225,7 +231,7 @@ class Experiment(Settings):
             raise ValueError(f"want a mapping with a name, one of {', '.join(methods())}")
         name = value["name"]
         if not is_method(name):
-            raise ValueError(f"the method {shown(name)} is unknown, want one of {', '.join(methods())}")
+            raise ValueError(f"the method {shown(name)} is unknown, want one of {', '.join(methods())}{meant(name, methods())}")
         config = method_module("coterie", name).Config
         if info.data.get("model") is None:
             value = {**getattr(config, "convex_defaults", {}), **value}
@@ -239,7 +245,7 @@ def experiment_from(content: Any, where: str = "the experiment") -> Experiment:
     try:
         return Experiment.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(shortened(f"{where}: {_sentences(error)}")) from None
+        raise ConfigError(shortened(f"{where}: {_sentences(error, method_of(content))}")) from None
 
 
 def experiment_to_json(experiment: Experiment) -> str:
@@ -304,42 +310,48 @@ def _with_value(content: Any, keys: Sequence[str], value: Any, override: str) ->
     return changed
 
 
-def _sentences(error: ValidationError) -> str:
+def _sentences(error: ValidationError, method: str | None) -> str:
     listed = error.errors(include_url=False)
     inside = {item["loc"][:length] for item in listed for length in range(len(item["loc"]))}
     # pydantic counts the items that are right, so a list of wrong ones is called too short besides.
     mistakes = [item for item in listed if not (item["type"] == "too_short" and item["loc"] in inside)]
     more = [f"and {len(mistakes) - _MAX_MISTAKES} more mistakes"] if len(mistakes) > _MAX_MISTAKES else []
-    return "; ".join([*map(_sentence, mistakes[:_MAX_MISTAKES]), *more])
+    return "; ".join([*(_sentence(item, method) for item in mistakes[:_MAX_MISTAKES]), *more])
 
 
-def _sentence(item: ErrorDetails) -> str:
+def _sentence(item: ErrorDetails, method: str | None) -> str:
     """One mistake: its place, and what is wrong with the value there."""
     kind, keys = item["type"], list(item["loc"])
     if keys[:1] in (["data"], ["model"]):
         del keys[1:2]  # pydantic names the chosen source or model there, which is no key of the file
     if kind.startswith("union_tag"):
-        keys.append("source")
+        keys.append("name" if keys[:1] == ["model"] else "source")
     place = ".".join(shortened(str(key), _MAX_KEY) for key in keys)
-    return shortened(f"{place or 'the experiment'}: {_complaint(kind, item)}", _MAX_MISTAKE)
+    return shortened(f"{place or 'the experiment'}: {_complaint(kind, item, method)}", _MAX_MISTAKE)
 
 
-def _complaint(kind: str, item: ErrorDetails) -> str:
+def _complaint(kind: str, item: ErrorDetails, method: str | None) -> str:
     context = item.get("ctx", {})
     match kind:
         case "value_error":
             return item["msg"].removeprefix("Value error, ")
         case "extra_forbidden":
-            return "unknown key"
+            config = method_module("coterie", method).Config if method is not None and is_method(method) else None
+            return f"unknown key{meant(item['loc'][-1], keys_at(Experiment, item['loc'][:-1], config))}"
         case "missing":
             return "is missing"
         case "union_tag_not_found":
-            return f"is missing, want one of {', '.join(_SOURCES)}"
+            return f"is missing, want one of {', '.join(_tags(item))}"
         case "union_tag_invalid":
-            return f"is {shown(context['tag'])}, want one of {', '.join(_SOURCES)}"
+            return f"is {shown(context['tag'])}, want one of {', '.join(_tags(item))}{meant(context['tag'], _tags(item))}"
         case "literal_error":
-            return f"is {shown(item['input'])}, want {context['expected']}"
+            return f"is {shown(item['input'])}, want {context['expected']}{meant(item['input'], _WORD.findall(context['expected']))}"
         case "string_pattern_mismatch":
             return f"is {shown(item['input'])}, want {_PATTERNS.get(context['pattern'], 'text that matches ' + context['pattern'])}"
     wanted = next((wanted.format(**context) for start, wanted in _WANTED.items() if kind.startswith(start)), item["msg"])
     return f"is {shown(item['input'])}, want {wanted}"
+
+
+def _tags(item: ErrorDetails) -> Sequence[str]:
+    """The names of the sources, or of the models."""
+    return tags_of(ModelConfig) if item["loc"][:1] == ("model",) else _SOURCES

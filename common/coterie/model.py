@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, JsonValue, PositiveFloat, StringConstraints
 
 from coterie.errors import ConfigError, ProtocolError
+from coterie.findings import Finding
+from coterie.meant import meant
 from coterie.settings import Settings
+from coterie.shown import shown
 
 Part = Literal["representation", "head"]
 Sharing = Literal["all", "representation", "head", "none"]  # which part of the model travels; the rest is private
@@ -92,6 +95,16 @@ def _named(value: Any) -> Any:
 
 
 ModelConfig = Annotated[LinearModel | MlpModel | CnnModel | LstmModel | CustomModel, Field(discriminator="name"), BeforeValidator(_named)]
+
+
+PARTS = ("all", "representation", "head")  # of a model, as phases of local steps name them
+
+
+def check_part(part: str) -> None:
+    """ConfigError for what is no part of a model."""
+    if part not in PARTS:
+        wanted = f"want one of {', '.join(PARTS)}{meant(part, PARTS)}"
+        raise ConfigError(f"a phase trains {shown(part)}, which is no part of a model: {wanted}", Finding("L4"))
 
 
 @dataclass(frozen=True)

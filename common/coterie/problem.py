@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
+from coterie.meant import meant
 from coterie.settings import Settings
 from coterie.shown import shown
 
@@ -22,10 +23,11 @@ _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def _known_or_importable(loss: str) -> str:
-    if loss in (*MARGIN_LOSSES, *DISTANCE_LOSSES, *NETWORK_LOSSES) or _IMPORT_PATH.fullmatch(loss):
+    names = (*MARGIN_LOSSES, *DISTANCE_LOSSES, *NETWORK_LOSSES)
+    if loss in names or _IMPORT_PATH.fullmatch(loss):
         return loss
-    known = ", ".join((*MARGIN_LOSSES, *DISTANCE_LOSSES, *NETWORK_LOSSES))
-    raise ValueError(f"loss {shown(loss)} is unknown: wanted one of {known}, or an import path 'package.module:name'")
+    wanted = f"wanted one of {', '.join(names)}, or an import path 'package.module:name'"
+    raise ValueError(f"loss {shown(loss)} is unknown: {wanted}{meant(loss, names)}")
 
 
 class ProblemConfig(Settings):

@@ -141,3 +141,65 @@ def test_a_key_that_is_there_twice_is_refused_by_name(tmp_path: Path) -> None:
 def test_generated_data_that_no_machine_holds_is_refused(more: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=f"data: {sentence}"):
         experiment_from(apply_overrides(CONTENT, [f"data={{source: ellipses, {more}}}"]))
+
+
+MEANT = [
+    ("metod=3", "metod: unknown key; did you mean 'method'?"),
+    ("stop.round=3", "stop.round: unknown key; did you mean 'rounds'?"),
+    ("method.penatly=3", "method.penatly: unknown key; did you mean 'penalty'?"),
+    ("method.name=pdmn", "squared; did you mean 'pdmm'?"),
+    ("problem.loss=leest_squares", "'package.module:name'; did you mean 'least_squares'?"),
+    ("data.source=cvs", f"data.source: is 'cvs', want one of {SOURCES}; did you mean 'csv'?"),
+    ("data={source: csv, path: a, target_colum: y}", "data.target_colum: unknown key; did you mean 'target_column'?"),
+    (
+        "data={source: digits, partition: {by: classes, users: 2, clases_per_user: 2}}",
+        "data.partition.clases_per_user: unknown key; did you mean 'classes_per_user'?",
+    ),
+    ("federation.links={dirct: 1Mbit/s}", "federation.links.dirct: unknown key; did you mean 'direct'?"),
+    ("payload=float46", "'float16' or 'bfloat16'; did you mean 'float64'?"),
+    ("model={name: mpl, classes: 10}", "model.name: is 'mpl', want one of linear, mlp, cnn, lstm, custom; did you mean 'mlp'?"),
+    ("model={name: mlp, classes: 10, hiden: [3]}", "model.hiden: unknown key; did you mean 'hidden'?"),
+]
+
+
+@pytest.mark.parametrize(("override", "sentence"), MEANT)
+def test_a_misspelt_word_is_said_with_the_one_that_may_be_meant(override: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        experiment_from(apply_overrides(CONTENT, [override]))
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize("override", ["xyzzy=3", "method.xyzzy=3", "data.source=xyzzy", "data.colour=red"])
+def test_a_word_like_no_other_has_no_suggestion(override: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        experiment_from(apply_overrides(CONTENT, [override]))
+    assert "did you mean" not in str(error.value)
+
+
+def test_a_misspelt_part_of_a_phase_is_a_mistake_before_anything_starts() -> None:
+    from coterie.methods.fedrep import Config
+    from coterie.model import check_part
+
+    sentence = "a phase trains 'hed', which is no part of a model: want one of all, representation, head; did you mean 'head'?"
+    with pytest.raises(ConfigError) as error:
+        Config(name="fedrep").phase("hed")
+    assert str(error.value) == sentence
+    for part in ("all", "representation", "head"):
+        check_part(part)
+
+
+def test_a_method_of_ones_own_with_a_misspelt_part_is_refused_with_its_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from coterie.methods.fedrep import Config
+
+    monkeypatch.setattr(Config, "phases", lambda self: [self.phase("hed", epochs=1)])
+    content = {**CONTENT, "data": {"source": "digits", "partition": {"by": "classes", "users": 2, "classes_per_user": 2}}}
+    del content["problem"]
+    with pytest.raises(ConfigError, match="a phase trains 'hed'"):
+        experiment_from({**content, "model": {"name": "mlp", "classes": 10}, "method": {"name": "fedrep"}})
+
+
+def test_a_client_refuses_a_phase_of_no_part() -> None:
+    from coterie_client.learning import Phase
+
+    with pytest.raises(ConfigError, match="a phase trains 'hed'"):
+        Phase("hed", 1, None, None, 0.1)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from coterie.model import Part
+from coterie.model import Part, check_part
 
 ALPHA = "alpha of the mix"  # beside the tensors of a mix's own model
 
@@ -72,6 +72,10 @@ class Phase:
     pull: tuple[float, Mapping[str, NDArray[Any]]] | None = None  # mu and anchor: mu (w - anchor) is added to the gradient
     shift: Mapping[str, NDArray[Any]] | None = None  # added to the gradient
     rule: Rule | None = None  # where the gradient is taken, if not at the parameters as they are
+
+    def __post_init__(self) -> None:
+        """ConfigError for a part that models do not have: a misspelt head would be the representation."""
+        check_part(self.part)
 
     def inside(self, prefix: str) -> Phase:
         """The phase for one module of a network, where tensors are called without the module's `prefix`."""

@@ -18,6 +18,7 @@ from torch import nn
 from coterie.draws import stream
 from coterie.errors import ConfigError, RunError, otherwise
 from coterie.findings import Finding
+from coterie.meant import meant
 from coterie.model import CnnModel, CustomModel, ModelConfig, Part, TensorInfo
 from coterie_client.data import UserData
 from coterie_client.learning import Draw, Fitted, Phase, Rows, Tensors, Trained, count_steps, epochs, gradient, steps_of, train
@@ -81,7 +82,9 @@ class TorchNetwork:
         for prefix in self._head_prefixes:
             if not any(_is_inside(tensor.name, prefix) for tensor in listed):
                 shown = ", ".join(tensor.name for tensor in listed[:_MAX_SHOWN]) + (", ..." if len(listed) > _MAX_SHOWN else "")
-                raise ConfigError(f"head prefix {prefix!r} names no tensor of the model, which has {shown}")
+                raise ConfigError(
+                    f"head prefix {prefix!r} names no tensor of the model, which has {shown}{meant(prefix, _prefixes(listed))}"
+                )
         return tuple(listed)
 
     def _own_memory(self) -> None:
@@ -316,3 +319,9 @@ def _said(error: Exception) -> str:
 
 def _seed_of(seed: int, purpose: str, *index: int | str) -> int:
     return int(stream(seed, purpose, *index).words.random_raw() >> 1)
+
+
+def _prefixes(tensors: Sequence[TensorInfo]) -> list[str]:
+    """What names of tensors begin with, up to each dot."""
+    pieces = [tensor.name.split(".") for tensor in tensors]
+    return list(dict.fromkeys(".".join(piece[:length]) for piece in pieces for length in range(1, len(piece))))

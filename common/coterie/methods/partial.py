@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from coterie.messages import Array, Broadcast, Indices, Positions, Rows, Scalars, Weights, dataclass, declare
-from coterie.model import Sharing
+from coterie.model import Sharing, check_part
 from coterie.registry import NETWORK, Kind
 from coterie.settings import Settings
 
@@ -85,7 +85,8 @@ class Training(Settings):
         return []
 
     def phase(self, part: str, *, epochs: int | None = None, updates: int | None = None, **changes: Any) -> dict[str, Any]:
-        """One phase: `epochs` over the user's rows, or `updates` batches."""
+        """One phase: `epochs` over the user's rows, or `updates` batches. ConfigError for a part that models do not have."""
+        check_part(part)
         chosen: Optimizer = changes.pop("optimizer", None) or self.optimizer
         moves = {"optimizer": chosen.name, "lr": chosen.lr, "momentum": chosen.momentum, "weight_decay": chosen.weight_decay}
         return {"part": part, "epochs": epochs, "updates": updates, "batch_size": self.batch_size, **moves, **changes}

@@ -1,0 +1,68 @@
+"""What may have been meant by a word that is not among those there are: the end of a sentence."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+_CUTOFF = 0.6
+_LONGEST = 200  # characters: a longer word is no misspelt one
+
+
+def meant(found: object, words: Iterable[str]) -> str:
+    """ "; did you mean 'loss'?" where one of the words is much like what was found, else nothing."""
+    if not isinstance(found, str) or len(found) > _LONGEST:
+        return ""
+    similar = difflib.get_close_matches(found, list(words), n=1, cutoff=_CUTOFF)
+    return f"; did you mean {similar[0]!r}?" if similar else ""
+
+
+def keys_at(root: type[BaseModel], place: Sequence[int | str], method: type[BaseModel] | None) -> set[str]:
+    """The keys that a mapping at this place of a pydantic error may have; `method` is the model of the experiment's method, where known.
+
+    Where one of several models was chosen, the place says which, by the model's own first key.
+    """
+    models: list[type[BaseModel]] = [root]
+    for step in place:
+        if isinstance(step, int):
+            continue
+        if chosen := [model for model in models if _tag(model) == step]:
+            models = chosen
+        elif step == "method" and models == [root]:
+            models = [] if method is None else [method]
+        else:
+            models = [inner for model in models if step in model.model_fields for inner in _inside(model.model_fields[step].annotation)]
+    return {key for model in models for key in model.model_fields}
+
+
+def tags_of(annotation: object) -> list[str]:
+    """What the models of a union are called."""
+    return [tag for model in _inside(annotation) if (tag := _tag(model)) is not None]
+
+
+def method_of(content: object) -> str | None:
+    """The name of the method, as far as a mapping says it."""
+    method = content.get("method") if isinstance(content, Mapping) else None
+    name = method.get("name") if isinstance(method, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
+def _tag(model: type[BaseModel]) -> str | None:
+    """What a model is called that is one of several: the only value of its key `source` or `name`."""
+    for key in ("source", "name"):
+        values: tuple[Any, ...] = typing.get_args(model.model_fields[key].annotation) if key in model.model_fields else ()
+        if len(values) == 1 and isinstance(values[0], str):
+            return values[0]
+    return None
+
+
+def _inside(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        return
+    for inner in typing.get_args(annotation):
+        yield from _inside(inner)
