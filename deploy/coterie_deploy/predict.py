@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO
 
-import numpy as np
-
-from coterie.arrays import Array
 from coterie.config import load_experiment
 from coterie.errors import ConfigError
 from coterie_client.data.new_rows import read_new_rows
@@ -41,11 +38,10 @@ def predict(folder: Path, user: str, table: Path, stage: str | None, out: Path |
     if not rows.cells:
         write_table(out, stdout, [*rows.header, PREDICTION], [])
         return
-    features = _complete(rows.features, left, table)
     wanted = left.model_of(user).size - experiment.problem.has_intercept
-    if features.shape[1] != wanted:
-        raise ConfigError(f"{table} has {features.shape[1]} numeric columns for features, the model wants {wanted}")
-    predictions = predicted(experiment, left, user, features)
+    if rows.features.shape[1] != wanted:
+        raise ConfigError(f"{table} has {rows.features.shape[1]} numeric columns for features, the model wants {wanted}")
+    predictions = predicted(experiment, left, user, rows.features)
     loss = resolve_row_loss(experiment.problem)
     said = [f"{value:g}" if loss.is_classifier else repr(float(value)) for value in predictions]
     write_table(out, stdout, [*rows.header, PREDICTION], [[*cells, value] for cells, value in zip(rows.cells, said, strict=True)])
@@ -60,11 +56,3 @@ def _left(folder: Path, user: str, stage: str | None, state: Path | None) -> Lef
     left = with_kept(left_in(folder, name), folder, state, user)
     left.model_of(user)
     return left
-
-
-def _complete(features: Array, left: Left, table: Path) -> Array:
-    """Features with the means of the run where a cell is missing. ConfigError where it has none."""
-    n_missing = int(np.isnan(features).sum())
-    if n_missing and left.mean is None:
-        raise ConfigError(f"{table}: cells of features are missing ({n_missing}), and the run has left no means for them, want values")
-    return features if left.mean is None else np.where(np.isnan(features), left.mean, features)
