@@ -246,3 +246,86 @@ def test_the_schema_of_a_table_reads_it_as_it_says(tmp_path: Path) -> None:
         "user;x;d\na;1.234,5;2020-01-02\nb;2,5;2020-01-03\na;3,5;2020-01-03\nb;4,5;2020-01-03\n", encoding="cp1252"
     )
     assert yaml.safe_load(schema_of(tmp_path / "t.csv"))["data"]["csv"] == {"delimiter": ";", "decimal": ",", "thousands": "."}
+
+
+def small(tmp_path: Path, text: str, **more: Any) -> Reading:
+    (tmp_path / "t.csv").write_text(text, encoding="utf-8")
+    fields = {"source": "csv", "path": "t.csv", "user_column": "u", "test_fraction": 0, **more}
+    return read_users(ADAPTER.validate_python(fields), 0, None, tmp_path)
+
+
+def test_a_declared_column_that_is_not_there_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^t.csv: column 'sess' is missing, found 'u', 'ses'$") as caught:
+        small(tmp_path, "u,ses\na,1\n", columns={"sess": "number"})
+    assert caught.value.finding.sentence == "a column that the experiment names is missing (data.columns) (rule T2)"
+    assert len(small(tmp_path, "u,ses\na,1\n", columns={"id": "ignore"}).users) == 1
+
+
+def test_a_column_that_is_partly_numbers_says_how_many(tmp_path: Path) -> None:
+    (note,) = small(tmp_path, "u,x,z\na,1,1\na,low,2\na,3,3\na,high,4\n").notes
+    assert note.sentence == "t.csv: column 'x' (2 of 4 cells are numbers) is not used (data.columns can say what they are, or ignore)"
+    with pytest.raises(ConfigError, match=r"0 numeric columns are left for features \(not used: 'x' \(2 of 4 cells are numbers\)\)"):
+        small(tmp_path, "u,x\na,1\na,low\na,3\na,high\n")
+
+
+def test_a_lone_letter_is_no_boolean_but_both_letters_are(tmp_path: Path) -> None:
+    assert small(tmp_path, "u,sex,x\na,F,1\na,F,2\n").users[0].columns == ("x",)
+    assert small(tmp_path, "u,won,x\na,F,1\na,T,2\n").users[0].features.tolist() == [[0, 1], [1, 2]]
+
+
+def test_a_number_can_mean_missing_and_na_can_be_a_name(tmp_path: Path) -> None:
+    assert np.isnan(small(tmp_path, "u,x\na,-9\na,9\n", missing="mean", csv={"missing": ["-9"]}).users[0].features[0, 0])
+    with pytest.raises(ConfigError, match=r"^t.csv line 2, column 'u': the cell is missing, want a value, or data.missing: drop_rows$"):
+        small(tmp_path, "u,x\nNA,1\n")
+    assert small(tmp_path, "u,x\nNA,1\n", csv={"missing": [""]}).users[0].name == "NA"
+
+
+def test_a_user_without_rows_left_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^t.csv: user 'a' has 0 rows left, for all of them have missing cells") as caught:
+        small(tmp_path, "u,x\na,NA\nb,2\n", missing="drop_rows")
+    assert caught.value.finding.rule == "T12"
+
+
+def test_at_most_five_of_many_bad_cells_are_shown_and_all_are_counted(tmp_path: Path) -> None:
+    rows = "".join(f"a,bad{number},no\n" if number % 10 == 0 else f"a,{number},{number}\n" for number in range(200))
+    with pytest.raises(ConfigError) as caught:
+        small(tmp_path, "u,x,y\n" + rows, target_column="y")
+    said = str(caught.value)
+    assert said.startswith(
+        "40 cells are not finite numbers: t.csv line 2, column 'x': 'bad0'; t.csv line 2, column 'y': 'no'; t.csv line 12"
+    )
+    assert said.endswith("; and 35 more; want numbers")
+    assert said.count(" line ") == 5
+    assert caught.value.finding.sentence == "20 cells of a feature are not numbers (rule T3)"
+
+
+def test_types_do_not_depend_on_who_is_loaded_with_a_file_for_each_user(tmp_path: Path) -> None:
+    (tmp_path / "f").mkdir()
+    for name, cell in (("a", "TRUE"), ("b", "3"), ("c", "FALSE")):
+        (tmp_path / "f" / f"{name}.csv").write_text(f"x,z\n1,{cell}\n", encoding="utf-8")
+    data = ADAPTER.validate_python({"source": "csv", "path": "f"})
+    assert [user.columns for user in load_users(data, 0, None, tmp_path)] == [("x",)] * 3
+    assert [user.columns for user in load_users(data, 0, ["a"], tmp_path)] == [("x",)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"csv": {"delimiter": ".", "decimal": ","}, "columns": {"x": {"category": ["a"]}}}, "at least 2 items"),
+        ({"columns": {"x": {"category": [True, False]}}}, "write it in quotes"),
+        ({"columns": {"x": {"category": ["a", "a"]}}}, "want each once"),
+        ({"csv": {"decimal": ",", "thousands": ","}}, "are both ',', want two signs"),
+        ({"csv": {"encoding": "klingon"}}, "encoding is 'klingon', want a known one"),
+        ({"csv": {"encoding": "rot13"}}, "encoding is 'rot13', want a known one"),
+        ({"csv": {"delimiter": "ab"}}, "at most 1 character"),
+        ({"formula": "y ~ x", "target_column": "y"}, "formula and target_column are both given"),
+        ({"formula": "y + x"}, "want a target, a tilde and terms"),
+        ({"formula": "y ~ x", "missing": "mean"}, "want refuse or drop_rows"),
+        ({"indicator_columns": ["x"]}, "want missing: indicator"),
+        ({"user_column": ["a"]}, "at least 2 items"),
+        ({"target_column": "y", "columns": {"y": "ignore"}}, "columns says to ignore it"),
+    ],
+)
+def test_a_wrong_data_section_of_a_table_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        ADAPTER.validate_python({"source": "csv", "path": "t.csv", "user_column": "u", **fields})

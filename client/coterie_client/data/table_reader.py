@@ -97,7 +97,7 @@ def load(config: Table, files: Sequence[DataFile], how: Format, seed: int, names
     kinds = decided(table.roles, table.kept, label, unused)
     if not table.kept.users:
         return Reading([])
-    found = typed(config, table.roles, table.kept, kinds)
+    found = typed(label, config, table.roles, table.kept, kinds)
     codes = np.concatenate(table.kept.codes)[found.is_row]
     table.kept.codes.clear()
     order = np.argsort(codes, kind="stable")
@@ -117,7 +117,7 @@ def load(config: Table, files: Sequence[DataFile], how: Format, seed: int, names
 def load_rows(config: Table, roles: Roles, file: DataFile, how: Format) -> Typed:
     """The rows of one file, whosever they are, with the columns that `roles` name."""
     table, label, unused = _read(config, [file], how, None, keep_values=True, roles=roles)
-    return typed(config, roles, table.kept, decided(roles, table.kept, label, unused))
+    return typed(label, config, roles, table.kept, decided(roles, table.kept, label, unused))
 
 
 def _notes(label: str, table: _Table, kinds: Mapping[str, str], unused: Sequence[str], n_dropped: int) -> Iterator[Note]:
@@ -136,7 +136,7 @@ def _notes(label: str, table: _Table, kinds: Mapping[str, str], unused: Sequence
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:_MOST_NAMED])) + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")
 
 
 # ---- reading
@@ -173,7 +173,7 @@ def _is_of_all_rows(config: Table, name: str, column: ColumnRows) -> bool:
 
 def _unused(config: Table, roles: Roles, header: Sequence[str], modes: Mapping[str, str]) -> list[str]:
     used = {*roles.users, *roles.clusters, *modes}
-    return [column for column in header if column not in used and config.columns.get(column) != "ignore"]
+    return [repr(column) for column in header if column not in used and config.columns.get(column) != "ignore"]
 
 
 def _check_named_columns(label: str, header: Sequence[str], modes: Mapping[str, str], roles: Roles) -> None:

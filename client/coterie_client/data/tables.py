@@ -28,6 +28,7 @@ class Roles:
     target: str | None
     features: tuple[str, ...] | None  # None: those that turn out to be numbers, booleans or dates
     formula: Asked | None = None
+    declared: tuple[str, ...] = ()  # without a list of features: columns with a type, which must be there
 
     @property
     def named(self) -> dict[str, str]:
@@ -37,7 +38,8 @@ class Roles:
         if self.formula is not None:
             return places | dict.fromkeys(self.formula.columns, "data.formula")
         places |= {} if self.target is None else {self.target: "data.target_column"}
-        return places | {column: f"data.feature_columns[{number}]" for number, column in enumerate(self.features or ())}
+        places |= {column: f"data.feature_columns[{number}]" for number, column in enumerate(self.features or ())}
+        return places | {column: "data.columns" for column in self.declared if column not in places}
 
 
 def roles_of(config: Table) -> Roles:
@@ -47,7 +49,8 @@ def roles_of(config: Table) -> Roles:
     if config.formula is not None:
         asked = asked_by(config.formula)
         return Roles(users, clusters, asked.target, None, asked)
-    return Roles(users, clusters, config.target_column, config.feature_columns)
+    declared = tuple(column for column, kind in config.columns.items() if kind != "ignore") if config.feature_columns is None else ()
+    return Roles(users, clusters, config.target_column, config.feature_columns, declared=declared)
 
 
 def check_header(label: str, header: Sequence[str], roles: Roles, hint: str = "") -> None:

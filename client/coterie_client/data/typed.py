@@ -71,11 +71,13 @@ def decided(roles: Roles, kept: Kept, label: str, unused: list[str]) -> dict[str
                 raise no_type(f"{label}: column {name!r} is text", roles.named[name], name)
             kinds[name] = "number" if found == "empty" else found
         elif found in ("text", "empty"):
-            unused.append(name)
+            n = column.tally.kinds["number"]
+            unused.append(f"{name!r} ({n} of {column.tally.n_present} cells are numbers)" if n else repr(name))
         else:
             kinds[name] = found
     if roles.features is None and roles.formula is None and not any(name != roles.target for name in kinds):
-        raise ConfigError(f"{label}: 0 numeric columns are left for features, want at least one", Finding("T13"))
+        why = f" (not used: {', '.join(unused[:MOST_LISTED])})" if unused else ""
+        raise ConfigError(f"{label}: 0 numeric columns are left for features{why}, want at least one", Finding("T13"))
     return kinds
 
 
@@ -87,13 +89,15 @@ def _respelled(label: str, name: str, tally: Tally, key: str) -> ConfigError:
     return ConfigError(f"{label}: {cells}, such as {quoted(tally.example)}: {wanted}", Finding("T9", place=f"data.csv.{key}"))
 
 
-def typed(config: Table, roles: Roles, kept: Kept, kinds: dict[str, str]) -> Typed:
+def typed(label: str, config: Table, roles: Roles, kept: Kept, kinds: dict[str, str]) -> Typed:
     """The kept rows. ConfigError that counts all cells which cannot be used."""
     faults: list[Fault] = []
     columns = {}
     for name, kind in kinds.items():
         role: Role = "target" if name == roles.target else "feature"
-        columns[name] = _category(config, name, role, kept, faults) if kind == "category" else _numbers(name, kind, role, kept, faults)
+        columns[name] = (
+            _category(label, config, name, role, kept, faults) if kind == "category" else _numbers(name, kind, role, kept, faults)
+        )
     is_row = np.ones(kept.n_rows, np.bool_)
     fills = config.missing in ("mean", "indicator")
     for name, column in columns.items():
@@ -210,7 +214,7 @@ def _converted(chunk: Chunk, kind: str, convert: Callable[[str], float | None], 
     return filled, bad
 
 
-def _category(config: Table, name: str, role: Role, kept: Kept, faults: list[Fault]) -> Column:
+def _category(label: str, config: Table, name: str, role: Role, kept: Kept, faults: list[Fault]) -> Column:
     """A column of levels; those that are not declared are faults."""
     column = kept.columns[name]
     found = {code: level for level, code in column.levels.items() if code >= 0}
@@ -218,7 +222,10 @@ def _category(config: Table, name: str, role: Role, kept: Kept, faults: list[Fau
     levels = declared.category if isinstance(declared, Levels) else tuple(sorted(set(found.values())))
     if not 2 <= len(levels) <= MOST_LEVELS:
         wanted = f"want 2 to {MOST_LEVELS}, or the column ignored (data.columns: {{{name}: ignore}})"
-        raise ConfigError(f"column {name!r} has {len(levels)} levels, {wanted}", Finding("T15", place=kept.named.get(name, "data.columns")))
+        raise ConfigError(
+            f"{label}: column {name!r} has {len(levels)} level{'s' if len(levels) != 1 else ''}, {wanted}",
+            Finding("T15", place=kept.named.get(name, "data.columns")),
+        )
     codes = np.concatenate([np.asarray(chunk) for chunk in column.chunks]) if column.chunks else np.empty(0, np.int32)
     column.chunks.clear()
     place = {level: number for number, level in enumerate(levels)}
