@@ -54,8 +54,7 @@ def _run(arguments: list[str]) -> int:
     try:
         code = command.main(arguments, prog_name="coterie", standalone_mode=False)
     except CoterieError as error:
-        _trace(error)
-        return _failed(str(error), error.exit_code, as_json=wants_json(arguments))
+        return _failed(str(error), error.exit_code, as_json=wants_json(arguments), trace=_trace(error))
     except KeyboardInterrupt:
         return 130
     except ModuleNotFoundError as error:
@@ -74,8 +73,8 @@ def _run(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _trace(error: BaseException) -> None:
-    """Where code of the experiment's has raised what ended the command: its author needs more than a sentence."""
+def _trace(error: BaseException) -> str:
+    """Where code that the experiment names has raised what ended the command: its author needs more than a sentence."""
     from coterie.errors import CoterieError
 
     cause = error.__cause__
@@ -85,17 +84,18 @@ def _trace(error: BaseException) -> None:
         and cause is not None
         and not isinstance(cause, CoterieError)
     ):
-        traceback.print_exception(cause)
+        return "".join(traceback.format_exception(cause))
+    return ""
 
 
-def _failed(sentence: str, code: int, *, as_json: bool = False) -> int:
-    """Prints one line, however narrow the terminal: wrapping it is the terminal's business."""
+def _failed(sentence: str, code: int, *, as_json: bool = False, trace: str = "") -> int:
+    """Prints one line after the trace, if any, however narrow the terminal: wrapping it is the terminal's business."""
     from coterie_deploy.logs import failure_line
     from coterie_deploy.printable import printable
 
     line = " ".join(sentence.split())
     try:
-        print(failure_line(line, code) if as_json else f"error: {printable(line)}", file=sys.stderr)  # noqa: T201
+        print(failure_line(line, code, trace) if as_json else f"{trace}error: {printable(line)}", file=sys.stderr)  # noqa: T201
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

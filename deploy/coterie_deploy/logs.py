@@ -143,9 +143,9 @@ def on_console(console: Any, log_format: LogFormat, level: LogLevel) -> Log:
     return Log(log_format, level, write_json if log_format is LogFormat.json else write_sentence)
 
 
-def failure_line(sentence: str, code: int) -> str:
-    """The last line of a process whose log is for machines."""
-    return json_line(LogLevel.error, "exit", sentence, {"code": code})
+def failure_line(sentence: str, code: int, trace: str = "") -> str:
+    """The last line of a process whose log is for machines; `trace` is that of code that the experiment names."""
+    return json_line(LogLevel.error, "exit", sentence, {"code": code, **({"traceback": trace} if trace else {})})
 
 
 def wants_json(arguments: list[str]) -> bool:

@@ -6,6 +6,7 @@ Everything is encoded and decoded as on the network, so bytes and bits are those
 from __future__ import annotations
 
 import contextlib
+import sys
 import traceback
 from collections.abc import Iterator, Sequence
 
@@ -59,6 +60,8 @@ class LoopbackLink:
                 traceback.print_exception(error)
             self.error = error
             self._hub.failed(self._host.name, failure_of(error), self)
+            if isinstance(error, CoterieError) and self._host.name in self._hub.hosts and self._hub.hosts[self._host.name].is_struck:
+                print(f"host {self._host.name!r}: {error}", file=sys.stderr)  # noqa: T201 - the run goes on; it has no other log here
             return
         if reply is not None:
             for frame in reply.frames():
