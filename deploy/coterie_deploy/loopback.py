@@ -17,6 +17,7 @@ from coterie.v1 import session_pb2
 from coterie.wire import Assembler, Encoded, Received
 from coterie_client.host import Host
 from coterie_server.hub import Hub
+from coterie_server.sessions import NOT_SPARED
 
 
 class LoopbackLink:
@@ -120,4 +121,5 @@ def public_alone(hub: Hub, name: str) -> Iterator[None]:
 def with_words(error: CoterieError, sentence: str, *, public: str | None = None) -> CoterieError:
     """The error with a sentence for whoever owns the data; others go on reading what they would have read, or `public`."""
     family = next(family for family in (ConfigError, ProtocolError, RunError, CoterieError) if isinstance(error, family))
-    return family(sentence, error.finding, public=public or error.public, below=error.below)
+    _, spared, why = str(error).partition(NOT_SPARED) if NOT_SPARED not in sentence else ("", "", "")
+    return family(f"{sentence}{spared}{why}", error.finding, public=public or error.public, below=error.below)

@@ -31,7 +31,21 @@ from coterie_server.admission import check_clusters, check_hello, missing_cluste
 from coterie_server.merge import Layout, check_finite, check_kinds, check_owners, merged, weights_of
 from coterie_server.method import Members, Replies
 from coterie_server.schemas import schema_of
-from coterie_server.sessions import Host, Link, Pending, Recorder, Refusal, Sent, Sparse, Tracer, packed, shortened, shown, unpacked
+from coterie_server.sessions import (
+    NOT_SPARED,
+    Host,
+    Link,
+    Pending,
+    Recorder,
+    Refusal,
+    Sent,
+    Sparse,
+    Tracer,
+    packed,
+    shortened,
+    shown,
+    unpacked,
+)
 from coterie_server.wanted import Wanted, check_wanted
 
 HOST_BYTES = 1 << 19  # of replies that a host keeps, a small machine's memory; more only where they come in few exchanges
@@ -541,7 +555,7 @@ class Hub:
     def _strike_or_fail(self, host: Host, code: str, error: CoterieError) -> None:
         """A host has broken the protocol or cannot go on, and `federation.on_loss` is skip: its own end, where the others may go on."""
         if why := self._why_not_spared(host):
-            self.fail(type(error)(f"{error}; on_loss is skip, but {why}", error.finding, below=error.below))
+            self.fail(type(error)(f"{error}{NOT_SPARED}{why}", error.finding, below=error.below))
         else:
             self._strike(host, code, error.public)
 
@@ -733,7 +747,7 @@ class Hub:
         if self.rules.on_loss == "skip" and not why:
             self._skip(pending, [host.name for host in lost])
         else:
-            text = f"{self._state_without(lost[0])}{f'; on_loss is skip, but {why}' if why else ''}"
+            text = f"{self._state_without(lost[0])}{f'{NOT_SPARED}{why}' if why else ''}"
             self.fail(RunError(text, Finding("R3", len(lost))))
 
     def _state_without(self, host: Host) -> str:

@@ -20,6 +20,7 @@ from coterie.wire import Encoded, Entry, Received
 from coterie_server.wanted import Wanted
 
 MAX_REASON_CHARS = 1000  # of what a host is told, and of what is written down: HTTP/2 trailers have a size limit
+NOT_SPARED = "; on_loss is skip, but "  # before the reason for which a run ends that might have gone on without a host
 _MAX_SHOWN = 50  # characters of a stranger's name
 _FIRST_FEW = 20  # of like events are written down each, later ones whenever their number has doubled
 

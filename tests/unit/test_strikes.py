@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from coterie.errors import ConfigError, RunError
 from coterie.v1 import session_pb2
+from coterie_deploy.loopback import with_words
 from coterie_server.method import Replies
 from coterie_server.sessions import Refusal
 from tests.unit.test_hub import All, Answer, World, asked, rows, run, world
@@ -133,6 +134,15 @@ def test_a_host_that_breaks_after_its_answer_has_answered_and_is_passed_over_fro
         assert (await exchange).answered is None
 
     run(test())
+
+
+def test_the_terminal_of_the_run_hears_the_hosts_own_words_and_why_it_could_not_go_on_without_it() -> None:
+    error = RunError("host 'b': a file cannot be written (rule R5); on_loss is skip, but 2 of the at least 3 hosts wanted are left")
+    heard = with_words(error, "host 'b': cannot write /data/state: No space left on device")
+    assert str(heard) == (
+        "host 'b': cannot write /data/state: No space left on device; on_loss is skip, but 2 of the at least 3 hosts wanted are left"
+    )
+    assert str(with_words(error, str(error))) == heard.public == str(error)
 
 
 @pytest.mark.parametrize(("config", "family"), [(True, ConfigError), (False, RunError)])
