@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array
+from coterie.columns import Levels
 from coterie.config import Experiment, experiment_from, load_experiment
+from coterie.data import CsvData, ParquetData
 from coterie.errors import ConfigError
 from coterie.features import Feature
 from coterie_deploy import run_tables, user_models
@@ -215,7 +217,8 @@ class Run(Generic[Frame]):
     def predict(self, user: str, rows: Any, stage: str | None = None) -> NDArray[Any]:
         """(m,) what a user's model says of new rows: the class, or the value of a regression.
 
-        `rows` is a frame with columns of the features' names, or an array (m, ...) of features in their order, as they are in the data.
+        `rows` is a frame with columns of the features' names, or of the table that they are made of, or an array (m, ...) of features in
+        their order, as they are in the data.
         ConfigError for an unknown user and for rows that do not fit.
         """
         if self.experiment.model is not None:
@@ -232,9 +235,14 @@ class Run(Generic[Frame]):
         """(m, p) numbers. ConfigError for columns that are missing, another p, and what is no finite number."""
         if hasattr(rows, "columns") and left.columns:
             missing = next((name for name in left.columns if name not in rows.columns), None)
-            if missing is not None:
+            if missing is not None and isinstance(self.experiment.data, CsvData | ParquetData) and self._has_made_features:
+                from coterie_client.data.new_rows import frame_rows  # noqa: PLC0415 - a machine that only looks at runs reads no rows
+
+                rows = frame_rows(self.experiment.data, rows, left.columns).features
+            elif missing is not None:
                 raise ConfigError(f"the rows have no column {missing!r}, want {', '.join(left.columns)}")
-            rows = rows[list(left.columns)]
+            else:
+                rows = rows[list(left.columns)]
         try:
             features = np.asarray(rows, dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -245,6 +253,13 @@ class Run(Generic[Frame]):
         if not np.isfinite(features).all():
             raise ConfigError("the rows have values that are not finite, want numbers")
         return features
+
+    @property
+    def _has_made_features(self) -> bool:
+        """Whether features are other things than columns: levels, indicators, terms."""
+        data = self.experiment.data
+        makes = any(kind == "category" or isinstance(kind, Levels) for kind in getattr(data, "columns", {}).values())
+        return makes or getattr(data, "formula", None) is not None or getattr(data, "missing", "refuse") == "indicator"
 
     def _final(self) -> str:
         final = self.final_stage

@@ -329,3 +329,16 @@ def test_types_do_not_depend_on_who_is_loaded_with_a_file_for_each_user(tmp_path
 def test_a_wrong_data_section_of_a_table_is_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         ADAPTER.validate_python({"source": "csv", "path": "t.csv", "user_column": "u", **fields})
+
+
+def test_a_frame_with_the_columns_of_the_table_gives_the_features_of_its_file() -> None:
+    import pandas as pd
+    import polars as pl
+
+    from coterie_client.data.new_rows import frame_rows, read_new_rows
+
+    data = config("wards", **WARDS, columns={"sex": {"category": ["f", "m"]}})
+    from_file = read_new_rows(data, CASES / "wards.csv", ("age", "sex=m")).features
+    for library in (pd, pl):
+        frame = library.read_csv(CASES / "wards.csv")
+        assert frame_rows(data, frame, ("age", "sex=m")).features.tobytes() == from_file.tobytes()

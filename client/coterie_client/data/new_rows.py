@@ -6,10 +6,12 @@ The model's features say which columns are needed. Users, clusters and targets a
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,14 +40,15 @@ class NewRows:
     features: Array  # (m, p)
 
 
-def read_new_rows(data: DataConfig, path: Path, features: Sequence[str]) -> NewRows:
+def read_new_rows(data: DataConfig, path: Path, features: Sequence[str], label: str | None = None) -> NewRows:
     """The rows of a text table; `features` are the names of the model's, in order, or empty where they have none.
 
     Without names, features are all numbers in columns that have no other role. Raises ConfigError.
     """
     config, fills = _as_csv(data, path), getattr(data, "missing", "refuse") in ("mean", "indicator")
     spelling = Spelling.of(config.csv)
-    file = DataFile(one_file(str(path), None).path, str(path), user="rows")
+    label = str(path) if label is None else label
+    file = DataFile(one_file(str(path), None).path, label, user="rows")
     with csv_table.opened(file, config.csv, spelling) as opened:
         header = tuple(opened.header)
         at, cells = [], []
@@ -61,24 +64,35 @@ def read_new_rows(data: DataConfig, path: Path, features: Sequence[str]) -> NewR
         known = {column: re.compile(rf"(?:^|:)(?:C\({re.escape(column)}\)|{re.escape(column)})\[T\.(.*?)\](?:$|:)") for column in columns}
         levels = {column: [match[1] for name in features if (match := pattern.search(name))] for column, pattern in known.items()}
     elif features:
-        levels = _columns_of(str(path), header, features)
+        levels = _columns_of(label, header, features)
         roles = Roles((), (), None, tuple(levels))
     else:
         roles, levels = Roles((), (), None, None), {}
     types = dict(config.columns)
     for column, trained in levels.items():
         if trained and not isinstance(types.get(column), Levels):
-            types[column] = Levels(category=(_reference(header, cells, column, trained, spelling, str(path)), *dict.fromkeys(trained)))
+            types[column] = Levels(category=(_reference(header, cells, column, trained, spelling, label), *dict.fromkeys(trained)))
     config = config.model_copy(update={"columns": types})
     found = load_rows(config, roles, file, Format(spelling, "line", partial(csv_table.opened, dialect=config.csv, spelling=spelling)))
     if not fills:
-        _check_complete(str(path), found.features, found.schema, at)
+        _check_complete(label, found.features, found.schema, at)
     names = [feature.name for feature in found.schema]
     if features and set(features) - set(names):
         lacking = next(name for name in features if name not in names)
-        raise ConfigError(f"{path}: feature {lacking!r} of the model is missing, found {', '.join(map(repr, names))}", Finding("T2"))
+        raise ConfigError(f"{label}: feature {lacking!r} of the model is missing, found {', '.join(map(repr, names))}", Finding("T2"))
     order = [names.index(name) for name in features] if features else list(range(len(names)))
     return NewRows(header, cells, found.features[:, order])
+
+
+def frame_rows(data: DataConfig, frame: Any, features: Sequence[str]) -> NewRows:
+    """The same of a data frame of pandas or polars with the columns of the table, by way of its text: numbers keep their bits."""
+    if isinstance(data, CsvData):
+        data = data.model_copy(update={"csv": Dialect(missing=tuple(dict.fromkeys((*data.csv.missing, ""))))})
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "rows.csv")
+        text = frame.to_csv(index=False) if hasattr(frame, "to_csv") else frame.write_csv()
+        path.write_text(text, encoding="utf-8")
+        return read_new_rows(data, path, features, label="the frame")
 
 
 def _as_csv(data: DataConfig, path: Path) -> CsvData:
