@@ -41,7 +41,7 @@ Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
 # Keys of a method that say the same thing in different conventions: a file has one of them.
 _PENALTIES = frozenset({"penalty", "lambda_eq3", "lambda_eq14", "gamma_eq4", "path"})
 _SOURCES = (
-    *("csv", "parquet", "npz", "python", "images", "torchvision", "huggingface", "roles", "tweets"),
+    *("csv", "parquet", "stata", "spss", "npz", "leaf", "python", "images", "torchvision", "huggingface", "roles", "tweets"),
     *("ellipses", "hlm", "representation", "hsb", "exams", "growth", "digits"),
 )
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"

@@ -123,6 +123,18 @@ class ParquetData(_Table):
     source: Literal["parquet"]
 
 
+class StataData(_Table):
+    """Stata's `.dta` files; needs pandas on the client."""
+
+    source: Literal["stata"]
+
+
+class SpssData(_Table):
+    """SPSS's `.sav` files; needs pandas and pyreadstat on the client."""
+
+    source: Literal["spss"]
+
+
 class Sizes(Settings):
     """Quantity skew: users with unequal numbers of rows."""
 
@@ -255,6 +267,21 @@ class NpzData(_Labelled):
         if self.partition is None and self.test_path is None and self.test_features is not None and self.test_user is None:
             raise ValueError(f"test_features is {self.test_features!r} and test_user is missing, want the users of these rows")
         return self
+
+
+class LeafData(_Labelled):
+    """LEAF's JSON files of numbers, such as FEMNIST and Synthetic: a file, or a folder with `*.json`, each with users and user_data."""
+
+    source: Literal["leaf"]
+    path: FilePath
+    test_path: FilePath | None = None  # likewise, with test rows of the same users
+    shape: Annotated[tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...], Field(min_length=1, max_length=6)] | None = None  # of a row
+    partition: Partition | None = None  # absent: by user
+
+    @property
+    def is_by_user(self) -> bool:
+        """Whether rows stay with the users of the file."""
+        return self.partition is None or self.partition.by == "user"
 
 
 class DigitsData(_Pooled):
@@ -524,8 +551,19 @@ class PythonData(_Model):
     test_fraction: TestFraction = 0.2  # for users that come without test rows
 
 
-PooledData = NpzData | DigitsData | ImagesData | TorchvisionData | HuggingfaceData | RolesData | TweetsData  # by `Partition`
+PooledData = NpzData | LeafData | DigitsData | ImagesData | TorchvisionData | HuggingfaceData | RolesData | TweetsData  # by `Partition`
 DataConfig = Annotated[
-    CsvData | ParquetData | PooledData | EllipsesData | HlmData | HsbData | ExamsData | GrowthData | RepresentationData | PythonData,
+    CsvData
+    | ParquetData
+    | StataData
+    | SpssData
+    | PooledData
+    | EllipsesData
+    | HlmData
+    | HsbData
+    | ExamsData
+    | GrowthData
+    | RepresentationData
+    | PythonData,
     Field(discriminator="source"),
 ]

@@ -20,7 +20,8 @@ CONTENT: dict[str, Any] = {
 }
 
 SOURCES = (
-    "csv, parquet, npz, python, images, torchvision, huggingface, roles, tweets, ellipses, hlm, representation, hsb, exams, growth, digits"
+    "csv, parquet, stata, spss, npz, leaf, python, images, torchvision, huggingface, roles, tweets, "
+    "ellipses, hlm, representation, hsb, exams, growth, digits"
 )
 
 

@@ -26,12 +26,15 @@ from coterie.data import (
     HsbData,
     HuggingfaceData,
     ImagesData,
+    LeafData,
     NpzData,
     ParquetData,
     PooledData,
     PythonData,
     RepresentationData,
     RolesData,
+    SpssData,
+    StataData,
     TorchvisionData,
     TweetsData,
 )
@@ -135,6 +138,12 @@ def _source(config: DataConfig, seed: int, data_dir: Path | None) -> _Source:
             from coterie_client.data import parquet_table
 
             return _Source(partial(parquet_table.heads, config, data_dir), partial(parquet_table.load, config, seed, data_dir=data_dir))
+        case StataData() | SpssData():
+            from coterie_client.data import statistics_table
+
+            return _Source(
+                partial(statistics_table.heads, config, data_dir), partial(statistics_table.load, config, seed, data_dir=data_dir)
+            )
         case EllipsesData():
             from coterie_client.data import ellipses
 
@@ -178,6 +187,10 @@ def _pools(config: PooledData, names: Collection[str] | None, data_dir: Path | N
             from coterie_client.data import npz_table
 
             yield from npz_table.pools(config, data_dir, names)
+        case LeafData():
+            from coterie_client.data import leaf
+
+            yield leaf.pool(config, data_dir, names)
         case DigitsData():
             from coterie_client.data import digits
 

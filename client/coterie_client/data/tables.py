@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
-from coterie.data import CsvData, ParquetData
+from coterie.data import CsvData, ParquetData, SpssData, StataData
 from coterie.errors import ConfigError
 from coterie.findings import Finding
 from coterie.names import normal
 from coterie_client.data.formula import Asked, asked_by
 from coterie_client.data.rows import Mode
 
-Table = CsvData | ParquetData
+Table = CsvData | ParquetData | StataData | SpssData
 
 
 @dataclass(frozen=True)
