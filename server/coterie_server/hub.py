@@ -178,13 +178,9 @@ class Hub:
         for finding in found:
             text = f"{self.rules.noun} {name!r}: {finding.sentence}"
             self._note("data", name, text, host=name, rule=finding.rule, count=finding.count)
-        if len(found) < len(said):
-            self._note(
-                "data",
-                name,
-                f"{self.rules.noun} {name!r} has {len(said) - len(found)} notes on its data that are in no table here",
-                host=name,
-            )
+        if n_unknown := len(said) - len(found):
+            what = "a note on its data has a rule" if n_unknown == 1 else f"{n_unknown} notes on its data have rules"
+            self._note("data", name, f"{self.rules.noun} {name!r}: {what} that this version does not know", host=name)
 
     def turned_away(self, name: str, reason: str) -> None:
         """A host could not join, or cannot stay; `name` is empty for who has not said it."""

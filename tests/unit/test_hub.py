@@ -14,6 +14,7 @@ import pytest
 from coterie.arrays import Array, Indices
 from coterie.config import experiment_from
 from coterie.errors import ConfigError, CoterieError, RunError
+from coterie.features import Feature
 from coterie.findings import Finding
 from coterie.ledger import Row
 from coterie.messages import Broadcast, Message, Rows, Scalars, Vectors, declare
@@ -1051,3 +1052,34 @@ def test_hosts_with_another_model_are_turned_away_by_name() -> None:
         w.join("c", ["u3"])
     w.join("b", ["u2"], model=to_json([body, head]))
     assert w.hub.model == to_json([body, head])
+
+
+SCHEMA = [session_pb2.Feature(name="ses", kind="number"), session_pb2.Feature(name="sex=f", kind="category", column="sex")]
+
+
+def test_features_of_the_first_host_are_kept_and_outlive_a_restart() -> None:
+    async def test() -> None:
+        w = world()
+        w.join("b", ["u2"], schema=SCHEMA)
+        w.join("a", ["u1"], schema=SCHEMA)
+        await w.hub.gather()
+        assert w.hub.schema == (Feature("ses"), Feature("sex=f", "category", "sex"))
+        assert w.hub.features == ("ses", "sex=f")
+        other = world()
+        other.hub.restore(w.hub.memory(), attempt=2)
+        assert other.hub.schema == w.hub.schema
+        with pytest.raises(Refusal, match="1 feature of the hosts before is missing"):
+            other.join("a", ["u1"], schema=SCHEMA[:1])
+
+    run(test())
+
+
+def test_what_a_host_says_of_its_data_is_written_down_once_and_unknown_rules_are_counted() -> None:
+    w = world()
+    findings = [session_pb2.Finding(rule="T17", count=3, role="row"), session_pb2.Finding(rule="T9999", place="SECRET cell")]
+    w.join("a", ["u1"], findings=findings)
+    w.join("a", ["u1"], findings=findings)
+    assert [text for kind, text in w.notes.events if kind == "data"] == [
+        "host 'a': 3 rows with missing cells were dropped (rule T17)",
+        "host 'a': a note on its data has a rule that this version does not know",
+    ]
