@@ -17,7 +17,7 @@ import numpy as np
 
 from coterie.arrays import Array
 from coterie.columns import Dialect, Levels
-from coterie.data import CsvData, DataConfig, ParquetData
+from coterie.data import CsvData, DataConfig, ParquetData, SpssData, StataData
 from coterie.errors import ConfigError
 from coterie.features import Feature
 from coterie.findings import Finding
@@ -99,7 +99,7 @@ def _as_csv(data: DataConfig, path: Path) -> CsvData:
     """The run's own data section, of a text table without users and targets."""
     kept: dict[str, object] = {}
     others = {"user_column", "cluster_column", "target_column", "user", "target", "cluster"}
-    if isinstance(data, CsvData | ParquetData):
+    if isinstance(data, CsvData | ParquetData | StataData | SpssData):
         kept = {"columns": dict(data.columns), "formula": data.formula, "indicator_columns": data.indicator_columns}
         kept["missing"] = "indicator" if data.missing == "indicator" else "mean"  # no row is dropped: each has a prediction
     ignored = {name for role in others for name in _names(getattr(data, role, None))}

@@ -75,7 +75,7 @@ class _File:
     rows: _Rows
     hint: str = ""
 
-    def blocks(self, columns: Sequence[str]) -> Iterator[_Rows]:  # noqa: ARG002 - all are there
+    def blocks(self, columns: Sequence[str], texts: Collection[str]) -> Iterator[_Rows]:  # noqa: ARG002 - all are there
         if self.rows.n_rows:
             yield self.rows
 
