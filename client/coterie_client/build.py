@@ -14,7 +14,7 @@ from coterie.findings import Finding
 from coterie.registry import method_module
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision
-from coterie_client.data import UserData, fresh_rows, read_users, standardize
+from coterie_client.data import UserData, filled, fresh_rows, read_users, standardize
 from coterie_client.data.hints import likely_identifiers
 from coterie_client.host import Host
 from coterie_client.method import Local
@@ -47,7 +47,7 @@ def build_host(
     losses = None
     if network is not None:
         network.check_users(loaded)
-    elif not experiment.data.standardize:  # also before the run waits for it
+    elif not (experiment.data.standardize or experiment.data.fills_missing):  # also before the run waits for it
         losses = _losses(experiment, loaded)
     notes = (*reading.notes, *likely_identifiers(loaded, named_columns(experiment.data)))
     return Host(name, experiment, run_id, loaded, local_of, store, instance, network, losses, notes)
@@ -78,11 +78,13 @@ def local_of(host: Host) -> Local:
     """What the halves may know: rows standardised by the agreed constants, and the losses on them."""
     preparation = host.states.get("prepare", Preparation())
     users, losses, experiment = host.users, host.losses, host.experiment
-    mean, scale = preparation.mean, preparation.scale
+    mean, scale, data = preparation.mean, preparation.scale, experiment.data
+    if mean is not None and data.fills_missing:
+        users = tuple(filled(user, mean) for user in users)
     if mean is not None and scale is not None:
         users = tuple(standardize(user, mean, scale) for user in users)
     names = [user.name for user in users]
-    is_ready = scale is not None or not experiment.data.standardize
+    is_ready = (scale is not None or not data.standardize) and (mean is not None or not data.fills_missing)
     if host.network is None and losses is None and is_ready:  # until then the rows are only summed
         losses = _losses(experiment, users)
     return Local(

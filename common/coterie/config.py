@@ -218,6 +218,8 @@ class Experiment(Settings):
         for phases in ("phases", "adaptation"):  # of local steps: a part that is misspelt in them is a mistake before anything starts
             if (made := getattr(self.method, phases, None)) is not None:
                 made()
+        if is_network and self.data.fills_missing:
+            raise ValueError("data.missing: mean and indicator are for convex problems: want refuse or drop_rows beside a model")
         if not is_network and self.payload in ("float16", "bfloat16"):
             raise ValueError(f"payload {self.payload!r} is for the weights of networks, want float64 or float32")
         return self

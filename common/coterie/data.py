@@ -45,6 +45,11 @@ class _Model(Settings):
     standardize: bool = False
     fold: Fold | None = None
 
+    @property
+    def fills_missing(self) -> bool:
+        """Whether missing cells of features are left for means that the members agree on."""
+        return False
+
 
 class _Table(_Model):
     """A table with one row per example: one file for all users of a host, or one file per user."""
@@ -67,6 +72,11 @@ class _Table(_Model):
         """Those that name the users, from the outer level to the inner one."""
         column = self.user_column
         return () if column is None else (column,) if isinstance(column, str) else column
+
+    @property
+    def fills_missing(self) -> bool:
+        """Whether missing cells of features are left for means that the members agree on."""
+        return self.missing in ("mean", "indicator")
 
     @property
     def has_target(self) -> bool:

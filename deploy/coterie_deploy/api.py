@@ -95,7 +95,7 @@ class Result:
             raise ConfigError(f"the run has no stage {stage!r}, want one of {', '.join(self.outcomes)}")
         outcome, facts = self.outcomes[stage], self.facts
         names = tuple(feature.name for feature in self.features)
-        return Left(stage, self.users, outcome.models, outcome.labels, facts.mean, facts.scale, names, outcome.shared)
+        return Left(stage, self.users, outcome.models, outcome.labels, facts.mean, facts.scale, names, outcome.shared, facts.fill)
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:

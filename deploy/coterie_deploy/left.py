@@ -19,7 +19,7 @@ from coterie_server.coordinator import SHARED
 
 @dataclass(frozen=True)
 class Left:
-    """The models of one stage in member order, and the constants that features were standardised with."""
+    """The models of one stage in member order, and the constants that features were filled and standardised with."""
 
     stage: str
     users: tuple[str, ...]
@@ -29,6 +29,7 @@ class Left:
     scale: Array | None = None  # (p,)
     columns: tuple[str, ...] = ()  # the names of the p features, in order; empty where the data named none
     shared: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # the shared tensors of a network, or a representation
+    fill: Array | None = None  # (p,) what missing cells get, where the run fills them
 
     def by_user(self) -> dict[str, Array]:
         """Each user's model (d,). ConfigError when the models have stayed with their users."""
@@ -62,6 +63,7 @@ def left_in(folder: Path, stage: str) -> Left:
             arrays.get("scale"),
             tuple(str(column) for column in arrays["features"]),
             {key.removeprefix(f"{SHARED}/"): arrays[key] for key in arrays.files if key.startswith(f"{SHARED}/")},
+            arrays.get("fill"),
         )
 
 
@@ -75,6 +77,8 @@ def predicted(experiment: Experiment, left: Left, user: str, features: Array) ->
     """(m,) what a user's linear model says of rows (m, p) as they are in the data: -1 or 1 of a classifier, else the value."""
     from coterie_client.problems.resolve import resolve_row_loss  # noqa: PLC0415 - a machine that only coordinates has no losses
 
+    if left.fill is not None:
+        features = np.where(np.isnan(features), left.fill, features)
     if left.mean is not None and left.scale is not None:
         features = (features - left.mean) / left.scale
     if experiment.problem.has_intercept:

@@ -178,7 +178,7 @@ def _save_models(folder: Path, hub: Hub, facts: Facts, outcomes: Mapping[str, Ou
     names = np.array(hub.members.names if hub.members else (), dtype=np.str_)
     features = np.array(hub.features, dtype=np.str_)
     for stage, outcome in outcomes.items():
-        found = {"x": outcome.models, "labels": outcome.labels, "mean": facts.mean, "scale": facts.scale}
+        found = {"x": outcome.models, "labels": outcome.labels, "mean": facts.mean, "scale": facts.scale, "fill": facts.fill}
         arrays = {key: array for key, array in found.items() if array is not None}
         arrays |= {f"{SHARED}/{name}": array for name, array in outcome.shared.items()}
         with written_whole(folder / "models" / f"{stage}.npz", "the models") as file:

@@ -192,6 +192,8 @@ class Engine:
             self.hub,
             members,
             standardize=self.experiment.data.standardize,
+            fill=self.experiment.data.fills_missing,
+            may_be_constant=[feature.kind == "indicator" for feature in self.hub.schema],  # of a column that lacks no cell
             features=self.hub.features,
             wants_minimisers=any(getattr(stage.config, "users_need_minimisers", True) for stage in self.stages),
             wants_sizes=any(getattr(stage.config, "needs_sizes", False) for stage in self.stages),
