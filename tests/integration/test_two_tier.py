@@ -25,6 +25,7 @@ import coterie_deploy
 from coterie.errors import ConfigError, RunError
 from coterie_deploy import aggregator as aggregator_role
 from coterie_deploy.signals import Stop
+from coterie_deploy.verify import verdict_on
 from coterie_server import aggregator as aggregator_room
 from coterie_server import summary
 from coterie_server.coordinator import Finished
@@ -103,11 +104,14 @@ def check_books(folder: Path, output: str) -> None:
 
 
 def test_two_tiers_have_the_bits_of_a_flat_run_and_books_of_their_own(folder: Path) -> None:
-    content = experiment(federation={**TWO_TIER, "hosts_per_cluster": 2})
+    data = {"source": "npz", "path": "data.npz", "cluster": "cluster", "standardize": True}
+    content = experiment(federation={**TWO_TIER, "hosts_per_cluster": 2}, data=data)
     run(folder, content, output="tiers")
     run(folder, content, "--topology", "flat", "--hosts", "2", output="flat")
     np.testing.assert_array_equal(models(folder, "tiers"), models(folder, "flat"))
     check_books(folder, "tiers")
+    for output in ("tiers", "flat"):
+        assert verdict_on(folder / output).agrees
     check_books(folder, "flat")
     assert "tiers finished: 9 users, 3 aggregators, " in (folder / "run.log").read_text()
     links = rows(folder, "tiers", "SELECT DISTINCT scope, link FROM ledger ORDER BY link")
