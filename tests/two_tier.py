@@ -161,7 +161,7 @@ class Tiers:
         """While the block runs, members die at their exchanges."""
         exchange, tiers = Hub.exchange, self
 
-        async def deadly_exchange(hub: Hub, *messages: Any, to: Any = None) -> Replies:
+        async def deadly_exchange(hub: Hub, *messages: Any, **how: Any) -> Replies:
             parent = hub.cluster or COORDINATOR
             here = [death for death in tiers.deaths if (death.parent, death.seq) == (parent, hub.seq + 1)]
             for death in here:
@@ -170,9 +170,9 @@ class Tiers:
                 asyncio.get_running_loop().call_later(0.001 if death.who == parent else 0, tiers.kill, death.who)
             if any(death.who == parent for death in here):
                 with contextlib.suppress(Exception):
-                    await exchange(hub, *messages, to=to)
+                    await exchange(hub, *messages, **how)
                 await asyncio.Event().wait()  # until the end comes
-            return await exchange(hub, *messages, to=to)
+            return await exchange(hub, *messages, **how)
 
         with mock.patch.object(Hub, "exchange", deadly_exchange):
             yield

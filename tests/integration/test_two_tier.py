@@ -450,11 +450,11 @@ async def exchange_of(cluster: str, seq: int, monkeypatch: pytest.MonkeyPatch) -
     reached = asyncio.Event()
     exchange = Hub.exchange
 
-    async def watched(hub: Hub, *messages: Any, to: Any = None) -> Replies:
+    async def watched(hub: Hub, *messages: Any, **how: Any) -> Replies:
         if (hub.cluster, hub.seq + 1) == (cluster, seq):
             reached.set()
             await asyncio.sleep(0.05)
-        return await exchange(hub, *messages, to=to)
+        return await exchange(hub, *messages, **how)
 
     monkeypatch.setattr(Hub, "exchange", watched)
     await reached.wait()
@@ -466,10 +466,10 @@ def test_books_that_were_brought_when_a_run_failed_count_once_when_it_has_been_r
     tiers = Tiers(small(), tmp_path)
     exchange = Hub.exchange
 
-    async def failing(hub: Hub, *messages: Any, to: Any = None) -> Replies:
+    async def failing(hub: Hub, *messages: Any, **how: Any) -> Replies:
         if (hub.rules.is_two_tier, hub.seq, hub.attempt) == (True, 12, 1):
             hub.fail(RunError("the disk is full"))
-        return await exchange(hub, *messages, to=to)
+        return await exchange(hub, *messages, **how)
 
     monkeypatch.setattr(Hub, "exchange", failing)
 
