@@ -111,8 +111,9 @@ def print_result(report: Report, console: Console) -> None:
     """How well the result does, and, of networks, what users judge."""
     if sentence := result_sentence(report):
         console.print(Text(sentence, style="bold"))
-    for sentence in judgement_sentences(report):
-        console.print(Text(sentence))
+    for sentence in (*judgement_sentences(report), rho_sentence(report)):
+        if sentence:
+            console.print(Text(sentence))
 
 
 def print_cautions(report: Report, console: Console) -> None:
@@ -185,6 +186,23 @@ def stage_table(report: Report, stages: Sequence[StageSummary], *, narrow: bool)
     columns = ["stage", "ended by", "rounds", *more, *([metric_name(report.experiment)] if judged else [])]
     title = "Stages (* the result)" + (", judged on held-out rows" if judged else "")
     return table(title, columns, rows, n_text=2, gap=1 if narrow else 2)
+
+
+def rho_of(stage: StageSummary) -> str:
+    """The first and the last rho of a stage of `pdmm`, a dash for others."""
+    first, last = stage.results.get("rho_first"), stage.results.get("rho")
+    if first is None or last is None:
+        return figure(None)
+    return figure(last, 2) if first == last else f"{figure(first, 2)} to {figure(last, 2)}"
+
+
+def rho_sentence(report: Report) -> str:
+    """The rho that the first stage of `pdmm` began with, and that with which the last one ended; empty for other methods."""
+    found = [stage for stage in report.stages if "rho_first" in stage.results and "rho" in stage.results]
+    if not found:
+        return ""
+    first, last = found[0].results["rho_first"], found[-1].results["rho"]
+    return f"rho: {figure(first, 2)}" if first == last else f"rho: {figure(first, 2)} at the start, {figure(last, 2)} at the end"
 
 
 def ended_by(stage: StageSummary, report: Report) -> str:

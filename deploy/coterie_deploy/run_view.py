@@ -24,6 +24,7 @@ from coterie_deploy.report import (
     metric_name,
     report_of,
     result_sentence,
+    rho_of,
     rounds_sentence,
 )
 from coterie_deploy.run_users import clusters_section, users_section
@@ -248,14 +249,16 @@ def _stages(report: Report) -> Section:
     if not report.stages:
         return Section("stages", "Stages")
     metric = metric_name(report.experiment)
+    with_rho = any("rho_first" in stage.results for stage in report.stages)
     rows = [
         [
             f"{stage.name}{' *' if stage is report.final else ''}",
             ended_by(stage, report),
-            *(count(stage.rounds), duration(stage.seconds), count(report.clusters[stage.name])),
+            *(count(stage.rounds), duration(stage.seconds), *([rho_of(stage)] if with_rho else []), count(report.clusters[stage.name])),
             *(figure(stage.results.get("heldout_loss")), figure(stage.results.get("heldout_metric"))),
         ]
         for stage in report.stages
     ]
-    columns = ("stage", "ended by", "rounds", "time", "clusters", "held-out loss", f"held-out {metric}")
+    rho = ["rho"] if with_rho else []
+    columns = ("stage", "ended by", "rounds", "time", *rho, "clusters", "held-out loss", f"held-out {metric}")
     return Section("stages", "Stages", tables=[Table("Stages (* the result)", columns, rows, n_text=2)])

@@ -39,6 +39,7 @@ STEPS = {
     "S6": "users' pair variables",
     "S7": "all models to all users",
     "S10": "pairs' duals",
+    "balance": "rho, while it may change",
     "S7+S10": "one vector to each user, in place of both",
 }
 

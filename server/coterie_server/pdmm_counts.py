@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from coterie.arrays import Array
 from coterie.methods.pdmm import Config
-from coterie_server import pairs, pdmm_messages
+from coterie_server import balance, pairs, pdmm_messages
 from coterie_server.method import Counts, Key
 
 
@@ -44,11 +44,14 @@ def vectors(config: Config, n: int, start: Array | None, figures: Sequence[Mappi
 
 
 def scalars(config: Config, n: int, figures: Sequence[Mapping[str, float]]) -> Counts:
-    """f_i(x_i) from each user in the rounds that evaluate."""
+    """f_i(x_i) from each user in the rounds that evaluate, and rho to all in those it may have changed before."""
     every = config.evaluate_every
+    found: dict[Key, float] = {}
+    if n_told := sum(balance.has_weight(config, number) for number in range(1, len(figures) + 1)):
+        found["balance", "down"] = float(n_told)
     if not every:
-        return {}
-    return {("evaluate", "up"): sum(row.get("told", float(n)) for number, row in enumerate(figures, 1) if number % every == 0)}
+        return found
+    return found | {("evaluate", "up"): sum(row.get("told", float(n)) for number, row in enumerate(figures, 1) if number % every == 0)}
 
 
 def printed(config: Config, n: int, n_rounds: int) -> Mapping[str, float]:

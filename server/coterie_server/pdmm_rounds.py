@@ -13,9 +13,9 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.messages import Message
-from coterie.methods.pdmm import Aggregates, Config, Steps
+from coterie.methods.pdmm import Aggregates, Config, Steps, Weight
 from coterie.wire import Precision
-from coterie_server import anderson, pairs, pdmm_messages
+from coterie_server import anderson, balance, pairs, pdmm_messages
 from coterie_server.later import Later
 from coterie_server.method import Federation, Replies
 from coterie_server.pdmm_messages import NOBODY
@@ -61,6 +61,7 @@ class State:
     owed_x: Indices | None  # S7: users whose new models have not been broadcast, None for all
     owed_mu: Indices | None  # S10: places whose new mu has not been sent, None for all
     joined: Joined
+    rho: float  # of the next round
     ahead: Ahead | None = None  # where the next round starts with acceleration
 
     @property
@@ -80,7 +81,7 @@ class Rounds:
 
     config: Config
     layout: pairs.Layout
-    steps: Steps
+    first_steps: Steps  # of round 1
     lam: float  # LAM
     precision: Precision
 
@@ -88,8 +89,16 @@ class Rounds:
     def n(self) -> int:
         return self.layout.n
 
-    async def advance(self, state: State, federation: Federation, chosen: pairs.Chosen, extra: Sequence[Message]) -> tuple[State, Replies]:
-        """The state after one round on the chosen blocks, and what users answered in it, to `extra` too."""
+    def steps(self, state: State) -> Steps:
+        """Those of the next round."""
+        return self.first_steps.at(state.rho)
+
+    async def advance(
+        self, state: State, federation: Federation, chosen: pairs.Chosen, extra: Sequence[Message], number: int
+    ) -> tuple[State, Replies]:
+        """The state after round `number` on the chosen blocks, and what users answered in it, to `extra` too."""
+        if balance.has_weight(self.config, number):
+            extra = [Weight(np.array([state.rho])), *extra]
         if self.config.placement == "paper":
             return await self._paper_round(state, federation, chosen, extra)
         if self.config.acceleration == "anderson":
@@ -106,7 +115,7 @@ class Rounds:
         if self.config.z_after_x():
             splits, owed_x = await federation.exchange(*pdmm_messages.models(x, chosen.x)), NOBODY
         z = pdmm_messages.with_splits(self.layout, state.z, chosen.z, splits)
-        mu, gap = pairs.dual_step(self.layout, self.steps.tau * self.steps.rho, chosen.mu, x, z, state.mu)
+        mu, gap = pairs.dual_step(self.layout, self.steps(state).tau * state.rho, chosen.mu, x, z, state.mu)
         mu = self.precision.rounded(mu)
         duals = Multipliers(mu, state.muhat, state.duals.sums, gap)
         return replace(state, x=x, z=z, duals=duals, owed_x=owed_x, owed_mu=chosen.mu), replies
@@ -119,13 +128,13 @@ class Rounds:
             return await self._full_lean_round(state, federation, extra)
         replies = Replies({}, None)
         if chosen.x.size or extra:
-            v = self.aggregates(state.x, state.z, state.muhat)[chosen.x]
+            v = self.aggregates(state.rho, state.x, state.z, state.muhat)[chosen.x]
             messages = [Aggregates(v, users=chosen.x)] if chosen.x.size else []
             replies = await federation.exchange(
                 *messages, *extra, to=None if extra else chosen.x, wanted=pdmm_messages.wanted(chosen.x, state.x.shape[1], extra)
             )
         x = pdmm_messages.with_models(state.x, present(chosen.x, replies), replies)
-        z, duals = pairs.advance_some(self.layout, self.steps, self.lam, chosen, state.x, x, state.z, state.mu, state.muhat)
+        z, duals = pairs.advance_some(self.layout, self.steps(state), self.lam, chosen, state.x, x, state.z, state.mu, state.muhat)
         return replace(state, x=x, z=z, duals=Multipliers(duals.mu, duals.muhat, state.duals.sums, duals.gap)), replies
 
     async def _full_lean_round(self, state: State, federation: Federation, extra: Sequence[Message]) -> tuple[State, Replies]:
@@ -133,11 +142,12 @@ class Rounds:
 
         sum_j mu^_ij^{t+1} = sum_j mu_ij^t + (tau - nu) rho R_i.
         """
-        steps, layout, weight = self.steps, self.layout, (self.steps.tau - self.steps.nu) * self.steps.rho
+        steps, layout = self.steps(state), self.layout
+        weight = (steps.tau - steps.nu) * steps.rho
         replies = await federation.exchange(Aggregates(state.v), *extra, wanted=pdmm_messages.wanted(None, state.x.shape[1], extra))
         x = pdmm_messages.with_models(state.x, replies.answered, replies)
         z = pairs.split_all(layout, steps, self.lam, x if self.config.z_after_x() else state.x, state.muhat)
-        duals = Multipliers.later(lambda: self._multipliers(x, z, state.mu))
+        duals = Multipliers.later(lambda: self._multipliers(steps, x, z, state.mu))
         # v_i = rho sum_{j!=i} (x_j + z_ij) + eta x_i - sum_j mu^_ij, by multiples of what it is made of
         v = (steps.rho + weight) * (pairs.sums(layout, z) + x.sum(axis=0))
         v += (steps.eta - steps.rho - weight * self.n) * x
@@ -150,9 +160,10 @@ class Rounds:
         x = pdmm_messages.with_models(state.x, replies.answered, replies)
         ahead = state.ahead
         mu = state.mu if ahead is None else ahead.u[state.v.size :].reshape(state.z.shape)
-        z = pairs.split_all(self.layout, self.steps, self.lam, x, mu)
-        new = pairs.dual_all(self.layout, self.steps, x, z, mu)
-        v = self.aggregates(x, z, new.mu)
+        steps = self.steps(state)
+        z = pairs.split_all(self.layout, steps, self.lam, x, mu)
+        new = pairs.dual_all(self.layout, steps, x, z, mu)
+        v = self.aggregates(steps.rho, x, z, new.mu)
         value = self._coordinates(v, new.mu)
         residual = value - (self._coordinates(state.v, mu) if ahead is None else ahead.u)
         moved = float(np.linalg.norm(residual[: v.size]))
@@ -166,14 +177,14 @@ class Rounds:
     def _coordinates(self, v: Array, mu: Array) -> Array:
         return np.concatenate([(v / np.sqrt(self.n)).reshape(-1), mu.reshape(-1)])
 
-    def _multipliers(self, x: Array, z: Array, mu: Array) -> Multipliers:
+    def _multipliers(self, steps: Steps, x: Array, z: Array, mu: Array) -> Multipliers:
         """S8, S9 and S11 on every pair."""
-        duals = pairs.dual_all(self.layout, self.steps, x, z, mu)
+        duals = pairs.dual_all(self.layout, steps, x, z, mu)
         return Multipliers(duals.mu, duals.muhat, pairs.sums(self.layout, duals.mu), duals.gap)
 
-    def aggregates(self, x: Array, z: Array, muhat: Array) -> Array:
+    def aggregates(self, rho: float, x: Array, z: Array, muhat: Array) -> Array:
         """v (n, d). A pair stored twice has half of rho each."""
-        rho, eta = self.steps.rho, self.steps.eta
+        eta = self.first_steps.at(rho).eta
         weighted = z * (rho / self.layout.copies)
         weighted -= muhat
         v: Array = rho * (x.sum(axis=0) - x) + eta * x + pairs.sums(self.layout, weighted)
@@ -208,10 +219,27 @@ class Rounds:
         """
         if new.ahead is not None:
             return new.ahead.moved / (self.lam * (self.n - 1))
+        return self._plain_dual_residual(old, new)
+
+    def _plain_dual_residual(self, old: State, new: State) -> float:
         is_full = self.config.sampling == "full"
         x_move = np.linalg.norm(new.x - old.x if is_full else new.x_moved)
         z_move = pairs.distance(old.z, new.z) if is_full else np.linalg.norm(new.z_moved) / np.sqrt(self.layout.copies)
-        return float(self.steps.rho * np.hypot(np.sqrt(self.n) * x_move, z_move) / (self.lam * np.sqrt(self.n * (self.n - 1) / 2)))
+        return float(old.rho * np.hypot(np.sqrt(self.n) * x_move, z_move) / (self.lam * np.sqrt(self.n * (self.n - 1) / 2)))
+
+    def balanced(self, old: State, new: State, number: int) -> State:
+        """The state after round `number` with the rho of the next: v follows, z and the mu have other units, extrapolation begins anew."""
+        if not balance.is_due(self.config, number):
+            return new
+        # With acceleration too it is the plain dual residual: that of v has the primal one in it.
+        rho = balance.balanced(new.rho, self.first_steps.rho, self.primal_residual(new), self._plain_dual_residual(old, new))
+        if rho == new.rho:
+            return new
+        if not new.v.size:
+            return replace(new, rho=rho)
+        v = self.aggregates(rho, new.x, new.z, new.muhat)
+        ahead = None if new.ahead is None else Ahead(self._coordinates(v, new.mu), new.ahead.moved, None)
+        return replace(new, rho=rho, v=v, ahead=ahead)
 
 
 def present(users: Indices | None, replies: Replies) -> Indices | None:

@@ -8,6 +8,7 @@ import sys
 NAMES = (
     "bench_transport",
     "bench_pdmm",
+    "bench_rho",
     "bench_cvxpy",
     "bench_memory",
     "bench_known_clusters",

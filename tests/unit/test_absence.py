@@ -71,13 +71,15 @@ class Points(Federation):
 
     def __init__(self, a: Sequence[float], steps: pdmm.Steps) -> None:
         super().__init__(len(a))
-        self.a, self.q = np.array(a), steps.rho * (len(a) - 1) + steps.eta
+        self.a, self.steps = np.array(a), steps
 
     def answer(self, messages: Sequence[Message], users: Indices) -> Sequence[Message]:
         [task] = [message for message in messages if isinstance(message, pdmm.Aggregates)]
         listed = np.arange(self.n) if task.users is None else task.users
         v = task.v[np.isin(listed, users), 0]
-        return [pdmm.UpdatedModels(((self.a[users] + v) / (1 + self.q))[:, None], users=users)]
+        [rho] = [message.rho[0] for message in messages if isinstance(message, pdmm.Weight)] or [self.steps.rho]
+        q = rho * (self.n - 1) + self.steps.at(rho).eta
+        return [pdmm.UpdatedModels(((self.a[users] + v) / (1 + q))[:, None], users=users)]
 
 
 def points(a: Sequence[float], **settings: Any) -> tuple[pdmm_room.Pdmm, Points]:
@@ -119,7 +121,7 @@ def test_pdmm_leaves_the_model_of_a_lost_user_where_it_is_and_goes_on_with_its_p
     away = [[], [], [1], [1, 3], [], []]
 
     async def run() -> Array:
-        method, federation = points(a, order="jacobi")
+        method, federation = points(a, order="jacobi", balance_rounds=0)
         state = await method.init(federation)
         for number, absent in enumerate(away, 1):
             federation.away = np.array(absent, dtype=np.int64)

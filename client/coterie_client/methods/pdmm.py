@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -35,10 +35,12 @@ from coterie.methods.pdmm import (
     Duals,
     OwnStart,
     StartModels,
+    Steps,
     UpdatedModels,
     UpdatedSplits,
     Values,
     ValuesWanted,
+    Weight,
 )
 from coterie_client.method import Inbox, Local
 
@@ -80,6 +82,7 @@ class PaperState:
 
 
 State = LeanState | PaperState
+S = TypeVar("S", LeanState, PaperState)
 
 
 class Client:
@@ -104,8 +107,9 @@ class Client:
     def step(self, state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
         """Handles one task of either placement."""
         if isinstance(state, LeanState):
-            return _lean_step(state, inbox, local)
-        return _paper_step(_received(state, inbox, local), inbox, local)
+            return _lean_step(_weighted(state, inbox), inbox, local)
+        # S11 belongs to the round before, and to its rho.
+        return _paper_step(_weighted(_received(state, inbox, local), inbox), inbox, local)
 
     def ahead(self, state: State, inbox: Inbox, local: Local) -> Callable[[], None] | None:
         """In placement lean the next minimization starts from the models just sent, if everyone's are asked for again."""
@@ -115,6 +119,15 @@ class Client:
 
 
 CLIENT = Client()
+
+
+def _weighted(state: S, inbox: Inbox) -> S:
+    """With the rho of this round, and an eta that keeps its share of it."""
+    if not (sent := inbox.get(Weight)):
+        return state
+    options = state.options
+    steps = Steps(options.rho, options.eta, options.nu, 0.0).at(float(sent.rho[0]))
+    return replace(state, options=replace(options, rho=steps.rho, eta=steps.eta))
 
 
 def _lean_step(state: LeanState, inbox: Inbox, local: Local) -> tuple[LeanState, list[Message]]:

@@ -14,7 +14,7 @@ paper, the server keeps everything about pairs and sends each user the one vecto
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -53,6 +53,10 @@ class Steps:
         """Without a weight there is no penalty to damp, and no ratio."""
         return self.eta / self.rho if self.rho else 0.0
 
+    def at(self, rho: float) -> Steps:
+        """The same with another rho, and an eta that keeps its share of it."""
+        return self if rho == self.rho else replace(self, rho=rho, eta=self.eta_over_rho * rho)
+
 
 def least_nu(n: int, tau: float, eta_over_rho: float = 0.0) -> float:
     """The least nu with which full participation in Jacobi order is stable for every convex quadratic f_i.
@@ -88,11 +92,10 @@ class Config(Settings):
 
     x_update: Literal["exact", "linearized"] = "exact"
     steps: Literal["recommended", "wang"] = "recommended"  # where rho, eta, nu, tau are None
-    # The default goes by the losses alone and is slow for a small LAM. Rounds to residuals of 1e-4 (ellipses, N = 60, z after x) at LAM =
-    # .001, .003, .01, .03, .05, .09: over 1500, over 1500, 373, 146, 90, 52. LAM over the mean |x_i - x_j| of the solution has rho's
-    # unit and took 24, 21, 23, 91, 129, 158: better where it is less than a third of the default. 6 LAM, whose factor belongs to models
-    # of this size, took 140, 83, 44, 53, 98, 54.
+    # None: an estimate from the losses alone. It is a hundred times too large, or more, for a small LAM or a curvature that varies. So it
+    # changes while one residual is much larger (`coterie_server.balance`), up to round `balance_rounds`. A number stays as it is.
     rho: PositiveFloat | None = None
+    balance_rounds: Annotated[int, Field(ge=0)] = 1000  # of a stage, after which its rho stays; 0: the estimate is kept
     eta: Annotated[float, Field(ge=0)] | None = None
     nu: Annotated[float, Field(ge=0, lt=1)] | None = None
     tau: PositiveFloat | None = None
@@ -181,6 +184,10 @@ class Config(Settings):
         if self.order is None:
             return self.sampling == "full" and self.steps == "recommended"
         return self.order == "z_after_x"
+
+    def is_balanced(self) -> bool:
+        """Whether rho may change: it is not given, and nothing given depends on it."""
+        return self.rho is None and self.eta is None and self.balance_rounds > 0 and self.sampling == "full"
 
     def primal_blocks(self, n: int) -> int:
         """S_P of N^2. Raises ConfigError when it is more."""
@@ -284,6 +291,14 @@ class OwnStart(Rows):
     """S0 in placement lean, where users need no model but their own."""
 
     x: Annotated[Array, Vectors("rows", "d")]
+
+
+@declare(method="pdmm", step="balance")
+@dataclass(frozen=True)
+class Weight(Broadcast):
+    """The rho of this round, where it may differ from that of the stage's start; again in each, since a host may have missed some."""
+
+    rho: Annotated[Array, Scalars(1)]
 
 
 @declare(method="pdmm", step="S1")
@@ -397,5 +412,6 @@ __all__ = [
     "UpdatedSplits",
     "Values",
     "ValuesWanted",
+    "Weight",
     "least_nu",
 ]

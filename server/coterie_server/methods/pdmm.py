@@ -54,6 +54,7 @@ class Carry:
     z: Array
     mu: Array
     muhat: Array
+    rho: float
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Pdmm:
 
     config: Config
     setting: Setting
-    steps: Steps
+    steps: Steps  # of round 1
     lam: float  # LAM
     d: int
 
@@ -127,7 +128,7 @@ class Pdmm:
         unknown = self.lam / self.steps.rho  # a block not yet drawn is as far from rest as a mu can be
         x_moved = np.full(self.n if is_sampled else 0, unknown)
         z_moved = np.where(self.layout.first == self.layout.second, 0.0, unknown) if is_sampled else np.zeros(0)
-        rest = (zero_for, x_moved, z_moved, NOBODY, NOBODY, Joined(NOBODY))
+        rest = (zero_for, x_moved, z_moved, NOBODY, NOBODY, Joined(NOBODY), self.steps.rho)
         if self.warm is not None:
             x, z, mu, muhat = self.warm.x, self.warm.z, self.warm.mu, self.warm.muhat
         else:
@@ -136,7 +137,7 @@ class Pdmm:
             mu, muhat = z, z if self.is_lean else np.zeros((self.d, 0))
         v = sums = np.zeros((0, self.d))
         if self.is_lean and not is_sampled:
-            v, sums = self.rounds.aggregates(x, z, muhat), pairs.sums(self.layout, mu)
+            v, sums = self.rounds.aggregates(self.steps.rho, x, z, muhat), pairs.sums(self.layout, mu)
         return State(x, z, Multipliers(mu, muhat, sums, 0.0), v, *rest)
 
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
@@ -146,17 +147,20 @@ class Pdmm:
         extra = pdmm_messages.start(self.start_models(), is_lean=self.is_lean) if number == 1 else []
         if is_due:
             extra.append(ValuesWanted())
-        new, replies = await self.rounds.advance(state, federation, chosen, extra)
+        new, replies = await self.rounds.advance(state, federation, chosen, extra, number)
         if self.persistence > 1:
             updated = None if chosen.z is None else pairs.touched(self.layout, chosen.z)
             new = replace(new, zero_for=persistent(state.zero_for, pairs.zero_pairs(self.layout, new.z), updated))
         there = present(chosen.x, replies)
         new = self.rounds.moved(state, new, chosen if there is chosen.x else replace(chosen, x=there))
+        done = new
         figures: dict[str, float | Callable[[], float]] = {
             **pdmm_counts.blocks(self.layout, chosen),
-            "primal_residual": lambda: self.rounds.primal_residual(new),
-            "dual_residual": lambda: self.rounds.dual_residual(state, new),
+            "rho": state.rho,
+            "primal_residual": lambda: self.rounds.primal_residual(done),
+            "dual_residual": lambda: self.rounds.dual_residual(state, done),
         }
+        new = self.rounds.balanced(state, new, number)
         if there is not chosen.x and there is not None:
             drawn = np.arange(self.n) if chosen.x is None else chosen.x
             figures |= {"absent": float(drawn.size - there.size), "unasked": float(replies.n_unasked(drawn))}
@@ -197,8 +201,8 @@ class Pdmm:
         if owed := self.rounds.owed(state):
             await federation.exchange(*owed)
         labels = self._clusters(state.x, state.zero_for, state.z)
-        figures = {"clusters": float(labels.max() + 1)}
-        carry = Carry(self.setting.stage, self.config.placement, self.layout.copies, state.x, state.z, state.mu, state.muhat)
+        figures = {"clusters": float(labels.max() + 1), "rho_first": self.steps.rho, "rho": state.rho}
+        carry = Carry(self.setting.stage, self.config.placement, self.layout.copies, state.x, state.z, state.mu, state.muhat, state.rho)
         return Outcome(state.x, labels, figures, carry=carry)
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
@@ -239,6 +243,8 @@ def build(config: Config, setting: Setting) -> Pdmm:
     if setting.facts is None:
         raise ConfigError("pdmm needs the users' facts (number of coefficients, smoothness), found none")
     method = Pdmm(config, setting, config.steps_for(n, float(setting.facts.smoothness.mean())), config.lam(n), setting.facts.d)
+    if config.is_balanced() and method.warm is not None:  # along a path
+        method = replace(method, steps=method.steps.at(method.warm.rho))
     _check_start(method)
     _check_draws(method)
     return method
