@@ -32,7 +32,7 @@ seed: 3
 data: {source: ellipses, users_per_cluster: 2, test_per_class: 50}
 problem: {loss: squared_hinge, l2: 0.001}
 method: {name: pdmm, penalty: 0.07, evaluate_every: 0}
-stop: {rounds: 1500}
+stop: {rounds: 1500, residual: null}
 snapshots: {every_rounds: 60}
 federation: {absence_timeout_s: 30}
 """

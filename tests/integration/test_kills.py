@@ -25,7 +25,7 @@ EXPERIMENT: dict[str, Any] = {
     "seed": 11,
     "data": {"source": "ellipses", "test_per_class": 50},
     "problem": {"loss": "squared_hinge", "l2": 1e-3},
-    "stop": {"rounds": ROUNDS},
+    "stop": {"rounds": ROUNDS, "residual": None},
     "snapshots": {"every_rounds": 50},
     "federation": {"hosts": len(SHARES), "absence_timeout_s": 30},
 }
