@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from tests.consenting import accepting
 from tests.two_tier import free_port
 
 COTERIE = [sys.executable, "-m", "coterie_deploy"]
@@ -44,7 +45,7 @@ class Processes:
     def start(self, name: str, *more: str) -> None:
         """Starts a role."""
         with (self.folder / f"{name}.log").open("ab") as file:
-            command = [*COTERIE, *self.commands[name], *more]
+            command = [*COTERIE, *accepting(self.commands[name]), *more]
             self.processes[name] = subprocess.Popen(command, cwd=self.folder, stdout=file, stderr=file)
 
     def kill(self, *names: str) -> None:

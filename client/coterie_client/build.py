@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from coterie.errors import ConfigError, otherwise
 from coterie.features import named_columns
 from coterie.findings import Finding
 from coterie.registry import method_module
+from coterie.reveals import answered_by
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision
 from coterie_client.data import UserData, filled, fresh_rows, read_users, standardize
@@ -20,6 +21,7 @@ from coterie_client.host import Host
 from coterie_client.method import Local
 from coterie_client.methods.prepare import State as Preparation
 from coterie_client.problems import Problem, build_problem
+from coterie_client.pseudonyms import Admitted
 
 if TYPE_CHECKING:
     from coterie_client.nets import TorchNetwork
@@ -34,10 +36,15 @@ def build_host(
     data_dir: Path | None = None,
     store: SnapshotFile | None = None,
     instance: str = "",
+    admit: Callable[[Sequence[UserData]], Admitted] | None = None,
 ) -> Host:
-    """A host for these users (None: all of its data). Raises ConfigError for what is wrong with the data, naming it."""
+    """A host for these users (None: all of its data). Raises ConfigError for what is wrong with the data, naming it.
+
+    `admit` says which of them take part, and what they are called.
+    """
     reading = read_users(experiment.data, experiment.seed, users, data_dir)
-    loaded = reading.users
+    taken = None if admit is None else admit(reading.users)
+    loaded = reading.users if taken is None else taken.users
     halves = {"evaluation", "consensus"} if experiment.model is None else set()
     method = experiment.method
     for room in {"prepare", method.name, getattr(method, "client_room", method.name), *halves}:
@@ -50,7 +57,7 @@ def build_host(
     elif not (experiment.data.standardize or experiment.data.fills_missing):  # also before the run waits for it
         losses = _losses(experiment, loaded)
     notes = (*reading.notes, *likely_identifiers(loaded, named_columns(experiment.data)))
-    return Host(name, experiment, run_id, loaded, local_of, store, instance, network, losses, notes)
+    return Host(name, experiment, run_id, loaded, local_of, store, instance, network, losses, notes, answered_by(experiment), taken)
 
 
 def build_network(experiment: Experiment, shape: tuple[int, ...]) -> TorchNetwork:
@@ -98,5 +105,5 @@ def local_of(host: Host) -> Local:
         users=users,
         losses=losses,
         network=host.network,
-        fresh=fresh_rows(experiment.data, experiment.seed, names),
+        fresh=fresh_rows(experiment.data, experiment.seed, [host.true_name(name) for name in names]),
     )

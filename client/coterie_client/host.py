@@ -17,6 +17,7 @@ from coterie.member import Member
 from coterie.messages import Message, Rows
 from coterie.model import to_json
 from coterie.registry import method_module
+from coterie.reveals import is_answered
 from coterie.snapshot import SnapshotFile
 from coterie.v1 import session_pb2
 from coterie.wire import Encoded, Received
@@ -27,6 +28,7 @@ from coterie_client.problems import Problem
 
 if TYPE_CHECKING:
     from coterie_client.learning import Network
+    from coterie_client.pseudonyms import Admitted
 
 _MAX_SHOWN = 100  # characters
 
@@ -46,6 +48,8 @@ class Host(Member):
         network: Network | None = None,
         losses: Problem | None = None,
         notes: Sequence[Note] = (),
+        answered: frozenset[str] | None = None,  # the steps that its owner has accepted, and no others; None: all that there are
+        admitted: Admitted | None = None,
     ) -> None:
         model = "" if network is None else to_json(network.tensors)
         super().__init__(name, experiment, run_id, users, store, instance, users[0].schema, model, [note.finding for note in notes])
@@ -58,9 +62,15 @@ class Host(Member):
         self._local: Local | None = None
         self._stage = ""
         self._clients: dict[str, ClientMethod[Any]] = {}
+        self._answered = answered
+        self._admitted = admitted
         self._ahead: list[Callable[[], None]] = []  # what methods can do before the next task is here
         if (snapshot := self.restored()) is not None:
             self._stage, self.states = snapshot["stage"], snapshot["states"]
+
+    def true_name(self, name: str) -> str:
+        """What a user is called in the data, by the name that it goes by in the run."""
+        return name if self._admitted is None else self._admitted.true_names[name]
 
     def numerics(self) -> str:
         """Of users with networks, those of torch too."""
@@ -115,6 +125,8 @@ class Host(Member):
         """Hands the messages to the halves of their methods, in order, and collects the replies."""
         by_method: dict[str, dict[type[Message], Message]] = {}
         for message in messages:
+            if self._answered is not None and not is_answered(self._answered, message.method, message.step):
+                raise _not_asked(message)
             by_method.setdefault(message.method, {})[type(message)] = message
         replies: list[Message] = []
         self._ahead.clear()
@@ -156,6 +168,11 @@ class Host(Member):
     def tree(self) -> Mapping[str, Any]:
         """The states of all users."""
         return {"stage": self._stage, "states": self.states}
+
+
+def _not_asked(message: Message) -> ProtocolError:
+    sentence = f"the parent asks for step {message.step!r} of {message.method!r}, which is no part of the experiment that this host serves"
+    return ProtocolError(sentence, Finding("C9"))
 
 
 def _read_stage(stage_json: str) -> tuple[str, Mapping[str, Any]]:

@@ -20,6 +20,7 @@ import grpc
 
 from coterie.computer import Computer, Thread
 from coterie.config import Experiment, experiment_from
+from coterie.consent import asked_of, changed_parts, refusal
 from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
 from coterie.failures import failure_of, finding_in
 from coterie.findings import Finding
@@ -39,6 +40,7 @@ SILENT_HEARTBEATS = 10  # without a frame for so many of them, the parent is giv
 CLOSE_S = 10.0  # how long one waits for a silent parent to end a stream
 LONGEST_CLOSE_S = 60.0  # and for one that is heard: it may have very many books to read
 MAX_QUEUED_BYTES = 64 << 20  # of tasks that wait for the one under way; more are read when their turn comes
+_MAX_SHOWN = 5  # changed keys
 _ITEM_BYTES = 2000  # a small task takes so much beside its frame
 
 # See the options of `coterie_server.serve`: the pings must come no more often than the server permits.
@@ -137,12 +139,12 @@ async def serve_member(
 ) -> str | None:
     """Serves the run at HOST:PORT to its end and returns its outcome; None when `stop` was set before.
 
-    `make(experiment, run_id)` gives the `Dialler` once the experiment is known; it is called where the work is done, by default in a
-    `Thread`. With `tls` both sides show certificates. `patience_s` is the longest time without a server, at the start and between two
-    streams; `on_wait` is called once when there is none yet, `on_refusal` with the reason for which the parent does not take
-    the member now, though it may later. Raises RunError when the run failed or patience is over, ConfigError and
-    ProtocolError when the parent turned the member away, when certificates do not fit, or the experiment is wrong, and whatever a half or
-    `make` raised, after telling the parent.
+    `make(experiment, run_id)` gives the `Dialler` once the experiment is known, or None when it was stopped; it is called where the work is
+    done, by default in a `Thread`. With `tls` both sides show certificates. `patience_s` is the longest time without a server, at the start
+    and between two streams; `on_wait` is called once when there is none yet, `on_refusal` with the reason why the parent does not take the
+    member now, though it may later. Raises RunError when the run failed or patience is over, ConfigError and ProtocolError when the
+    parent turned the member away, when certificates do not fit, or the experiment is wrong, and whatever a half or `make` raised, after
+    telling the parent.
     """
     parent = _Parent(server_address, name, patience_s, stop or asyncio.Event(), tls)
     computer = computer or Thread()
@@ -156,7 +158,7 @@ async def serve_member(
         except Exception as error:
             await parent.report(error)
             raise
-        return await parent.serve(host, computer, on_refusal)
+        return None if host is None else await parent.serve(host, computer, answer.experiment_json, on_refusal)
     finally:
         await to_the_end(parent.close())
         await to_the_end(computer.close())
@@ -214,26 +216,45 @@ class _Parent:
 
     async def ask(self) -> session_pb2.GetExperimentResponse | None:
         """What the run is about, once there is a server; None when stopped before."""
-        get: Any = self._channel.unary_unary(
-            f"/{SERVICE}/GetExperiment",
-            request_serializer=session_pb2.GetExperimentRequest.SerializeToString,
-            response_deserializer=session_pb2.GetExperimentResponse.FromString,
-        )
-        request = session_pb2.GetExperimentRequest(protocol=PROTOCOL_VERSION, host=self._name)
         deadline = time.monotonic() + self._patience_s
         while not self._stop.is_set():
             left = deadline - time.monotonic()
             if left <= 0:
                 raise RunError(f"waited {self._patience_s:g} s for a server at {self._address}: none answered")
             try:
-                answering = get(request, timeout=left, wait_for_ready=True)
-                answer: session_pb2.GetExperimentResponse | None = await self._unless_stopped(answering)
-                return answer
+                return await self._answer(left, wait_for_ready=True)
             except grpc.aio.AioRpcError as error:
                 if error.code().name not in _TRY_AGAIN:
                     raise self._refused(Lost(error.code().name, error.details() or "")) from None
             await self._pause(FIRST_DELAY_S)
         return None
+
+    async def _answer(self, timeout_s: float, *, wait_for_ready: bool) -> session_pb2.GetExperimentResponse | None:
+        """The parent's answer to what the run is about; None when stopped before. Raises AioRpcError."""
+        get: Any = self._channel.unary_unary(
+            f"/{SERVICE}/GetExperiment",
+            request_serializer=session_pb2.GetExperimentRequest.SerializeToString,
+            response_deserializer=session_pb2.GetExperimentResponse.FromString,
+        )
+        request = session_pb2.GetExperimentRequest(protocol=PROTOCOL_VERSION, host=self._name)
+        answer: session_pb2.GetExperimentResponse | None = await self._unless_stopped(
+            get(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
+        )
+        return answer
+
+    async def _check_same(self, experiment: Experiment, served: str) -> None:
+        """ConfigError when the parent has come back with an experiment that asks for something else than what this member serves."""
+        try:
+            answer = await self._answer(CLOSE_S, wait_for_ready=False)
+        except grpc.aio.AioRpcError:
+            return  # joining says why
+        if answer is None or answer.experiment_json == served:
+            return
+        if changed := changed_parts(asked_of(experiment), asked_of(_experiment_of(answer))):
+            listed = ", ".join(changed[:_MAX_SHOWN])
+            error = refusal(f"host {self._name!r} serves another experiment than the parent now has: {listed} changed", changed)
+            await self.report(error)
+            raise error
 
     async def _unless_stopped(self, call: Any) -> Any:
         """The call's result, or None when `stop` is set first. ConfigError when there can be none."""
@@ -305,8 +326,8 @@ class _Parent:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
             call.cancel()
 
-    async def serve(self, host: Dialler, computer: Computer, on_refusal: Callable[[str], None] | None = None) -> str | None:
-        """Joins, and joins again after a lost stream until patience is over."""
+    async def serve(self, host: Dialler, computer: Computer, served: str, on_refusal: Callable[[str], None] | None = None) -> str | None:
+        """Joins, and joins again after a lost stream until patience is over. `served` is the experiment as the parent has told it."""
         heard_at, delay, said = time.monotonic(), FIRST_DELAY_S, ""
         while not self._stop.is_set():
             session = _Session(self._join(), host, computer, self._stop)
@@ -331,6 +352,7 @@ class _Parent:
                 raise RunError(f"host {self._name!r} has had no session with {self._address} for {self._patience_s:g} s: {end.reason}")
             await self._pause(self._random.uniform(0.5, 1.0) * delay)
             delay = min(2 * delay, LONGEST_DELAY_S)
+            await self._check_same(host.experiment, served)
         await computer.run(host.save)
         return None
 

@@ -29,6 +29,16 @@ RULES: Final[dict[str, tuple[str, str]]] = {
     "N1": ("an array that the experiment names is missing{at}", "{count} arrays that the experiment names are missing{at}"),
     "N2": ("{a_role} array has the wrong type or shape{at}", "{count} {role} arrays have the wrong type or shape{at}"),
     "N3": ("1 number of {a_role} is not finite", "{count} numbers of {a_role} are not finite"),
+    # C: consent and the host's policy.
+    "C1": ("its owner has not accepted this experiment{at}", "its owner has not accepted this experiment{at}"),
+    "C2": ("its policy does not let this column be {a_role}{at}", "its policy does not let {count} columns be {a_role}{at}"),
+    "C3": ("its policy wants data.feature_columns to be listed", "its policy wants data.feature_columns to be listed"),
+    "C4": ("its policy does not let this run{at}", "its policy does not let this run{at}"),
+    "C5": ("its policy does not let code be imported{at}", "its policy does not let code be imported{at}"),
+    "C6": ("no user has as many rows as its policy wants", "no user has as many rows as its policy wants"),
+    "C7": ("its policy and the data source do not fit{at}", "its policy and the data source do not fit{at}"),
+    "C8": ("its policy cannot be used", "its policy cannot be used"),
+    "C9": ("the parent asks for a step that this experiment does not have", "the parent asks for steps that this experiment does not have"),
     # T: tables.
     "T1": ("its data file cannot be read", "{count} data files cannot be read"),
     "T2": ("a column that the experiment names is missing{at}", "{count} columns that the experiment names are missing{at}"),

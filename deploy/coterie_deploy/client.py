@@ -7,28 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import secrets
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from coterie.config import Experiment
-from coterie.data import PythonData
+from coterie.consent import check_accept, named_code
 from coterie.dial import serve_member
 from coterie.errors import ConfigError, RunError
 from coterie.failures import failures_left
 from coterie.features import in_a_line, listed
 from coterie.findings import Finding
-from coterie.model import CustomModel
 from coterie.names import natural_key, parse_users, similar_names
 from coterie.snapshot import SnapshotFile
 from coterie.tls import load_tls
 from coterie_client.build import build_host
 from coterie_client.data import list_users
 from coterie_client.host import Host
+from coterie_deploy.consent import Asked, accepted, terminal
 from coterie_deploy.health import beating
 from coterie_deploy.joining import check_server_address, state_name
 from coterie_deploy.logs import NOTE, Log
+from coterie_deploy.ruled import ruled_by
 from coterie_deploy.signals import stopping_at_end_of_input, stopping_on_signals
 
 _MAX_SHOWN = 3  # clusters
@@ -50,11 +53,18 @@ class Client:
     cluster: str | None = None  # all users of this known cluster, instead of a selection
     tls: Path | None = None  # the folder of its certificate
     log: Log = field(default_factory=Log)
+    accept: str | None = None  # the hash of the experiment that its owner has accepted, or "any"
+    policy: Path | None = None  # of its owner; None: policy.yaml in the data folder, if it is there
 
 
 def default_name(users: str | None, cluster: str | None = None) -> str:
     """The same after a restart: the machine, and which users."""
     return ":".join(part for part in (socket.gethostname(), cluster, users) if part is not None)
+
+
+def _digest(users: str | None) -> str | None:
+    """A selection of users as part of a name that does not tell theirs."""
+    return None if users is None else hashlib.sha256(users.encode()).hexdigest()[:8]
 
 
 def store_of(folder: Path, name: str, run_id: str) -> SnapshotFile:
@@ -65,20 +75,35 @@ def store_of(folder: Path, name: str, run_id: str) -> SnapshotFile:
 def run_client(client: Client) -> int:
     """Serves the run to its end: 0; 130 or 143 when stopped before, with the state written down. Raises CoterieError."""
     check_server_address(client.server, insecure=client.insecure or client.tls is not None)
+    if client.accept is not None:
+        client = replace(client, accept=check_accept(client.accept))
     return asyncio.run(_serve(client))
 
 
 async def _serve(client: Client) -> int:
-    name = client.name or default_name(client.users, client.cluster)
+    ruled = None if client.launched else ruled_by(client.policy, client.data or Path(), client.state)
+    is_renamed = ruled is not None and ruled.policy.pseudonyms
+    name = client.name or default_name(_digest(client.users) if is_renamed else client.users, client.cluster)
     log = client.log.with_(role="host", host=name)
     tls = None if client.tls is None else load_tls(client.tls, is_server=False)
 
-    def make_host(experiment: Experiment, run_id: str) -> Host:
+    if ruled is not None:
+        log.say("policy", f"host {name!r} keeps to the policy {ruled.path}", policy=str(ruled.path))
+        ruled.check_certificate(tls)
+
+    def make_host(experiment: Experiment, run_id: str) -> Host | None:
+        if ruled is not None:
+            ruled.check(experiment, log)
+        if not client.launched:
+            asked = Asked(name, client.server, experiment, client.state, client.accept)
+            if not accepted(asked, log, terminal(stop.is_set)):
+                return None
         _check_code(client, experiment)
         data = client.data if client.data is not None or client.launched else Path()
         users = _users(client, experiment, data)
         store = store_of(client.state, name, run_id)
-        host = build_host(name, experiment, run_id, users, data_dir=data, store=store, instance=secrets.token_hex(8))
+        admit = None if ruled is None else partial(ruled.admit, name, log)
+        host = build_host(name, experiment, run_id, users, data_dir=data, store=store, instance=secrets.token_hex(8), admit=admit)
         _check_writable(client.state)
         _say_data(host, log)
         sentence = f"host {name!r} with {len(host.users)} users joins run {run_id} at {client.server}"
@@ -138,14 +163,6 @@ def _users(client: Client, experiment: Experiment, data: Path | None) -> list[st
         listed = f"want one like {', '.join(map(repr, similar))}" if similar else "none of its users has a known cluster"
         raise ConfigError(f"cluster {client.cluster!r} is not in the data: {listed}", Finding("J3"))
     return own
-
-
-def named_code(experiment: Experiment) -> list[str]:
-    """What the experiment names of code to import where its users are."""
-    named = [experiment.problem.loss] if ":" in experiment.problem.loss else []
-    named += [experiment.data.path] if isinstance(experiment.data, PythonData) else []
-    named += [experiment.model.build] if isinstance(experiment.model, CustomModel) else []
-    return named
 
 
 def _check_code(client: Client, experiment: Experiment) -> None:

@@ -72,6 +72,10 @@ MetricsAddress = Annotated[
 ]
 LogFormatName = Annotated[LogFormat, typer.Option("--log-format", help="Sentences, or a JSON object a line.")]
 LogLevelName = Annotated[LogLevel, typer.Option("--log-level", help="What is said.")]
+Accept = Annotated[
+    str | None,
+    typer.Option(metavar="HASH|any", help="The experiment to serve: coterie data EXPERIMENT --hash.  [default: asks]", show_default=False),
+]
 AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let the experiment name code to import here.")]
 ContainerHosts = Annotated[
     int | None, typer.Option(min=1, help="Client hosts; with clusters, of each.  [default: the experiment's]", show_default=False)
@@ -111,6 +115,8 @@ def describe_data(
     overrides: Overrides = None,
     seed: Seed = None,
     data: Data = None,
+    hash_: Annotated[bool, typer.Option("--hash", help="Instead: what clients accept with --accept.")] = False,
+    reveals: Annotated[bool, typer.Option("--reveals", help="Instead: what is asked of a host, and who learns what.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print a data section for a table, or an experiment's: its columns.")] = False,
 ) -> None:
     """Show how an experiment's rows are divided among its users: numbers of rows and classes, and never a row.
@@ -126,9 +132,15 @@ def describe_data(
         text = schema_of(place) if is_table(place) else schema_of_data(load(experiment, overrides or (), seed=seed).data, data)
         print(text, end="")  # noqa: T201 - YAML, not to be wrapped
         return
+    loaded = load(experiment, overrides or (), seed=seed)
+    if hash_ or reveals:
+        from coterie_deploy.consent_page import print_asked
+
+        print_asked(loaded, hash_=hash_, reveals=reveals)
+        return
     from coterie_deploy.data_page import print_data
 
-    print_data(load(experiment, overrides or (), seed=seed), data, console_on())
+    print_data(loaded, data, console_on())
 
 
 @app.command()
@@ -312,6 +324,11 @@ def client(
     tls: TlsFolder = None,
     insecure: Insecure = False,
     allow_code: AllowCode = False,
+    accept: Accept = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What its owner allows.  [default: policy.yaml with the data]", show_default=False),
+    ] = None,
     launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
     log_format: LogFormatName = LogFormat.text,
     log_level: LogLevelName = LogLevel.info,
@@ -324,7 +341,8 @@ def client(
     if users is not None and cluster is not None:
         raise typer.BadParameter("--users and --cluster both choose users, want one of the two")
     log = Log(log_format, log_level)
-    raise typer.Exit(run_client(Client(server, users, name, data, state, patience, insecure, launched, allow_code, cluster, tls, log)))
+    chosen = Client(server, users, name, data, state, patience, insecure, launched, allow_code, cluster, tls, log, accept, policy)
+    raise typer.Exit(run_client(chosen))
 
 
 @app.command()
@@ -399,6 +417,22 @@ def issue_certificate(
 
     listed = [] if users is None else users.split(",")
     typer.echo(f"issued {issue(folder, Asked(role.value, name, address or (), cluster, listed, days))}")
+
+
+policies = typer.Typer(help="Write down what an experiment may ask of this machine's data.")
+app.add_typer(policies, name="policy")
+
+
+@policies.command("init")
+def init_policy_file(
+    table: Annotated[Path, typer.Argument(metavar="FILE", help="A table: .csv or .csv.gz.", show_default=False)],
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="[default: policy.yaml beside it]", show_default=False)] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Also where there is one.")] = False,
+) -> None:
+    """Write a first policy for a table, to be read and cut down by its owner."""
+    from coterie_deploy.policy_init import init_policy
+
+    typer.echo(init_policy(table, output or table.with_name("policy.yaml"), overwrite=overwrite))
 
 
 @app.command()

@@ -32,7 +32,8 @@ def arguments(plan: Plan, member: Member, server: str, patience_s: float, experi
     keeps = ["--state", STATE, "--patience", f"{patience_s:g}", *link]
     if member.role == "aggregator":
         return ["aggregator", *joins, "--cluster", str(member.cluster), *listen, *keeps]
-    return ["client", *joins, *member.selection, "--data", DATA, *keeps, *(["--allow-code"] if plan.asked.allow_code else [])]
+    own = [*member.selection, "--data", DATA, "--accept", plan.accepts]
+    return ["client", *joins, *own, *keeps, *(["--allow-code"] if plan.asked.allow_code else [])]
 
 
 def changes(asked: Asked) -> list[str]:

@@ -15,12 +15,12 @@ from typing import Literal
 
 from coterie import __version__
 from coterie.config import Experiment
+from coterie.consent import consent_hash, named_code
 from coterie.data import HuggingfaceData, PythonData
 from coterie.errors import ConfigError
 from coterie.names import natural_key
 from coterie.registry import method_module
 from coterie_client.data import UserHead, list_users
-from coterie_deploy.client import named_code
 from coterie_deploy.launch import DEFAULT_HOSTS
 from coterie_deploy.shares import by_cluster, divided, selection
 from coterie_deploy.shipped import find, load, shipped
@@ -74,6 +74,7 @@ class Plan:
     trains_networks: bool
     members: tuple[Member, ...]
     asked: Asked
+    accepts: str  # the hash of what hosts are asked for: whoever writes the files has accepted it
 
     @property
     def networks(self) -> tuple[str, ...]:
@@ -117,6 +118,7 @@ def planned(asked: Asked) -> Plan:
         experiment.model is not None,
         tuple(members),
         asked,
+        consent_hash(experiment),
     )
 
 

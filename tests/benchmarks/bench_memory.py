@@ -40,7 +40,7 @@ def main() -> None:
         address = "127.0.0.1:50515"
         quiet = {"cwd": folder, "stdout": subprocess.DEVNULL}
         server = subprocess.Popen([*COMMAND, "server", "memory.yaml", "--listen", address, "--hosts", "1"], **quiet)  # type: ignore[call-overload]
-        client = subprocess.Popen([*COMMAND, "client", "--server", address], **quiet)  # type: ignore[call-overload]
+        client = subprocess.Popen([*COMMAND, "client", "--server", address, "--accept", "any"], **quiet)  # type: ignore[call-overload]
         client_mb, client_s = waited(client)
         server_mb, server_s = waited(server)
         helped = subprocess.Popen([*COMMAND, "client", "--help"], **quiet)  # type: ignore[call-overload]

@@ -82,7 +82,7 @@ def test_two_machines_and_a_coordinator_with_certificates(tmp_path: Path) -> Non
         options = ("--hosts", "2", "--tls", "ca/coordinator", "--output", "two")
         served = on("coordinator", "server", "my.yaml", "--listen", "0.0.0.0:5000", *options)
         for machine in ("a", "b"):
-            own = ("--name", machine, "--data", machine, "--tls", f"ca/{machine}", "--state", f"state-{machine}")
+            own = ("--name", machine, "--data", machine, "--tls", f"ca/{machine}", "--state", f"state-{machine}", "--accept", "any")
             on(machine, "client", "--server", f"{MACHINES['coordinator']}:5000", *own)
         _, err = served.communicate(timeout=60)
         assert served.returncode == 0, err.decode()

@@ -32,6 +32,7 @@ from coterie_server.coordinator import Finished
 from coterie_server.hub import Hub
 from coterie_server.method import Replies
 from coterie_server.rundb import open_run
+from tests.consenting import accepting
 from tests.two_tier import Death, Tiers, bits, flat, small
 
 COTERIE = [sys.executable, "-m", "coterie_deploy"]
@@ -66,7 +67,7 @@ def folder(tmp_path: Path) -> Path:
 
 def start(folder: Path, *arguments: str, log: str = "run.log") -> subprocess.Popen[bytes]:
     with (folder / log).open("ab") as file:
-        return subprocess.Popen([*COTERIE, *arguments], cwd=folder, stdout=file, stderr=file)
+        return subprocess.Popen([*COTERIE, *accepting(arguments)], cwd=folder, stdout=file, stderr=file)
 
 
 def run(folder: Path, content: Mapping[str, Any], *arguments: str, output: str) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from coterie.methods.partial import Epochs, Training
+from coterie.methods.partial import LOCAL_UPDATE, Epochs, Training
 from coterie.model import Sharing
+from coterie.reveals import Reveal
 
 
 class Config(Training):
@@ -33,3 +34,13 @@ class Config(Training):
     def client_options(self) -> dict[str, Any]:
         """As the finished run split the tensors; where all were shared, the head becomes the user's own."""
         return {**super().client_options(), "sharing": "representation" if self.shared == "all" else self.shared, "delivers": self.shared}
+
+
+REVEALS = (
+    Reveal(
+        "its mean training loss: nothing else after the fetch but scores",
+        "how well the model fits each user",
+        ("partial/delivery", "partial/head", "partial/loss"),
+    ),
+    LOCAL_UPDATE[1],
+)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from coterie.methods.partial import JointTraining
+from coterie.methods.partial import LOCAL_UPDATE, JointTraining
 from coterie.registry import ANY_MODEL, Kind
 
 
@@ -36,3 +36,6 @@ class Config(JointTraining):
     def settings(self) -> dict[str, Any]:
         """How the mix begins, and whether it stays."""
         return {"alpha": self.alpha, "adaptive": self.adaptive}
+
+
+REVEALS = LOCAL_UPDATE

@@ -25,7 +25,8 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 from coterie.messages import Array, Broadcast, Indices, PerCluster, Positions, Rows, Scalars, Vectors, dataclass, declare
 from coterie.methods.async_l2gd import Flip, Probability
 from coterie.methods.grid import Grid
-from coterie.methods.known_clusters import Shares, Weights
+from coterie.methods.known_clusters import Shares, Weights, averaged
+from coterie.reveals import Reveal
 
 Coins = tuple[Flip, tuple[Flip, ...], tuple[NonNegativeInt, ...], Flip]
 Probabilities = Probability | dict[str, Probability]
@@ -277,3 +278,14 @@ class FinalModels(Rows):
     """y_i, to the coordinator."""
 
     theta: Annotated[Array, Vectors("rows", "d")]
+
+
+REVEALS = (
+    Reveal(
+        "the largest smoothness and the smallest convexity of its rows' losses",
+        "the size of the largest row; the coordinator sees them of a whole cluster",
+        ("async_al2sgd/parameters",),
+        seen="aggregator",
+    ),
+    *averaged("async_al2sgd", "within-anchor"),
+)

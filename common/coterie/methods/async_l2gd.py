@@ -34,7 +34,7 @@ from coterie.messages import (
     declare,
 )
 from coterie.methods.grid import Grid
-from coterie.methods.known_clusters import Weights
+from coterie.methods.known_clusters import Weights, averaged
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Flip = Annotated[int, Field(ge=0, le=1)]
@@ -221,3 +221,6 @@ class FinalModels(Rows):
     """theta_i, to the coordinator."""
 
     theta: Annotated[Array, Vectors("rows", "d")]
+
+
+REVEALS = averaged("async_l2gd")

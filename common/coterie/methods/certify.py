@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, StringConstraints, model_validator
 
+from coterie.methods.consensus import SOLVED
 from coterie.settings import Settings
 
 Label = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
@@ -31,3 +32,6 @@ class Config(Settings):
         if self.labels is not None and self.partition == "found":
             raise ValueError("partition is found and labels are given, want one of the two")
         return self
+
+
+REVEALS = (SOLVED,)

@@ -6,6 +6,7 @@ They stay in float64 in a float32 run: Newton's method on sums of rounded gradie
 from __future__ import annotations
 
 from coterie.messages import Annotated, Array, Broadcast, Rows, Scalars, Vectors, dataclass, declare
+from coterie.reveals import Reveal
 
 
 @declare(method="consensus", step="query")
@@ -53,3 +54,12 @@ class UserModels(Rows):
 @dataclass(frozen=True)
 class AskLocalModels(Broadcast):
     """Asks each user for the minimizer of its own loss (2)."""
+
+
+# Of the methods that ask through these messages.
+SOLVED = Reveal(
+    "value, gradient and Hessian at given models",
+    "for few rows (at most as many as features) the rows up to rotation, and more for one row",
+    ("consensus/query", "consensus/gradient", "consensus/hessian"),
+)
+OWN_MODEL = Reveal("the final model", "what a model says of its rows", ("consensus/model",))

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat
 
-from coterie.methods.partial import Epochs, JointTraining
+from coterie.methods.partial import LOCAL_UPDATE, Epochs, JointTraining
 from coterie.registry import ANY_MODEL, Kind
 
 
@@ -34,3 +34,6 @@ class Config(JointTraining):
         """How v_k is trained."""
         personal = self.phases() if self.personal_epochs is None else [self.phase("all", epochs=self.personal_epochs)]
         return {"penalty": self.penalty, "personal": personal}
+
+
+REVEALS = LOCAL_UPDATE

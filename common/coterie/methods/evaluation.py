@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from coterie.messages import Annotated, Array, Indices, Positions, Rows, Scalars, Vectors, dataclass, declare
+from coterie.reveals import Reveal
 
 
 @declare(method="evaluation", step="evaluate")
@@ -25,3 +28,17 @@ class Scores(Rows):
     test_loss: Annotated[Array, Scalars("rows")]
     test_metric: Annotated[Array, Scalars("rows")]
     n_test: Annotated[Indices, Positions("rows")]
+
+
+def judged(*steps: str, **more: Any) -> Reveal:
+    """What judging a model by its users tells, for methods with messages of their own for it."""
+    return Reveal(
+        "losses, metrics and counts, of some methods each round; `run.db` keeps figures per user",
+        "how well a model fits each user",
+        steps,
+        title="evaluation (any method; `coterie tune` is runs that evaluate)",
+        **more,
+    )
+
+
+REVEALS = (judged("evaluation", needs={"evaluate": True}, kind="convex"),)

@@ -35,14 +35,16 @@ Users' models travel in both cases: the server knows them, as MOCHA's does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter, ValidationError, field_validator
 
 from coterie.messages import Array, Rows, Scalars, Vectors, dataclass, declare
-from coterie.methods.partial import JointTraining
+from coterie.methods.partial import LOCAL_UPDATE, JointTraining
 from coterie.registry import ANY_MODEL, Kind
+from coterie.reveals import Reveal
 from coterie.shown import shown
 
 Matrix = tuple[tuple[FiniteFloat, ...], ...]
@@ -116,3 +118,15 @@ class Pulled(Rows):
 
     w: Annotated[Array, Vectors("rows", "d")]
     value: Annotated[Array, Scalars("rows")]
+
+
+REVEALS = (
+    *(replace(reveal, kind="network") for reveal in LOCAL_UPDATE),
+    Reveal(
+        "w_i and its loss there, each round",
+        "the user's model, which the server keeps (as MOCHA's does), and the gradient of its loss at each of them; what is sent down is a "
+        "mean of models by relations: **who is related to one other user learns that user's model**",
+        ("fed_mtl",),
+        kind="convex",
+    ),
+)

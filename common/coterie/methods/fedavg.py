@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from coterie.methods.partial import JointTraining
+from coterie.methods.partial import LOCAL_UPDATE, JointTraining
 from coterie.model import Sharing
 from coterie.registry import ANY_MODEL, Kind
 
@@ -19,3 +19,6 @@ class Config(JointTraining):
     sharing: ClassVar[Sharing] = "all"
 
     name: Literal["fedavg"] = "fedavg"
+
+
+REVEALS = LOCAL_UPDATE

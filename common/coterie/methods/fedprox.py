@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat
 
-from coterie.methods.partial import JointTraining
+from coterie.methods.partial import LOCAL_UPDATE, JointTraining
 from coterie.registry import ANY_MODEL, Kind
 
 
@@ -31,3 +31,6 @@ class Config(JointTraining):
     def settings(self) -> dict[str, Any]:
         """The weight of the proximal term."""
         return {"mu": self.mu}
+
+
+REVEALS = LOCAL_UPDATE

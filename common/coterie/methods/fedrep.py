@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
-from coterie.methods.partial import Epochs, Optimizer, Training
+from coterie.methods.partial import LOCAL_UPDATE, Epochs, Optimizer, Training
 from coterie.model import Sharing
 
 
@@ -44,3 +44,6 @@ class Config(Training):
             self.phase("head", epochs=epochs, updates=self.head_updates, optimizer=self.head_optimizer, cache=self.cache_features),
             self.phase("representation", epochs=self.representation_epochs),
         ]
+
+
+REVEALS = LOCAL_UPDATE

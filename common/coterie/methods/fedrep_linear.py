@@ -20,6 +20,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from coterie.messages import Array, Broadcast, Indices, Positions, Rows, Scalars, Vectors, dataclass, declare
+from coterie.methods.evaluation import judged
+from coterie.reveals import Reveal
 from coterie.settings import Settings
 
 
@@ -109,3 +111,22 @@ class Scores(Rows):
     loss: Annotated[Array, Scalars("rows")]
     test_error: Annotated[Array, Scalars("rows")]
     n_test: Annotated[Indices, Positions("rows")]
+
+
+REVEALS = (
+    Reveal(
+        "Z_i = mean of y² xx', once",
+        "weighted second moments: **of one row, all but its sign**",
+        ("fedrep_linear/moments",),
+        needs={"start": "moments"},
+    ),
+    Reveal(
+        "B_i each round",
+        "the update of a round; heads stay with their users",
+        ("fedrep_linear/representation", "fedrep_linear/delivery"),
+        unless={"start": "finished_run"},
+    ),
+    Reveal("the head w_i each round", "the user's part of the common head", ("fedrep_linear/head",), needs={"heads": "shared"}),
+    Reveal("nothing but scores: it fetches B", "nothing more", ("fedrep_linear/delivery",), needs={"start": "finished_run"}),
+    judged("fedrep_linear/evaluation"),
+)

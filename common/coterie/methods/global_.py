@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
+from coterie.methods.consensus import SOLVED
 from coterie.settings import Settings
 
 
@@ -17,3 +18,6 @@ class Config(Settings):
     name: Literal["global"] = "global"
     tolerance: PositiveFloat = 1e-10  # of the gradient norm, relative to 1 + its first value
     newton_up_to: PositiveInt = 64  # dimensions; above, users send no Hessians
+
+
+REVEALS = (SOLVED,)

@@ -12,6 +12,7 @@ from typing import Literal
 from coterie.messages import Annotated, Array, Broadcast, Rows, Scalars, Vectors, dataclass, declare
 from coterie.methods.grid import Grid
 from coterie.methods.known_clusters import Weights
+from coterie.reveals import Reveal
 
 LOSSES = ("least_squares", "squared_distance")  # those with a constant Hessian
 
@@ -43,3 +44,12 @@ class Models(Rows):
     """theta_i, to its user."""
 
     theta: Annotated[Array, Vectors("rows", "d")]
+
+
+REVEALS = (
+    Reveal(
+        "X'X and X'y, d(d+3)/2 scalars",
+        "second moments of the rows; **of one row, the row itself up to sign**",
+        ("hlm_exact",),
+    ),
+)

@@ -18,8 +18,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from coterie.methods.partial import JointTraining
+from coterie.methods.partial import LOCAL_UPDATE, JointTraining
 from coterie.registry import ANY_MODEL, Kind
+from coterie.reveals import Reveal
 
 
 class Config(JointTraining):
@@ -36,3 +37,11 @@ class Config(JointTraining):
     def client_options(self) -> dict[str, Any]:
         """With how many models there are."""
         return {**super().client_options(), "n_models": self.clusters}
+
+
+REVEALS = (
+    *LOCAL_UPDATE,
+    Reveal(
+        "beside them, the number of the model that fits best, each round and at the end", "who has data like whose", ("partial/shared",)
+    ),
+)

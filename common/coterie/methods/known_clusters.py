@@ -27,6 +27,8 @@ from pydantic import BeforeValidator, model_validator
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
+from coterie.methods.evaluation import judged
+from coterie.reveals import Reveal
 from coterie.settings import Settings
 from coterie.shown import shown
 
@@ -148,3 +150,31 @@ class Segments:
     def minima(self, values: Array) -> Array:
         """(c,) for `values` (n,)."""
         return np.minimum.reduceat(values[self._order], self._starts)
+
+
+def averaged(method: str, *more: str) -> tuple[Reveal, ...]:
+    """What users tell of a method that averages them at their aggregator; `more` are steps with averages of other vectors, "within-..."."""
+    often = [f"{method}/{step}" for step in ("parameters", "control", "within-average", *more)]
+    return (
+        Reveal(
+            "models at averaging rounds",
+            "the trajectory of the user's model, as far as it is averaged",
+            tuple(often),
+            seen="aggregator",
+        ),
+        Reveal(
+            "only sums of models over a cluster",
+            "the averages of a cluster; of a cluster with one user that user's model",
+            (f"{method}/between-average", *(f"{method}/{step.replace('within', 'between')}" for step in more)),
+            seen="coordinator",
+        ),
+        Reveal("its loss and its model, for each round of the trace", "as for its models", (f"{method}/trace",), seen="aggregator"),
+        Reveal(
+            "a value and a vector for each round of the trace, summed over clusters",
+            "the objective of a cluster; of a cluster with one user that user's",
+            (f"{method}/trace",),
+            seen="coordinator",
+        ),
+        Reveal("the final model", "what a model says of its rows", (f"{method}/models",), needs={"collect_models": True}),
+        judged(f"{method}/evaluate"),
+    )

@@ -17,11 +17,12 @@ it once. Momentum, if not 0, begins anew each round. Running statistics of batch
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, model_validator
 
-from coterie.methods.partial import JointTraining, PlainSgd
+from coterie.methods.partial import LOCAL_UPDATE, SHARED_UPDATE, JointTraining, PlainSgd
 from coterie.registry import ANY_MODEL, Kind
 
 
@@ -60,3 +61,6 @@ class Config(JointTraining):
     def settings(self) -> dict[str, Any]:
         """What an aggregation leaves of the distance to the mean."""
         return {"left": 1 - self.step_to_mean}
+
+
+REVEALS = (replace(SHARED_UPDATE, steps=(*SHARED_UPDATE.steps, "partial/coins")), *LOCAL_UPDATE[1:])

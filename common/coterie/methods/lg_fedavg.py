@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from coterie.methods.partial import JointTraining
+from coterie.methods.partial import LOCAL_UPDATE, JointTraining
 from coterie.model import Sharing
 
 
@@ -17,3 +17,6 @@ class Config(JointTraining):
     sharing: ClassVar[Sharing] = "head"
 
     name: Literal["lg_fedavg"] = "lg_fedavg"
+
+
+REVEALS = LOCAL_UPDATE

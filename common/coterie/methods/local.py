@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from coterie.methods.consensus import OWN_MODEL
 from coterie.settings import Settings
 
 
@@ -11,3 +12,6 @@ class Config(Settings):
     """No hyper-parameters."""
 
     name: Literal["local"] = "local"
+
+
+REVEALS = (OWN_MODEL,)

@@ -6,8 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from coterie.methods.partial import JointTraining
+from coterie.methods.partial import LOCAL_UPDATE, JointTraining
 from coterie.model import Sharing
+from coterie.reveals import Reveal
 
 
 class Config(JointTraining):
@@ -18,3 +19,13 @@ class Config(JointTraining):
 
     name: Literal["local_network"] = "local_network"
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+REVEALS = (
+    Reveal(
+        "its mean training loss",
+        "how well a model of its own fits each user",
+        ("partial/start", "partial/shared", "partial/loss", "partial/delivery"),
+    ),
+    LOCAL_UPDATE[1],
+)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
+from coterie.methods.consensus import SOLVED
 from coterie.settings import Settings
 
 
@@ -16,3 +17,6 @@ class Config(Settings):
     partition: Literal["known", "found"] = "known"  # the users' cluster labels, or the clusters of the stage it starts from
     tolerance: PositiveFloat = 1e-10
     newton_up_to: PositiveInt = 64
+
+
+REVEALS = (SOLVED,)

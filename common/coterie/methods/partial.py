@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from coterie.messages import Array, Broadcast, Indices, Positions, Rows, Scalars, Weights, dataclass, declare
+from coterie.methods.evaluation import judged
 from coterie.model import Sharing, check_part
 from coterie.registry import NETWORK, Kind
+from coterie.reveals import Reveal
 from coterie.settings import Settings
 
 Single = NDArray[Any]  # float32 of networks, float64 of convex problems
@@ -245,3 +247,13 @@ class Scores(Rows):
 @dataclass(frozen=True)
 class TrainHead(Broadcast):
     """Asks new users to train their private tensors on what was delivered; nothing of it comes back."""
+
+
+# What the methods of local updates tell; a method adds what it sends beside.
+SHARED_UPDATE = Reveal(
+    "the shared tensors after local training, and its mean training loss",
+    "the update of a round: rows of images have been reconstructed from such updates in the literature. "
+    "Private tensors (heads) have no message that could carry them",
+    ("partial/start", "partial/shared", "partial/loss", "partial/delivery"),
+)
+LOCAL_UPDATE: tuple[Reveal, ...] = (SHARED_UPDATE, judged("partial/evaluation"))

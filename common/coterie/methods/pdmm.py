@@ -22,6 +22,8 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
 from coterie.messages import Broadcast, Positions, Rows, Scalars, Vectors, declare
+from coterie.methods.consensus import SOLVED
+from coterie.reveals import Reveal
 from coterie.settings import Settings
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -392,6 +394,18 @@ class Values(Rows):
     """f_i(x_i^{t+1}), for the objective: the one number about its rows that a user sends beside models. `evaluate_every: 0` keeps it."""
 
     f: Annotated[Array, Scalars("rows")]
+
+
+_TRAJECTORY = "the whole trajectory of the user's model, hence gradients of its loss at these models"
+_ROUND = ("pdmm/S0", "pdmm/balance", "pdmm/S1", "pdmm/S5", "pdmm/S6", "pdmm/S7", "pdmm/S10", "pdmm/S7+S10")
+
+REVEALS = (
+    replace(SOLVED, needs={"start": "global"}),
+    Reveal("x_i, each round", _TRAJECTORY, _ROUND, needs={"placement": "lean"}),
+    Reveal("x_i to the server, the z of pairs among users through it", _TRAJECTORY, _ROUND, needs={"placement": "paper"}),
+    Reveal("the value of its loss at x_i", "how well the model fits the user's rows", ("pdmm/evaluate",), unless={"evaluate_every": 0}),
+    replace(SOLVED, needs={"refit": True}),
+)
 
 
 __all__ = [

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from coterie.methods.partial import Epochs, JointTraining, Optimizer
+from coterie.methods.partial import LOCAL_UPDATE, Epochs, JointTraining, Optimizer
 
 
 class Config(JointTraining):
@@ -51,3 +51,6 @@ class Config(JointTraining):
         epochs = None if self.adaptation_updates is not None else 1 if self.adaptation_epochs is None else self.adaptation_epochs
         plain = self.phase("all", epochs=epochs, updates=self.adaptation_updates, optimizer=Optimizer(momentum=0.0), lr=self.alpha)
         return [plain] if self.alpha else []
+
+
+REVEALS = LOCAL_UPDATE

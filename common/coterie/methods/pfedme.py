@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from coterie.methods.partial import JointTraining
+from coterie.methods.partial import LOCAL_UPDATE, JointTraining
 from coterie.registry import ANY_MODEL, Kind
 
 
@@ -47,3 +47,6 @@ class Config(JointTraining):
     def settings(self) -> dict[str, Any]:
         """How theta is found."""
         return {"penalty": self.penalty, "rate": self.personal_lr, "n_steps": self.personal_steps}
+
+
+REVEALS = LOCAL_UPDATE

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from coterie.messages import Annotated, Array, Broadcast, Indices, Positions, Rows, Scalars, dataclass, declare
+from coterie.reveals import Reveal
 
 FEW_ROWS: Final = 3  # 2 numbers per feature determine up to 2 rows
 FEW_CELLS: Final = 2  # 1 number per feature, where missing cells are filled and nothing is standardised, determines 1
@@ -103,3 +104,30 @@ class UserSizes(Rows):
 
     n_rows: Annotated[Indices, Positions("rows")]
     n_test: Annotated[Indices, Positions("rows")]
+
+
+REVEALS = (
+    Reveal(
+        "row count; of each feature its sum, and the norm of its deviations from the common mean",
+        "means and variances of the user's features; of a user with **one row, the row itself**, of two rows both values of each feature "
+        "(a warning says so)",
+        ("prepare/standardize",),
+        needs={"standardize": True},
+        title="standardisation (any method)",
+    ),
+    Reveal(
+        "of each feature the sum and the number of its cells that are there",
+        "means of the user's features; **a cell that is the only one of its feature** (a warning says so)",
+        ("prepare/standardize",),
+        needs={"missing": frozenset({"mean", "indicator"})},
+        title="filling of missing cells (any method)",
+    ),
+    Reveal(
+        "row counts, smoothness and convexity constants",
+        "the size of the features",
+        ("prepare/describe",),
+        kind="convex",
+        title="preparation (any convex method)",
+    ),
+    Reveal("row counts", "how many rows a user has", ("prepare/describe",), kind="network", title="preparation (any network)"),
+)

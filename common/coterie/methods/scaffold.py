@@ -14,9 +14,10 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import PositiveFloat, model_validator
 
-from coterie.methods.partial import JointTraining, PlainSgd
+from coterie.methods.partial import LOCAL_UPDATE, JointTraining, PlainSgd
 from coterie.model import Sharing
 from coterie.registry import ANY_MODEL, Kind
+from coterie.reveals import Reveal
 
 
 class Config(JointTraining):
@@ -39,3 +40,9 @@ class Config(JointTraining):
             )
             raise ValueError(f"optimizer is {found}, but control variates are made from steps of plain sgd: want sgd with momentum 0")
         return self
+
+
+REVEALS = (
+    *LOCAL_UPDATE,
+    Reveal("beside them, how far its control variate has moved", "the mean gradient of the user's round", ("partial/variate",)),
+)

@@ -12,6 +12,7 @@ from typing import Literal, Self
 
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
+from coterie.methods.consensus import OWN_MODEL, SOLVED
 from coterie.methods.grid import Grid
 
 
@@ -33,3 +34,9 @@ class Config(Grid):
     def gam(self, n_users: int) -> float:
         """GAM for n users."""
         return self.penalty if self.penalty is not None else 2 * n_users * (self.gamma_eq4 or 0.0)
+
+
+REVEALS = (
+    SOLVED,
+    OWN_MODEL,
+)
