@@ -20,6 +20,7 @@ STEPS = {
     "within-anchor": "users' anchors, and their average",
     "between-anchor": "the same between clusters",
     "trace": "values of the objective",
+    "gap": "how far from the optimum the stage has ended",
     "models": "final models, where they are collected",
     "statistics": "sums of squares and products",
     "moments": "each user's moments, for the start",

@@ -244,7 +244,7 @@ class Engine:
         self.hub.settle()
         self._trace(stage, point.round, is_round=False)
         self.hub.may_skip = False
-        outcome = await method.finish(point.state, self.hub)
+        outcome = await self._finished(stage, method, point)
         is_evaluated = self.experiment.evaluate and outcome.models is not None and not outcome.is_judged
         forms = closed_forms.of_method(method, figures, outcome)
         if is_evaluated:
@@ -266,6 +266,12 @@ class Engine:
         if is_due:
             self.checkpoint(point)
         return point
+
+    async def _finished(self, stage: Stage, method: ServerMethod[Any], point: Point) -> Outcome:
+        outcome = await method.finish(point.state, self.hub)
+        for sentence in outcome.warnings:
+            self.database.event("warning", sentence, stage=stage.name)
+        return outcome
 
     async def _give_turns(self) -> None:
         """Where rounds ask nobody, signals and deadlines get their turns here; a needless one costs as much as a small message."""

@@ -15,6 +15,10 @@ from coterie.methods.known_clusters import Segments, Weights, check_all_clustere
 from coterie_server.method import Counts, Federation, Key, Members, Outcome, Setting
 from coterie_server.rundb import BETWEEN, WITHIN
 
+# Of the objective, from which a stage is warned about: what it may at least fall by, and what at most, which is far too much where pulls
+# are stronger than the curvature of the losses.
+_FAR, _PERHAPS_FAR = 0.01, 0.5
+
 
 @dataclass(frozen=True)
 class Clusters:
@@ -92,27 +96,67 @@ async def cluster_state(federation: Federation, clusters: Clusters, room: Any, w
     return state
 
 
+async def cluster_gap(federation: Federation, clusters: Clusters, room: Any, centre: PerCluster) -> PerCluster:
+    """The sums over each cluster of what its users say of their gradients; `room` as for `objective_of`."""
+    found = (await federation.exchange(centre))[room.UserGap]
+    sums = (clusters.segments.sums(values) for values in (found.squared, found.least, found.most, found.is_flat))
+    gap: PerCluster = room.ClusterGap(clusters.numbers, *sums)
+    return gap
+
+
 async def objective_of(federation: Federation, clusters: Clusters, room: Any) -> dict[str, float]:
     """F of (2.1), and how often the clusters have averaged on their own; `room` is the method's page of messages.
 
     Every aggregator sends the sums of its cluster: users' models do not leave it.
     """
+    return (await _look(federation, clusters, room))[0]
+
+
+async def _look(federation: Federation, clusters: Clusters, room: Any) -> tuple[dict[str, float], Array]:
+    """`objective_of`, and (k, d) alpha_j bar + (1-alpha_j) bar_j, from which the gradient pulls."""
     numbers = clusters.numbers
     found = (await federation.exchange(room.Trace(numbers)))[room.ClusterState]
     objective = float(found.inner.sum() + found.spread.sum())
     if not np.isfinite(objective):
         raise RunError(f"the objective is {objective}, wanted a finite number: eta is too large")
+    centre = found.average
     if found.weight.sum() > 0:
         bar = weighted_average(found.weight[:, None] * found.average, found.weight)
         objective += float((found.weight * ((found.average - bar) ** 2).sum(axis=1)).sum()) / 2
-    return {"objective": objective, "within_rounds": float(found.within_rounds.sum())}
+        centre = clusters.alpha[:, None] * bar + (1 - clusters.alpha[:, None]) * found.average
+    return {"objective": objective, "within_rounds": float(found.within_rounds.sum())}, centre
+
+
+async def _gap(federation: Federation, clusters: Clusters, room: Any, centre: Array) -> dict[str, float]:
+    """The norm of F's gradient, and what F can fall by from there, by the curvature there: at least, and at most where that is known."""
+    found = (await federation.exchange(room.GapCentre(clusters.numbers, centre)))[room.ClusterGap]
+    figures = {"gradient_norm": float(found.squared.sum()) ** 0.5, "gap_at_least": float(found.least.sum())}
+    return figures if found.n_flat.any() else {**figures, "gap_at_most": float(found.most.sum())}
+
+
+def far_from_optimum(stage: str, figures: Mapping[str, float], cure: str) -> str:
+    """A warning where much of the objective is left to gain, or may be; "" elsewhere."""
+    objective, least, most = abs(figures["objective"]), figures["gap_at_least"], figures.get("gap_at_most")
+    if least <= _FAR * objective and (most or 0.0) <= _PERHAPS_FAR * objective:
+        return ""
+    scale = 100 / max(objective, np.finfo(float).tiny)
+    falls = f"at least {least * scale:.2g} %" if most is None else f"{least * scale:.2g} to {most * scale:.2g} %"
+    return (
+        f"{stage} ends away from the optimum: its objective can still fall by {falls}, by the curvature where it ends "
+        f"(gradient norm {figures['gradient_norm']:.2g}); want more than {cure}"
+    )
 
 
 async def private_outcome(
-    federation: Federation, clusters: Clusters, room: Any, figures: Mapping[str, float], *, collects: bool
+    federation: Federation, clusters: Clusters, room: Any, figures: Mapping[str, float], stage: str, *, collects: bool, cure: str
 ) -> Outcome:
-    """The end of a stage whose models stay at their users, who judge them: figures, and the models only where they are collected."""
-    figures = {**figures, **await objective_of(federation, clusters, room)}
+    """The end of a stage whose models stay at their users, who judge them: figures, and the models only where they are collected.
+
+    Far from the optimum there is a warning, that more than `cure` is wanted.
+    """
+    seen, centre = await _look(federation, clusters, room)
+    figures = {**figures, **seen, **await _gap(federation, clusters, room, centre)}
+    warning = far_from_optimum(stage, figures, cure)
     judged = (await federation.exchange(room.Judge()))[room.Judgement]
     figures["sum_of_losses"] = float(judged.objective.sum())
     with_rows = judged.n_test > 0
@@ -122,7 +166,7 @@ async def private_outcome(
         figures |= {f"heldout_loss_{name}": value for name, value in spread_of(losses).items()}
         figures |= {f"heldout_metric_{name}": value for name, value in spread_of(metrics).items()}
     models = (await federation.exchange(room.Collect()))[room.FinalModels].theta if collects else None
-    return Outcome(models, clusters.segments.place, figures)
+    return Outcome(models, clusters.segments.place, figures, warnings=(warning,) if warning else ())
 
 
 def hosts_of(setting: Setting, clusters: Clusters) -> Indices:
@@ -138,15 +182,18 @@ class Around:
     scalars: Counts
 
 
-def around(clusters: Clusters, d: int, figures: Sequence[Mapping[str, float]], *, collects: bool) -> Around:
-    """The objective of each round that has one, and of the end; then what `private_outcome` asks for.
+def around(clusters: Clusters, d: int, figures: Sequence[Mapping[str, float]], hosts: Indices, *, collects: bool) -> Around:
+    """The objective of each round that has one, and of the end; then what `private_outcome` asks for. `hosts` (k,) of each cluster.
 
-    For an objective each user sends its aggregator f_i and theta_i, and each cluster bar_j and three scalars on.
+    For an objective each user sends its aggregator f_i and theta_i, and each cluster bar_j and three scalars on. For the gap a vector goes
+    down to each cluster and on to its hosts, and four scalars of each user come up, and of each cluster.
     """
     n_users, k = clusters.gamma.size, clusters.size
     n_traces = 1.0 + sum("objective" in row for row in figures)
     vectors: dict[Key, float] = {("trace", "up", WITHIN): n_traces * n_users, ("trace", "up", BETWEEN): n_traces * k}
     scalars: dict[Key, float] = {("trace", "up", WITHIN): n_traces * n_users * (d + 1), ("trace", "up", BETWEEN): n_traces * k * (d + 3)}
+    vectors |= {("gap", "down", BETWEEN): float(k), ("gap", "down", WITHIN): float(hosts.sum())}
+    scalars |= {("gap", "up", BETWEEN): 4.0 * k, ("gap", "up", WITHIN): 4.0 * n_users}
     scalars["evaluate", "up"] = 3.0 * n_users
     return Around({**vectors, **({("models", "up"): float(n_users)} if collects else {})}, scalars)
 

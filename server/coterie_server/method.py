@@ -160,6 +160,7 @@ class Outcome:
     shared: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # the shared tensors of a network by name
     carry: Any = None  # what a following stage of the same method may start from (a snapshot tree)
     is_judged: bool = False  # whether users have judged their models already
+    warnings: tuple[str, ...] = ()  # what a person should know of how it has ended
 
 
 @dataclass(frozen=True)

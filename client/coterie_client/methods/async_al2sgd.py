@@ -22,6 +22,7 @@ from coterie.methods.async_al2sgd import (
     AskState,
     Collect,
     FinalModels,
+    GapCentre,
     Judge,
     Judgement,
     Models,
@@ -29,12 +30,14 @@ from coterie.methods.async_al2sgd import (
     RowConstants,
     Steps,
     Target,
+    UserGap,
     UserState,
     UserWeights,
 )
 from coterie.methods.schedule import GLOBAL, combined, schedule_by
 from coterie_client.method import Inbox, Local
 from coterie_client.methods.evaluation import judged
+from coterie_client.methods.gaps import gaps
 from coterie_client.row_draws import Words, drawn_rows, keys_of, recorded_rows
 
 
@@ -79,6 +82,8 @@ class _AsyncAL2SGD:
                 return _stepped(state, steps, inbox.get(Target), local)
         if AskState in inbox:
             return state, [UserState(local.problem.value(state.y), state.y)]
+        if (sent := inbox.get(GapCentre)) is not None:
+            return state, [UserGap(*gaps(local.problem, state.y, state.gamma, sent.centre[state.place]))]
         if Judge in inbox:
             return state, [Judgement(local.problem.value(state.y), *judged(state.y, local))]
         if Collect in inbox:

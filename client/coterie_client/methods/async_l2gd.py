@@ -18,18 +18,21 @@ from coterie.methods.async_l2gd import (
     Centres,
     Collect,
     FinalModels,
+    GapCentre,
     Judge,
     Judgement,
     Models,
     Parameters,
     Steps,
     Target,
+    UserGap,
     UserState,
     UserWeights,
 )
 from coterie.methods.schedule import GLOBAL, LOCAL, Schedule, combined, moved, schedule_by
 from coterie_client.method import Inbox, Local
 from coterie_client.methods.evaluation import judged
+from coterie_client.methods.gaps import gaps
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class _AsyncL2GD:
                 return _stepped(state, steps, inbox.get(Target), inbox.get(Centres), local)
         if AskState in inbox:
             return state, [UserState(local.problem.value(state.theta), state.theta)]
+        if (sent := inbox.get(GapCentre)) is not None:
+            return state, [UserGap(*gaps(local.problem, state.theta, state.gamma, sent.centre[state.place]))]
         if Judge in inbox:
             return state, [Judgement(local.problem.value(state.theta), *judged(state.theta, local))]
         if Collect in inbox:

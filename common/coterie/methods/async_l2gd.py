@@ -192,6 +192,39 @@ class ClusterState(PerCluster):
     within_rounds: Annotated[Indices, Positions("clusters")]
 
 
+# ---- how far from the optimum that is
+
+
+@declare(method="async_l2gd", step="gap")
+@dataclass(frozen=True)
+class GapCentre(PerCluster):
+    """alpha_j bar + (1-alpha_j) bar_j, to each aggregator and on to its hosts: dF/dtheta_i = grad f_i + gamma_i (theta_i - that)."""
+
+    centre: Annotated[Array, Vectors("clusters", "d", exact=True)]
+
+
+@declare(method="async_l2gd", step="gap")
+@dataclass(frozen=True)
+class UserGap(Rows):
+    """Of a user's gradient g_i the square, and what F may fall by: see `coterie_client.methods.gaps`. The vectors stay with the user."""
+
+    squared: Annotated[Array, Scalars("rows")]
+    least: Annotated[Array, Scalars("rows")]
+    most: Annotated[Array, Scalars("rows")]
+    is_flat: Annotated[Array, Scalars("rows")]
+
+
+@declare(method="async_l2gd", step="gap")
+@dataclass(frozen=True)
+class ClusterGap(PerCluster):
+    """The sums over a cluster."""
+
+    squared: Annotated[Array, Scalars("clusters")]
+    least: Annotated[Array, Scalars("clusters")]
+    most: Annotated[Array, Scalars("clusters")]
+    n_flat: Annotated[Array, Scalars("clusters")]
+
+
 @declare(method="async_l2gd", step="evaluate")
 @dataclass(frozen=True)
 class Judge(Broadcast):

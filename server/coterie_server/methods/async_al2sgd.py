@@ -36,6 +36,7 @@ from coterie.methods.async_al2sgd import (
     ClusterConstants,
     ClusterSums,
     Config,
+    GapCentre,
     GlobalAnchor,
     GlobalAverage,
     Models,
@@ -53,6 +54,7 @@ from coterie_server.coin_counts import NO_REUSE
 from coterie_server.known_clusters import (
     Clusters,
     averages_of,
+    cluster_gap,
     cluster_state,
     clusters_of,
     objective_of,
@@ -204,7 +206,9 @@ class Coordinator:
             figures["contraction"] = rates.contraction  # for others the theorem promises nothing
         figures |= {"between_rounds": float(state.between_rounds), "anchor_rounds": float(state.anchor_rounds)}
         figures |= self._expected_rounds(rates, n)
-        return await private_outcome(federation, self.clusters, messages, figures, collects=self.config.collect_models)
+        return await private_outcome(
+            federation, self.clusters, messages, figures, self.setting.stage, collects=self.config.collect_models, cure=f"{n} iterations"
+        )
 
     def _expected_rounds(self, rates: Rates, n: int) -> dict[str, float]:
         """How often clusters average in n iterations, alone and together. No average is used again; an anchor at the end is not shared."""
@@ -297,7 +301,7 @@ class Coordinator:
         }
 
     def _around(self, figures: Sequence[Mapping[str, float]]) -> known_clusters.Around:
-        return known_clusters.around(self.clusters, self.d, figures, collects=self.config.collect_models)
+        return known_clusters.around(self.clusters, self.d, figures, self._hosts, collects=self.config.collect_models)
 
 
 def needs_everyone(config: Config) -> str:  # noqa: ARG001
@@ -380,6 +384,8 @@ class ClusterHalf:
             return await _Walk(self._clusters, schedule, state.parameters, state).to(go, inbox, federation)
         if Trace in inbox:
             return state, [await cluster_state(federation, self._clusters, messages, state.within_rounds)]
+        if isinstance(centre := inbox.get(GapCentre), GapCentre):
+            return state, [await cluster_gap(federation, self._clusters, messages, centre)]
         raise TypeError(f"no step of async_al2sgd for {list(inbox)}")
 
     async def _constants(self, federation: Federation) -> ClusterConstants:

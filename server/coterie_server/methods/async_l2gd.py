@@ -25,6 +25,7 @@ from coterie.methods.async_l2gd import (
     Advance,
     ClusterSums,
     Config,
+    GapCentre,
     GlobalAverage,
     Parameters,
     Trace,
@@ -35,6 +36,7 @@ from coterie_server import coin_counts, known_clusters, rundb
 from coterie_server.coin_counts import NO_REUSE, REUSE_ALL, REUSE_WITHIN
 from coterie_server.known_clusters import (
     Clusters,
+    cluster_gap,
     cluster_state,
     clusters_of,
     objective_of,
@@ -122,7 +124,10 @@ class Coordinator:
         figures = {"between_rounds": float(state.between_rounds), "eta": rates.eta, "p0": rates.p0}
         figures |= {"between_rounds_expected": self._expected_between() * n}
         figures |= {"within_rounds_expected": float(self._expected_within().sum()) * n}
-        return await private_outcome(federation, self.clusters, messages, figures, collects=self.config.collect_models)
+        cure = f"{n} iterations, or a smaller eta than {rates.eta:.3g}, to which the distance from the optimum in the limit is proportional"
+        return await private_outcome(
+            federation, self.clusters, messages, figures, self.setting.stage, collects=self.config.collect_models, cure=cure
+        )
 
     def _expected_between(self) -> float:
         """Global rounds that need a new bar, per iteration."""
@@ -189,7 +194,7 @@ class Coordinator:
 
     def _around(self, figures: Sequence[Mapping[str, float]]) -> known_clusters.Around:
         assert self.setting.facts is not None  # noqa: S101 - `build` has checked
-        return known_clusters.around(self.clusters, self.setting.facts.d, figures, collects=self.config.collect_models)
+        return known_clusters.around(self.clusters, self.setting.facts.d, figures, self._hosts, collects=self.config.collect_models)
 
     def _expected_models(self) -> Array:
         """(k,) how often each user of a cluster sends its theta, per iteration: before averaging, where bar_j is not known."""
@@ -291,6 +296,8 @@ class ClusterHalf:
             return await walk.to(go, news if isinstance(news, GlobalAverage) else None, federation)
         if isinstance(trace, Trace):
             return state, [await cluster_state(federation, self._clusters, messages, state.within_rounds)]
+        if isinstance(centre := inbox.get(GapCentre), GapCentre):
+            return state, [await cluster_gap(federation, self._clusters, messages, centre)]
         raise TypeError(f"no step of async_l2gd for {list(inbox)}")
 
 
