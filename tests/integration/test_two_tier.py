@@ -110,6 +110,9 @@ def test_two_tiers_have_the_bits_of_a_flat_run_and_books_of_their_own(folder: Pa
     run(folder, content, output="tiers")
     run(folder, content, "--topology", "flat", "--hosts", "2", output="flat")
     np.testing.assert_array_equal(models(folder, "tiers"), models(folder, "flat"))
+    gaps = "SELECT name, value FROM results WHERE name IN ('gradient_norm', 'gap_at_least', 'gap_at_most') ORDER BY name"
+    assert len(rows(folder, "tiers", gaps)) == 3
+    assert rows(folder, "tiers", gaps) == rows(folder, "flat", gaps)
     check_books(folder, "tiers")
     for output in ("tiers", "flat"):
         assert verdict_on(folder / output).agrees

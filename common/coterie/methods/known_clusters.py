@@ -175,6 +175,12 @@ def averaged(method: str, *more: str) -> tuple[Reveal, ...]:
             (f"{method}/trace",),
             seen="coordinator",
         ),
+        Reveal(
+            "at the end the length of its gradient, two bounds on what the objective can fall by, and whether its rows leave a direction free",
+            "how well its model fits; the coordinator sees the sums over a cluster",
+            (f"{method}/gap",),
+            seen="aggregator",
+        ),
         Reveal("the final model", "what a model says of its rows", (f"{method}/models",), needs={"collect_models": True}),
         judged(f"{method}/evaluate"),
     )
