@@ -17,9 +17,9 @@ from coterie.columns import Name
 from coterie.config import Experiment
 from coterie.consent import named_code
 from coterie.errors import ConfigError
-from coterie.features import named_columns
 from coterie.findings import Finding, Role
 from coterie.settings import Settings
+from coterie_client.data.formula import asked_by
 
 FILE: Final = "policy.yaml"
 UNUSABLE: Final = Finding("C8")
@@ -37,6 +37,7 @@ _KEYS: Final[Mapping[str, Role]] = {
     "test_target": "target",
     "label": "target",
     "feature_columns": "feature",
+    "indicator_columns": "feature",
     "text_column": "feature",
     "features": "feature",
     "test_features": "feature",
@@ -44,7 +45,6 @@ _KEYS: Final[Mapping[str, Role]] = {
     "text": "feature",
 }
 _PUBLIC: Final = frozenset({"ellipses", "hlm", "representation", "hsb", "exams", "growth", "digits"})  # come with the package
-_TABLES: Final = frozenset({"csv", "parquet"})
 
 
 class Columns(Settings):
@@ -119,6 +119,9 @@ def _methods(policy: Policy, experiment: Experiment) -> Iterator[Breach]:
             yield Breach(f"reference {reference!r}, want {_listed(policy.references)}", Finding("C4", place=f"references[{i}]"))
     if experiment.data.standardize and not policy.standardize:
         yield Breach("standardize: true, which sends sums of each feature", Finding("C4", place="data.standardize"))
+    if experiment.data.fills_missing and not policy.standardize:
+        found = f"missing: {getattr(experiment.data, 'missing', '')}, which sends sums of each feature as standardize does"
+        yield Breach(found, Finding("C4", place="data.missing"))
     if not policy.code and (named := named_code(experiment)):
         yield Breach(f"code to import, {' and '.join(map(repr, named))}", Finding("C5"))
 
@@ -130,7 +133,7 @@ def _columns(columns: Columns, data: Any) -> Iterator[Breach]:
         allowed: Sequence[str] | None = getattr(columns, _KINDS[role])
         if allowed is not None and name not in allowed:
             yield Breach(f"column {name!r} as {role} ({place}), want {_listed(allowed)}", Finding("C2", role=role, place=place))
-    is_open = data.source in _TABLES and data.feature_columns is None and data.formula is None
+    is_open = hasattr(data, "formula") and data.feature_columns is None and data.formula is None  # a table of any source
     if columns.features is not None and is_open:
         sentence = f"all columns as features: want data.feature_columns to list some of {_listed(columns.features)}"
         yield Breach(sentence, Finding("C3", place="data.feature_columns"))
@@ -138,20 +141,17 @@ def _columns(columns: Columns, data: Any) -> Iterator[Breach]:
 
 def _roles(data: Any) -> Iterator[tuple[Role, str, str]]:
     """Role, place and name of all columns that the data section names."""
-    seen: set[str] = set()
     for key, role in _KEYS.items():
         value = getattr(data, key, None)
         if value is None:
             continue
         names = value if isinstance(value, tuple) else (value,)
         for i, name in enumerate(names):
-            seen.add(str(name))
             yield role, f"data.{key}[{i}]" if isinstance(value, tuple) else f"data.{key}", str(name)
-    formula = getattr(data, "formula", None)
-    if formula is not None:
-        left = formula.split("~")[0]
-        for name in sorted(named_columns(data) - seen):
-            yield ("target" if name in left else "feature"), "data.formula", name
+    if getattr(data, "formula", None) is not None:
+        asked = asked_by(data.formula)  # as the reader does, so that nothing gets by
+        for name in asked.columns:
+            yield ("target" if name == asked.target else "feature"), "data.formula", name
 
 
 def _listed(names: Sequence[str]) -> str:

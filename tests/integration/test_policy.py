@@ -62,10 +62,22 @@ BREACHES: dict[str, tuple[dict[str, Any], str, str]] = {
     "target": (table(target_column="income"), "C2", "data.target_column"),
     "feature": (table(feature_columns=["ses", "name"]), "C2", "data.feature_columns[1]"),
     "all features": (table(feature_columns=None), "C3", "data.feature_columns"),
+    "all features of Stata": (
+        {"data": {**TABLE, "source": "stata", "path": "a.dta", "feature_columns": None}},
+        "C3",
+        "data.feature_columns",
+    ),
     "formula": (table(target_column=None, feature_columns=None, formula="score ~ ses + name"), "C2", "data.formula"),
+    "formula with a part of the target's name": (
+        table(target_column=None, feature_columns=None, formula="score ~ core"),
+        "C2",
+        "data.formula",
+    ),
+    "indicator": (table(missing="indicator", indicator_columns=["name"]), "C2", "data.indicator_columns[0]"),
     "method": ({"method": {"name": "global"}}, "C4", "method.name"),
     "reference": ({"references": ["local", "global"]}, "C4", "references[1]"),
     "standardize": (table(standardize=True), "C4", "data.standardize"),
+    "missing": (table(missing="mean"), "C4", "data.missing"),
     "code": ({"problem": {"loss": "own:huber"}}, "C5", ""),
     "array": ({"data": {**ARRAYS, "features": "secret"}}, "C2", "data.features"),
 }
@@ -73,9 +85,20 @@ BREACHES: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("kind", BREACHES)
 def test_each_breach_is_named_in_full_here_and_by_its_place_elsewhere(kind: str) -> None:
+    if "formula" in kind:
+        pytest.importorskip("formulaic")
     changes, rule, place = BREACHES[kind]
-    (breach,) = breaches(Policy.model_validate(NARROW), experiment(**changes))
+    (breach,) = breaches(Policy.model_validate(NARROW | ({"standardize": True} if kind == "indicator" else {})), experiment(**changes))
     assert (breach.finding.rule, breach.finding.place) == (rule, place)
+
+
+def test_functions_of_a_formula_are_no_columns_and_a_part_of_the_target_is_a_feature() -> None:
+    pytest.importorskip("formulaic")
+    only = Policy.model_validate({"columns": {"features": ["ses", "region"]}})
+    written = table(target_column=None, feature_columns=None, formula="score ~ log(ses) + C(region)")
+    assert breaches(only, experiment(**written)) == []
+    (breach,) = breaches(only, experiment(**table(target_column=None, feature_columns=None, formula="score ~ ses + core")))
+    assert breach.finding.role == "feature"
 
 
 def test_all_breaches_are_in_one_sentence() -> None:
