@@ -41,12 +41,12 @@ def natural_key(name: str) -> NaturalKey:
 
 
 def check_name(name: str, where: str) -> str:
-    """`name` itself if it may name a user or a cluster, else a ConfigError that begins with `where`."""
+    """The name in its one spelling (`normal`) if it may name a user or a cluster, else a ConfigError that begins with `where`."""
     if not name:
         raise ConfigError(f"{where}: the name is empty, want at least one character", _NO_NAME)
     if name != name.strip() or not name.isprintable():
         raise ConfigError(f"{where}: the name {name!r} has spaces around it or unprintable characters, want none", _NO_NAME)
-    return name
+    return normal(name)
 
 
 def similar_names(name: str, names: Iterable[str]) -> list[str]:
@@ -56,7 +56,7 @@ def similar_names(name: str, names: Iterable[str]) -> list[str]:
 
 def unknown_user(name: str, names: Sequence[str]) -> ConfigError:
     """The error for a user that is not among `names`."""
-    similar = similar_names(name, names)
+    similar = similar_names(normal(name), names)
     if similar:
         return ConfigError(f"user {name!r} is not in the data, want one like {', '.join(map(repr, similar))}", Finding("J2"))
     return ConfigError(f"user {name!r} is not in the data, want one of its {len(names)} users", Finding("J2"))
@@ -67,8 +67,8 @@ def parse_users(selection: str, names: Iterable[str]) -> list[str]:
     """The users that `selection` chooses among `names`, in natural order and each once.
 
     A selection is a comma-separated list of names ("u30") and ranges of names ("u30-u39"), also where names are integers: "7" is the user
-    called 7. Positions in the naturally ordered list of all names, from 0, have a sign: "#25", "#0-#19". Ranges include both ends. A
-    token that is itself a name is that name, so names with hyphens work.
+    called 7. Positions in the naturally ordered list of all names, from 0, have a sign: "#25", "#0-#19", and come before a name
+    like "#25". Ranges include both ends. Any other token that is itself a name is that name, so names with hyphens work.
 
     Raises ConfigError for an empty token, a position outside the list, an unknown name, and a range whose ends are reversed.
     """

@@ -334,6 +334,7 @@ def client(
     log_level: LogLevelName = LogLevel.info,
 ) -> None:
     """Serve some users in the run of a server. SIGTERM: state is written down, exit code 143."""
+    from coterie.names import normal
     from coterie_deploy.client import Client, run_client
 
     if allow_code or launched:
@@ -341,7 +342,9 @@ def client(
     if users is not None and cluster is not None:
         raise typer.BadParameter("--users and --cluster both choose users, want one of the two")
     log = Log(log_format, log_level)
-    chosen = Client(server, users, name, data, state, patience, insecure, launched, allow_code, cluster, tls, log, accept, policy)
+    chosen = Client(
+        server, users, name, data, state, patience, insecure, launched, allow_code, cluster and normal(cluster), tls, log, accept, policy
+    )
     raise typer.Exit(run_client(chosen))
 
 
@@ -365,12 +368,13 @@ def aggregator(
     log_level: LogLevelName = LogLevel.info,
 ) -> None:
     """Stand between a coordinator and the hosts of one known cluster. SIGTERM: state is written down, exit code 143."""
+    from coterie.names import normal
     from coterie_deploy.aggregator import AggregatorRole, run_aggregator
     from coterie_deploy.telemetry import telemetry
 
     traced = telemetry(trace, otlp, trace_every)
     log = Log(log_format, log_level)
-    role = AggregatorRole(server, cluster, listen, hosts, name, state, patience, insecure, tls, launched, traced, metrics, log)
+    role = AggregatorRole(server, normal(cluster), listen, hosts, name, state, patience, insecure, tls, launched, traced, metrics, log)
     raise typer.Exit(run_aggregator(role))
 
 
@@ -413,10 +417,11 @@ def issue_certificate(
     days: Annotated[float, typer.Option(help="How long it is valid.")] = 365.0,
 ) -> None:
     """Issue a certificate: DIR/NAME with the three files that --tls wants."""
+    from coterie.names import normal
     from coterie_deploy.certs import Asked, issue
 
-    listed = [] if users is None else users.split(",")
-    typer.echo(f"issued {issue(folder, Asked(role.value, name, address or (), cluster, listed, days))}")
+    listed = [] if users is None else normal(users).split(",")
+    typer.echo(f"issued {issue(folder, Asked(role.value, name, address or (), cluster and normal(cluster), listed, days))}")
 
 
 policies = typer.Typer(help="Write down what an experiment may ask of this machine's data.")

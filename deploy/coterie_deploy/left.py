@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from coterie.arrays import Array, Indices
 from coterie.config import Experiment
 from coterie.errors import ConfigError
-from coterie.names import unknown_user
+from coterie.names import normal, unknown_user
 from coterie_server.coordinator import SHARED
 
 
@@ -43,6 +43,7 @@ class Left:
 
     def model_of(self, user: str) -> Array:
         """The model (d,) of a user. ConfigError when there is no such user, or the models have stayed with their users."""
+        user = normal(user)
         if user not in self.users:
             raise unknown_user(user, self.users)
         return self.by_user()[user]

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from coterie.arrays import Array
 from coterie.columns import Levels
 from coterie.config import Experiment, experiment_from, load_experiment
-from coterie.data import CsvData, ParquetData
 from coterie.errors import ConfigError
 from coterie.features import Feature
 from coterie_deploy import run_tables, user_models
@@ -218,7 +217,7 @@ class Run(Generic[Frame]):
         """(m,) what a user's model says of new rows: the class, or the value of a regression.
 
         `rows` is a frame with columns of the features' names, or of the table that they are made of, or an array (m, ...) of features in
-        their order, as they are in the data.
+        their order, as they are in the data. A missing cell (NaN) gets what it got in training, where the run filled in any.
         ConfigError for an unknown user and for rows that do not fit.
         """
         if self.experiment.model is not None:
@@ -232,10 +231,10 @@ class Run(Generic[Frame]):
         return predicted(self.experiment, left, user, self._features(left, rows, left.model_of(user).size))
 
     def _features(self, left: Left, rows: Any, d: int) -> Array:
-        """(m, p) numbers. ConfigError for columns that are missing, another p, and what is no finite number."""
+        """(m, p) numbers, NaN where the run fills in missing cells. ConfigError for missing columns, another p, and other values."""
         if hasattr(rows, "columns") and left.columns:
             missing = next((name for name in left.columns if name not in rows.columns), None)
-            if missing is not None and isinstance(self.experiment.data, CsvData | ParquetData) and self._has_made_features:
+            if missing is not None and self._has_made_features:
                 from coterie_client.data.new_rows import frame_rows  # noqa: PLC0415 - a machine that only looks at runs reads no rows
 
                 rows = frame_rows(self.experiment.data, rows, left.columns).features
@@ -250,7 +249,7 @@ class Run(Generic[Frame]):
         p = d - self.experiment.problem.has_intercept
         if features.ndim != 2 or features.shape[1] != p:
             raise ConfigError(f"the rows have shape {features.shape}, want (m, {p})")
-        if not np.isfinite(features).all():
+        if not (np.isfinite(features) | (np.isnan(features) & (left.fill is not None))).all():
             raise ConfigError("the rows have values that are not finite, want numbers")
         return features
 

@@ -14,6 +14,7 @@ from coterie.errors import ConfigError
 from coterie_deploy import run
 from coterie_deploy.api import Result
 from coterie_deploy.left import left_in, predicted
+from coterie_deploy.loading import load_run
 from coterie_deploy.verify import verdict_on
 from coterie_server.rundb import read_run
 
@@ -142,6 +143,9 @@ def test_predictions_fill_missing_cells_as_training_did(tmp_path: Path, standard
     holed, whole = (predicted(experiment, left, "u0", rows[:5]) for rows in (WITH_HOLES, FILLED))
     np.testing.assert_allclose(holed, whole, rtol=1e-12)
     assert HOLES[:5].any()
+    np.testing.assert_array_equal(load_run(tmp_path / "run").predict("u0", WITH_HOLES[:5]), holed)
+    with pytest.raises(ConfigError, match="not finite"):
+        load_run(tmp_path / "run").predict("u0", np.full((1, 2), np.inf))
 
 
 def test_networks_take_no_filled_cells(tmp_path: Path) -> None:

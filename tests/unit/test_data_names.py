@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coterie.config import experiment_from
 from coterie.data import CsvData
 from coterie.errors import ConfigError
 from coterie.names import check_name, natural_key, parse_users
@@ -53,6 +54,19 @@ def test_a_name_is_the_same_however_its_accents_are_written() -> None:
 
 
 IDS = ["3", "5", "7", "007", "12", "40"]
+
+
+def test_an_experiment_and_files_spell_names_as_tables_do(tmp_path: Path) -> None:
+    apart = "Cafe\u0301"
+    for method in (
+        {"name": "async_l2gd", "gamma": {apart: 1.0, "Bar": 2.0}, "lam": {apart: 1.0, "Bar": 2.0}, "p": {apart: 0.5, "Bar": 0.5}},
+        {"name": "certify", "labels": {apart: apart, "Bar": "Bar"}},
+    ):
+        data = {"source": "csv", "path": "{user}.csv"}
+        config = experiment_from({"name": "x", "data": data, "problem": {"loss": "least_squares"}, "method": method}).method.model_dump()
+        assert {name for value in config.values() if isinstance(value, dict) for name in value} == {"Caf\u00e9", "Bar"}
+    (tmp_path / f"{apart}.csv").write_text("a\n1\n")
+    assert [user.name for user in list_users(CsvData(source="csv", path="{user}.csv"), 0, tmp_path)] == ["Caf\u00e9"]
 
 
 def test_an_integer_is_a_name_and_a_position_has_a_sign() -> None:

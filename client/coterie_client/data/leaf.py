@@ -18,7 +18,7 @@ from coterie.arrays import Array, Indices
 from coterie.data import LeafData
 from coterie.errors import ConfigError, otherwise
 from coterie.findings import Finding
-from coterie.names import check_name, normal
+from coterie.names import check_name
 from coterie_client.data.paths import DataFile, one_file, resolve
 from coterie_client.data.pool import Pool
 from coterie_client.data.tables import check_finite, no_rows
@@ -95,7 +95,7 @@ def _users(file: DataFile) -> list[tuple[str, Mapping[str, Any]]]:
         raise ConfigError(f"{file.label} is no LEAF file, {wanted}")
     found: list[tuple[str, Mapping[str, Any]]] = []
     for user in listed:
-        name = check_name(normal(user), f"{file.label}, users")
+        name = check_name(user, f"{file.label}, users")
         record = data.get(user)  # under the name as it stands
         if not isinstance(record, dict):
             raise ConfigError(f"{file.label}: user {name!r} is in users and not in user_data, want it in both")

@@ -78,7 +78,7 @@ def _loaded(config: PythonData, seed: int, names: Collection[str] | None, record
         name = getattr(record, "name", None)
         if not isinstance(name, str):
             raise ConfigError(f"{config.path} record {number} is {_kind(record)} with the name {name!r}, want text as its name")
-        check_name(name, f"{config.path} record {number}")
+        name = check_name(name, f"{config.path} record {number}")
         if name in seen:
             raise ConfigError(f"{config.path} record {number}: user {name!r} is there twice, want each user once")
         seen.add(name)
@@ -114,7 +114,7 @@ def _user(record: Any, name: str, config: PythonData, seed: int, where: str) -> 
     if cluster is not None and not isinstance(cluster, str):
         raise ConfigError(f"{where}: cluster is {_kind(cluster)}, want text or None")
     if cluster is not None:
-        check_name(cluster, f"{where}, cluster")
+        cluster = check_name(cluster, f"{where}, cluster")
     features, target = _rows(record, "features", "target", where)
     if features is None or features.size == 0:
         raise ConfigError(f"{where}: features have shape {None if features is None else features.shape}, want (n, p), both positive")

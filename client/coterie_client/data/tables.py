@@ -134,10 +134,11 @@ def one_cluster(user: str, labels: NDArray[np.str_], rows: Indices, where: str, 
 
     `rows` count from 0, and messages from 1 for the row `first_row` of the file.
     """
-    cluster = str(labels[rows[0]])
-    for row in rows[labels[rows] != cluster][:1]:
-        same_cluster(user, cluster, str(labels[row]), f"{where} row {first_row + row + 1}")
-    return cluster
+    first, *others = dict.fromkeys(labels[rows].tolist())
+    for other in others:
+        row = rows[labels[rows] == other][0]
+        same_cluster(user, normal(first), normal(other), f"{where} row {first_row + row + 1}")
+    return normal(first)
 
 
 def check_finite(values: Array, rows: Indices, columns: Sequence[str], where: str) -> None:

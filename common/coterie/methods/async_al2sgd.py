@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from coterie.columns import Name
 from coterie.messages import Array, Broadcast, Indices, PerCluster, Positions, Rows, Scalars, Vectors, dataclass, declare
 from coterie.methods.async_l2gd import Flip, Probability
 from coterie.methods.grid import Grid
@@ -29,7 +30,7 @@ from coterie.methods.known_clusters import Shares, Weights, averaged
 from coterie.reveals import Reveal
 
 Coins = tuple[Flip, tuple[Flip, ...], tuple[NonNegativeInt, ...], Flip]
-Probabilities = Probability | dict[str, Probability]
+Probabilities = Probability | dict[Name, Probability]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 NOTHING, THETA, ANCHOR = 0, 1, 2  # what is wanted of users, or of a cluster, when they have come to an iteration

@@ -21,6 +21,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from coterie.columns import Name
 from coterie.messages import (
     Array,
     Broadcast,
@@ -48,8 +49,8 @@ class Config(Grid, Weights):
     iterations: PositiveInt = 2000
     variant: Literal["two_coins", "single_coin"] = "two_coins"
     p0: Probability | None = None  # single_coin: p
-    p: Probability | dict[str, Probability] | None = None  # p_j
-    tau: Annotated[float, Field(ge=0, le=1)] | dict[str, Annotated[float, Field(ge=0, le=1)]] | None = None  # by Proposition 3.3
+    p: Probability | dict[Name, Probability] | None = None  # p_j
+    tau: Annotated[float, Field(ge=0, le=1)] | dict[Name, Annotated[float, Field(ge=0, le=1)]] | None = None  # by Proposition 3.3
     eta: PositiveFloat | None = None
     reuse: Literal["auto", "never"] = "auto"  # of averages that are known to be right still
     round_iterations: PositiveInt = 1000  # the most that the coordinator asks for at once

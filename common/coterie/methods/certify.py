@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, StringConstraints, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
+from coterie.columns import Name
 from coterie.methods.consensus import SOLVED
 from coterie.settings import Settings
-
-Label = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
 class Config(Settings):
@@ -23,7 +22,7 @@ class Config(Settings):
     name: Literal["certify"] = "certify"
     # The users' cluster labels, or the clusters of the stage it starts from; `labels`, by user name, take the place of both.
     partition: Literal["known", "found"] = "known"
-    labels: dict[str, Label] | None = None
+    labels: dict[Name, Name] | None = None
     tolerance: Annotated[float, Field(ge=1e-8, le=0.5)] = 1e-3  # of both ends, relative
     at: PositiveFloat | None = None  # LAM; None: the middle of the interval
 

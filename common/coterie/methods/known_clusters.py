@@ -28,6 +28,7 @@ from pydantic import BeforeValidator, model_validator
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
 from coterie.methods.evaluation import judged
+from coterie.names import normal
 from coterie.reveals import Reveal
 from coterie.settings import Settings
 from coterie.shown import shown
@@ -44,7 +45,10 @@ def _shares(value: Any) -> Any:
 def _checked(value: Any, largest: float) -> Any:
     """The value with numbers in it; ValueError for the first that is not from 0 to `largest`, with the name it is for."""
     # Left to pydantic, a wrong number would be told twice, and once as a number that should have been a mapping.
-    value = {name: _as_number(number) for name, number in value.items()} if isinstance(value, Mapping) else _as_number(value)
+    if isinstance(value, Mapping):
+        value = {normal(name) if isinstance(name, str) else name: _as_number(number) for name, number in value.items()}
+    else:
+        value = _as_number(value)
     for name, number in value.items() if isinstance(value, Mapping) else [("", value)]:
         if not isinstance(name, str):
             raise ValueError(f"has the key {shown(name)}, want names of users or clusters as text")
