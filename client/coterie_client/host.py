@@ -119,7 +119,15 @@ class Host(Member):
         """Sets up the methods of a new stage. Their earlier states are theirs to build on."""
         self._stage, options_of = _read_stage(stage_json)
         for method, options in options_of.items():
+            self._check_options(method, options)
             self.states[method] = self._client(method).init(options, self.local, self.states.get(method))
+
+    def _check_options(self, method: str, options: Mapping[str, Any]) -> None:
+        """ProtocolError for settings that are not those of the experiment: as steps do, they decide what travels."""
+        allows = getattr(self._client(method), "allows", None)
+        if self._answered is not None and allows is not None and not allows(options, self.experiment, self.n_members):
+            sentence = f"the parent's settings of {method!r} are not those of the experiment that this host serves"
+            raise ProtocolError(sentence, Finding("C10"))
 
     def _dispatch(self, messages: Sequence[Message], round_number: int) -> list[Message]:
         """Hands the messages to the halves of their methods, in order, and collects the replies."""

@@ -91,7 +91,8 @@ class ClientMethod(Protocol[S]):
         ...
 
     # A half may also have `ahead(state, inbox, local)` with the new state: what can be computed while the reply to `inbox` is on its way,
-    # for the losses to remember, or None. It may be left undone, and no result depends on it.
+    # for the losses to remember, or None. It may be left undone, and no result depends on it. And `allows(options, experiment, n_members)`:
+    # whether a parent may send these options, where they decide what travels.
 
 
 __all__ = ["ClientMethod", "Inbox", "Local"]

@@ -18,6 +18,9 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array
+from coterie.config import Experiment
+from coterie.errors import ProtocolError
+from coterie.findings import Finding
 from coterie.messages import Message
 from coterie.methods.consensus import AskLocalModels, AskModels, Curvatures, GroupModel, Slopes, UserModels
 from coterie_client.method import Inbox, Local
@@ -33,6 +36,13 @@ class State:
 
 
 class _Consensus:
+    @staticmethod
+    def allows(options: Mapping[str, Any], experiment: Experiment, n_members: int) -> bool:
+        """A ridge is that of `squared`: with one, each model asked for is a gradient at a point of the parent's choice."""
+        ridge, method = options["ridge"], experiment.method
+        points = [method, *(point for _, point in method.points())] if method.name == "squared" else []
+        return ridge is None or any(ridge == 2 * point.gam(n_members) * n_members for point in points)
+
     def init(self, options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG002
         return State(options["ridge"], options["with_hessians"])
 
@@ -41,6 +51,8 @@ class _Consensus:
             zeros = np.zeros((local.n_own, local.problem.d))
             return state, [UserModels(local.problem.argmin(zeros, 0.0))]
         if AskModels in inbox:
+            if state.ridge is None:  # where there are several minimisers, each start finds another one
+                raise ProtocolError("the parent asks for models near a point, but the stage has no ridge", Finding("C10"))
             return state, [UserModels(_proximal_points(state, inbox[AskModels].y, local))]
         point, ridge = inbox[GroupModel].x, state.ridge
         if ridge is None:

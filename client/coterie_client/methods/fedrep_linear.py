@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array, Indices
+from coterie.config import Experiment
 from coterie.draws import stream
 from coterie.messages import Message
 from coterie.methods.fedrep_linear import (
@@ -34,6 +35,11 @@ class State:
 
 
 class _FedRepLinear:
+    @staticmethod
+    def allows(options: Mapping[str, Any], experiment: Experiment, n_members: int) -> bool:  # noqa: ARG004
+        """Those of the experiment: whether heads travel is among them."""
+        return dict(options) == experiment.method.model_dump(mode="json")
+
     def init(self, options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG002
         return State(np.zeros((local.n_own, options["k"])), dict(options))
 

@@ -8,6 +8,7 @@ shares its host.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Indices
+from coterie.config import Experiment
 from coterie.errors import ProtocolError, RunError
 from coterie.messages import Message
 from coterie.methods.partial import (
@@ -59,6 +61,12 @@ class State:
 
 
 class _Partial:
+    @staticmethod
+    def allows(options: Mapping[str, Any], experiment: Experiment, n_members: int) -> bool:  # noqa: ARG004
+        """Those of the experiment: which tensors are shared is among them."""
+        wanted = getattr(experiment.method, "client_options", None)
+        return wanted is not None and bool(dict(options) == json.loads(json.dumps(wanted())))
+
     def init(self, options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG002
         """A stage starts: every user has the model that the seed gives."""
         split, initial = _Split(local, options), _learner(local).initial()
