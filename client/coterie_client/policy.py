@@ -134,6 +134,10 @@ def _columns(columns: Columns, data: Any) -> Iterator[Breach]:
         if allowed is not None and name not in allowed:
             yield Breach(f"column {name!r} as {role} ({place}), want {_listed(allowed)}", Finding("C2", role=role, place=place))
     is_open = hasattr(data, "formula") and data.feature_columns is None and data.formula is None  # a table of any source
+    # Whoever names the columns of a file by their places could call any of them by a name that is allowed.
+    if columns != Columns() and (dialect := getattr(data, "csv", None)) is not None and dialect.names is not None:
+        sentence = "data.csv.names, by which any column may get any name: want a file with a header, or a policy without columns"
+        yield Breach(sentence, Finding("C7", place="data.csv.names"))
     if columns.features is not None and is_open:
         sentence = f"all columns as features: want data.feature_columns to list some of {_listed(columns.features)}"
         yield Breach(sentence, Finding("C3", place="data.feature_columns"))
@@ -148,6 +152,9 @@ def _roles(data: Any) -> Iterator[tuple[Role, str, str]]:
         names = value if isinstance(value, tuple) else (value,)
         for i, name in enumerate(names):
             yield role, f"data.{key}[{i}]" if isinstance(value, tuple) else f"data.{key}", str(name)
+    if (encoded := getattr(data, "encoded", None)) is not None:
+        yield "feature", "data.encoded.bytes", encoded.bytes
+        yield "feature", "data.encoded.offsets", encoded.offsets
     if getattr(data, "formula", None) is not None:
         asked = asked_by(data.formula)  # as the reader does, so that nothing gets by
         for name in asked.columns:

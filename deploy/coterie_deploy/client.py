@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import secrets
 import socket
 from dataclasses import dataclass, field, replace
@@ -62,11 +61,6 @@ def default_name(users: str | None, cluster: str | None = None) -> str:
     return ":".join(part for part in (socket.gethostname(), cluster, users) if part is not None)
 
 
-def _digest(users: str | None) -> str | None:
-    """A selection of users as part of a name that does not tell theirs."""
-    return None if users is None else hashlib.sha256(users.encode()).hexdigest()[:8]
-
-
 def store_of(folder: Path, name: str, run_id: str) -> SnapshotFile:
     """Where a host of a run keeps its state."""
     return SnapshotFile(folder, state_name(name, run_id))
@@ -82,8 +76,8 @@ def run_client(client: Client) -> int:
 
 async def _serve(client: Client) -> int:
     ruled = None if client.launched else ruled_by(client.policy, client.data or Path(), client.state)
-    is_renamed = ruled is not None and ruled.policy.pseudonyms
-    name = client.name or default_name(_digest(client.users) if is_renamed else client.users, client.cluster)
+    users = client.users if ruled is None else ruled.called(client.users)
+    name = client.name or default_name(users, client.cluster)
     log = client.log.with_(role="host", host=name)
     tls = None if client.tls is None else load_tls(client.tls, is_server=False)
 

@@ -13,7 +13,7 @@ from coterie.findings import Finding
 from coterie.tls import Tls
 from coterie_client.data import UserData
 from coterie_client.policy import FILE, Policy, breaches, check_policy, read_policy
-from coterie_client.pseudonyms import Admitted, admitted, key_in, write_list
+from coterie_client.pseudonyms import Admitted, admitted, key_in, pseudonym, write_list
 from coterie_deploy.joining import state_name
 from coterie_deploy.logs import Log, LogLevel
 
@@ -41,9 +41,18 @@ class Ruled:
             log.say("policy", f"not allowed by {self.path}: {breach.sentence}", LogLevel.warning, rule=breach.finding.rule)
         check_policy(self.policy, experiment, str(self.path))
 
+    def _key(self) -> bytes | None:
+        """Of the pseudonyms, where there are any."""
+        return key_in(self.path.with_name(KEY_BESIDE), self.state / KEY) if self.policy.pseudonyms else None
+
+    def called(self, users: str | None) -> str | None:
+        """A selection of users as part of the host's name, which others see: by a keyed hash where users go by pseudonyms."""
+        key = self._key() if users is not None else None
+        return users if key is None or users is None else pseudonym(key, users)
+
     def admit(self, name: str, log: Log, users: Sequence[UserData]) -> Admitted:
         """The users that take part. Says how many do not, and where the list of pseudonyms is."""
-        key = key_in(self.path.with_name(KEY_BESIDE), self.state / KEY) if self.policy.pseudonyms else None
+        key = self._key()
         found = admitted(users, self.policy.min_rows, key)
         if found.n_left_out:
             left = f"{found.n_left_out} user{'' if found.n_left_out == 1 else 's'}"

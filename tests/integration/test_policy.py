@@ -74,6 +74,14 @@ BREACHES: dict[str, tuple[dict[str, Any], str, str]] = {
         "data.formula",
     ),
     "indicator": (table(missing="indicator", indicator_columns=["name"]), "C2", "data.indicator_columns[0]"),
+    "dots in a formula": (table(target_column=None, feature_columns=None, formula="score ~ ses.hours"), "C2", "data.formula"),
+    "cluster in a formula": (
+        table(target_column=None, feature_columns=None, cluster_column="region", formula="score ~ ses + region"),
+        "C2",
+        "data.formula",
+    ),
+    "names by place": (table(csv={"names": ["school", "ses", "score"]}), "C7", "data.csv.names"),
+    "images": ({"data": {**ARRAYS, "encoded": {"bytes": "ses", "offsets": "secret"}, "features": "ses"}}, "C2", "data.encoded.offsets"),
     "method": ({"method": {"name": "global"}}, "C4", "method.name"),
     "reference": ({"references": ["local", "global"]}, "C4", "references[1]"),
     "standardize": (table(standardize=True), "C4", "data.standardize"),
@@ -225,6 +233,18 @@ def test_no_table_is_a_sentence(content: bytes, tmp_path: Path, capsys: pytest.C
     (tmp_path / "pupils.csv").write_bytes(content)
     assert cli._run(["policy", "init", str(tmp_path / "pupils.csv")]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_users_of_a_command_line_are_in_the_name_of_a_host_by_the_key_alone(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("pseudonyms: true")
+    names = []
+    for state in ("one", "one", "two"):  # each state folder has its own key
+        ruled = ruled_by(None, tmp_path, tmp_path / state)
+        assert ruled is not None
+        names.append(ruled.called("Smith0"))
+    assert names[0] == names[1] == pseudonym(key_in(tmp_path / "one" / "pseudonyms.key"), "Smith0")
+    assert names[2] not in (None, "Smith0", names[0])
+    assert ruled.called(None) is None
 
 
 # ---- real processes
