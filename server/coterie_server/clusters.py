@@ -3,12 +3,15 @@
 The sum-of-norms penalty of Armacki, Bajovic, Jakovetic and Kar (2022), problem (3), makes the models of a cluster equal at a
 solution. Before the solution they are only nearly equal, and PDMM's z_ij (17) are exactly zero early but also between users who
 stay apart outside the recovery interval. `partition` therefore joins on either sign, and `persistent` asks a zero to last. Nearness is
-measured coefficient by coefficient, so that clusters do not depend on the units of a feature.
+measured coefficient by coefficient, so that clusters do not depend on the units of a feature. A zero between models that are plainly
+different joins nobody: where one coefficient is a billion times smaller than the others, zeros come long before it has moved.
 
 Pairs are the i < j in lexicographic order, the order of `np.triu_indices(n, 1)`: n(n-1)/2 of them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +23,8 @@ from coterie.arrays import Array, Indices
 Mask = NDArray[np.bool_]
 
 _ROUNDING = 64 * float(np.finfo(np.float64).eps)  # of the largest coefficient: a coefficient without effect is no better than this
+_PLAINLY = 0.5  # of a coefficient's size: who differs by more has another model, whatever z says
+_PAIRS = 1 << 16  # joined pairs looked at at a time
 _CHUNK = 256  # rows of the distance matrix held at a time: 4 MB at n = 2000
 
 
@@ -28,7 +33,8 @@ def partition(
 ) -> Indices:
     """Cluster of each user, (n,): users are together when a chain of joined or near pairs connects them.
 
-    `x` (n, d) are the models; `joined` (n(n-1)/2,) marks the pairs whose z is zero. A pair is near when no coefficient differs by more
+    `x` (n, d) are the models; `joined` (n(n-1)/2,) marks the pairs whose z is zero, which joins them unless a coefficient of theirs differs
+    by more than half of its size. A pair is near when no coefficient differs by more
     than `tolerance` of its size, which is the largest that it has in any model, or by more than rounding beside the largest coefficient.
     A feature in units s times as small divides its coefficient by s in all models, and changes nothing here. Sizes are not made of
     differences: at a consensus these are rounding, and would tell every user apart. `scale` is a size for all coefficients instead.
@@ -46,7 +52,7 @@ def partition(
     who = np.arange(n) if apart is None else np.flatnonzero(~apart)
     edges = [who[_near_pairs(x[who], _radii(x, tolerance, scale))]]
     if joined is not None:
-        edges.append(_joined_pairs(joined, n))
+        edges.append(_not_plainly_apart(_joined_pairs(joined, n), x, _radii(x, _PLAINLY, scale)))
     first, second = np.concatenate(edges, axis=1)
     return components(first, second, n)
 
@@ -96,6 +102,17 @@ def _joined_pairs(joined: Mask, n: int) -> Indices:
     starts = np.concatenate([[0], np.cumsum(np.arange(n - 1, 0, -1))])  # position of the pair (i, i+1)
     first = np.searchsorted(starts, position, side="right") - 1
     return np.stack([first, position - starts[first] + first + 1]).astype(np.int64)
+
+
+def _not_plainly_apart(pairs: Indices, x: Array, radii: Array) -> Indices:
+    """Those of the pairs (2, m) whose models differ by no more than `radii` (d,)."""
+    kept = [np.all(np.abs(x[first] - x[second]) <= radii, axis=1) for first, second in _blocks(pairs)]
+    return pairs[:, np.concatenate([np.zeros(0, np.bool_), *kept])]
+
+
+def _blocks(pairs: Indices) -> Iterator[Indices]:
+    """The pairs (2, m), so many at a time that their models fit into memory."""
+    return (pairs[:, start : start + _PAIRS] for start in range(0, pairs.shape[1], _PAIRS))
 
 
 def incidence(n: int) -> tuple[csr_matrix, Indices, Indices]:

@@ -27,12 +27,13 @@ LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=12)
 
 
 def brute_force(x, joined, radius):
-    n = len(x)
+    n, far = len(x), np.abs(x).max(axis=0) / 2
     pairs = list(zip(*np.triu_indices(n, 1), strict=True))
     labels = list(range(n))
     for _ in range(n):
         for p, (i, j) in enumerate(pairs):
-            if joined[p] or (np.abs(x[i] - x[j]) <= radius).all():
+            apart = np.abs(x[i] - x[j])
+            if (joined[p] and (apart <= far).all()) or (apart <= radius).all():
                 labels[i] = labels[j] = min(labels[i], labels[j])
     return np.unique(labels, return_inverse=True)[1].tolist()
 
@@ -62,10 +63,16 @@ def test_clusters_are_numbered_by_their_first_member():
 
 
 def test_a_zero_of_z_joins_users_whose_models_are_apart():
-    x = np.arange(4.0)[:, None]
+    x = 3 + np.arange(4.0)[:, None]
     joined = np.zeros(6, bool)
     joined[4] = True  # pairs 01 02 03 12 13 23
     assert partition(x, joined).tolist() == [0, 1, 2, 1]
+
+
+def test_a_zero_of_z_joins_nobody_whose_models_are_plainly_different_in_any_unit():
+    x = np.array([[1.0, 3e-9], [1.0, 3e-9], [1.0, -3e-9]])
+    assert partition(x, np.ones(3, bool)).tolist() == [0, 0, 1]
+    assert partition(1e6 * x, np.ones(3, bool)).tolist() == [0, 0, 1]
 
 
 def test_a_consensus_up_to_rounding_is_one_cluster():
