@@ -16,6 +16,7 @@ import pytest
 from coterie.config import Experiment, experiment_from, experiment_to_json
 from coterie.dial import serve_member
 from coterie.errors import RunError
+from coterie.findings import Finding
 from coterie.v1 import session_pb2
 from coterie.wire import PROTOCOL_VERSION
 from coterie_client.build import build_host
@@ -173,8 +174,8 @@ def test_a_run_that_fails_tells_hosts_on_slow_links_why() -> None:
         hub = new_hub(links={"direct": "1Mbit/100ms"}, silence_s=30.0, heartbeat_s=3.0)
         async with served(hub) as (_, address), hosts(serve_member(maker("a", ["u0"]), address, name="a")) as running:
             await ready(hub)
-            await hub.finish("nobody knows how to go on", failed=True)
-            with pytest.raises(RunError, match="nobody knows how to go on"):
+            await hub.finish("the coordinator alone says more", failed=True, finding=Finding("R3", 2))
+            with pytest.raises(RunError, match=r"the run has failed: 2 members were absent, or did not answer, for too long \(rule R3\)"):
                 await running[0]
 
     run(test())

@@ -5,6 +5,7 @@ engine: the same bits everywhere, private tensors that never travel, and books t
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,18 @@ import torch
 
 from coterie.config import Experiment
 from coterie.errors import ConfigError, RunError
+from coterie.failures import failure_of
 from coterie.methods.partial import Updated
 from coterie.model import from_json, shared_tensors
 from coterie.v1 import session_pb2
+from coterie.v1.session_pb2 import Failure
 from coterie.wire import Precision, encode
 from coterie_client.build import build_host
 from coterie_client.data import load_users
 from coterie_client.learning import Draw, Phase, Rows
 from coterie_client.methods.partial import State
 from coterie_client.nets import TorchNetwork
+from coterie_deploy import loopback
 from coterie_deploy.launch import Launch, launch
 from coterie_server.coordinator import Finished
 from coterie_server.engine import Engine
@@ -250,16 +254,31 @@ def test_half_precision_is_for_networks() -> None:
         small_experiment({"name": "pdmm", "penalty": 0.1}, payload="float16")
 
 
-def test_an_exploding_loss_names_user_round_and_tensor(archive: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def own_words(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What hosts say of their failures where they are, beside what their parent hears."""
+    heard: list[str] = []
+
+    def failure_with_words(error: BaseException) -> Failure:
+        heard.append(str(error))
+        return failure_of(error)
+
+    monkeypatch.setattr(loopback, "failure_of", failure_with_words)
+    return heard
+
+
+def test_an_exploding_loss_names_user_round_and_tensor_at_its_host_alone(archive: Path, tmp_path: Path, own_words: list[str]) -> None:
     experiment = network_experiment(archive, {**METHODS["fedrep"], "optimizer": {"lr": 1e30}})
-    with pytest.raises(RunError, match=r"host 'h\d': 1 number of its models is not finite"):
+    with pytest.raises(RunError, match=r"host 'h\d': 1 number of its models is not finite \(rule M\d\); its own log names it$"):
         run_to(experiment, tmp_path)
+    assert re.search(r"user 'u\d' in round 1: tensor '[a-z.0-9]+' has (nan|inf)", own_words[0])
 
 
-def test_weights_too_large_for_half_precision_name_their_user(archive: Path, tmp_path: Path) -> None:
+def test_weights_too_large_for_half_precision_name_their_user(archive: Path, tmp_path: Path, own_words: list[str]) -> None:
     experiment = network_experiment(archive, {**METHODS["fedper"], "optimizer": {"lr": 3000.0}}, payload="float16")
     with pytest.raises(RunError, match=r"host '.+': .*is not finite"):
         run_to(experiment, tmp_path)
+    assert re.search(r"for user 'u\d' in partial.Updated.weights in round 1, wanted finite numbers", own_words[0])
 
 
 @pytest.mark.parametrize("payload", ["float32", "float16", "bfloat16"])

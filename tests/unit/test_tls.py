@@ -419,7 +419,7 @@ FAILED = b"E1128 10:00:00.000000 12 ssl_transport_security.cc:1884] Handshake fa
         (b"x:CERTIFICATE_VERIFY_FAILED: certificate has expired", "its certificate has expired"),
         (b"x:CERTIFICATE_VERIFY_FAILED: self-signed", "its certificate was not issued by this server's authority"),
         (b"x:WRONG_VERSION_NUMBER", "it speaks plain text, as members without --tls do"),
-        (b"\xff", "SSL_ERROR_SSL: \N{REPLACEMENT CHARACTER}"),
+        (b"\xff", "for another reason, which the server's own log has from gRPC"),
     ],
 )
 def test_a_line_about_a_handshake_is_a_sentence(reason: bytes, sentence: str) -> None:
