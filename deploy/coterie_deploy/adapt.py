@@ -46,7 +46,7 @@ def adapt(
         raise ConfigError(f"the run folder {chosen} is already used: choose another one")
     with nothing_left_of_a_failed_start(chosen):
         experiment = adapted_from(run.experiment, _as_data(run, table, chosen, overrides), overrides, epochs)
-        how = Launch(transport="loopback", folder=chosen, start=Outcome(None, shared=run.shared))
+        how = Launch(transport="loopback", folder=chosen, start=Outcome(None, shared=run.shared, constants=run.constants))
         run_here(experiment, how, out, err, quiet=quiet)
 
 
@@ -95,7 +95,7 @@ def _as_data(run: FinishedRun, table: Path, output: Path, overrides: Sequence[st
         raise ConfigError(f"--data {str(table)!r} is no file, want the new users' rows")
     section = json.loads(experiment_to_json(run.experiment))["data"]
     if section["source"] != source:
-        section = {"source": source}
+        section = {"source": source, "standardize": section.get("standardize", False)}
     section = {key: value for key, value in section.items() if key not in _DROPPED}
     if source in _TABLES and section.get("target_column") is None:
         section = {**section, "target_column": getattr(run.experiment.data, "target", None)}  # of an archive: called the same in a table

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.arrays import Array
 from coterie.config import Experiment, experiment_to_json, load_experiment
 from coterie.errors import ConfigError, RunError
 from coterie.model import TensorInfo, X, convex_tensors, from_json, named_tensors
@@ -46,6 +47,7 @@ class FinishedRun:
     last_seq: int  # of its exchanges: all hosts take part in it
     tensors: tuple[TensorInfo, ...]  # of the whole model, empty where a representation is shared
     shared: Tensors
+    constants: Mapping[str, Array]  # of its features: "mean", "scale" and "fill", as far as it had any
 
 
 def finished_run(folder: Path) -> FinishedRun:
@@ -60,11 +62,21 @@ def finished_run(folder: Path) -> FinishedRun:
     stage = facts.get("final_stage")
     if stage is None or facts.get("status") != "finished":
         raise ConfigError(f"the run in {folder} has not finished, so it has no models yet")
-    shared = dict(left_in(folder, stage).shared)
+    left = left_in(folder, stage)
+    shared, constants = dict(left.shared), {"mean": left.mean, "scale": left.scale, "fill": left.fill}
     if not shared and experiment.model is None:
         raise ConfigError(f"the run in {folder} of method {experiment.method.name!r} has shared no representation and no network")
     tensors = from_json(facts["model"]) if "model" in facts else convex_tensors(shared[X].shape[-1]) if X in shared else ()
-    return FinishedRun(folder, facts["run_id"], stage, experiment, last_seq, tensors, shared)
+    return FinishedRun(
+        folder,
+        facts["run_id"],
+        stage,
+        experiment,
+        last_seq,
+        tensors,
+        shared,
+        {name: found for name, found in constants.items() if found is not None},
+    )
 
 
 def models_of(run: FinishedRun, state: Path | None, users: Sequence[str] | None = None) -> dict[str, Tensors]:

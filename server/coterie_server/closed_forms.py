@@ -43,7 +43,8 @@ def of_preparation(facts: Facts, n_aggregators: int) -> Forms:
     if not constants:
         return described
     n_constants = float(sum(agreed.size for agreed in constants))
-    sums: dict[Key, Expected] = {("standardize", "up"): Expected(scalars=n_constants * n_users)}
+    n_told = 0 if facts.n_fewest is None else n_users  # constants of an earlier run are sums of nobody here
+    sums: dict[Key, Expected] = {("standardize", "up"): Expected(scalars=n_constants * n_told)}
     if not n_aggregators:
         return {**sums, ("standardize", "down"): Expected(scalars=n_constants), **described}
     sums["standardize", "down", BETWEEN] = Expected(scalars=n_constants)

@@ -188,7 +188,8 @@ def _save_models(folder: Path, hub: Hub, facts: Facts, outcomes: Mapping[str, Ou
 def _keep_start(folder: Path, start: Outcome) -> None:
     """For a resumed run, which must start from the same."""
     with written_whole(folder / START) as file:
-        np.savez(file, **{f"{SHARED}/{name}": array for name, array in start.shared.items()})  # type: ignore[arg-type]
+        shared = {f"{SHARED}/{name}": array for name, array in start.shared.items()}
+        np.savez(file, **shared, **start.constants)  # type: ignore[arg-type]
 
 
 def _kept_start(folder: Path) -> Outcome | None:
@@ -197,7 +198,9 @@ def _kept_start(folder: Path) -> Outcome | None:
         return None
     try:
         with np.load(path) as arrays:
-            return Outcome(None, shared={name.removeprefix(f"{SHARED}/"): arrays[name] for name in arrays.files})
+            shared = {name: arrays[name] for name in arrays.files if name.startswith(f"{SHARED}/")}
+            constants = {name: arrays[name] for name in arrays.files if name not in shared}
+            return Outcome(None, shared={name.removeprefix(f"{SHARED}/"): found for name, found in shared.items()}, constants=constants)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{path} is damaged ({error}): {_START_AGAIN}") from None
 

@@ -193,6 +193,7 @@ class Engine:
             members,
             standardize=self.experiment.data.standardize,
             fill=self.experiment.data.fills_missing,
+            given=None if self._start is None else self._start.constants,
             may_be_constant=[feature.kind == "indicator" for feature in self.hub.schema],  # of a column that lacks no cell
             features=self.hub.features,
             wants_minimisers=any(getattr(stage.config, "users_need_minimisers", True) for stage in self.stages),

@@ -158,6 +158,8 @@ class Outcome:
         default_factory=dict
     )  # (n,) figures of each user, such as "personal_accuracy"; NaN where it has none
     shared: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # the shared tensors of a network by name
+    # "mean", "scale" and "fill" (p,) of the features, where the models are of another run and it had any.
+    constants: Mapping[str, Array] = field(default_factory=dict)
     carry: Any = None  # what a following stage of the same method may start from (a snapshot tree)
     is_judged: bool = False  # whether users have judged their models already
     warnings: tuple[str, ...] = ()  # what a person should know of how it has ended

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from coterie.config import load_experiment
 from coterie.errors import ConfigError
 from coterie_deploy import run
+from coterie_deploy.adapt import adapt
 from coterie_deploy.api import Result
 from coterie_deploy.left import left_in, predicted
 from coterie_deploy.loading import load_run
@@ -146,6 +148,29 @@ def test_predictions_fill_missing_cells_as_training_did(tmp_path: Path, standard
     np.testing.assert_array_equal(load_run(tmp_path / "run").predict("u0", WITH_HOLES[:5]), holed)
     with pytest.raises(ConfigError, match="not finite"):
         load_run(tmp_path / "run").predict("u0", np.full((1, 2), np.inf))
+
+
+def test_new_users_get_the_constants_of_the_run_that_they_start_from_and_send_no_sums(tmp_path: Path) -> None:
+    def described(name: str) -> dict[str, Any]:
+        return {"source": "csv", "path": name, "user_column": "user", "target_column": "y", "missing": "mean", "standardize": True}
+
+    table(tmp_path, WITH_HOLES)
+    problem = {"loss": "least_squares", "l2": 0, "intercept": False}
+    method = {"name": "fedrep_linear", "k": 1, "batch_rows": 5}
+    content = {"name": "r", "data": described("rows.csv"), "problem": problem, "method": method, "stop": {"rounds": 2}}
+    run(content, data=tmp_path, output=tmp_path / "run")
+    rows = (tmp_path / "rows.csv").read_text().splitlines()
+    (tmp_path / "new.csv").write_text("\n".join([rows[0], *(f"new,{place},{place % 7},1" for place in range(20))]) + "\n")
+    out = tmp_path / "adapted"
+    quiet = Console(quiet=True)
+    adapt(tmp_path / "run", tmp_path / "new.csv", [], out, 1, quiet, quiet, quiet=True)
+    with np.load(tmp_path / "run/models/fedrep_linear.npz") as trained, np.load(out / "models/fedrep_linear.npz") as adapted:
+        for name in ("mean", "scale", "fill"):
+            np.testing.assert_array_equal(adapted[name], trained[name])
+    with read_run(out) as connection:
+        sums = "SELECT COUNT(*) FROM ledger WHERE step = 'standardize' AND direction = 'up' AND scalars > 0"
+        assert connection.execute(sums).fetchone() == (0,)
+    assert verdict_on(out).agrees
 
 
 def test_networks_take_no_filled_cells(tmp_path: Path) -> None:

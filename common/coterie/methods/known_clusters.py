@@ -180,7 +180,8 @@ def averaged(method: str, *more: str) -> tuple[Reveal, ...]:
             seen="coordinator",
         ),
         Reveal(
-            "at the end the length of its gradient, two bounds on what the objective can fall by, and whether its rows leave a direction free",
+            "at the end the length of its gradient, two bounds on what the objective can fall by, and whether its rows leave a direction "
+            "free",
             "how well its model fits; the coordinator sees the sums over a cluster",
             (f"{method}/gap",),
             seen="aggregator",

@@ -108,6 +108,13 @@ class UserSizes(Rows):
 
 REVEALS = (
     Reveal(
+        "at joining the names of its users and known clusters; of a table also name, kind and column of each feature",
+        "who is in the data; **without `feature_columns` the names of all columns that are features, and of a category without declared "
+        "levels the names of its levels**",
+        (),
+        title="joining (any method)",
+    ),
+    Reveal(
         "row count; of each feature its sum, and the norm of its deviations from the common mean",
         "means and variances of the user's features; of a user with **one row, the row itself**, of two rows both values of each feature "
         "(a warning says so)",

@@ -1,8 +1,8 @@
-"""Server half of `prepare`: common constants by sums in member order, then the users' facts. One to four exchanges, no stage of rounds."""
+"""Server half of `prepare`: common constants by sums in member order, or of an earlier run; then facts of users. One to four exchanges."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -40,6 +40,7 @@ async def prepare(
     *,
     standardize: bool,
     fill: bool = False,
+    given: Mapping[str, Array] | None = None,
     features: Sequence[str] = (),
     may_be_constant: Sequence[bool] = (),
     wants_minimisers: bool = True,
@@ -47,19 +48,24 @@ async def prepare(
 ) -> Facts:
     """Agrees on the constants that are asked for, and learns n_rows, d, L_i and mu_i.
 
-    `fill`: missing cells get the mean of those that are there. `may_be_constant` (p,): features whose scale is 1 where they do not vary.
+    `fill`: missing cells get the mean of those that are there. `given`: "mean", "scale" and "fill" of an earlier run, whose models this one
+    starts from. Where they are there, nobody is asked for sums. `may_be_constant` (p,): features whose scale is 1 where they do not vary.
     `wants_minimisers`: a user whose loss alone has no unique minimiser ends the run, before the first stage. `wants_sizes`: n_test too.
     Raises ConfigError for a feature that nobody has, or that is constant, RunError when users disagree on the number of features.
     """
     agreed = _NOTHING
-    if standardize or fill:
+    mean, scale = (given or {}).get("fill" if fill else "mean"), (given or {}).get("scale")
+    if (standardize or fill) and mean is not None and (scale is not None or not standardize):
+        agreed = _Agreed(mean, scale if standardize else None, None)
+        await federation.exchange(AgreedMean(mean, np.array([0])))
+        if agreed.scale is not None:
+            await federation.exchange(AgreedScale(agreed.scale))
+    elif standardize or fill:
         agreed = await _agreed(federation, features, np.array(may_be_constant, dtype=np.bool_), standardize=standardize, fill=fill)
     # In an exchange of its own: L_i and mu_i are those of the final rows, which a host has once it has handled the constants.
     facts = await _asked_facts(federation, members, wants_minimisers=wants_minimisers, wants_sizes=wants_sizes)
-    fewest = agreed.n_fewest if standardize or fill else None
-    return replace(
-        facts, mean=agreed.mean if standardize else None, scale=agreed.scale, fill=agreed.mean if fill else None, n_fewest=fewest
-    )
+    mean, filled = agreed.mean if standardize else None, agreed.mean if fill else None
+    return replace(facts, mean=mean, scale=agreed.scale, fill=filled, n_fewest=agreed.n_fewest)
 
 
 class _Agreed(NamedTuple):
