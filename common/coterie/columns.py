@@ -6,9 +6,10 @@ Configuration only; `coterie_client.data.cells` reads cells by it.
 from __future__ import annotations
 
 import codecs
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, StringConstraints, Tag, field_validator, model_validator
 
 from coterie.names import normal
 from coterie.settings import Settings
@@ -43,7 +44,12 @@ class Levels(Settings):
         return levels
 
 
-ColumnType = Simple | Levels
+def _form(value: object) -> str:
+    return "levels" if isinstance(value, Mapping | Levels) else "word"
+
+
+# Told apart by what is written, so that a misspelt word is one mistake and not two.
+ColumnType = Annotated[Annotated[Simple, Tag("word")] | Annotated[Levels, Tag("levels")], Discriminator(_form)]
 
 
 def _one_sign(text: str) -> str:

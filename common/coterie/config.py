@@ -326,6 +326,8 @@ def _sentence(item: ErrorDetails, method: str | None) -> str:
     kind, keys = item["type"], list(item["loc"])
     if keys[:1] in (["data"], ["model"]):
         del keys[1:2]  # pydantic names the chosen source or model there, which is no key of the file
+    if keys[:2] == ["data", "columns"]:
+        del keys[3:4]  # and here whether the type is a word or a mapping
     if kind.startswith("union_tag"):
         keys.append("name" if keys[:1] == ["model"] else "source")
     place = ".".join(shortened(str(key), _MAX_KEY) for key in keys)

@@ -30,7 +30,7 @@ def keys_at(root: type[BaseModel], place: Sequence[int | str], method: type[Base
     for step in place:
         if isinstance(step, int):
             continue
-        if chosen := [model for model in models if _tag(model) == step]:
+        if len(models) > 1 and (chosen := [model for model in models if _tag(model) == step]):
             models = chosen
         elif step == "method" and models == [root]:
             models = [] if method is None else [method]

@@ -65,7 +65,9 @@ def _data(experiment: Experiment, data: Mapping[str, Any]) -> list[tuple[str, st
     listed = [(_ROLES.get(key, key), _value(data[key])) for key in _FIRST if key in data]
     if hasattr(experiment.data, "feature_columns") and "feature_columns" not in data:
         default = type(experiment.data).model_fields["feature_columns"].default
-        listed.append(("features", _value(list(default)) if default else "all other columns of numbers, booleans and dates, whose names travel"))
+        listed.append(
+            ("features", _value(list(default)) if default else "all other columns of numbers, booleans and dates, whose names travel")
+        )
     listed += [(f"data.{key}", _value(value)) for key, value in data.items() if key not in _FIRST]
     if experiment.data.standardize:
         listed.append(("standardize", "yes"))

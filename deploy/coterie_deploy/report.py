@@ -205,6 +205,13 @@ def rho_sentence(report: Report) -> str:
     return f"rho: {figure(first, 2)}" if first == last else f"rho: {figure(first, 2)} at the start, {figure(last, 2)} at the end"
 
 
+def cluster_rule(report: Report, stage: str) -> str:
+    """When users of a stage count as together; empty where it finds no clusters of its own."""
+    tolerance = getattr(report.experiment.method, "cluster_tolerance", None)
+    is_own = any(one.name == stage and one.method == report.experiment.method.name for one in report.stages)
+    return f"joined by zeros of z, or equal within {tolerance:g} of each coefficient's size" if is_own and tolerance is not None else ""
+
+
 def ended_by(stage: StageSummary, report: Report) -> str:
     """Why a stage ended, in a word or two."""
     if not stage.outcome:

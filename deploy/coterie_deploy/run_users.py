@@ -14,7 +14,7 @@ from coterie.config import Experiment
 from coterie_deploy import charts, charts_structure
 from coterie_deploy.charts import Chart
 from coterie_deploy.charts_structure import AGREEMENT
-from coterie_deploy.report import Report, metric_name
+from coterie_deploy.report import Report, cluster_rule, metric_name
 from coterie_deploy.sections import Section, Table, main_stage, method_stage
 from coterie_deploy.tables import figure
 from coterie_server import summary
@@ -49,6 +49,8 @@ def clusters_section(connection: sqlite3.Connection, report: Report) -> Section:
         if known is not None and own is not None and labels.get(own.name):
             agreed = adjusted_rand(known, labels[own.name][-1][1])
             said.append(f"The clusters of {own.name} agree with the known ones by {agreed:.3f} ({AGREEMENT}; 1: the same).")
+        if own is not None and (rule := cluster_rule(report, own.name)):
+            said.append(f"Users are in one cluster where they are {rule}.")
         n_shown = min(len(users), _MOST_USERS)
         columns = [columns[place] for place in _spread(len(columns), max(2, _MOST_CELLS // n_shown))]
         order = _order([after for _, after in columns], known)

@@ -13,7 +13,7 @@ from coterie.errors import ConfigError
 from coterie_deploy.books import status_of
 from coterie_deploy.feature_lines import feature_lines, features_in
 from coterie_deploy.printable import printable
-from coterie_deploy.report import Report, headline, print_cautions, print_result, report_of, stage_table
+from coterie_deploy.report import Report, cluster_rule, headline, print_cautions, print_result, report_of, stage_table
 from coterie_deploy.tables import counted, is_narrow
 
 MAX_CLUSTERS = 20  # listed with their members
@@ -60,20 +60,14 @@ def _cluster_lines(report: Report, stage: str | None, width: int) -> list[str]:
     for user, label in zip(users, labels, strict=True):
         members.setdefault(label, []).append(user)
     groups = sorted((group for group in members.values() if len(group) > 1), key=lambda group: -len(group))
-    lines = [f"Clusters of {stage}{_rule(report, stage)}"]
+    rule = cluster_rule(report, stage)
+    lines = [f"Clusters of {stage}{f': {rule}' if rule else ''}"]
     lines += [shortened(f"  {counted(len(group), 'user')}: ", group, width) for group in groups[:MAX_CLUSTERS]]
     if len(groups) > MAX_CLUSTERS:
         lines.append(f"  and {len(groups) - MAX_CLUSTERS} more clusters with up to {counted(len(groups[MAX_CLUSTERS]), 'user')}")
     if alone := [group[0] for group in members.values() if len(group) == 1]:
         lines.append(shortened(f"  {len(alone)} on their own: " if len(alone) > 1 else "  1 on its own: ", alone, width))
     return [*lines, ""]
-
-
-def _rule(report: Report, stage: str) -> str:
-    """When users count as together, where the clusters are found."""
-    tolerance = getattr(report.experiment.method, "cluster_tolerance", None)
-    is_own = any(one.name == stage and one.method == report.experiment.method.name for one in report.stages)
-    return f": joined by zeros of z, or equal within {tolerance:g} of each coefficient's size" if is_own and tolerance is not None else ""
 
 
 def shortened(start: str, names: Sequence[str], width: int) -> str:

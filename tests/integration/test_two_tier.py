@@ -363,6 +363,20 @@ def _port(log: Path, process: subprocess.Popen[bytes]) -> int:
     return int(found[1])
 
 
+def test_two_tiers_fill_missing_cells_with_the_bits_of_a_flat_run(folder: Path) -> None:
+    draws = np.random.default_rng(2)
+    cells = [["" if draws.random() < 0.2 else repr(float(value)) for value in row] for row in draws.normal(3, 5, size=(54, 2))]
+    lines = [f"u{i % 9},{'xyz'[i % 3]},{','.join(row)},{i % 5}" for i, row in enumerate(cells)]
+    (folder / "rows.csv").write_text("\n".join(["user,cluster,a,b,y", *lines]) + "\n")
+    columns = {"user_column": "user", "cluster_column": "cluster", "target_column": "y", "feature_columns": ["a", "b"]}
+    data = {"source": "csv", "path": "rows.csv", **columns, "missing": "indicator", "standardize": True}
+    run(folder, experiment(data=data, method={**METHOD, "iterations": 50}), output="tiers")
+    run(folder, experiment(data=data, method={**METHOD, "iterations": 50}), "--topology", "flat", "--hosts", "2", output="flat")
+    np.testing.assert_array_equal(models(folder, "tiers"), models(folder, "flat"))
+    for output in ("tiers", "flat"):
+        assert verdict_on(folder / output).agrees
+
+
 # ---- the same in one process, with faults at chosen exchanges
 
 

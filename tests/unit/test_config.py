@@ -156,6 +156,8 @@ MEANT = [
         "data={source: digits, partition: {by: classes, users: 2, clases_per_user: 2}}",
         "data.partition.clases_per_user: unknown key; did you mean 'classes_per_user'?",
     ),
+    ("data={source: csv, path: a, csv: {delimter: ;}}", "data.csv.delimter: unknown key; did you mean 'delimiter'?"),
+    ("data={source: csv, path: a, columns: {ses: numbr}}", "data.columns.ses: is 'numbr', want 'number', 'boolean', 'date', 'category' or"),
     ("federation.links={dirct: 1Mbit/s}", "federation.links.dirct: unknown key; did you mean 'direct'?"),
     ("payload=float46", "'float16' or 'bfloat16'; did you mean 'float64'?"),
     ("model={name: mpl, classes: 10}", "model.name: is 'mpl', want one of linear, mlp, cnn, lstm, custom; did you mean 'mlp'?"),

@@ -8,6 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import coterie
+import coterie_client
+import coterie_deploy
+import coterie_server
 from coterie.config import experiment_from
 from coterie.errors import ConfigError, ProtocolError, RunError, otherwise
 from coterie.failures import FAILURE, declared, failure_of, failures_left, finding_in, left_failure, sentence_of
@@ -39,6 +43,13 @@ def test_whatever_a_peer_sends_is_a_finding_of_the_table(rule: str, role: str, p
     assert found.rule in RULES
     assert found.role in ROLES
     assert sentence_of(found, EXPERIMENT).endswith(f"(rule {found.rule})")
+
+
+def test_every_rule_is_raised_somewhere() -> None:
+    rooms = [Path(room.__file__ or "").parent for room in (coterie, coterie_client, coterie_deploy, coterie_server)]
+    sources = [path.read_text() for room in rooms for path in room.rglob("*.py") if path.name != "findings.py"]
+    unused = [rule for rule in RULES if rule != NO_RULE.rule and not any(f'"{rule}"' in source for source in sources)]
+    assert unused == []
 
 
 @pytest.mark.parametrize("rule", RULES)

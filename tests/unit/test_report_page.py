@@ -134,7 +134,16 @@ def test_a_page_fetches_nothing(small: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_page_says_what_was_run_and_what_came_of_it(small: Path) -> None:
     text = page_of(small).text
-    for said in ("small", "finished", "3 users, 1 host", "pdmm", "Held-out accuracy", "logistic", "0.05"):
+    for said in (
+        "small",
+        "finished",
+        "3 users, 1 host",
+        "pdmm",
+        "Held-out accuracy",
+        "logistic",
+        "0.05",
+        "equal within 0.0001 of each coefficient",
+    ):
         assert said in text
     for part in ("Progress", "Communication", "Users", "Events", "Stages", "Experiment"):
         assert part in text
