@@ -78,11 +78,6 @@ class _Table(_Model):
         """Whether missing cells of features are left for means that the members agree on."""
         return self.missing in ("mean", "indicator")
 
-    @property
-    def has_target(self) -> bool:
-        """Whether rows have targets."""
-        return self.target_column is not None or self.formula is not None
-
     @model_validator(mode="after")
     def _columns_and_pattern_agree(self) -> _Table:
         if self.path.count(USER) > 1:

@@ -27,7 +27,6 @@ from coterie.v1 import session_pb2
 from coterie.wire import PROTOCOL_VERSION, Encoded, Precision, Received, encode, reheaded
 
 _USERS_PER_HELLO = 5000
-_STATE = Finding("J5")
 _BOOKED_UNPACKED = 2_000  # tasks and replies
 _SMALL_BYTES = 16 << 10  # tensors up to this size are part of a task's checksum
 

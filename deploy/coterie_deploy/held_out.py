@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coterie.data import DataConfig
 
-_WITHOUT_OWN = ("csv", "parquet", "npz", "digits", "hsb", "exams", "growth")  # sources that bring no test rows
+_WITHOUT_OWN = ("csv", "parquet", "stata", "spss", "npz", "digits", "hsb", "exams", "growth")  # sources that bring no test rows
 
 
 def held_out_sentence(data: DataConfig) -> str:

@@ -24,7 +24,6 @@ from coterie_client.data.rows import Chunk, Codes
 
 LARGE_BYTES: Final = 4 << 20  # smaller files are read before pyarrow would be loaded
 _BLOCK_BYTES = 4 << 20
-_FIRST_ROWS = 1024  # that decide which columns are read as numbers
 
 
 class Unread(Exception):  # noqa: N818 - not a failure

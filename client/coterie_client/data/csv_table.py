@@ -36,7 +36,6 @@ T = TypeVar("T")
 
 SUFFIXES = (".csv", ".csv.gz")
 _ROWS = 1024  # of a block
-_ENCODING = Finding("T9", place="data.csv.encoding")
 
 
 def heads(config: CsvData, data_dir: Path | None) -> list[UserHead]:

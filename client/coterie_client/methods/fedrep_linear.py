@@ -38,7 +38,7 @@ class _FedRepLinear:
     @staticmethod
     def allows(options: Mapping[str, Any], experiment: Experiment, n_members: int) -> bool:  # noqa: ARG004
         """Those of the experiment: whether heads travel is among them."""
-        return dict(options) == experiment.method.model_dump(mode="json")
+        return bool(dict(options) == experiment.method.model_dump(mode="json"))
 
     def init(self, options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG002
         return State(np.zeros((local.n_own, options["k"])), dict(options))
