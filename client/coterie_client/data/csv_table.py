@@ -75,10 +75,10 @@ class _Block:
         return [None if self.spelling.is_missing(name) else name for name in names], codes
 
     def chunks(self, columns: Sequence[str], texts: Collection[str]) -> dict[str, Chunk]:
-        found = {}
+        found, place = {}, {name: number for number, name in enumerate(self.header)}
         for column in columns:
             if column in self.header:
-                cells = self.columns[self.header.index(column)]
+                cells = self.columns[place[column]]
                 values = None if column in texts else self.spelling.numbers(cells)
                 found[column] = Chunk(texts=cells) if values is None else Chunk(values)
         return found

@@ -190,15 +190,15 @@ def _read_file(file: DataFile, how: Format, table: _Table, absent: list[tuple[st
     try:
         with how.opened(file) as opened:
             check_header(file.label, opened.header, roles, opened.hint)
-            lacking = [column for column in kept.columns if column not in opened.header]
+            there = set(opened.header)
+            lacking = [column for column in kept.columns if column not in there]
             if lacking and not is_mine:
                 return
             for column in lacking:
-                if column not in opened.header:
-                    said = f"{file.label}: column {column!r} is missing, found {', '.join(map(repr, opened.header))}{opened.hint}"
-                    absent.append((column, ConfigError(said, Finding("T2"))))
+                said = f"{file.label}: column {column!r} is missing, found {', '.join(map(repr, opened.header))}{opened.hint}"
+                absent.append((column, ConfigError(said, Finding("T2"))))
             has_rows = False
-            present = [column for column in kept.columns if column in opened.header]
+            present = [column for column in kept.columns if column in there]
             others = [*roles.users, *roles.clusters]
             texts = {*others, *(name for name in present if kept.columns[name].mode == "category")}
             for block in opened.blocks([*others, *present], texts):
