@@ -143,9 +143,13 @@ def book_sentences(books: Books, *, is_finished: bool) -> list[str]:
         said.append(f"{count(n_rows)} rows are those of {host!r} alone: the coordinator was killed before it wrote them.")
     for host, n_rows in books.lost_on_the_way.items():
         said.append(f"{count(n_rows)} rows are those of {host!r} alone: replies on their way when its stream was lost.")
-    if books.absent:
+    left_out = [host for host in books.absent if host in books.left_out] if is_finished else []
+    if left_out:
+        whose = f"The {'book' if len(left_out) == 1 else 'books'} of {', '.join(left_out)}"
+        said.append(f"{whose} did not arrive: the run has gone on without {'it' if len(left_out) == 1 else 'them'}.")
+    if absent := [host for host in books.absent if host not in left_out]:
         why = "did not arrive" if is_finished else "arrive when the run finishes"
-        said.append(f"The books of {', '.join(books.absent)} {why}.")
+        said.append(f"The books of {', '.join(absent)} {why}.")
     if books.n_differences:
         said.append(f"THE BOOKS DIFFER in {count(books.n_differences)} rows, for example {books.differences[0]}.")
     return said or ["Nothing has been booked yet."]

@@ -56,8 +56,9 @@ class Verdict:
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing differs, and in a finished run no book is missing."""
-        return self.books.agree and not self.differences and not (self.is_finished and self.books.absent)
+        """Whether nothing differs, and in a finished run no book is missing but of hosts that it has left out."""
+        is_missed = self.is_finished and not self.books.left_out.issuperset(self.books.absent)
+        return self.books.agree and not self.differences and not is_missed
 
 
 def print_verification(folder: Path, console: Console) -> bool:
@@ -78,7 +79,8 @@ def print_verification(folder: Path, console: Console) -> bool:
     if (n_left := len(verdict.differences) - _MAX_SENTENCES) > 0:
         console.print(Text(f"and {n_left} more", style="red"))
     if verdict.agrees:
-        console.print(Text("Everything agrees." if verdict.is_finished else "What there is agrees."))
+        is_whole = verdict.is_finished and not verdict.books.absent
+        console.print(Text("Everything agrees." if is_whole else "What there is agrees."))
     else:
         console.print(Text("THE LEDGER DOES NOT AGREE.", style="bold red"))
     return verdict.agrees

@@ -84,6 +84,7 @@ class Books:
     differences: tuple[str, ...]  # the first few
     lost_on_the_way: Mapping[str, int] = field(default_factory=dict)  # booked by the host alone: its stream was lost with them
     not_brought: Mapping[str, int] = field(default_factory=dict)  # booked by the parent alone, in a run that has not finished
+    left_out: frozenset[str] = frozenset()  # those of the absent without which the run has gone on, so that their books may stay away
 
     @property
     def agree(self) -> bool:
@@ -333,7 +334,14 @@ def reconcile(connection: sqlite3.Connection) -> Books:
             where = f"exchange {seq}, link {link!r}, step {step_of(kind)} ({kind}, {direction})"
             sentences.append(f"{where}: {_said_apart(link, found)}")
     absent = tuple(sorted(links - with_books))
-    return Books(n_agreed, lost_by_host, lost_by_parent, absent, n_differences, tuple(sentences[:_MAX_SENTENCES]), on_the_way, not_brought)
+    listed, left_out = tuple(sentences[:_MAX_SENTENCES]), _left_out(connection).intersection(absent)
+    return Books(n_agreed, lost_by_host, lost_by_parent, absent, n_differences, listed, on_the_way, not_brought, left_out)
+
+
+def _left_out(connection: sqlite3.Connection) -> frozenset[str]:
+    """The hosts without which some exchange went on."""
+    values = connection.execute("SELECT value FROM decisions WHERE kind IN ('skip', 'pass')")
+    return frozenset(str(name) for (value,) in values for name in json.loads(value))
 
 
 def _interrupted(connection: sqlite3.Connection) -> tuple[set[str], set[str]]:

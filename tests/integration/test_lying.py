@@ -204,6 +204,7 @@ def test_the_ledger_of_a_run_without_the_host_is_its_closed_form(name: str, tmp_
     verdict = verdict_on(tmp_path / "run")
     assert not verdict.differences
     assert verdict.is_finished
+    assert verdict.agrees
 
 
 @pytest.mark.parametrize("name", KINDS)

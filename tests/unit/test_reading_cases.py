@@ -187,6 +187,12 @@ def test_a_formula_that_hosts_would_not_agree_on_or_that_is_code_is_refused(form
     assert heard == "the formula cannot be used (data.formula) (rule T22)"
 
 
+def test_a_formula_has_no_column_that_names_the_users() -> None:
+    sentence, heard = refused("wards", **WARDS, target_column=None, formula="score ~ age + C(ward)")
+    assert "has column 'ward', which names the users" in sentence
+    assert heard == "the formula cannot be used (data.formula) (rule T22)"
+
+
 def new_rows(tmp_path: Path, text: str, features: tuple[str, ...], **more: Any) -> Any:
     from coterie_client.data.new_rows import read_new_rows
 

@@ -123,6 +123,25 @@ def test_books_that_a_finished_run_misses_are_a_failure(run: Path) -> None:
     assert "The books of h2 did not arrive." in text
 
 
+def test_the_book_of_a_host_that_was_left_out_is_missing_and_no_failure(run: Path) -> None:
+    connection = sqlite3.connect(run / "run.db")
+    with connection:
+        connection.execute("DELETE FROM host_ledger WHERE link = 'h2'")
+        connection.execute("INSERT INTO decisions VALUES (9, 'skip', '[\"h2\"]')")
+    connection.close()
+    agrees, text = said(run)
+    assert agrees
+    assert "The book of h2 did not arrive: the run has gone on without it." in text
+    assert text.splitlines()[-1] == "What there is agrees."
+    connection = sqlite3.connect(run / "run.db")
+    with connection:
+        connection.execute("DELETE FROM host_ledger WHERE link = 'h1'")
+    connection.close()
+    agrees, text = said(run)
+    assert not agrees
+    assert "The books of h1 did not arrive." in text
+
+
 def test_a_run_under_way_is_judged_by_what_there_is(tmp_path: Path) -> None:
     experiment = small_experiment({"name": "pdmm", "penalty": 0.3}, stop={"rounds": 9})
     world = World(experiment, tmp_path / "run", 3, Faults(coordinator=[14]))

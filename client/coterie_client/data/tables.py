@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,9 @@ def roles_of(config: Table) -> Roles:
     clusters = users[:-1] if config.cluster_column is None else (config.cluster_column,)
     if config.formula is not None:
         asked = asked_by(config.formula)
+        if named := sorted(set(asked.columns) & (set(users) - set(clusters))):  # its levels would name all users
+            sentence = f"formula {config.formula!r} has column {named[0]!r}, which names the users, want other columns there"
+            raise ConfigError(sentence, Finding("T22", place="data.formula"))
         return Roles(users, clusters, asked.target, None, asked)
     declared = tuple(column for column, kind in config.columns.items() if kind != "ignore") if config.feature_columns is None else ()
     return Roles(users, clusters, config.target_column, config.feature_columns, declared=declared)
@@ -55,11 +59,12 @@ def roles_of(config: Table) -> Roles:
 
 def check_header(label: str, header: Sequence[str], roles: Roles, hint: str = "") -> None:
     """ConfigError for a header that lacks a column, or has one twice. `hint` says what the table may be instead."""
-    twice = sorted({column for column in header if header.count(column) > 1})
+    twice = sorted(column for column, n in Counter(header).items() if n > 1)
     if twice:
         found = f"{label}: the column name {twice[0]!r} is there {header.count(twice[0])} times"
         raise ConfigError(f"{found}, want once", Finding("T14", count=len(twice)))
-    missing = {column: place for column, place in roles.named.items() if column not in header}
+    there = set(header)
+    missing = {column: place for column, place in roles.named.items() if column not in there}
     if missing:
         column, place = next(iter(missing.items()))
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
@@ -85,11 +90,12 @@ def modes_of(label: str, config: Table, roles: Roles, header: Sequence[str], kno
     elif roles.features is not None:
         used = {*roles.features, *([] if roles.target is None else [roles.target])}
     else:
-        used = [column for column in header if column not in others]
+        used = {column for column in header if column not in others}
+    named = roles.named
     modes: dict[str, Mode] = {}
     for column in [*dict.fromkeys([*(roles.features or ()), *header])]:
         declared = config.columns.get(column)
-        if column not in used or (declared == "ignore" and column not in roles.named):
+        if column not in used or (declared == "ignore" and column not in named):
             continue
         if declared is not None and declared != "ignore":
             modes[column] = declared if isinstance(declared, str) else "category"
