@@ -152,6 +152,9 @@ def _roles(data: Any) -> Iterator[tuple[Role, str, str]]:
         names = value if isinstance(value, tuple) else (value,)
         for i, name in enumerate(names):
             yield role, f"data.{key}[{i}]" if isinstance(value, tuple) else f"data.{key}", str(name)
+    several = getattr(data, "user_column", None)
+    if isinstance(several, tuple) and len(several) > 1 and data.cluster_column is None:
+        yield "cluster", "data.user_column[0]", several[0]  # its values travel as names of known clusters
     if (encoded := getattr(data, "encoded", None)) is not None:
         yield "feature", "data.encoded.bytes", encoded.bytes
         yield "feature", "data.encoded.offsets", encoded.offsets

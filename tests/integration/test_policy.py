@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {
     "federation": {"join_timeout_s": 60},
 }
 NARROW = {
-    "columns": {"users": ["school"], "clusters": ["region"], "targets": ["score"], "features": ["ses", "hours"]},
+    "columns": {"users": ["school", "ward"], "clusters": ["region"], "targets": ["score"], "features": ["ses", "hours"]},
     "methods": ["local", "pdmm"],
     "references": ["local"],
     "standardize": False,
@@ -82,6 +82,7 @@ BREACHES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "names by place": (table(csv={"names": ["school", "ses", "score"]}), "C7", "data.csv.names"),
     "images": ({"data": {**ARRAYS, "encoded": {"bytes": "ses", "offsets": "secret"}, "features": "ses"}}, "C2", "data.encoded.offsets"),
+    "cluster of users": (table(user_column=["school", "ward"]), "C2", "data.user_column[0]"),
     "method": ({"method": {"name": "global"}}, "C4", "method.name"),
     "reference": ({"references": ["local", "global"]}, "C4", "references[1]"),
     "standardize": (table(standardize=True), "C4", "data.standardize"),
