@@ -121,7 +121,7 @@ def describe_data(
 ) -> None:
     """Show how an experiment's rows are divided among its users: numbers of rows and classes, and never a row.
 
-    With --schema, EXPERIMENT may be a table: .csv, .csv.gz or .parquet.
+    With --schema, EXPERIMENT may be a table: .csv, .csv.gz, .parquet, .dta or .sav.
     """
     from coterie_deploy.shipped import load
 
@@ -430,7 +430,7 @@ app.add_typer(policies, name="policy")
 
 @policies.command("init")
 def init_policy_file(
-    table: Annotated[Path, typer.Argument(metavar="FILE", help="A table: .csv or .csv.gz.", show_default=False)],
+    table: Annotated[Path, typer.Argument(metavar="FILE", help="A table: .csv, .csv.gz, .parquet, .dta or .sav.", show_default=False)],
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="[default: policy.yaml beside it]", show_default=False)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Also where there is one.")] = False,
 ) -> None:

@@ -7,6 +7,7 @@ or is text with many values, is ignored until somebody says otherwise.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -17,15 +18,17 @@ import numpy as np
 import yaml
 
 from coterie.columns import DELIMITERS, Dialect
-from coterie.data import CsvData, DataConfig, ParquetData
+from coterie.data import CsvData, DataConfig, ParquetData, SpssData, StataData
 from coterie.errors import ConfigError
-from coterie_client.data import csv_table, parquet_table
+from coterie_client.data import csv_table, parquet_table, statistics_table
 from coterie_client.data.cells import Spelling
 from coterie_client.data.column_types import Tally
 from coterie_client.data.paths import DataFile, data_files, one_file
 from coterie_client.data.table_reader import TableFile
 
-SUFFIXES: Final = (*csv_table.SUFFIXES, *parquet_table.SUFFIXES)
+_STATISTICS: Final = {suffix: source for source, suffixes in statistics_table.SUFFIXES.items() for suffix in suffixes}
+SUFFIXES: Final = (*csv_table.SUFFIXES, *parquet_table.SUFFIXES, *_STATISTICS)
+_OTHER_DATE: Final = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}( .*)?", re.ASCII)
 _MOST_LEVELS = 20  # of a text column that is taken for a category
 _MOST_DISTINCT = 1_000_000  # values that are remembered, to tell identifiers
 _LEAST_ROWS = 8  # before distinct numbers look like identifiers
@@ -41,6 +44,7 @@ class _Seen:
     values: set[Any] = field(default_factory=set)
     is_distinct: bool = True  # no value has been there twice
     is_whole: bool = True  # numbers without a fraction
+    n_other_dates: int = 0  # cells with a date that is not written as ISO 8601
     n_rows: int = 0
 
     def add(self, cells: Sequence[str], numbers: Any, spelling: Spelling) -> None:
@@ -54,6 +58,7 @@ class _Seen:
         else:
             self.tally.add_cells(cells, spelling)
             found = [cell.strip() for cell in cells if not spelling.is_missing(cell)]
+            self.n_other_dates += sum(_OTHER_DATE.fullmatch(cell) is not None for cell in found)
         if len(self.levels) <= _MOST_LEVELS:
             self.levels |= {str(one) for one in found}
         if self.is_distinct and len(self.values) < _MOST_DISTINCT:
@@ -61,20 +66,35 @@ class _Seen:
             self.values |= set(found)
             self.is_distinct = len(self.values) == before + len(found)
 
+    def kind(self, known: str | None) -> str:
+        """What its cells are."""
+        return known if known in ("number", "boolean", "date") else self.tally.found
+
+    def looks_like_identifier(self, known: str | None) -> bool:
+        """Whether each row has a text or a whole number of its own."""
+        kind = self.kind(known)
+        return self.is_distinct and self.n_rows >= _LEAST_ROWS and (kind == "text" or (kind == "number" and self.is_whole))
+
+    @property
+    def has_few_values(self) -> bool:
+        """Whether it may say which group a row is of."""
+        return len(self.levels) <= _MOST_LEVELS
+
     def described(self, known: str | None) -> tuple[Any, str]:
         """The type, and what is to be said of it."""
-        kind = known if known in ("number", "boolean", "date") else self.tally.found
+        kind = self.kind(known)
         n_missing = self.tally.kinds["missing"]
         said = f"{n_missing} of {self.n_rows} cells are missing" if n_missing and kind != "empty" else ""
-        looks_like_identifier = self.is_distinct and self.n_rows >= _LEAST_ROWS and (kind == "text" or (kind == "number" and self.is_whole))
-        if looks_like_identifier:
+        if kind == "text" and self.n_other_dates == self.tally.n_present:
+            return "ignore", "dates must be written like 2024-01-31"
+        if self.looks_like_identifier(known):
             return "ignore", "as many values as rows: likely an identifier"
         if kind == "empty":
             return "ignore", "all cells are missing"
         if kind == "text":
             if 2 <= len(self.levels) <= min(_MOST_LEVELS, self.n_rows // 2):
                 return {"category": sorted(self.levels)}, said or "the first level is the reference"
-            return "ignore", f"text with {'many' if len(self.levels) > _MOST_LEVELS else len(self.levels)} values"
+            return "ignore", f"text with {len(self.levels) if self.has_few_values else f'more than {_MOST_LEVELS}'} values"
         n_bad = self.tally.n_present - self.tally.kinds[kind] if known is None else 0
         bad = f"{n_bad} of {self.n_rows} cells are something else" if n_bad else ""
         return kind, "; ".join(part for part in (bad, said) if part)
@@ -87,17 +107,37 @@ def is_table(place: Path) -> bool:
 
 def schema_of(place: Path) -> str:
     """The YAML of a table's `data` section. Raises ConfigError."""
-    file = one_file(str(place), None)
-    if place.name.endswith(parquet_table.SUFFIXES):
-        return _section("parquet", file, None, parquet_table.opened(file), Spelling(frozenset({""})))
-    dialect = _dialect(file)
-    return _section("csv", file, dialect, csv_table.opened(file, dialect, Spelling.of(dialect)), Spelling.of(dialect))
+    return _section(_source(place), *_opened(place))
+
+
+def columns_of(place: Path) -> dict[str, tuple[_Seen, str | None]]:
+    """The columns of a table in their order, each with the type that the file itself declares. Raises ConfigError."""
+    _, _, opened, spelling = _opened(place)
+    table, seen = _columns(opened, spelling)
+    return {name: (one, table.known.get(name)) for name, one in seen.items()}
+
+
+def _source(place: Path) -> str:
+    return "parquet" if place.name.endswith(parquet_table.SUFFIXES) else _STATISTICS.get(place.suffix, "csv")
+
+
+def _opened(place: Path) -> tuple[DataFile, Dialect | None, AbstractContextManager[TableFile], Spelling]:
+    file, source = one_file(str(place), None), _source(place)
+    if source == "csv":
+        dialect = _dialect(file)
+        return file, dialect, csv_table.opened(file, dialect, Spelling.of(dialect)), Spelling.of(dialect)
+    if source == "parquet":
+        return file, None, parquet_table.opened(file), Spelling(frozenset({""}))
+    return file, None, statistics_table.opened(source, file), statistics_table.SPELLING
 
 
 def schema_of_data(data: DataConfig, data_dir: Path | None) -> str:
     """The same of the first file of an experiment's data."""
+    if isinstance(data, StataData | SpssData):
+        file = data_files(data.path, data_dir, statistics_table.SUFFIXES[data.source])[0]
+        return _section(data.source, file, None, statistics_table.opened(data.source, file), statistics_table.SPELLING)
     if not isinstance(data, CsvData | ParquetData):
-        raise ConfigError(f"the data come from source {data.source!r}, want a table (csv or parquet) for --schema")
+        raise ConfigError(f"the data come from source {data.source!r}, want a table (csv, parquet, stata or spss) for --schema")
     suffixes = csv_table.SUFFIXES if isinstance(data, CsvData) else parquet_table.SUFFIXES
     file = data_files(data.path, data_dir, suffixes)[0]
     if isinstance(data, CsvData):

@@ -214,9 +214,25 @@ def test_a_first_policy_sorts_columns_and_leaves_out_what_names_rows(tmp_path: P
     assert str(tmp_path / "policy.yaml") in capsys.readouterr().out
     policy = read_policy(tmp_path / "policy.yaml")
     assert policy.columns.users == policy.columns.clusters == ("school", "region")
-    assert policy.columns.features == policy.columns.targets == ("region", "ses", "score")
+    assert policy.columns.targets == ("region", "ses", "score")
+    assert policy.columns.features == ("school", "region", "ses", "score")
     assert not policy.code
     assert "[pid, name]" in (tmp_path / "policy.yaml").read_text()
+
+
+def test_a_first_policy_reads_a_table_as_an_experiment_would(tmp_path: Path) -> None:
+    rows = [f"W{i % 3};{'fm'[i % 2]};{'yes' if i % 5 else 'no'};2.{100 + i},5;2024-01-{i % 28 + 1:02};{i % 7}" for i in range(30)]
+    text = "\n".join(["Abteilung;Geschlecht;Raucher;Kosten (€);Tag;Näße", *rows])
+    (tmp_path / "stays.csv").write_text(text, encoding="cp1252")
+    columns = read_policy(_written(tmp_path, "stays.csv")).columns
+    assert columns.targets == ("Raucher", "Kosten (€)", "Näße")
+    assert columns.features == ("Abteilung", "Geschlecht", "Raucher", "Kosten (€)", "Tag", "Näße")
+    assert columns.users == ("Abteilung", "Geschlecht", "Raucher", "Näße")
+
+
+def _written(folder: Path, table: str) -> Path:
+    assert cli._run(["policy", "init", str(folder / table)]) == 0
+    return folder / "policy.yaml"
 
 
 def test_a_policy_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,3 +128,17 @@ def test_a_missing_library_is_one_sentence(folder: Path, monkeypatch: pytest.Mon
     with pytest.raises(ConfigError, match=r"t\.dta is a Stata file and pandas is not installed, want `pip install pandas`"):
         load_users(config("stata", "t.dta"), 0, None, folder)
     assert "pandas" in sys.modules
+
+
+def test_a_schema_of_a_stata_file_reads_it(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    from coterie_deploy.data_schema import is_table, schema_of
+
+    frame().to_stata(tmp_path / "t.dta", write_index=False)
+    assert is_table(tmp_path / "t.dta")
+    data = yaml.safe_load(schema_of(tmp_path / "t.dta"))["data"]
+    assert data["source"] == "stata"
+    assert data["columns"] == {
+        "school": "number", "region": {"category": ["north", "south"]}, "sex": {"category": ["f", "m"]},
+        "seen": "date", "ses": "number", "score": "number",
+    }  # fmt: skip

@@ -348,3 +348,10 @@ def test_a_frame_with_the_columns_of_the_table_gives_the_features_of_its_file() 
     for library in (pd, pl):
         frame = library.read_csv(CASES / "wards.csv")
         assert frame_rows(data, frame, ("age", "sex=m")).features.tobytes() == from_file.tobytes()
+
+
+def test_the_schema_of_a_table_says_how_dates_have_to_be_written(tmp_path: Path) -> None:
+    from coterie_deploy.data_schema import schema_of
+
+    (tmp_path / "t.csv").write_text("day;score\n" + "".join(f"{i % 28 + 1:02}.03.2024;{i % 9}\n" for i in range(60)))
+    assert "day: ignore  # dates must be written like 2024-01-31" in schema_of(tmp_path / "t.csv")

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,20 +29,20 @@ from coterie_client.data.reading import Reading
 from coterie_client.data.rows import Chunk, Codes, codes_of
 from coterie_client.data.users import UserHead
 
-_SPELLING: Final = Spelling(frozenset({""}))  # what is missing is so in the file, or an empty text
-_SUFFIXES: Final = {"stata": (".dta",), "spss": (".sav",)}
+SPELLING: Final = Spelling(frozenset({""}))  # what is missing is so in the file, or an empty text
+SUFFIXES: Final = {"stata": (".dta",), "spss": (".sav",)}
 _CALLED: Final = {"stata": "a Stata file", "spss": "an SPSS file"}
 Config = StataData | SpssData
 
 
 def heads(config: Config, data_dir: Path | None) -> list[UserHead]:
     """All users of the files."""
-    return table_reader.heads(config, data_files(config.path, data_dir, _SUFFIXES[config.source]), _format(config))
+    return table_reader.heads(config, data_files(config.path, data_dir, SUFFIXES[config.source]), _format(config))
 
 
 def load(config: Config, seed: int, names: Collection[str] | None, data_dir: Path | None) -> Reading:
     """The users in `names` (None: all) that the files have."""
-    return table_reader.load(config, data_files(config.path, data_dir, _SUFFIXES[config.source]), _format(config), seed, names)
+    return table_reader.load(config, data_files(config.path, data_dir, SUFFIXES[config.source]), _format(config), seed, names)
 
 
 @dataclass(frozen=True)
@@ -80,15 +81,17 @@ class _File:
             yield self.rows
 
 
-def _format(config: Config) -> table_reader.Format:
-    @contextmanager
-    def opened(file: DataFile) -> Iterator[_File]:
-        frame = _frame(config.source, file)
-        header = [normal(str(name)) for name in frame.columns]
-        series = {name: frame.iloc[:, place] for place, name in enumerate(header)}
-        yield _File(file.label, header, {name: _kind(values) for name, values in series.items()}, _Rows(file.label, series, len(frame)))
+@contextmanager
+def opened(source: str, file: DataFile) -> Iterator[_File]:
+    """A file of source `stata` or `spss`."""
+    frame = _frame(source, file)
+    header = [normal(str(name)) for name in frame.columns]
+    series = {name: frame.iloc[:, place] for place, name in enumerate(header)}
+    yield _File(file.label, header, {name: _kind(values) for name, values in series.items()}, _Rows(file.label, series, len(frame)))
 
-    return table_reader.Format(_SPELLING, "row", opened)
+
+def _format(config: Config) -> table_reader.Format:
+    return table_reader.Format(SPELLING, "row", partial(opened, config.source))
 
 
 def _frame(source: str, file: DataFile) -> Any:
