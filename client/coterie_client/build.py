@@ -16,7 +16,7 @@ from coterie.reveals import answered_by
 from coterie.snapshot import SnapshotFile
 from coterie.wire import Precision
 from coterie_client.data import UserData, filled, fresh_rows, read_users, standardize
-from coterie_client.data.hints import likely_identifiers
+from coterie_client.data.hints import likely_identifiers, unlike_sizes
 from coterie_client.host import Host
 from coterie_client.method import Local
 from coterie_client.methods.prepare import State as Preparation
@@ -56,7 +56,8 @@ def build_host(
         network.check_users(loaded)
     elif not (experiment.data.standardize or experiment.data.fills_missing):  # also before the run waits for it
         losses = _losses(experiment, loaded)
-    notes = (*reading.notes, *likely_identifiers(loaded, named_columns(experiment.data)))
+    is_raw = network is None and not experiment.data.standardize
+    notes = (*reading.notes, *likely_identifiers(loaded, named_columns(experiment.data)), *(unlike_sizes(loaded) if is_raw else ()))
     return Host(name, experiment, run_id, loaded, local_of, store, instance, network, losses, notes, answered_by(experiment), taken)
 
 

@@ -69,6 +69,10 @@ RULES: Final[dict[str, tuple[str, str]]] = {
         "{a_role} that is not declared is one whole number in all rows of a user, as an identifier of users is",
         "{count} features that are not declared are one whole number in all rows of a user, as identifiers of users are",
     ),
+    "T42": (
+        "{a_role} is of a very different size than others: models may have few right digits without data.standardize",
+        "{count} features are of very different sizes: models may have few right digits without data.standardize",
+    ),
     # L: losses, models, and other code that the experiment names. What it raises is in the host's log alone.
     "L1": ("the loss of the experiment raised an error{at}", "the loss of the experiment raised {count} errors{at}"),
     "L2": ("the model of the experiment raised an error{at}", "the model of the experiment raised {count} errors{at}"),

@@ -15,7 +15,7 @@ from coterie.config import Experiment
 from coterie.data import DataConfig, PooledData
 from coterie.features import Feature, named_columns
 from coterie_client.data import UserSummary, read_users, summarize_users
-from coterie_client.data.hints import likely_identifiers
+from coterie_client.data.hints import likely_identifiers, unlike_sizes
 from coterie_client.data.notes import Note
 from coterie_client.data.pool import summary
 from coterie_deploy.feature_lines import feature_lines
@@ -66,7 +66,9 @@ def _read(experiment: Experiment, data_dir: Path | None) -> tuple[list[UserSumma
     reading = read_users(data, seed, None, data_dir)
     users = reading.users
     listed = [summary(user.name, user.target, len(user.test_target)) for user in users]
-    return listed, users[0].schema if users else (), (*reading.notes, *likely_identifiers(users, named_columns(data)))
+    is_raw = experiment.model is None and not data.standardize
+    notes = (*reading.notes, *likely_identifiers(users, named_columns(data)), *(unlike_sizes(users) if is_raw else ()))
+    return listed, users[0].schema if users else (), notes
 
 
 def _extent(users: Sequence[UserSummary]) -> str:

@@ -223,7 +223,7 @@ CSV_ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("user,group,x,label\nu1,a,b,1\n", {}, "t.csv: 0 numeric columns are left for features (not used: 'x'), want at least one"),
     ("user,group,x,,label\nu1,a,1,7,1\n", {}, "t.csv: column 4 has no name, want a name, or feature_columns to be listed"),
     ("user,group,x,label\nu1,a,,1\n", {}, "t.csv: 0 numeric columns are left for features (not used: 'x'), want at least one"),
-    ('user,group,x,label\nu1,a,"1,1\n', {}, "t.csv line 2: unexpected end of data, want comma-separated text"),
+    ('user,group,x,label\nu1,a,"1,1\n', {}, "t.csv line 2: unexpected end of data, want text in columns between ','"),
 ]
 
 

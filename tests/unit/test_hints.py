@@ -11,7 +11,7 @@ from coterie.arrays import Array
 from coterie.data import CsvData, HsbData
 from coterie.features import Feature, named_columns, numbers
 from coterie_client.data import UserData, load_users
-from coterie_client.data.hints import likely_identifiers
+from coterie_client.data.hints import likely_identifiers, unlike_sizes
 
 TABLES = Path(__file__).parent.parent / "fixtures" / "tables"
 
@@ -87,3 +87,19 @@ def test_dates_and_booleans_are_not_looked_at() -> None:
 def test_the_schools_of_high_school_and_beyond_give_no_hints() -> None:
     data = HsbData(source="hsb")
     assert likely_identifiers(load_users(data, 0, None), named_columns(data)) == []
+
+
+def test_features_of_very_different_sizes_are_pointed_out() -> None:
+    days, ages = [19_723.0 + k for k in range(9)], [40.0 + k for k in range(9)]
+    (note,) = unlike_sizes([user("a", days, ages)])
+    assert note.sentence == (
+        "features are of very different sizes ('x0' about 1e4 and 'x1' about 1e1, the intercept 1): models may have few right digits; "
+        "want data.standardize: true"
+    )
+    assert (note.finding.rule, note.finding.count) == ("T42", 2)
+    assert len(unlike_sizes([user("a", [4e-9 * age for age in ages])])) == 1
+
+
+def test_features_of_like_sizes_or_without_effect_are_not() -> None:
+    assert unlike_sizes([user("a", [9.0 * k for k in range(9)], [0.0] * 9, [float("nan"), *[0.01] * 8])]) == []
+    assert unlike_sizes([]) == []

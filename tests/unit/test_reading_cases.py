@@ -135,9 +135,7 @@ def test_a_file_without_a_header_says_so_and_can_have_names() -> None:
 def test_wards_of_hospitals_are_users_whose_cluster_is_the_hospital() -> None:
     reading = read("wards", **WARDS)
     assert [(user.name, user.cluster) for user in reading.users] == [(f"h{h}/w{w}", f"h{h}") for h in range(2) for w in range(3)]
-    assert [note.sentence for note in reading.notes] == [
-        "wards.csv: column 'sex' is not used (data.columns can say what they are, or ignore)"
-    ]
+    assert [note.sentence for note in reading.notes] == ["wards.csv: column 'sex' is not used (data.columns can say what it is, or ignore)"]
 
 
 def test_a_category_is_a_feature_for_each_level_but_the_first() -> None:
@@ -148,7 +146,9 @@ def test_a_category_is_a_feature_for_each_level_but_the_first() -> None:
     for mine, other in zip(found, declared, strict=True):
         assert (mine.features[:, 1] == 1 - other.features[:, 1]).all()
     said, heard = refused("wards", **WARDS, columns={"sex": {"category": ["f", "x"]}})
-    assert re.match(r"\d+ cells are not declared levels: wards.csv line 5, column 'sex': 'm'; .*; and \d+ more; want the levels", said)
+    assert re.match(
+        r"\d+ cells are not declared levels: wards.csv line 5, column 'sex': 'm'; .*; and \d+ more; want 'f', 'x' \(data.columns\)", said
+    )
     assert re.fullmatch(r"\d+ cells of a feature have undeclared levels \(rule T7\)", heard)
 
 
@@ -269,7 +269,7 @@ def test_a_declared_column_that_is_not_there_is_missing(tmp_path: Path) -> None:
 
 def test_a_column_that_is_partly_numbers_says_how_many(tmp_path: Path) -> None:
     (note,) = small(tmp_path, "u,x,z\na,1,1\na,low,2\na,3,3\na,high,4\n").notes
-    assert note.sentence == "t.csv: column 'x' (2 of 4 cells are numbers) is not used (data.columns can say what they are, or ignore)"
+    assert note.sentence == "t.csv: column 'x' (2 of 4 cells are numbers) is not used (data.columns can say what it is, or ignore)"
     with pytest.raises(ConfigError, match=r"0 numeric columns are left for features \(not used: 'x' \(2 of 4 cells are numbers\)\)"):
         small(tmp_path, "u,x\na,1\na,low\na,3\na,high\n")
 

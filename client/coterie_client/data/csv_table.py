@@ -160,7 +160,10 @@ def lines_of(file: DataFile, dialect: Dialect) -> Iterator[tuple[int, list[str]]
                     n_lines += 1
                     yield reader.line_num, cells
     except csv.Error as error:
-        raise ConfigError(f"{file.label} line {reader.line_num}: {error}, want comma-separated text", Finding("T1")) from error
+        raise ConfigError(
+            f"{file.label} line {reader.line_num}: {error}, want text in columns between {dialect.delimiter!r}",
+            Finding("T1"),
+        ) from error
     except UnicodeDecodeError as error:
         found = f"{file.label}{_first_bad_line(file.path, encoding)} has the byte {error.object[error.start]:#04x} at the wrong place"
         raise ConfigError(

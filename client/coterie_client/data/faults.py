@@ -12,6 +12,7 @@ from coterie.shown import shown
 from coterie_client.data.cells import other_spelling
 
 MOST_LISTED: Final = 5
+_MOST_LEVELS: Final = 10
 Place = Callable[[int], str]  # of a kept row: "t.csv line 5"
 
 # Of each kind: the rule, what is wrong with one cell, with several, and what is wanted.
@@ -20,7 +21,7 @@ _KINDS: Final = {
     "number": ("T3", "is not a finite number", "are not finite numbers", "numbers"),
     "date": ("T5", "is not an ISO 8601 date", "are not ISO 8601 dates", "dates such as 2024-05-31"),
     "boolean": ("T6", "is not true or false", "are not true or false", "TRUE and FALSE, or 1 and 0"),
-    "category": ("T7", "is not a declared level", "are not declared levels", "the levels of data.columns"),
+    "category": ("T7", "is not a declared level", "are not declared levels", ""),
 }
 _SINGLE: Final = {"missing": "a value, or data.missing: drop_rows, mean or indicator", "number": "one", "date": "one such as 2024-05-31"}
 _NO_FILLING: Final = ("target", "user", "cluster")  # roles whose cells are never filled in
@@ -35,6 +36,7 @@ class Fault:
     column: str
     count: int
     first: tuple[tuple[int, str], ...]  # rows, and what stands there; at most MOST_LISTED
+    levels: tuple[str, ...] = ()  # that a category may have
 
 
 def error_of(faults: Sequence[Fault], place: Place) -> ConfigError:
@@ -46,7 +48,7 @@ def error_of(faults: Sequence[Fault], place: Place) -> ConfigError:
     if total == 1:
         where = f"{place(row)}, column {fault.column!r}"
         _, is_wrong, _, wanted = _KINDS[fault.kind]
-        wanted = _SINGLE.get(fault.kind, wanted)
+        wanted = _levels([fault]) if fault.kind == "category" else _SINGLE.get(fault.kind, wanted)
         if fault.kind == "missing" and fault.role in _NO_FILLING:
             wanted = "a value, or data.missing: drop_rows"
         cell = "the cell" if fault.kind == "missing" else text
@@ -59,13 +61,25 @@ def error_of(faults: Sequence[Fault], place: Place) -> ConfigError:
     places = "; ".join(f"{place(row)}, column {one.column!r}" + ("" if one.kind == "missing" else f": {text}") for row, text, one in listed)
     more = f"; and {total - len(listed)} more" if total > len(listed) else ""
     fillable = any(one.role not in _NO_FILLING for one in faults if one.kind == "missing")
-    wanted = "; ".join(_KINDS[kind][3] if kind != "missing" or fillable else "values, or data.missing: drop_rows" for kind in kinds)
+    wants = {kind: _KINDS[kind][3] for kind in kinds}
+    if "category" in wants:
+        wants["category"] = _levels(faults)
+    if "missing" in wants and not fillable:
+        wants["missing"] = "values, or data.missing: drop_rows"
+    wanted = "; ".join(wants.values())
     return ConfigError(f"{' and '.join(counted)}: {places}{more}; want {wanted}{_hint(listed)}", finding)
 
 
 def _listed(faults: Sequence[Fault]) -> list[tuple[int, str, Fault]]:
     """The first cells in the order of the rows."""
     return sorted(((row, text, fault) for fault in faults for row, text in fault.first), key=lambda one: one[0])[:MOST_LISTED]
+
+
+def _levels(faults: Sequence[Fault]) -> str:
+    """The levels of the first column that has others."""
+    levels = next(fault.levels for fault in faults if fault.kind == "category")
+    more = f" and {len(levels) - _MOST_LEVELS} more" if len(levels) > _MOST_LEVELS else ""
+    return f"{', '.join(map(quoted, levels[:_MOST_LEVELS]))}{more} (data.columns)"
 
 
 def _hint(listed: Sequence[tuple[int, str, Fault]]) -> str:

@@ -1,6 +1,7 @@
-"""Features that look like identifiers. These are hints: a covariate may count rows, and may be the same for all rows of a user.
+"""Features that look like identifiers, and those of very different sizes.
 
-A feature that the experiment names is meant, so only the others are looked at, and only numbers as they stand in a table.
+These are hints: a covariate may count rows, and may be the same for all rows of a user. A feature that the experiment names is no
+identifier, so only the others are looked at for that, and only numbers as they stand in a table.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ _FEWEST = 10  # rows: a few whole numbers differ by chance
 _FEWEST_CODES = 3  # values: two are a yes and a no
 _FIRST_LOOK = 1000  # rows: most columns are told apart from identifiers by these
 _MAX_NAMED = 5
+_MOST_APART = 1e4  # sizes: a Hessian knows their squares, and half of its digits are then gone
 _REMEDY = "list data.feature_columns, or declare {it} ignore in data.columns"
 
 
@@ -43,6 +45,25 @@ def likely_identifiers(users: Sequence[UserData], named: Collection[str]) -> lis
         sentence = f"{_listed(codes)} {said[0]} one whole number in all rows of a user: {said[1]} {_REMEDY.format(it=said[2])}"
         notes.append(Note(sentence, Finding("T41", len(codes), "feature")))
     return notes
+
+
+def unlike_sizes(users: Sequence[UserData]) -> list[Note]:
+    """A note where features that are not standardised are of very different sizes; the intercept is one of size 1."""
+    schema = users[0].schema if users else ()
+    if not schema:
+        return []
+    with np.errstate(all="ignore"):
+        squares = np.sum([np.nansum(np.square(user.features), axis=0) for user in users], axis=0)
+        sizes = np.sqrt(squares / sum(len(user.features) for user in users))
+    there = np.flatnonzero(np.isfinite(sizes) & (sizes > 0.0))
+    if not len(there) or max(1.0, sizes[there].max()) <= _MOST_APART * min(1.0, sizes[there].min()):
+        return []
+    ends = dict.fromkeys((int(there[sizes[there].argmax()]), int(there[sizes[there].argmin()])))
+    said = " and ".join(f"{schema[place].name!r} about 1e{np.floor(np.log10(sizes[place])):.0f}" for place in ends)
+    sentence = (
+        f"features are of very different sizes ({said}, the intercept 1): models may have few right digits; want data.standardize: true"
+    )
+    return [Note(sentence, Finding("T42", len(ends), "feature"))]
 
 
 def _listed(names: Sequence[str]) -> str:

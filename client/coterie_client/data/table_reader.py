@@ -124,7 +124,10 @@ def _notes(label: str, table: _Table, kinds: Mapping[str, str], unused: Sequence
     if unused:
         names = _listed(unused)
         said = f"{label}: column {names} is not used" if len(unused) == 1 else f"{label}: {len(unused)} columns are not used: {names}"
-        yield Note(f"{said} (data.columns can say what they are, or ignore)", Finding("T18", count=len(unused)))
+        yield Note(
+            f"{said} (data.columns can say what {'it is' if len(unused) == 1 else 'they are'}, or ignore)",
+            Finding("T18", count=len(unused)),
+        )
     if n_dropped:
         rows = "1 row with a missing cell was dropped" if n_dropped == 1 else f"{n_dropped} rows with missing cells were dropped"
         yield Note(f"{label}: {rows}", Finding("T17", count=n_dropped))

@@ -237,5 +237,5 @@ def _category(label: str, config: Table, name: str, role: Role, kept: Kept, faul
     unknown = np.flatnonzero(values == -2)
     if len(unknown):
         first = tuple((int(row), quoted(found[int(codes[row])])) for row in unknown[:MOST_LISTED])
-        faults.append(Fault("category", role, name, len(unknown), first))
+        faults.append(Fault("category", role, name, len(unknown), first, tuple(levels)))
     return Column(name, "category", values, levels)
