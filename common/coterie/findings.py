@@ -36,6 +36,7 @@ RULES: Final[dict[str, tuple[str, str]]] = {
     "C4": ("its policy does not let this run{at}", "its policy does not let this run{at}"),
     "C5": ("its policy does not let code be imported{at}", "its policy does not let code be imported{at}"),
     "C6": ("no user has as many rows as its policy wants", "no user has as many rows as its policy wants"),
+    "C7": ("its policy and the data source do not fit{at}", "its policy and the data source do not fit{at}"),
     "C8": ("its policy cannot be used", "its policy cannot be used"),
     "C9": ("the parent asks for a step that this experiment does not have", "the parent asks for steps that this experiment does not have"),
     "C10": ("the parent's settings are not those of this experiment", "the parent's settings are not those of this experiment"),
