@@ -234,7 +234,8 @@ class Run(Generic[Frame]):
         """(m, p) numbers, NaN where the run fills in missing cells. ConfigError for missing columns, another p, and other values."""
         if hasattr(rows, "columns") and left.columns:
             missing = next((name for name in left.columns if name not in rows.columns), None)
-            if missing is not None and self._has_made_features:
+            is_text = missing is None and any(np.asarray(rows[name]).dtype.kind not in "iufb" for name in left.columns)
+            if (missing is not None and self._has_made_features) or (is_text and any(one.kind != "number" for one in self.features)):
                 from coterie_client.data.new_rows import frame_rows  # noqa: PLC0415 - a machine that only looks at runs reads no rows
 
                 rows = frame_rows(self.experiment.data, rows, left.columns).features

@@ -18,6 +18,7 @@ import pytest
 
 import coterie
 from coterie.errors import ConfigError, RunError
+from coterie_client.data.new_rows import read_new_rows
 from coterie_deploy import run, run_tables
 from coterie_deploy.api import Result
 from coterie_deploy.predict import predict
@@ -283,6 +284,21 @@ def comparable(frames: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
 def frames_of(loaded: coterie.Run[pd.DataFrame]) -> dict[str, pd.DataFrame]:
     tables = ("traffic", "metrics", "results", "user_results", "members", "memberships")
     return {name: getattr(loaded, name)() for name in tables}
+
+
+def test_dates_of_a_frame_are_read_as_those_of_the_table(tmp_path: Path) -> None:
+    lines = [f"u{i % 3},2020-01-{i + 1:02d},{i % 4}" for i in range(20)]
+    (tmp_path / "dates.csv").write_text("\n".join(["user,seen,y", *lines]) + "\n")
+    data = {"source": "csv", "path": "dates.csv", "user_column": "user", "target_column": "y"}
+    problem, method = {"loss": "least_squares", "l2": 0.1}, {"name": "global"}
+    run({"name": "dates", "data": data, "problem": problem, "method": method}, data=tmp_path, output=tmp_path / "run")
+    finished = coterie.load_run(tmp_path / "run")
+    days = np.array([[18262.0], [18263.0]])
+    said = finished.predict("u0", days)
+    for cells in (["2020-01-01", "2020-01-02"], pd.to_datetime(["2020-01-01", "2020-01-02"]), days[:, 0]):
+        np.testing.assert_array_equal(finished.predict("u0", pd.DataFrame({"seen": cells})), said)
+    with pytest.raises(ConfigError, match=r"ends in \.dta, want the rows as text"):
+        read_new_rows(finished.experiment.data, tmp_path / "rows.dta", ["seen"])
 
 
 def test_a_run_in_memory_gives_the_same_tables_and_models(folder: Path, in_memory: Result) -> None:

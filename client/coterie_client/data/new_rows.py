@@ -28,6 +28,7 @@ from coterie_client.data.paths import DataFile, one_file
 from coterie_client.data.table_reader import Format, load_rows
 from coterie_client.data.tables import Roles
 
+_BINARY = (".dta", ".sav", ".parquet", ".npz", ".xlsx")
 _MISSING = " is missing"  # ends the name of an indicator
 
 
@@ -48,6 +49,8 @@ def read_new_rows(data: DataConfig, path: Path, features: Sequence[str], label: 
     config, fills = _as_csv(data, path), getattr(data, "missing", "refuse") in ("mean", "indicator")
     spelling = Spelling.of(config.csv)
     label = str(path) if label is None else label
+    if path.suffix in _BINARY:
+        raise ConfigError(f"{label} ends in {path.suffix}, want the rows as text, in .csv", Finding("T1"))
     file = DataFile(one_file(str(path), None).path, label, user="rows")
     with csv_table.opened(file, config.csv, spelling) as opened:
         header = tuple(opened.header)
