@@ -75,10 +75,7 @@ def check_hello(parent: Parent, hello: session_pb2.Hello) -> None:
         raise Refusal("UNAVAILABLE", f"host {hello.host!r} is still connected from another process; give each process its own name")
     if known is not None and set(known.users) != set(names):
         raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} came back with other users than it had")
-    if parent.schema and hello.schema and (why := why_not(schema_of(hello), parent.schema, parent.named)):
-        raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} has other features: {why}")
-    if parent.model and hello.model != parent.model:
-        raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} {difference(hello.model, parent.model)} the hosts before")
+    _check_alike(parent, hello)
     owners = {user: host.name for host in parent.hosts.values() if host.name != hello.host for user in host.users}
     for name in names:
         if name in owners:
@@ -90,6 +87,16 @@ def check_hello(parent: Parent, hello: session_pb2.Hello) -> None:
         raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} brings user {unknown!r}, whom the run, already started, does not know")
     if len(parent.hosts) >= parent.rules.hosts and hello.host not in parent.hosts:
         raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} would be host {len(parent.hosts) + 1} of {parent.rules.hosts}")
+
+
+def _check_alike(parent: Parent, hello: session_pb2.Hello) -> None:
+    """Refusal of a host whose features or model are not those of the hosts before."""
+    if parent.schema and hello.schema and (why := why_not(schema_of(hello), parent.schema, parent.named)):
+        raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} has other features: {why}")
+    if parent.model and hello.model != parent.model:
+        raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} {difference(hello.model, parent.model)} the hosts before")
+    if parent.members is not None and ((hello.model and not parent.model) or (hello.schema and not parent.schema)):
+        raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} has a model or named features, unlike the hosts before")
 
 
 def _check_form(hello: session_pb2.Hello) -> None:

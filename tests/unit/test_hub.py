@@ -1054,6 +1054,20 @@ def test_hosts_with_another_model_are_turned_away_by_name() -> None:
     assert w.hub.model == to_json([body, head])
 
 
+@pytest.mark.parametrize("extra", [{"model": "m"}, {"schema": [session_pb2.Feature(name="ses", kind="number")]}], ids=["model", "schema"])
+def test_a_host_cannot_come_back_with_a_model_that_would_keep_the_others_out(extra: dict[str, Any]) -> None:
+    async def test() -> None:
+        w = world(hosts=2)
+        links = [w.join("a", ["u1"]), w.join("b", ["u2"])]
+        await w.hub.gather()
+        w.hub.lost("b", links[1], "gone")
+        with pytest.raises(Refusal, match="host 'b' has a model or named features, unlike the hosts before"):
+            w.join("b", ["u2"], **extra)
+        w.join("b", ["u2"])
+
+    run(test())
+
+
 SCHEMA = [session_pb2.Feature(name="ses", kind="number"), session_pb2.Feature(name="sex=f", kind="category", column="sex")]
 
 
