@@ -7,7 +7,9 @@ A user is done when its gradient norm is at most
 
     max(1e-12 (1 + |tilt|), 64 eps ((L + ridge) |x| + pull + |tilt|)),
 
-L and pull being the block's scales. The second term is the level at which rounding in the gradient itself takes over.
+L and pull being the block's scales. The second term is the level at which rounding in the gradient itself takes over: in the direction of
+the largest curvature. Where others are far smaller (a patient number beside an intercept), much can be left to gain below it, so users
+without a useful curvature bound go on for a few steps there.
 Users whose curvature has no useful positive bound get the regularised Newton step of Li, Fukushima, Qi and Yamashita
 (2004), with a damping proportional to the gradient norm: fast where the Hessian turns singular (ridge = 0). Acceptance
 is the Armijo rule, or the approximate Wolfe rule of Hager and Zhang (2005) where values agree to rounding; a step of the
@@ -29,6 +31,7 @@ MAX_STEPS = 1000
 _MAX_TRIALS = 60
 _EPS = float(np.finfo(np.float64).eps)
 _WEAK = 1e-8  # curvature bounds below this share of L are no help
+_POLISH = 12  # steps of a weak user below the level of rounding
 _FAR = 1e10  # a user this many natural lengths away, without curvature to hold it, is on its way to infinity
 
 
@@ -128,7 +131,7 @@ def _newton(block: Block, tilt: Array, ridge: Array, start: Start) -> tuple[Arra
         point, hessian = _Point(start.x, start.seen, start.gradient - tilt), start.hessian
         height: _Height | None = None  # of the point, where it has been computed
         stuck: Flags | None = None
-        caution = np.full(len(tilt), 1e-3)
+        damped = _Damped.fresh(len(tilt))
         left: _Left | None = None  # nobody has left yet
         for step in range(MAX_STEPS + 1):
             slope = norm(point.gradient)
@@ -137,6 +140,8 @@ def _newton(block: Block, tilt: Array, ridge: Array, start: Start) -> tuple[Arra
             if start.is_damped or stuck is not None or step == MAX_STEPS or not ((slope > goal).all() and slope.max() < np.inf):
                 lost = ~(norm(point.x) <= batch.limit) | ~np.isfinite(slope)
                 done = (slope <= goal) & ~lost
+                if start.is_damped:
+                    done &= ~damped.goes_on(batch, done, slope)
                 leave = done | lost if stuck is None else done | lost | stuck
                 leave = leave if step < MAX_STEPS else np.ones_like(done)
                 # No step lowers a stuck user's objective: that is the floor of rounding, if the slope agrees.
@@ -147,11 +152,11 @@ def _newton(block: Block, tilt: Array, ridge: Array, start: Start) -> tuple[Arra
                 if not stay.size:
                     break
                 if stay.size < leave.size:
-                    batch, point, caution, slope = batch.take(stay), point.take(stay), caution[stay], slope[stay]
+                    batch, point, damped, slope = batch.take(stay), point.take(stay), damped.take(stay), slope[stay]
                     hessian = None if hessian is None else hessian[stay]
                     height = None if height is None else height.take(stay)
             if hessian is None:
-                ridge = batch.ridge + _damping(batch, slope, caution) if start.is_damped else batch.ridge
+                ridge = batch.ridge + _damping(batch, slope, damped.caution) if start.is_damped else batch.ridge
                 hessian = _with_ridge(batch.block.hessian(point.x, point.seen), ridge)
             direction, fall = _direction(batch, point, hessian)
             hessian = None
@@ -170,11 +175,38 @@ def _newton(block: Block, tilt: Array, ridge: Array, start: Start) -> tuple[Arra
             accepted = _accepted(height, new, trial.gradient, direction, fall, 1.0)
             refused = ~(accepted | arrived)
             stuck = _search_where(refused, batch, (point, height), (trial, new), direction, fall) if refused.any() else None
-            point, height = trial, new
             if start.is_damped:
-                caution = np.clip(np.where(refused, 10.0 * caution, 0.1 * caution), 1e-12, 1.0)
+                damped.note(refused, fall, height)
+            point, height = trial, new
     assert left is not None  # noqa: S101 - the last step makes everybody leave
     return left.x, left.converged
+
+
+@dataclass
+class _Damped:
+    """What damped users carry from step to step."""
+
+    caution: Array  # (k,), the share of the slope that damps
+    n_steps: Indices  # (k,), those of weak users below the level of rounding
+    gain: Array  # (k,), what the latest step promised, as a share of the magnitudes that cancel in the value
+
+    @staticmethod
+    def fresh(n: int) -> _Damped:
+        return _Damped(np.full(n, 1e-3), np.zeros(n, dtype=np.int64), np.full(n, np.inf))
+
+    def take(self, rows: Indices) -> _Damped:
+        return _Damped(self.caution[rows], self.n_steps[rows], self.gain[rows])
+
+    def note(self, refused: Flags, fall: Array, height: _Height) -> None:
+        """A step has been taken from this height."""
+        self.gain = -fall / np.maximum(height.size, np.finfo(np.float64).tiny)
+        self.caution = np.clip(np.where(refused, 10.0 * self.caution, 0.1 * self.caution), 1e-12, 1.0)
+
+    def goes_on(self, batch: _Batch, done: Flags, slope: Array) -> Flags:
+        """Who of those that are done goes on, which is counted."""
+        early: Flags = done & (batch.weak > 0.0) & (slope > batch.tolerance) & (self.n_steps < _POLISH) & (self.gain > _EPS)
+        self.n_steps = self.n_steps + early
+        return early
 
 
 @dataclass
