@@ -95,7 +95,10 @@ def test_true_and_false_are_one_and_zero() -> None:
 
 def test_a_decimal_comma_is_named_and_read_where_it_is_declared() -> None:
     said, heard = refused("decimal-comma")
-    assert said == "decimal-comma.csv: the header has 1 column; with ';' it would have 5: want data.csv.delimiter"
+    assert (
+        said
+        == "decimal-comma.csv: the header has 1 column; with ';' it would have 5: want data.csv.delimiter: ';' and data.csv.decimal: ','"
+    )
     assert heard == "its data file is written in another way than said (data.csv.delimiter) (rule T9)"
     said, heard = refused("decimal-comma", csv={"delimiter": ";"})
     assert said.startswith(
@@ -164,6 +167,13 @@ def test_a_formula_gives_terms_whoever_is_loaded() -> None:
 
 
 @pytest.mark.parametrize(
+    "formula", ["score ~ age + I(age**2.5)", "score ~ (age + C(sex))**2", "score ~ C(sex)/age", "score ~ I(age**2 / 3 + 2*age*age*age)"]
+)
+def test_a_formula_of_usual_size_is_read(formula: str) -> None:
+    assert read("wards", **WARDS, target_column=None, formula=formula).users[0].columns
+
+
+@pytest.mark.parametrize(
     ("formula", "said"),
     [
         ("score ~ center(age)", "has center(), which depends on the rows of a host"),
@@ -179,6 +189,10 @@ def test_a_formula_gives_terms_whoever_is_loaded() -> None:
         ("score ~ age +* sex", "cannot be read"),
         ("score ~ log(age - 1000)", "is no finite number in"),
         ("score ~ 1", "has no column on its right side"),
+        (f"score ~ ({' + '.join('abcdefghijklmnopqrstuvw')})**8", "may have too many terms"),
+        (f"score ~ {'*'.join('abcdefghijklmnopqrstuvw')}", "may have too many terms"),
+        ("score ~ (age + sex)**2**2**2**2**2**2", "may have too many terms"),
+        ("score ~ (age + sex)**999", "has the power"),
     ],
 )
 def test_a_formula_that_hosts_would_not_agree_on_or_that_is_code_is_refused(formula: str, said: str) -> None:

@@ -26,7 +26,7 @@ from coterie.errors import ConfigError
 from coterie.findings import Finding
 from coterie.names import normal
 from coterie_client.data import table_reader
-from coterie_client.data.cells import Spelling
+from coterie_client.data.cells import Spelling, other_spelling
 from coterie_client.data.paths import DataFile, data_files
 from coterie_client.data.reading import Reading
 from coterie_client.data.rows import Chunk, Codes, codes_of
@@ -128,7 +128,10 @@ def opened(file: DataFile, dialect: Dialect, spelling: Spelling) -> Iterator[_Fi
         yield _File(file, list(dialect.names), lines, spelling, {}, "", 0)
         return
     n_lines, header = next(lines)
-    _check_delimiter(file, header, dialect)
+    if len(header) == 1:
+        _check_delimiter(file, header[0], next(lines, (0, []))[1], dialect)
+        lines = lines_of(file, dialect)  # again, with the row that was looked at
+        next(lines)
     header = [normal(name) for name in header]
     hint = ""
     if any(spelling.number(name) is not None for name in header):
@@ -136,14 +139,16 @@ def opened(file: DataFile, dialect: Dialect, spelling: Spelling) -> Iterator[_Fi
     yield _File(file, header, lines, spelling, {}, hint, n_lines)
 
 
-def _check_delimiter(file: DataFile, header: Sequence[str], dialect: Dialect) -> None:
-    if len(header) > 1:
-        return
-    widths = {other: header[0].count(other) + 1 for other in DELIMITERS if other != dialect.delimiter}
+def _check_delimiter(file: DataFile, header: str, first: Sequence[str], dialect: Dialect) -> None:
+    """ConfigError for a header of one column that another delimiter would cut; where the next row shows it, also for its decimal sign."""
+    widths = {other: header.count(other) + 1 for other in DELIMITERS if other != dialect.delimiter}
     best = max(widths, key=widths.__getitem__)
     if widths[best] > 1:
+        cells = dialect.delimiter.join(first).split(best)
+        is_comma = dialect.decimal != "," and any(other_spelling(cell) == "decimal" for cell in cells)
         found = f"{file.label}: the header has 1 column; with {best!r} it would have {widths[best]}"
-        raise ConfigError(f"{found}: want data.csv.delimiter", Finding("T9", place="data.csv.delimiter"))
+        wanted = f"data.csv.delimiter: {best!r}" + (" and data.csv.decimal: ','" if is_comma else "")
+        raise ConfigError(f"{found}: want {wanted}", Finding("T9", place="data.csv.delimiter"))
 
 
 def lines_of(file: DataFile, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:

@@ -7,6 +7,8 @@ arithmetic, and functions of one row. What is computed from many rows (center, s
 from __future__ import annotations
 
 import ast
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +27,7 @@ CATEGORY: Final = "C"
 _STATEFUL = frozenset({"center", "scale", "standardize", "bs", "cs", "cc", "cr", "poly", "hashed", "lag"})
 _ARITHMETIC = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub, ast.UAdd, ast.Load)
 _MOST, _MOST_POWER = 1e300, 16
+_MOST_DOUBLINGS = 16  # of the number of terms, while a formula is multiplied out
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ def _wrong(formula: str, why: str) -> ConfigError:
 def asked_by(formula: str) -> Asked:
     """The columns that a formula names. ConfigError for what it may not have in it."""
     Formula = _formulaic(formula).Formula
+    _check_size(formula)
     try:
         parsed = Formula(formula)
         left, right = [[factor for term in side for factor in term.factors] for side in (parsed.lhs, parsed.rhs)]
@@ -64,6 +68,20 @@ def asked_by(formula: str) -> Asked:
     if len(columns) == 1:
         raise _wrong(formula, "has no column on its right side, want at least one")
     return Asked(left[0].expr, tuple(dict.fromkeys(columns)), frozenset(categories))
+
+
+def _check_size(formula: str) -> None:
+    """ConfigError for what would be multiplied out into very many terms, before it is: that takes a machine's time and memory."""
+    outside, n_calls = formula, 1
+    while n_calls:  # what is in a function or in braces is arithmetic, and multiplies no terms
+        outside, n_calls = re.subn(r"\w+\([^()]*\)|\{[^{}]*\}", " f ", outside)
+    degrees = [power.strip() for power in re.findall(r"(?:\*\*|\^)([^+*:~)]*)", outside)]
+    if any(not degree.isdecimal() or int(degree) > _MOST_POWER for degree in degrees):
+        raise _wrong(formula, f"has the power {degrees}, want whole numbers up to {_MOST_POWER} outside of I()")
+    n_names = len(re.findall(r"\w+", outside))
+    n_crossed = len(re.findall(r"(?<!\*)\*(?!\*)|/|%in%", outside))
+    if n_crossed + math.prod(map(int, degrees)) * math.log2(n_names + 1) * bool(degrees) > _MOST_DOUBLINGS:
+        raise _wrong(formula, "may have too many terms once it is multiplied out, want the terms written out, such as a + b + a:b")
 
 
 def _columns_in(formula: str, expression: str) -> tuple[list[str], str | None]:
