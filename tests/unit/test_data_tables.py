@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from coterie.data import DataConfig
+from coterie.data import CsvData, DataConfig
 from coterie.errors import ConfigError
+from coterie.findings import Finding
 from coterie_client.data import UserData, UserHead, list_users, load_users
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(DataConfig)
@@ -61,6 +62,17 @@ def same(a: UserData, b: UserData) -> None:
         mine, other = getattr(a, part), getattr(b, part)
         assert mine.shape == other.shape
         assert mine.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("name", ["policy.yaml", "policy.key", "accepted.json", "pseudonyms.key", "a.pseudonyms.json"])
+@pytest.mark.parametrize("pattern", [False, True], ids=["by name", "by pattern"])
+def test_the_clients_own_files_are_no_data(name: str, pattern: bool, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("user,x\nSECRET,1\n")
+    path, column = (f"{{user}}.{name.rpartition('.')[2]}", None) if pattern else (name, "user")
+    data = CsvData(source="csv", path=path, user_column=column, target_column="x")
+    with pytest.raises(ConfigError, match="is a file of the client itself, want one with data") as caught:
+        load_users(data, 0, None, tmp_path)
+    assert caught.value.finding.sentence == Finding("D2", place="data.path").sentence
 
 
 def test_a_table_gives_its_users_in_natural_order_with_their_rows_in_file_order(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ real place is inside that folder are read, whatever "..", absolute paths or symb
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from coterie.data import USER
 from coterie.errors import ConfigError, otherwise
 from coterie.findings import Finding
 from coterie.names import check_name, natural_key
+
+# What a client keeps beside its data, or in a state folder there: keys, lists of true names, the policy, what its owner has accepted.
+_OWN = re.compile(r"policy\.(yaml|key)|accepted\.json|.*pseudonyms.*\.(key|json)")
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ def resolve(path: str | Path, data_dir: Path | None) -> Path:
     place = _real(root / path, path)
     if not place.is_relative_to(root):
         raise ConfigError(f"data path {str(path)!r} leaves the data folder, want a path inside it")
+    if _OWN.fullmatch(place.name):
+        raise ConfigError(f"data path {str(path)!r} is a file of the client itself, want one with data")
     return place
 
 
