@@ -190,7 +190,8 @@ def test_no_model_of_a_user_goes_to_the_coordinator_to_be_judged(capsys: pytest.
             found = by_step.setdefault(step, [0, 0])
             by_step[step] = [found[0] + vectors, found[1] + scalars]
         averages = {f"{scope}-{what}" for scope in ("within", "between") for what in ("average", "anchor")}
-        assert by_step.keys() <= {"control", "describe", "parameters", "trace", "evaluate"} | averages
+        assert by_step.keys() <= {"control", "describe", "parameters", "trace", "evaluate", "gap"} | averages
+        assert by_step["gap"][0] == 0  # four numbers of each user, and no vector
         assert by_step["evaluate"] == [0, 4 * 48 * 3]  # 4 points, 48 users: loss on training rows, held-out loss and metric
         with np.load(here / f"out/fold-{fold}/models/gamma=1 lam=1.npz") as arrays:
             assert "x" not in arrays

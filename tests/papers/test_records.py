@@ -31,7 +31,7 @@ def asked(folder: Path, sql: str) -> list[Any]:
 
 @pytest.mark.parametrize("way", [{}, PAIRED, {"evaluate_every": 3}], ids=["full", "paired", "every-third"])
 def test_the_clusters_over_the_rounds_are_those_of_the_figures(way: dict[str, Any], tmp_path: Path) -> None:
-    result = run(experiment(6, {"name": "pdmm", "penalty": 0.7, **way}, stop={"rounds": 400, "residual": 1e-6}), output=tmp_path / "run")
+    result = run(experiment(6, {"name": "pdmm", "penalty": 0.9, **way}, stop={"rounds": 400, "residual": 1e-6}), output=tmp_path / "run")
     number = result.stages.index("pdmm")
     rows = {round_: json.loads(labels) for stage, round_, labels in asked(result.folder, MEMBERSHIPS) if stage == number}  # type: ignore[arg-type]
     listed = list(rows.values())

@@ -76,7 +76,7 @@ def test_a_run_without_a_folder_has_no_checkpoints_to_wait_for(has_folder: bool,
 
 
 def test_stopping_by_the_clock_is_a_decision_that_another_run_can_repeat(tmp_path: Path) -> None:
-    experiment = small_experiment(LEAN, stop={"rounds": 100_000, "wall_time_s": 0.2})
+    experiment = small_experiment(LEAN, stop={"rounds": 100_000, "residual": None, "wall_time_s": 0.2})
     first = World(experiment, tmp_path / "first", 1).run()
     decisions = query(tmp_path / "first", "SELECT kind, value FROM decisions")
     stopped_at = query(tmp_path / "first", "SELECT rounds FROM stages")[0][0]
