@@ -12,7 +12,7 @@ import yaml
 from coterie.ledger import of_ranges
 from coterie.names import parse_users
 
-CENTRES = ("within-average", "down")
+CENTRES = (("within-average", "down"), ("gap", "down"))  # steps and directions that go once to each host, for all users of a cluster
 Key = tuple[int, int, str, str, str]  # stage, round, step, direction, user
 
 
@@ -62,7 +62,7 @@ def per_user(run: Path, compose_file: Path | None) -> dict[Key, tuple[float, flo
 def same_ledger(run: Path, other: Path, compose_file: Path | None = None) -> None:
     """Both have the same vectors and scalars by round, step and user. `compose_file` says who was where in the first."""
     both = per_user(run, compose_file), per_user(other, None)
-    found, wanted = ({key: row for key, row in one.items() if key[2:4] != CENTRES} for one in both)
+    found, wanted = ({key: row for key, row in one.items() if key[2:4] not in CENTRES} for one in both)
     assert wanted
     different = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
     assert not different, [(key, found.get(key), wanted.get(key)) for key in different[:8]]
@@ -72,9 +72,9 @@ def centres_by_round(run: Path) -> dict[tuple[int, int], int]:
     """Vectors of clusters' centres by stage and round. A centre goes once to each host with users of the cluster, for all of them."""
     with contextlib.closing(sqlite3.connect(run / "run.db")) as connection:
         rows = connection.execute(
-            "SELECT stage, round, SUM(vectors) FROM ledger WHERE useful AND scope != 'between-cluster' AND step = ? AND direction = ?"
+            "SELECT stage, round, SUM(vectors) FROM ledger WHERE useful AND scope != 'between-cluster' AND (step, direction) IN (VALUES (?, ?), (?, ?))"
             " GROUP BY stage, round",
-            CENTRES,
+            [text for pair in CENTRES for text in pair],
         )
         return {(stage, number): vectors for stage, number, vectors in rows}
 
