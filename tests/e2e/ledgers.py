@@ -72,8 +72,8 @@ def centres_by_round(run: Path) -> dict[tuple[int, int], int]:
     """Vectors of clusters' centres by stage and round. A centre goes once to each host with users of the cluster, for all of them."""
     with contextlib.closing(sqlite3.connect(run / "run.db")) as connection:
         rows = connection.execute(
-            "SELECT stage, round, SUM(vectors) FROM ledger WHERE useful AND scope != 'between-cluster' AND (step, direction) IN (VALUES (?, ?), (?, ?))"
-            " GROUP BY stage, round",
+            "SELECT stage, round, SUM(vectors) FROM ledger WHERE useful AND scope != 'between-cluster'"
+            " AND (step, direction) IN (VALUES (?, ?), (?, ?)) GROUP BY stage, round",
             [text for pair in CENTRES for text in pair],
         )
         return {(stage, number): vectors for stage, number, vectors in rows}
