@@ -217,5 +217,5 @@ def test_a_server_and_its_clients_say_json(tmp_path: Path) -> None:
         assert {"join", "stage", "finished"} <= {json.loads(line)["event"] for line in err.splitlines()}
         code, out, err = host.end()
         assert (code, err) == (0, "")
-        assert [json.loads(line)["event"] for line in out.splitlines()] == ["join", "finished"]
+        assert [json.loads(line)["event"] for line in out.splitlines()] == ["consent", "join", "finished"]
         assert all(json.loads(line)["host"] == "h" for line in out.splitlines())
