@@ -108,9 +108,9 @@ def test_a_schedule_that_is_over_is_an_error_that_says_so():
 
 
 def reaches_the_optimum(data, entry, limit, **config):
-    # At N = 60, LAM = .05 two clusters are 1.1e-4 apart: users of one cluster must be nearer than that, which takes long.
+    # At N = 60, LAM = .05 two clusters are 7.6e-4 of a coefficient apart: users of one cluster must be nearer than that, which takes long.
     is_close = (data.n, entry["LAM"]) == (60, 0.05)
-    run = Run(data, penalty=entry["LAM"], evaluate_every=10, cluster_tolerance=5e-4 if is_close else 1e-4, **config)
+    run = Run(data, penalty=entry["LAM"], evaluate_every=10, cluster_tolerance=7e-4 if is_close else 1e-4, **config)
     run.until(1e-6, limit)
     while not same_partition((outcome := run.finish()).labels, np.array(entry["partition"])):
         assert len(run.figures) < 3 * limit, f"{outcome.figures['clusters']} clusters, wanted {entry['K']}"
