@@ -52,7 +52,7 @@ class Launch:
     tracer: Tracer | None = None
     telemetry: Telemetry | None = None  # for the aggregators of a run in processes
     on_event: OnEvent | None = None
-    on_note: Callable[[str], None] | None = None  # is told each sentence on the hosts' data
+    on_note: Callable[[str], None] | None = None  # receives each sentence on the hosts' data
     beside: Callable[[Hub], AbstractAsyncContextManager[object]] | None = None  # is entered before hosts join, and left after all else
 
 

@@ -179,7 +179,7 @@ def watched(plant: Plant, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Seen
             members = {name: asyncio.create_task(serve_member(make, address, name=name)) for name, make in makers.items()}
 
             def end_early(_: object) -> None:
-                if hub.members is None:  # nobody comes in the place of a host that could not join
+                if hub.members is None:  # no other host replaces one that could not join
                     hub.fail(RunError("; ".join(hub.refused.values())))
 
             members["e"].add_done_callback(end_early)
@@ -226,7 +226,7 @@ def _tables(path: Path) -> str:
 def table(
     folder: Path, *, users: tuple[str, ...] = ("s0", "s1"), header: str = "school,ses,hours,score", bad: Mapping[int, str] | None = None
 ) -> Path:
-    """Six rows of each user; `bad` are lines that stand in the place of others."""
+    """Six rows of each user; `bad` are lines that replace others."""
     folder.mkdir(parents=True)
     draws = np.random.default_rng(len(header))
     lines = [f"{user},{draws.random():.3f},{draws.random():.3f},{draws.random():.3f}" for user in users for _ in range(6)]
