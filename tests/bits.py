@@ -1,0 +1,133 @@
+"""The bits of what runs leave: a hash of the models of each shipped experiment whose data comes with the project, and of each method's small run.
+
+Numbers depend on the kernels that numpy, OpenBLAS and torch choose for a processor. `ENVIRONMENT` makes them choose those that every x86-64
+processor has, so the hashes can be compared between machines.
+
+Usage:  python -m tests.bits [--names hsb,digits] [--data FOLDER] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FIXTURE = Path(__file__).parent / "fixtures" / "bits.json"
+SHIPPED = ("digits", "ellipses", "ellipses-paper", "exams", "growth", "hlm", "hsb", "linear-representation", "new-users", "schools")
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_CORETYPE": "Nehalem",
+    "NPY_DISABLE_CPU_FEATURES": " ".join(
+        name for name in np._core._multiarray_umath.__cpu_dispatch__ if np._core._multiarray_umath.__cpu_features__[name]
+    ),
+    "ATEN_CPU_CAPABILITY": "default",
+    "MKL_CBWR": "COMPATIBLE",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX512F",
+}
+
+
+def arrays_of(value: Any, place: str = "") -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """All arrays in an outcome with their places, in the order of the places."""
+    if dataclasses.is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            yield from arrays_of(value[key], f"{place}/{key}")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from arrays_of(item, f"{place}/{number}")
+    elif isinstance(value, np.ndarray):
+        yield place, value
+    elif isinstance(value, float):
+        yield place, np.array(value)
+
+
+def hash_of(outcomes: Mapping[str, Any]) -> str:
+    """The first 16 hex digits of the SHA-256 of all arrays and figures that the stages left."""
+    digest = hashlib.sha256()
+    for place, array in arrays_of({name: {**vars(outcome), "carry": None} for name, outcome in outcomes.items()}):
+        digest.update(f"{place} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def libraries() -> dict[str, str]:
+    """What else the bits may depend on."""
+    import scipy  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+
+    return {"numpy": np.__version__, "scipy": scipy.__version__, "torch": torch.__version__, "libc": "-".join(platform.libc_ver())}
+
+
+def computed(names: list[str], data: Path | None) -> dict[str, str]:
+    """The hashes, by name. To be called in a process that was started with `ENVIRONMENT`."""
+    from coterie_deploy import shipped  # noqa: PLC0415
+    from coterie_deploy.launch import Launch, launch  # noqa: PLC0415
+    from tests.conformance import CASES  # noqa: PLC0415
+
+    found = {}
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            if name in CASES:
+                case, start = CASES[name], CASES[name].start(Path(folder))
+                finished = asyncio.run(launch(case.make(Path(folder)), Launch("loopback", start=start)))
+            else:
+                finished = asyncio.run(launch(shipped.load(name, ["federation.topology=flat"]), Launch("loopback", data=data)))
+        found[name] = hash_of(finished.outcomes)
+        print(f"{name:30} {found[name]}", file=sys.stderr, flush=True)
+    return found
+
+
+def everything() -> list[str]:
+    """The names in the fixture."""
+    from tests.conformance import CASES  # noqa: PLC0415
+
+    return [*SHIPPED, *CASES]
+
+
+def in_a_process(*arguments: str, timeout: float) -> dict[str, Any]:
+    """What this module prints in a process with `ENVIRONMENT`."""
+    command = [sys.executable, "-m", "tests.bits", "--here", *arguments]
+    done = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, stdout=subprocess.PIPE, text=True, timeout=timeout, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def main() -> None:
+    """Prints hashes and libraries as JSON, or writes the fixture."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--names", help="separated by commas; all by default")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--write", action="store_true", help="write the fixture")
+    parser.add_argument("--here", action="store_true", help="in this process, which has the environment")
+    options = parser.parse_args()
+    if options.here:
+        names = options.names.split(",") if options.names else everything()
+        print(json.dumps({"libraries": libraries(), "hashes": computed(names, options.data)}))
+        return
+    arguments = [*(["--names", options.names] if options.names else []), *(["--data", str(options.data)] if options.data else [])]
+    found = in_a_process(*arguments, timeout=3600)
+    text = json.dumps(found, indent=1) + "\n"
+    if options.write:
+        FIXTURE.write_text(text, encoding="utf-8")
+    else:
+        print(text, end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""What runs leave is the same, bit for bit, as when it was written down: a move of code changes nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.bits import FIXTURE, SHIPPED, in_a_process, libraries
+
+FAST = ("ellipses", "growth", "hlm", "pdmm paper", "async_al2sgd", "fedrep", "scaffold convex")
+
+
+def compared(names: list[str]) -> None:
+    expected = json.loads(FIXTURE.read_text(encoding="utf-8"))
+    found = in_a_process("--names", ",".join(names), timeout=1500)["hashes"]
+    differing = sorted(name for name in names if found[name] != expected["hashes"][name])
+    if differing and (here := libraries()) != expected["libraries"]:
+        pytest.skip(f"{differing} differ, but so do the libraries: {here} instead of {expected['libraries']}")
+    assert not differing
+
+
+def test_some_runs_leave_the_bits_that_are_written_down() -> None:
+    compared(list(FAST))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1600)
+def test_all_shipped_experiments_and_all_methods_leave_the_bits_that_are_written_down() -> None:
+    names = list(json.loads(FIXTURE.read_text(encoding="utf-8"))["hashes"])
+    assert set(SHIPPED) <= set(names)
+    compared(names)
