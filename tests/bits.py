@@ -1,4 +1,4 @@
-"""The bits of what runs leave: a hash of the models of each shipped experiment whose data comes with the project, and of each method's small run.
+"""The bits that runs leave: hashes of the models of shipped experiments whose data comes with the project, and of each method's small run.
 
 Numbers depend on the kernels that numpy, OpenBLAS and torch choose for a processor. `ENVIRONMENT` makes them choose those that every x86-64
 processor has, so the hashes can be compared between machines.
@@ -68,17 +68,17 @@ def hash_of(outcomes: Mapping[str, Any]) -> str:
 
 def libraries() -> dict[str, str]:
     """What else the bits may depend on."""
-    import scipy  # noqa: PLC0415
-    import torch  # noqa: PLC0415
+    import scipy
+    import torch
 
     return {"numpy": np.__version__, "scipy": scipy.__version__, "torch": torch.__version__, "libc": "-".join(platform.libc_ver())}
 
 
 def computed(names: list[str], data: Path | None) -> dict[str, str]:
     """The hashes, by name. To be called in a process that was started with `ENVIRONMENT`."""
-    from coterie_deploy import shipped  # noqa: PLC0415
-    from coterie_deploy.launch import Launch, launch  # noqa: PLC0415
-    from tests.conformance import CASES  # noqa: PLC0415
+    from coterie_deploy import shipped
+    from coterie_deploy.launch import Launch, launch
+    from tests.conformance import CASES
 
     found = {}
     for name in names:
@@ -95,7 +95,7 @@ def computed(names: list[str], data: Path | None) -> dict[str, str]:
 
 def everything() -> list[str]:
     """The names in the fixture."""
-    from tests.conformance import CASES  # noqa: PLC0415
+    from tests.conformance import CASES
 
     return [*SHIPPED, *CASES]
 
