@@ -76,8 +76,8 @@ def libraries() -> dict[str, str]:
 
 def computed(names: list[str], data: Path | None) -> dict[str, str]:
     """The hashes, by name. To be called in a process that was started with `ENVIRONMENT`."""
-    from coterie_deploy import shipped
-    from coterie_deploy.launch import Launch, launch
+    from coterie_deploy.engines.launch import Launch, launch
+    from coterie_deploy.read import shipped
     from tests.conformance import CASES
 
     found = {}

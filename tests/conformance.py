@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.config import Experiment, experiment_from
-from coterie_deploy.launch import Launch, launch
-from coterie_server import summary
-from coterie_server.method import Outcome
-from coterie_server.rundb import open_run
-from coterie_server.summary import Traffic
+from coterie.experiment.config import Experiment, experiment_from
+from coterie_deploy.engines.launch import Launch, launch
+from coterie_server.interface.half import Outcome
+from coterie_server.record import summary
+from coterie_server.record.rundb import open_run
+from coterie_server.record.summary import Traffic
 from tests import convex
 from tests.networks import network_experiment, write_users
 from tests.simulation import World, small_experiment

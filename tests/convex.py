@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array, Indices
-from coterie.config import Experiment, experiment_from
-from coterie.draws import stream
-from coterie.messages import Message
-from coterie.methods.partial import AS_IS, AskScores, Scores, Shared, TrainingLoss, Trial, Updated
-from coterie.wire import Precision
+from coterie.draws.data import stream
+from coterie.experiment.config import Experiment, experiment_from
+from coterie.families.partial import AS_IS, AskScores, Scores, Shared, TrainingLoss, Trial, Updated
+from coterie.wire.codec import Precision
+from coterie.wire.messages import Message
 from coterie_client.data import load_users
+from coterie_client.families.partial import CLIENT, State
+from coterie_client.interface.half import Inbox, Local
 from coterie_client.learning import Tensors
-from coterie_client.method import Inbox, Local
-from coterie_client.methods.partial import CLIENT, State
 from coterie_client.problems import build_problem
 
 N_FEATURES = 3

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from coterie.config import experiment_from, experiment_to_json
-from coterie.ledger import DOWN, UP, Own, Row
-from coterie_server.coordinator import LOCK
-from coterie_server.rundb import BETWEEN, DIRECT, RunDatabase
+from coterie.experiment.config import experiment_from, experiment_to_json
+from coterie.record.ledger import DOWN, UP, Own, Row
+from coterie_server.record.rundb import BETWEEN, DIRECT, RunDatabase
+from coterie_server.run.coordinator import LOCK
 
 STAGES = ("global", "pdmm-0.5")
 

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coterie.draws import stream
-from coterie.methods.partial import AS_IS, AskScores, Scores, Shared, TrainingLoss, Trial, Updated
-from coterie.model import named_tensors
-from coterie.wire import Precision
+from coterie.draws.data import stream
+from coterie.experiment.model import named_tensors
+from coterie.families.partial import AS_IS, AskScores, Scores, Shared, TrainingLoss, Trial, Updated
+from coterie.wire.codec import Precision
 from coterie_client.data import UserData, load_users
-from coterie_client.method import Inbox, Local
-from coterie_client.methods.partial import CLIENT, State, travelling
+from coterie_client.families.partial import CLIENT, State, travelling
+from coterie_client.interface.half import Inbox, Local
 from coterie_client.nets import TorchNetwork
 from tests.networks import CLASSES, WIDTH, network_experiment, write_users
 

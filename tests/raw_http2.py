@@ -9,7 +9,7 @@ import asyncio
 import struct
 from collections.abc import Iterator
 
-from coterie_server.serve import SERVICE
+from coterie_server.transport.serve import SERVICE
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, SETTINGS = 0, 1, 4

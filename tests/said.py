@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from coterie_deploy import cli
+from coterie_deploy.cli import app as cli
 
 
 def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:

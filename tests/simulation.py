@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from coterie.config import Experiment, experiment_from
-from coterie.snapshot import SnapshotFile
-from coterie.wire import Encoded
-from coterie_client.build import build_host
+from coterie.experiment.config import Experiment, experiment_from
+from coterie.record.snapshot import SnapshotFile
+from coterie.wire.codec import Encoded
 from coterie_client.data import list_users
-from coterie_client.host import Host
-from coterie_deploy.loopback import LoopbackLink
-from coterie_server.coordinator import Finished, Options, coordinate
-from coterie_server.hub import Hub
-from coterie_server.method import Outcome
+from coterie_client.hosting.build import build_host
+from coterie_client.hosting.host import Host
+from coterie_deploy.engines.loopback import LoopbackLink
+from coterie_server.interface.half import Outcome
+from coterie_server.run.coordinator import Finished, Options, coordinate
+from coterie_server.session.hub import Hub
 
 
 class CoordinatorKilledError(BaseException):

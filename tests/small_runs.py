@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie_deploy import cli
+from coterie_deploy.cli import app as cli
 
 ROWS = [
     ("u0", 0.9, 0.1, 1), ("u0", -0.8, 0.3, -1), ("u0", 0.4, -0.2, 1), ("u0", -0.1, 0.5, 1), ("u0", 0.2, 0.2, -1),

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from coterie.config import Experiment
+from coterie.experiment.config import Experiment
 from coterie.v1 import session_pb2
-from coterie.wire import Assembler, Encoded, Received
-from coterie_client.build import build_host
-from coterie_server.coordinator import Finished, Options, coordinate
-from coterie_server.hub import Hub
+from coterie.wire.codec import Assembler, Encoded, Received
+from coterie_client.hosting.build import build_host
+from coterie_server.run.coordinator import Finished, Options, coordinate
+from coterie_server.session.hub import Hub
 
 
 class Tap:

@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from coterie.config import Experiment, experiment_from, experiment_to_json
-from coterie.dial import serve_member
-from coterie.snapshot import SnapshotFile
-from coterie_client.build import build_host
+from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
+from coterie.record.snapshot import SnapshotFile
+from coterie.session.dial import serve_member
 from coterie_client.data import list_users
-from coterie_client.host import Host
-from coterie_deploy import aggregator
-from coterie_deploy.launch import Launch, launch
-from coterie_server import summary
-from coterie_server.coordinator import Finished, Options, coordinate
-from coterie_server.hub import Hub
-from coterie_server.method import Replies
-from coterie_server.rundb import open_run
-from coterie_server.serve import serving
+from coterie_client.hosting.build import build_host
+from coterie_client.hosting.host import Host
+from coterie_deploy.engines.launch import Launch, launch
+from coterie_deploy.roles import aggregator
+from coterie_server.interface.half import Replies
+from coterie_server.record import summary
+from coterie_server.record.rundb import open_run
+from coterie_server.run.coordinator import Finished, Options, coordinate
+from coterie_server.session.hub import Hub
+from coterie_server.transport.serve import serving
 
 COORDINATOR = ""
 L2GD = {"name": "async_l2gd", "iterations": 60, "gamma": 1.0, "alpha": 0.4, "p0": 0.3, "p": 0.3, "collect_models": True}

@@ -13,12 +13,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coterie_deploy.api import Result, run
+    from coterie_deploy.engines.api import Result, run
 
 __all__ = ["Result", "run"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(importlib.import_module("coterie_deploy.api"), name)
+        return getattr(importlib.import_module("coterie_deploy.engines.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

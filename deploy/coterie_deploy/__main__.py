@@ -1,6 +1,6 @@
 """`python -m coterie_deploy` is `coterie`."""
 
-from coterie_deploy.cli import main
+from coterie_deploy.cli.app import main
 
 if __name__ == "__main__":
     main()

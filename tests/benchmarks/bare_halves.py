@@ -12,16 +12,16 @@ from typing import Any, cast
 import grpc
 import numpy as np
 
-from coterie import dial
-from coterie.config import Experiment
+from coterie.experiment.config import Experiment
 from coterie.methods.pdmm import Aggregates, UpdatedModels
-from coterie.wire import Precision
-from coterie_client.build import build_host
-from coterie_client.method import Inbox, Local
+from coterie.session import dial
+from coterie.wire.codec import Precision
+from coterie_client.hosting.build import build_host
+from coterie_client.interface.half import Inbox, Local
 from coterie_client.methods.pdmm import CLIENT
-from coterie_server.method import Facts, Members, Replies, Setting
-from coterie_server.methods.pdmm import Pdmm, build
-from coterie_server.serve import OPTIONS
+from coterie_server.interface.half import Facts, Members, Replies, Setting
+from coterie_server.methods.pdmm.half import Pdmm, build
+from coterie_server.transport.serve import OPTIONS
 from tests.benchmarks.bench_transport import ADDRESS, _ended, _started
 
 

@@ -21,15 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from coterie import dial
-from coterie.config import Experiment, experiment_from, experiment_to_json
-from coterie.snapshot import SnapshotFile
-from coterie_client.build import build_host
-from coterie_client.host import Host
+from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
+from coterie.record.snapshot import SnapshotFile
+from coterie.session import dial
+from coterie_client.hosting.build import build_host
+from coterie_client.hosting.host import Host
 from coterie_client.nets import TorchNetwork
-from coterie_server.coordinator import Options, coordinate
-from coterie_server.hub import Hub
-from coterie_server.serve import serving
+from coterie_server.run.coordinator import Options, coordinate
+from coterie_server.session.hub import Hub
+from coterie_server.transport.serve import serving
 
 CNN = {"name": "cnn", "channels": [64, 64], "hidden": [120, 64], "classes": 10}
 MLP = {"name": "mlp", "hidden": [128, 64], "classes": 10}

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from coterie.streams import stream
+from coterie.draws.streams import stream
 from coterie_client.data import load_users
 from coterie_client.problems.convex import ConvexProblem
 from coterie_deploy import run
@@ -72,7 +72,7 @@ def section_6_1(iterations: int, p0: float) -> None:
 
 
 def _data() -> Any:
-    from coterie.config import experiment_from
+    from coterie.experiment.config import experiment_from
 
     content = {"name": "b", "data": SECTION_6_1, "problem": {"loss": "least_squares"}, "method": {"name": "local"}}
     return experiment_from(content).data

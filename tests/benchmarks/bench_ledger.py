@@ -27,15 +27,15 @@ from typing import Any
 
 import numpy as np
 
-from coterie.config import experiment_from, experiment_to_json
-from coterie.ledger import DOWN, UP, Row
-from coterie.wire import ENVELOPE
-from coterie_server import summary
-from coterie_server.curves import curves
-from coterie_server.hub import Hub
-from coterie_server.query import Query, totals
-from coterie_server.rundb import FLUSH_S, RunDatabase, open_run
-from coterie_server.serve import serving
+from coterie.experiment.config import experiment_from, experiment_to_json
+from coterie.record.ledger import DOWN, UP, Row
+from coterie.wire.codec import ENVELOPE
+from coterie_server.record import summary
+from coterie_server.record.curves import curves
+from coterie_server.record.query import Query, totals
+from coterie_server.record.rundb import FLUSH_S, RunDatabase, open_run
+from coterie_server.session.hub import Hub
+from coterie_server.transport.serve import serving
 from tests.benchmarks.bench_transport import ADDRESS, EXPERIMENT, Block, NoRecorder, _ended, _started, host_process
 
 PIECE_S = 1.2 * FLUSH_S  # so that rows are written in each

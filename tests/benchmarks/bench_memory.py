@@ -45,7 +45,7 @@ def main() -> None:
         server_mb, server_s = waited(server)
         helped = subprocess.Popen([*COMMAND, "client", "--help"], **quiet)  # type: ignore[call-overload]
         help_mb, help_s = waited(helped)
-    code = "import coterie.dial, coterie_client.build, coterie_client.methods.pdmm"
+    code = "import coterie.session.dial, coterie_client.hosting.build, coterie_client.methods.pdmm"
     started = subprocess.Popen([sys.executable, "-c", code])
     start_mb, start_s = waited(started)
     print("60 users, d = 3, 300 rounds      peak MB   CPU s")

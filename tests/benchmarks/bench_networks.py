@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.model import CnnModel, LinearModel
+from coterie.experiment.model import CnnModel, LinearModel
 from coterie_client.learning import Draw, Phase, Rows
 from coterie_client.nets import TorchNetwork
 

@@ -23,14 +23,14 @@ from typing import Annotated, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie import dial
-from coterie.config import Experiment, experiment_from, experiment_to_json
-from coterie.messages import Rows, Weights, declare
+from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
+from coterie.session import dial
+from coterie.wire.messages import Rows, Weights, declare
 from coterie_client.data import UserData
-from coterie_client.host import Host
-from coterie_client.method import Inbox, Local
-from coterie_server.hub import Hub
-from coterie_server.serve import serving
+from coterie_client.hosting.host import Host
+from coterie_client.interface.half import Inbox, Local
+from coterie_server.session.hub import Hub
+from coterie_server.transport.serve import serving
 from tests.benchmarks.bench_transport import ADDRESS, EXPERIMENT, NoRecorder, _rate, bare
 
 

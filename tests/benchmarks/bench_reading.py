@@ -22,8 +22,9 @@ users = table.column(0).to_numpy(zero_copy_only=False)
 """
 OURS = """
 import sys
-from coterie.data import CsvData
-from coterie_client.data import csv_arrow, load_users
+from coterie.experiment.data import CsvData
+from coterie_client.data import load_users
+from coterie_client.data.tables import csv_arrow
 if sys.argv[2] == "without":
     csv_arrow.LARGE_BYTES = 1 << 62
 users = load_users(CsvData(source="csv", path=sys.argv[1], user_column="user", target_column="y"), 0, None)

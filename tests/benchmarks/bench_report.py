@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from coterie.config import experiment_from, experiment_to_json
+from coterie.experiment.config import experiment_from, experiment_to_json
 from tests.benchmarks.bench_ledger import make_large
 
 EXPERIMENT = {

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.problem import ProblemConfig
+from coterie.experiment.problem import ProblemConfig
 from coterie_client.problems import build_problem
 from tests.papers.pdmm_federation import Data, Run
 

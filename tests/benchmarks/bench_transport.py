@@ -23,16 +23,16 @@ from typing import Annotated, Any, cast
 import grpc
 import numpy as np
 
-from coterie import dial
 from coterie.arrays import Array
-from coterie.config import Experiment, experiment_from, experiment_to_json
-from coterie.ledger import Row
-from coterie.messages import Broadcast, Rows, Vectors, declare
+from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
+from coterie.record.ledger import Row
+from coterie.session import dial
+from coterie.wire.messages import Broadcast, Rows, Vectors, declare
 from coterie_client.data import UserData
-from coterie_client.host import Host
-from coterie_client.method import Inbox, Local
-from coterie_server.hub import Hub
-from coterie_server.serve import OPTIONS, serving
+from coterie_client.hosting.host import Host
+from coterie_client.interface.half import Inbox, Local
+from coterie_server.session.hub import Hub
+from coterie_server.transport.serve import OPTIONS, serving
 
 PIECE_BYTES = 1 << 20
 WARM_UP_S = 0.5

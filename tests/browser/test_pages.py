@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from coterie.errors import CoterieError
-from coterie_deploy import cli
-from coterie_server.follow import Follower
+from coterie_deploy.cli import app as cli
+from coterie_server.record.follow import Follower
 from tests.browser.browsing import LAPTOP, PHONE, Browser, browser_in, why_no_browser
 from tests.commands import wait_for
 from tests.small_runs import make_run, write_experiment

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import yaml
 
-from coterie.ledger import of_ranges
-from coterie.names import parse_users
+from coterie.record.ledger import of_ranges
+from coterie.text.names import parse_users
 
 CENTRES = (("within-average", "down"), ("gap", "down"))  # steps and directions that go once to each host, for all users of a cluster
 Key = tuple[int, int, str, str, str]  # stage, round, step, direction, user

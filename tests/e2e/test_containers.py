@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie_deploy.certs import Asked, init, issue
+from coterie_deploy.containers.certs import Asked, init, issue
 from tests.e2e.containers import (
     IMAGES,
     ROOT,

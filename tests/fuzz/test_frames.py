@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 from coterie.errors import ProtocolError
-from coterie.messages import Rows, check_shapes
 from coterie.v1 import session_pb2
-from coterie.wire import Assembler, Received, check_announced
+from coterie.wire.codec import Assembler, Received, check_announced
+from coterie.wire.messages import Rows, check_shapes
 from tests.fuzz.mutations import BASES, N_OWN, Base, drawn, mutilated
 
 _BATCH = 50  # cases of one draw: hypothesis itself takes longer than a case

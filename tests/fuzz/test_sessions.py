@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from coterie.errors import ProtocolError
-from coterie.messages import Message
 from coterie.v1 import session_pb2
-from coterie.wire import PROTOCOL_VERSION, Assembler, Precision, Received, encode
-from coterie_server.sessions import MAX_REASON_CHARS, Refusal
+from coterie.wire.codec import PROTOCOL_VERSION, Assembler, Precision, Received, encode
+from coterie.wire.messages import Message
+from coterie_server.session.sessions import MAX_REASON_CHARS, Refusal
 from tests.fuzz.mutations import EDGES, KINDS, Base, drawn, mutilated
 from tests.unit.test_hub import All, Answer, FakeLink, World, world
 

@@ -18,15 +18,15 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import coterie
-from coterie.config import experiment_to_json, load_experiment
 from coterie.errors import ConfigError, RunError
+from coterie.experiment.config import experiment_to_json, load_experiment
 from coterie.methods import fedavg
-from coterie.snapshot import SnapshotFile
+from coterie.record.snapshot import SnapshotFile
 from coterie_client.data import load_users
-from coterie_deploy.cli import main
-from coterie_deploy.launch import Launch, launch
-from coterie_deploy.user_models import finished_run, models_of
-from coterie_server.method import Outcome
+from coterie_deploy.cli.app import main
+from coterie_deploy.engines.launch import Launch, launch
+from coterie_deploy.read.user_models import finished_run, models_of
+from coterie_server.interface.half import Outcome
 from tests.networks import CLASSES, N_USERS, WIDTH, network_experiment, write_users
 from tests.simulation import query
 

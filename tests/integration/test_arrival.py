@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from coterie.wire import Encoded
-from coterie_client.build import build_host
+from coterie.wire.codec import Encoded
 from coterie_client.data import list_users
-from coterie_deploy.loopback import LoopbackLink
-from coterie_server.coordinator import Finished, Options, coordinate
-from coterie_server.hub import Hub
+from coterie_client.hosting.build import build_host
+from coterie_deploy.engines.loopback import LoopbackLink
+from coterie_server.run.coordinator import Finished, Options, coordinate
+from coterie_server.session.hub import Hub
 from tests.simulation import bits, small_experiment
 
 N_HOSTS = 5

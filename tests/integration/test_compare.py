@@ -21,10 +21,10 @@ import pytest
 import yaml
 from rich.console import Console
 
-from coterie.registry import methods
-from coterie_deploy.compare.chart import front, pareto_chart
-from coterie_deploy.tune import progress
-from coterie_server.engine import Progress
+from coterie.experiment.registry import methods
+from coterie_deploy.studies.compare.chart import front, pareto_chart
+from coterie_deploy.studies.tune import progress
+from coterie_server.run.engine import Progress
 from tests.networks import CLASSES, write_users
 from tests.said import refused, said, without_plots
 from tests.small_runs import write_experiment

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie.config import Experiment, experiment_from, experiment_to_json
-from coterie.registry import methods
-from coterie.wire import Encoded
-from coterie_deploy.loopback import LoopbackLink
-from coterie_deploy.verify import Verdict, verdict_on
-from coterie_server.hub import Hub
+from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
+from coterie.experiment.registry import methods
+from coterie.wire.codec import Encoded
+from coterie_deploy.engines.loopback import LoopbackLink
+from coterie_deploy.read.verify import Verdict, verdict_on
+from coterie_server.session.hub import Hub
 from tests.conformance import CASES, differences, traffic, without_a_form
 from tests.simulation import Faults, World, query, random_faults
 from tests.two_tier import COORDINATOR, Death, Tiers

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from coterie.config import experiment_from
-from coterie.consent import consent_hash
+from coterie.experiment.config import experiment_from
+from coterie.experiment.consent import consent_hash
 from tests.commands import DEADLINE_S, Command, commands_in, n_rounds, wait_for
 from tests.two_tier import free_port
 

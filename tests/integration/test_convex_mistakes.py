@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.config import Experiment
 from coterie.errors import ConfigError, RunError
+from coterie.experiment.config import Experiment
 from coterie_client.data import load_users
-from coterie_deploy import cli
-from coterie_deploy.launch import Launch, launch
-from coterie_server.coordinator import Finished
+from coterie_deploy.cli import app as cli
+from coterie_deploy.engines.launch import Launch, launch
+from coterie_server.run.coordinator import Finished
 from tests.convex import METHODS, convex_experiment, write_rows
 
 

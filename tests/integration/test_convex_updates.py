@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie_client.methods.partial import State
-from coterie_deploy.launch import Launch, launch
-from coterie_server.coordinator import Finished
+from coterie_client.families.partial import State
+from coterie_deploy.engines.launch import Launch, launch
+from coterie_server.run.coordinator import Finished
 from tests.convex import METHODS, N_FEATURES, convex_experiment, write_rows
 from tests.simulation import Faults, World, query
 from tests.tap import Tap

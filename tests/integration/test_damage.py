@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from coterie.errors import ConfigError, RunError
-from coterie_server.coordinator import Options, coordinate
-from coterie_server.rundb import RunDatabase
+from coterie_server.record.rundb import RunDatabase
+from coterie_server.run.coordinator import Options, coordinate
 from tests.simulation import World, small_experiment
 
 EXPERIMENT = small_experiment({"name": "squared", "penalty": 0.07})

@@ -10,19 +10,19 @@ import pytest
 from rich.console import Console
 
 import coterie
-from coterie.config import experiment_from
-from coterie.features import Feature, numbers
+from coterie.experiment.config import experiment_from
+from coterie.experiment.features import Feature, numbers
 from coterie_client.data.notes import Note
 from coterie_deploy import run
-from coterie_deploy.data_page import print_data
-from coterie_deploy.feature_lines import feature_lines, features_in
-from coterie_deploy.host_notes import HostNotes, notes_in
-from coterie_deploy.hosts import AggregatorProcess, HostProcess
-from coterie_deploy.launch import Launch
-from coterie_deploy.local import run_here
-from coterie_deploy.run_view import view_of
-from coterie_deploy.show import print_run
-from coterie_server.rundb import read_run
+from coterie_deploy.engines.host_notes import HostNotes, notes_in
+from coterie_deploy.engines.hosts import AggregatorProcess, HostProcess
+from coterie_deploy.engines.launch import Launch
+from coterie_deploy.engines.local import run_here
+from coterie_deploy.read.feature_lines import feature_lines, features_in
+from coterie_deploy.view.data_page import print_data
+from coterie_deploy.view.run_view import view_of
+from coterie_deploy.view.show import print_run
+from coterie_server.record.rundb import read_run
 
 TABLES = Path(__file__).parent.parent / "fixtures" / "tables"
 EXPERIMENT = {

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie.config import experiment_to_json
-from coterie.dial import serve_member
-from coterie.ledger import Row
-from coterie.tls import Tls, load_tls
-from coterie_deploy.certs import Asked, init, issue
-from coterie_server.serve import serving
+from coterie.experiment.config import experiment_to_json
+from coterie.record.ledger import Row
+from coterie.session.dial import serve_member
+from coterie.session.tls import Tls, load_tls
+from coterie_deploy.containers.certs import Asked, init, issue
+from coterie_server.transport.serve import serving
 from tests.counting_proxy import counting
 from tests.integration.test_session import Block, experiment, hosts, maker, new_hub, notes, ready
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from coterie.errors import RunError
-from coterie.files import written_whole
-from coterie.snapshot import SnapshotFile
+from coterie.record.files import written_whole
+from coterie.record.snapshot import SnapshotFile
 from coterie.v1 import session_pb2
-from coterie_server.coordinator import Finished, Options, coordinate
-from coterie_server.rundb import RunDatabase
+from coterie_server.record.rundb import RunDatabase
+from coterie_server.run.coordinator import Finished, Options, coordinate
 from tests.integration.test_kills import CLUSTERS, EXPERIMENT, FEW, FEW_SHARES, L2GD, assert_same_bits, calm
 from tests.processes import SERVER, Processes, launched, processes
 from tests.simulation import World, bits, query, small_experiment
@@ -44,7 +44,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     for content in (b"first", b"second"):
         with written_whole(path, keep=older) as file:
             file.write(content)
-    monkeypatch.setattr("coterie.files.os.fsync", full)
+    monkeypatch.setattr("coterie.record.files.os.fsync", full)
     with (
         pytest.raises(RunError, match=f"^cannot write the state {re.escape(str(path))}: {NO_SPACE}$"),
         written_whole(path, "the state") as file,
@@ -73,7 +73,7 @@ def fill_at(monkeypatch: pytest.MonkeyPatch, file: str, nth: int) -> None:
             full()
         replace(source, target)
 
-    monkeypatch.setattr("coterie.files.os.replace", refusing)
+    monkeypatch.setattr("coterie.record.files.os.replace", refusing)
 
 
 def fill_database_at(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
@@ -167,7 +167,7 @@ def test_hosts_are_told_when_the_models_cannot_be_written(tmp_path: Path, monkey
     told: list[session_pb2.Finish] = []
     fill_at(monkeypatch, "pdmm.npz", 1)
     world = World(SMALL, tmp_path / "run", 1)
-    monkeypatch.setattr("coterie_client.host.Host.ending", lambda _, finish: told.append(finish))
+    monkeypatch.setattr("coterie_client.hosting.host.Host.ending", lambda _, finish: told.append(finish))
     with pytest.raises(RunError, match="cannot write the models"):
         world.run()
     assert (told[0].failed, told[0].outcome, told[0].finding.rule) == (True, "", "R5"), "the path is not for hosts"
@@ -180,7 +180,7 @@ def test_a_full_disk_does_not_hide_why_a_run_failed(tmp_path: Path, monkeypatch:
         fill_database_at(monkeypatch, 1)
         raise RunError("the first reason")
 
-    monkeypatch.setattr("coterie_server.engine.Engine._after_round", failing)
+    monkeypatch.setattr("coterie_server.run.engine.Engine._after_round", failing)
     with pytest.raises(RunError, match=r"^the first reason$"):
         world.run()
 
@@ -188,7 +188,7 @@ def test_a_full_disk_does_not_hide_why_a_run_failed(tmp_path: Path, monkeypatch:
 def test_an_old_snapshot_is_there_when_the_newer_one_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = SnapshotFile(tmp_path, "host")
     store.save({"n": 1})
-    monkeypatch.setattr("coterie.files.os.fsync", full)
+    monkeypatch.setattr("coterie.record.files.os.fsync", full)
     with pytest.raises(RunError, match=f"cannot write the snapshot .*host.snapshot: {NO_SPACE}"):
         store.save({"n": 2})
     assert store.load() == {"n": 1}

@@ -21,18 +21,19 @@ import numpy as np
 import pytest
 
 from coterie.arrays import Array
-from coterie.config import experiment_to_json
-from coterie.dial import serve_member
 from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
+from coterie.experiment.config import experiment_to_json
 from coterie.findings import Finding
-from coterie.frames import CHUNK_BYTES, field_header
-from coterie.messages import Message
+from coterie.session.dial import serve_member
 from coterie.v1 import session_pb2, tensor_pb2
-from coterie.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, Precision, encode
-from coterie_server import door, serve, sessions
-from coterie_server.grpc_link import GrpcLink
-from coterie_server.hub import Hub
-from coterie_server.serve import SERVICE
+from coterie.wire.codec import MAX_FRAME_BYTES, PROTOCOL_VERSION, Precision, encode
+from coterie.wire.frames import CHUNK_BYTES, field_header
+from coterie.wire.messages import Message
+from coterie_server.session import sessions
+from coterie_server.session.hub import Hub
+from coterie_server.transport import door, serve
+from coterie_server.transport.grpc_link import GrpcLink
+from coterie_server.transport.serve import SERVICE
 from tests import raw_http2
 from tests.integration.test_session import Block, Order, expected, experiment, hosts, maker, new_hub, notes, ready, run, served
 from tests.tries import soon_enough
@@ -813,7 +814,7 @@ def test_a_hostile_parent_is_left_with_a_reason(name: str) -> None:
 
     # The parent is told why, and never closes the stream: so long one waits for it.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("coterie.dial.CLOSE_S", 0.2)
+        patch.setattr("coterie.session.dial.CLOSE_S", 0.2)
         run(test())
 
 
@@ -836,7 +837,7 @@ def test_an_experiment_that_is_none_is_refused(text: str, family: type[CoterieEr
                 await serve_member(maker("a", ["u0"]), address, name="a", patience_s=20.0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("coterie.dial.CLOSE_S", 0.2)
+        patch.setattr("coterie.session.dial.CLOSE_S", 0.2)
         run(test())
 
 
@@ -858,7 +859,7 @@ def test_a_parent_that_falls_silent_is_dialled_again(frames: list[bytes]) -> Non
 
 
 def test_a_parent_that_sends_more_than_can_be_done_is_read_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.dial.MAX_QUEUED_BYTES", 4 << 20)
+    monkeypatch.setattr("coterie.session.dial.MAX_QUEUED_BYTES", 4 << 20)
     n_sent = n_streams = 0
     flood = session_pb2.JoinResponse.FromString(task(1, Block(np.ones((1, 100_000)))))
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from coterie_deploy import run
-from coterie_deploy.user_models import finished_run, models_of
-from coterie_deploy.verify import verdict_on
+from coterie_deploy.read.user_models import finished_run, models_of
+from coterie_deploy.read.verify import verdict_on
 from tests.networks import CLASSES, write_users
 from tests.processes import SERVER, Processes, arrays_of, processes
 from tests.simulation import query

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie.config import Experiment
-from coterie.snapshot import SnapshotFile
-from coterie.wire import Encoded
-from coterie_client.build import build_host
+from coterie.experiment.config import Experiment
+from coterie.record.snapshot import SnapshotFile
+from coterie.wire.codec import Encoded
 from coterie_client.data import list_users
-from coterie_client.host import Host
-from coterie_deploy.loopback import LoopbackLink
-from coterie_server.coordinator import Finished, Options, coordinate
-from coterie_server.hub import Hub
+from coterie_client.hosting.build import build_host
+from coterie_client.hosting.host import Host
+from coterie_deploy.engines.loopback import LoopbackLink
+from coterie_server.run.coordinator import Finished, Options, coordinate
+from coterie_server.session.hub import Hub
 from tests.simulation import bits, query, small_experiment
 
 RULES = {"hosts": 3, "late": "skip", "late_after_s": 0.01}

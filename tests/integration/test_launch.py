@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.config import experiment_from
 from coterie.errors import ConfigError, RunError
+from coterie.experiment.config import experiment_from
 from coterie_deploy import Result, run
-from coterie_deploy.launch import Launch, launch
-from coterie_server.engine import Progress
+from coterie_deploy.engines.launch import Launch, launch
+from coterie_server.run.engine import Progress
 
 EXPERIMENT: dict[str, Any] = {
     "name": "small",

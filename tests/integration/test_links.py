@@ -13,21 +13,21 @@ import grpc
 import numpy as np
 import pytest
 
-from coterie.config import Experiment, experiment_from, experiment_to_json
-from coterie.dial import serve_member
 from coterie.errors import RunError
+from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
 from coterie.findings import Finding
+from coterie.session.dial import serve_member
 from coterie.v1 import session_pb2
-from coterie.wire import PROTOCOL_VERSION
-from coterie_client.build import build_host
+from coterie.wire.codec import PROTOCOL_VERSION
 from coterie_client.data import list_users
-from coterie_client.host import Host
-from coterie_deploy.launch import Launch, launch
-from coterie_server import summary
-from coterie_server.coordinator import Finished, Options, coordinate
-from coterie_server.hub import Hub
-from coterie_server.rundb import open_run
-from coterie_server.serve import SERVICE, serving
+from coterie_client.hosting.build import build_host
+from coterie_client.hosting.host import Host
+from coterie_deploy.engines.launch import Launch, launch
+from coterie_server.record import summary
+from coterie_server.record.rundb import open_run
+from coterie_server.run.coordinator import Finished, Options, coordinate
+from coterie_server.session.hub import Hub
+from coterie_server.transport.serve import SERVICE, serving
 from tests.integration.test_session import Block, hosts, maker, new_hub, notes, ready, run, served
 from tests.tries import soon_enough
 from tests.two_tier import L2GD, Death, Tiers, bits, small

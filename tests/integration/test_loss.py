@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.config import Experiment, experiment_from
 from coterie.errors import ConfigError, RunError
-from coterie.snapshot import SnapshotFile
-from coterie.wire import Encoded
-from coterie_client.build import build_host
+from coterie.experiment.config import Experiment, experiment_from
+from coterie.record.snapshot import SnapshotFile
+from coterie.wire.codec import Encoded
 from coterie_client.data import list_users
-from coterie_client.host import Host
-from coterie_deploy.loopback import LoopbackLink
-from coterie_server.coordinator import Finished, Options, _repeat_decisions, coordinate
-from coterie_server.engine import Engine
-from coterie_server.hub import Hub
-from coterie_server.rundb import RunDatabase
+from coterie_client.hosting.build import build_host
+from coterie_client.hosting.host import Host
+from coterie_deploy.engines.loopback import LoopbackLink
+from coterie_server.record.rundb import RunDatabase
+from coterie_server.run.coordinator import Finished, Options, _repeat_decisions, coordinate
+from coterie_server.run.engine import Engine
+from coterie_server.session.hub import Hub
 from tests.integration.test_kills import FEW, FEW_SHARES, assert_same_bits, calm
 from tests.processes import Processes, processes
 from tests.simulation import bits, query, small_experiment

@@ -16,23 +16,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.computer import Thread
-from coterie.config import Experiment, experiment_from, experiment_to_json
-from coterie.dial import serve_member
 from coterie.errors import CoterieError, ProtocolError, RunError
+from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
 from coterie.findings import Finding
-from coterie.messages import Message
-from coterie.snapshot import SnapshotFile
+from coterie.record.snapshot import SnapshotFile
+from coterie.session.computer import Thread
+from coterie.session.dial import serve_member
 from coterie.v1 import session_pb2
-from coterie.wire import Encoded, Precision, Received, encode
-from coterie_client.build import build_host
+from coterie.wire.codec import Encoded, Precision, Received, encode
+from coterie.wire.messages import Message
 from coterie_client.data import list_users
-from coterie_client.host import Host
-from coterie_deploy.loopback import LoopbackLink
-from coterie_deploy.verify import verdict_on
-from coterie_server.coordinator import Finished, Options, coordinate
-from coterie_server.hub import Hub
-from coterie_server.serve import serving
+from coterie_client.hosting.build import build_host
+from coterie_client.hosting.host import Host
+from coterie_deploy.engines.loopback import LoopbackLink
+from coterie_deploy.read.verify import verdict_on
+from coterie_server.run.coordinator import Finished, Options, coordinate
+from coterie_server.session.hub import Hub
+from coterie_server.transport.serve import serving
 from tests.integration.test_loss import NEVER, Story, everything, linear
 from tests.integration.test_loss import run as run_lost
 from tests.networks import network_experiment, write_users

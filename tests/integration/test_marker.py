@@ -24,20 +24,20 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import generate_latest
 
-from coterie.config import Experiment, experiment_from, experiment_to_json
-from coterie.dial import serve_member
 from coterie.errors import CoterieError, RunError
-from coterie.snapshot import SnapshotFile
-from coterie_client.build import build_host
-from coterie_client.host import Host
-from coterie_deploy import cli
-from coterie_deploy.certs import Asked, init, issue
-from coterie_deploy.client import store_of
-from coterie_deploy.metrics import Subject, registry_of
-from coterie_server.coordinator import Options, coordinate
-from coterie_server.hub import Hub
-from coterie_server.serve import serving
-from coterie_server.tracing import RunTracer
+from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
+from coterie.record.snapshot import SnapshotFile
+from coterie.session.dial import serve_member
+from coterie_client.hosting.build import build_host
+from coterie_client.hosting.host import Host
+from coterie_deploy.cli import app as cli
+from coterie_deploy.containers.certs import Asked, init, issue
+from coterie_deploy.roles.client import store_of
+from coterie_deploy.telemetry.metrics import Subject, registry_of
+from coterie_server.record.tracing import RunTracer
+from coterie_server.run.coordinator import Options, coordinate
+from coterie_server.session.hub import Hub
+from coterie_server.transport.serve import serving
 from tests.commands import Command, commands_in
 from tests.two_tier import free_port
 

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from coterie_deploy import aggregator, cli
-from coterie_deploy.metrics_server import Metrics, metrics_served
-from coterie_server import summary
-from coterie_server.hub import Hub
-from coterie_server.rundb import open_run
+from coterie_deploy.cli import app as cli
+from coterie_deploy.roles import aggregator
+from coterie_deploy.telemetry.metrics_server import Metrics, metrics_served
+from coterie_server.record import summary
+from coterie_server.record.rundb import open_run
+from coterie_server.session.hub import Hub
 from tests.processes import processes
 from tests.two_tier import Tiers, free_port, small
 
@@ -159,7 +160,7 @@ class WatchedTiers(Tiers):
 
 
 def test_with_two_tiers_the_servers_tell_of_all_traffic_together_and_of_none_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie_deploy.metrics_server._SOONEST_S", 20.0)  # the last look ends it
+    monkeypatch.setattr("coterie_deploy.telemetry.metrics_server._SOONEST_S", 20.0)  # the last look ends it
     tiers = WatchedTiers(small(), tmp_path, 2)
     with scraping(*tiers.metrics.values()) as scraper:
         tiers.run()

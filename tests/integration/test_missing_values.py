@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from coterie.config import load_experiment
 from coterie.errors import ConfigError
+from coterie.experiment.config import load_experiment
 from coterie_deploy import run
-from coterie_deploy.adapt import adapt
-from coterie_deploy.api import Result
-from coterie_deploy.left import left_in, predicted
-from coterie_deploy.loading import load_run
-from coterie_deploy.verify import verdict_on
-from coterie_server.rundb import read_run
+from coterie_deploy.engines.api import Result
+from coterie_deploy.read.left import left_in, predicted
+from coterie_deploy.read.loading import load_run
+from coterie_deploy.read.verify import verdict_on
+from coterie_deploy.studies.adapt import adapt
+from coterie_server.record.rundb import read_run
 
 RANDOM = np.random.default_rng(4)
 ROWS = RANDOM.normal([3.0, -200.0], [1.0, 50.0], size=(60, 2))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie_deploy import cli
+from coterie_deploy.cli import app as cli
 
 CASES = Path(__file__).parent.parent / "fixtures" / "cases"
 EXPERIMENT = {

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import yaml
 
-from coterie.config import Experiment, experiment_from
 from coterie.errors import ConfigError
-from coterie.names import natural_key
+from coterie.experiment.config import Experiment, experiment_from
+from coterie.text.names import natural_key
 from coterie_client.data import load_users
-from coterie_client.policy import Policy, breaches, check_policy, read_policy
-from coterie_client.pseudonyms import admitted, key_in, pseudonym, write_list
-from coterie_deploy import cli
-from coterie_deploy.ruled import ruled_by
+from coterie_client.hosting.policy import Policy, breaches, check_policy, read_policy
+from coterie_client.hosting.pseudonyms import admitted, key_in, pseudonym, write_list
+from coterie_deploy.cli import app as cli
+from coterie_deploy.roles.ruled import ruled_by
 from tests.commands import Command, commands_in
 
 TABLE: dict[str, Any] = {"source": "csv", "path": "rows.csv", "user_column": "school", "target_column": "score", "feature_columns": ["ses"]}

@@ -10,7 +10,7 @@ import pytest
 
 from coterie.errors import ConfigError, CoterieError
 from coterie_deploy import run
-from coterie_deploy.verify import verdict_on
+from coterie_deploy.read.verify import verdict_on
 
 
 def table(
@@ -119,11 +119,11 @@ def test_hosts_with_features_in_another_order_are_refused(tmp_path: Path) -> Non
     import contextlib
     from collections.abc import AsyncIterator
 
-    from coterie.config import experiment_from
-    from coterie_client.build import build_host
-    from coterie_deploy.loopback import join_all
-    from coterie_server.coordinator import Options, coordinate
-    from coterie_server.hub import Hub
+    from coterie.experiment.config import experiment_from
+    from coterie_client.hosting.build import build_host
+    from coterie_deploy.engines.loopback import join_all
+    from coterie_server.run.coordinator import Options, coordinate
+    from coterie_server.session.hub import Hub
 
     table(tmp_path, "one/rows.csv", users=range(3))
     table(tmp_path, "two/rows.csv", users=range(3, 6), order=("b", "a"))
@@ -141,7 +141,7 @@ def test_hosts_with_features_in_another_order_are_refused(tmp_path: Path) -> Non
 def test_predictions_go_by_the_names_of_the_columns_wherever_they_stand(tmp_path: Path) -> None:
     import io
 
-    from coterie_deploy.predict import predict
+    from coterie_deploy.read.predict import predict
 
     table(tmp_path)
     run(experiment(), data=tmp_path, output=tmp_path / "run")

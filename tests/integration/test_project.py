@@ -14,12 +14,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from coterie.config import experiment_to_json
 from coterie.errors import ConfigError
-from coterie.links import link_rule
-from coterie_deploy.inspection import app
-from coterie_deploy.launch import Launch, launch
-from coterie_deploy.project import print_projection, projection_of
+from coterie.experiment.config import experiment_to_json
+from coterie.experiment.links import link_rule
+from coterie_deploy.cli.inspection import app
+from coterie_deploy.engines.launch import Launch, launch
+from coterie_deploy.view.project import print_projection, projection_of
 from tests.integration.test_links import flat, over_grpc, query, tiers
 from tests.tries import soon_enough
 from tests.two_tier import Tiers

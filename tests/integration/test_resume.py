@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from coterie.errors import RunError
-from coterie_deploy.loopback import LoopbackLink
-from coterie_server import summary
-from coterie_server.coordinator import Options, coordinate
-from coterie_server.rundb import open_run
+from coterie_deploy.engines.loopback import LoopbackLink
+from coterie_server.record import summary
+from coterie_server.record.rundb import open_run
+from coterie_server.run.coordinator import Options, coordinate
 from tests.simulation import CoordinatorKilledError, Faults, World, bits, query, random_faults, small_experiment
 
 METHODS = {
@@ -65,7 +65,7 @@ def test_useful_traffic_is_counted_once_whatever_was_repeated(seed: int, tmp_pat
 def test_a_host_that_lost_its_state_after_it_was_forgotten_is_turned_away(tmp_path: Path) -> None:
     import shutil
 
-    from coterie_server.sessions import Refusal
+    from coterie_server.session.sessions import Refusal
 
     experiment = small_experiment(METHODS["squared"], snapshots={"every_rounds": 1})
     World(experiment, tmp_path / "calm", 2).run()

@@ -22,21 +22,21 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coterie.arrays import Array, Indices
-from coterie.computer import Thread
-from coterie.config import Experiment, experiment_from, experiment_to_json
-from coterie.dial import serve_member
 from coterie.errors import ConfigError, ProtocolError, RunError
+from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
 from coterie.findings import Finding
-from coterie.ledger import Row
-from coterie.messages import Broadcast, Rows, Vectors, declare
-from coterie.snapshot import SnapshotFile
+from coterie.record.ledger import Row
+from coterie.record.snapshot import SnapshotFile
+from coterie.session.computer import Thread
+from coterie.session.dial import serve_member
 from coterie.v1 import session_pb2
-from coterie.wire import PROTOCOL_VERSION, Assembler, Precision, encode
+from coterie.wire.codec import PROTOCOL_VERSION, Assembler, Precision, encode
+from coterie.wire.messages import Broadcast, Rows, Vectors, declare
 from coterie_client.data import UserData
-from coterie_client.host import Host
-from coterie_client.method import Inbox, Local
-from coterie_server.hub import Hub
-from coterie_server.serve import SERVICE, Serving, serving
+from coterie_client.hosting.host import Host
+from coterie_client.interface.half import Inbox, Local
+from coterie_server.session.hub import Hub
+from coterie_server.transport.serve import SERVICE, Serving, serving
 from tests.two_tier import free_port
 
 LOOPBACK = "127.0.0.1:0"
@@ -270,7 +270,7 @@ def test_a_sort_of_task_is_quick_after_several_quick_ones_in_a_row() -> None:
     computer, clock = Thread(0.05), [0.0]
     found = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("coterie.computer.time.perf_counter", lambda: clock[0])
+        patched.setattr("coterie.session.computer.time.perf_counter", lambda: clock[0])
         for seconds in (0.04, 0.04, 0.06, 0.04, 0.04, 0.04, 0.06):
             host.handle = lambda _, seconds=seconds: clock.__setitem__(0, clock[0] + seconds)  # type: ignore[method-assign, misc]
             task = small_task()
@@ -489,7 +489,7 @@ def test_heartbeats_go_on_during_a_long_computation() -> None:
 def test_a_silent_parent_is_noticed_and_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         hub = new_hub(heartbeat_s=0.05)
-        monkeypatch.setattr("coterie_server.serve.TICK_S", 0.05)
+        monkeypatch.setattr("coterie_server.transport.serve.TICK_S", 0.05)
         async with served(hub) as (server, _):
             proxy = Proxy(server.port)
             async with proxy.running() as address, hosts(serve_member(maker("a", ["u0"]), address, name="a")) as (host,):
@@ -650,7 +650,9 @@ def test_an_address_without_host_or_port_is_a_config_error(address: str) -> None
 def test_another_protocol_version_is_refused(rpc: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         hub = new_hub()
-        monkeypatch.setattr("coterie.dial.PROTOCOL_VERSION" if rpc == "GetExperiment" else "coterie.member.PROTOCOL_VERSION", 9)
+        monkeypatch.setattr(
+            "coterie.session.dial.PROTOCOL_VERSION" if rpc == "GetExperiment" else "coterie.session.member.PROTOCOL_VERSION", 9
+        )
         async with served(hub) as (_, address):
             with pytest.raises(ProtocolError, match=rf"host 'a' speaks protocol 9, wanted {PROTOCOL_VERSION}"):
                 await serve_member(maker("a", ["u0"]), address, name="a")

@@ -10,11 +10,11 @@ from unittest import mock
 import grpc
 import pytest
 
-from coterie.dial import SERVICE
-from coterie.tls import load_tls
+from coterie.session.dial import SERVICE
+from coterie.session.tls import load_tls
 from coterie.v1 import session_pb2
-from coterie.wire import PROTOCOL_VERSION
-from coterie_deploy.certs import Asked, init, issue
+from coterie.wire.codec import PROTOCOL_VERSION
+from coterie_deploy.containers.certs import Asked, init, issue
 from tests.commands import Command, commands_in, events, models, wait_for
 
 EXPERIMENT = """
@@ -45,7 +45,7 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         issue(folder, Asked("host", "a", users=["u0..u2"]))
     issue(ours, Asked("host", "b", users=["u3", "u4..u5"]))
     issue(ours, Asked("host", "anybody"))
-    with mock.patch("coterie_deploy.certs._LOCAL", ()):
+    with mock.patch("coterie_deploy.containers.certs._LOCAL", ()):
         issue(ours, Asked("coordinator", "elsewhere", ["coordinator.example"]))
     issue(ours, Asked("aggregator", "c0", LOCAL, cluster="c0"))
     issue(ours, Asked("aggregator", "c1", LOCAL, cluster="c1"))

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from coterie.config import experiment_from, load_experiment
-from coterie_deploy import cli
-from coterie_deploy.api import run
-from coterie_deploy.tune import progress, result
-from coterie_deploy.tune.plan import MEMORY
-from coterie_server.engine import Progress
-from coterie_server.plan import stages_of
+from coterie.experiment.config import experiment_from, load_experiment
+from coterie_deploy.cli import app as cli
+from coterie_deploy.engines.api import run
+from coterie_deploy.studies.tune import progress, result
+from coterie_deploy.studies.tune.plan import MEMORY
+from coterie_server.run.engine import Progress
+from coterie_server.run.plan import stages_of
 from tests.said import refused, said, without_plots
 
 ELLIPSES = """
@@ -407,7 +407,7 @@ def test_without_a_terminal_each_fold_is_a_line(capsys: pytest.CaptureFixture[st
 )
 def test_any_grid_can_be_drawn(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
     pytest.importorskip("matplotlib")
-    from coterie_deploy.tune import plot
+    from coterie_deploy.studies.tune import plot
 
     losses = np.random.default_rng(0).uniform(1, 2, (len(entries), 3))
     points = [result.Point(f"point-{place}", entry, row, row) for place, (entry, row) in enumerate(zip(entries, losses, strict=True))]

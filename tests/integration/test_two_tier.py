@@ -23,15 +23,15 @@ import yaml
 
 import coterie_deploy
 from coterie.errors import ConfigError, RunError
-from coterie_deploy import aggregator as aggregator_role
-from coterie_deploy.signals import Stop
-from coterie_deploy.verify import verdict_on
-from coterie_server import aggregator as aggregator_room
-from coterie_server import summary
-from coterie_server.coordinator import Finished
-from coterie_server.hub import Hub
-from coterie_server.method import Replies
-from coterie_server.rundb import open_run
+from coterie_deploy.read.verify import verdict_on
+from coterie_deploy.roles import aggregator as aggregator_role
+from coterie_deploy.terminal.signals import Stop
+from coterie_server.interface.half import Replies
+from coterie_server.record import summary
+from coterie_server.record.rundb import open_run
+from coterie_server.run import aggregator as aggregator_room
+from coterie_server.run.coordinator import Finished
+from coterie_server.session.hub import Hub
 from tests.consenting import accepting
 from tests.two_tier import Death, Tiers, bits, flat, small
 

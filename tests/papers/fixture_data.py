@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
-from coterie.config import Experiment, experiment_from
+from coterie.experiment.config import Experiment, experiment_from
 from coterie_client.data import UserData
 from coterie_client.data.python_source import user_source
 

@@ -21,22 +21,22 @@ from pydantic import JsonValue
 
 import coterie_deploy
 from coterie.arrays import Indices
-from coterie.config import Experiment, experiment_from
-from coterie.messages import Message, PerCluster
-from coterie.registry import method_module
-from coterie.wire import Precision, select_clusters
-from coterie_client.build import build_host
+from coterie.experiment.config import Experiment, experiment_from
+from coterie.experiment.registry import method_module
+from coterie.wire.codec import Precision, select_clusters
+from coterie.wire.messages import Message, PerCluster
 from coterie_client.data import UserData, list_users, load_users
 from coterie_client.data.python_source import user_source
-from coterie_client.host import Host
-from coterie_client.method import Inbox, Local
+from coterie_client.hosting.build import build_host
+from coterie_client.hosting.host import Host
+from coterie_client.interface.half import Inbox, Local
 from coterie_client.problems import Problem, build_problem
-from coterie_deploy.loopback import join_all
-from coterie_server.coordinator import Finished, Options, coordinate
-from coterie_server.engine import Progress
-from coterie_server.hub import Hub
-from coterie_server.method import ClusterSetting, Facts, Members, Outcome, Replies, Setting
-from coterie_server.tiers import Hosted
+from coterie_deploy.engines.loopback import join_all
+from coterie_server.interface.half import ClusterSetting, Facts, Members, Outcome, Replies, Setting
+from coterie_server.run.coordinator import Finished, Options, coordinate
+from coterie_server.run.engine import Progress
+from coterie_server.run.tiers import Hosted
+from coterie_server.session.hub import Hub
 
 FOLDER = Path(__file__).parents[1] / "fixtures"
 KINDS = ("linear", "logistic")

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie.messages import kind_class
+from coterie.experiment.problem import ProblemConfig
 from coterie.methods.pdmm import Config
-from coterie.problem import ProblemConfig
 from coterie.v1 import session_pb2
-from coterie.wire import ENVELOPE, Assembler, Precision, encode
-from coterie_client.method import Inbox, Local
+from coterie.wire.codec import ENVELOPE, Assembler, Precision, encode
+from coterie.wire.messages import kind_class
+from coterie_client.interface.half import Inbox, Local
 from coterie_client.methods.pdmm import CLIENT
 from coterie_client.problems import build_problem
-from coterie_server.merge import Layout, merged
-from coterie_server.method import Facts, Members, Outcome, Replies, Setting
-from coterie_server.methods.pdmm import build
+from coterie_server.interface.half import Facts, Members, Outcome, Replies, Setting
+from coterie_server.interface.merge import Layout, merged
+from coterie_server.methods.pdmm.half import build
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coterie.errors import ConfigError
-from coterie.methods.partial import ALL_TUNED
+from coterie.families.partial import ALL_TUNED
 from coterie_client.learning import ALPHA, Rows
 from tests.local_updates import PLAIN, Users, a_model, assert_close, combined, gradient, hand
 from tests.networks import WIDTH

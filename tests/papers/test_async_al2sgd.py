@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.coins import DrawnCoin
-from coterie.config import Experiment
+from coterie.draws.coins import DrawnCoin
 from coterie.errors import ConfigError, RunError
-from coterie.messages import Rows
+from coterie.experiment.config import Experiment
+from coterie.families.schedule import GLOBAL, WITHIN, schedule_of
 from coterie.methods.async_al2sgd import ClusterConstants
-from coterie.methods.schedule import GLOBAL, WITHIN, schedule_of
-from coterie_client.row_draws import drawn_rows, keys_of
-from coterie_server import summary
+from coterie.wire.messages import Rows
+from coterie_client.families.row_draws import drawn_rows, keys_of
+from coterie_server.record import summary
 from tests.papers.known_clusters_fixture import KINDS, Run, Tiers, experiment, fixture, made_experiment, optimum, run, run_apart
 from tests.simulation import World, bits, query, random_faults
 

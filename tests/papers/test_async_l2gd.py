@@ -1,6 +1,6 @@
 """Algorithm 1 of Lyu, Hanzely and Kolar (2022): what each test checks is quoted from the paper, or from its corrected form.
 
-The corrections are named in `coterie.methods.known_clusters`; "fixture" is as in `known_clusters_fixture`.
+The corrections are named in `coterie.families.known_clusters`; "fixture" is as in `known_clusters_fixture`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.config import Experiment
 from coterie.errors import ConfigError, RunError
-from coterie.messages import Rows
-from coterie_server import summary
-from coterie_server.l2gd_walk import SHARED
+from coterie.experiment.config import Experiment
+from coterie.wire.messages import Rows
+from coterie_server.methods.async_l2gd.walk import SHARED
+from coterie_server.record import summary
 from tests.papers.known_clusters_fixture import KINDS, Tiers, experiment, fixture, made_experiment, optimum, run, run_apart
 from tests.simulation import World, bits, query, random_faults
 

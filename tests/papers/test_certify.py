@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import pdist
 
-from coterie.config import experiment_from
 from coterie.errors import ConfigError
+from coterie.experiment.config import experiment_from
+from coterie.families.consensus import Curvatures, Slopes
 from coterie.methods.certify import Config
-from coterie.methods.consensus import Curvatures, Slopes
-from coterie.wire import Precision
-from coterie_deploy.api import run
-from coterie_deploy.certify import certification, certify, found_labels
-from coterie_server.clusters import same_partition
-from coterie_server.method import Facts, Members, Outcome, Replies, Setting
+from coterie.wire.codec import Precision
+from coterie_deploy.engines.api import run
+from coterie_deploy.studies.certify import certification, certify, found_labels
+from coterie_server.interface.half import Facts, Members, Outcome, Replies, Setting
+from coterie_server.maths.clusters import same_partition
 from coterie_server.methods.certify import build
 from tests.papers.fixture_data import experiment, fixture
 

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from coterie.arrays import Array
-from coterie.draws import normal, stream
+from coterie.draws.data import normal, stream
+from coterie.experiment.model import convex_tensors
+from coterie.families.partial import ALL_TUNED, AS_IS, Coins
 from coterie.methods.l2gd import Config as L2gdConfig
-from coterie.methods.partial import ALL_TUNED, AS_IS, Coins
-from coterie.model import convex_tensors
 from coterie_client.data import load_users
 from coterie_client.learning import Draw, Phase, Rows
 from coterie_client.problems import ConvexProblem, build_problem
 from coterie_client.problems.descent import ConvexLearner
-from coterie_deploy.launch import Launch, launch
-from coterie_server.method import Outcome, Setting
+from coterie_deploy.engines.launch import Launch, launch
+from coterie_server.interface.half import Outcome, Setting
 from coterie_server.methods.l2gd import build
 from tests.convex import BATCH, FULL, N_FEATURES, SEED, STAGE, ConvexUsers, a_model, convex_experiment, write_rows
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from coterie.arrays import Array, Indices
-from coterie.draws import normal, stream
-from coterie.methods.partial import ALL_TUNED, HEAD_TUNED, AskStart, Chosen, Coins, Start, Updated, Variate, VariateMove
-from coterie.problem import ProblemConfig
+from coterie.draws.data import normal, stream
+from coterie.experiment.problem import ProblemConfig
+from coterie.families.partial import ALL_TUNED, HEAD_TUNED, AskStart, Chosen, Coins, Start, Updated, Variate, VariateMove
 from coterie_client.learning import ALPHA, Draw, Epoch, Phase, Rows
 from coterie_client.methods.l2gd import LEFT
 from coterie_client.problems import build_problem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coterie.methods.partial import ALL_TUNED
+from coterie.families.partial import ALL_TUNED
 from coterie_client.learning import Rows
 from tests.local_updates import PLAIN, Users, a_model, assert_close, combined, gradient, hand
 

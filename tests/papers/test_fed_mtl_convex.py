@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 from pydantic import JsonValue
 
-from coterie.config import Experiment, experiment_from, experiment_to_json
 from coterie.errors import ConfigError, ProtocolError
-from coterie.messages import Message
+from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
+from coterie.experiment.problem import ProblemConfig
 from coterie.methods.fed_mtl import Config, Pull, Pulled
-from coterie.problem import ProblemConfig
-from coterie.wire import Precision
+from coterie.wire.codec import Precision
+from coterie.wire.messages import Message
 from coterie_client.data import UserData
 from coterie_client.data.python_source import user_source
-from coterie_client.method import Inbox, Local
+from coterie_client.interface.half import Inbox, Local
 from coterie_client.methods.fed_mtl import CLIENT
 from coterie_client.problems import build_problem
-from coterie_deploy.api import Result, run
-from coterie_server import relations
-from coterie_server.method import Facts, Members, Replies, Setting
+from coterie_deploy.engines.api import Result, run
+from coterie_server.interface.half import Facts, Members, Replies, Setting
+from coterie_server.maths import relations
 from coterie_server.methods.fed_mtl import Related, build
 from tests.papers.fixture_data import FOLDER, experiment
 from tests.simulation import Faults, World, bits, small_experiment

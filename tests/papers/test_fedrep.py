@@ -14,23 +14,23 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.config import Experiment
 from coterie.errors import ConfigError, RunError
-from coterie.failures import failure_of
-from coterie.methods.partial import Updated
-from coterie.model import from_json, shared_tensors
+from coterie.experiment.config import Experiment
+from coterie.experiment.model import from_json, shared_tensors
+from coterie.families.partial import Updated
+from coterie.session.failures import failure_of
 from coterie.v1 import session_pb2
 from coterie.v1.session_pb2 import Failure
-from coterie.wire import Precision, encode
-from coterie_client.build import build_host
+from coterie.wire.codec import Precision, encode
 from coterie_client.data import load_users
+from coterie_client.families.partial import State
+from coterie_client.hosting.build import build_host
 from coterie_client.learning import Draw, Phase, Rows
-from coterie_client.methods.partial import State
 from coterie_client.nets import TorchNetwork
-from coterie_deploy import loopback
-from coterie_deploy.launch import Launch, launch
-from coterie_server.coordinator import Finished
-from coterie_server.engine import Engine
+from coterie_deploy.engines import loopback
+from coterie_deploy.engines.launch import Launch, launch
+from coterie_server.run.coordinator import Finished
+from coterie_server.run.engine import Engine
 from tests.networks import CLASSES, N_USERS, WIDTH, network_experiment, write_users
 from tests.simulation import Faults, World, query, small_experiment
 from tests.tap import Tap

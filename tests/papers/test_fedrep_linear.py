@@ -19,19 +19,19 @@ from pydantic import JsonValue
 
 import coterie_deploy
 from coterie.arrays import Array
-from coterie.config import Experiment, experiment_from
-from coterie.data import RepresentationData
 from coterie.errors import ConfigError, RunError
-from coterie.representation import true_head, true_representation
+from coterie.experiment.config import Experiment, experiment_from
+from coterie.experiment.data import RepresentationData
+from coterie.experiment.representation import true_head, true_representation
 from coterie_client.data import UserData, load_users
 from coterie_client.data.python_source import user_source
 from coterie_client.data.representation import fresh
 from coterie_client.methods.fedrep_linear import exact_head, gradient
-from coterie_deploy.adapt import adapted_from
-from coterie_deploy.launch import Launch, launch
-from coterie_server.coordinator import Finished
-from coterie_server.method import Outcome
+from coterie_deploy.engines.launch import Launch, launch
+from coterie_deploy.studies.adapt import adapted_from
+from coterie_server.interface.half import Outcome
 from coterie_server.methods.fedrep_linear import distance, leading
+from coterie_server.run.coordinator import Finished
 from tests.simulation import Faults, World, query
 
 FIXTURE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "fixtures/fedrep_linear.json").read_text(encoding="utf-8"))

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from coterie.data import RepresentationData
-from coterie.representation import true_head, true_representation
-from coterie_deploy.reproduce import fedrep_linear as study
-from coterie_deploy.reproduce import fedrep_linear_report as report
-from coterie_deploy.reproduce import names, reproduce
+from coterie.experiment.data import RepresentationData
+from coterie.experiment.representation import true_head, true_representation
+from coterie_deploy.studies.reproduce import fedrep_linear as study
+from coterie_deploy.studies.reproduce import fedrep_linear_report as report
+from coterie_deploy.studies.reproduce import names, reproduce
 
 PNG = b"\x89PNG"
 # Medians over other draws of the same data, found independently: the distance at the start, and rounds to .1, .01 and .001, for eta = 1.

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from coterie.errors import ConfigError
-from coterie_deploy.reproduce import fedrep_networks, reproduce
+from coterie_deploy.studies.reproduce import fedrep_networks, reproduce
 
 
 def test_figure_6_says_which_data_it_needs(tmp_path: Path) -> None:

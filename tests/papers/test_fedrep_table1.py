@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from coterie.errors import ConfigError
-from coterie_deploy.reproduce import fedrep_table1, fedrep_table1_report, reproduce
-from coterie_deploy.reproduce.fedrep_table1 import COLUMNS, METHODS, Score, chosen_columns, experiment_of
+from coterie_deploy.studies.reproduce import fedrep_table1, fedrep_table1_report, reproduce
+from coterie_deploy.studies.reproduce.fedrep_table1 import COLUMNS, METHODS, Score, chosen_columns, experiment_of
 
 FILES = ("cifar10_jpeg_train.npz", "cifar10_jpeg_test.npz")
 # Of digits with 2 classes a user: the least of three seeds of an implementation in one process, in per cent.

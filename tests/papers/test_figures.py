@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from coterie.errors import ConfigError
-from coterie_deploy.reproduce import curves, names, report, reproduce, study
+from coterie_deploy.studies.reproduce import curves, names, report, reproduce, study
 
 FIGURE1, FIGURE2 = "convex-clustering-figure1", "convex-clustering-figure2"
 PNG = b"\x89PNG"

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from coterie.config import experiment_from
-from coterie.data import HlmData
 from coterie.errors import ConfigError
+from coterie.experiment.config import experiment_from
+from coterie.experiment.data import HlmData
 from coterie.methods.hlm_exact import Config
-from coterie.wire import Precision
+from coterie.wire.codec import Precision
 from coterie_client.data import load_users
 from coterie_client.data.hlm import truth
-from coterie_deploy.api import run
-from coterie_deploy.reproduce import KNOWN_CLUSTERS, known_clusters, known_clusters_report, reproduce
-from coterie_server import hlm
-from coterie_server.method import Members, Setting
+from coterie_deploy.engines.api import run
+from coterie_deploy.studies.reproduce import KNOWN_CLUSTERS, known_clusters, known_clusters_report, reproduce
+from coterie_server.interface.half import Members, Setting
+from coterie_server.maths import hlm
 from coterie_server.methods.hlm_exact import build
 from tests.papers.known_clusters_fixture import fixture
 

@@ -12,19 +12,19 @@ import pytest
 import torch
 
 from coterie.errors import ProtocolError
+from coterie.experiment.model import TensorInfo, named_tensors, stacked
+from coterie.families.partial import ALL_TUNED, AS_IS, AskScores, AskStart, Chosen, Delivery, Scores, Shared, Start, Trial, Updated
 from coterie.methods.ifca import Config
-from coterie.methods.partial import ALL_TUNED, AS_IS, AskScores, AskStart, Chosen, Delivery, Scores, Shared, Start, Trial, Updated
-from coterie.model import TensorInfo, named_tensors, stacked
-from coterie.wire import Precision
+from coterie.wire.codec import Precision
+from coterie_client.families.partial import CLIENT
+from coterie_client.interface.half import Inbox
+from coterie_client.interface.local_update import CHOICE
 from coterie_client.learning import Rows
-from coterie_client.local_update import CHOICE
-from coterie_client.method import Inbox
-from coterie_client.methods.partial import CLIENT
-from coterie_deploy.launch import Launch, launch
-from coterie_deploy.user_models import finished_run, models_of
-from coterie_server.method import Members, Replies, Setting
+from coterie_deploy.engines.launch import Launch, launch
+from coterie_deploy.read.user_models import finished_run, models_of
+from coterie_server.families.partial import PartialSharing, State
+from coterie_server.interface.half import Members, Replies, Setting
 from coterie_server.methods.ifca import Ifca
-from coterie_server.methods.partial import PartialSharing, State
 from tests.local_updates import PLAIN, STAGE, Tensors, Users, a_model, assert_close, combined, gradient, hand, loss_by_hand
 from tests.networks import WIDTH, network_experiment, write_users
 from tests.simulation import Faults, World

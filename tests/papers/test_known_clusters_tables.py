@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from coterie.errors import RunError
-from coterie.problem import ProblemConfig
+from coterie.experiment.problem import ProblemConfig
 from coterie_client.data import load_users
 from coterie_client.problems import build_problem
-from coterie_deploy import shipped
-from coterie_deploy.api import run
-from coterie_deploy.reproduce import known_clusters_exams, known_clusters_exams_report, names, reproduce
-from coterie_deploy.reproduce.known_clusters_exams import Scores
+from coterie_deploy.engines.api import run
+from coterie_deploy.read import shipped
+from coterie_deploy.studies.reproduce import known_clusters_exams, known_clusters_exams_report, names, reproduce
+from coterie_deploy.studies.reproduce.known_clusters_exams import Scores
 
 TABLE2 = "known-clusters-table2"
 # Mean held-out losses with other held-out rows, found independently.

@@ -12,17 +12,17 @@ import pytest
 from numpy.typing import NDArray
 
 from coterie.errors import ConfigError
+from coterie.experiment.model import TensorInfo
+from coterie.families.partial import Coins, Shared, TrainingLoss, Updated
 from coterie.methods.l2gd import Config
-from coterie.methods.partial import Coins, Shared, TrainingLoss, Updated
-from coterie.model import TensorInfo
+from coterie_client.families.partial import CLIENT
+from coterie_client.interface.half import Inbox
 from coterie_client.learning import Rows
-from coterie_client.method import Inbox
 from coterie_client.methods.l2gd import LEFT, aggregated
-from coterie_client.methods.partial import CLIENT
-from coterie_server import summary
-from coterie_server.method import Setting
+from coterie_server.interface.half import Setting
 from coterie_server.methods.l2gd import build
-from coterie_server.rundb import open_run
+from coterie_server.record import summary
+from coterie_server.record.rundb import open_run
 from tests.local_updates import BATCH, STAGE, Hand, Tensors, Users, a_model, assert_close, combined, gradient, hand
 from tests.networks import network_experiment, write_users
 from tests.simulation import World

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from coterie import snapshot
-from coterie.config import experiment_from
 from coterie.errors import ConfigError, ProtocolError, RunError
+from coterie.experiment.config import experiment_from
 from coterie.methods.pdmm import Config, Steps, least_nu
+from coterie.record import snapshot
 from coterie_client.methods.pdmm import CLIENT
-from coterie_server.clusters import same_partition
-from coterie_server.method import Outcome
-from coterie_server.methods.pdmm import stages
+from coterie_server.interface.half import Outcome
+from coterie_server.maths.clusters import same_partition
+from coterie_server.methods.pdmm.half import stages
 
 _spec = importlib.util.spec_from_file_location("pdmm_federation", Path(__file__).with_name("pdmm_federation.py"))
 federation = sys.modules["pdmm_federation"] = importlib.util.module_from_spec(_spec)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coterie.methods.pdmm import Config
-from coterie_server import balance
+from coterie_server.methods.pdmm import balance
 from tests.benchmarks.bench_rho import LOSSES, SIZES, Shape, compared, rounds, shapes
 from tests.papers.pdmm_federation import Data, Run
 

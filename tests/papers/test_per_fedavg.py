@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from coterie.errors import ConfigError
-from coterie.methods.partial import ALL_TUNED
+from coterie.families.partial import ALL_TUNED
 from coterie_client.learning import Rows
 from tests.local_updates import (
     PLAIN,

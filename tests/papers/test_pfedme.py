@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coterie.errors import ConfigError
-from coterie.model import named_tensors
+from coterie.experiment.model import named_tensors
 from coterie_client.learning import Rows
 from tests.local_updates import PLAIN, Users, a_model, assert_close, combined, gradient, hand
 from tests.networks import WIDTH, network_experiment, write_users

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from coterie_deploy import run
-from coterie_server.rundb import RunDatabase, open_run
+from coterie_server.record.rundb import RunDatabase, open_run
 from tests.papers.fixture_data import experiment, fixture
 from tests.simulation import Faults, World, query, small_experiment
 

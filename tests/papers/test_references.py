@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import pdist
 
-from coterie.messages import Message
-from coterie.methods.consensus import Curvatures, GroupModel, Slopes
-from coterie.problem import ProblemConfig
-from coterie.wire import Precision
-from coterie_client.method import Inbox, Local
-from coterie_client.methods.consensus import CLIENT
+from coterie.experiment.problem import ProblemConfig
+from coterie.families.consensus import Curvatures, GroupModel, Slopes
+from coterie.wire.codec import Precision
+from coterie.wire.messages import Message
+from coterie_client.families.consensus import CLIENT
+from coterie_client.interface.half import Inbox, Local
 from coterie_client.problems import build_problem
-from coterie_deploy.api import Result, run
-from coterie_server.clusters import within_distance
+from coterie_deploy.engines.api import Result, run
+from coterie_server.maths.clusters import within_distance
 from tests.papers.fixture_data import experiment, fixture
 
 SIZES = (6, 60)

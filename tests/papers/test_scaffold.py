@@ -12,15 +12,15 @@ import pytest
 from numpy.typing import NDArray
 
 from coterie.errors import ConfigError, ProtocolError, RunError
-from coterie.methods.partial import Shared, Updated, Variate, VariateMove
+from coterie.experiment.model import TensorInfo
+from coterie.families.partial import Shared, Updated, Variate, VariateMove
 from coterie.methods.scaffold import Config
-from coterie.model import TensorInfo
-from coterie.snapshot import SnapshotFile
-from coterie.wire import Precision
-from coterie_client.method import Inbox
-from coterie_client.methods.partial import CLIENT
-from coterie_server.method import Members, Replies, Setting
-from coterie_server.methods.partial import State
+from coterie.record.snapshot import SnapshotFile
+from coterie.wire.codec import Precision
+from coterie_client.families.partial import CLIENT
+from coterie_client.interface.half import Inbox
+from coterie_server.families.partial import State
+from coterie_server.interface.half import Members, Replies, Setting
 from coterie_server.methods.scaffold import Scaffold
 from tests.local_updates import PLAIN, STAGE, Tensors, Users, a_model, assert_close, combined, gradient, hand
 from tests.networks import WIDTH, network_experiment, write_users

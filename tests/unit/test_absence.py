@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 
 from coterie.arrays import Array, Indices
-from coterie.config import experiment_from
 from coterie.errors import ConfigError
-from coterie.messages import Message
+from coterie.experiment.config import experiment_from
+from coterie.experiment.model import TensorInfo
+from coterie.experiment.registry import method_module, methods
+from coterie.families.partial import AskStart, Shared, Start, TrainingLoss, Updated
 from coterie.methods import fedavg, fedrep_linear, pdmm
 from coterie.methods.fedrep_linear import FinalRepresentation, Representation, Scores, UpdatedRepresentation
-from coterie.methods.partial import AskStart, Shared, Start, TrainingLoss, Updated
-from coterie.model import TensorInfo
-from coterie.registry import method_module, methods
-from coterie.wire import Precision
-from coterie_server.absence import check_absence
-from coterie_server.method import Facts, Members, Replies, Setting
+from coterie.wire.codec import Precision
+from coterie.wire.messages import Message
+from coterie_server.families import partial as partial_room
+from coterie_server.interface.half import Facts, Members, Replies, Setting
 from coterie_server.methods import fedrep_linear as linear_room
-from coterie_server.methods import partial as partial_room
-from coterie_server.methods import pdmm as pdmm_room
-from coterie_server.plan import stages_of
+from coterie_server.methods.pdmm import half as pdmm_room
+from coterie_server.run.absence import check_absence
+from coterie_server.run.plan import stages_of
 
 NOBODY: Indices = np.zeros(0, dtype=np.int64)
 

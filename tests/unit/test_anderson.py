@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from coterie_server import anderson
+from coterie_server.maths import anderson
 
 
 def iterate(g, u, depth, rounds):
@@ -107,7 +107,7 @@ def test_the_bits_do_not_depend_on_how_many_threads_blas_has():
     """Of vectors so long a plain scalar product does."""
     code = """if True:
         import numpy as np
-        from coterie_server import anderson
+        from coterie_server.maths import anderson
         random, memory = np.random.default_rng(0), None
         u = random.normal(size=300_000)
         for _ in range(5):

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie.config import experiment_from
 from coterie.errors import ProtocolError, RunError
-from coterie.ledger import Own, Row, as_ranges, check_ranges, of_ranges, pack, pack_own, unpack, unpack_own
+from coterie.experiment.config import experiment_from
+from coterie.record.ledger import Own, Row, as_ranges, check_ranges, of_ranges, pack, pack_own, unpack, unpack_own
 from coterie.v1 import session_pb2
-from coterie_server.hub import Hub
-from coterie_server.rundb import WITHIN, RunDatabase
-from coterie_server.sessions import Refusal
+from coterie_server.record.rundb import WITHIN, RunDatabase
+from coterie_server.session.hub import Hub
+from coterie_server.session.sessions import Refusal
 
 ROWS = [
     (Row(1, 1, 0, "down", "evaluation.FinalModels", 2, 6, 48, 70, 1), Own(1, 0, 3, 1)),

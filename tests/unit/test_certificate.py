@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.errors import RunError
-from coterie_server.certificate import (
+from coterie_server.maths.certificate import (
     exact_lower_end,
     recovery_interval,
     solve_blocks,
     theorem1_bound,
     theorem2_bound,
 )
-from coterie_server.clusters import partition, same_partition
+from coterie_server.maths.clusters import partition, same_partition
 from tests.fixture_losses import SquaredHinge
 
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from coterie.arrays import Array
-from coterie_deploy import charts, charts_structure
-from coterie_deploy.charts import Chart, theme
-from coterie_deploy.charts_structure import KNOWN, Link
-from coterie_deploy.costs import AXES, axes_of, common_goal, cost, figures_shown, goal_said
-from coterie_server.curves import GAP, Curves, Goal
-from coterie_server.query import Group
-from coterie_server.rundb import BETWEEN, DIRECT, WITHIN
-from coterie_server.summary import StageSummary, Traffic
+from coterie_deploy.read.costs import AXES, axes_of, common_goal, cost, figures_shown, goal_said
+from coterie_deploy.view import charts, charts_structure
+from coterie_deploy.view.charts import Chart, theme
+from coterie_deploy.view.charts_structure import KNOWN, Link
+from coterie_server.record.curves import GAP, Curves, Goal
+from coterie_server.record.query import Group
+from coterie_server.record.rundb import BETWEEN, DIRECT, WITHIN
+from coterie_server.record.summary import StageSummary, Traffic
 
 NAN = float("nan")
 

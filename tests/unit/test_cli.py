@@ -20,9 +20,9 @@ import pytest
 
 from coterie import __version__
 from coterie.errors import ConfigError
-from coterie_deploy import cli
-from coterie_deploy.client import Client, _check_code, store_of
-from coterie_deploy.shipped import load, shipped
+from coterie_deploy.cli import app as cli
+from coterie_deploy.read.shipped import load, shipped
+from coterie_deploy.roles.client import Client, _check_code, store_of
 
 ROWS = [
     ("u0", 0.9, 0.1, 1), ("u0", -0.8, 0.3, -1), ("u0", 0.4, -0.2, 1), ("u0", -0.1, 0.5, 1), ("u0", 0.2, 0.2, -1),
@@ -554,7 +554,7 @@ def test_the_folder_of_a_client_is_importable_only_with_the_same_leave(
     option: tuple[str, ...], is_there: bool, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("coterie_deploy.client.run_client", lambda _: 0)
+    monkeypatch.setattr("coterie_deploy.roles.client.run_client", lambda _: 0)
     assert cli._run(["client", "--server", "127.0.0.1:9", *option]) == 0
     assert (str(here) in sys.path) is is_there
 
@@ -584,8 +584,9 @@ def test_a_reader_that_has_seen_enough_ends_the_command_silently(capsys: pytest.
 def test_a_client_imports_neither_server_nor_heavy_libraries() -> None:
     code = """
 import sys
-from coterie_deploy import commands, client
-from coterie.registry import method_module, methods
+from coterie_deploy.cli import commands
+from coterie_deploy.roles import client
+from coterie.experiment.registry import method_module, methods
 for name in (*methods('convex'), "prepare", "evaluation", "consensus"):
     try:
         method_module("coterie_client", name)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie_server.clusters import (
+from coterie_server.maths.clusters import (
     adjusted_rand,
     canonical,
     incidence,

@@ -7,14 +7,14 @@ import itertools
 import numpy as np
 import pytest
 
+from coterie.families.schedule import GLOBAL, LOCAL, WITHIN
 from coterie.methods import async_l2gd
-from coterie.methods.schedule import GLOBAL, LOCAL, WITHIN
-from coterie.wire import Precision
-from coterie_server import coin_counts
-from coterie_server.coin_counts import NO_REUSE, REUSE_ALL, REUSE_WITHIN
-from coterie_server.method import Facts, Members, Setting
-from coterie_server.methods import async_l2gd as room
-from coterie_server.rundb import WITHIN as WITHIN_SCOPE
+from coterie.wire.codec import Precision
+from coterie_server.families import coin_counts
+from coterie_server.families.coin_counts import NO_REUSE, REUSE_ALL, REUSE_WITHIN
+from coterie_server.interface.half import Facts, Members, Setting
+from coterie_server.methods.async_l2gd import half as room
+from coterie_server.record.rundb import WITHIN as WITHIN_SCOPE
 
 P0, P = 0.3, (0.4, 0.7)
 N = 3

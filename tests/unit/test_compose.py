@@ -18,15 +18,15 @@ import yaml
 
 from coterie import __version__
 from coterie.errors import ConfigError
-from coterie.names import parse_users
+from coterie.text.names import parse_users
 from coterie_client.data import list_users
-from coterie_deploy import cli
-from coterie_deploy.commands import app
-from coterie_deploy.compose import compose_file
-from coterie_deploy.member_commands import _as_tokens, command_line
-from coterie_deploy.members import MAX_NAME, Asked, planned, safe_names
-from coterie_deploy.plain_yaml import as_yaml
-from coterie_deploy.shipped import load
+from coterie_deploy.cli import app as cli
+from coterie_deploy.cli.commands import app
+from coterie_deploy.containers.compose import compose_file
+from coterie_deploy.containers.member_commands import _as_tokens, command_line
+from coterie_deploy.containers.members import MAX_NAME, Asked, planned, safe_names
+from coterie_deploy.containers.plain_yaml import as_yaml
+from coterie_deploy.read.shipped import load
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMAS = ROOT / "tests/fixtures/compose"

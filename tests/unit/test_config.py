@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from coterie.config import apply_overrides, experiment_from, load_experiment
 from coterie.errors import ConfigError
-from coterie.names import parse_users
-from coterie.shown import MAX_SENTENCE
+from coterie.experiment.config import apply_overrides, experiment_from, load_experiment
+from coterie.text.names import parse_users
+from coterie.text.shown import MAX_SENTENCE
 
 CONTENT: dict[str, Any] = {
     "name": "small",
@@ -180,8 +180,8 @@ def test_a_word_like_no_other_has_no_suggestion(override: str) -> None:
 
 
 def test_a_misspelt_part_of_a_phase_is_a_mistake_before_anything_starts() -> None:
+    from coterie.experiment.model import check_part
     from coterie.methods.fedrep import Config
-    from coterie.model import check_part
 
     sentence = "a phase trains 'hed', which is no part of a model: want one of all, representation, head; did you mean 'head'?"
     with pytest.raises(ConfigError) as error:

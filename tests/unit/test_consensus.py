@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from coterie.errors import RunError
-from coterie_server.consensus import begin, minimize, step
+from coterie_server.maths.consensus import begin, minimize, step
 from tests.fixture_losses import SquaredHinge
 
 

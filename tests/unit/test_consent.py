@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from coterie.config import Experiment, experiment_from, experiment_to_json
-from coterie.consent import HEX, asked_of, changed_parts, check_accept, consent_hash
 from coterie.errors import ConfigError
-from coterie_deploy import cli, consent
-from coterie_deploy.consent import MEMORY, Ask, Asked, accepted, terminal
-from coterie_deploy.consent_page import asked_lines
-from coterie_deploy.logs import Log
+from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
+from coterie.experiment.consent import HEX, asked_of, changed_parts, check_accept, consent_hash
+from coterie_deploy.cli import app as cli
+from coterie_deploy.roles import consent
+from coterie_deploy.roles.consent import MEMORY, Ask, Asked, accepted, terminal
+from coterie_deploy.roles.consent_page import asked_lines
+from coterie_deploy.telemetry.logs import Log
 
 TABLE = {"source": "csv", "path": "rows.csv", "user_column": "school", "target_column": "score", "feature_columns": ["ses", "hours"]}
 SMALL: dict[str, Any] = {

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pb2
 
-from coterie import dial, frames, wire
+from coterie.session import dial
 from coterie.v1 import session_pb2, tensor_pb2
-from coterie_server import serve
+from coterie.wire import codec as wire
+from coterie.wire import frames
+from coterie_server.transport import serve
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOS = ROOT / "protos"

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from coterie.errors import ConfigError
-from coterie.ledger import DOWN, UP, Own, Row
-from coterie_server.curves import GAP, Curves, Goal, closest, curves, goal_from, reached, why_not_reached, with_figure_of
-from coterie_server.rundb import BETWEEN, RunDatabase
-from coterie_server.summary import StageSummary, final_stage, stage_named
+from coterie.record.ledger import DOWN, UP, Own, Row
+from coterie_server.record.curves import GAP, Curves, Goal, closest, curves, goal_from, reached, why_not_reached, with_figure_of
+from coterie_server.record.rundb import BETWEEN, RunDatabase
+from coterie_server.record.summary import StageSummary, final_stage, stage_named
 
 QUERY, SLOPES = "consensus.GroupModel", "consensus.Slopes"
 OBJECTIVES = (4.0, 2.2, 2.0, 2.5)

@@ -22,11 +22,11 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from coterie.ledger import Row
-from coterie_deploy import cli
-from coterie_deploy.dashboard import downloads, found
-from coterie_deploy.dashboard.app import application
-from coterie_server.rundb import RunDatabase
+from coterie.record.ledger import Row
+from coterie_deploy.cli import app as cli
+from coterie_deploy.view.dashboard import downloads, found
+from coterie_deploy.view.dashboard.app import application
+from coterie_server.record.rundb import RunDatabase
 from tests.small_runs import make_run
 
 OTHERS = ("cumulative", "traffic", "scopes")  # charts beside those of a figure
@@ -312,7 +312,7 @@ def test_nobody_waits_for_a_run_that_takes_long_to_read(top: Path, monkeypatch: 
         assert go_on.wait(10)
         return {}
 
-    monkeypatch.setattr("coterie_deploy.dashboard.app.run_content", slow)
+    monkeypatch.setattr("coterie_deploy.view.dashboard.app.run_content", slow)
     with client_of(top) as client:
         asking = threading.Thread(target=client.get, args=("/api/run?name=done",))
         asking.start()

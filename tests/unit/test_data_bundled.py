@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from coterie.data import DataConfig, ExamsData, GrowthData, HsbData
 from coterie.errors import ConfigError
+from coterie.experiment.data import DataConfig, ExamsData, GrowthData, HsbData
 from coterie_client.data import UserData, UserHead, list_users, load_users
 
 SOURCES = ["hsb", "exams", "growth"]

@@ -18,8 +18,8 @@ import pytest
 from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 
-from coterie.data import DataConfig
 from coterie.errors import ConfigError
+from coterie.experiment.data import DataConfig
 from coterie_client.data import UserData, list_users, load_users, summarize_users
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(DataConfig)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from coterie.data import DataConfig
 from coterie.errors import ConfigError
+from coterie.experiment.data import DataConfig
 from coterie_client.data import list_users, load_users, summarize_users
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(DataConfig)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.config import experiment_from
-from coterie.data import CsvData
 from coterie.errors import ConfigError
-from coterie.names import check_name, natural_key, parse_users
+from coterie.experiment.config import experiment_from
+from coterie.experiment.data import CsvData
+from coterie.text.names import check_name, natural_key, parse_users
 from coterie_client.data import list_users
 
 TABLES = Path(__file__).parent.parent / "fixtures" / "tables"

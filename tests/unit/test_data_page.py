@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie_deploy import cli
+from coterie_deploy.cli import app as cli
 
 DIGITS = """
 name: digits

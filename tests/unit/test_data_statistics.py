@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from coterie.data import DataConfig
 from coterie.errors import ConfigError
-from coterie.features import Feature
+from coterie.experiment.data import DataConfig
+from coterie.experiment.features import Feature
 from coterie_client.data import list_users, load_users, read_users
 
 pd = pytest.importorskip("pandas")
@@ -132,7 +132,7 @@ def test_a_missing_library_is_one_sentence(folder: Path, monkeypatch: pytest.Mon
 
 def test_a_schema_of_a_stata_file_reads_it(tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml")
-    from coterie_deploy.data_schema import is_table, schema_of
+    from coterie_deploy.cli.data_schema import is_table, schema_of
 
     frame().to_stata(tmp_path / "t.dta", write_index=False)
     assert is_table(tmp_path / "t.dta")

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from coterie.data import CsvData, DataConfig
 from coterie.errors import ConfigError
+from coterie.experiment.data import CsvData, DataConfig
 from coterie.findings import Finding
 from coterie_client.data import UserData, UserHead, list_users, load_users
 

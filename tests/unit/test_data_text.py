@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from coterie.data import DataConfig
 from coterie.errors import ConfigError
+from coterie.experiment.data import DataConfig
 from coterie_client.data import UserData, UserHead, list_users, load_users
 from coterie_client.data.words import symbols_of
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from coterie.computer import OnLoop
 from coterie.errors import RunError
+from coterie.session.computer import OnLoop
 
 
 class Desk:

@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie.config import Experiment
 from coterie.errors import ConfigError, RunError
-from coterie.snapshot import SnapshotFile
-from coterie_client.build import build_host
-from coterie_deploy.loopback import join_all
-from coterie_server import coordinator, engine
-from coterie_server.coordinator import Finished, Options, coordinate
-from coterie_server.engine import Engine, Point, Progress, best
-from coterie_server.hub import Hub
-from coterie_server.method import Outcome
+from coterie.experiment.config import Experiment
+from coterie.record.snapshot import SnapshotFile
+from coterie_client.hosting.build import build_host
+from coterie_deploy.engines.loopback import join_all
+from coterie_server.interface.half import Outcome
+from coterie_server.run import coordinator, engine
+from coterie_server.run.coordinator import Finished, Options, coordinate
+from coterie_server.run.engine import Engine, Point, Progress, best
+from coterie_server.session.hub import Hub
 from tests.simulation import World, bits, query, small_experiment
 
 LEAN = {"name": "pdmm", "penalty": 0.3, "start": "zero"}

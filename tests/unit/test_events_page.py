@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from coterie_deploy import cli, events_page
-from coterie_deploy.events_page import Asked, print_events
-from coterie_server.coordinator import LOCK
-from coterie_server.rundb import BETWEEN, RunDatabase
+from coterie_deploy.cli import app as cli
+from coterie_deploy.view import events_page
+from coterie_deploy.view.events_page import Asked, print_events
+from coterie_server.record.rundb import BETWEEN, RunDatabase
+from coterie_server.run.coordinator import LOCK
 
 BEGAN = 1_800_000_000.0
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from coterie.errors import ConfigError
-from coterie_deploy.export import export
+from coterie_deploy.read.export import export
 from tests.growing_run import STAGES, GrowingRun, finished_run
 
 pytestmark = pytest.mark.slow  # importing mlflow takes seconds
@@ -145,7 +145,7 @@ def test_a_place_that_mlflow_cannot_write_to_is_refused_in_one_sentence(tmp_path
 
 def test_usage_statistics_are_off() -> None:
     code = (
-        "import coterie_deploy.export.to_mlflow, mlflow.telemetry\n"
+        "import coterie_deploy.read.export.to_mlflow, mlflow.telemetry\n"
         "from mlflow.telemetry import utils\n"
         "utils._IS_IN_CI_ENV_OR_TESTING = False\n"
         "print(utils.is_telemetry_disabled(), mlflow.telemetry.get_telemetry_client())"

@@ -15,10 +15,10 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG, parse_session_start_info_plugin_data
 
 from coterie.errors import ConfigError, RunError
-from coterie_deploy import export as package
-from coterie_deploy.cli import main
-from coterie_deploy.export import LOOK_EVERY_S, export
-from coterie_deploy.export.to_tensorboard import STATE
+from coterie_deploy.cli.app import main
+from coterie_deploy.read import export as package
+from coterie_deploy.read.export import LOOK_EVERY_S, export
+from coterie_deploy.read.export.to_tensorboard import STATE
 from tests.growing_run import STAGES, GrowingRun, finished_run
 
 

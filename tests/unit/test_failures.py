@@ -12,10 +12,10 @@ import coterie
 import coterie_client
 import coterie_deploy
 import coterie_server
-from coterie.config import experiment_from
 from coterie.errors import ConfigError, ProtocolError, RunError, otherwise
-from coterie.failures import FAILURE, declared, failure_of, failures_left, finding_in, left_failure, sentence_of
+from coterie.experiment.config import experiment_from
 from coterie.findings import NO_RULE, ROLES, RULES, Finding, Role
+from coterie.session.failures import FAILURE, declared, failure_of, failures_left, finding_in, left_failure, sentence_of
 from coterie.v1 import session_pb2
 
 EXPERIMENT = experiment_from(

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from coterie.config import experiment_from
-from coterie.data import DataConfig, Fold
 from coterie.errors import ConfigError
+from coterie.experiment.config import experiment_from
+from coterie.experiment.data import DataConfig, Fold
 from coterie_client.data import list_users, load_users
 from coterie_client.data.split import fold_rows
 from coterie_client.data.users import UserData

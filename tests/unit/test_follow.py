@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from coterie.errors import ConfigError, RunError
-from coterie.ledger import Row
-from coterie_server import follow, rundb, summary
-from coterie_server.curves import curves
-from coterie_server.follow import Follower
-from coterie_server.rundb import WITHIN, RunDatabase, open_run
+from coterie.record.ledger import Row
+from coterie_server.record import follow, rundb, summary
+from coterie_server.record.curves import curves
+from coterie_server.record.follow import Follower
+from coterie_server.record.rundb import WITHIN, RunDatabase, open_run
 
 HOSTS = ("host-1", "host-2")
 

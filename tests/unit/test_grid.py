@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.config import Experiment, experiment_from, experiment_to_json
 from coterie.errors import ConfigError
-from coterie_deploy.api import run
-from coterie_deploy.tune.grid import entries_of
-from coterie_server.engine import best
-from coterie_server.plan import stages_of
+from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
+from coterie_deploy.engines.api import run
+from coterie_deploy.studies.tune.grid import entries_of
+from coterie_server.run.engine import best
+from coterie_server.run.plan import stages_of
 from tests.simulation import Faults, World, bits, small_experiment
 
 GRID = [{"penalty": 1.0}, {"penalty": 0.1}, {"penalty": None, "gamma_eq4": 1e-3}, {"penalty": 0.1, "tolerance": 1e-8}]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coterie.data import HlmData
-from coterie.draws import stream
+from coterie.draws.data import stream
 from coterie.errors import ConfigError
+from coterie.experiment.data import HlmData
 from coterie_client.data import list_users, load_users
 from coterie_client.data.hlm import normal, truth
 

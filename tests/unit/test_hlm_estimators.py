@@ -1,11 +1,11 @@
-"""The estimators of `coterie_server.hlm` as arrays in and out. What the paper claims of them is in tests/papers/test_hlm.py."""
+"""The estimators of `coterie_server.maths.hlm` as arrays in and out. What the paper claims of them is in tests/papers/test_hlm.py."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from coterie_server import hlm
+from coterie_server.maths import hlm
 
 CLUSTER_OF = np.array([0, 0, 0, 1, 1, 2, 2, 2])
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from coterie.config import experiment_from
 from coterie.errors import ConfigError
-from coterie.methods.known_clusters import Weights
+from coterie.experiment.config import experiment_from
+from coterie.families.known_clusters import Weights
 
 NAMES, CLUSTERS = ("u0", "u1", "u2"), ("a", "b", "b")
 

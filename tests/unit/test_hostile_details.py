@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from coterie.errors import ProtocolError
-from coterie.frames import PLAIN_BYTES, field_header
 from coterie.v1 import session_pb2, tensor_pb2
-from coterie.wire import Assembler, Precision, Received, encode
-from coterie_server.sessions import Sparse
+from coterie.wire.codec import Assembler, Precision, Received, encode
+from coterie.wire.frames import PLAIN_BYTES, field_header
+from coterie_server.session.sessions import Sparse
 from tests.fuzz.mutations import Centres, Common
 from tests.unit.test_hub import All, Answer, asked, rows, run, two_hosts
 

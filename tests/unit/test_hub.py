@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from coterie.arrays import Array, Indices
-from coterie.config import experiment_from
 from coterie.errors import ConfigError, CoterieError, RunError
-from coterie.features import Feature
+from coterie.experiment.config import experiment_from
+from coterie.experiment.features import Feature
+from coterie.experiment.model import TensorInfo, to_json
 from coterie.findings import Finding
-from coterie.ledger import Row
-from coterie.messages import Broadcast, Message, Rows, Scalars, Vectors, declare
-from coterie.model import TensorInfo, to_json
+from coterie.record.ledger import Row
 from coterie.v1 import session_pb2
-from coterie.wire import PROTOCOL_VERSION, Assembler, Encoded, Precision, Received, encode
-from coterie_server.hub import Hub
-from coterie_server.merge import check_finite
-from coterie_server.sessions import Refusal
+from coterie.wire.codec import PROTOCOL_VERSION, Assembler, Encoded, Precision, Received, encode
+from coterie.wire.messages import Broadcast, Message, Rows, Scalars, Vectors, declare
+from coterie_server.interface.merge import check_finite
+from coterie_server.session.hub import Hub
+from coterie_server.session.sessions import Refusal
 
 DOUBLE = Precision.of("float64")
 

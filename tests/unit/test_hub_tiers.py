@@ -14,21 +14,21 @@ import grpc
 import numpy as np
 import pytest
 
-from coterie import dial
 from coterie.arrays import Array
-from coterie.config import Experiment, experiment_from
 from coterie.errors import RunError
-from coterie.ledger import DOWN, Own, Row, link_below, pack, pack_own
-from coterie.member import Member
-from coterie.messages import Broadcast, Vectors, declare
+from coterie.experiment.config import Experiment, experiment_from
+from coterie.record.ledger import DOWN, Own, Row, link_below, pack, pack_own
+from coterie.session import dial
+from coterie.session.member import Member
 from coterie.v1 import session_pb2
-from coterie.wire import PROTOCOL_VERSION, Encoded
-from coterie_deploy.joining import state_name
-from coterie_server import summary
-from coterie_server.aggregator import cluster_experiment
-from coterie_server.engine import Engine
-from coterie_server.hub import Hub
-from coterie_server.rundb import BETWEEN, RunDatabase
+from coterie.wire.codec import PROTOCOL_VERSION, Encoded
+from coterie.wire.messages import Broadcast, Vectors, declare
+from coterie_deploy.roles.joining import state_name
+from coterie_server.record import summary
+from coterie_server.record.rundb import BETWEEN, RunDatabase
+from coterie_server.run.aggregator import cluster_experiment
+from coterie_server.run.engine import Engine
+from coterie_server.session.hub import Hub
 from tests.tries import soon_enough
 
 QUERY, CONSTANTS = "consensus.GroupModel", "prepare.AgreedScale"

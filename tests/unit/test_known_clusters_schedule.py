@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coterie.coins import DrawnCoin, RecordedCoin, first
-from coterie.methods.schedule import GLOBAL, LOCAL, WITHIN, Schedule, schedule_of
+from coterie.draws.coins import DrawnCoin, RecordedCoin, first
+from coterie.families.schedule import GLOBAL, LOCAL, WITHIN, Schedule, schedule_of
 
 
 def test_a_coin_shows_the_same_wherever_one_begins_to_look() -> None:

@@ -19,12 +19,12 @@ import pytest
 import yaml
 
 from coterie.errors import ConfigError
-from coterie_deploy import cli
-from coterie_deploy.compose import compose_file
-from coterie_deploy.kubernetes import KEPT, PATIENCE_S, Where, manifests
-from coterie_deploy.member_commands import arguments
-from coterie_deploy.members import Asked, Plan, planned
-from coterie_deploy.shipped import find
+from coterie_deploy.cli import app as cli
+from coterie_deploy.containers.compose import compose_file
+from coterie_deploy.containers.kubernetes import KEPT, PATIENCE_S, Where, manifests
+from coterie_deploy.containers.member_commands import arguments
+from coterie_deploy.containers.members import Asked, Plan, planned
+from coterie_deploy.read.shipped import find
 
 VERSIONS = ["1.27", "1.37"]  # the first with gRPC probes for all, and the newest that the validator knows
 EXPERIMENT = """

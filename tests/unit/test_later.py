@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import pytest
 
-from coterie.snapshot import dumps, loads
-from coterie_server.later import Figures, Later
+from coterie.record.snapshot import dumps, loads
+from coterie_server.interface.later import Figures, Later
 
 
 @dataclass(eq=False)

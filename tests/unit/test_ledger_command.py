@@ -14,12 +14,13 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from coterie.ledger import DOWN, SESSION, UP, Row
-from coterie.wire import ENVELOPE
-from coterie_deploy import cli, ledger_tables
-from coterie_server.method import Members
-from coterie_server.query import KEYS, MEASURES, ROW_COLUMNS
-from coterie_server.rundb import RunDatabase
+from coterie.record.ledger import DOWN, SESSION, UP, Row
+from coterie.wire.codec import ENVELOPE
+from coterie_deploy.cli import app as cli
+from coterie_deploy.view import ledger_tables
+from coterie_server.interface.half import Members
+from coterie_server.record.query import KEYS, MEASURES, ROW_COLUMNS
+from coterie_server.record.rundb import RunDatabase
 
 QUERY, SLOPES, FINAL = "consensus.GroupModel", "consensus.Slopes", "evaluation.FinalModels"
 NAMES = ("u0", 'with, comma and "quotes"', "u2")
@@ -314,7 +315,7 @@ def test_the_session_is_a_stage_that_can_be_named(folder: Path, say: Say) -> Non
 
 def test_large_books_are_not_compared_on_the_page(folder: Path, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "The books of one, two did not arrive." in say(folder)
-    monkeypatch.setattr("coterie_deploy.books._MAX_COMPARED", 10)
+    monkeypatch.setattr("coterie_deploy.read.books._MAX_COMPARED", 10)
     assert "coterie ledger --verify says whether" in say(folder)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.registry import methods
-from coterie_server.rundb import RunDatabase, open_run
+from coterie.experiment.registry import methods
+from coterie_server.record.rundb import RunDatabase, open_run
 from tests.simulation import World, small_experiment
 
 PAGE = (Path(__file__).parents[2] / "deploy" / "docs" / "ledger.md").read_text(encoding="utf-8")

@@ -12,18 +12,19 @@ from typing import Any, cast
 
 import pytest
 
-from coterie import config, dial
-from coterie.config import apply_overrides, experiment_from, experiment_to_json
 from coterie.errors import ConfigError
-from coterie.links import LinkRule, link_rule
+from coterie.experiment import config
+from coterie.experiment.config import apply_overrides, experiment_from, experiment_to_json
+from coterie.experiment.links import LinkRule, link_rule
+from coterie.session import dial
 from coterie.v1 import session_pb2
-from coterie.wire import Encoded
-from coterie_server import links
-from coterie_server.door import Door
-from coterie_server.grpc_link import GrpcLink
-from coterie_server.hub import Hub
-from coterie_server.links import READ_AHEAD_S, Inlet, Outlet
-from coterie_server.serve import _Session
+from coterie.wire.codec import Encoded
+from coterie_server.session.hub import Hub
+from coterie_server.transport import links
+from coterie_server.transport.door import Door
+from coterie_server.transport.grpc_link import GrpcLink
+from coterie_server.transport.links import READ_AHEAD_S, Inlet, Outlet
+from coterie_server.transport.serve import _Session
 from tests.unit.test_config import CONTENT
 
 RULE = LinkRule(bits_per_s=8000.0, delay_s=3.0)  # 1000 bytes a second

@@ -19,13 +19,14 @@ import pytest
 import coterie
 from coterie.errors import ConfigError, RunError
 from coterie_client.data.new_rows import read_new_rows
-from coterie_deploy import run, run_tables
-from coterie_deploy.api import Result
-from coterie_deploy.predict import predict
-from coterie_server import summary
-from coterie_server.curves import curves
-from coterie_server.query import Query, totals
-from coterie_server.rundb import open_run
+from coterie_deploy import run
+from coterie_deploy.engines.api import Result
+from coterie_deploy.read import run_tables
+from coterie_deploy.read.predict import predict
+from coterie_server.record import summary
+from coterie_server.record.curves import curves
+from coterie_server.record.query import Query, totals
+from coterie_server.record.rundb import open_run
 
 USERS = [f"u{i}" for i in range(7)]
 STAGES = ("local", "global", "pdmm-0.3", "pdmm-0.05")
@@ -83,8 +84,8 @@ def test_importing_coterie_imports_no_other_room_and_no_frames() -> None:
 
 
 def test_an_installation_without_the_other_rooms_says_so_when_a_run_is_to_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "coterie_deploy.loading", None)
-    with pytest.raises(ImportError, match=r"coterie\.load_run needs coterie_deploy\.loading, which is not installed here"):
+    monkeypatch.setitem(sys.modules, "coterie_deploy.read.loading", None)
+    with pytest.raises(ImportError, match=r"coterie\.load_run needs coterie_deploy\.read\.loading, which is not installed here"):
         _ = coterie.load_run
     with pytest.raises(AttributeError, match="has no attribute 'load_runs'"):
         _ = coterie.load_runs  # type: ignore[attr-defined]

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coterie.config import StopRule
-from coterie_deploy import cli
-from coterie_deploy.hub_log import RunLog
-from coterie_deploy.launch import Launch
-from coterie_deploy.local import Watched, run_here
-from coterie_deploy.logs import LEVELS, Log, LogFormat, LogLevel, on_console, wants_json
-from coterie_deploy.progress import display
-from coterie_server.engine import Progress
-from coterie_server.hub import Hub
-from coterie_server.plan import stages_of
-from coterie_server.rundb import RunDatabase
+from coterie.experiment.config import StopRule
+from coterie_deploy.cli import app as cli
+from coterie_deploy.engines.launch import Launch
+from coterie_deploy.engines.local import Watched, run_here
+from coterie_deploy.telemetry.hub_log import RunLog
+from coterie_deploy.telemetry.logs import LEVELS, Log, LogFormat, LogLevel, on_console, wants_json
+from coterie_deploy.view.progress import display
+from coterie_server.record.rundb import RunDatabase
+from coterie_server.run.engine import Progress
+from coterie_server.run.plan import stages_of
+from coterie_server.session.hub import Hub
 from tests.commands import commands_in
 from tests.simulation import small_experiment
 

@@ -22,16 +22,16 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from coterie.errors import ConfigError
-from coterie.ledger import DOWN, UP, Row
-from coterie.tls import load_tls
-from coterie_deploy import certs
-from coterie_deploy.metrics import RunCollector, Subject, registry_of
-from coterie_deploy.metrics_server import Metrics, metrics_served
-from coterie_server import summary
-from coterie_server.coordinator import Options, coordinate
-from coterie_server.hub import Hub
-from coterie_server.rundb import WITHIN, RunDatabase, open_run
-from coterie_server.tally import Amounts, Key, Tally
+from coterie.record.ledger import DOWN, UP, Row
+from coterie.session.tls import load_tls
+from coterie_deploy.containers import certs
+from coterie_deploy.telemetry.metrics import RunCollector, Subject, registry_of
+from coterie_deploy.telemetry.metrics_server import Metrics, metrics_served
+from coterie_server.record import summary
+from coterie_server.record.rundb import WITHIN, RunDatabase, open_run
+from coterie_server.record.tally import Amounts, Key, Tally
+from coterie_server.run.coordinator import Options, coordinate
+from coterie_server.session.hub import Hub
 from tests.simulation import CoordinatorKilledError, Faults, World, small_experiment
 
 PAPER = {"name": "pdmm", "penalty": 0.3, "placement": "paper", "order": "jacobi"}
@@ -381,7 +381,7 @@ def test_a_wrong_address_is_one_sentence(subject: Subject, address: str, sentenc
 
 
 def test_without_prometheus_client_the_extra_is_named(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "coterie_deploy.metrics", raising=False)
+    monkeypatch.delitem(sys.modules, "coterie_deploy.telemetry.metrics", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=r"--metrics needs prometheus-client, which is not installed: .*pip install 'coterie\[metrics\]'"):
         asyncio.run(served(Metrics("127.0.0.1:0"), subject, get))

@@ -15,15 +15,15 @@ import yaml
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from coterie.ledger import UP, Row
-from coterie_deploy import cli
-from coterie_deploy.compose import compose_file
-from coterie_deploy.grafana import DATA_SOURCE, dashboard
-from coterie_deploy.members import Asked, planned
-from coterie_deploy.metrics import Subject, registry_of
-from coterie_deploy.monitoring import files, folder_of
-from coterie_server.hub import Hub
-from coterie_server.rundb import RunDatabase
+from coterie.record.ledger import UP, Row
+from coterie_deploy.cli import app as cli
+from coterie_deploy.containers.compose import compose_file
+from coterie_deploy.containers.grafana import DATA_SOURCE, dashboard
+from coterie_deploy.containers.members import Asked, planned
+from coterie_deploy.containers.monitoring import files, folder_of
+from coterie_deploy.telemetry.metrics import Subject, registry_of
+from coterie_server.record.rundb import RunDatabase
+from coterie_server.session.hub import Hub
 from tests.simulation import small_experiment
 
 ROOT = Path(__file__).resolve().parents[2]

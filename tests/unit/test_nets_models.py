@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from coterie.errors import ConfigError
-from coterie.model import ModelConfig, TensorInfo
+from coterie.experiment.model import ModelConfig, TensorInfo
 from coterie_client.data import UserData
 from coterie_client.learning import Draw, Phase, Rows
 from coterie_client.nets import TorchNetwork

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from coterie.draws import stream
+from coterie.draws.data import stream
 from coterie.errors import RunError
-from coterie.model import LinearModel, LstmModel, MlpModel, ModelConfig
+from coterie.experiment.model import LinearModel, LstmModel, MlpModel, ModelConfig
 from coterie_client.learning import Draw, Fitted, Phase, Rows, epochs
 from coterie_client.nets import TorchNetwork
 from tests import fixture_nets

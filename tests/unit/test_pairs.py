@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from coterie.draws.streams import stream
 from coterie.methods.pdmm import Steps
-from coterie.streams import stream
-from coterie_server import pairs
+from coterie_server.methods.pdmm import pairs
 
 STEPS = Steps(rho=0.7, eta=0.1, nu=0.6, tau=0.8)
 

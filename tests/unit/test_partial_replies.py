@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.config import experiment_from
 from coterie.errors import CoterieError
-from coterie.messages import Message
+from coterie.experiment.config import experiment_from
+from coterie.experiment.model import TensorInfo
+from coterie.families.partial import Scores, Start, TrainingLoss, Updated
 from coterie.methods.fedrep import Config
 from coterie.methods.fedrep_linear import UpdatedRepresentation
-from coterie.methods.partial import Scores, Start, TrainingLoss, Updated
-from coterie.model import TensorInfo
-from coterie.wire import Precision
-from coterie_client.method import Inbox, Local
-from coterie_client.methods import fedrep_linear, partial
-from coterie_server.method import Members, Replies, Setting
-from coterie_server.methods.partial import PartialSharing
+from coterie.wire.codec import Precision
+from coterie.wire.messages import Message
+from coterie_client.families import partial
+from coterie_client.interface.half import Inbox, Local
+from coterie_client.methods import fedrep_linear
+from coterie_server.families.partial import PartialSharing
+from coterie_server.interface.half import Members, Replies, Setting
 from tests.networks import network_experiment, write_users
 from tests.simulation import World
 

@@ -10,11 +10,11 @@ import pytest
 
 from coterie.arrays import Array
 from coterie.errors import ProtocolError, RunError
-from coterie.messages import PerCluster, Vectors, dataclass, declare
-from coterie.methods.evaluation import FinalModels
-from coterie.wire import Precision
-from coterie_server.merge import Layout, check_finite, check_kinds, check_owners, merged
-from coterie_server.tiers import _Tier
+from coterie.families.evaluation import FinalModels
+from coterie.wire.codec import Precision
+from coterie.wire.messages import PerCluster, Vectors, dataclass, declare
+from coterie_server.interface.merge import Layout, check_finite, check_kinds, check_owners, merged
+from coterie_server.run.tiers import _Tier
 
 
 @declare(method="percluster", step="P1")

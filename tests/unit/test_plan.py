@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coterie.config import StopRule, experiment_from
-from coterie_deploy.api import run
-from coterie_server.plan import REFERENCE_STOP, stages_of
+from coterie.experiment.config import StopRule, experiment_from
+from coterie_deploy.engines.api import run
+from coterie_server.interface.stages import REFERENCE_STOP
+from coterie_server.run.plan import stages_of
 
 STOP = {"residual": 1e-3, "rounds": 77}
 

@@ -10,7 +10,7 @@ from scipy.optimize import linprog, minimize
 from scipy.stats import poisson
 
 from coterie.errors import ConfigError
-from coterie.problem import ProblemConfig
+from coterie.experiment.problem import ProblemConfig
 from coterie_client.problems import build_problem
 from coterie_client.problems.convex import ConvexProblem
 from coterie_client.problems.losses import Poisson

@@ -10,7 +10,7 @@ import pytest
 from scipy.optimize import minimize
 
 from coterie.errors import ConfigError
-from coterie.problem import DISTANCE_LOSSES, MARGIN_LOSSES, ProblemConfig
+from coterie.experiment.problem import DISTANCE_LOSSES, MARGIN_LOSSES, ProblemConfig
 from coterie_client.problems import build_problem
 
 LOSSES = (*MARGIN_LOSSES, *DISTANCE_LOSSES)

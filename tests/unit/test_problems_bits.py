@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.problem import DISTANCE_LOSSES, MARGIN_LOSSES, ProblemConfig
+from coterie.experiment.problem import DISTANCE_LOSSES, MARGIN_LOSSES, ProblemConfig
 from coterie_client.problems import build_problem, newton
 from coterie_client.problems.margins import MarginBlock
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coterie.links import LinkRule
-from coterie_deploy.project import Projection, _scope
+from coterie.experiment.links import LinkRule
+from coterie_deploy.view.project import Projection, _scope
 
 RULE = LinkRule(bits_per_s=8000.0, delay_s=10.0)  # 1000 bytes a second
 

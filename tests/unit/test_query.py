@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from coterie.errors import ConfigError
-from coterie.ledger import DOWN, SESSION, UP, Own, Row, of_ranges
-from coterie.wire import ENVELOPE
-from coterie_server.method import Members
-from coterie_server.query import (
+from coterie.record.ledger import DOWN, SESSION, UP, Own, Row, of_ranges
+from coterie.wire.codec import ENVELOPE
+from coterie_server.interface.half import Members
+from coterie_server.record.query import (
     KEYS,
     MEASURES,
     ROW_COLUMNS,
@@ -31,7 +31,7 @@ from coterie_server.query import (
     rows,
     totals,
 )
-from coterie_server.rundb import BETWEEN, WITHIN, RunDatabase, open_run
+from coterie_server.record.rundb import BETWEEN, WITHIN, RunDatabase, open_run
 from tests.simulation import Faults, World, small_experiment
 from tests.two_tier import Tiers, small
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from coterie.data import DataConfig
 from coterie.errors import ConfigError
+from coterie.experiment.data import DataConfig
 from coterie_client.data import Reading, UserData, list_users, load_users, read_users
 
 CASES = Path(__file__).resolve().parents[1] / "fixtures" / "cases"
@@ -250,7 +250,7 @@ def test_a_missing_cell_of_a_new_row_is_refused_or_left_for_the_means_of_the_run
 def test_the_schema_of_a_table_reads_it_as_it_says(tmp_path: Path) -> None:
     import yaml
 
-    from coterie_deploy.data_schema import schema_of
+    from coterie_deploy.cli.data_schema import schema_of
 
     text = schema_of(CASES / "decimal-comma.csv")
     section = yaml.safe_load(text)["data"]
@@ -365,7 +365,7 @@ def test_a_frame_with_the_columns_of_the_table_gives_the_features_of_its_file() 
 
 
 def test_the_schema_of_a_table_says_how_dates_have_to_be_written(tmp_path: Path) -> None:
-    from coterie_deploy.data_schema import schema_of
+    from coterie_deploy.cli.data_schema import schema_of
 
     (tmp_path / "t.csv").write_text("day;score\n" + "".join(f"{i % 28 + 1:02}.03.2024;{i % 9}\n" for i in range(60)))
     assert "day: ignore  # dates must be written like 2024-01-31" in schema_of(tmp_path / "t.csv")

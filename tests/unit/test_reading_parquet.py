@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import TypeAdapter
 
-from coterie.data import DataConfig
 from coterie.errors import ConfigError
+from coterie.experiment.data import DataConfig
 from coterie_client.data import Reading, load_users, read_users
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(DataConfig)

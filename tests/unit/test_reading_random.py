@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from coterie.data import DataConfig
 from coterie.errors import ConfigError
+from coterie.experiment.data import DataConfig
 from coterie_client.data import UserData, load_users
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(DataConfig)
@@ -127,7 +127,7 @@ def test_a_table_in_any_dialect_is_the_plain_one_or_its_wrong_cells_are_counted(
 @settings(max_examples=30, deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["{!r}", "{:e}", "{:.30g}", "{:.17f}", " {!r}", "{!r} "]))
 def test_cells_have_the_bits_of_pythons_floats(value: float, form: str) -> None:
-    from coterie_client.data.cells import PLAIN
+    from coterie_client.data.tables.cells import PLAIN
 
     text = form.format(value)
     found = PLAIN.numbers([text, "1"])
@@ -137,7 +137,7 @@ def test_cells_have_the_bits_of_pythons_floats(value: float, form: str) -> None:
 
 
 def test_both_readers_of_large_tables_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from coterie_client.data import csv_arrow
+    from coterie_client.data.tables import csv_arrow
 
     draws = np.random.default_rng(0)
     forms = ("{!r}", "{:e}", "{:.30g}", "{:.3f}", "{:.0f}", "{:.17e}")

@@ -8,10 +8,10 @@ import types
 import pytest
 
 import coterie.methods
-from coterie.config import experiment_from
 from coterie.errors import ConfigError
+from coterie.experiment.config import experiment_from
+from coterie.experiment.registry import CONVEX, NETWORK, is_method, kinds, method_module, methods
 from coterie.methods.fedavg import Config
-from coterie.registry import CONVEX, NETWORK, is_method, kinds, method_module, methods
 
 
 def test_a_module_with_a_configuration_of_its_name_is_a_method_and_no_other() -> None:

@@ -17,14 +17,15 @@ import numpy as np
 import pytest
 
 from coterie.errors import ConfigError, RunError
-from coterie_deploy import cli, pages, report_page
-from coterie_deploy.costs import Weighing
-from coterie_deploy.pages import MOST_ROWS, safe_json
-from coterie_deploy.report_page import write_report
-from coterie_deploy.run_users import _by_size, _known, _order, _spread
-from coterie_deploy.run_view import RunView, links_of, view_of
-from coterie_server.curves import Goal, goal_from
-from coterie_server.rundb import open_run
+from coterie_deploy.cli import app as cli
+from coterie_deploy.read.costs import Weighing
+from coterie_deploy.view import pages, report_page
+from coterie_deploy.view.pages import MOST_ROWS, safe_json
+from coterie_deploy.view.report_page import write_report
+from coterie_deploy.view.run_users import _by_size, _known, _order, _spread
+from coterie_deploy.view.run_view import RunView, links_of, view_of
+from coterie_server.record.curves import Goal, goal_from
+from coterie_server.record.rundb import open_run
 from tests.benchmarks.bench_ledger import make_large
 from tests.growing_run import GrowingRun, finished_run
 from tests.small_runs import as_table, make_run

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from coterie.data import RepresentationData
-from coterie.representation import true_head, true_representation
+from coterie.experiment.data import RepresentationData
+from coterie.experiment.representation import true_head, true_representation
 from coterie_client.data import list_users, load_users
 from coterie_client.data.representation import fresh
 

@@ -13,19 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import coterie.families
 import coterie.methods
-from coterie.config import Experiment, experiment_from
 from coterie.errors import ProtocolError
-from coterie.messages import _KINDS, Message
+from coterie.experiment.config import Experiment, experiment_from
+from coterie.experiment.registry import MODULES, method_module, methods
+from coterie.experiment.reveals import AFTER, BEFORE, answered_by, is_answered, reveals_of, steps_of, table
+from coterie.families.consensus import AskLocalModels, GroupModel
+from coterie.families.prepare import AskSums
 from coterie.methods.async_l2gd import Collect
-from coterie.methods.consensus import AskLocalModels, GroupModel
-from coterie.methods.prepare import AskSums
-from coterie.registry import MODULES, methods
-from coterie.reveals import AFTER, BEFORE, answered_by, is_answered, reveals_of, steps_of, table
-from coterie_client.build import build_host
-from coterie_client.host import Host
-from coterie_deploy.consent_page import reveal_lines
-from coterie_deploy.shipped import load, shipped
+from coterie.wire.messages import _KINDS, Message
+from coterie_client.hosting.build import build_host
+from coterie_client.hosting.host import Host
+from coterie_deploy.read.shipped import load, shipped
+from coterie_deploy.roles.consent_page import reveal_lines
 
 SECURITY = Path(__file__).parents[2] / "SECURITY.md"
 BEGIN, END = "<!-- made by python -m tests.unit.test_reveals -->\n", "<!-- end -->\n"
@@ -58,10 +59,11 @@ def test_every_method_says_what_it_reveals(name: str) -> None:
 
 
 def test_every_step_that_can_travel_is_said() -> None:
-    for module in pkgutil.iter_modules(coterie.methods.__path__):
-        importlib.import_module(f"coterie.methods.{module.name}")
+    for package in (coterie.methods, coterie.families):
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{module.name}")
     said = frozenset(step for name in (*BEFORE, *methods(), *AFTER) for reveal in reveals_of(name) for step in reveal.steps)
-    declared = {(cls.method, cls.step) for cls in _KINDS.values() if cls.__module__.startswith("coterie.methods.")}
+    declared = {(cls.method, cls.step) for cls in _KINDS.values() if cls.__module__.startswith(("coterie.methods.", "coterie.families."))}
     assert len(declared) > 40
     assert [step for step in sorted(declared) if not is_answered(said, *step)] == []
 
@@ -71,7 +73,7 @@ def test_every_step_that_is_said_is_that_of_a_message() -> None:
         for reveal in reveals_of(name):
             for step in reveal.steps:
                 room, _, of_room = step.partition("/")
-                importlib.import_module(f"coterie.methods.{MODULES.get(room, room)}")
+                method_module("coterie", room)
                 steps = {cls.step for cls in _KINDS.values() if cls.method == room}
                 assert steps, step
                 assert not of_room or of_room in steps, step

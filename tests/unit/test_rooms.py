@@ -9,32 +9,56 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-ROOMS = {
-    "common": {"coterie"},
-    "server": {"coterie", "coterie_server"},
-    "client": {"coterie", "coterie_client"},
-    "deploy": {"coterie", "coterie_server", "coterie_client", "coterie_deploy"},
-}
+from tests import rooms
+from tests.rooms import PACKAGES, ROOMS, ROOT, breaches, sources
 
 
-def imported(path: Path) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module.split(".")[0])
-    return names
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_folder_imports_only_the_folders_below_it(package: str) -> None:
+    assert len(sources(package)) > 20
+    assert [sentence for path in sources(package) for sentence in breaches(path)] == []
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_only_the_rooms_it_may(room: str) -> None:
-    files = list((ROOT / room).rglob("*.py"))
-    assert files
-    for path in files:
-        ours = {name for name in imported(path) if name.startswith("coterie")}
-        assert ours <= ROOMS[room], f"{path} imports {ours - ROOMS[room]}"
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_table_has_each_folder_and_no_other(package: str) -> None:
+    folder = ROOT / PACKAGES[package] / package
+    there = {path.parent.relative_to(folder).parts[0] for path in folder.rglob("*.py") if path.parent != folder}
+    assert there == set(ROOMS[package]) - {""}
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        ("common/coterie/wire/stray.py", "from coterie.record.ledger import Row"),
+        ("common/coterie/text/stray.pyi", "import coterie.session.dial"),
+        ("server/coterie_server/maths/stray.py", "from coterie_server import run"),
+        ("server/coterie_server/run/stray.py", "import coterie_client"),
+        ("client/coterie_client/learning/stray.py", "import importlib\nimportlib.import_module('coterie_client.nets.models')"),
+        ("deploy/coterie_deploy/read/stray.py", "if TYPE_CHECKING:\n    from coterie_deploy.cli.app import main"),
+    ],
+)
+def test_what_goes_up_is_found(place: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / place
+    path.parent.mkdir(parents=True)
+    path.write_text(line)
+    for package, top in PACKAGES.items():
+        for room in filter(None, ROOMS[package]):
+            (tmp_path / top / package / room).mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(rooms, "ROOT", tmp_path)
+    assert len(breaches(path)) == 1
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_folder_says_in_one_sentence_what_lives_there(package: str) -> None:
+    for path in sources(package):
+        if path.name == "__init__.py" and path.parent.name != "v1":
+            said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            assert said.split("\n")[0].endswith("."), path
+
+
+def test_the_picture_in_architecture_is_that_of_the_table() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert rooms.redrawn(text) == text, "run python -m tests.rooms"
 
 
 def printed(code: str) -> str:
@@ -44,8 +68,8 @@ def printed(code: str) -> str:
 
 def test_a_client_starts_without_torch_scipy_pandas_pyarrow_or_the_server() -> None:
     code = (
-        "import sys, coterie.dial, coterie_client.build, coterie.config\n"
-        "from coterie.registry import method_module\n"
+        "import sys, coterie.session.dial, coterie_client.hosting.build, coterie.experiment.config\n"
+        "from coterie.experiment.registry import method_module\n"
         "for name in ('pdmm', 'consensus', 'evaluation', 'prepare'): method_module('coterie_client', name)\n"
         "print(*sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'scipy', 'pandas', 'pyarrow', 'matplotlib', 'coterie_server'}))"
     )
@@ -54,19 +78,18 @@ def test_a_client_starts_without_torch_scipy_pandas_pyarrow_or_the_server() -> N
 
 def test_a_client_with_rows_has_loaded_one_source_no_local_steps_and_no_masked_arrays() -> None:
     code = (
-        "import sys, coterie.dial\n"
-        "from coterie.config import experiment_from\n"
-        "from coterie_client.build import build_host\n"
+        "import sys, coterie.session.dial\n"
+        "from coterie.experiment.config import experiment_from\n"
+        "from coterie_client.hosting.build import build_host\n"
         "content = {'data': {'source': 'ellipses'}, 'problem': {'loss': 'squared_hinge'}, 'method': {'name': 'pdmm', 'penalty': 1.0}}\n"
         "build_host('a', experiment_from({'name': 'small', **content}), 'run-1', None)\n"
-        "unused = ('coterie.methods.partial', 'coterie_client.learning', 'coterie_client.data.csv_table', 'coterie_client.data.digits')\n"
+        "unused = ('coterie.families.partial', 'coterie_client.learning', 'coterie_client.data.tables.csv_table')\n"
         "print(*(m for m in sys.modules if m.startswith('numpy.ma.') or m in unused))"
     )
     assert printed(code) == ""
 
 
 def test_coterie_itself_imports_neither_side() -> None:
-    code = (
-        "import sys, coterie, coterie.config; print(*sorted(m for m in sys.modules if m.startswith(('coterie_server', 'coterie_client'))))"
-    )
+    sides = "('coterie_server', 'coterie_client')"
+    code = f"import sys, coterie, coterie.experiment.config; print(*sorted(m for m in sys.modules if m.startswith({sides})))"
     assert printed(code) == ""

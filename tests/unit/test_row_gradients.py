@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coterie.problem import DISTANCE_LOSSES, MARGIN_LOSSES, ProblemConfig
+from coterie.experiment.problem import DISTANCE_LOSSES, MARGIN_LOSSES, ProblemConfig
 from coterie_client.problems import build_problem, subsets
 from coterie_client.problems.convex import ConvexProblem
 from coterie_client.problems.subsets import Subsets

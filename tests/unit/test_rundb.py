@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from coterie.errors import ConfigError, RunError
-from coterie.ledger import UP, Own, Row
-from coterie_server import rundb, summary
-from coterie_server.rundb import BETWEEN, WITHIN, RunDatabase, open_run, read_run
+from coterie.record.ledger import UP, Own, Row
+from coterie_server.record import rundb, summary
+from coterie_server.record.rundb import BETWEEN, WITHIN, RunDatabase, open_run, read_run
 
 
 def row(seq: int, n_bytes: int) -> Row:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from coterie.data import CsvData
-from coterie.features import Feature, from_plain, listed, named_columns, numbers, to_plain
+from coterie.experiment.data import CsvData
+from coterie.experiment.features import Feature, from_plain, listed, named_columns, numbers, to_plain
 from coterie.findings import Finding
-from coterie.told import feature_frame, finding_frame, finding_of
+from coterie.session.told import feature_frame, finding_frame, finding_of
 from coterie.v1 import session_pb2
-from coterie_server.schemas import MAX_FINDINGS, check_schema, schema_of, why_not
-from coterie_server.sessions import Refusal
+from coterie_server.session.schemas import MAX_FINDINGS, check_schema, schema_of, why_not
+from coterie_server.session.sessions import Refusal
 
 BEFORE = (Feature("ses"), Feature("sex=f", "category", "sex"), Feature("sex=m", "category", "sex"), Feature("seen", "date"))
 

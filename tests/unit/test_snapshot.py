@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from coterie.errors import RunError
-from coterie.snapshot import SnapshotFile
+from coterie.record.snapshot import SnapshotFile
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from coterie.errors import RunError
+from coterie.experiment.model import TensorInfo
+from coterie.experiment.problem import ProblemConfig
+from coterie.families.partial import Scores
 from coterie.methods.fedavg import Config
-from coterie.methods.partial import Scores
-from coterie.model import TensorInfo
-from coterie.problem import ProblemConfig
-from coterie.wire import Precision
+from coterie.wire.codec import Precision
 from coterie_client.learning import Rows
 from coterie_client.problems import build_problem
 from coterie_client.problems.descent import ConvexLearner
-from coterie_server.known_clusters import spread_of
-from coterie_server.method import Members, Replies, Setting
-from coterie_server.methods.partial import PartialSharing, _mean
+from coterie_server.families.known_clusters import spread_of
+from coterie_server.families.partial import PartialSharing, _mean
+from coterie_server.interface.half import Members, Replies, Setting
 
 BIG = 1e300
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.config import Experiment, experiment_from
 from coterie.errors import ProtocolError
-from coterie.methods.consensus import AskModels
-from coterie.registry import method_module
-from coterie_client.build import build_host
-from coterie_client.host import Host
+from coterie.experiment.config import Experiment, experiment_from
+from coterie.experiment.registry import method_module
+from coterie.families.consensus import AskModels
+from coterie_client.hosting.build import build_host
+from coterie_client.hosting.host import Host
 
 NETWORK = {"model": {"name": "mlp", "classes": 2}, "problem": {"loss": "cross_entropy"}}
 

@@ -10,9 +10,9 @@ import pytest
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ProtocolError
-from coterie.messages import Broadcast, Message, Positions, Rows, Scalars, Vectors, declare
 from coterie.v1 import session_pb2, tensor_pb2
-from coterie.wire import Assembler, Precision, Received, encode
+from coterie.wire.codec import Assembler, Precision, Received, encode
+from coterie.wire.messages import Broadcast, Message, Positions, Rows, Scalars, Vectors, declare
 
 DOUBLE, SINGLE = Precision.of("float64"), Precision.of("float32")
 OWN = 4

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import coterie.methods
-from coterie_deploy.steps import STEPS
+from coterie_deploy.read.steps import STEPS
 
 
 def test_every_declared_step_has_words() -> None:

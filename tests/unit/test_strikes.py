@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from coterie.errors import ConfigError, RunError
 from coterie.v1 import session_pb2
-from coterie_deploy.loopback import with_words
-from coterie_server.method import Replies
-from coterie_server.sessions import Refusal
+from coterie_deploy.engines.loopback import with_words
+from coterie_server.interface.half import Replies
+from coterie_server.session.sessions import Refusal
 from tests.unit.test_hub import All, Answer, World, asked, rows, run, world
 
 USERS = {"a": ["u1"], "b": ["u2", "u3"], "c": ["u4"]}

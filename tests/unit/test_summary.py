@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from coterie.config import StopRule
 from coterie.errors import ConfigError
-from coterie.ledger import DOWN, SESSION, UP, Row
-from coterie.wire import ENVELOPE
-from coterie_server import summary
-from coterie_server.rundb import RunDatabase
-from coterie_server.summary import Shortfall
+from coterie.experiment.config import StopRule
+from coterie.record.ledger import DOWN, SESSION, UP, Row
+from coterie.wire.codec import ENVELOPE
+from coterie_server.record import summary
+from coterie_server.record.rundb import RunDatabase
+from coterie_server.record.summary import Shortfall
 
 QUERY, SLOPES, CONSTANTS = "consensus.GroupModel", "consensus.Slopes", "prepare.AgreedScale"
 

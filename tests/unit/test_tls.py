@@ -19,14 +19,14 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from coterie import probe
 from coterie.errors import ConfigError, CoterieError, RunError
-from coterie.probe import PLAIN, mismatch
-from coterie.tls import Identity, check_users, identity_of, load_tls
-from coterie_deploy import certs
-from coterie_deploy.certs import Asked, init, issue
-from coterie_deploy.handshakes import handshakes_watched, sentence_of
-from coterie_deploy.health import check_server
+from coterie.session import probe
+from coterie.session.probe import PLAIN, mismatch
+from coterie.session.tls import Identity, check_users, identity_of, load_tls
+from coterie_deploy.containers import certs
+from coterie_deploy.containers.certs import Asked, init, issue
+from coterie_deploy.roles.health import check_server
+from coterie_deploy.telemetry.handshakes import handshakes_watched, sentence_of
 
 HOST = "urn:coterie:host:a"
 
@@ -229,7 +229,7 @@ def test_an_authority_has_its_own_key_and_is_valid(authority: Path, tmp_path: Pa
     assert "make an authority first with `coterie certs init" in refusal(lambda: issue(tmp_path, Asked("host", "a")))
     init(tmp_path, days=1e-9)
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=2)
-    with mock.patch("coterie_deploy.certs.datetime.datetime", wraps=datetime.datetime) as clock:
+    with mock.patch("coterie_deploy.containers.certs.datetime.datetime", wraps=datetime.datetime) as clock:
         clock.now.return_value = later
         assert "ca.crt has expired" in refusal(lambda: issue(tmp_path, Asked("host", "a")))
     (tmp_path / "ca.crt").write_bytes((authority / "ca.crt").read_bytes())
@@ -266,7 +266,7 @@ def test_nobody_is_asked_for_the_password_of_a_key(authority: Path, tmp_path: Pa
     locked = serialization.BestAvailableEncryption(b"secret")
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
     (tmp_path / "tls.key").write_bytes(pem)
-    code = f"from coterie.tls import load_tls; from pathlib import Path; load_tls(Path({str(tmp_path)!r}), is_server=False)"
+    code = f"from coterie.session.tls import load_tls; from pathlib import Path; load_tls(Path({str(tmp_path)!r}), is_server=False)"
     found = subprocess.run(
         [sys.executable, "-c", code], check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, start_new_session=True
     )
@@ -503,7 +503,7 @@ def test_writing_never_waits_for_the_reader(tmp_path: Path) -> None:
         return "held"
 
     async def run() -> None:
-        with mock.patch("coterie_deploy.handshakes.sentence_of", held), handshakes_watched(lambda _: None):
+        with mock.patch("coterie_deploy.telemetry.handshakes.sentence_of", held), handshakes_watched(lambda _: None):
             with pytest.raises(BlockingIOError):
                 fill()
             hold.set()
@@ -516,7 +516,7 @@ def test_a_child_that_keeps_the_pipe_keeps_nobody_else(tmp_path: Path) -> None:
     """What the reader passes on afterwards goes where it went, and not to whatever has got its descriptor's number."""
 
     async def run() -> None:
-        with mock.patch("coterie_deploy.handshakes._END_S", 0.05), handshakes_watched(lambda _: None):
+        with mock.patch("coterie_deploy.telemetry.handshakes._END_S", 0.05), handshakes_watched(lambda _: None):
             child.append(os.dup(2))
 
     child: list[int] = []

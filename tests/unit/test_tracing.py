@@ -25,16 +25,16 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from rich.console import Console
 
-from coterie.config import Experiment, experiment_from
 from coterie.errors import ConfigError, RunError
-from coterie_deploy import telemetry as module
-from coterie_deploy.aggregator import AggregatorRole
-from coterie_deploy.hosts import AggregatorProcess
-from coterie_deploy.launch import Launch, launch
-from coterie_deploy.telemetry import Telemetry, telemetry, tracing
-from coterie_server.coordinator import Finished
-from coterie_server.hub import Hub
-from coterie_server.tracing import ANSWER, EXCHANGE, ROUND, RUN, STAGE, RunTracer, is_traced
+from coterie.experiment.config import Experiment, experiment_from
+from coterie_deploy.engines.hosts import AggregatorProcess
+from coterie_deploy.engines.launch import Launch, launch
+from coterie_deploy.roles.aggregator import AggregatorRole
+from coterie_deploy.telemetry import spans as module
+from coterie_deploy.telemetry.spans import Telemetry, telemetry, tracing
+from coterie_server.record.tracing import ANSWER, EXCHANGE, ROUND, RUN, STAGE, RunTracer, is_traced
+from coterie_server.run.coordinator import Finished
+from coterie_server.session.hub import Hub
 from tests.commands import commands_in
 from tests.two_tier import Tiers, bits, small
 
@@ -196,10 +196,11 @@ def test_rounds_that_are_not_traced_have_no_spans() -> None:
 
 def test_a_run_that_is_not_traced_imports_nothing_for_it(tmp_path: Path) -> None:
     code = (
-        "import sys; from coterie_deploy import run, cli; import coterie_deploy.server, coterie_deploy.aggregator, coterie_deploy.local\n"
+        "import sys; from coterie_deploy import run; import coterie_deploy.cli.app, coterie_deploy.roles.server\n"
+        "import coterie_deploy.roles.aggregator, coterie_deploy.engines.local\n"
         "run({'name': 'x', 'data': {'source': 'ellipses', 'users_per_cluster': 1}, 'method': {'name': 'local'}, "
         "'problem': {'loss': 'squared_hinge', 'l2': 1e-3}})\n"
-        "print(*sorted({m for m in sys.modules if m.startswith('opentelemetry') or m == 'coterie_server.tracing'}))"
+        "print(*sorted({m for m in sys.modules if m.startswith('opentelemetry') or m == 'coterie_server.record.tracing'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True, cwd=tmp_path)
     assert done.stdout.strip() == ""

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from coterie_deploy.verify import print_verification, verdict_on
-from coterie_server.method import Expected
-from coterie_server.rundb import RunDatabase
+from coterie_deploy.read.verify import print_verification, verdict_on
+from coterie_server.interface.half import Expected
+from coterie_server.record.rundb import RunDatabase
 from tests.simulation import CoordinatorKilledError, Faults, World, small_experiment
 from tests.small_runs import as_table
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from coterie.errors import ProtocolError
-from coterie.finite import first_bad
-from coterie.messages import Message
-from coterie.methods.partial import TrainingLoss, Updated
-from coterie.wire import Precision
-from coterie_server.wanted import Wanted, check_wanted
+from coterie.families.partial import TrainingLoss, Updated
+from coterie.wire.codec import Precision
+from coterie.wire.finite import first_bad
+from coterie.wire.messages import Message
+from coterie_server.interface.wanted import Wanted, check_wanted
 from tests.unit.test_hub import All, Answer, asked, rows, run
 from tests.unit.test_strikes import three_hosts
 

@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from coterie.config import experiment_from, experiment_to_json
 from coterie.errors import ConfigError
-from coterie_deploy import cli
-from coterie_deploy import standing as standing_module
-from coterie_deploy.standing import Pace, Standing, Status, Watcher, pace_of, rounds_left
-from coterie_deploy.watch import line_of, picture, sparkline, watch
-from coterie_server.coordinator import LOCK
-from coterie_server.curves import Curves
-from coterie_server.plan import stages_of
-from coterie_server.rundb import RunDatabase
-from coterie_server.summary import StageSummary
+from coterie.experiment.config import experiment_from, experiment_to_json
+from coterie_deploy.cli import app as cli
+from coterie_deploy.read import standing as standing_module
+from coterie_deploy.read.standing import Pace, Standing, Status, Watcher, pace_of, rounds_left
+from coterie_deploy.view.watch import line_of, picture, sparkline, watch
+from coterie_server.record.curves import Curves
+from coterie_server.record.rundb import RunDatabase
+from coterie_server.record.summary import StageSummary
+from coterie_server.run.coordinator import LOCK
+from coterie_server.run.plan import stages_of
 from tests.small_runs import make_run
 
 EXPERIMENT = {

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Indices
 from coterie.errors import ConfigError, ProtocolError, RunError
-from coterie.ledger import DOWN, rows_of
-from coterie.messages import Message, Positions, Rows, Weights, dataclass, declare
-from coterie.model import TensorInfo, difference, from_json, named_tensors, shared_tensors, to_json
+from coterie.experiment.model import TensorInfo, difference, from_json, named_tensors, shared_tensors, to_json
+from coterie.record.ledger import DOWN, rows_of
 from coterie.v1 import session_pb2
-from coterie.wire import Assembler, Encoded, Precision, Received, encode
-from coterie_server.merge import Layout, check_finite, merged, weights_of
-from coterie_server.method import Replies
+from coterie.wire.codec import Assembler, Encoded, Precision, Received, encode
+from coterie.wire.messages import Message, Positions, Rows, Weights, dataclass, declare
+from coterie_server.interface.half import Replies
+from coterie_server.interface.merge import Layout, check_finite, merged, weights_of
 
 PAYLOADS = ("float64", "float32", "float16", "bfloat16")
 ITEM_BYTES = {"float64": 4, "float32": 4, "float16": 2, "bfloat16": 2}

@@ -10,12 +10,13 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 
-from coterie import frames, wire
 from coterie.arrays import Array, Indices
 from coterie.errors import ProtocolError
-from coterie.messages import Broadcast, Message, Positions, Rows, Scalars, Vectors, declare
 from coterie.v1 import session_pb2, tensor_pb2
-from coterie.wire import Assembler, Encoded, Precision, Received, encode, reheaded
+from coterie.wire import codec as wire
+from coterie.wire import frames
+from coterie.wire.codec import Assembler, Encoded, Precision, Received, encode, reheaded
+from coterie.wire.messages import Broadcast, Message, Positions, Rows, Scalars, Vectors, declare
 
 DOUBLE, SINGLE = Precision.of("float64"), Precision.of("float32")
 MIB = 1 << 20

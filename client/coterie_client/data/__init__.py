@@ -1,7 +1,7 @@
 """A client's private data: the users it has, their rows, the held-out split, and standardisation.
 
 Importing this is light: NumPy and pydantic; pyarrow is imported by the Parquet reader alone, on first use. The configuration is
-`coterie.data.DataConfig`.
+`coterie.experiment.data.DataConfig`.
 """
 
 from coterie_client.data.load import Fresh, count_users, fresh_rows, list_users, load_users, read_users, summarize_users

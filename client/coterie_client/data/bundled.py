@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coterie.arrays import Array
-from coterie.data import CsvData, ExamsData, GrowthData, HsbData
-from coterie_client.data import csv_table
+from coterie.experiment.data import CsvData, ExamsData, GrowthData, HsbData
+from coterie_client.data.tables import csv_table
 from coterie_client.data.users import UserData, UserHead, frozen
 
 _FILES = Path(__file__).parent / "files"

@@ -16,8 +16,8 @@ from collections.abc import Collection
 import numpy as np
 
 from coterie.arrays import Array, distinct
-from coterie.data import EllipsesData
-from coterie.draws import Stream, stream
+from coterie.draws.data import Stream, stream
+from coterie.experiment.data import EllipsesData
 from coterie_client.data.users import UserData, UserHead, frozen
 
 FIRST_ANGLE_DEGREES = 90.0

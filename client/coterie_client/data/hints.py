@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from coterie.arrays import Array, distinct
-from coterie.features import column_of
+from coterie.experiment.features import column_of
 from coterie.findings import Finding
 from coterie_client.data.notes import Note
 from coterie_client.data.users import UserData

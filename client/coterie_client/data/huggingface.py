@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
-from coterie.data import HuggingfaceData
 from coterie.errors import ConfigError
-from coterie.names import check_name
+from coterie.experiment.data import HuggingfaceData
+from coterie.text.names import check_name
 from coterie_client.data.paths import resolve
 from coterie_client.data.pictures import Pictures
 from coterie_client.data.pool import Pool
-from coterie_client.data.tables import rows_by_user
+from coterie_client.data.tables.heads import rows_by_user
 from coterie_client.data.words import symbols_of
 
 _SAVED = ("dataset_dict.json", "state.json")  # of `save_to_disk`

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Indices
-from coterie.data import ImagesData
 from coterie.errors import ConfigError
+from coterie.experiment.data import ImagesData
 from coterie_client.data.paths import resolve
 from coterie_client.data.pictures import Pictures
 from coterie_client.data.pool import Pool

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
-from coterie.data import LeafData
 from coterie.errors import ConfigError, otherwise
+from coterie.experiment.data import LeafData
 from coterie.findings import Finding
-from coterie.names import check_name
+from coterie.text.names import check_name
 from coterie_client.data.paths import DataFile, one_file, resolve
 from coterie_client.data.pool import Pool
-from coterie_client.data.tables import check_finite, no_rows
+from coterie_client.data.tables.heads import check_finite, no_rows
 
 _MAX_BYTES = 1 << 30  # of a file: as numbers of Python it takes many times as much memory
 _SUFFIX = ".json"

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple, assert_never
 
 from coterie.arrays import Array
-from coterie.data import (
+from coterie.errors import otherwise
+from coterie.experiment.data import (
     CsvData,
     DataConfig,
     DigitsData,
@@ -38,9 +39,8 @@ from coterie.data import (
     TorchvisionData,
     TweetsData,
 )
-from coterie.errors import otherwise
 from coterie.findings import Finding
-from coterie.names import natural_key, normal, unknown_user
+from coterie.text.names import natural_key, normal, unknown_user
 from coterie_client.data.pool import Pool, Share, UserSummary, heads_of, load_shares, summaries, summary
 from coterie_client.data.reading import Reading
 from coterie_client.data.split import head_with_fold, with_fold
@@ -127,7 +127,7 @@ class _Source(NamedTuple):
 def _source(config: DataConfig, seed: int, data_dir: Path | None) -> _Source:
     match config:
         case CsvData():
-            from coterie_client.data import csv_table
+            from coterie_client.data.tables import csv_table
 
             return _Source(partial(csv_table.heads, config, data_dir), partial(csv_table.load, config, seed, data_dir=data_dir))
         case HsbData() | ExamsData() | GrowthData():
@@ -135,11 +135,11 @@ def _source(config: DataConfig, seed: int, data_dir: Path | None) -> _Source:
 
             return _Source(partial(bundled.heads, config), partial(bundled.load, config, seed))
         case ParquetData():
-            from coterie_client.data import parquet_table
+            from coterie_client.data.tables import parquet_table
 
             return _Source(partial(parquet_table.heads, config, data_dir), partial(parquet_table.load, config, seed, data_dir=data_dir))
         case StataData() | SpssData():
-            from coterie_client.data import statistics_table
+            from coterie_client.data.tables import statistics_table
 
             return _Source(
                 partial(statistics_table.heads, config, data_dir), partial(statistics_table.load, config, seed, data_dir=data_dir)
@@ -184,7 +184,7 @@ def _dealt(config: PooledData, seed: int, names: Collection[str] | None, data_di
 def _pools(config: PooledData, names: Collection[str] | None, data_dir: Path | None) -> Iterator[Pool]:
     match config:
         case NpzData():
-            from coterie_client.data import npz_table
+            from coterie_client.data.tables import npz_table
 
             yield from npz_table.pools(config, data_dir, names)
         case LeafData():

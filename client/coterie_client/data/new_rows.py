@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array
-from coterie.columns import Dialect, Levels
-from coterie.data import CsvData, DataConfig, ParquetData, SpssData, StataData
 from coterie.errors import ConfigError
-from coterie.features import Feature
+from coterie.experiment.columns import Dialect, Levels
+from coterie.experiment.data import CsvData, DataConfig, ParquetData, SpssData, StataData
+from coterie.experiment.features import Feature
 from coterie.findings import Finding
-from coterie_client.data import csv_table
-from coterie_client.data.cells import Spelling
-from coterie_client.data.formula import Asked, asked_by
 from coterie_client.data.paths import DataFile, one_file
-from coterie_client.data.table_reader import Format, load_rows
-from coterie_client.data.tables import Roles
+from coterie_client.data.tables import csv_table
+from coterie_client.data.tables.cells import Spelling
+from coterie_client.data.tables.formula import Asked, asked_by
+from coterie_client.data.tables.heads import Roles
+from coterie_client.data.tables.table_reader import Format, load_rows
 
 _BINARY = (".dta", ".sav", ".parquet", ".npz", ".xlsx")
 _MISSING = " is missing"  # ends the name of an indicator

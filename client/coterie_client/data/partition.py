@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices, distinct
-from coterie.data import Partition
-from coterie.draws import Stream, normal, stream
+from coterie.draws.data import Stream, normal, stream
 from coterie.errors import ConfigError, otherwise
+from coterie.experiment.data import Partition
 from coterie.findings import Finding
-from coterie.names import natural_key
+from coterie.text.names import natural_key
 from coterie_client.data.pool import Pool, Share, chosen_classes
 from coterie_client.data.split import held_out_rows
 

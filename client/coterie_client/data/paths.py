@@ -10,10 +10,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from coterie.data import USER
 from coterie.errors import ConfigError, otherwise
+from coterie.experiment.data import USER
 from coterie.findings import Finding
-from coterie.names import check_name, natural_key
+from coterie.text.names import check_name, natural_key
 
 # What a client keeps beside its data, or in a state folder there: keys, lists of true names, the policy, what its owner has accepted.
 _OWN = re.compile(r"policy\.(yaml|key)|accepted\.json|.*pseudonyms.*\.(key|json)")

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
-from coterie.data import Partition
 from coterie.errors import ConfigError
+from coterie.experiment.data import Partition
 from coterie_client.data.users import UserData, UserHead
 
 

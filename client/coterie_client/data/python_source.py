@@ -15,12 +15,12 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import JsonValue
 
 from coterie.arrays import Array
-from coterie.data import PythonData
 from coterie.errors import ConfigError, otherwise
+from coterie.experiment.data import PythonData
 from coterie.findings import Finding
-from coterie.names import check_name
-from coterie_client.data.features import as_rows
+from coterie.text.names import check_name
 from coterie_client.data.split import hold_out
+from coterie_client.data.tables.features import as_rows
 from coterie_client.data.users import UserData, UserHead, frozen
 from coterie_client.user_code import user_code
 

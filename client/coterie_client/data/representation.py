@@ -1,7 +1,7 @@
 """Regressions that share a representation: y = w*_i' B*' x + noise, x ~ N(0, I), section 5.1 of Collins et al. (2021).
 
-Users "u0", "u1", ...; the truth is in `coterie.representation`. Rows are drawn by user, purpose and round, so they do not depend on
-who else is loaded, and fewer rows are the first of more.
+Users "u0", "u1", ...; the truth is in `coterie.experiment.representation`. Rows are drawn by user, purpose and round, so they do not
+depend on who else is loaded, and fewer rows are the first of more.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from coterie.arrays import Array
-from coterie.data import RepresentationData
-from coterie.draws import normal, stream
-from coterie.representation import true_head, true_representation
+from coterie.draws.data import normal, stream
+from coterie.experiment.data import RepresentationData
+from coterie.experiment.representation import true_head, true_representation
 from coterie_client.data.users import UserData, UserHead, frozen
 
 

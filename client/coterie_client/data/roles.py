@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Indices
-from coterie.data import RolesData
 from coterie.errors import ConfigError
-from coterie.names import check_name
+from coterie.experiment.data import RolesData
+from coterie.text.names import check_name
 from coterie_client.data.paths import DataFile, one_file
 from coterie_client.data.pool import Pool
 

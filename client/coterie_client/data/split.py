@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices, distinct
-from coterie.data import Fold
-from coterie.draws import Stream, stream
-from coterie.features import Feature
+from coterie.draws.data import Stream, stream
+from coterie.experiment.data import Fold
+from coterie.experiment.features import Feature
 from coterie_client.data.users import UserData, UserHead, frozen
 
 

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Indices
-from coterie.data import TorchvisionData
 from coterie.errors import ConfigError
+from coterie.experiment.data import TorchvisionData
 from coterie_client.data.archive import take
 from coterie_client.data.paths import DataFile, one_file, resolve
 from coterie_client.data.pool import Pool

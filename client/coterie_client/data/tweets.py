@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Indices
-from coterie.data import TweetsData
 from coterie.errors import ConfigError
+from coterie.experiment.data import TweetsData
 from coterie.findings import Finding
-from coterie.names import check_name
+from coterie.text.names import check_name
 from coterie_client.data.paths import DataFile, one_file
 from coterie_client.data.pool import Pool
-from coterie_client.data.tables import no_rows, rows_by_user
+from coterie_client.data.tables.heads import no_rows, rows_by_user
 from coterie_client.data.words import symbols_of
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array
-from coterie.features import Feature
+from coterie.experiment.features import Feature
 
 A = TypeVar("A", bound=NDArray[Any])
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import RunError
+from coterie.experiment.model import TensorInfo
 from coterie.findings import Finding
-from coterie.model import TensorInfo
 from coterie_client.learning.phases import Phase
 
 Tensors = Mapping[str, NDArray[Any]]

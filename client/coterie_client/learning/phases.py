@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from coterie.model import Part, check_part
+from coterie.experiment.model import Part, check_part
 
 ALPHA = "alpha of the mix"  # beside the tensors of a mix's own model
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from coterie_client.interface.local_update import Fit, LocalUpdate, Moved, Settings
 from coterie_client.learning import ALPHA, Mixed, Phase, Tensors
-from coterie_client.local_update import Fit, LocalUpdate, Moved, Settings
 
 
 def start(model: Tensors, settings: Settings) -> Tensors:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array, Indices, distinct
-from coterie.messages import Message
+from coterie.families.schedule import GLOBAL, combined, schedule_by
 from coterie.methods.async_al2sgd import (
     ANCHOR,
     THETA,
@@ -34,11 +34,11 @@ from coterie.methods.async_al2sgd import (
     UserState,
     UserWeights,
 )
-from coterie.methods.schedule import GLOBAL, combined, schedule_by
-from coterie_client.method import Inbox, Local
-from coterie_client.methods.evaluation import judged
-from coterie_client.methods.gaps import gaps
-from coterie_client.row_draws import Words, drawn_rows, keys_of, recorded_rows
+from coterie.wire.messages import Message
+from coterie_client.families.evaluation import judged
+from coterie_client.families.gaps import gaps
+from coterie_client.families.row_draws import Words, drawn_rows, keys_of, recorded_rows
+from coterie_client.interface.half import Inbox, Local
 
 
 @dataclass(frozen=True)

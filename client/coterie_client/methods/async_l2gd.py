@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array, Indices, distinct
-from coterie.messages import Message
+from coterie.families.schedule import GLOBAL, LOCAL, Schedule, combined, moved, schedule_by
 from coterie.methods.async_l2gd import (
     AskState,
     Centres,
@@ -29,10 +29,10 @@ from coterie.methods.async_l2gd import (
     UserState,
     UserWeights,
 )
-from coterie.methods.schedule import GLOBAL, LOCAL, Schedule, combined, moved, schedule_by
-from coterie_client.method import Inbox, Local
-from coterie_client.methods.evaluation import judged
-from coterie_client.methods.gaps import gaps
+from coterie.wire.messages import Message
+from coterie_client.families.evaluation import judged
+from coterie_client.families.gaps import gaps
+from coterie_client.interface.half import Inbox, Local
 
 
 @dataclass(frozen=True)

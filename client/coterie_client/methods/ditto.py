@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from coterie_client.interface.local_update import Fit, LocalUpdate, Moved, Settings, judge_own, own_model, pulled
 from coterie_client.learning import Phase, Tensors
-from coterie_client.local_update import Fit, LocalUpdate, Moved, Settings, judge_own, own_model, pulled
 
 
 def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Settings, fit: Fit) -> Moved:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array
-from coterie.messages import Message
 from coterie.methods.fed_mtl import Pull, Pulled
+from coterie.wire.messages import Message
+from coterie_client.interface.half import Inbox, Local
+from coterie_client.interface.local_update import Fit, LocalUpdate, Moved, Settings, judge_own, own_model, pulled
 from coterie_client.learning import Phase, Tensors
-from coterie_client.local_update import Fit, LocalUpdate, Moved, Settings, judge_own, own_model, pulled
-from coterie_client.method import Inbox, Local
 
 
 def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Settings, fit: Fit) -> Moved:

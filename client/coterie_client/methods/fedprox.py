@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from coterie_client.interface.local_update import Fit, LocalUpdate, Moved, Settings, pulled
 from coterie_client.learning import Phase, Tensors
-from coterie_client.local_update import Fit, LocalUpdate, Moved, Settings, pulled
 
 
 def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Settings, fit: Fit) -> Moved:

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array, Indices
-from coterie.config import Experiment
-from coterie.draws import stream
-from coterie.messages import Message
+from coterie.draws.data import stream
+from coterie.experiment.config import Experiment
 from coterie.methods.fedrep_linear import (
     AskMoments,
     Config,
@@ -23,7 +22,8 @@ from coterie.methods.fedrep_linear import (
     UpdatedHead,
     UpdatedRepresentation,
 )
-from coterie_client.method import Inbox, Local
+from coterie.wire.messages import Message
+from coterie_client.interface.half import Inbox, Local
 
 
 @dataclass(frozen=True)

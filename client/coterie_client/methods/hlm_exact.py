@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array
-from coterie.messages import Message
 from coterie.methods.hlm_exact import Models, Statistics
-from coterie_client.method import Inbox, Local
+from coterie.wire.messages import Message
+from coterie_client.interface.half import Inbox, Local
 
 
 @dataclass(frozen=True)

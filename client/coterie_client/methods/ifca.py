@@ -7,8 +7,8 @@ from collections.abc import Set as AbstractSet
 
 import numpy as np
 
+from coterie_client.interface.local_update import CHOICE, Fit, LocalUpdate, Moved, Settings
 from coterie_client.learning import Phase, Tensors
-from coterie_client.local_update import CHOICE, Fit, LocalUpdate, Moved, Settings
 
 
 def start(_: Tensors, __: Settings) -> Tensors:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from coterie_client.interface.local_update import Fit, LocalUpdate, Moved, Settings
 from coterie_client.learning import Phase, Tensors
-from coterie_client.local_update import Fit, LocalUpdate, Moved, Settings
 
 LEFT = "left of the distance"  # (1 - a)^m of the aggregations to come, beside the tensors of x_i
 

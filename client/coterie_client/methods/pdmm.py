@@ -23,7 +23,6 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.errors import RunError
-from coterie.messages import Message
 from coterie.methods.pdmm import (
     Aggregates,
     AllBlocks,
@@ -42,7 +41,8 @@ from coterie.methods.pdmm import (
     ValuesWanted,
     Weight,
 )
-from coterie_client.method import Inbox, Local
+from coterie.wire.messages import Message
+from coterie_client.interface.half import Inbox, Local
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
+from coterie_client.interface.local_update import Fit, LocalUpdate, Moved, Settings
 from coterie_client.learning import Adapted, Phase, Tensors
-from coterie_client.local_update import Fit, LocalUpdate, Moved, Settings
 
 
 def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Settings, fit: Fit) -> Moved:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from coterie_client.interface.local_update import Fit, LocalUpdate, Moved, Settings, judge_own, own_model
 from coterie_client.learning import Envelope, Phase, Tensors
-from coterie_client.local_update import Fit, LocalUpdate, Moved, Settings, judge_own, own_model
 
 
 def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Settings, fit: Fit) -> Moved:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from coterie_client.interface.local_update import Fit, LocalUpdate, Moved, Settings
 from coterie_client.learning import Phase, Tensors
-from coterie_client.local_update import Fit, LocalUpdate, Moved, Settings
 
 
 def start(model: Tensors, _: Settings) -> Tensors:

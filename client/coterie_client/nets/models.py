@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from coterie.errors import ConfigError, otherwise
+from coterie.experiment.model import CnnModel, CustomModel, LinearModel, LstmModel, MlpModel, ModelConfig
 from coterie.findings import Finding
-from coterie.model import CnnModel, CustomModel, LinearModel, LstmModel, MlpModel, ModelConfig
 
 _UNUSABLE, _RAISED = Finding("L4", place="model.build"), Finding("L2", place="model.build")
 

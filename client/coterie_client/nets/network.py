@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from coterie.draws import stream
+from coterie.draws.data import stream
 from coterie.errors import ConfigError, RunError, otherwise
+from coterie.experiment.model import CnnModel, CustomModel, ModelConfig, Part, TensorInfo
 from coterie.findings import Finding
-from coterie.meant import meant
-from coterie.model import CnnModel, CustomModel, ModelConfig, Part, TensorInfo
+from coterie.text.meant import meant
 from coterie_client.data import UserData
 from coterie_client.learning import Draw, Fitted, Phase, Rows, Tensors, Trained, count_steps, epochs, gradient, steps_of, train
 from coterie_client.nets.heads import has_written_gradient, train_linear_head

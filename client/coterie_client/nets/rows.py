@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from coterie.errors import ConfigError
+from coterie.experiment.model import CnnModel, LstmModel, ModelConfig
 from coterie.findings import Finding
-from coterie.model import CnnModel, LstmModel, ModelConfig
 from coterie_client.data import UserData
 
 FEWEST_ROWS = 2

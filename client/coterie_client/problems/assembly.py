@@ -8,7 +8,7 @@ import numpy as np
 
 from coterie.arrays import Array
 from coterie.errors import ConfigError
-from coterie.problem import ProblemConfig
+from coterie.experiment.problem import ProblemConfig
 from coterie_client.problems.blocks import Block
 from coterie_client.problems.distances import distance_block
 from coterie_client.problems.losses import RowLoss, check_labels

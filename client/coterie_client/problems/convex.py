@@ -16,8 +16,8 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, RunError
+from coterie.experiment.problem import ProblemConfig
 from coterie.findings import Finding
-from coterie.problem import ProblemConfig
 from coterie_client.problems.assembly import make_block, read_stacks
 from coterie_client.problems.blocks import Block
 from coterie_client.problems.coercivity import margin_reasons

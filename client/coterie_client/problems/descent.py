@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
-from coterie.draws import normal, stream
-from coterie.model import TensorInfo, X, convex_tensors
+from coterie.draws.data import normal, stream
+from coterie.experiment.model import TensorInfo, X, convex_tensors
 from coterie_client.learning import Draw, Epoch, Fitted, Optimizer, Phase, Rows, Tensors, count_steps, gradient, steps_of, train
 from coterie_client.problems.blocks import Block
 from coterie_client.problems.problem import Problem

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 from coterie.arrays import Array, Indices
-from coterie.problem import ProblemConfig
+from coterie.experiment.problem import ProblemConfig
 from coterie_client.problems.blocks import diagonal, gathered, spectrum
 from coterie_client.problems.losses import Poisson, RowLoss
 from coterie_client.problems.rows import Stack

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from coterie.arrays import Array, Indices
-from coterie.problem import ProblemConfig
+from coterie.experiment.problem import ProblemConfig
 from coterie_client.problems.blocks import Block
 
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from coterie.arrays import Array
 from coterie.errors import ConfigError, otherwise
+from coterie.experiment.problem import ProblemConfig
 from coterie.findings import Finding
-from coterie.problem import ProblemConfig
 from coterie_client.problems.losses import Huber, LeastSquares, Logistic, Poisson, RowLoss, SquaredHinge
 from coterie_client.user_code import user_code
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from coterie.methods.partial import LOCAL_UPDATE, Epochs, Training
-from coterie.model import Sharing
-from coterie.reveals import Reveal
+from coterie.experiment.model import Sharing
+from coterie.experiment.reveals import Reveal
+from coterie.families.partial import LOCAL_UPDATE, Epochs, Training
 
 
 class Config(Training):

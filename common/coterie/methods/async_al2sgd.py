@@ -22,12 +22,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from coterie.columns import Name
-from coterie.messages import Array, Broadcast, Indices, PerCluster, Positions, Rows, Scalars, Vectors, dataclass, declare
+from coterie.experiment.columns import Name
+from coterie.experiment.reveals import Reveal
+from coterie.families.grid import Grid
+from coterie.families.known_clusters import Shares, Weights, averaged
 from coterie.methods.async_l2gd import Flip, Probability
-from coterie.methods.grid import Grid
-from coterie.methods.known_clusters import Shares, Weights, averaged
-from coterie.reveals import Reveal
+from coterie.wire.messages import Array, Broadcast, Indices, PerCluster, Positions, Rows, Scalars, Vectors, dataclass, declare
 
 Coins = tuple[Flip, tuple[Flip, ...], tuple[NonNegativeInt, ...], Flip]
 Probabilities = Probability | dict[Name, Probability]
@@ -264,7 +264,7 @@ class GapCentre(PerCluster):
 @declare(method="async_al2sgd", step="gap")
 @dataclass(frozen=True)
 class UserGap(Rows):
-    """Of a user's gradient g_i the square, and what F may fall by: see `coterie_client.methods.gaps`. The vectors stay with the user."""
+    """Of a user's gradient g_i the square, and what F may fall by: see `coterie_client.families.gaps`. The vectors stay with the user."""
 
     squared: Annotated[Array, Scalars("rows")]
     least: Annotated[Array, Scalars("rows")]

@@ -21,8 +21,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from coterie.columns import Name
-from coterie.messages import (
+from coterie.experiment.columns import Name
+from coterie.families.grid import Grid
+from coterie.families.known_clusters import Weights, averaged
+from coterie.wire.messages import (
     Array,
     Broadcast,
     Indices,
@@ -34,8 +36,6 @@ from coterie.messages import (
     dataclass,
     declare,
 )
-from coterie.methods.grid import Grid
-from coterie.methods.known_clusters import Weights, averaged
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Flip = Annotated[int, Field(ge=0, le=1)]
@@ -207,7 +207,7 @@ class GapCentre(PerCluster):
 @declare(method="async_l2gd", step="gap")
 @dataclass(frozen=True)
 class UserGap(Rows):
-    """Of a user's gradient g_i the square, and what F may fall by: see `coterie_client.methods.gaps`. The vectors stay with the user."""
+    """Of a user's gradient g_i the square, and what F may fall by: see `coterie_client.families.gaps`. The vectors stay with the user."""
 
     squared: Annotated[Array, Scalars("rows")]
     least: Annotated[Array, Scalars("rows")]

@@ -1,8 +1,8 @@
-"""`certify`: for which penalties does a partition of the users solve convex clustering (3) exactly? See `coterie_server.certificate`.
+"""`certify`: for which penalties does a partition of the users solve convex clustering (3) exactly? See `coterie_server.maths.certificate`.
 
-Group models travel to the users, each user's value, gradient and Hessian there travel back, in the messages of `coterie.methods.consensus`.
-Before them go the facts of `coterie.methods.prepare`, after them the evaluation of the final models. No message carries rows, but the
-answers of a user with few rows can give them away: see `coterie_client.methods.consensus`.
+Group models travel to the users, each user's value, gradient and Hessian there travel back, in messages of `coterie.families.consensus`.
+Before them go the facts of `coterie.families.prepare`, after them the evaluation of the final models. No message carries rows, but the
+answers of a user with few rows can give them away: see `coterie_client.families.consensus`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from coterie.columns import Name
-from coterie.methods.consensus import SOLVED
-from coterie.settings import Settings
+from coterie.experiment.columns import Name
+from coterie.experiment.settings import Settings
+from coterie.families.consensus import SOLVED
 
 
 class Config(Settings):

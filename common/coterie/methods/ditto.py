@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat
 
-from coterie.methods.partial import LOCAL_UPDATE, Epochs, JointTraining
-from coterie.registry import ANY_MODEL, Kind
+from coterie.experiment.registry import ANY_MODEL, Kind
+from coterie.families.partial import LOCAL_UPDATE, Epochs, JointTraining
 
 
 class Config(JointTraining):

@@ -41,11 +41,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter, ValidationError, field_validator
 
-from coterie.messages import Array, Rows, Scalars, Vectors, dataclass, declare
-from coterie.methods.partial import LOCAL_UPDATE, JointTraining
-from coterie.registry import ANY_MODEL, Kind
-from coterie.reveals import Reveal
-from coterie.shown import shown
+from coterie.experiment.registry import ANY_MODEL, Kind
+from coterie.experiment.reveals import Reveal
+from coterie.families.partial import LOCAL_UPDATE, JointTraining
+from coterie.text.shown import shown
+from coterie.wire.messages import Array, Rows, Scalars, Vectors, dataclass, declare
 
 Matrix = tuple[tuple[FiniteFloat, ...], ...]
 _ROWS = TypeAdapter(Matrix)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from coterie.methods.partial import LOCAL_UPDATE, JointTraining
-from coterie.model import Sharing
-from coterie.registry import ANY_MODEL, Kind
+from coterie.experiment.model import Sharing
+from coterie.experiment.registry import ANY_MODEL, Kind
+from coterie.families.partial import LOCAL_UPDATE, JointTraining
 
 
 class Config(JointTraining):

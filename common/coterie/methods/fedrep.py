@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
-from coterie.methods.partial import LOCAL_UPDATE, Epochs, Optimizer, Training
-from coterie.model import Sharing
+from coterie.experiment.model import Sharing
+from coterie.families.partial import LOCAL_UPDATE, Epochs, Optimizer, Training
 
 
 class Config(Training):

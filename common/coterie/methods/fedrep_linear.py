@@ -19,10 +19,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from coterie.messages import Array, Broadcast, Indices, Positions, Rows, Scalars, Vectors, dataclass, declare
-from coterie.methods.evaluation import judged
-from coterie.reveals import Reveal
-from coterie.settings import Settings
+from coterie.experiment.reveals import Reveal
+from coterie.experiment.settings import Settings
+from coterie.families.evaluation import judged
+from coterie.wire.messages import Array, Broadcast, Indices, Positions, Rows, Scalars, Vectors, dataclass, declare
 
 
 class Config(Settings):

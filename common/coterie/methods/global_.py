@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from coterie.methods.consensus import SOLVED
-from coterie.settings import Settings
+from coterie.experiment.settings import Settings
+from coterie.families.consensus import SOLVED
 
 
 class Config(Settings):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from coterie.messages import Annotated, Array, Broadcast, Rows, Scalars, Vectors, dataclass, declare
-from coterie.methods.grid import Grid
-from coterie.methods.known_clusters import Weights
-from coterie.reveals import Reveal
+from coterie.experiment.reveals import Reveal
+from coterie.families.grid import Grid
+from coterie.families.known_clusters import Weights
+from coterie.wire.messages import Annotated, Array, Broadcast, Rows, Scalars, Vectors, dataclass, declare
 
 LOSSES = ("least_squares", "squared_distance")  # those with a constant Hessian
 

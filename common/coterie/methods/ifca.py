@@ -18,9 +18,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from coterie.methods.partial import LOCAL_UPDATE, JointTraining
-from coterie.registry import ANY_MODEL, Kind
-from coterie.reveals import Reveal
+from coterie.experiment.registry import ANY_MODEL, Kind
+from coterie.experiment.reveals import Reveal
+from coterie.families.partial import LOCAL_UPDATE, JointTraining
 
 
 class Config(JointTraining):

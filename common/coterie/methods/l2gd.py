@@ -22,8 +22,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, model_validator
 
-from coterie.methods.partial import LOCAL_UPDATE, SHARED_UPDATE, JointTraining, PlainSgd
-from coterie.registry import ANY_MODEL, Kind
+from coterie.experiment.registry import ANY_MODEL, Kind
+from coterie.families.partial import LOCAL_UPDATE, SHARED_UPDATE, JointTraining, PlainSgd
 
 
 class Config(JointTraining):

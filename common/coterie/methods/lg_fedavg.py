@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from coterie.methods.partial import LOCAL_UPDATE, JointTraining
-from coterie.model import Sharing
+from coterie.experiment.model import Sharing
+from coterie.families.partial import LOCAL_UPDATE, JointTraining
 
 
 class Config(JointTraining):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from coterie.methods.consensus import OWN_MODEL
-from coterie.settings import Settings
+from coterie.experiment.settings import Settings
+from coterie.families.consensus import OWN_MODEL
 
 
 class Config(Settings):

@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from coterie.methods.partial import LOCAL_UPDATE, JointTraining
-from coterie.model import Sharing
-from coterie.reveals import Reveal
+from coterie.experiment.model import Sharing
+from coterie.experiment.reveals import Reveal
+from coterie.families.partial import LOCAL_UPDATE, JointTraining
 
 
 class Config(JointTraining):

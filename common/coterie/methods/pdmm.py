@@ -21,10 +21,10 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
-from coterie.messages import Broadcast, Positions, Rows, Scalars, Vectors, declare
-from coterie.methods.consensus import SOLVED
-from coterie.reveals import Reveal
-from coterie.settings import Settings
+from coterie.experiment.reveals import Reveal
+from coterie.experiment.settings import Settings
+from coterie.families.consensus import SOLVED
+from coterie.wire.messages import Broadcast, Positions, Rows, Scalars, Vectors, declare
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Blocks = tuple[Annotated[int, Field(ge=0)], ...]
@@ -95,7 +95,7 @@ class Config(Settings):
     x_update: Literal["exact", "linearized"] = "exact"
     steps: Literal["recommended", "wang"] = "recommended"  # where rho, eta, nu, tau are None
     # None: an estimate from the losses alone. It is a hundred times too large, or more, for a small LAM or a curvature that varies. So it
-    # changes while one residual is much larger (`coterie_server.balance`), up to round `balance_rounds`. A number stays as it is.
+    # changes while one residual is much larger (`coterie_server.methods.pdmm.balance`), up to round `balance_rounds`. A number stays.
     rho: PositiveFloat | None = None
     balance_rounds: Annotated[int, Field(ge=0)] = 1000  # of a stage, after which its rho stays; 0: the estimate is kept
     eta: Annotated[float, Field(ge=0)] | None = None

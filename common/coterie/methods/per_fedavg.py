@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from coterie.methods.partial import LOCAL_UPDATE, Epochs, JointTraining, Optimizer
+from coterie.families.partial import LOCAL_UPDATE, Epochs, JointTraining, Optimizer
 
 
 class Config(JointTraining):

@@ -17,8 +17,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from coterie.methods.partial import LOCAL_UPDATE, JointTraining
-from coterie.registry import ANY_MODEL, Kind
+from coterie.experiment.registry import ANY_MODEL, Kind
+from coterie.families.partial import LOCAL_UPDATE, JointTraining
 
 
 class Config(JointTraining):

@@ -14,10 +14,10 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import PositiveFloat, model_validator
 
-from coterie.methods.partial import LOCAL_UPDATE, JointTraining, PlainSgd
-from coterie.model import Sharing
-from coterie.registry import ANY_MODEL, Kind
-from coterie.reveals import Reveal
+from coterie.experiment.model import Sharing
+from coterie.experiment.registry import ANY_MODEL, Kind
+from coterie.experiment.reveals import Reveal
+from coterie.families.partial import LOCAL_UPDATE, JointTraining, PlainSgd
 
 
 class Config(JointTraining):

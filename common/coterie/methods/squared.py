@@ -12,8 +12,8 @@ from typing import Literal, Self
 
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
-from coterie.methods.consensus import OWN_MODEL, SOLVED
-from coterie.methods.grid import Grid
+from coterie.families.consensus import OWN_MODEL, SOLVED
+from coterie.families.grid import Grid
 
 
 class Config(Grid):

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from coterie.errors import ConfigError, RunError
+from coterie.experiment.model import TensorInfo, shared_tensors
+from coterie.families.partial import AS_IS, AskScores, Delivery, TrainHead, TrainingLoss
 from coterie.methods.adapt import Config
-from coterie.methods.partial import AS_IS, AskScores, Delivery, TrainHead, TrainingLoss
-from coterie.model import TensorInfo, shared_tensors
-from coterie_server.method import Counts, Federation, Outcome, Setting
-from coterie_server.methods.partial import PartialSharing, State
+from coterie_server.families.partial import PartialSharing, State
+from coterie_server.interface.half import Counts, Federation, Outcome, Setting
 
 FLAT_ONLY = True  # it knows no clusters
 
@@ -76,7 +76,7 @@ class Adapt:
 
 
 def needs_everyone(config: Config) -> str:  # noqa: ARG001
-    """See `coterie_server.absence`."""
+    """See `coterie_server.run.absence`."""
     return "the shared tensors are delivered once, and a user without them has nothing to adapt"
 
 

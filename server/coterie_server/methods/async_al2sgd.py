@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array, Indices
-from coterie.coins import Coin, DrawnCoin, RecordedCoin, first
-from coterie.config import Experiment
+from coterie.draws.coins import Coin, DrawnCoin, RecordedCoin, first
 from coterie.errors import ConfigError, RunError
-from coterie.messages import Message, PerCluster
+from coterie.experiment.config import Experiment
+from coterie.families.schedule import LOCAL, Schedule, combined, schedule_by
 from coterie.methods import async_al2sgd as messages
 from coterie.methods import async_l2gd
 from coterie.methods.async_al2sgd import (
@@ -48,10 +48,10 @@ from coterie.methods.async_al2sgd import (
     UserWeights,
     recorded_refreshes,
 )
-from coterie.methods.schedule import LOCAL, Schedule, combined, schedule_by
-from coterie_server import coin_counts, known_clusters
-from coterie_server.coin_counts import NO_REUSE
-from coterie_server.known_clusters import (
+from coterie.wire.messages import Message, PerCluster
+from coterie_server.families import coin_counts, known_clusters
+from coterie_server.families.coin_counts import NO_REUSE
+from coterie_server.families.known_clusters import (
     Clusters,
     averages_of,
     cluster_gap,
@@ -61,10 +61,10 @@ from coterie_server.known_clusters import (
     private_outcome,
     weighted_average,
 )
-from coterie_server.l2gd_rates import expected_smoothness, rates_of
-from coterie_server.method import ClusterSetting, Counts, Federation, Outcome, Setting
-from coterie_server.plan import Stage
-from coterie_server.rundb import BETWEEN, WITHIN
+from coterie_server.families.l2gd_rates import expected_smoothness, rates_of
+from coterie_server.interface.half import ClusterSetting, Counts, Federation, Outcome, Setting
+from coterie_server.interface.stages import Stage
+from coterie_server.record.rundb import BETWEEN, WITHIN
 
 
 @dataclass(frozen=True)
@@ -305,7 +305,7 @@ class Coordinator:
 
 
 def needs_everyone(config: Config) -> str:  # noqa: ARG001
-    """See `coterie_server.absence`."""
+    """See `coterie_server.run.absence`."""
     return "an average without some users belongs to another objective"
 
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, RunError
+from coterie.families.consensus import Curvatures, GroupModel, Slopes
 from coterie.methods.certify import Config
-from coterie.methods.consensus import Curvatures, GroupModel, Slopes
-from coterie_server import certificate
-from coterie_server.clusters import canonical
-from coterie_server.method import Counts, Federation, Members, Outcome, Setting
+from coterie_server.interface.half import Counts, Federation, Members, Outcome, Setting
+from coterie_server.maths import certificate
+from coterie_server.maths.clusters import canonical
 from coterie_server.methods.oracle import known_labels
 
 # By (7) the right side of (13) is at most the penalty, and equal to it for two groups of one size: there rounding would decide a strict
@@ -147,7 +147,7 @@ def _inside(found: certificate.RecoveryInterval) -> float:
 
 
 def needs_everyone(config: Config) -> str:  # noqa: ARG001
-    """See `coterie_server.absence`."""
+    """See `coterie_server.run.absence`."""
     return "its conditions are on all pairs of users"
 
 

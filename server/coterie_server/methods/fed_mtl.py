@@ -17,12 +17,12 @@ import numpy as np
 from coterie.arrays import Array, Indices
 from coterie.errors import RunError
 from coterie.methods.fed_mtl import Config, Pull, Pulled
-from coterie_server import relations
-from coterie_server.merge import check_senders
-from coterie_server.method import Counts, Federation, Outcome, ServerMethod, Setting
-from coterie_server.methods import partial
-from coterie_server.methods.partial import drawn, needs_everyone
-from coterie_server.wanted import Wanted
+from coterie_server.families import partial
+from coterie_server.families.partial import drawn, needs_everyone
+from coterie_server.interface.half import Counts, Federation, Outcome, ServerMethod, Setting
+from coterie_server.interface.merge import check_senders
+from coterie_server.interface.wanted import Wanted
+from coterie_server.maths import relations
 
 FLAT_ONLY = True  # it knows no clusters
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coterie_server.methods.partial import build, needs_everyone
+from coterie_server.families.partial import build, needs_everyone
 
 FLAT_ONLY = True  # it knows no clusters
 

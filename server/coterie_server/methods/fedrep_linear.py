@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array, Indices
-from coterie.config import Experiment
-from coterie.draws import normal, stream
+from coterie.draws.data import normal, stream
 from coterie.errors import ConfigError, RunError
+from coterie.experiment.config import Experiment
 from coterie.methods.fedrep_linear import (
     AskMoments,
     Config,
@@ -28,11 +28,11 @@ from coterie.methods.fedrep_linear import (
     UpdatedHead,
     UpdatedRepresentation,
 )
-from coterie_server.known_clusters import spread_of
-from coterie_server.merge import check_senders
-from coterie_server.method import ABSENT, UNASKED, Counts, Federation, Key, Outcome, Setting
-from coterie_server.plan import Stage
-from coterie_server.wanted import Wanted
+from coterie_server.families.known_clusters import spread_of
+from coterie_server.interface.half import ABSENT, UNASKED, Counts, Federation, Key, Outcome, Setting
+from coterie_server.interface.merge import check_senders
+from coterie_server.interface.stages import Stage
+from coterie_server.interface.wanted import Wanted
 
 FLAT_ONLY = True  # it knows no clusters
 REPRESENTATION, HEAD = "B", "w"  # what a run shares, by name
@@ -183,7 +183,7 @@ def stages(config: Config, experiment: Experiment) -> list[Stage]:
 
 
 def needs_everyone(config: Config) -> str:  # noqa: ARG001
-    """See `coterie_server.absence`."""
+    """See `coterie_server.run.absence`."""
     return ""
 
 

@@ -1,4 +1,4 @@
-"""`hlm_exact`: the minimiser of (2.1) from the users' sufficient statistics. One round; the arithmetic is in `coterie_server.hlm`.
+"""`hlm_exact`: the minimiser of (2.1) from the users' sufficient statistics. One round; the arithmetic is in `coterie_server.maths.hlm`.
 
 The statistics do not depend on the weights, so along a grid users send them once. Nobody can be left out (skip): every model depends on
 everyone's statistics.
@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array, Indices
-from coterie.config import Experiment
 from coterie.errors import ConfigError
+from coterie.experiment.config import Experiment
 from coterie.methods.hlm_exact import LOSSES, AskStatistics, Config, Models, Statistics
-from coterie_server import hlm
-from coterie_server.method import Counts, Federation, Outcome, Setting
+from coterie_server.interface.half import Counts, Federation, Outcome, Setting
+from coterie_server.interface.stages import Stage
+from coterie_server.maths import hlm
 from coterie_server.methods.oracle import known_labels
-from coterie_server.plan import Stage
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def stages(config: Config, experiment: Experiment) -> list[Stage]:
 
 
 def needs_everyone(config: Config) -> str:  # noqa: ARG001
-    """See `coterie_server.absence`."""
+    """See `coterie_server.run.absence`."""
     return "every model depends on everyone's statistics"
 
 

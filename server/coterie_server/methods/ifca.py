@@ -11,15 +11,15 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ProtocolError
+from coterie.experiment.model import X, named_tensors, stacked
+from coterie.families.partial import Chosen, Updated
 from coterie.methods.ifca import Config
-from coterie.methods.partial import Chosen, Updated
-from coterie.model import X, named_tensors, stacked
-from coterie_server.clusters import canonical
-from coterie_server.merge import check_senders
-from coterie_server.method import Federation, Replies, Setting
-from coterie_server.methods import partial
-from coterie_server.methods.partial import PartialSharing, State, needs_everyone, owners
-from coterie_server.wanted import Wanted
+from coterie_server.families import partial
+from coterie_server.families.partial import PartialSharing, State, needs_everyone, owners
+from coterie_server.interface.half import Federation, Replies, Setting
+from coterie_server.interface.merge import check_senders
+from coterie_server.interface.wanted import Wanted
+from coterie_server.maths.clusters import canonical
 
 FLAT_ONLY = True  # its clusters are not the known ones of aggregators
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from coterie.arrays import Indices
-from coterie.draws import stream
-from coterie.messages import Message
+from coterie.draws.data import stream
+from coterie.families.partial import Coins
 from coterie.methods.l2gd import Config
-from coterie.methods.partial import Coins
-from coterie_server.method import Federation, Setting
-from coterie_server.methods import partial
-from coterie_server.methods.partial import PartialSharing, State, needs_everyone
+from coterie.wire.messages import Message
+from coterie_server.families import partial
+from coterie_server.families.partial import PartialSharing, State, needs_everyone
+from coterie_server.interface.half import Federation, Setting
 
 FLAT_ONLY = True  # it knows no clusters
 

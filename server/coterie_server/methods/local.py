@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array
-from coterie.methods.consensus import AskLocalModels, UserModels
+from coterie.families.consensus import AskLocalModels, UserModels
 from coterie.methods.local import Config
-from coterie_server.method import Counts, Federation, Outcome, Setting
+from coterie_server.interface.half import Counts, Federation, Outcome, Setting
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Local:
 
 
 def needs_everyone(config: Config) -> str:  # noqa: ARG001
-    """See `coterie_server.absence`."""
+    """See `coterie_server.run.absence`."""
     return "each is asked once, and without its answer has no model"
 
 

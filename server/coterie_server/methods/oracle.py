@@ -7,12 +7,12 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.errors import ConfigError, RunError
 from coterie.methods.oracle import Config
-from coterie_server.method import Members, Setting
-from coterie_server.methods.consensus import GroupSolver
+from coterie_server.families.consensus import GroupSolver
+from coterie_server.interface.half import Members, Setting
 
 
 def needs_everyone(config: Config) -> str:  # noqa: ARG001
-    """See `coterie_server.absence`."""
+    """See `coterie_server.run.absence`."""
     return "without some losses the sums are those of another problem"
 
 

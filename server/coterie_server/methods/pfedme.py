@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coterie.methods.pfedme import Config
-from coterie_server.method import Setting
-from coterie_server.methods import partial
-from coterie_server.methods.partial import PartialSharing, needs_everyone
+from coterie_server.families import partial
+from coterie_server.families.partial import PartialSharing, needs_everyone
+from coterie_server.interface.half import Setting
 
 FLAT_ONLY = True  # it knows no clusters
 

@@ -13,14 +13,14 @@ import numpy as np
 
 from coterie.arrays import Indices
 from coterie.errors import ProtocolError
-from coterie.messages import Message
-from coterie.methods.partial import Variate, VariateMove
+from coterie.families.partial import Variate, VariateMove
 from coterie.methods.scaffold import Config
-from coterie_server.merge import check_senders
-from coterie_server.method import Counts, Federation, Replies, Setting
-from coterie_server.methods import partial
-from coterie_server.methods.partial import PartialSharing, State, extents, needs_everyone, owners
-from coterie_server.wanted import Wanted
+from coterie.wire.messages import Message
+from coterie_server.families import partial
+from coterie_server.families.partial import PartialSharing, State, extents, needs_everyone, owners
+from coterie_server.interface.half import Counts, Federation, Replies, Setting
+from coterie_server.interface.merge import check_senders
+from coterie_server.interface.wanted import Wanted
 
 FLAT_ONLY = True  # it knows no clusters
 

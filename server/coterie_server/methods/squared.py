@@ -6,12 +6,12 @@ import numpy as np
 
 from coterie.errors import RunError
 from coterie.methods.squared import Config
-from coterie_server.method import Setting
-from coterie_server.methods.consensus import GroupSolver
+from coterie_server.families.consensus import GroupSolver
+from coterie_server.interface.half import Setting
 
 
 def needs_everyone(config: Config) -> str:  # noqa: ARG001
-    """See `coterie_server.absence`."""
+    """See `coterie_server.run.absence`."""
     return "without some losses the sums are those of another problem"
 
 

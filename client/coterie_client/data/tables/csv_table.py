@@ -1,0 +1,212 @@
+"""Separated text, read as a stream: rows of users that were not asked for are passed over and not kept.
+
+Such rows are checked for their number of fields and their user's name only. Large files are split by pyarrow where it is installed
+(`csv_arrow`), with the same values and, since what it does not like is read again here, with the same errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import zlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.errors import ConfigError
+from coterie.experiment.columns import DELIMITERS, Dialect
+from coterie.experiment.data import CsvData
+from coterie.findings import Finding
+from coterie.text.names import normal
+from coterie_client.data.paths import DataFile, data_files
+from coterie_client.data.reading import Reading
+from coterie_client.data.tables import table_reader
+from coterie_client.data.tables.cells import Spelling, other_spelling
+from coterie_client.data.tables.rows import Chunk, Codes, codes_of
+from coterie_client.data.users import UserHead
+
+T = TypeVar("T")
+
+SUFFIXES = (".csv", ".csv.gz")
+_ROWS = 1024  # of a block
+
+
+def heads(config: CsvData, data_dir: Path | None) -> list[UserHead]:
+    """All users of the table, in one pass that keeps no values."""
+    files = data_files(config.path, data_dir, SUFFIXES)
+    return _quickly(config, files, lambda how: table_reader.heads(config, files, how))
+
+
+def load(config: CsvData, seed: int, names: Collection[str] | None, data_dir: Path | None) -> Reading:
+    """The users in `names` (None: all) that the table has."""
+    files = data_files(config.path, data_dir, SUFFIXES)
+    return _quickly(config, files, lambda how: table_reader.load(config, files, how, seed, names))
+
+
+def _quickly(config: CsvData, files: Sequence[DataFile], read: Callable[[table_reader.Format], T]) -> T:
+    """What `read` gives, by pyarrow where that is quicker; what is wrong with a file is said by this module."""
+    from coterie_client.data.tables import csv_arrow  # noqa: PLC0415 - it knows this module
+
+    spelling = Spelling.of(config.csv)
+    if csv_arrow.reads(files, config.csv, spelling):
+        with contextlib.suppress(csv_arrow.Unread, ConfigError):
+            return read(table_reader.Format(spelling, "line", partial(csv_arrow.opened, dialect=config.csv, spelling=spelling)))
+    return read(table_reader.Format(spelling, "line", partial(opened, dialect=config.csv, spelling=spelling)))
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows as tuples of cells, column by column."""
+
+    header: Sequence[str]
+    lines: NDArray[np.int64]
+    columns: Sequence[Sequence[str]]
+    spelling: Spelling
+
+    def coded(self, column: str) -> tuple[list[str | None], Codes]:
+        names, codes = codes_of(self.columns[self.header.index(column)])
+        return [None if self.spelling.is_missing(name) else name for name in names], codes
+
+    def chunks(self, columns: Sequence[str], texts: Collection[str]) -> dict[str, Chunk]:
+        found, place = {}, {name: number for number, name in enumerate(self.header)}
+        for column in columns:
+            if column in self.header:
+                cells = self.columns[place[column]]
+                values = None if column in texts else self.spelling.numbers(cells)
+                found[column] = Chunk(texts=cells) if values is None else Chunk(values)
+        return found
+
+
+@dataclass
+class _File:
+    """A file whose header has been read."""
+
+    file: DataFile
+    header: list[str]
+    lines: Iterator[tuple[int, list[str]]]
+    spelling: Spelling
+    known: dict[str, str]
+    hint: str
+    n_header_lines: int
+
+    def blocks(self, columns: Sequence[str], texts: Collection[str]) -> Iterator[_Block]:  # noqa: ARG002 - all cells are read anyway
+        width = len(self.header)
+        rows: list[list[str]] = []
+        at: list[int] = []
+        for line, cells in self.lines:
+            if len(cells) != width:
+                raise wrong_width(self.file.label, line, len(cells), width)
+            rows.append(cells)
+            at.append(line)
+            if len(rows) == _ROWS:
+                yield self._block(rows, at)
+                rows, at = [], []
+        if rows:
+            yield self._block(rows, at)
+
+    def _block(self, rows: list[list[str]], at: list[int]) -> _Block:
+        return _Block(self.header, np.array(at), list(zip(*rows, strict=True)), self.spelling)
+
+
+def wrong_width(label: str, line: int, found: int, wanted: int) -> ConfigError:
+    """The error for a row that has more or fewer fields than the header."""
+    return ConfigError(f"{label} line {line} has {found} fields, want the {wanted} of the header", Finding("T8"))
+
+
+@contextmanager
+def opened(file: DataFile, dialect: Dialect, spelling: Spelling) -> Iterator[_File]:
+    """A file with its header. ConfigError for what is no text, or has another delimiter."""
+    lines = lines_of(file, dialect)
+    if dialect.names is not None:
+        yield _File(file, list(dialect.names), lines, spelling, {}, "", 0)
+        return
+    n_lines, header = next(lines)
+    if len(header) == 1:
+        _check_delimiter(file, header[0], next(lines, (0, []))[1], dialect)
+        lines = lines_of(file, dialect)  # again, with the row that was looked at
+        next(lines)
+    header = [normal(name) for name in header]
+    hint = ""
+    if any(spelling.number(name) is not None for name in header):
+        hint = ": the first line must be a header, or data.csv.names says what the columns are called"
+    yield _File(file, header, lines, spelling, {}, hint, n_lines)
+
+
+def _check_delimiter(file: DataFile, header: str, first: Sequence[str], dialect: Dialect) -> None:
+    """ConfigError for a header of one column that another delimiter would cut; where the next row shows it, also for its decimal sign."""
+    widths = {other: header.count(other) + 1 for other in DELIMITERS if other != dialect.delimiter}
+    best = max(widths, key=widths.__getitem__)
+    if widths[best] > 1:
+        cells = dialect.delimiter.join(first).split(best)
+        is_comma = dialect.decimal != "," and any(other_spelling(cell) == "decimal" for cell in cells)
+        found = f"{file.label}: the header has 1 column; with {best!r} it would have {widths[best]}"
+        wanted = f"data.csv.delimiter: {best!r}" + (" and data.csv.decimal: ','" if is_comma else "")
+        raise ConfigError(f"{found}: want {wanted}", Finding("T9", place="data.csv.delimiter"))
+
+
+def lines_of(file: DataFile, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
+    """Line number and cells of each line with cells, the header first; there is at least one."""
+    n_lines = 0
+    encoding = "utf-8-sig" if dialect.encoding == "utf-8" else dialect.encoding
+    quoting = {"quoting": csv.QUOTE_NONE} if dialect.quote is None else {"quotechar": dialect.quote}
+    try:
+        with open_text(file.path, encoding) as text:
+            source = text if dialect.comment is None else _without_comments(text, dialect.comment)
+            reader = csv.reader(source, strict=True, delimiter=dialect.delimiter, **quoting)
+            for cells in reader:
+                if cells:
+                    n_lines += 1
+                    yield reader.line_num, cells
+    except csv.Error as error:
+        raise ConfigError(
+            f"{file.label} line {reader.line_num}: {error}, want text in columns between {dialect.delimiter!r}",
+            Finding("T1"),
+        ) from error
+    except UnicodeDecodeError as error:
+        found = f"{file.label}{_first_bad_line(file.path, encoding)} has the byte {error.object[error.start]:#04x} at the wrong place"
+        raise ConfigError(
+            f"{found}, want {_shown(dialect.encoding)}, or data.csv.encoding", Finding("T9", place="data.csv.encoding")
+        ) from error
+    except UnicodeError as error:
+        raise ConfigError(
+            f"{file.label} is not {dialect.encoding} ({error}), want data.csv.encoding", Finding("T9", place="data.csv.encoding")
+        ) from error
+    except (OSError, EOFError, zlib.error) as error:
+        found = f"{file.label} cannot be read ({getattr(error, 'strerror', None) or error})"
+        raise ConfigError(f"{found}, want .csv or .csv.gz text", Finding("T1")) from error
+    if n_lines == 0:
+        raise ConfigError(f"{file.label} is empty, want a header and rows", Finding("T12"))
+
+
+def open_text(path: Path, encoding: str) -> IO[str]:
+    """The text of a file, unpacked."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    return opener(path, "rt", encoding=encoding, newline="")
+
+
+def _without_comments(text: IO[str], sign: str) -> Iterator[str]:
+    """Lines, with empty ones instead of comments, so that all others keep their numbers."""
+    return ("\n" if line.startswith(sign) else line for line in text)
+
+
+def _first_bad_line(path: Path, encoding: str) -> str:
+    """Which line of a file is not of this encoding; nothing where lines cannot be told in its bytes."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as data:
+        for number, line in enumerate(data, 1):
+            try:
+                line.decode(encoding)
+            except UnicodeError:
+                return f" line {number}" if encoding.startswith(("utf-8", "ascii", "cp", "iso", "latin")) else ""
+    return ""
+
+
+def _shown(encoding: str) -> str:
+    return encoding.upper() if encoding.startswith("utf") else encoding

@@ -1,0 +1,162 @@
+"""What the table formats share: the roles of the columns, gathering rows by user, and the sentences of their errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.arrays import Array, Indices
+from coterie.errors import ConfigError
+from coterie.experiment.data import CsvData, ParquetData, SpssData, StataData
+from coterie.findings import Finding
+from coterie.text.names import normal
+from coterie_client.data.tables.formula import Asked, asked_by
+from coterie_client.data.tables.rows import Mode
+
+Table = CsvData | ParquetData | StataData | SpssData
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The columns of a table by role."""
+
+    users: tuple[str, ...]
+    clusters: tuple[str, ...]
+    target: str | None
+    features: tuple[str, ...] | None  # None: those that turn out to be numbers, booleans or dates
+    formula: Asked | None = None
+    declared: tuple[str, ...] = ()  # without a list of features: columns with a type, which must be there
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Each column that the experiment names, with its place in the experiment."""
+        places = dict.fromkeys(self.users, "data.user_column")
+        places |= {column: "data.cluster_column" for column in self.clusters if column not in self.users}
+        if self.formula is not None:
+            return places | dict.fromkeys(self.formula.columns, "data.formula")
+        places |= {} if self.target is None else {self.target: "data.target_column"}
+        places |= {column: f"data.feature_columns[{number}]" for number, column in enumerate(self.features or ())}
+        return places | {column: "data.columns" for column in self.declared if column not in places}
+
+
+def roles_of(config: Table) -> Roles:
+    """The columns that the experiment names. ConfigError for a formula that cannot be used."""
+    users = config.user_columns
+    clusters = users[:-1] if config.cluster_column is None else (config.cluster_column,)
+    if config.formula is not None:
+        asked = asked_by(config.formula)
+        if named := sorted(set(asked.columns) & (set(users) - set(clusters))):  # its levels would name all users
+            sentence = f"formula {config.formula!r} has column {named[0]!r}, which names the users, want other columns there"
+            raise ConfigError(sentence, Finding("T22", place="data.formula"))
+        return Roles(users, clusters, asked.target, None, asked)
+    declared = tuple(column for column, kind in config.columns.items() if kind != "ignore") if config.feature_columns is None else ()
+    return Roles(users, clusters, config.target_column, config.feature_columns, declared=declared)
+
+
+def check_header(label: str, header: Sequence[str], roles: Roles, hint: str = "") -> None:
+    """ConfigError for a header that lacks a column, or has one twice. `hint` says what the table may be instead."""
+    twice = sorted(column for column, n in Counter(header).items() if n > 1)
+    if twice:
+        found = f"{label}: the column name {twice[0]!r} is there {header.count(twice[0])} times"
+        raise ConfigError(f"{found}, want once", Finding("T14", count=len(twice)))
+    there = set(header)
+    missing = {column: place for column, place in roles.named.items() if column not in there}
+    if missing:
+        column, place = next(iter(missing.items()))
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        said = f"{label}: column {column!r} is missing{more}, found {', '.join(map(repr, header))}{hint}"
+        raise ConfigError(said, Finding("T2", count=len(missing), place=place))
+
+
+def check_user_column(label: str, config: Table, *, per_user: bool) -> None:
+    """ConfigError where both the file and a column name users, or none does."""
+    finding = Finding("T16", place="data.user_column")
+    if per_user and config.user_column is not None:
+        found = f"{label} is the file of one user, and user_column is {config.user_column!r}"
+        raise ConfigError(f"{found}, want no user_column", finding)
+    if not per_user and config.user_column is None:
+        raise ConfigError(f"{label}: user_column is absent, want the name of a column, or a path with one file per user", finding)
+
+
+def modes_of(label: str, config: Table, roles: Roles, header: Sequence[str], known: Mapping[str, str]) -> dict[str, Mode]:
+    """How each column that may be a feature or the target is read, in file order; `known` are types that the file itself declares."""
+    others = {*roles.users, *roles.clusters}
+    if roles.formula is not None:
+        used: Collection[str] = roles.formula.columns
+    elif roles.features is not None:
+        used = {*roles.features, *([] if roles.target is None else [roles.target])}
+    else:
+        used = {column for column in header if column not in others}
+    named = roles.named
+    modes: dict[str, Mode] = {}
+    for column in [*dict.fromkeys([*(roles.features or ()), *header])]:
+        declared = config.columns.get(column)
+        if column not in used or (declared == "ignore" and column not in named):
+            continue
+        if declared is not None and declared != "ignore":
+            modes[column] = declared if isinstance(declared, str) else "category"
+        elif roles.formula is not None and column in roles.formula.categories:
+            modes[column] = "category"
+        elif (kind := known.get(column)) is None:
+            modes[column] = "found"
+        elif kind in ("number", "boolean", "date"):
+            modes[column] = kind  # type: ignore[assignment]
+        elif column in roles.named:
+            raise no_type(f"{label}: column {column!r} has type {kind}", roles.named[column], column)
+    return modes
+
+
+def no_type(found: str, place: str, column: str) -> ConfigError:
+    """The error for a column whose cells are of no kind that makes a number."""
+    wanted = f"want numbers, dates, TRUE and FALSE, or a category (data.columns: {{{column}: category}})"
+    return ConfigError(f"{found}, {wanted}", Finding("T15", place=place))
+
+
+def same_cluster(user: str, known: str | None, found: str, where: str) -> None:
+    """Raise ConfigError where a user's rows disagree about its cluster."""
+    if known is not None and known != found:
+        said = f"{where}: user {user!r} has cluster {found!r} here and {known!r} before, want one per user"
+        raise ConfigError(said, Finding("T11", role="cluster"))
+
+
+def rows_by_user(names: NDArray[np.str_]) -> dict[str, Indices]:
+    """Row numbers of each user, ascending; `names` (n,) is the user of each row. Names that look alike are one."""
+    distinct, first_code = np.unique(names, return_inverse=True)
+    spelled = [normal(str(name)) for name in distinct]
+    if len(set(spelled)) < len(spelled) or any(map(str.__ne__, spelled, map(str, distinct))):
+        distinct, again = np.unique(np.array(spelled), return_inverse=True)
+        first_code = again[first_code]
+    order = np.argsort(first_code, kind="stable")
+    ends = np.cumsum(np.bincount(first_code, minlength=len(distinct)))
+    return {str(name): rows for name, rows in zip(distinct, np.split(order, ends[:-1]), strict=True)}
+
+
+def one_cluster(user: str, labels: NDArray[np.str_], rows: Indices, where: str, first_row: int = 0) -> str:
+    """The cluster that all `rows` of a user agree on; `labels` (n,) is the cluster of each row.
+
+    `rows` count from 0, and messages from 1 for the row `first_row` of the file.
+    """
+    first, *others = dict.fromkeys(labels[rows].tolist())
+    for other in others:
+        row = rows[labels[rows] == other][0]
+        same_cluster(user, normal(first), normal(other), f"{where} row {first_row + row + 1}")
+    return normal(first)
+
+
+def check_finite(values: Array, rows: Indices, columns: Sequence[str], where: str) -> None:
+    """Raise ConfigError for the first NaN or infinity in `values` (len(rows), len(columns)); `rows` count from 0."""
+    bad = np.argwhere(~np.isfinite(values))
+    if len(bad):
+        row, column = bad[0]
+        raise ConfigError(
+            f"{where} row {rows[row] + 1}, column {columns[column]!r}: {float(values[row, column])} is not a finite number, want one"
+        )
+
+
+def no_rows(label: str, user: str | None) -> ConfigError:
+    """The error for a table, or a user's file, without rows."""
+    return ConfigError(f"{label} has 0 rows{f' for user {user!r}' if user else ''}, want at least one", Finding("T12"))

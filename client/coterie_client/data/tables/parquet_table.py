@@ -1,0 +1,179 @@
+"""Parquet files through pyarrow, by row group: of the columns in use, the rows of the users that were asked for.
+
+The file's own types say what a column is: whole, floating-point and decimal numbers, booleans, dates and timestamps; text is a category
+where the experiment says so. As with text tables, rows of other users are checked for their user's name only. pyarrow is imported on first
+use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.arrays import Array
+from coterie.errors import ConfigError
+from coterie.experiment.data import ParquetData
+from coterie.findings import Finding
+from coterie.text.names import normal
+from coterie_client.data.paths import DataFile, data_files
+from coterie_client.data.reading import Reading
+from coterie_client.data.tables import table_reader
+from coterie_client.data.tables.cells import MICROSECONDS_A_DAY, Spelling
+from coterie_client.data.tables.rows import Chunk, Codes, codes_of
+from coterie_client.data.users import UserHead
+
+SUFFIXES = (".parquet",)
+_SPELLING: Final = Spelling(frozenset({""}))  # what is missing is null
+FORMAT: table_reader.Format
+
+
+def heads(config: ParquetData, data_dir: Path | None) -> list[UserHead]:
+    """All users of the files; only the columns of user and cluster are read, unless rows with missing cells are dropped."""
+    return table_reader.heads(config, data_files(config.path, data_dir, SUFFIXES), FORMAT)
+
+
+def load(config: ParquetData, seed: int, names: Collection[str] | None, data_dir: Path | None) -> Reading:
+    """The users in `names` (None: all) that the files have."""
+    return table_reader.load(config, data_files(config.path, data_dir, SUFFIXES), FORMAT, seed, names)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A row group; columns are read when they are asked for."""
+
+    file: DataFile
+    table: Any  # pyarrow.parquet.ParquetFile
+    group: int
+    stored: dict[str, str]  # names in the file of the columns, by their normal ones
+    start: int
+    n_rows: int
+
+    @cached_property
+    def lines(self) -> NDArray[np.int64]:
+        return np.arange(self.start + 1, self.start + self.n_rows + 1)
+
+    def coded(self, column: str) -> tuple[list[str | None], Codes]:
+        pa = _pyarrow(self.file.label)[0]
+        values = self._read([column])[column]
+        kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+        if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            said = f"{self.file.label}, column {column!r} has type {values.type}, want integers or text"
+            raise ConfigError(said, Finding("T15", place="data.user_column"))
+        names, codes = codes_of(values.to_pylist())
+        return [None if name is None or name == "" else str(name) for name in names], codes
+
+    def chunks(self, columns: Sequence[str], texts: Collection[str]) -> dict[str, Chunk]:
+        present = [column for column in columns if column in self.stored]
+        if not present:
+            return {}
+        read = self._read(present)
+        return {name: _as_text(values) if name in texts else _as_numbers(self.file, values) for name, values in read.items()}
+
+    def _read(self, columns: Sequence[str]) -> dict[str, Any]:
+        block = self.table.read_row_group(self.group, columns=[self.stored[column] for column in columns])
+        return {column: block.column(self.stored[column]) for column in columns}
+
+
+@dataclass
+class _File:
+    """An open file."""
+
+    file: DataFile
+    table: Any
+    header: list[str]
+    known: dict[str, str]
+    hint: str = ""
+
+    def blocks(self, columns: Sequence[str], texts: Collection[str]) -> Iterator[_Group]:  # noqa: ARG002 - read when they are asked for
+        stored = dict(zip(self.header, self.table.schema_arrow.names, strict=True))
+        start = 0
+        for group in range(self.table.num_row_groups):
+            n_rows = self.table.metadata.row_group(group).num_rows
+            if n_rows:
+                yield _Group(self.file, self.table, group, stored, start, n_rows)
+            start += n_rows
+
+
+@contextmanager
+def opened(file: DataFile) -> Iterator[_File]:
+    """A file with its columns; damage found while it is read is a ConfigError."""
+    pa, pq = _pyarrow(file.label)
+    try:
+        with pq.ParquetFile(file.path) as table:
+            header = [normal(name) for name in table.schema_arrow.names]
+            known = {name: _kind(pa, field.type) for name, field in zip(header, table.schema_arrow, strict=True)}
+            yield _File(file, table, header, known)
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(f"{file.label} cannot be read ({error}), want a Parquet file", Finding("T1")) from error
+
+
+FORMAT = table_reader.Format(_SPELLING, "row", opened)
+
+
+def _kind(pa: Any, kind: Any) -> str:
+    """What a column holds; the name of its type where that is nothing that makes numbers by itself."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if types.is_boolean(kind):
+        return "boolean"
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
+        return "number"
+    return "date" if types.is_date(kind) or types.is_timestamp(kind) else str(kind)
+
+
+def _plain(values: Any) -> Any:
+    """A column without dictionaries."""
+    return values.cast(values.type.value_type) if hasattr(values.type, "value_type") and hasattr(values.type, "index_type") else values
+
+
+def _as_numbers(file: DataFile, values: Any) -> Chunk:
+    pa = _pyarrow(file.label)[0]
+    values = _plain(values)
+    kind = _kind(pa, values.type)
+    if pa.types.is_decimal(values.type):
+        # Not by a cast, which may be one bit off: a decimal number has the value that its text would have.
+        return Chunk(np.array([math.nan if cell is None else float(cell) for cell in values.to_pylist()]))
+    if kind == "boolean":
+        return Chunk(_floats(values.cast(pa.uint8())), kind="boolean")
+    if kind == "date":
+        moments = _floats(values.cast(pa.timestamp("us"), safe=False).cast(pa.int64()))
+        return Chunk(moments / MICROSECONDS_A_DAY, kind="date")
+    return Chunk(_floats(values)) if kind == "number" else _as_text(values)
+
+
+def _floats(values: Any) -> Array:
+    """(n,) float64, NaN where there is a null."""
+    if str(values.type) == "null":
+        return np.full(len(values), math.nan)
+    found: Array = values.to_numpy().astype(np.float64, copy=False)
+    return found
+
+
+def _as_text(values: Any) -> Chunk:
+    return Chunk(texts=["" if cell is None else _text(cell) for cell in _plain(values).to_pylist()])
+
+
+def _text(cell: Any) -> str:
+    if isinstance(cell, float):  # of whole numbers, where one is missing
+        return "" if math.isnan(cell) else str(int(cell)) if cell.is_integer() else repr(cell)
+    return str(cell).lower() if isinstance(cell, bool) else str(cell)
+
+
+def _pyarrow(label: str) -> tuple[Any, Any]:
+    # Imported late: tens of megabytes that a client without Parquet files must not pay, and an optional dependency.
+    try:
+        import pyarrow as pa  # noqa: PLC0415
+        import pyarrow.parquet as pq  # noqa: PLC0415
+    except ImportError as error:
+        said = f'{label} is a Parquet file and pyarrow is not installed, want `pip install "coterie[data]"`'
+        raise ConfigError(said, Finding("T21")) from error
+    return pa, pq

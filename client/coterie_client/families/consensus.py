@@ -1,0 +1,87 @@
+"""Client half of `global`, `oracle`, `squared` and `local`: a user's term, with derivatives, at a point it is asked.
+
+The term is f_i, or with the option `ridge` q its Moreau envelope (see `coterie.methods.squared`):
+
+    env_i(y) = min_x f_i(x) + q/2 |x - y|^2,   grad = q (y - x_i(y)),   Hessian = q (I - q (H_i + q I)^{-1})
+
+Rows are not sent, but answers are per user and can be solved for them. The first point is zero as a rule, where a user with the single
+row (a, y) has the gradient phi'(0, y) [a, -1]: that tells a, and y with it. The Hessian of m < d rows tells the space that they span,
+and each further point adds d equations about the m rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from coterie.arrays import Array
+from coterie.errors import ProtocolError
+from coterie.experiment.config import Experiment
+from coterie.families.consensus import AskLocalModels, AskModels, Curvatures, GroupModel, Slopes, UserModels
+from coterie.findings import Finding
+from coterie.wire.messages import Message
+from coterie_client.interface.half import Inbox, Local
+
+
+@dataclass(frozen=True)
+class State:
+    """Settings of the stage, and the last proximal points (n_own, d): where Newton's method starts."""
+
+    ridge: float | None
+    with_hessians: bool
+    x: Array | None = None
+
+
+class _Consensus:
+    @staticmethod
+    def allows(options: Mapping[str, Any], experiment: Experiment, n_members: int) -> bool:
+        """A ridge is that of `squared`: with one, each model asked for is a gradient at a point of the parent's choice."""
+        ridge, method = options["ridge"], experiment.method
+        points = [method, *(point for _, point in method.points())] if method.name == "squared" else []
+        return ridge is None or any(ridge == 2 * point.gam(n_members) * n_members for point in points)
+
+    def init(self, options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG002
+        return State(options["ridge"], options["with_hessians"])
+
+    def step(self, state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
+        if AskLocalModels in inbox:
+            zeros = np.zeros((local.n_own, local.problem.d))
+            return state, [UserModels(local.problem.argmin(zeros, 0.0))]
+        if AskModels in inbox:
+            if state.ridge is None:  # where there are several minimisers, each start finds another one
+                raise ProtocolError("the parent asks for models near a point, but the stage has no ridge", Finding("C10"))
+            return state, [UserModels(_proximal_points(state, inbox[AskModels].y, local))]
+        point, ridge = inbox[GroupModel].x, state.ridge
+        if ridge is None:
+            value, gradient = local.problem.value(point), local.problem.gradient(point)
+            hessian = local.problem.hessian(point) if state.with_hessians else None
+        else:
+            x = _proximal_points(state, point, local)
+            state = replace(state, x=x)
+            value = local.problem.value(x) + ridge / 2 * np.square(x - point).sum(axis=1)
+            gradient = ridge * (point - x)
+            hessian = _envelope_hessian(local.problem.hessian(x), ridge) if state.with_hessians else None
+        replies: list[Message] = [Slopes(value, gradient)]
+        if hessian is not None:
+            rows, columns = np.triu_indices(hessian.shape[1])
+            replies.append(Curvatures(np.ascontiguousarray(hessian[:, rows, columns])))
+        return state, replies
+
+
+def _proximal_points(state: State, y: Array, local: Local) -> Array:
+    ridge = state.ridge or 0.0
+    return local.problem.argmin(ridge * y, ridge, y if state.x is None else state.x)
+
+
+def _envelope_hessian(hessian: Array, q: float) -> Array:
+    """q (I - q (H + q I)^{-1}) = q (H + q I)^{-1} H, (n, d, d), symmetric up to rounding."""
+    identity = np.eye(hessian.shape[1])
+    inner = q * np.linalg.solve(hessian + q * identity, hessian)
+    symmetric: Array = (inner + inner.transpose(0, 2, 1)) / 2
+    return symmetric
+
+
+CLIENT = _Consensus()

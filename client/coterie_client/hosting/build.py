@@ -1,0 +1,110 @@
+"""From the experiment and a selection of users to a `Host`: loads the rows and builds the losses, standardised ones when first needed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coterie.errors import ConfigError, otherwise
+from coterie.experiment.config import Experiment
+from coterie.experiment.features import named_columns
+from coterie.experiment.registry import method_module
+from coterie.experiment.reveals import answered_by
+from coterie.findings import Finding
+from coterie.record.snapshot import SnapshotFile
+from coterie.wire.codec import Precision
+from coterie_client.data import UserData, filled, fresh_rows, read_users, standardize
+from coterie_client.data.hints import likely_identifiers, unlike_sizes
+from coterie_client.families.prepare import State as Preparation
+from coterie_client.hosting.host import Host
+from coterie_client.hosting.pseudonyms import Admitted
+from coterie_client.interface.half import Local
+from coterie_client.problems import Problem, build_problem
+
+if TYPE_CHECKING:
+    from coterie_client.nets import TorchNetwork
+
+
+def build_host(
+    name: str,
+    experiment: Experiment,
+    run_id: str,
+    users: Sequence[str] | None,
+    *,
+    data_dir: Path | None = None,
+    store: SnapshotFile | None = None,
+    instance: str = "",
+    admit: Callable[[Sequence[UserData]], Admitted] | None = None,
+) -> Host:
+    """A host for these users (None: all of its data). Raises ConfigError for what is wrong with the data, naming it.
+
+    `admit` says which of them take part, and what they are called.
+    """
+    reading = read_users(experiment.data, experiment.seed, users, data_dir)
+    taken = None if admit is None else admit(reading.users)
+    loaded = reading.users if taken is None else taken.users
+    halves = {"evaluation", "consensus"} if experiment.model is None else set()
+    method = experiment.method
+    for room in {"prepare", method.name, getattr(method, "client_room", method.name), *halves}:
+        with contextlib.suppress(ModuleNotFoundError):  # several methods share one room
+            method_module("coterie_client", room)  # before the run waits for it
+    network = None if experiment.model is None else build_network(experiment, loaded[0].features.shape[1:])
+    losses = None
+    if network is not None:
+        network.check_users(loaded)
+    elif not (experiment.data.standardize or experiment.data.fills_missing):  # also before the run waits for it
+        losses = _losses(experiment, loaded)
+    is_raw = network is None and not experiment.data.standardize
+    notes = (*reading.notes, *likely_identifiers(loaded, named_columns(experiment.data)), *(unlike_sizes(loaded) if is_raw else ()))
+    return Host(name, experiment, run_id, loaded, local_of, store, instance, network, losses, notes, answered_by(experiment), taken)
+
+
+def build_network(experiment: Experiment, shape: tuple[int, ...]) -> TorchNetwork:
+    """The users' network for rows of this shape. ConfigError when torch is not installed, or the model cannot be built."""
+    try:
+        from coterie_client.nets import TorchNetwork  # noqa: PLC0415 - convex clients start without torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ConfigError(
+            "the experiment has a model, but torch is not installed: install the extra, pip install 'coterie[torch]'", Finding("T21")
+        ) from None
+    assert experiment.model is not None  # noqa: S101 - callers check
+    return TorchNetwork(experiment.model, experiment.problem.loss, experiment.seed, shape)
+
+
+def _losses(experiment: Experiment, users: Sequence[UserData]) -> Problem:
+    """The losses of the users on these rows. ConfigError for rows that they are not defined on."""
+    names = [user.name for user in users]
+    with otherwise(Finding("L7", place="problem.loss")):
+        return build_problem(experiment.problem, names, [user.features for user in users], [user.target for user in users])
+
+
+def local_of(host: Host) -> Local:
+    """What the halves may know: rows standardised by the agreed constants, and the losses on them."""
+    preparation = host.states.get("prepare", Preparation())
+    users, losses, experiment = host.users, host.losses, host.experiment
+    mean, scale, data = preparation.mean, preparation.scale, experiment.data
+    if mean is not None and data.fills_missing:
+        users = tuple(filled(user, mean) for user in users)
+    if mean is not None and scale is not None:
+        users = tuple(standardize(user, mean, scale) for user in users)
+    names = [user.name for user in users]
+    is_ready = (scale is not None or not data.standardize) and (mean is not None or not data.fills_missing)
+    if host.network is None and losses is None and is_ready:  # until then the rows are only summed
+        losses = _losses(experiment, users)
+    return Local(
+        seed=experiment.seed,
+        names=tuple(names),
+        indices=host.indices,
+        numbers=host.numbers,
+        clusters=host.clusters,
+        n_members=host.n_members,
+        precision=Precision.of_run(experiment),
+        users=users,
+        losses=losses,
+        network=host.network,
+        fresh=fresh_rows(experiment.data, experiment.seed, [host.true_name(name) for name in names]),
+    )

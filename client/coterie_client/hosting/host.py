@@ -1,0 +1,193 @@
+"""The client host: the users of one process, their state, and the client halves of the methods.
+
+No I/O but the snapshot store, no clock, no network: a transport feeds it whole tasks and carries its replies.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import ProtocolError, RunError, otherwise
+from coterie.experiment.config import Experiment
+from coterie.experiment.model import to_json
+from coterie.experiment.registry import method_module
+from coterie.experiment.reveals import is_answered
+from coterie.findings import Finding
+from coterie.record.snapshot import SnapshotFile
+from coterie.session.member import Member
+from coterie.v1 import session_pb2
+from coterie.wire.codec import Encoded, Received
+from coterie.wire.finite import first_bad
+from coterie.wire.messages import Message, Rows
+from coterie_client.data import UserData
+from coterie_client.data.notes import Note
+from coterie_client.interface.half import ClientMethod, Inbox, Local
+from coterie_client.problems import Problem
+
+if TYPE_CHECKING:
+    from coterie_client.hosting.pseudonyms import Admitted
+    from coterie_client.learning import Network
+
+_MAX_SHOWN = 100  # characters
+
+
+class Host(Member):
+    """All users of one process."""
+
+    def __init__(
+        self,
+        name: str,
+        experiment: Experiment,
+        run_id: str,
+        users: Sequence[UserData],
+        build_local: Callable[[Host], Local],
+        store: SnapshotFile | None,
+        instance: str = "",
+        network: Network | None = None,
+        losses: Problem | None = None,
+        notes: Sequence[Note] = (),
+        answered: frozenset[str] | None = None,  # the steps that its owner has accepted, and no others; None: all that there are
+        admitted: Admitted | None = None,
+    ) -> None:
+        model = "" if network is None else to_json(network.tensors)
+        super().__init__(name, experiment, run_id, users, store, instance, users[0].schema, model, [note.finding for note in notes])
+        self.network = network
+        self.losses = losses  # on the rows as they are
+        self.users = tuple(users)
+        self.notes = tuple(notes)  # on the data that they were read from
+        self.states: dict[str, Any] = {}
+        self._build_local = build_local
+        self._local: Local | None = None
+        self._stage = ""
+        self._clients: dict[str, ClientMethod[Any]] = {}
+        self._answered = answered
+        self._admitted = admitted
+        self._ahead: list[Callable[[], None]] = []  # what methods can do before the next task is here
+        if (snapshot := self.restored()) is not None:
+            self._stage, self.states = snapshot["stage"], snapshot["states"]
+
+    def true_name(self, name: str) -> str:
+        """What a user is called in the data, by the name that it goes by in the run."""
+        return name if self._admitted is None else self._admitted.true_names[name]
+
+    def numerics(self) -> str:
+        """Of users with networks, those of torch too."""
+        return super().numerics() if self.network is None else f"{super().numerics()}; {self.network.numerics}"
+
+    def welcome(self, welcome: session_pb2.Welcome) -> None:
+        """Learns the member order. ProtocolError when it does not fit the host's users."""
+        super().welcome(welcome)
+        self._local = None
+
+    def handle(self, received: Received) -> Encoded | None:
+        """Handles one task; the reply to send, or None when the parent has it already."""
+        asked = self.open(received)
+        if asked.messages is None:
+            return asked.answer
+        if asked.task.stage_json:
+            self._begin_stage(asked.task.stage_json)
+        with otherwise(Finding("M2")):
+            answers = self._dispatch(asked.messages, asked.task.round)
+            for message in answers:
+                self._check_finite(message, asked.task.round)
+            return self.close(asked, answers)
+
+    def _check_finite(self, message: Message, round_number: int) -> None:
+        """RunError that names user, field and round of a number that no parent would take."""
+        if (bad := first_bad(message, self._precision)) is None:
+            return
+        users = message.users if isinstance(message, Rows) else None
+        whose = "" if bad.row is None else f" for user {self.users[bad.row if users is None else users[bad.row]].name!r}"
+        place = f"{message.kind}.{bad.field} in round {round_number}"
+        hint = "a smaller step, or features of a smaller scale, may help"
+        raise RunError(f"host {self.name!r} has {bad.value}{whose} in {place}, wanted finite numbers: {hint}", Finding("M1"))
+
+    def settle(self) -> None:
+        """Does what no reply needs to wait for, and what the next task would otherwise wait for."""
+        super().settle()
+        while self._ahead:
+            self._ahead.pop()()
+
+    def ending(self, finish: session_pb2.Finish) -> None:
+        """What users keep to themselves outlives the run that trained it; other methods have delivered or judged what there is."""
+        if "partial" in self.states and not finish.failed:
+            self.save()
+
+    def _begin_stage(self, stage_json: str) -> None:
+        """Sets up the methods of a new stage. Their earlier states are theirs to build on."""
+        self._stage, options_of = _read_stage(stage_json)
+        for method, options in options_of.items():
+            self._check_options(method, options)
+            self.states[method] = self._client(method).init(options, self.local, self.states.get(method))
+
+    def _check_options(self, method: str, options: Mapping[str, Any]) -> None:
+        """ProtocolError for settings that are not those of the experiment: as steps do, they decide what travels."""
+        allows = getattr(self._client(method), "allows", None)
+        if self._answered is not None and allows is not None and not allows(options, self.experiment, self.n_members):
+            sentence = f"the parent's settings of {method!r} are not those of the experiment that this host serves"
+            raise ProtocolError(sentence, Finding("C10"))
+
+    def _dispatch(self, messages: Sequence[Message], round_number: int) -> list[Message]:
+        """Hands the messages to the halves of their methods, in order, and collects the replies."""
+        by_method: dict[str, dict[type[Message], Message]] = {}
+        for message in messages:
+            if self._answered is not None and not is_answered(self._answered, message.method, message.step):
+                raise _not_asked(message)
+            by_method.setdefault(message.method, {})[type(message)] = message
+        replies: list[Message] = []
+        self._ahead.clear()
+        for method, listed in by_method.items():
+            client = self._client(method)
+            if method not in self.states:
+                self.states[method] = client.init({}, self.local, None)
+            before, inbox = self.states[method], Inbox(self._stage, round_number, listed)
+            self.states[method], answers = client.step(before, inbox, self.local)
+            if (find := getattr(client, "ahead", None)) and (work := find(self.states[method], inbox, self.local)):
+                self._ahead.append(work)
+            if method == "prepare" and self.states[method] is not before:
+                self._local = None  # the rows are to be standardised
+            replies.extend(answers)
+        return replies
+
+    def _client(self, method: str) -> ClientMethod[Any]:
+        if method in self._clients:
+            return self._clients[method]
+        try:
+            room = method_module("coterie_client", method)
+        except ModuleNotFoundError as error:
+            if error.name is None or not error.name.startswith("coterie_client.methods"):
+                raise
+            raise ProtocolError(f"the parent asks for method {method[:_MAX_SHOWN]!r}, which is unknown") from None
+        if not hasattr(room, "CLIENT"):
+            raise ProtocolError(f"the parent asks for method {method!r}, which is no client half but the local update of one")
+        client: ClientMethod[Any] = room.CLIENT
+        self._clients[method] = client
+        return client
+
+    @property
+    def local(self) -> Local:
+        """What the halves may know."""
+        if self._local is None:
+            self._local = self._build_local(self)
+        return self._local
+
+    def tree(self) -> Mapping[str, Any]:
+        """The states of all users."""
+        return {"stage": self._stage, "states": self.states}
+
+
+def _not_asked(message: Message) -> ProtocolError:
+    sentence = f"the parent asks for step {message.step!r} of {message.method!r}, which is no part of the experiment that this host serves"
+    return ProtocolError(sentence, Finding("C9"))
+
+
+def _read_stage(stage_json: str) -> tuple[str, Mapping[str, Any]]:
+    """The name of a stage and the options of its methods. ProtocolError when the text is not what parents write."""
+    try:
+        stage = json.loads(stage_json)
+        return str(stage["stage"]), dict(stage["options"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        found = f"{stage_json[:_MAX_SHOWN]!r} ({type(error).__name__})"
+        raise ProtocolError(f"the settings of a stage are {found}, wanted its name and the options of its methods as JSON") from None

@@ -1,0 +1,171 @@
+"""The policy of a host's owner: what an experiment may ask of it, whoever wrote it. A file `policy.yaml`, checked before data is opened.
+
+A key that is absent allows everything, with one exception: where `columns.features` is there, the experiment has to list its features. The
+policy looks at the experiment only. What it allows still tells others what SECURITY.md says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import Field, ValidationError
+
+from coterie.errors import ConfigError
+from coterie.experiment.columns import Name
+from coterie.experiment.config import Experiment
+from coterie.experiment.consent import named_code
+from coterie.experiment.settings import Settings
+from coterie.findings import Finding, Role
+from coterie_client.data.tables.formula import asked_by
+
+FILE: Final = "policy.yaml"
+UNUSABLE: Final = Finding("C8")
+_KINDS: Final[Mapping[Role, str]] = {"user": "users", "cluster": "clusters", "target": "targets", "feature": "features"}
+# Of all sources, the keys of the data section that name a column or an array, and its role.
+_KEYS: Final[Mapping[str, Role]] = {
+    "user_column": "user",
+    "user": "user",
+    "test_user": "user",
+    "cluster_column": "cluster",
+    "cluster": "cluster",
+    "target_column": "target",
+    "label_column": "target",
+    "target": "target",
+    "test_target": "target",
+    "label": "target",
+    "feature_columns": "feature",
+    "indicator_columns": "feature",
+    "text_column": "feature",
+    "features": "feature",
+    "test_features": "feature",
+    "image": "feature",
+    "text": "feature",
+}
+_PUBLIC: Final = frozenset({"ellipses", "hlm", "representation", "hsb", "exams", "growth", "digits"})  # come with the package
+
+
+class Columns(Settings):
+    """Which columns or arrays may take a role; absent: any."""
+
+    users: tuple[Name, ...] | None = None
+    clusters: tuple[Name, ...] | None = None
+    targets: tuple[Name, ...] | None = None
+    features: tuple[Name, ...] | None = None
+
+
+class Policy(Settings):
+    """What an experiment may ask."""
+
+    columns: Columns = Columns()
+    min_rows: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1  # users with fewer training rows do not take part
+    methods: tuple[Name, ...] | None = None
+    references: tuple[Name, ...] | None = None
+    standardize: bool = True
+    pseudonyms: bool = False  # users are called by keyed hashes of their names
+    code: bool = True  # whether code may be imported; --allow-code is needed besides
+
+
+@dataclass(frozen=True)
+class Breach:
+    """Something that an experiment asks for beyond a policy: in full for the owner, and as others may hear it."""
+
+    sentence: str
+    finding: Finding
+
+
+def read_policy(path: Path) -> Policy:
+    """The policy in a file. ConfigError with every mistake in it."""
+    from coterie.text import yaml_text  # noqa: PLC0415 - a client without a policy never reads YAML
+
+    try:
+        with path.open("rb") as file:
+            text = file.read(yaml_text.MAX_BYTES + 1).decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read the policy {path}: {error.strerror or error}", UNUSABLE) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the policy {path} is not UTF-8: {error.reason}", UNUSABLE) from None
+    try:
+        content = yaml_text.parsed(text, f"the policy {path}")
+        return Policy.model_validate({} if content is None else content)
+    except ConfigError as error:
+        raise ConfigError(str(error), UNUSABLE) from None
+    except ValidationError as error:
+        mistakes = error.errors(include_url=False)[:20]
+        listed = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']}" for one in mistakes)
+        raise ConfigError(f"the policy {path}: {listed}", UNUSABLE) from None
+
+
+def breaches(policy: Policy, experiment: Experiment) -> list[Breach]:
+    """All that the experiment asks for beyond the policy."""
+    return [*_columns(policy.columns, experiment.data), *_methods(policy, experiment)]
+
+
+def check_policy(policy: Policy, experiment: Experiment, where: str) -> None:
+    """ConfigError that lists all breaches; others hear of the first one."""
+    if found := breaches(policy, experiment):
+        listed = "; ".join(breach.sentence for breach in found)
+        raise ConfigError(f"the policy {where} does not allow what the coordinator asks for: {listed}", found[0].finding)
+
+
+def _methods(policy: Policy, experiment: Experiment) -> Iterator[Breach]:
+    name = experiment.method.name
+    if policy.methods is not None and name not in policy.methods:
+        yield Breach(f"method {name!r}, want one of {_listed(policy.methods)}", Finding("C4", place="method.name"))
+    for i, reference in enumerate(experiment.references):
+        if policy.references is not None and reference not in policy.references:
+            yield Breach(f"reference {reference!r}, want {_listed(policy.references)}", Finding("C4", place=f"references[{i}]"))
+    if experiment.data.standardize and not policy.standardize:
+        yield Breach("standardize: true, which sends sums of each feature", Finding("C4", place="data.standardize"))
+    if experiment.data.fills_missing and not policy.standardize:
+        found = f"missing: {getattr(experiment.data, 'missing', '')}, which sends sums of each feature as standardize does"
+        yield Breach(found, Finding("C4", place="data.missing"))
+    if not policy.code and (named := named_code(experiment)):
+        yield Breach(f"code to import, {' and '.join(map(repr, named))}", Finding("C5"))
+
+
+def _columns(columns: Columns, data: Any) -> Iterator[Breach]:
+    if data.source in _PUBLIC:
+        return
+    for role, place, name in _roles(data):
+        allowed: Sequence[str] | None = getattr(columns, _KINDS[role])
+        if allowed is not None and name not in allowed:
+            yield Breach(f"column {name!r} as {role} ({place}), want {_listed(allowed)}", Finding("C2", role=role, place=place))
+    is_open = hasattr(data, "formula") and data.feature_columns is None and data.formula is None  # a table of any source
+    # Whoever names the columns of a file by their places could call any of them by a name that is allowed.
+    if columns != Columns() and (dialect := getattr(data, "csv", None)) is not None and dialect.names is not None:
+        sentence = "data.csv.names, by which any column may get any name: want a file with a header, or a policy without columns"
+        yield Breach(sentence, Finding("C7", place="data.csv.names"))
+    if columns.features is not None and is_open:
+        sentence = f"all columns as features: want data.feature_columns to list some of {_listed(columns.features)}"
+        yield Breach(sentence, Finding("C3", place="data.feature_columns"))
+
+
+def _roles(data: Any) -> Iterator[tuple[Role, str, str]]:
+    """Role, place and name of all columns that the data section names."""
+    for key, role in _KEYS.items():
+        value = getattr(data, key, None)
+        if value is None:
+            continue
+        names = value if isinstance(value, tuple) else (value,)
+        for i, name in enumerate(names):
+            yield role, f"data.{key}[{i}]" if isinstance(value, tuple) else f"data.{key}", str(name)
+    several = getattr(data, "user_column", None)
+    if isinstance(several, tuple) and len(several) > 1 and data.cluster_column is None:
+        yield "cluster", "data.user_column[0]", several[0]  # its values travel as names of known clusters
+    if (encoded := getattr(data, "encoded", None)) is not None:
+        yield "feature", "data.encoded.bytes", encoded.bytes
+        yield "feature", "data.encoded.offsets", encoded.offsets
+    if getattr(data, "formula", None) is not None:
+        asked = asked_by(data.formula)  # as the reader does, so that nothing gets by
+        for name in asked.columns:
+            yield ("target" if name == asked.target else "feature"), "data.formula", name
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
+
+
+__all__ = ["FILE", "Breach", "Columns", "Policy", "breaches", "check_policy", "read_policy"]

@@ -1,0 +1,98 @@
+"""The interface of a client half.
+
+A method is one object `CLIENT` in `coterie_client/methods/NAME.py` with two pure functions: `init` makes the state of a host's users,
+`step` maps (state, messages, private data) to (new state, replies). All users of the host are handled at once, with arithmetic per
+user, so that a user's numbers do not depend on who shares its host. The state never leaves the host unless a declared message carries it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+
+from coterie.arrays import Indices
+from coterie.errors import RunError
+from coterie.wire.codec import Precision
+from coterie.wire.messages import Message
+from coterie_client.data import Fresh, UserData
+from coterie_client.problems import Problem
+
+if TYPE_CHECKING:
+    from coterie_client.learning import Network
+
+M = TypeVar("M", bound=Message)
+S = TypeVar("S")
+
+
+def _none() -> Indices:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a client half may know: its users, their data and their losses."""
+
+    seed: int
+    names: tuple[str, ...]  # of the host's users, in member order
+    indices: Indices  # (n_own,) their member indices at the parent, ascending
+    n_members: int  # of the parent
+    precision: Precision
+    users: Sequence[UserData]  # in the order of `names`, standardised when the run says so
+    losses: Problem | None = None  # of a convex experiment
+    network: Network | None = None  # of one with a network
+    # (position, round, m) -> m rows (m, p) and targets (m,) that nobody has seen, where the data is generated and can be drawn anew
+    fresh: Fresh | None = None
+    numbers: Indices = field(default_factory=_none)  # (n_own,) their numbers in the whole run, ascending: what names their random streams
+    clusters: Indices = field(default_factory=_none)  # (n_own,) the numbers of their known clusters in the whole run, -1 for none
+
+    @property
+    def n_own(self) -> int:
+        return len(self.names)
+
+    @property
+    def problem(self) -> Problem:
+        """The convex losses. RunError in a run with a network, and before the constants of the rows are agreed on."""
+        if self.losses is None:
+            why = "no constants of the features yet" if self.network is None else "a network"
+            raise RunError(f"the run's users have {why}, wanted the loss of a convex problem")
+        return self.losses
+
+
+@dataclass(frozen=True)
+class Inbox:
+    """The messages of one task for one method. `users` of a `Rows` message are positions among the host's users, None: all."""
+
+    stage: str
+    round: int  # 0 while a stage starts
+    messages: Mapping[type[Message], Message]
+
+    def get(self, cls: type[M]) -> M | None:
+        return self.messages.get(cls)  # type: ignore[return-value]
+
+    def __getitem__(self, cls: type[M]) -> M:
+        return self.messages[cls]  # type: ignore[return-value]
+
+    def __contains__(self, cls: type[Message]) -> bool:
+        return cls in self.messages
+
+
+class ClientMethod(Protocol[S]):
+    """The client half of a method."""
+
+    def init(self, options: Mapping[str, Any], local: Local, previous: S | None) -> S:
+        """The state when a stage of this method starts; `previous` is its state in an earlier stage, if there was one."""
+        ...
+
+    def step(self, state: S, inbox: Inbox, local: Local) -> tuple[S, Sequence[Message]]:
+        """Handles one task. The messages returned have `users` as positions among the host's users, None for all."""
+        ...
+
+    # A half may also have `ahead(state, inbox, local)` with the new state: what can be computed while the reply to `inbox` is on its way,
+    # for the losses to remember, or None. It may be left undone, and no result depends on it. And `allows(options, experiment, n_members)`:
+    # whether a parent may send these options, where they decide what travels.
+
+
+__all__ = ["ClientMethod", "Inbox", "Local"]

@@ -1,0 +1,1 @@
+"""Random numbers: named streams, the common coins, and the streams of generated data."""

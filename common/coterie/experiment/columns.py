@@ -1,0 +1,100 @@
+"""What the columns of a table are, and how a text table spells their values: the parts of a `data` section that tables have in common.
+
+Configuration only; `coterie_client.data.tables.cells` reads cells by it.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, StringConstraints, Tag, field_validator, model_validator
+
+from coterie.experiment.settings import Settings
+from coterie.text.names import normal
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=1000), AfterValidator(normal)]
+
+# What text tables write where there is no value, compared without the spaces around it.
+MISSING: Final = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>", "#N/A", ".")
+DELIMITERS: Final = (",", ";", "\t", "|")
+
+Missing = Literal["refuse", "drop_rows", "mean", "indicator"]
+Simple = Literal["number", "boolean", "date", "category", "ignore"]
+
+
+def _level(value: object) -> object:
+    """YAML reads 1 as a number, and yes as true: the first is a level's name all the same, the second needs quotes."""
+    if isinstance(value, bool):
+        raise ValueError(f"a level is {value}, want text: write it in quotes, as it stands in the table")
+    return str(value) if isinstance(value, int | float) else value
+
+
+class Levels(Settings):
+    """A category with declared levels. The first is the reference: each other one is a feature, 1 where the cell has this level."""
+
+    category: tuple[Annotated[Name, BeforeValidator(_level)], ...] = Field(min_length=2, max_length=10_000)
+
+    @field_validator("category")
+    @classmethod
+    def _each_once(cls, levels: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(levels)) < len(levels):
+            raise ValueError(f"the levels are {', '.join(levels)}, want each once")
+        return levels
+
+
+def _form(value: object) -> str:
+    return "levels" if isinstance(value, Mapping | Levels) else "word"
+
+
+# Told apart by what is written, so that a misspelt word is one mistake and not two.
+ColumnType = Annotated[Annotated[Simple, Tag("word")] | Annotated[Levels, Tag("levels")], Discriminator(_form)]
+
+
+def _one_sign(text: str) -> str:
+    if text in '\r\n"' or text.isalnum():
+        raise ValueError(f"the sign is {text!r}, want one that is no letter, digit, quote or line end")
+    return text
+
+
+Sign = Annotated[str, StringConstraints(min_length=1, max_length=1), AfterValidator(_one_sign)]
+
+
+class Dialect(Settings):
+    """How a text table is written."""
+
+    delimiter: Sign = ","
+    decimal: Literal[".", ","] = "."
+    thousands: Literal[",", ".", "'", "\u2019", " ", "\u00a0", "\u202f"] | None = None
+    encoding: Annotated[str, StringConstraints(min_length=1, max_length=40)] = "utf-8"  # with or without a byte order mark
+    quote: Literal['"', "'"] | None = '"'  # null: quotes are letters like others
+    comment: Sign | None = None  # lines that begin with it are passed over
+    missing: tuple[Annotated[str, StringConstraints(max_length=100)], ...] = MISSING
+    names: tuple[Name, ...] | None = Field(default=None, min_length=1)  # of the columns of a file without a header
+
+    @field_validator("encoding")
+    @classmethod
+    def _is_a_text_encoding(cls, name: str) -> str:
+        try:
+            "".encode(name)
+        except (LookupError, ValueError):
+            raise ValueError(f"encoding is {name!r}, want a known one, such as utf-8, latin-1 or cp1252") from None
+        return codecs.lookup(name).name
+
+    @model_validator(mode="after")
+    def _signs_differ(self) -> Dialect:
+        signs = {"delimiter": self.delimiter, "decimal": self.decimal, "thousands": self.thousands, "comment": self.comment}
+        signs["quote"] = self.quote
+        # A delimiter may be a decimal or a thousands sign, in tables that quote such cells.
+        may_agree = ({"decimal", "delimiter"}, {"delimiter", "thousands"})
+        for key, sign in signs.items():
+            for other, again in signs.items():
+                if key < other and sign is not None and sign == again and {key, other} not in may_agree:
+                    raise ValueError(f"{key} and {other} are both {sign!r}, want two signs")
+        return self
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is that of every table which does not say otherwise."""
+        return self == Dialect()

@@ -1,0 +1,361 @@
+"""The experiment: one YAML file that describes a run entirely.
+
+Frozen models; unknown keys, NaN and infinity are mistakes, and all mistakes are reported at once. Only the command line reads the
+environment.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, PositiveFloat, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import ErrorDetails
+
+from coterie.errors import ConfigError
+from coterie.experiment.columns import Name
+from coterie.experiment.data import DataConfig
+from coterie.experiment.links import LinkRules
+from coterie.experiment.model import ModelConfig
+from coterie.experiment.problem import ProblemConfig
+from coterie.experiment.registry import ANY_MODEL, CONVEX, NETWORK, is_method, kinds, method_module, methods
+from coterie.experiment.settings import Settings
+from coterie.text.meant import keys_at, meant, method_of, tags_of
+from coterie.text.shown import shortened, shown
+
+MAX_ROUNDS = 10**9
+MAX_SEED = 2**63 - 1
+_MAX_SECONDS = 1e9
+_MAX_COUNT = 10**9
+_MAX_KEYS = 20  # of an override, in each other
+_MAX_MISTAKES = 20  # reported at once
+_MAX_MISTAKE, _MAX_KEY = 1000, 100  # characters
+_SILENT_HEARTBEATS = 10  # after which a host gives its parent up (`coterie.session.dial`)
+
+Seconds = Annotated[float, Field(gt=0, le=_MAX_SECONDS)]
+Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
+
+# Keys of a method that say the same thing in different conventions: a file has one of them.
+_PENALTIES = frozenset({"penalty", "lambda_eq3", "lambda_eq14", "gamma_eq4", "path"})
+_SOURCES = (
+    *("csv", "parquet", "stata", "spss", "npz", "leaf", "python", "images", "torchvision", "huggingface", "roles", "tweets"),
+    *("ellipses", "hlm", "representation", "hsb", "exams", "growth", "digits"),
+)
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+_WORD = re.compile(r"'([^']*)'")
+_PATTERNS = {_NAME: "at most 100 letters, digits, dots, hyphens and underscores, of which the first is a letter or a digit"}
+# By the beginning of what pydantic calls the mistake; the first that fits.
+_WANTED = {
+    "greater_than_equal": "at least {ge:g}",
+    "greater_than": "more than {gt:g}",
+    "less_than_equal": "at most {le:g}",
+    "less_than": "less than {lt:g}",
+    "finite_number": "a finite number",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string_too_short": "at least {min_length} characters",
+    "string_too_long": "at most {max_length} characters",
+    "string": "text",
+    "too_short": "at least {min_length} items",
+    "too_long": "at most {max_length} items",
+    "tuple": "a list",
+    "list": "a list",
+    "model": "a mapping",
+    "dict": "a mapping",
+}
+
+
+class StopRule(Settings):
+    """When a stage ends: the first rule that holds."""
+
+    rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)] = 2000
+    # Both relative residuals of the method at most this, for methods that have some; null: whatever they are, the default with a gap.
+    residual: PositiveFloat | None = 1e-6
+    # (objective - reference_objective) / |reference_objective| at most this; needs the reference.
+    objective_gap: PositiveFloat | None = None
+    reference_objective: float | None = None
+    # Depends on the clock, so the round at which it strikes is written down as a decision.
+    wall_time_s: Seconds | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_gap_stands_alone(cls, content: Any) -> Any:
+        has_gap = isinstance(content, Mapping) and content.get("objective_gap") is not None
+        return {"residual": None, **content} if has_gap else content
+
+    @model_validator(mode="after")
+    def _gap_needs_a_reference(self) -> Self:
+        if (self.objective_gap is None) != (self.reference_objective is None):
+            raise ValueError("objective_gap and reference_objective belong together: give both or neither")
+        return self
+
+
+class FederationRules(Settings):
+    """Who must be there, and how long one waits for whom. Seconds."""
+
+    # "clusters": an aggregator stands between the coordinator and the hosts of each known cluster, and `hosts` counts aggregators.
+    topology: Literal["flat", "clusters"] = "flat"
+    hosts: Count = 1
+    hosts_per_cluster: Count = 1  # that each aggregator waits for
+    clusters: tuple[Name, ...] | None = Field(default=None, min_length=1)  # the known clusters there must be, no more and no fewer
+    log_tasks: bool = False  # aggregators leave an event when a task begins and ends: who waited for whom
+    min_hosts: Count | None = None  # to start with when join_timeout_s is over; all of them by default
+    users: Count | None = None  # how many users the hosts bring together, when known beforehand
+    join_timeout_s: Seconds = 60.0
+    absence_timeout_s: Seconds = 60.0  # without a connection
+    task_timeout_s: Seconds = 600.0  # connected, but without an answer
+    heartbeat_s: Annotated[float, Field(ge=0.001, le=_MAX_SECONDS)] = 2.0
+    silence_s: Seconds = 20.0  # connected, but without any frame: the connection is given up
+    late: Literal["wait", "skip"] = "wait"
+    late_after_s: Seconds = 5.0  # with late: skip, how long the others wait
+    # Rate and delay that parents impose, "20Mbit/40ms", to emulate a network: results stay the same to the bit, and only take longer.
+    links: LinkRules = LinkRules()
+    # After absence_timeout_s without a connection: the run ends and can be resumed, it waits on, or it leaves the host's users out until
+    # they are back.
+    on_loss: Literal["stop", "wait", "skip"] = "stop"
+
+    @model_validator(mode="after")
+    def _bounds_agree(self) -> Self:
+        if self.min_hosts is not None and self.min_hosts > self.hosts:
+            raise ValueError(f"min_hosts is {self.min_hosts}, want at most hosts, which is {self.hosts}")
+        if self.silence_s < 2 * self.heartbeat_s:
+            raise ValueError(f"silence_s is {self.silence_s}, want at least twice heartbeat_s, which is {self.heartbeat_s}")
+        if self.is_two_tier and (self.min_hosts is not None or "skip" in (self.late, self.on_loss)):
+            raise ValueError(
+                "with topology 'clusters' every aggregator takes part: on_loss 'skip', min_hosts and late 'skip' are for topology 'flat'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _links_let_both_ends_be_heard(self) -> Self:
+        self.links.check(min(self.silence_s, _SILENT_HEARTBEATS * self.heartbeat_s))
+        return self
+
+    @property
+    def is_two_tier(self) -> bool:
+        """Whether aggregators stand between the coordinator and the client hosts."""
+        return self.topology == "clusters"
+
+    @property
+    def noun(self) -> str:
+        """What joins the coordinator: "host" or "aggregator"."""
+        return "aggregator" if self.is_two_tier else "host"
+
+
+class Snapshots(Settings):
+    """How often everyone writes its state down, whichever comes first; the result does not depend on it.
+
+    What lies between two snapshots is kept in memory and replayed.
+    """
+
+    every_rounds: Count = 100
+    every_s: Seconds = 60.0
+    # A snapshot is also due when the messages kept for replay, or those that a host has answered with, exceed this many bytes.
+    max_log_bytes: Annotated[int, Field(ge=1, le=1 << 50)] = 256 << 20
+
+
+class Experiment(Settings):
+    """A run, entirely."""
+
+    name: Annotated[str, Field(pattern=_NAME)]
+    description: str = ""
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
+    data: DataConfig
+    model: ModelConfig | None = None  # the users' network, for methods that train one
+    problem: ProblemConfig
+    method: Any  # the hyper-parameters of the method it names; validated by that method's own model
+    references: tuple[Literal["local", "global", "oracle"], ...] = ()  # run first, on the same federation
+    stop: StopRule = StopRule()
+    # Of vectors; the weights of networks are float32 and travel as float32, or as half of it.
+    payload: Literal["float64", "float32", "float16", "bfloat16"] = "float64"
+    evaluate: bool = True  # after each stage: losses of the final models on training and held-out rows
+    federation: FederationRules = FederationRules()
+    snapshots: Snapshots = Snapshots()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _some_methods_have_a_loss(cls, content: Any) -> Any:
+        if not isinstance(content, Mapping) or "problem" in content:
+            return content
+        method = content.get("method")
+        name = method.get("name") if isinstance(method, Mapping) else None
+        if name == "fedrep_linear":
+            return {**content, "problem": {"loss": "least_squares", "intercept": False}}
+        of_models = kinds(method_module("coterie", name).Config) if isinstance(name, str) and is_method(name) else CONVEX
+        if content.get("model") is None and of_models == ANY_MODEL:
+            raise ValueError(
+                f"method {name!r} trains a network or solves a convex problem: want a key 'model', such as "
+                "model: {name: mlp, classes: 10}, or a key 'problem', such as problem: {loss: logistic}"
+            )
+        is_network = content.get("model") is not None or of_models == NETWORK
+        return {**content, "problem": {"loss": "cross_entropy"}} if is_network else content
+
+    @model_validator(mode="after")
+    def _model_and_method_fit(self) -> Self:
+        name, is_network = self.method.name, self.model is not None
+        if not is_network and "convex" not in kinds(self.method):
+            raise ValueError(
+                f"method {name!r} trains a network, but there is no key 'model': want one, such as model: {{name: mlp, classes: 10}}"
+            )
+        if is_network and "network" not in kinds(self.method):
+            raise ValueError(f"method {name!r} trains no network, but there is a model: want one of {', '.join(methods('network'))}")
+        if check_kind := getattr(self.method, "check_kind", None):
+            check_kind(is_network=is_network)
+        if self.problem.is_for_networks != is_network and not (is_network and self.problem.loss == "least_squares"):
+            wanted = "cross_entropy or least_squares" if is_network else "the loss of a convex problem"
+            raise ValueError(f"method {name!r} has the loss {self.problem.loss!r}, want {wanted}")
+        target = "target" if hasattr(self.data, "target") else "target_column"
+        if is_network and getattr(self.data, target, "") is None and getattr(self.data, "formula", None) is None:
+            raise ValueError(f"data.{target} is missing, but networks learn targets: want the name of what holds them")
+        if is_network and self.problem.l2:
+            raise ValueError(f"problem.l2 is {self.problem.l2:g}, but networks are penalised by method.optimizer.weight_decay: want that")
+        if is_network and (self.data.standardize or self.references):
+            raise ValueError("standardize and references are for convex problems: want neither beside a model (see model.input_mean)")
+        for phases in ("phases", "adaptation"):  # of local steps: a part that is misspelt in them is a mistake before anything starts
+            if (made := getattr(self.method, phases, None)) is not None:
+                made()
+        if is_network and self.data.fills_missing:
+            raise ValueError("data.missing: mean and indicator are for convex problems: want refuse or drop_rows beside a model")
+        if not is_network and self.payload in ("float16", "bfloat16"):
+            raise ValueError(f"payload {self.payload!r} is for the weights of networks, want float64 or float32")
+        return self
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _method_by_name(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, BaseModel):
+            return value
+        if not isinstance(value, Mapping) or "name" not in value:
+            raise ValueError(f"want a mapping with a name, one of {', '.join(methods())}")
+        name = value["name"]
+        if not is_method(name):
+            raise ValueError(f"the method {shown(name)} is unknown, want one of {', '.join(methods())}{meant(name, methods())}")
+        config = method_module("coterie", name).Config
+        if info.data.get("model") is None:
+            value = {**getattr(config, "convex_defaults", {}), **value}
+        return config.model_validate(value)
+
+
+def experiment_from(content: Any, where: str = "the experiment") -> Experiment:
+    """The experiment in a mapping; ConfigError with every mistake in it, each with its place and the value found."""
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{where} is a {type(content).__name__}, want a mapping with name, data, problem and method")
+    try:
+        return Experiment.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(shortened(f"{where}: {_sentences(error, method_of(content))}")) from None
+
+
+def experiment_to_json(experiment: Experiment) -> str:
+    """The frozen experiment as canonical JSON; `experiment_from(json.loads(...))` gives it back."""
+    content = experiment.model_dump(mode="json", exclude={"method"})
+    content["method"] = experiment.method.model_dump(mode="json")
+    return json.dumps(content, sort_keys=True)
+
+
+def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Reads a YAML file and applies `--set` overrides such as "method.penalty=0.05"."""
+    from coterie.text import yaml_text  # noqa: PLC0415 - a client never reads YAML, and stays smaller without
+
+    try:
+        with path.open("rb") as file:
+            content = file.read(yaml_text.MAX_BYTES + 1)
+        text = content.decode("utf-8", "strict" if len(content) <= yaml_text.MAX_BYTES else "replace")  # the limit may cut a character
+    except OSError as error:
+        raise ConfigError(f"cannot read the experiment {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from None
+    content = yaml_text.parsed(text, str(path))
+    if content is None:
+        raise ConfigError(f"{path} is empty, want an experiment with name, data, problem and method")
+    return experiment_from(apply_overrides(content, overrides), str(path))
+
+
+def apply_overrides(content: Any, overrides: Sequence[str]) -> Any:
+    """A copy of `content` with each "a.b.c=VALUE" applied, the last of several; VALUE is read as YAML, and null takes a key away.
+
+    A value for one of several keys that stand for each other takes the others away: a penalty replaces a path.
+    """
+    from coterie.text import yaml_text  # noqa: PLC0415 - as above
+
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise ConfigError(f"--set {shown(override)} wants the form key.key=value, for example method.penalty=0.05")
+        if len(keys) > _MAX_KEYS:
+            raise ConfigError(f"--set {shown(override)} has {len(keys)} keys, want at most {_MAX_KEYS}")
+        value = yaml_text.parsed(text, f"--set {shown(override)}: the value")
+        if value is not None and tuple(keys[:-1]) == ("method",) and keys[-1] in _PENALTIES:
+            for other in _PENALTIES - {keys[-1]}:
+                content = _with_value(content, ("method", other), None, override)
+        content = _with_value(content, keys, value, override)
+    return content
+
+
+def _with_value(content: Any, keys: Sequence[str], value: Any, override: str) -> Any:
+    if content is None:
+        content = {}
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"--set {shown(override)}: {shown(keys[0])} would be a key of {shown(content)}, which is not a mapping")
+    changed = dict(content)
+    if len(keys) > 1:
+        changed[keys[0]] = _with_value(changed.get(keys[0]), keys[1:], value, override)
+    elif value is None:
+        changed.pop(keys[0], None)
+    else:
+        changed[keys[0]] = value
+    return changed
+
+
+def _sentences(error: ValidationError, method: str | None) -> str:
+    listed = error.errors(include_url=False)
+    inside = {item["loc"][:length] for item in listed for length in range(len(item["loc"]))}
+    # pydantic counts the items that are right, so a list of wrong ones is called too short besides.
+    mistakes = [item for item in listed if not (item["type"] == "too_short" and item["loc"] in inside)]
+    more = [f"and {len(mistakes) - _MAX_MISTAKES} more mistakes"] if len(mistakes) > _MAX_MISTAKES else []
+    return "; ".join([*(_sentence(item, method) for item in mistakes[:_MAX_MISTAKES]), *more])
+
+
+def _sentence(item: ErrorDetails, method: str | None) -> str:
+    """One mistake: its place, and what is wrong with the value there."""
+    kind, keys = item["type"], list(item["loc"])
+    if keys[:1] in (["data"], ["model"]):
+        del keys[1:2]  # pydantic names the chosen source or model there, which is no key of the file
+    if keys[:2] == ["data", "columns"]:
+        del keys[3:4]  # and here whether the type is a word or a mapping
+    if kind.startswith("union_tag"):
+        keys.append("name" if keys[:1] == ["model"] else "source")
+    place = ".".join(shortened(str(key), _MAX_KEY) for key in keys)
+    return shortened(f"{place or 'the experiment'}: {_complaint(kind, item, method)}", _MAX_MISTAKE)
+
+
+def _complaint(kind: str, item: ErrorDetails, method: str | None) -> str:
+    context = item.get("ctx", {})
+    match kind:
+        case "value_error":
+            return item["msg"].removeprefix("Value error, ")
+        case "extra_forbidden":
+            config = method_module("coterie", method).Config if method is not None and is_method(method) else None
+            return f"unknown key{meant(item['loc'][-1], keys_at(Experiment, item['loc'][:-1], config))}"
+        case "missing":
+            return "is missing"
+        case "union_tag_not_found":
+            return f"is missing, want one of {', '.join(_tags(item))}"
+        case "union_tag_invalid":
+            return f"is {shown(context['tag'])}, want one of {', '.join(_tags(item))}{meant(context['tag'], _tags(item))}"
+        case "literal_error":
+            return f"is {shown(item['input'])}, want {context['expected']}{meant(item['input'], _WORD.findall(context['expected']))}"
+        case "string_pattern_mismatch":
+            return f"is {shown(item['input'])}, want {_PATTERNS.get(context['pattern'], 'text that matches ' + context['pattern'])}"
+    wanted = next((wanted.format(**context) for start, wanted in _WANTED.items() if kind.startswith(start)), item["msg"])
+    return f"is {shown(item['input'])}, want {wanted}"
+
+
+def _tags(item: ErrorDetails) -> Sequence[str]:
+    """The names of the sources, or of the models."""
+    return tags_of(ModelConfig) if item["loc"][:1] == ("model",) else _SOURCES

@@ -1,0 +1,115 @@
+"""What is asked of a host's owner: the parts of an experiment that decide which rows are read and what is said about them, and their hash.
+
+These parts count:
+
+    data          the source, its paths and columns: which rows are read, and as what
+    standardize   sums of the features travel
+    problem       the loss decides what a gradient or a Hessian says
+    model         of networks, which tensors there are, and code that builds them
+    method        all settings, since many of them decide what travels, and when
+    references    methods that run beside it
+    evaluate      users judge the models on their rows
+    payload       how precisely vectors travel
+    topology      who sees what a user sends
+    code          what is imported on the host
+
+These do not: the name and the description, seeds (`seed`; those in `data` are part of it), the fold of a cross-validation, stop rules,
+times and numbers of hosts, links, and snapshots. They change how long a run takes, but not what can be learnt from one round.
+
+A value that is the default of its key is left out, so a hash is the same where a later version knows more keys. What a default means is a
+matter of the host's own version. Nothing is fetched: of code the hash holds the names only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from coterie.errors import ConfigError
+from coterie.experiment.config import Experiment
+from coterie.experiment.data import PythonData
+from coterie.experiment.model import CustomModel
+from coterie.findings import Finding
+
+HEX: Final = 32  # digits: 128 bits, since who asks may choose two experiments and look for a collision
+ANY: Final = "any"
+_FORMAT: Final = "coterie consent 1"
+_HASH = re.compile(rf"[0-9a-f]{{{HEX}}}")
+
+
+def asked_of(experiment: Experiment) -> dict[str, Any]:
+    """The parts that count, as plain JSON values."""
+    data = experiment.data.model_dump(mode="json", exclude_defaults=True, exclude={"fold", "standardize"})
+    method = experiment.method.model_dump(mode="json", exclude_defaults=True)
+    asked: dict[str, Any] = {
+        "data": {"source": experiment.data.source, **data},
+        "standardize": experiment.data.standardize,
+        "problem": experiment.problem.model_dump(mode="json", exclude_defaults=True),
+        "method": {**method, "name": experiment.method.name},
+        "references": list(experiment.references),
+        "evaluate": experiment.evaluate,
+        "payload": experiment.payload,
+        "topology": experiment.federation.topology,
+        "code": named_code(experiment),
+    }
+    if experiment.model is not None:
+        asked["model"] = {"name": experiment.model.name, **experiment.model.model_dump(mode="json", exclude_defaults=True)}
+    return asked
+
+
+def named_code(experiment: Experiment) -> list[str]:
+    """What the experiment names of code to import where its users are."""
+    named = [experiment.problem.loss] if ":" in experiment.problem.loss else []
+    named += [experiment.data.path] if isinstance(experiment.data, PythonData) else []
+    named += [experiment.model.build] if isinstance(experiment.model, CustomModel) else []
+    return named
+
+
+def consent_hash(experiment: Experiment) -> str:
+    """The first 128 bits of the SHA-256 of the parts that count, as hexadecimal digits."""
+    return hash_of(asked_of(experiment))
+
+
+def hash_of(asked: Mapping[str, Any]) -> str:
+    """As `consent_hash`, of the parts themselves."""
+    text = json.dumps(asked, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(f"{_FORMAT}\n{text}".encode()).hexdigest()[:HEX]
+
+
+def check_accept(text: str) -> str:
+    """The value of --accept, in lower case. ConfigError when it is neither a hash nor "any"."""
+    value = text.strip().lower()
+    if value != ANY and not _HASH.fullmatch(value):
+        raise ConfigError(f"--accept is {text[:80]!r}, want the {HEX} digits of `coterie data EXPERIMENT --hash`, or {ANY}")
+    return value
+
+
+def changed_parts(accepted: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    """The keys in which two experiments differ, such as "data.feature_columns", in order of the alphabet."""
+    old, new = _flat(accepted), _flat(asked)
+    return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+
+
+def place_of(changed: Sequence[str]) -> str:
+    """The part of the first change, as a key of the experiment."""
+    part = changed[0].partition(".")[0] if changed else ""
+    return {"standardize": "data.standardize", "topology": "federation.topology", "code": ""}.get(part, part)
+
+
+def refusal(sentence: str, changed: Sequence[str] = ()) -> ConfigError:
+    """What ends a host whose owner has not accepted the experiment."""
+    return ConfigError(sentence, Finding("C1", place=place_of(changed)))
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """All values by dotted key."""
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+    return flat
+
+
+__all__ = ["ANY", "HEX", "asked_of", "changed_parts", "check_accept", "consent_hash", "hash_of", "named_code", "place_of", "refusal"]

@@ -1,0 +1,91 @@
+"""What the links of a run are made to be: a rate and a delay for each scope, `federation.links` of an experiment.
+
+Parents impose them at their end of each link (`coterie_server.transport.links`), so that a run on one machine takes the time of one over a
+wide-area network between clusters and a local one inside them. Each link has a rate of its own: hosts of one parent do not share it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from coterie.experiment.settings import Settings
+from coterie.text.shown import shown
+from coterie.wire.frames import CHUNK_BYTES
+
+_FORM = re.compile(r"(\d+(?:\.\d+)?)(bit|kbit|Mbit|Gbit)/(\d+(?:\.\d+)?)(us|ms|s)", re.ASCII)
+_WANTED = "RATE/DELAY such as 20Mbit/40ms, in bit, kbit, Mbit or Gbit a second and us, ms or s each way"
+_MAX_CHARS = 100
+_BITS = {"bit": 1.0, "kbit": 1e3, "Mbit": 1e6, "Gbit": 1e9}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_RATES = (1e3, 1e12)  # bit/s
+_MAX_DELAY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRule:
+    """A link: in each direction a rate of its own, and a delay."""
+
+    bits_per_s: float
+    delay_s: float  # one way
+
+    def transmission_s(self, n_bytes: float) -> float:
+        """How long the link is taken by so many bytes."""
+        return 8 * n_bytes / self.bits_per_s
+
+    @property
+    def text(self) -> str:
+        """RATE/DELAY, as `link_rule` reads it."""
+        rate = next((f"{self.bits_per_s / scale:g}{unit}" for unit, scale in reversed(_BITS.items()) if self.bits_per_s >= scale), "")
+        return f"{rate}/{self.delay_s * 1e3:g}ms"
+
+
+def link_rule(text: str) -> LinkRule:
+    """The link that a text "RATE/DELAY" describes; ValueError with a sentence when it describes none."""
+    found = _FORM.fullmatch(text) if len(text) <= _MAX_CHARS else None
+    if found is None:
+        raise ValueError(f"is {shown(text)}, want {_WANTED}")
+    rule = LinkRule(float(found[1]) * _BITS[found[2]], float(found[3]) * _SECONDS[found[4]])
+    if not _RATES[0] <= rule.bits_per_s <= _RATES[1]:
+        raise ValueError(f"is {shown(text)}, want a rate of at least 1kbit and at most 1000Gbit")
+    if rule.delay_s > _MAX_DELAY_S:
+        raise ValueError(f"is {shown(text)}, want a delay of at most {_MAX_DELAY_S:g}s")
+    return rule
+
+
+def _checked(text: str) -> str:
+    link_rule(text)
+    return text
+
+
+LinkText = Annotated[str, AfterValidator(_checked)]
+
+
+class LinkRules(Settings):
+    """The links of each scope, as "RATE/DELAY"; those of a scope without one are as fast as the network is."""
+
+    direct: LinkText | None = None  # between the coordinator and hosts, in a flat run
+    between: LinkText | None = None  # between the coordinator and aggregators
+    within: LinkText | None = None  # between an aggregator and its hosts
+
+    def given(self) -> Iterator[tuple[str, str]]:
+        """(scope, text) of the links that there is something about."""
+        return ((scope, text) for scope, text in self if text is not None)
+
+    def check(self, silence_s: float) -> None:
+        """ValueError where a large frame, or the way there and back, would take so long that one end gives the other up as silent.
+
+        `silence_s` is how long an end waits for a frame; half of it is left for all else.
+        """
+        for scope, text in self.given():
+            rule = link_rule(text)
+            needed_s = rule.transmission_s(CHUNK_BYTES) + 2 * rule.delay_s
+            if needed_s > silence_s / 2:
+                raise ValueError(
+                    f"links.{scope} is {text!r}, so that a frame of 1 MiB and two delays take {needed_s:.3g} s, want at most "
+                    f"{silence_s / 2:g} s: half of the smaller of silence_s and 10 heartbeat_s"
+                )

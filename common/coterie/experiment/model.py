@@ -1,0 +1,225 @@
+"""The model of an experiment with networks: how it is built, and which of its tensors are the head.
+
+A model is a representation followed by a head, told apart by the names of its tensors; a method says which of the two is shared. Server
+and client read this page, and only the client, which builds the network, needs torch. What the server must know of it (names, shapes,
+which part) comes in the hosts' hellos as `TensorInfo`s.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Literal
+
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, JsonValue, PositiveFloat, StringConstraints
+
+from coterie.errors import ConfigError, ProtocolError
+from coterie.experiment.settings import Settings
+from coterie.findings import Finding
+from coterie.text.meant import meant
+from coterie.text.shown import shown
+
+Part = Literal["representation", "head"]
+Sharing = Literal["all", "representation", "head", "none"]  # which part of the model travels; the rest is private
+
+Prefix = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Extent = Annotated[int, Field(ge=1, le=1_000_000)]
+_MAX_TENSORS = 100_000
+X = "x"  # the model of a convex problem
+
+
+class _Model(Settings):
+    # What the rows are before they enter the network: bytes are divided by 255, then each channel (the first axis of a row) is centred
+    # and scaled by these constants, which are public.
+    input_mean: tuple[float, ...] = (0.0,)
+    input_std: tuple[PositiveFloat, ...] = (1.0,)
+    device: str = "cpu"  # "cuda" is outside the promise of equal bits
+
+
+class LinearModel(_Model):
+    """Softmax regression on the flattened row: all of it is the head."""
+
+    name: Literal["linear"]
+    classes: Extent
+
+
+class MlpModel(_Model):
+    """Fully connected layers with ReLU between them; the last one is the head."""
+
+    name: Literal["mlp"]
+    hidden: Annotated[tuple[Extent, ...], Field(min_length=1, max_length=100)] = (128, 64)
+    classes: Extent
+    pool: Annotated[int, Field(ge=1, le=1000)] = 1  # images are averaged over squares of this many pixels first
+
+
+class CnnModel(_Model):
+    """Two 5x5 convolutions, each with ReLU and 2x2 max-pooling, then two fully connected layers with ReLU; the fifth layer is the head.
+
+    The 5-layer network of the official code of Collins, Hassani, Mokhtari and Shakkottai (2021) for CIFAR is (64, 64, 120, 64).
+    """
+
+    name: Literal["cnn"]
+    channels: tuple[Extent, Extent] = (64, 64)
+    hidden: tuple[Extent, Extent] = (120, 64)
+    classes: Extent
+
+
+class LstmModel(_Model):
+    """An embedding, an LSTM and a linear head on its last output: rows are sequences of symbols 0 to `symbols` - 1."""
+
+    name: Literal["lstm"]
+    symbols: Extent
+    embedding: Extent = 8
+    hidden: Extent = 128
+    layers: Annotated[int, Field(ge=1, le=10)] = 1
+    classes: Extent
+
+
+class CustomModel(_Model):
+    """A function of the client's own code that returns a `torch.nn.Module`; it is called with `options`."""
+
+    name: Literal["custom"]
+    build: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]  # package.module:function
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    head: Annotated[tuple[Prefix, ...], Field(min_length=1)] = ("head",)  # tensors whose names begin with one of these
+
+
+def _named(value: Any) -> Any:
+    """`model: package.module:function`, and a mapping with `build`, are custom models."""
+    if isinstance(value, str):
+        value = {"build": value}
+    return {"name": "custom", **value} if isinstance(value, dict) and "build" in value else value
+
+
+ModelConfig = Annotated[LinearModel | MlpModel | CnnModel | LstmModel | CustomModel, Field(discriminator="name"), BeforeValidator(_named)]
+
+
+PARTS = ("all", "representation", "head")  # of a model, as phases of local steps name them
+
+
+def check_part(part: str) -> None:
+    """ConfigError for what is no part of a model."""
+    if part not in PARTS:
+        wanted = f"want one of {', '.join(PARTS)}{meant(part, PARTS)}"
+        raise ConfigError(f"a phase trains {shown(part)}, which is no part of a model: {wanted}", Finding("L4"))
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor of a model, as every host must have it."""
+
+    name: str
+    shape: tuple[int, ...]  # () for a single number
+    is_integer: bool  # a count, such as batches seen: int64; all others are float32 in networks
+    part: Part
+    is_statistic: bool = False  # a buffer, such as a running mean: moved by data, not by gradients
+    layer: str = ""  # whose it is: torch's class of the layer, or that which the user's own class comes from; of convex problems none
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def convex_tensors(d: int) -> tuple[TensorInfo, ...]:
+    """The model of a convex problem as a tensor, x in R^d: float64 on both sides, and all of it head."""
+    return (TensorInfo(X, (d,), False, "head"),)
+
+
+def to_json(tensors: Sequence[TensorInfo]) -> str:
+    """As hellos bring it."""
+    return json.dumps([asdict(tensor) for tensor in tensors])
+
+
+def from_json(text: str) -> tuple[TensorInfo, ...]:
+    """What `to_json` wrote. ProtocolError for anything else."""
+    try:
+        listed = json.loads(text)
+        if not 0 < len(listed) <= _MAX_TENSORS:
+            raise ValueError(f"{len(listed)} tensors")
+        return tuple(
+            TensorInfo(
+                str(item["name"]),
+                tuple(map(_extent, item["shape"])),
+                bool(item["is_integer"]),
+                _part(item["part"]),
+                bool(item["is_statistic"]),
+                str(item.get("layer", "")),  # runs from before it was told are still read
+            )
+            for item in listed
+        )
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ProtocolError(f"the tensors of a model are {text[:100]!r}, wanted a list with name, shape and part of each") from error
+
+
+def _extent(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"an extent of {value!r}")
+    return value
+
+
+def _part(value: Any) -> Part:
+    if value not in ("representation", "head"):
+        raise ValueError(f"a part {value!r}")
+    return value  # type: ignore[no-any-return]
+
+
+def shared_tensors(
+    tensors: Sequence[TensorInfo], sharing: Sharing, *, statistics_travel: bool = True, private_layers: Collection[str] = ()
+) -> tuple[TensorInfo, ...]:
+    """The tensors that travel, in the model's order; the others are private, those of `private_layers` all of them.
+
+    ConfigError when a shared part has none.
+    """
+    if sharing == "none":
+        return ()
+    travelling = [t for t in tensors if t.layer not in private_layers and (statistics_travel or not t.is_statistic)]
+    chosen = tuple(t for t in travelling if sharing in ("all", t.part))
+    if not chosen:
+        raise ConfigError(f"the model has no tensors in its {sharing}, which the method shares: want at least one there")
+    return chosen
+
+
+def stacked(tensors: Sequence[TensorInfo], n_models: int) -> tuple[TensorInfo, ...]:
+    """The tensors of so many models, each with the models as its first axis."""
+    return tuple(replace(tensor, shape=(n_models, *tensor.shape)) for tensor in tensors)
+
+
+def check_sizes(weights: NDArray[Any], counts: NDArray[Any], listed: Sequence[TensorInfo]) -> None:
+    """ProtocolError unless these are as many numbers as the listed tensors have, floats and integers."""
+    wanted = [sum(tensor.size for tensor in listed if tensor.is_integer == kind) for kind in (False, True)]
+    if [weights.size, counts.size] != wanted:
+        raise ProtocolError(f"{weights.size} weights and {counts.size} counts came, wanted {wanted[0]} and {wanted[1]}")
+
+
+def named_tensors(weights: NDArray[Any], counts: NDArray[Any], listed: Sequence[TensorInfo]) -> dict[str, NDArray[Any]]:
+    """The listed tensors in their shapes, views of the float numbers and the integers that hold them one after the other."""
+    check_sizes(weights, counts, listed)
+    at = {False: 0, True: 0}
+    tensors: dict[str, NDArray[Any]] = {}
+    for tensor in listed:
+        start = at[tensor.is_integer]
+        source = counts if tensor.is_integer else weights
+        tensors[tensor.name] = source[start : start + tensor.size].reshape(tensor.shape)
+        at[tensor.is_integer] = start + tensor.size
+    return tensors
+
+
+def difference(model: str, wanted: str) -> str:
+    """What is different between two hosts' models, as the middle of a sentence: "host 'a' ... the hosts before"."""
+    if not model:
+        return "has no model, unlike"
+    here, there = ({tensor.name: tensor for tensor in from_json(text)} for text in (model, wanted))
+    for name in {**there, **here}:
+        found, expected = here.get(name), there.get(name)
+        if found != expected:
+            said = f"tensor {name!r} of {_said(found)}" if found else f"no tensor {name!r}"
+            return f"has a model with {said}, wanted {_said(expected) if expected else 'none'} as"
+    return "has the tensors of its model in another order than"
+
+
+def _said(tensor: TensorInfo | None) -> str:
+    assert tensor is not None  # noqa: S101 - callers check
+    return f"shape {list(tensor.shape)} in the {tensor.part}" + (f", of a {tensor.layer}" if tensor.layer else "")

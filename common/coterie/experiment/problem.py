@@ -1,0 +1,81 @@
+"""What the users of a convex experiment minimise: the loss of their rows, as both sides write it in the configuration.
+
+The arithmetic is the client's alone, in `coterie_client.problems`; the coordinator reads this page and never the data.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
+
+from coterie.experiment.settings import Settings
+from coterie.text.meant import meant
+from coterie.text.shown import shown
+
+MARGIN_LOSSES: Final = ("squared_hinge", "logistic", "least_squares", "huber", "poisson")
+DISTANCE_LOSSES: Final = ("squared_distance", "huber_distance")
+NETWORK_LOSSES: Final = ("cross_entropy",)  # networks also take least_squares
+UNTOLD: Final = "metric"  # where only the code of the loss could tell
+METRICS: Final = ("accuracy", "squared_error", "deviance", UNTOLD)
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def _known_or_importable(loss: str) -> str:
+    names = (*MARGIN_LOSSES, *DISTANCE_LOSSES, *NETWORK_LOSSES)
+    if loss in names or _IMPORT_PATH.fullmatch(loss):
+        return loss
+    wanted = f"wanted one of {', '.join(names)}, or an import path 'package.module:name'"
+    raise ValueError(f"loss {shown(loss)} is unknown: {wanted}{meant(loss, names)}")
+
+
+class ProblemConfig(Settings):
+    """The loss f_i of each user i, over its own rows r = 1..m_i.
+
+    For all but the two distance losses
+
+        f_i(x) = (1/m_i or 1) sum_r phi(s_r, y_r) + c/2 |w|^2,     x = [w, b],  s_r = <w, a_r> - b,
+
+    the convention of Armacki, Bajovic, Jakovetic and Kar (2022), section V: the intercept enters with a minus sign
+    (a column of -1 beside the features, for every loss) and is never penalised. Without `intercept`, x = w.
+
+    For the distance losses a user's rows are points: no target, no intercept, and
+    f_i(x) = (1/m_i or 1) sum_r h(|x - a_r|) + c/2 |x|^2, with h(t) = t^2/2 or the Huber function of t.
+
+    The `poisson` loss is phi = exp(s) - y s for counts y = 0, 1, 2, ... of mean exp(s). The curvature exp(s) has no bound, and
+    methods whose step sizes come from the smoothness need one: from s = `log_mean_limit` on, exp goes on as its parabola, with the
+    curvature exp(`log_mean_limit`). A limit just above the log of the largest count leaves the fit a Poisson regression and the
+    steps as long as can be; counts above exp(`log_mean_limit`) are refused. Held-out rows are judged by their mean deviance.
+    """
+
+    loss: Annotated[str, AfterValidator(_known_or_importable)]
+    l2: NonNegativeFloat = 0.0  # c above
+    huber_delta: PositiveFloat = 1.0  # where the Huber function turns from quadratic to linear
+    log_mean_limit: Annotated[float, Field(ge=0, le=50)] = 5.0  # poisson: the log of a mean beyond which exp goes on as its parabola
+    intercept: bool = True
+    reduction: Literal["mean", "sum"] = "mean"
+
+    @property
+    def is_distance(self) -> bool:
+        """Whether rows are points to be near to, without targets."""
+        return self.loss in DISTANCE_LOSSES
+
+    @property
+    def is_for_networks(self) -> bool:
+        """Whether the loss is that of a network's outputs, for labels 0, 1, 2, ..."""
+        return self.loss in NETWORK_LOSSES
+
+    @property
+    def metric(self) -> str:
+        """What held-out rows are judged by, beside the loss."""
+        if self.loss in ("cross_entropy", "logistic", "squared_hinge"):
+            return "accuracy"
+        if self.loss == "poisson":
+            return "deviance"
+        return UNTOLD if ":" in self.loss else "squared_error"
+
+    @property
+    def has_intercept(self) -> bool:
+        """Whether the last entry of x is an intercept."""
+        return self.intercept and not self.is_distance

@@ -1,0 +1,145 @@
+"""Who learns what: what each method sends of a user, who sees it, and what can be concluded from it.
+
+A method says it beside its messages: `REVEALS` in `coterie/methods/NAME.py`. Four things are made from it: what a host's owner reads before
+a run, `coterie data EXPERIMENT --reveals`, the table in SECURITY.md, and the list of steps that a host answers. A step that no reveal names
+is refused. This module knows no method by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from coterie.experiment.registry import Kind, method_module, methods
+
+if TYPE_CHECKING:
+    from coterie.experiment.config import Experiment
+
+Seen = Literal["parents", "aggregator", "coordinator"]
+BEFORE, AFTER = ("prepare",), ("evaluation",)  # rooms that any method may use
+SEEN: Mapping[Seen, str] = {  # in a run with aggregators; in a flat run it is the coordinator
+    "parents": "aggregator and the coordinator",
+    "aggregator": "aggregator",
+    "coordinator": "coordinator",
+}
+
+
+@dataclass(frozen=True)
+class Reveal:
+    """One thing that travels up from each user.
+
+    `steps` are those of the messages that ask for it or carry it: "ROOM/STEP", or "ROOM" for all steps of a room of `coterie.methods`.
+    `needs` are keys of the method's settings and the values for which it travels; with a set, each value in it. `unless` are values for
+    which it does not. `kind` is the kind of models, where it travels for one kind only.
+    """
+
+    up: str
+    concluded: str
+    steps: tuple[str, ...]
+    needs: Mapping[str, Any] = field(default_factory=dict)
+    unless: Mapping[str, Any] = field(default_factory=dict)
+    kind: Kind | None = None
+    seen: Seen = "parents"
+    title: str = ""  # instead of the method's name
+
+    def holds(self, settings: Any, *, is_network: bool) -> bool:
+        """Whether it travels with these settings of its method."""
+        if self.kind is not None and (self.kind == "network") != is_network:
+            return False
+        if any(_is_wanted(getattr(settings, key, None), value) for key, value in self.unless.items()):
+            return False
+        return all(_is_wanted(getattr(settings, key, None), wanted) for key, wanted in self.needs.items())
+
+    @property
+    def condition(self) -> str:
+        """When it travels, for readers."""
+        listed = [f"{key.replace('_', ' ')} `{_shown(wanted)}`" for key, wanted in self.needs.items()]
+        listed += [f"{key.replace('_', ' ')} not `{_shown(value)}`" for key, value in self.unless.items()]
+        kinds = {"convex": ["a convex problem"], "network": ["a network"], None: []}[self.kind]
+        return ", ".join([*kinds, *listed])
+
+
+@dataclass(frozen=True)
+class Step:
+    """A reveal of an experiment: what it is part of, and who sees it there."""
+
+    name: str
+    seen_by: str
+    reveal: Reveal
+
+
+def reveals_of(method: str) -> tuple[Reveal, ...]:
+    """What a method, or another room of `coterie.methods`, has said."""
+    found: tuple[Reveal, ...] = method_module("coterie", method).REVEALS
+    return found
+
+
+def steps_of(experiment: Experiment) -> list[Step]:
+    """Who learns what in this experiment, in the order in which it travels."""
+    is_network = experiment.model is not None
+    listed: list[Step] = []
+
+    def add(name: str, room: str, settings: Any) -> None:
+        for reveal in reveals_of(room):
+            if reveal.holds(settings, is_network=is_network):
+                seen = SEEN[reveal.seen] if experiment.federation.is_two_tier else "coordinator"
+                listed.append(Step(reveal.title or name, seen, reveal))
+
+    for room in BEFORE:
+        add(room, room, experiment.data)
+    for name in experiment.references:
+        add(f"reference {name}", name, method_module("coterie", name).Config())
+    add(f"method {experiment.method.name}", experiment.method.name, experiment.method)
+    for room in AFTER:
+        add(room, room, experiment)
+    return listed
+
+
+def answered_by(experiment: Experiment) -> frozenset[str]:
+    """The steps that a host of this experiment answers: "ROOM/STEP", or "ROOM" for all of its steps."""
+    return frozenset(step for found in steps_of(experiment) for step in found.reveal.steps)
+
+
+def is_answered(answered: frozenset[str], method: str, step: str) -> bool:
+    """Whether a message of this room and step is among them."""
+    return method in answered or f"{method}/{step}" in answered
+
+
+# ---- the table of all methods
+
+
+def table() -> list[str]:
+    """The table of SECURITY.md, as lines of Markdown; methods with the same line share it."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for name, reveal in _all():
+        label = reveal.title or f"`{name}`"
+        if reveal.condition and not reveal.title:
+            label += f" ({reveal.condition})"
+        labels = rows.setdefault((reveal.up, reveal.concluded, _seen(reveal)), [])
+        if label not in labels:
+            labels.append(label)
+    lines = ["| method | per user, up | seen by | what can be concluded |", "|---|---|---|---|"]
+    return lines + [f"| {', '.join(labels)} | {up} | {seen} | {concluded} |" for (up, concluded, seen), labels in rows.items()]
+
+
+def _all() -> Iterator[tuple[str, Reveal]]:
+    for name in (*BEFORE, *methods(), *AFTER):
+        for reveal in reveals_of(name):
+            yield name, reveal
+
+
+def _seen(reveal: Reveal) -> str:
+    return "parents" if reveal.seen == "parents" else f"the {reveal.seen}"
+
+
+def _is_wanted(value: Any, wanted: Any) -> bool:
+    return value in wanted if isinstance(wanted, frozenset) else bool(value == wanted)
+
+
+def _shown(wanted: Any) -> str:
+    values: Sequence[Any] = sorted(wanted, key=str) if isinstance(wanted, frozenset) else [wanted]
+    return " or ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in values)
+
+
+__all__ = ["Reveal", "Step", "answered_by", "is_answered", "reveals_of", "steps_of", "table"]

@@ -1,0 +1,65 @@
+"""Messages of the reference methods that solve for one model per group of users: `global`, `oracle` and, on envelopes, `squared`.
+
+They stay in float64 in a float32 run: Newton's method on sums of rounded gradients would stop at the rounding level.
+"""
+
+from __future__ import annotations
+
+from coterie.experiment.reveals import Reveal
+from coterie.wire.messages import Annotated, Array, Broadcast, Rows, Scalars, Vectors, dataclass, declare
+
+
+@declare(method="consensus", step="query")
+@dataclass(frozen=True)
+class GroupModel(Rows):
+    """The point at which a user's group is asked."""
+
+    x: Annotated[Array, Vectors("rows", "d", exact=True)]
+
+
+@declare(method="consensus", step="gradient")
+@dataclass(frozen=True)
+class Slopes(Rows):
+    """Value and gradient of a user's term at its group's point."""
+
+    value: Annotated[Array, Scalars("rows")]
+    gradient: Annotated[Array, Vectors("rows", "d", exact=True)]
+
+
+@declare(method="consensus", step="hessian")
+@dataclass(frozen=True)
+class Curvatures(Rows):
+    """The upper triangle of the Hessian of a user's term, row by row: d(d+1)/2 scalars."""
+
+    triangle: Annotated[Array, Scalars("rows", "h")]
+
+
+@declare(method="consensus", step="model")
+@dataclass(frozen=True)
+class AskModels(Rows):
+    """The common point y for which each user is asked its own model (4)."""
+
+    y: Annotated[Array, Vectors("rows", "d", exact=True)]
+
+
+@declare(method="consensus", step="model")
+@dataclass(frozen=True)
+class UserModels(Rows):
+    """A user's own model."""
+
+    x: Annotated[Array, Vectors("rows", "d", exact=True)]
+
+
+@declare(method="consensus", step="model")
+@dataclass(frozen=True)
+class AskLocalModels(Broadcast):
+    """Asks each user for the minimizer of its own loss (2)."""
+
+
+# Of the methods that ask through these messages.
+SOLVED = Reveal(
+    "value, gradient and Hessian at given models",
+    "for few rows (at most as many as features) the rows up to rotation, and more for one row",
+    ("consensus/query", "consensus/gradient", "consensus/hessian"),
+)
+OWN_MODEL = Reveal("the final model", "what a model says of its rows", ("consensus/model",))

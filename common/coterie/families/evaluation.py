@@ -1,0 +1,44 @@
+"""The final models of a stage, judged by their users on training and held-out rows. Booked apart from training, under "evaluate"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coterie.experiment.reveals import Reveal
+from coterie.wire.messages import Annotated, Array, Indices, Positions, Rows, Scalars, Vectors, dataclass, declare
+
+
+@declare(method="evaluation", step="evaluate")
+@dataclass(frozen=True)
+class FinalModels(Rows):
+    """Each user's final model."""
+
+    x: Annotated[Array, Vectors("rows", "d")]
+
+
+@declare(method="evaluation", step="evaluate", may_be_infinite=True)
+@dataclass(frozen=True)
+class Scores(Rows):
+    """f_i at the model, and the means of loss (without its l2 term) and metric over held-out rows; NaN for a user without any.
+
+    The metric is the accuracy of a classifier, the deviance of loss "poisson", else the squared error.
+    """
+
+    objective: Annotated[Array, Scalars("rows")]
+    test_loss: Annotated[Array, Scalars("rows")]
+    test_metric: Annotated[Array, Scalars("rows")]
+    n_test: Annotated[Indices, Positions("rows")]
+
+
+def judged(*steps: str, **more: Any) -> Reveal:
+    """What judging a model by its users tells, for methods with messages of their own for it."""
+    return Reveal(
+        "losses, metrics and counts, of some methods each round; `run.db` keeps figures per user",
+        "how well a model fits each user",
+        steps,
+        title="evaluation (any method; `coterie tune` is runs that evaluate)",
+        **more,
+    )
+
+
+REVEALS = (judged("evaluation", needs={"evaluate": True}, kind="convex"),)

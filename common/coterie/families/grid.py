@@ -1,0 +1,89 @@
+"""A grid: one run of a method at several of its settings, a stage for each, so that held-out rows can choose among them.
+
+For any method whose configuration inherits `Grid`; `coterie_server.run.plan` makes the stages. Each stage starts from where the one before
+ended, so an order in which neighbours are alike saves rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic_core import ErrorDetails, InitErrorDetails
+
+from coterie.experiment.settings import Settings
+from coterie.text.shown import shown
+
+MAX_POINTS = 1000
+
+# What a name of a point is made of: it is also that of a file.
+_PLAIN = re.compile(r"[A-Za-z0-9=+\-_ ][A-Za-z0-9=+\-_. ]{0,99}")
+
+
+class Grid(Settings):
+    """What a method's configuration inherits: `grid`, a list of mappings, each a change of the method's other settings.
+
+    An entry changes whole settings; null takes one away. The settings beside the grid have to be right on their own.
+    """
+
+    grid: tuple[dict[str, JsonValue], ...] | None = Field(default=None, min_length=1, max_length=MAX_POINTS)
+
+    @model_validator(mode="after")
+    def _every_entry_is_right(self) -> Self:
+        self.points()
+        return self
+
+    def points(self) -> tuple[tuple[str, Self], ...]:
+        """The name and the settings of each point, without a grid of their own, in order; () without a grid.
+
+        Raises ValidationError (in a validator, a mistake of the experiment) for an entry that changes nothing, names the method or a grid,
+        does not fit the method, or repeats another.
+        """
+        if self.grid is None:
+            return ()
+        given = self.model_dump(exclude={"grid"}, exclude_unset=True)
+        points: dict[str, Self] = {}
+        place_of: dict[str, int] = {}
+        for place, entry in enumerate(self.grid, 1):
+            point = _point(type(self), given, entry, place)
+            first = place_of.setdefault(point.model_dump_json(), place)
+            if first != place:
+                raise ValueError(f"entries {first} and {place} of the grid are the same settings, want each once")
+            name = self._name_of(entry)
+            points[f"point-{place}" if name is None or name in points else name] = point
+        return tuple(points.items())
+
+    def _name_of(self, entry: Mapping[str, JsonValue]) -> str | None:
+        """As in "gamma=1 lam=3", in the order of the method's settings and not of the file's; None where that is no name for a file."""
+        name = " ".join(f"{key}={value_text(entry[key])}" for key in type(self).model_fields if key in entry)
+        return name if _PLAIN.fullmatch(name) else None
+
+
+def value_text(value: Any) -> str:
+    """A value of a grid in a few characters: numbers as short as they are exact, other things as in YAML."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _point(config: type[Any], given: Mapping[str, Any], entry: Mapping[str, JsonValue], place: int) -> Any:
+    """The settings of one entry."""
+    if not entry:
+        raise ValueError(f"entry {place} of the grid is {shown(entry)}, want at least one setting that it changes")
+    for key in ("name", "grid"):
+        if key in entry:
+            raise ValueError(f"entry {place} of the grid sets {key!r}, want only the method's other settings")
+    try:
+        return config.model_validate({**given, **entry})
+    except ValidationError as error:
+        mistakes = [_of_entry(item, place) for item in error.errors(include_url=False)]
+        raise ValidationError.from_exception_data(config.__name__, mistakes) from None
+
+
+def _of_entry(item: ErrorDetails, place: int) -> InitErrorDetails:
+    """A mistake in an entry, with the place of the entry."""
+    where = ("grid", f"entry {place}", *item["loc"])
+    return InitErrorDetails(type=item["type"], loc=where, input=item["input"], ctx=item.get("ctx", {}))

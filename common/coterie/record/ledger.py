@@ -1,0 +1,192 @@
+"""The ledger: what was sent, when, over which link, for which step of the method.
+
+One row for each (exchange, link, direction, kind of message). Both ends of a link book on their own: the parent in the run database, the
+host in a `Book` that travels to the coordinator when the run ends. Units: a vector is one d-vector, a scalar one floating-point number;
+payload = scalars x item size, message = protobuf bytes, wire = message + 5 bytes of gRPC header for each frame (HTTP/2 and TLS
+framing excluded).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from coterie.arrays import Indices
+from coterie.errors import ProtocolError
+from coterie.v1 import session_pb2
+from coterie.wire.codec import ENVELOPE, GRPC_FRAME_HEADER_BYTES, Entry
+from coterie.wire.messages import kind_class
+
+T = TypeVar("T")
+
+UP, DOWN = "up", "down"
+SESSION = "session"  # hello, welcome, heartbeats, books, finish
+CONTROL = frozenset({ENVELOPE, SESSION})  # kinds that no method declares
+_DIRECTIONS = (UP, DOWN)
+_MAX_BOOK_ROWS = 20_000
+_MAX_KINDS = 10_000  # that one book names
+_MAX_NUMBER = 1 << 40  # of a book: sums of a million such numbers still have 64 bits
+_MAX_SHOWN = 100  # characters
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")  # numbers of 64 bits
+
+
+class Row(NamedTuple):
+    """What one end of a link booked. `resent` counts earlier sendings of the same message."""
+
+    seq: int
+    attempt: int
+    resent: int
+    direction: str
+    kind: str
+    vectors: int
+    scalars: int
+    payload_bytes: int
+    message_bytes: int
+    frames: int
+
+    @property
+    def wire_bytes(self) -> int:
+        return self.message_bytes + GRPC_FRAME_HEADER_BYTES * self.frames
+
+
+class Own(NamedTuple):
+    """What an aggregator's side of a link says of a row beside."""
+
+    useful: int
+    stage: int
+    round: int
+    user_set: int
+
+
+Booked = tuple[Sequence[Entry], int, int, str, int]  # what `rows_of` makes rows of
+
+
+def rows_of(entries: Iterable[Entry], seq: int, attempt: int, direction: str, resent: int) -> list[Row]:
+    """The rows of one task or reply."""
+    return [Row(seq, attempt, resent, direction, e.kind, e.vectors, e.scalars, e.payload_bytes, e.message_bytes, e.frames) for e in entries]
+
+
+def step_of(kind: str) -> str:
+    """The paper's step of a kind of message; "control" for what no method declares."""
+    return "control" if kind in CONTROL else kind_class(kind).step
+
+
+def link_below(aggregator: str, host: str) -> str:
+    """The name of a link below an aggregator, AGGREGATOR/HOST: what is before the first slash is the aggregator's, whatever its name."""
+    return f"{aggregator.replace('%', '%25').replace('/', '%2F')}/{host}"
+
+
+def pack(rows: Iterable[Row], link: str = "") -> Iterator[session_pb2.Book]:
+    """A host's rows as control messages, column by column and compressed; `link` as in the contract."""
+    for piece in _pieces(rows):
+        yield _packed([(row, ()) for row in piece], link)
+
+
+def pack_own(rows: Iterable[tuple[Row, Own]], link: str, user_sets: Sequence[str]) -> Iterator[session_pb2.Book]:
+    """An aggregator's own side of a link to one of its hosts; `Own.user_set` is a place in `user_sets`, from 1, 0 for none."""
+    for piece in _pieces(rows):
+        book = _packed(piece, link)
+        book.of_parent, book.user_sets = True, "\n".join(user_sets)
+        yield book
+
+
+def _pieces(rows: Iterable[T]) -> Iterator[list[T]]:
+    left = iter(rows)
+    while piece := list(itertools.islice(left, _MAX_BOOK_ROWS)):
+        yield piece
+
+
+def _packed(rows: Sequence[tuple[Row, tuple[int, ...]]], link: str) -> session_pb2.Book:
+    columns: list[Sequence[Any]] = list(zip(*((*row, *more) for row, more in rows), strict=True))
+    kinds = sorted(set(columns[4]))
+    place = {kind: i for i, kind in enumerate(kinds)}
+    columns[3] = list(map(_DIRECTIONS.index, columns[3]))
+    columns[4] = list(map(place.__getitem__, columns[4]))
+    data = np.array(columns, dtype="<i8").tobytes()
+    return session_pb2.Book(names="\n".join(kinds), rows=zlib.compress(data), n_rows=len(rows), link=link)
+
+
+def unpack(book: session_pb2.Book) -> list[Row]:
+    """The rows of a Book; ProtocolError when its size does not fit."""
+    return [row for row, _ in _unpacked(book, 0)]
+
+
+def unpack_own(book: session_pb2.Book) -> list[tuple[Row, Own]]:
+    """The rows of an aggregator's own side of a link. ProtocolError when the size does not fit or an unknown set of users is named."""
+    rows = [(row, Own(*more)) for row, more in _unpacked(book, len(Own._fields))]
+    n_sets = len(book.user_sets.split("\n"))  # one set of nobody is written like no set
+    wrong = next((own.user_set for _, own in rows if not 0 <= own.user_set <= n_sets), None)
+    if wrong is not None:
+        raise ProtocolError(f"a ledger book names set {wrong} of users, but lists {n_sets}")
+    wrong = next((own.useful for _, own in rows if own.useful not in (0, 1)), None)
+    if wrong is not None:
+        raise ProtocolError(f"a ledger book has a row that is {wrong} times useful, wanted 0 or 1")
+    return rows
+
+
+def _unpacked(book: session_pb2.Book, n_more: int) -> list[tuple[Row, list[int]]]:
+    n_columns = len(Row._fields) + n_more
+    wanted = book.n_rows * n_columns * 8
+    if book.n_rows > _MAX_BOOK_ROWS:
+        raise ProtocolError(f"a ledger book announces {book.n_rows} rows, wanted at most {_MAX_BOOK_ROWS}")
+    inflater = zlib.decompressobj()
+    try:
+        data = inflater.decompress(book.rows, wanted + 1)
+    except zlib.error as error:
+        raise ProtocolError(f"a ledger book cannot be decompressed: {error}") from error
+    if len(data) != wanted:
+        raise ProtocolError(f"a ledger book brings {len(data)} bytes for {book.n_rows} rows, wanted {wanted}")
+    numbers = np.frombuffer(data, dtype="<i8").reshape(n_columns, book.n_rows)
+    counted = numbers[5 : len(Row._fields)]  # the columns before say what the row is about, those after what the parent says beside
+    if numbers.size and not 0 <= counted.min() <= counted.max() <= _MAX_NUMBER:
+        wrong = counted.min() if counted.min() < 0 else counted.max()
+        raise ProtocolError(f"a ledger book counts {wrong} vectors, scalars, bytes or frames, wanted 0 to {_MAX_NUMBER}")
+    if numbers.size and numbers[3:5].min() < 0:
+        raise ProtocolError("a ledger book names a direction or a kind that it does not list")
+    table = numbers.T.tolist()
+    kinds = book.names.split("\n", _MAX_KINDS)
+    for kind in kinds if book.n_rows else ():
+        step_of(kind)
+    try:
+        n_own = len(Row._fields)
+        return [(Row._make((*line[:3], _DIRECTIONS[line[3]], kinds[line[4]], *line[5:n_own])), line[n_own:]) for line in table]
+    except IndexError as error:
+        raise ProtocolError("a ledger book names a direction or a kind that it does not list") from error
+
+
+def as_ranges(users: Indices) -> str:
+    """Member indices as text, "0-19,25": how a set of users is interned in the run database."""
+    ordered = sorted(set(users.tolist()))
+    pieces = []
+    first = last = ordered[0] if ordered else 0
+    for number in (*ordered[1:], None) if ordered else ():
+        if number != last + 1:
+            pieces.append(f"{first}-{last}" if first < last else str(first))
+            first = number
+        last = number
+    return ",".join(pieces)
+
+
+def check_ranges(text: str, own: Indices) -> None:
+    """ProtocolError unless `text` is ascending ranges, as `as_ranges` writes them, of none but `own` (ascending)."""
+    before = -1
+    for part in text.split(",") if text else ():
+        found = _RANGE.fullmatch(part)
+        low, high = (int(found[1]), int(found[2] or found[1])) if found is not None else (0, -1)
+        if not before < low <= high:
+            raise ProtocolError(f"a set of users is {text[:_MAX_SHOWN]!r}, wanted ascending ranges of numbers such as 0-19,25")
+        if int(np.searchsorted(own, high, "right") - np.searchsorted(own, low)) != high - low + 1:
+            raise ProtocolError(f"a set of users has {part}, not all of whom are among its users")
+        before = high
+
+
+def of_ranges(text: str) -> Indices:
+    """The member indices that `as_ranges` wrote."""
+    ends = [part.partition("-")[::2] for part in text.split(",") if part]
+    pieces = [np.arange(int(first), int(last or first) + 1) for first, last in ends]
+    return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)

@@ -1,0 +1,158 @@
+"""Snapshots: a tree of plain values and arrays in one checksummed file, written atomically, two generations kept.
+
+A tree is made of dataclasses, dicts with string keys, lists and tuples, arrays, bytes, strings, numbers, booleans and None. Nothing is ever
+unpickled. Both sides use it: the coordinator for its checkpoints, a host for the state of its users.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.errors import RunError
+from coterie.findings import Finding
+from coterie.record.files import written_whole
+
+_MAGIC = b"COTERIE1"
+_DIGEST_BYTES = 32
+
+
+class _Buffers:
+    """The bytes of arrays and bytes, one after the other; they are not copied, since a snapshot may be most of a process's memory."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes | memoryview] = []
+        self._n_bytes = 0
+
+    def append(self, data: bytes | memoryview) -> dict[str, int]:
+        """Where it will stand."""
+        place = {"at": self._n_bytes, "bytes": len(data)}
+        self.pieces.append(data)
+        self._n_bytes += len(data)
+        return place
+
+
+def dumps(tree: Any) -> bytes:
+    """The tree as bytes: magic, digest, length of the JSON skeleton, skeleton, buffers. TypeError for other kinds of values."""
+    return b"".join(_pieces(tree))
+
+
+def _pieces(tree: Any) -> list[bytes | memoryview]:
+    buffers = _Buffers()
+    skeleton = json.dumps(_flatten(tree, buffers), allow_nan=True).encode()
+    body = [len(skeleton).to_bytes(8, "little"), skeleton, *buffers.pieces]
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for piece in body:
+        digest.update(piece)
+    return [_MAGIC, digest.digest(), *body]
+
+
+def loads(data: bytes) -> Any:
+    """The tree again; ValueError when the checksum does not fit."""
+    start = len(_MAGIC) + _DIGEST_BYTES
+    if data[: len(_MAGIC)] != _MAGIC:
+        raise ValueError("not a snapshot")
+    body = memoryview(data)[start:]
+    if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != data[len(_MAGIC) : start]:
+        raise ValueError("the checksum does not fit the contents")
+    length = int.from_bytes(body[:8], "little")
+    return _restore(json.loads(bytes(body[8 : 8 + length])), body[8 + length :])
+
+
+def _flatten(value: Any, buffers: _Buffers) -> Any:
+    if value is None or isinstance(value, bool | str | int | float):
+        return value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise TypeError("an array of objects cannot be part of a snapshot")
+        place = buffers.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+        return {"!": "array", "dtype": value.dtype.str, "shape": list(value.shape), **place}
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"!": "bytes", **buffers.append(value if isinstance(value, bytes) else memoryview(value).cast("B"))}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        cls = type(value)
+        content = {field.name: _flatten(getattr(value, field.name), buffers) for field in dataclasses.fields(value)}
+        return {"!": "dataclass", "class": f"{cls.__module__}:{cls.__qualname__}", "fields": content}
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError("a dict in a snapshot needs string keys")
+        return {"!": "dict", "items": {key: _flatten(item, buffers) for key, item in value.items()}}
+    if isinstance(value, list | tuple):
+        name = "list" if isinstance(value, list) else "tuple"
+        return {"!": name, "items": [_flatten(item, buffers) for item in value]}
+    raise TypeError(f"a {type(value).__name__} cannot be part of a snapshot")
+
+
+def _restore(value: Any, body: memoryview) -> Any:
+    if not isinstance(value, dict):
+        return value
+    kind = value["!"]
+    if kind == "array":
+        raw = bytes(body[value["at"] : value["at"] + value["bytes"]])
+        return np.frombuffer(raw, dtype=np.dtype(value["dtype"])).reshape(value["shape"])
+    if kind == "bytes":
+        return bytes(body[value["at"] : value["at"] + value["bytes"]])
+    if kind == "dataclass":
+        return _dataclass(value["class"], {key: _restore(item, body) for key, item in value["fields"].items()})
+    if kind == "dict":
+        return {key: _restore(item, body) for key, item in value["items"].items()}
+    items = [_restore(item, body) for item in value["items"]]
+    return items if kind == "list" else tuple(items)
+
+
+def _dataclass(path: str, content: dict[str, Any]) -> Any:
+    """The dataclass MODULE:NAME with these fields. ValueError when there is none, or one that they do not fit."""
+    module, _, name = path.partition(":")
+    try:
+        cls: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # something that it needs
+            raise
+        cls = None
+    for part in name.split("."):
+        cls = getattr(cls, part, None)
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    needed = {field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING}
+    if not dataclasses.is_dataclass(cls) or not needed <= content.keys() <= {field.name for field in fields}:
+        raise ValueError(f"written by another version of coterie: it has a {name} of {', '.join(content) or 'nothing'}")
+    build: Any = cls
+    return build(**content)
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotFile:
+    """Two generations of one snapshot in a folder: NAME.snapshot and NAME.snapshot.1 (the older)."""
+
+    folder: Path
+    name: str
+
+    def save(self, tree: Any) -> None:
+        """Writes the newest generation and keeps the one before; RunError when the disk refuses."""
+        with written_whole(self.folder / f"{self.name}.snapshot", "the snapshot", keep=self.older) as file:
+            file.writelines(_pieces(tree))
+
+    @property
+    def older(self) -> Path:
+        return self.folder / f"{self.name}.snapshot.1"
+
+    def load(self) -> Any | None:
+        """The newest generation whose checksum fits, or None when there is none at all; RunError when all are damaged."""
+        damaged = []
+        for path in (self.folder / f"{self.name}.snapshot", self.older):
+            if not path.exists():
+                continue
+            try:
+                return loads(path.read_bytes())
+            except (ValueError, KeyError) as error:
+                damaged.append(f"{path} ({error})")
+        if damaged:
+            raise RunError(f"no snapshot can be read: {', '.join(damaged)}", Finding("J5"))
+        return None

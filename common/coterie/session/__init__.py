@@ -1,0 +1,1 @@
+"""The lower end of a session: joining, dialling, credentials, work on tasks, and failures as frames."""

@@ -1,0 +1,82 @@
+"""What crosses a process boundary when something fails: an error's finding, as a message, and back to a sentence.
+
+No text of an error is ever sent, so there is nothing here that could carry a value. A peer that sends what is not in the tables is heard as
+one that says only that it cannot go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from coterie.errors import ConfigError, CoterieError
+from coterie.findings import NO_RULE, Finding
+from coterie.session.told import finding_frame, finding_of
+from coterie.v1 import session_pb2
+
+FAILURE = "failure"  # in the state folder of a launched member: what it has told its parent, for its launcher
+MISTAKE = Finding("X2")
+_STEP = re.compile(r"([a-z_][a-z0-9_]*)|\[([0-9]+)\]")
+_MAX_SHOWN = 60  # characters of what the experiment says
+
+
+def finding_behind(error: BaseException) -> Finding:
+    """What may be said of an error elsewhere; one that is not ours is a mistake of the program."""
+    return error.finding if isinstance(error, CoterieError) else MISTAKE
+
+
+def failure_of(error: BaseException) -> session_pb2.Failure:
+    """An error for the parent."""
+    return session_pb2.Failure(finding=finding_frame(finding_behind(error)), config=isinstance(error, ConfigError))
+
+
+def finding_in(frame: session_pb2.Finding) -> Finding:
+    """The finding of a frame; one that says nothing where a part of it is in no table."""
+    return finding_of(frame) or NO_RULE
+
+
+def sentence_of(finding: Finding, experiment: BaseModel | None) -> str:
+    """The sentence of a peer's finding, with what our own experiment declares at its place."""
+    return finding.with_declared(None if experiment is None else declared(experiment, finding.place))
+
+
+def declared(experiment: BaseModel, place: str) -> str | int | float | None:
+    """What the experiment says at a place, where that is one short word or number."""
+    value: Any = experiment if place else None
+    for step in _STEP.finditer(place):
+        name, number = step.groups()
+        if name is not None and isinstance(value, BaseModel):
+            value = getattr(value, name, None) if name in type(value).model_fields else None
+        elif name is not None and isinstance(value, Mapping):
+            value = value.get(name)
+        elif number is not None and isinstance(value, Sequence) and not isinstance(value, str):
+            value = value[int(number)] if int(number) < len(value) else None
+        else:
+            return None
+    shows = isinstance(value, str | int | float) and not isinstance(value, bool) and len(str(value)) <= _MAX_SHOWN
+    return value if shows else None
+
+
+@contextlib.contextmanager
+def failures_left(folder: Path | None) -> Iterator[None]:
+    """Leaves in the folder, if any, what others may know of an error that ends the block. (It is no second failure if that fails.)"""
+    try:
+        yield
+    except Exception as error:
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                (folder / FAILURE).write_bytes(failure_of(error).SerializeToString())
+        raise
+
+
+def left_failure(folder: Path) -> Finding | None:
+    """What a member has left there; None when it has left nothing that can be read."""
+    try:
+        return finding_in(session_pb2.Failure.FromString((folder / FAILURE).read_bytes()).finding)
+    except Exception:  # protobuf's DecodeError type is not part of its typed interface
+        return None

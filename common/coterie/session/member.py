@@ -1,0 +1,312 @@
+"""The lower end of a session, sans I/O: what a client host and an aggregator are to their parent.
+
+Each task is handled exactly once and in order; replies are kept until the parent says that it will never ask for them again, so that a
+parent that was killed is answered from what is stored. What a task means is the business of the subclass.
+"""
+
+from __future__ import annotations
+
+import platform
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from coterie.arrays import Indices
+from coterie.errors import ProtocolError, RunError
+from coterie.experiment.config import Experiment
+from coterie.experiment.features import Feature
+from coterie.findings import Finding
+from coterie.record.ledger import DOWN, UP, Booked, pack, rows_of
+from coterie.record.snapshot import SnapshotFile
+from coterie.session.told import feature_frame, finding_frame
+from coterie.v1 import session_pb2
+from coterie.wire.codec import PROTOCOL_VERSION, Encoded, Precision, Received, encode, reheaded
+from coterie.wire.messages import Message, Rows
+
+_USERS_PER_HELLO = 5000
+_BOOKED_UNPACKED = 2_000  # tasks and replies
+_SMALL_BYTES = 16 << 10  # tensors up to this size are part of a task's checksum
+
+
+class User(Protocol):
+    """What a parent is told of a user."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def cluster(self) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A task that has been opened: what is to be done, or the answer when nothing is."""
+
+    task: session_pb2.Task
+    messages: Sequence[Message] | None  # None: the task was handled before
+    answer: Encoded | None = None
+
+
+def numerics() -> str:
+    """What decides the bits of the arithmetic: library version, processor, and the kernels that numpy has chosen for it."""
+    config: Any = np.show_config(mode="dicts")
+    found = config.get("SIMD Extensions", {}).get("found") or ["baseline"]
+    return f"numpy {np.__version__}, {platform.machine()}, {found[-1]}"
+
+
+class Member:
+    """One who has joined a parent and speaks for some users."""
+
+    noun = "host"
+    is_aggregator = False
+
+    def __init__(
+        self,
+        name: str,
+        experiment: Experiment,
+        run_id: str,
+        users: Sequence[User],
+        store: SnapshotFile | None,
+        instance: str = "",
+        schema: Sequence[Feature] = (),
+        model: str = "",
+        findings: Sequence[Finding] = (),
+    ) -> None:
+        self.name = name
+        self.experiment = experiment
+        self.run_id = run_id
+        self.indices: Indices = np.zeros(0, dtype=np.int64)
+        self.numbers, self.clusters = self.indices, self.indices
+        self.n_members = 0
+        self.last_seq = 0
+        self._members = tuple(users)
+        self._schema = tuple(schema)
+        self._findings = tuple(findings)
+        self._model = model
+        self._store = store
+        self._instance = instance
+        self._precision = Precision.of_run(experiment)
+        self._replies: dict[int, tuple[Encoded, int]] = {}  # exchange -> (reply, how often it was sent)
+        self._fingerprints: dict[int, int] = {}  # exchange -> checksum of the task that the reply answers
+        self._unmarked: tuple[session_pb2.Task, Sequence[Message]] | None = None  # the latest task, where it has no checksum yet
+        self._is_snapshot_asked = False
+        self._booked: list[Booked] = []
+        self._books: list[bytes] = []  # rows that are packed already: a long run has many
+        self._durable_seq = 0
+        self._newest_seq = 0
+
+    # ---- joining
+
+    def numerics(self) -> str:
+        """What decides the bits of the member's arithmetic."""
+        return numerics()
+
+    def hello(self) -> Iterator[session_pb2.JoinRequest]:
+        """The frames that introduce the member."""
+        users = [session_pb2.User(name=user.name, cluster=user.cluster or "") for user in self._members]
+        for start in range(0, len(users), _USERS_PER_HELLO):
+            piece = users[start : start + _USERS_PER_HELLO]
+            hello = session_pb2.Hello(
+                protocol=PROTOCOL_VERSION,
+                host=self.name,
+                users=piece,
+                more=start + len(piece) < len(users),
+                run_id=self.run_id if self.last_seq else "",
+                last_seq=self.last_seq,
+                numerics=self.numerics(),
+                instance=self._instance,
+                schema=[feature_frame(feature) for feature in self._schema] if start == 0 else (),
+                findings=[finding_frame(finding) for finding in self._findings] if start == 0 else (),
+                model=self._model if start == 0 else "",
+                aggregator=self.is_aggregator,
+            )
+            yield session_pb2.JoinRequest(hello=hello)
+
+    def welcome(self, welcome: session_pb2.Welcome) -> None:
+        """Learns the member order. ProtocolError when it does not fit the member's users, or the heartbeat is not the experiment's."""
+        if welcome.run_id != self.run_id:
+            raise ProtocolError(f"welcomed to run {welcome.run_id!r}, wanted {self.run_id!r}")
+        heartbeat_s = self.experiment.federation.heartbeat_s
+        if welcome.heartbeat_s != heartbeat_s:
+            raise ProtocolError(f"welcomed with a heartbeat of {welcome.heartbeat_s} s, wanted the experiment's {heartbeat_s} s")
+        n_users = len(self._members)
+        indices = np.array(welcome.member_indices, dtype=np.int64)
+        if indices.size != n_users or np.any(np.diff(indices) <= 0) or indices[-1] >= welcome.n_members:
+            raise ProtocolError(f"welcomed with {indices.size} member indices for {n_users} users, wanted one each, ascending")
+        self.indices, self.n_members = indices, welcome.n_members
+        self.numbers = np.array(welcome.numbers, dtype=np.int64)
+        self.clusters = np.array(welcome.clusters, dtype=np.int64) - 1
+        if not self.numbers.size == self.clusters.size == n_users:
+            raise ProtocolError(f"welcomed with {self.numbers.size} numbers and {self.clusters.size} clusters for {n_users} users")
+
+    # ---- tasks
+
+    def open(self, received: Received) -> Asked:
+        """Books a task and says what it asks for. ProtocolError and RunError for tasks that cannot be this member's."""
+        task = received.frame
+        if not isinstance(task, session_pb2.Task):
+            raise ProtocolError("the parent sent a reply, wanted a task")
+        if not self.n_members:
+            raise ProtocolError(f"task {task.seq} came before the welcome")
+        Member.settle(self)
+        messages, entries = received.decode(len(self._members))
+        self._booked.append((entries, task.seq, task.attempt, DOWN, task.resent))
+        while self._replies and next(iter(self._replies)) <= task.durable_seq:  # they are kept in order
+            oldest = next(iter(self._replies))
+            del self._replies[oldest], self._fingerprints[oldest]
+        if len(self._booked) > _BOOKED_UNPACKED:
+            self._pack_rows()
+        if task.seq <= self.last_seq:
+            return Asked(task, None, None if task.replay else self._stored(task, _fingerprint(task, messages)))
+        self._unmarked = task, messages
+        if received.n_bytes > _SMALL_BYTES:  # it would be kept for longer than it is needed
+            self._mark()
+        return Asked(task, [self._with_positions(message) for message in messages])
+
+    def close(self, asked: Asked, messages: Iterable[Message]) -> Encoded | None:
+        """The reply to send, or None when the parent has it already. Only now does the task count as handled."""
+        task = asked.task
+        reply = session_pb2.Reply(seq=task.seq, attempt=task.attempt, durable_seq=self._durable_seq)
+        encoded = encode(reply, [self._with_indices(message) for message in messages], self._precision)
+        self.last_seq = task.seq
+        self._replies[task.seq] = (encoded, 0 if task.replay else 1)
+        if not task.replay:
+            self._book_up(encoded, task, 0)
+        self._is_snapshot_asked = self._is_snapshot_asked or bool(task.snapshot)
+        return None if task.replay else encoded
+
+    def settle(self) -> None:
+        """Does what no reply needs to wait for, once it has been sent: the snapshot that was asked for, and the checksum of the task."""
+        self._mark()
+        if self._is_snapshot_asked:
+            self.save()
+
+    def _mark(self) -> None:
+        """Keeps the checksum of the latest task."""
+        if self._unmarked is not None:
+            task, messages = self._unmarked
+            self._fingerprints[task.seq] = _fingerprint(task, messages)
+            self._unmarked = None
+
+    def _stored(self, task: session_pb2.Task, fingerprint: int) -> Encoded:
+        who = f"{self.noun} {self.name!r}"
+        if task.seq not in self._replies:
+            raise RunError(f"{who} is asked for task {task.seq} again, but has kept only replies to {sorted(self._replies)}")
+        if self._fingerprints[task.seq] != fingerprint:
+            raise RunError(f"task {task.seq} is not the one that {who} answered before: the coordinator has gone another way")
+        kept, times = self._replies[task.seq]
+        reply = session_pb2.JoinRequest.FromString(kept.head).reply
+        reply.attempt, reply.resent, reply.durable_seq = task.attempt, times, self._durable_seq
+        encoded = reheaded(reply, kept)
+        self._replies[task.seq] = (kept, times + 1)
+        self._book_up(encoded, task, times)
+        return encoded
+
+    def _book_up(self, encoded: Encoded, task: session_pb2.Task, resent: int) -> None:
+        self._booked.append((encoded.entries, task.seq, task.attempt, UP, resent))
+
+    def _with_positions(self, message: Message) -> Message:
+        if not isinstance(message, Rows) or message.users is None:
+            return message
+        positions = np.searchsorted(self.indices, message.users)
+        if np.any(positions == self.indices.size) or np.any(self.indices[positions] != message.users):
+            raise ProtocolError(f"{message.kind} came for members that are not on {self.noun} {self.name!r}")
+        return replace(message, users=positions)
+
+    def _with_indices(self, message: Message) -> Message:
+        if not isinstance(message, Rows) or message.users is None:
+            return message
+        return replace(message, users=self.indices[message.users])
+
+    # ---- the end
+
+    def books(self) -> Iterator[session_pb2.JoinRequest]:
+        """The member's own ledger, what it brings of the links below it, and an empty book: this was all."""
+        self._pack_rows()
+        for book in self._books:
+            yield session_pb2.JoinRequest(book=session_pb2.Book.FromString(book))
+        for below in self.books_below():
+            yield session_pb2.JoinRequest(book=below)
+        yield session_pb2.JoinRequest(book=session_pb2.Book())
+
+    def books_below(self) -> Iterable[session_pb2.Book]:
+        """What an aggregator brings beside its own ledger."""
+        return ()
+
+    def _pack_rows(self) -> None:
+        self._books.extend(book.SerializeToString() for book in pack(row for booked in self._booked for row in rows_of(*booked)))
+        self._booked.clear()
+
+    # ---- snapshots
+
+    def save(self) -> None:
+        """Writes the state of all users down; without a store nothing is kept."""
+        self._is_snapshot_asked = False
+        if self._store is None:
+            return
+        self._mark()
+        self._pack_rows()
+        self._store.save(
+            {
+                "run_id": self.run_id,
+                "last_seq": self.last_seq,
+                "users": [user.name for user in self._members],
+                "indices": self.indices,
+                "n_members": self.n_members,
+                "replies": [_stored_reply(seq, *reply, self._fingerprints[seq]) for seq, reply in self._replies.items()],
+                "books": self._books,
+                **self.tree(),
+            }
+        )
+        self._durable_seq, self._newest_seq = self._newest_seq, self.last_seq
+
+    def tree(self) -> Mapping[str, Any]:
+        """What the subclass writes down beside."""
+        raise NotImplementedError
+
+    def restored(self) -> Mapping[str, Any] | None:
+        """Takes up the newest snapshot and returns it; None when there is none. RunError when it is not of this run and these users."""
+        snapshot: Mapping[str, Any] | None = self._store.load() if self._store is not None else None
+        if snapshot is None:
+            return None
+        names = [user.name for user in self._members]
+        if snapshot["run_id"] != self.run_id:
+            raise RunError(
+                f"the state of {self.noun} {self.name!r} belongs to run {snapshot['run_id']}, wanted {self.run_id}", Finding("J5")
+            )
+        if snapshot["users"] != names:
+            raise RunError(
+                f"the state of {self.noun} {self.name!r} is of users {snapshot['users'][:3]}..., wanted {names[:3]}...", Finding("J5")
+            )
+        self.last_seq, self._newest_seq = snapshot["last_seq"], snapshot["last_seq"]
+        self.indices, self.n_members = snapshot["indices"], snapshot["n_members"]
+        self._replies = {item["seq"]: (_restored_reply(item, len(names)), item["times"]) for item in snapshot["replies"]}
+        self._fingerprints = {item["seq"]: item["fingerprint"] for item in snapshot["replies"]}
+        self._books = snapshot["books"]
+        return snapshot
+
+
+def _fingerprint(task: session_pb2.Task, messages: Sequence[Message]) -> int:
+    """A checksum of what a task asks, without its fences; large tensors are not looked at."""
+    checksum = zlib.crc32(f"{task.stage} {task.round} {[message.kind for message in messages]}".encode())
+    for message in messages:
+        users = message.users if isinstance(message, Rows) else None
+        if users is not None:
+            checksum = zlib.crc32(users.data, checksum)
+        for name, _ in message.specs:
+            array = getattr(message, name)
+            checksum = zlib.crc32(array if array.nbytes <= _SMALL_BYTES else str(array.shape).encode(), checksum)
+    return checksum
+
+
+def _stored_reply(seq: int, encoded: Encoded, times: int, fingerprint: int) -> Mapping[str, Any]:
+    return {"seq": seq, "times": times, "fingerprint": fingerprint, "head": encoded.head, "tails": list(encoded.tails)}
+
+
+def _restored_reply(item: Mapping[str, Any], n_own: int) -> Encoded:
+    reply = session_pb2.JoinRequest.FromString(item["head"]).reply
+    received = Received(reply, tuple(bytearray(tail) for tail in item["tails"]), len(item["head"]))
+    _, entries = received.decode(n_own)
+    return Encoded(item["head"], tuple(memoryview(tail) for tail in item["tails"]), tuple(entries), is_task=False)

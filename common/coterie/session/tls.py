@@ -1,0 +1,259 @@
+"""Mutual TLS: the three files that a member holds, and who its certificate says it is.
+
+A folder has `ca.crt` (whom to believe), `tls.crt` and `tls.key` (who one is), the names of a Kubernetes TLS secret. The identity stands in
+URIs of the certificate's subject alternative name, which gRPC hands to a server:
+
+    urn:coterie:ROLE:NAME     who it is: a coordinator, an aggregator, a host or a monitor of that name
+    urn:coterie:cluster:NAME  the only cluster whose users it may speak for
+    urn:coterie:users:LIST    the users it may speak for: names and ranges of names, u0..u19,u31
+
+with all names percent-encoded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import grpc
+
+from coterie.errors import ConfigError
+from coterie.text.names import check_name
+
+CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
+MEMBERS = ("aggregator", "host")  # who joins
+MONITOR = "monitor"  # who may read a server's metrics, and nothing else
+ROLES = ("coordinator", *MEMBERS, MONITOR)
+_PREFIX = "urn:coterie:"
+_KINDS = (*ROLES, "cluster", "users")
+_DIGITS = "0123456789"
+_MAX_DIGITS = 9  # of a number in a range
+_ROUNDS = 10  # messages in each direction of a handshake in memory, of which TLS needs three
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Whom a certificate names."""
+
+    role: str  # of ROLES
+    name: str
+    cluster: str = ""  # "": any
+    users: tuple[str, ...] = ()  # names, and ranges FIRST..LAST; (): any
+
+    def uris(self) -> list[str]:
+        """As the URIs of a certificate."""
+        listed = [f"{_PREFIX}{self.role}:{quote(self.name, safe='')}"]
+        listed += [f"{_PREFIX}cluster:{quote(self.cluster, safe='')}"] if self.cluster else []
+        listed += [f"{_PREFIX}users:{','.join(quote(token, safe='') for token in self.users)}"] if self.users else []
+        return listed
+
+    def why_not_named(self, name: str) -> str | None:
+        """Why the holder may not say anything as the member `name`, whatever its role; None when it may."""
+        if self.role in MEMBERS and self.name == name:
+            return None
+        wanted = self.role if self.role in MEMBERS else "host"
+        return f"its certificate is that of {self.role} {self.name!r}, wanted one of {wanted} {name!r}"
+
+    def why_not(self, name: str, *, is_aggregator: bool, users: Iterable[tuple[str, str]]) -> str | None:
+        """Why the holder may not join as `name` with these (user, cluster) pairs; None when it may."""
+        wanted = "aggregator" if is_aggregator else "host"
+        if (self.role, self.name) != (wanted, name):
+            return f"its certificate is that of {self.role} {self.name!r}, wanted one of {wanted} {name!r}"
+        may = _Users(self.users) if self.users else None
+        for user, cluster in users:
+            if self.cluster and cluster != self.cluster:
+                found = f"of cluster {cluster!r}" if cluster else "of no known cluster"
+                return f"its certificate is for users of cluster {self.cluster!r}, but it brings user {user!r} {found}"
+            if may is not None and user not in may:
+                return f"its certificate does not let it speak for user {user!r}: it is for {shortened(self.users)}"
+        return None
+
+
+def shortened(users: tuple[str, ...]) -> str:
+    """The first of the users in a certificate, for a sentence."""
+    return ", ".join(users[:5]) + (", ..." if len(users) > 5 else "")
+
+
+def identity_of(uris: Iterable[str]) -> Identity | None:
+    """The identity in the URIs of a certificate; None when there is none, or more than one, or something in it is not understood.
+
+    What is not understood may be a limit, and a limit that says nothing must not mean "any".
+    """
+    found: dict[str, str] = {}
+    for uri in uris:
+        if not uri.lower().startswith(_PREFIX):
+            continue
+        kind, _, value = uri[len(_PREFIX) :].partition(":")
+        if not uri.startswith(_PREFIX) or kind not in _KINDS or kind in found or not value:
+            return None
+        found[kind] = value
+    roles = [role for role in ROLES if role in found]
+    users = found["users"].split(",") if "users" in found else []
+    if len(roles) != 1 or not all(users):
+        return None
+    try:
+        name, cluster, *listed = (unquote(text, errors="strict") for text in (found[roles[0]], found.get("cluster", ""), *users))
+    except UnicodeDecodeError:
+        return None
+    return Identity(roles[0], name, cluster, tuple(listed))
+
+
+def check_users(users: Iterable[str]) -> tuple[str, ...]:
+    """The users as a certificate may list them. ConfigError for what is no name, and for a range whose ends do not differ in their last
+    number alone."""
+    listed = tuple(token.strip() for token in users)
+    for token in listed:
+        first, dots, last = token.partition("..")
+        if dots and _range(first, last) is None:
+            raise ConfigError(f"users {token!r}: want a name, or a range of names that end in numbers without leading zeros, like u0..u19")
+        check_name(token, "users")
+        first, hyphen, last = token.partition("-")
+        if hyphen and _range(first, last) is not None:
+            raise ConfigError(f"users {token!r}: want {first}..{last} for the range of names")
+    return listed
+
+
+def _range(first: str, last: str) -> tuple[str, int, int] | None:
+    """Prefix and both numbers of a range of names; None when it is none."""
+    (prefix, low), (other, high) = _numbered(first), _numbered(last)
+    if low is None or high is None or prefix != other or low > high:
+        return None
+    return prefix, low, high
+
+
+def _numbered(name: str) -> tuple[str, int | None]:
+    """A name without the digits at its end, and their number; None when there are none, or too many, or they begin with a zero."""
+    prefix = name.rstrip(_DIGITS)  # in linear time: a stranger's name may be long
+    digits = name[len(prefix) :]
+    is_number = 0 < len(digits) <= _MAX_DIGITS and (digits == "0" or digits[0] != "0")  # u007 is not u7
+    return prefix, int(digits) if is_number else None
+
+
+class _Users:
+    """The users that a list of names and ranges stands for."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self._names: set[str] = set()
+        self._ranges: dict[str, list[tuple[int, int]]] = {}
+        for token in tokens:
+            first, dots, last = token.partition("..")
+            if not dots:
+                self._names.add(token)
+            elif (found := _range(first, last)) is not None:
+                self._ranges.setdefault(found[0], []).append(found[1:])
+
+    def __contains__(self, user: str) -> bool:
+        if user in self._names:
+            return True
+        prefix, number = _numbered(user)
+        return number is not None and any(low <= number <= high for low, high in self._ranges.get(prefix, ()))
+
+
+@dataclass(frozen=True)
+class Tls:
+    """The contents of a member's three files."""
+
+    folder: Path
+    ca: bytes = field(repr=False)
+    certificate: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """For whoever dials."""
+        return grpc.ssl_channel_credentials(self.ca, self.key, self.certificate)
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """For whoever listens: nobody joins without a certificate of the same authority."""
+        return grpc.ssl_server_credentials([(self.key, self.certificate)], self.ca, require_client_auth=True)
+
+    @cached_property
+    def dialling(self) -> ssl.SSLContext:
+        """The same as `channel_credentials`, for Python's own TLS."""
+        return self._context(ssl.PROTOCOL_TLS_CLIENT)
+
+    def https(self) -> ssl.SSLContext:
+        """For whoever serves web pages to holders of certificates of the same authority."""
+        context = self._context(ssl.PROTOCOL_TLS_SERVER)
+        context.set_alpn_protocols(["http/1.1"])
+        return context
+
+    @cached_property
+    def _both(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        """Who dials and who listens in `check`. The files are read once: they may be gone or others by the time of the next check."""
+        dialling, listening = self._context(ssl.PROTOCOL_TLS_CLIENT), self._context(ssl.PROTOCOL_TLS_SERVER)
+        dialling.check_hostname = False
+        return dialling, listening
+
+    def _context(self, protocol: int) -> ssl.SSLContext:
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_verify_locations(cadata=self.ca.decode("ascii"))
+        # Without a password, OpenSSL would ask the terminal for that of an encrypted key.
+        context.load_cert_chain(self.folder / CERTIFICATE, self.folder / KEY, password="")
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.set_alpn_protocols(["h2"])
+        return context
+
+    def check(self, *, is_server: bool) -> None:
+        """Shows the certificate to oneself. ConfigError when it has expired, is not of the authority in `ca.crt`, or may not serve."""
+        dialling, listening = self._both
+        # The side that is shown the certificate verifies it; the other side is left out of the check.
+        dialling.verify_mode, listening.verify_mode = (
+            (ssl.CERT_REQUIRED, ssl.CERT_NONE) if is_server else (ssl.CERT_NONE, ssl.CERT_REQUIRED)
+        )
+        try:
+            _shake_hands(dialling, listening)
+        except ssl.SSLCertVerificationError as error:
+            raise ConfigError(f"the certificate {self.folder / CERTIFICATE} is no good: {why(error)}") from None
+        except ssl.SSLError as error:
+            raise ConfigError(f"the certificate {self.folder / CERTIFICATE} cannot be used: {error.reason}") from None
+
+
+def _shake_hands(dialling: ssl.SSLContext, listening: ssl.SSLContext) -> None:
+    """A handshake in memory. Raises ssl.SSLError."""
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [dialling.wrap_bio(down, up), listening.wrap_bio(up, down, server_side=True)]
+    for _ in range(_ROUNDS):
+        for side in sides:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+
+
+_REASONS = {
+    "certificate has expired": "it has expired",
+    "certificate is not yet valid": "it is not valid yet (is the clock right?)",
+    "unable to get local issuer certificate": f"it was not issued by the authority in {CA}",
+    "self-signed certificate": f"it was not issued by the authority in {CA}",
+    "self-signed certificate in certificate chain": f"it was not issued by the authority in {CA}",
+    "certificate signature failure": f"it was not issued by the authority in {CA}",
+    "unsuitable certificate purpose": "it was issued for another role",
+}
+
+
+def why(error: ssl.SSLCertVerificationError) -> str:
+    """Why a certificate was not believed, in our words."""
+    return _REASONS.get(error.verify_message, error.verify_message.rstrip("."))
+
+
+def load_tls(folder: Path, *, is_server: bool) -> Tls:
+    """The files of a member, checked. ConfigError names the file that is missing or wrong."""
+    contents = {}
+    for name in (CA, CERTIFICATE, KEY):
+        try:
+            contents[name] = (folder / name).read_bytes()
+        except OSError as error:
+            wanted = f"want {CA}, {CERTIFICATE} and {KEY} in {folder} (see coterie certs)"
+            raise ConfigError(f"cannot read {folder / name}: {error.strerror or error}; {wanted}") from None
+    tls = Tls(folder, contents[CA], contents[CERTIFICATE], contents[KEY])
+    try:
+        tls.dialling, tls._both  # noqa: B018 - they are made here, where what is wrong with the files can be said
+    except (OSError, ValueError) as error:
+        text = (isinstance(error, ssl.SSLError) and error.reason) or str(error)
+        raise ConfigError(f"the files in {folder} are no certificate of an authority with its key: {text}") from None
+    tls.check(is_server=is_server)
+    return tls

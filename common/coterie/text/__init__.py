@@ -1,0 +1,1 @@
+"""Text: names of users, suggestions, bounded quotations, and YAML."""

@@ -1,0 +1,75 @@
+"""YAML as an experiment is written in it: bounded in size and depth, without aliases, each key once.
+
+Whoever wrote the text, reading it takes little time and memory, and what is wrong with it is one short sentence. A client never reads YAML,
+and stays smaller without this module.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from coterie.errors import ConfigError
+from coterie.text.shown import shortened, shown
+
+MAX_BYTES = 1 << 20  # of a text
+MAX_DEPTH = 50  # of lists and mappings in each other
+_MAX_BITS = 1024  # of a whole number: a float holds no larger one
+_MAX_COMPLAINT = 1000
+
+# What the constructors of yaml's tags come upon and let through: too many digits, a 13th month, "!!bool x".
+_RAISED = (ValueError, ArithmeticError, LookupError, AttributeError, TypeError, RecursionError)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses while it reads, before anything large is built."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError(f"line {line} has an alias, {shown(f'*{event.anchor}')}, want the value itself")
+        if self.depth >= MAX_DEPTH:
+            raise yaml.YAMLError(f"line {line} is nested more than {MAX_DEPTH} levels deep, want fewer")
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            line = key.start_mark.line + 1
+            if (key.tag, key.value) in lines:
+                first = lines[key.tag, key.value]
+                raise yaml.YAMLError(f"the key {shown(key.value)} is there twice, in line {first} and in line {line}, want it once")
+            lines[key.tag, key.value] = line
+        return node
+
+    def construct_yaml_int(self, node: Any) -> int:
+        number: int = super().construct_yaml_int(node)
+        if number.bit_length() > _MAX_BITS:
+            line = node.start_mark.line + 1
+            raise yaml.YAMLError(f"line {line} has a whole number of {number.bit_length()} bits, want at most {_MAX_BITS}")
+        return number
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
+
+def parsed(text: str, where: str) -> Any:
+    """The content of a YAML text; ConfigError beginning with `where` when it is none."""
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        raise ConfigError(f"{where} is too long, want at most {MAX_BYTES} bytes")
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where} is not YAML: {shortened(' '.join(str(error).split()), _MAX_COMPLAINT)}") from None
+    except _RAISED as error:
+        raise ConfigError(f"{where} has a value that YAML cannot read: {shortened(str(error), _MAX_COMPLAINT)}") from None

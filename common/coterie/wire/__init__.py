@@ -1,0 +1,1 @@
+"""What crosses the wire: declared messages, their codec, and the frames around them."""

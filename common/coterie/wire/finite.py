@@ -1,0 +1,64 @@
+"""Which number of a message is not finite: asked by a host of what it is about to send, and by a parent of what has come.
+
+On the wire some payloads are narrower than what halves compute with, so a host also finds what would be infinite only there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coterie.wire.codec import Precision
+from coterie.wire.messages import Message, Rows, Spec, has_rows
+
+_ONE_THREAD = 10_000  # terms of a product of vectors that OpenBLAS leaves to one thread
+
+
+@dataclass(frozen=True)
+class Bad:
+    """The first number that is not finite."""
+
+    field: str
+    value: float
+    row: int | None  # of the message, where its rows have owners
+
+
+def first_bad(message: Message, precision: Precision | None = None) -> Bad | None:
+    """The first bad number of a message that must have none; with `precision`, as it would be on the wire."""
+    if message.may_be_infinite:
+        return None
+    for name, spec in message.specs:
+        array = getattr(message, name)
+        if not spec.is_float:
+            continue
+        if not is_finite(array):
+            where = tuple(np.argwhere(~np.isfinite(array))[0])
+        elif precision is not None and not _fits(array, spec, precision):
+            where = tuple(np.unravel_index(np.argmax(np.abs(array)), array.shape))
+            array = np.copysign(np.inf, array)
+        else:
+            continue
+        row = int(where[0]) if isinstance(message, Rows) and has_rows(spec) else None
+        return Bad(name, float(array[where]), row)
+    return None
+
+
+def is_finite(array: np.ndarray[Any, Any]) -> bool:
+    """Whether all entries are. A finite sum of squares has finite terms, and is found faster; others may overflow without one.
+
+    Of many terms BLAS makes that sum with several threads, and waiting for them takes longer than the sum where cores are busy.
+    """
+    return (array.size <= _ONE_THREAD and math.isfinite(np.vdot(array, array))) or bool(np.isfinite(array).all())
+
+
+def _fits(array: np.ndarray[Any, Any], spec: Spec, precision: Precision) -> bool:
+    """Whether finite numbers stay finite on the wire."""
+    narrowed = precision.rounded_weights if spec.is_weights else precision.rounded
+    is_narrowed = precision.weights != precision.model if spec.is_weights else precision.dtype != np.float64 and not spec.is_exact
+    if not is_narrowed or not array.size:
+        return True
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(narrowed(np.abs(array).max().reshape(1))).all())

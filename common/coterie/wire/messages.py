@@ -1,0 +1,211 @@
+"""Declarations of what may cross the wire.
+
+A method declares its messages as frozen dataclasses in `coterie/methods/NAME.py`:
+
+    @declare(method="pdmm", step="S5")
+    @dataclass(frozen=True)
+    class UpdatedModels(Rows):
+        \"\"\"S5: each selected user sends x_i^{t+1} to the server.\"\"\"
+
+        x: Annotated[Array, Vectors("rows", "d")]
+
+What is not declared is private: encoding anything else is a TypeError. `Rows` messages have one owner per row: the parent's are
+split over the hosts of their owners, a host's are put together in member order. `Broadcast` messages are the same for everyone; they
+count once in vectors and once per receiving host in bytes. `PerCluster` messages have one row per known cluster: what the users of a
+cluster have in common travels once to each of their hosts, and what an aggregator says of its cluster has no user's row in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, ClassVar, TypeVar
+
+from coterie.arrays import Array, Indices
+from coterie.errors import ProtocolError
+
+Shape = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How one field travels. `shape` names its axes: "rows" is the axis of owners, other names must agree within a message."""
+
+    shape: Shape
+    is_float: bool
+    counts_vectors: bool
+    is_exact: bool = False  # always float64, whatever the payload type of the run
+    is_weights: bool = False  # of a model: of networks float32 in the halves, and no wider on the wire
+
+    def count(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """(vectors, scalars) that the ledger books for an array of this shape."""
+        if not self.is_float:
+            return 0, 0
+        scalars = math.prod(shape)
+        return scalars // shape[-1] if self.counts_vectors and scalars else 0, scalars
+
+
+def Vectors(*shape: str | int, exact: bool = False) -> Spec:  # noqa: N802 - reads as a type in annotations
+    """Float payload whose last axis is a d-vector; counted in vectors and in scalars. `exact` keeps float64 in a float32 run."""
+    return Spec(shape, is_float=True, counts_vectors=True, is_exact=exact)
+
+
+def Scalars(*shape: str | int, exact: bool = True) -> Spec:  # noqa: N802
+    """Float payload counted in scalars only: losses, sums, matrices."""
+    return Spec(shape, is_float=True, counts_vectors=False, is_exact=exact)
+
+
+def Weights(*shape: str | int) -> Spec:  # noqa: N802
+    """The parameters of models, counted as `Vectors` are. Of networks halves see float32, and the wire the payload type or float32; of
+    convex problems they are float64, or what the payload type has left of it."""
+    return Spec(shape, is_float=True, counts_vectors=True, is_weights=True)
+
+
+def Positions(*shape: str | int) -> Spec:  # noqa: N802
+    """Integers that say what the payload is about; message bytes, no payload."""
+    return Spec(shape, is_float=False, counts_vectors=False)
+
+
+@dataclass(frozen=True)
+class Message:
+    """Root of all declared messages. Use `Rows` or `Broadcast`."""
+
+    kind: ClassVar[str] = ""  # "<method>.<Class>"
+    method: ClassVar[str] = ""
+    step: ClassVar[str] = ""  # the paper's own step, as the ledger shows it
+    specs: ClassVar[tuple[tuple[str, Spec], ...]] = ()
+    carries_weights: ClassVar[bool] = False
+    may_be_infinite: ClassVar[bool] = False  # a parent refuses NaN and infinity in all other kinds
+
+
+@dataclass(frozen=True)
+class Rows(Message):
+    """Row r of every "rows" axis belongs to user `users[r]`; None means all users, in order.
+
+    In a parent's half `users` are member indices, in a host's half positions among the host's own users. A user may own
+    several rows (the pairs of PDMM); their order is kept.
+
+    A float field without a "rows" axis is common to the users named: it travels once to each of their hosts, and counts once for each
+    user in vectors and scalars. A message with such a field must name its users.
+    """
+
+    users: Indices | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Broadcast(Message):
+    """The same for every receiver."""
+
+
+@dataclass(frozen=True)
+class PerCluster(Broadcast):
+    """Row r of every "clusters" axis belongs to the known cluster number `clusters[r]`, ascending; numbers are those of the whole run.
+
+    A host receives the rows of the clusters that its users are of. Sent up, by an aggregator, the rows are those of its own cluster.
+    """
+
+    clusters: Annotated[Indices, Positions("clusters")]
+
+
+M = TypeVar("M", bound=Message)
+
+_KINDS: dict[str, type[Message]] = {}
+_KIND = re.compile(r"[a-z][a-z0-9_]*\.[A-Za-z0-9]+")
+_MAX_SHOWN = 100  # characters
+
+
+def declare(*, method: str, step: str, may_be_infinite: bool = False) -> Callable[[type[M]], type[M]]:
+    """Registers a message class under "<method>.<Class>" with the paper's step; the class must be a frozen dataclass."""
+
+    def register(cls: type[M]) -> type[M]:
+        hints = typing.get_type_hints(cls, include_extras=True)
+        specs = []
+        for declared in fields(cls):
+            if declared.name == "users" and issubclass(cls, Rows):
+                continue
+            extras = getattr(hints[declared.name], "__metadata__", ())
+            spec = next((extra for extra in extras if isinstance(extra, Spec)), None)
+            if spec is None:
+                raise TypeError(f"{cls.__name__}.{declared.name} needs Annotated[..., Vectors | Scalars | Positions]")
+            specs.append((declared.name, spec))
+        cls.kind, cls.method, cls.step, cls.specs = f"{method}.{cls.__name__}", method, step, tuple(specs)
+        cls.carries_weights = any(spec.is_weights for _, spec in specs)
+        cls.may_be_infinite = may_be_infinite
+        _KINDS[cls.kind] = cls
+        return cls
+
+    return register
+
+
+def has_rows(spec: Spec) -> bool:
+    """Whether the first axis of the field is the axis of owners."""
+    return bool(spec.shape) and spec.shape[0] == "rows"
+
+
+def has_weights(cls: type[Message]) -> bool:
+    """Whether messages of this kind carry the weights of networks."""
+    return cls.carries_weights
+
+
+def kind_class(kind: str) -> type[Message]:
+    """The declared class of a kind, importing its method's room if need be; ProtocolError for one that is not declared."""
+    cls = _KINDS.get(kind)
+    if cls is None and _KIND.fullmatch(kind):
+        for folder in ("methods", "families"):
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(f"coterie.{folder}.{kind.partition('.')[0]}")
+        cls = _KINDS.get(kind)
+    if cls is None:
+        raise ProtocolError(f"message kind {kind[:_MAX_SHOWN]!r} is not declared; known kinds: {', '.join(sorted(_KINDS))}")
+    return cls
+
+
+def check_shapes(message: Message, n_rows: int | None, dims: Mapping[str, int]) -> None:
+    """Raises ProtocolError unless every field has its declared axes.
+
+    `n_rows` is the number of owners when known; `dims` are extents known beforehand (for example d), others must agree within
+    the message.
+    """
+    check_extents(type(message), (getattr(message, name).shape for name, _ in message.specs), n_rows, dims)
+
+
+def check_extents(cls: type[Message], shapes: Iterable[tuple[int, ...]], n_rows: int | None, dims: Mapping[str, int]) -> None:
+    """As `check_shapes`, of the shapes of the fields alone: before there is any memory for their numbers."""
+    bound = dict(dims)
+    if n_rows is not None:
+        bound["rows"] = n_rows
+    for (name, spec), shape in zip(cls.specs, shapes, strict=True):
+        if len(shape) != len(spec.shape):
+            raise ProtocolError(f"{cls.kind}.{name} has shape {shape}, wanted axes {spec.shape}")
+        for extent, axis in zip(shape, spec.shape, strict=True):
+            wanted = bound.setdefault(axis, extent) if isinstance(axis, str) else axis
+            if extent != wanted:
+                raise ProtocolError(f"{cls.kind}.{name} has shape {shape}: axis {axis!r} is {extent}, wanted {wanted}")
+
+
+__all__ = [
+    "Annotated",
+    "Array",
+    "Broadcast",
+    "Indices",
+    "Message",
+    "PerCluster",
+    "Positions",
+    "Rows",
+    "Scalars",
+    "Spec",
+    "Vectors",
+    "Weights",
+    "check_extents",
+    "check_shapes",
+    "dataclass",
+    "declare",
+    "has_rows",
+    "has_weights",
+    "kind_class",
+]

@@ -1,0 +1,215 @@
+"""What is the same in every frame of one layout: parts without their numbers, and where the numbers go.
+
+A round sends what the round before sent, with other numbers in it. `stencil_of` writes the fixed bytes of a part once for each kind, shape
+and element type; the sender fills them in. A `Plan` is what a receiver has learnt from a whole, checked frame: the next one of the
+same length that has the same fixed bytes needs no parsing but of its fences. Both only save time, and neither changes what is
+sent or accepted: a frame that does not fit its plan is parsed and checked in full.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from coterie.arrays import Indices
+from coterie.v1 import tensor_pb2
+from coterie.wire.frames import (
+    PART_KIND,
+    PART_TENSORS,
+    PART_USERS,
+    TASK_OR_REPLY,
+    TENSOR_DATA,
+    chunk_frame_bytes,
+    delimited_bytes,
+    field_header,
+)
+from coterie.wire.messages import Message, Rows, Spec, has_rows
+
+BFLOAT16 = np.dtype([("upper_half", "<u2")])  # numpy has no such number; `coterie.wire.codec` converts
+
+DTYPES: dict[int, np.dtype[Any]] = {
+    tensor_pb2.ELEMENT_TYPE_FLOAT64: np.dtype("<f8"),
+    tensor_pb2.ELEMENT_TYPE_FLOAT32: np.dtype("<f4"),
+    tensor_pb2.ELEMENT_TYPE_INT64: np.dtype("<i8"),
+    tensor_pb2.ELEMENT_TYPE_INT32: np.dtype("<i4"),
+    tensor_pb2.ELEMENT_TYPE_UINT8: np.dtype("u1"),
+    tensor_pb2.ELEMENT_TYPE_FLOAT16: np.dtype("<f2"),
+    tensor_pb2.ELEMENT_TYPE_BFLOAT16: BFLOAT16,
+}
+_FLOAT64, _FLOAT32, _INT64 = np.dtype("<f8"), np.dtype("<f4"), np.dtype("<i8")
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+_MAX_PLANS = 64  # of one stream
+_MAX_PARTS = 64  # of a frame that is worth a plan
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What one part of one frame carried; the ledger's raw material.
+
+    `message_bytes` are protobuf bytes, `frames` how many gRPC messages, `users` the member indices served (None: all of the host's).
+    """
+
+    kind: str
+    vectors: int
+    scalars: int
+    payload_bytes: int
+    message_bytes: int
+    frames: int
+    users: Indices | None
+    common: tuple[int, int] = (0, 0)  # vectors and scalars that travel once, and count again for each user but the first
+
+    def serving(self, users: Indices) -> Entry:
+        """The same for some users."""
+        vectors, scalars = self.vectors, self.scalars
+        if self.common[1]:
+            vectors, scalars = (n + (users.size - 1) * common for n, common in zip((vectors, scalars), self.common, strict=True))
+        return Entry(self.kind, vectors, scalars, self.payload_bytes, self.message_bytes, self.frames, users, self.common)
+
+
+class Extent(NamedTuple):
+    """A tensor without its name and numbers."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    is_inline: bool = True  # else it follows in chunks
+
+    @property
+    def n_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Stencil:
+    """One part of a frame. `fixed` are the bytes before, between and after the inline tensors, in their order (users first)."""
+
+    cls: type[Message]
+    fixed: tuple[bytes, ...]
+    extents: tuple[Extent, ...]
+    natives: tuple[np.dtype[Any], ...]  # of the same tensors, as the halves compute with them
+    has_users: bool
+    n_bytes: int  # in the frame
+    entry: Entry  # what it books, for all users
+
+
+@functools.lru_cache(maxsize=1024)
+def stencil_of(cls: Any, part_number: int, users: Extent | None, fields: tuple[Extent, ...]) -> Stencil:
+    """The part of a message of this class (a declared `type[Message]`) whose users and fields have these extents."""
+    named = [(PART_TENSORS, name, extent) for (name, _), extent in zip(cls.specs, fields, strict=True)]
+    if users is not None:
+        named.insert(0, (PART_USERS, "", users))
+    pieces, size = [b""], 0
+    for number, name, extent in named:
+        text, n_inline = _tensor_text(name, extent), extent.n_bytes if extent.is_inline else 0
+        header = field_header(number, len(text) + n_inline)
+        size += len(header) + len(text) + n_inline
+        pieces[-1] += header + text
+        if extent.is_inline:
+            pieces.append(b"")
+    kind = cls.kind.encode()
+    head = field_header(PART_KIND, len(kind)) + kind
+    size += len(head)
+    pieces[0] = field_header(part_number, size) + head + pieces[0]
+    extents = tuple(extent for _, _, extent in named)
+    size = delimited_bytes(size)
+    natives = tuple(native_dtype(spec, extent.dtype) for (_, spec), extent in zip(cls.specs, fields, strict=True))
+    if users is not None:
+        natives = (_INT64, *natives)
+    return Stencil(cls, tuple(pieces), extents, natives, users is not None, size, _entry(cls, size, fields, extents))
+
+
+def native_dtype(spec: Spec, written: np.dtype[Any]) -> np.dtype[Any]:
+    """Numbers as the halves compute with them: float64, or for weights float32 unless they are written as float64, or int64."""
+    if not spec.is_float:
+        return _INT64
+    return _FLOAT32 if spec.is_weights and written != _FLOAT64 else _FLOAT64
+
+
+def _tensor_text(name: str, extent: Extent) -> bytes:
+    """A tensor up to the bytes of its numbers."""
+    code, n_bytes = _CODES[extent.dtype], extent.n_bytes
+    tensor = tensor_pb2.Tensor(name=name, dtype=code, shape=extent.shape)  # type: ignore[arg-type]
+    if not extent.is_inline:
+        tensor.chunked_bytes = n_bytes
+    return tensor.SerializeToString() + (field_header(TENSOR_DATA, n_bytes) if extent.is_inline and n_bytes else b"")
+
+
+def _entry(cls: type[Message], size: int, fields: Sequence[Extent], extents: Sequence[Extent]) -> Entry:
+    """`size` is that of the part in its frame; `extents` are those of its fields and of its users."""
+    vectors = scalars = payload = frames = common_vectors = common_scalars = 0
+    for (_, spec), extent in zip(cls.specs, fields, strict=True):
+        n_vectors, n_scalars = spec.count(extent.shape)
+        vectors, scalars = vectors + n_vectors, scalars + n_scalars
+        if issubclass(cls, Rows) and not has_rows(spec):
+            common_vectors, common_scalars = common_vectors + n_vectors, common_scalars + n_scalars
+        payload += n_scalars * extent.dtype.itemsize
+    for extent in extents:
+        if not extent.is_inline:
+            chunk_bytes, chunk_frames = chunk_frame_bytes(extent.n_bytes)
+            size, frames = size + chunk_bytes, frames + chunk_frames
+    return Entry(cls.kind, vectors, scalars, payload, size, frames, None, (common_vectors, common_scalars))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What frames of one length have in common with a checked one, so that their numbers can be taken at once."""
+
+    header: slice  # of the fences and flags: they are parsed anew each time
+    fixed: tuple[bytes, ...]  # all other bytes but the numbers
+    places: tuple[int, ...]  # of the fixed bytes
+    parts: tuple[tuple[Stencil, tuple[int, ...]], ...]  # each with the places of its tensors' numbers
+    kinds: tuple[str, ...]
+    n_own: int  # the shapes were found to fit this number of users
+    dims: Mapping[str, int]  # and these extents
+
+    def fits(self, data: bytes) -> bool:
+        """Whether a frame of the same length differs in its header and its numbers alone."""
+        return all(map(data.startswith, self.fixed, self.places))
+
+
+class Plans:
+    """The plans of one direction of one stream, by the length of the frame."""
+
+    def __init__(self) -> None:
+        self._plans: dict[int, Plan] = {}
+
+    def fitting(self, data: bytes) -> Plan | None:
+        """The plan that a frame fits."""
+        plan = self._plans.get(len(data))
+        return plan if plan is not None and plan.fits(data) else None
+
+    def learn(self, data: bytes, stencils: Sequence[Stencil], n_own: int, dims: Mapping[str, int]) -> None:
+        """Remembers a frame that has passed all checks, if it is written as we write: one header, then its parts, all numbers inline."""
+        if len(stencils) > _MAX_PARTS or not all(extent.is_inline for stencil in stencils for extent in stencil.extents):
+            return
+        plan = _plan(data, stencils, n_own, dims)
+        if plan is not None and plan.fits(data):
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            self._plans[len(data)] = plan
+
+
+def _plan(data: bytes, stencils: Sequence[Stencil], n_own: int, dims: Mapping[str, int]) -> Plan | None:
+    """The plan of a frame that ends with these parts."""
+    outer = next((text for n in range(2, 6) if len(text := field_header(TASK_OR_REPLY, len(data) - n)) == n), None)
+    at = start = len(data) - sum(stencil.n_bytes for stencil in stencils)
+    if outer is None or start < len(outer):
+        return None
+    fixed, places, parts = [outer], [0], []
+    for stencil in stencils:
+        numbers = []
+        for piece, extent in itertools.zip_longest(stencil.fixed, stencil.extents):
+            fixed.append(piece)
+            places.append(at)
+            at += len(piece)
+            if extent is not None:
+                numbers.append(at)
+                at += extent.n_bytes
+        parts.append((stencil, tuple(numbers)))
+    kinds = tuple(stencil.cls.kind for stencil in stencils)
+    return Plan(slice(len(outer), start), tuple(fixed), tuple(places), tuple(parts), kinds, n_own, dict(dims))

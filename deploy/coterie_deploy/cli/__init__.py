@@ -1,0 +1,1 @@
+"""The command `coterie`: the commands and their options, errors as sentences, and exit codes."""

@@ -1,0 +1,239 @@
+"""`coterie data FILE --schema`: a first `data` section for a table, from all of its cells: the dialect, and what each column holds.
+
+It is for the owner of the table, who decides: which columns are users, target and features is left open, and what looks like an identifier,
+or is text with many values, is ignored until somebody says otherwise.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import yaml
+
+from coterie.errors import ConfigError
+from coterie.experiment.columns import DELIMITERS, Dialect
+from coterie.experiment.data import CsvData, DataConfig, ParquetData, SpssData, StataData
+from coterie_client.data.paths import DataFile, data_files, one_file
+from coterie_client.data.tables import csv_table, parquet_table, statistics_table
+from coterie_client.data.tables.cells import Spelling
+from coterie_client.data.tables.column_types import Tally
+from coterie_client.data.tables.table_reader import TableFile
+
+_STATISTICS: Final = {suffix: source for source, suffixes in statistics_table.SUFFIXES.items() for suffix in suffixes}
+SUFFIXES: Final = (*csv_table.SUFFIXES, *parquet_table.SUFFIXES, *_STATISTICS)
+_OTHER_DATE: Final = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}( .*)?", re.ASCII)
+_MOST_LEVELS = 20  # of a text column that is taken for a category
+_MOST_DISTINCT = 1_000_000  # values that are remembered, to tell identifiers
+_LEAST_ROWS = 8  # before distinct numbers look like identifiers
+_FIRST_LINES = 100  # that tell the delimiter
+
+
+@dataclass
+class _Seen:
+    """One column."""
+
+    tally: Tally = field(default_factory=Tally)
+    levels: set[str] = field(default_factory=set)  # up to one more than a category may have
+    values: set[Any] = field(default_factory=set)
+    is_distinct: bool = True  # no value has been there twice
+    is_whole: bool = True  # numbers without a fraction
+    n_other_dates: int = 0  # cells with a date that is not written as ISO 8601
+    n_rows: int = 0
+
+    def add(self, cells: Sequence[str], numbers: Any, spelling: Spelling) -> None:
+        """Some rows, as text, or as numbers where they all are, or are missing."""
+        self.n_rows += len(cells) if numbers is None else len(numbers)
+        if numbers is not None:
+            self.tally.add_numbers(numbers)
+            present = numbers[~np.isnan(numbers)]
+            self.is_whole = self.is_whole and bool((present == np.floor(present)).all())
+            found: list[Any] = present.tolist()
+        else:
+            self.tally.add_cells(cells, spelling)
+            found = [cell.strip() for cell in cells if not spelling.is_missing(cell)]
+            self.n_other_dates += sum(_OTHER_DATE.fullmatch(cell) is not None for cell in found)
+        if len(self.levels) <= _MOST_LEVELS:
+            self.levels |= {str(one) for one in found}
+        if self.is_distinct and len(self.values) < _MOST_DISTINCT:
+            before = len(self.values)
+            self.values |= set(found)
+            self.is_distinct = len(self.values) == before + len(found)
+
+    def kind(self, known: str | None) -> str:
+        """What its cells are."""
+        return known if known in ("number", "boolean", "date") else self.tally.found
+
+    def looks_like_identifier(self, known: str | None) -> bool:
+        """Whether each row has a text or a whole number of its own."""
+        kind = self.kind(known)
+        return self.is_distinct and self.n_rows >= _LEAST_ROWS and (kind == "text" or (kind == "number" and self.is_whole))
+
+    @property
+    def has_few_values(self) -> bool:
+        """Whether it may say which group a row is of."""
+        return len(self.levels) <= _MOST_LEVELS
+
+    def described(self, known: str | None) -> tuple[Any, str]:
+        """The type, and what is to be said of it."""
+        kind = self.kind(known)
+        n_missing = self.tally.kinds["missing"]
+        said = f"{n_missing} of {self.n_rows} cells are missing" if n_missing and kind != "empty" else ""
+        if kind == "text" and self.n_other_dates == self.tally.n_present:
+            return "ignore", "dates must be written like 2024-01-31"
+        if self.looks_like_identifier(known):
+            return "ignore", "as many values as rows: likely an identifier"
+        if kind == "empty":
+            return "ignore", "all cells are missing"
+        if kind == "text":
+            if 2 <= len(self.levels) <= min(_MOST_LEVELS, self.n_rows // 2):
+                return {"category": sorted(self.levels)}, said or "the first level is the reference"
+            return "ignore", f"text with {len(self.levels) if self.has_few_values else f'more than {_MOST_LEVELS}'} values"
+        n_bad = self.tally.n_present - self.tally.kinds[kind] if known is None else 0
+        bad = f"{n_bad} of {self.n_rows} cells are something else" if n_bad else ""
+        return kind, "; ".join(part for part in (bad, said) if part)
+
+
+def is_table(place: Path) -> bool:
+    """Whether it is called like a table."""
+    return place.name.endswith(SUFFIXES)
+
+
+def schema_of(place: Path) -> str:
+    """The YAML of a table's `data` section. Raises ConfigError."""
+    return _section(_source(place), *_opened(place))
+
+
+def columns_of(place: Path) -> dict[str, tuple[_Seen, str | None]]:
+    """The columns of a table in their order, each with the type that the file itself declares. Raises ConfigError."""
+    _, _, opened, spelling = _opened(place)
+    table, seen = _columns(opened, spelling)
+    return {name: (one, table.known.get(name)) for name, one in seen.items()}
+
+
+def _source(place: Path) -> str:
+    return "parquet" if place.name.endswith(parquet_table.SUFFIXES) else _STATISTICS.get(place.suffix, "csv")
+
+
+def _opened(place: Path) -> tuple[DataFile, Dialect | None, AbstractContextManager[TableFile], Spelling]:
+    file, source = one_file(str(place), None), _source(place)
+    if source == "csv":
+        dialect = _dialect(file)
+        return file, dialect, csv_table.opened(file, dialect, Spelling.of(dialect)), Spelling.of(dialect)
+    if source == "parquet":
+        return file, None, parquet_table.opened(file), Spelling(frozenset({""}))
+    return file, None, statistics_table.opened(source, file), statistics_table.SPELLING
+
+
+def schema_of_data(data: DataConfig, data_dir: Path | None) -> str:
+    """The same of the first file of an experiment's data."""
+    if isinstance(data, StataData | SpssData):
+        file = data_files(data.path, data_dir, statistics_table.SUFFIXES[data.source])[0]
+        return _section(data.source, file, None, statistics_table.opened(data.source, file), statistics_table.SPELLING)
+    if not isinstance(data, CsvData | ParquetData):
+        raise ConfigError(f"the data come from source {data.source!r}, want a table (csv, parquet, stata or spss) for --schema")
+    suffixes = csv_table.SUFFIXES if isinstance(data, CsvData) else parquet_table.SUFFIXES
+    file = data_files(data.path, data_dir, suffixes)[0]
+    if isinstance(data, CsvData):
+        spelling = Spelling.of(data.csv)
+        return _section("csv", file, data.csv, csv_table.opened(file, data.csv, spelling), spelling)
+    return _section("parquet", file, None, parquet_table.opened(file), Spelling(frozenset({""})))
+
+
+# ---- the dialect
+
+
+def _dialect(file: DataFile) -> Dialect:
+    """That of a text table: encoding and delimiter by its first lines, decimal sign and thousands sign by its cells."""
+    chosen: dict[str, str] = {}
+    try:
+        lines = _first_lines(file.path, "utf-8-sig")
+    except UnicodeDecodeError:
+        chosen["encoding"] = "cp1252"
+        lines = _first_lines(file.path, "cp1252")
+    delimiter = max(DELIMITERS, key=lambda one: (_width(lines, one), -DELIMITERS.index(one)))
+    if delimiter != ",":
+        chosen["delimiter"] = delimiter
+    plain = Dialect.model_validate(chosen)
+    if not any(one.tally.respelled for one in _seen(file, plain).values()):
+        return plain
+    others = [{"decimal": ","}, {"decimal": ",", "thousands": "."}, {"thousands": ","}]
+    return max([plain, *(Dialect.model_validate({**chosen, **other}) for other in others)], key=lambda one: _n_numbers(_seen(file, one)))
+
+
+def _seen(file: DataFile, dialect: Dialect) -> dict[str, _Seen]:
+    spelling = Spelling.of(dialect)
+    return _columns(csv_table.opened(file, dialect, spelling), spelling)[1]
+
+
+def _n_numbers(seen: dict[str, _Seen]) -> int:
+    return sum(one.tally.kinds["number"] for one in seen.values())
+
+
+def _first_lines(path: Path, encoding: str) -> list[str]:
+    try:
+        with csv_table.open_text(path, encoding) as text:
+            return [line for line, _ in zip(text, range(_FIRST_LINES), strict=False)]
+    except (OSError, EOFError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}), want .csv or .csv.gz text") from None
+
+
+def _width(lines: Sequence[str], delimiter: str) -> int:
+    """How many columns the lines have by this delimiter, where all have as many; else 1."""
+    try:
+        widths = {len(cells) for cells in csv.reader(lines, delimiter=delimiter) if cells}
+    except csv.Error:
+        return 1
+    return widths.pop() if len(widths) == 1 else 1
+
+
+# ---- columns
+
+
+def _columns(opened: AbstractContextManager[TableFile], spelling: Spelling) -> tuple[TableFile, dict[str, _Seen]]:
+    with opened as file:
+        names = list(dict.fromkeys(file.header))
+        seen = {name: _Seen() for name in names}
+        for block in file.blocks(names, ()):
+            for name, chunk in block.chunks(names, ()).items():
+                seen[name].add(chunk.texts, chunk.values, spelling)
+    return file, seen
+
+
+def _section(source: str, file: DataFile, dialect: Dialect | None, opened: AbstractContextManager[TableFile], spelling: Spelling) -> str:
+    table, seen = _columns(opened, spelling)
+    n_rows = next(iter(seen.values())).n_rows if seen else 0
+    return "\n".join(_lines(source, file, dialect, table, seen, n_rows)) + "\n"
+
+
+def _lines(source: str, file: DataFile, dialect: Dialect | None, table: TableFile, seen: dict[str, _Seen], n_rows: int) -> Iterator[str]:
+    described = {name: one.described(table.known.get(name)) for name, one in seen.items()}
+    groups = [name for name, (kind, _) in described.items() if isinstance(kind, dict) or str(kind) == "ignore"]
+    groups = [name for name in groups if len(seen[name].levels) >= 2 and not seen[name].is_distinct]
+    yield f"# {n_rows} rows, {len(seen)} columns"
+    yield "data:"
+    yield f"  source: {source}"
+    yield f"  path: {_scalar(file.label)}"
+    which = f": {', '.join(map(_scalar, groups))}?" if groups else ""
+    yield f"  user_column: {_scalar(groups[0]) if groups else ''}  # whose row it is{which}"
+    yield "  # target_column:  # what is to be predicted"
+    if dialect is not None and not dialect.is_default:
+        changed = {key: value for key, value in dialect.model_dump(mode="json").items() if value != Dialect().model_dump(mode="json")[key]}
+        yield f"  csv: {_flow(changed)}"
+    yield "  columns:"
+    for name, (kind, said) in described.items():
+        yield f"    {_scalar(name)}: {_flow(kind) if isinstance(kind, dict) else kind}" + (f"  # {said}" if said else "")
+
+
+def _scalar(text: str) -> str:
+    return yaml.safe_dump(text, allow_unicode=True, width=100_000).removesuffix("\n").removesuffix("\n...")
+
+
+def _flow(content: Any) -> str:
+    return yaml.safe_dump(content, default_flow_style=True, allow_unicode=True, width=100_000, sort_keys=False).strip()

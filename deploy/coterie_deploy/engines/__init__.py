@@ -1,0 +1,1 @@
+"""Where processes are started: on this machine over gRPC, or in this process over the loopback."""

@@ -1,0 +1,174 @@
+"""Coterie from Python: `run` an experiment and look at its `Result`.
+
+    from coterie_deploy import run
+    result = run("ellipses")
+    result.models["u0"]
+
+A run promises the same bits everywhere with one BLAS thread; where numpy was imported before, set OMP_NUM_THREADS=1 oneself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coterie.arrays import Array
+from coterie.errors import ConfigError
+from coterie.experiment.config import Experiment, apply_overrides, experiment_from, experiment_to_json
+from coterie.experiment.features import Feature
+from coterie_deploy.engines.launch import TRANSPORTS, Launch, Transport, launch
+from coterie_deploy.read import shipped
+from coterie_deploy.read.frames import Library
+from coterie_deploy.read.left import Left
+from coterie_deploy.read.loading import Run, load_run, run_in_memory
+from coterie_server.interface.half import Facts, Outcome
+from coterie_server.record import summary
+from coterie_server.record.rundb import open_run
+from coterie_server.run.coordinator import Finished
+from coterie_server.run.engine import Observer
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run that has ended well. Arrays are read as they are, and not copied."""
+
+    folder: Path | None  # None: nothing was written
+    final_stage: str  # whose models are the result
+    users: tuple[str, ...]  # in member order
+    outcomes: Mapping[str, Outcome] = field(repr=False)
+    database: bytes = field(repr=False)  # of a run without a folder, an image of its run.db
+    facts: Facts = field(repr=False)
+    features: tuple[Feature, ...] = field(repr=False)  # name, kind and column of each, where the data has names
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Their names, in order."""
+        return tuple(self.outcomes)
+
+    @property
+    def models(self) -> dict[str, Array]:
+        """Each user's final model (d,)."""
+        return self.models_of(self.final_stage)
+
+    @property
+    def clusters(self) -> dict[str, int] | None:
+        """Each user's cluster in the final stage, numbered by first member; None for a method without clusters."""
+        return self._left(self.final_stage).clusters()
+
+    @property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """The closing figures of each stage: objective, sum_of_losses, heldout_loss, heldout_metric, clusters, ..."""
+        return {name: dict(outcome.figures) for name, outcome in self.outcomes.items()}
+
+    def models_of(self, stage: str) -> dict[str, Array]:
+        """Each user's model (d,) after a stage. ConfigError when there is no such stage, or models stay at their users."""
+        return self._left(stage).by_user()
+
+    def as_run(self, *, frames: Library = "pandas") -> Run[Any]:
+        """The run as `coterie.load_run` gives it, whose tables are data frames. ConfigError when the library is not installed."""
+        if self.folder is not None:
+            return load_run(self.folder, frames=frames)
+        return run_in_memory(self._connection, self._left, frames)
+
+    def history(self, stage: str | None = None) -> list[dict[str, float]]:
+        """The figures of each round of a stage (the final one), with its number as "round"."""
+        with self._connection() as connection:
+            return summary.history(connection, summary.stage_named(connection, stage or self.final_stage).number)
+
+    def ledger(self) -> list[dict[str, Any]]:
+        """Traffic by stage, step, direction, scope: vectors, expected (the closed form), scalars, and payload, message and wire bytes."""
+        with self._connection() as connection:
+            names = {stage.number: stage.name for stage in summary.stages(connection)} | {summary.SESSION: "session"}
+            rows = summary.traffic(connection)
+        return [{**asdict(row), "stage": names.get(row.stage, ""), "wire_bytes": row.wire_bytes} for row in rows]
+
+    def _left(self, stage: str) -> Left:
+        if stage not in self.outcomes:
+            raise ConfigError(f"the run has no stage {stage!r}, want one of {', '.join(self.outcomes)}")
+        outcome, facts = self.outcomes[stage], self.facts
+        names = tuple(feature.name for feature in self.features)
+        return Left(stage, self.users, outcome.models, outcome.labels, facts.mean, facts.scale, names, outcome.shared, facts.fill)
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        connection = sqlite3.connect(":memory:") if self.folder is None else open_run(self.folder)
+        with contextlib.closing(connection):
+            if self.folder is None:
+                connection.deserialize(self.database)
+            yield connection
+
+
+def run(
+    config: Experiment | Mapping[str, Any] | str | os.PathLike[str],
+    *,
+    transport: Transport = "loopback",
+    hosts: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    overrides: Sequence[str] = (),
+    data: str | os.PathLike[str] | None = None,
+    observer: Observer | None = None,
+) -> Result:
+    """Runs an experiment: an `Experiment`, a mapping, the name of a shipped one or the path of a YAML file.
+
+    Without `output` nothing is written. `hosts` defaults to the experiment's own number, `overrides` are of the form "method.penalty=0.05",
+    `data` is the folder that data paths start in, `observer` is told of each round. Raises ConfigError, RunError, ProtocolError. Works
+    inside a running event loop too, from a thread of its own.
+    """
+    if transport not in TRANSPORTS:
+        raise ConfigError(f"the transport is {transport!r}, want one of {', '.join(TRANSPORTS)}")
+    experiment = _experiment(config, overrides, hosts)
+    if transport == "loopback" and experiment.federation.is_two_tier:
+        rules = experiment.federation.model_copy(update={"topology": "flat"})  # one process has one tier; the bits are the same
+        experiment = experiment.model_copy(update={"federation": rules})
+    how = Launch(
+        transport=transport,
+        folder=None if output is None else Path(output),
+        data=None if data is None else Path(data),
+        resume=resume,
+        observer=observer,
+    )
+
+    def whole_run() -> Result:
+        return asyncio.run(_run(experiment, how))
+
+    return _outside_of_loops(whole_run)
+
+
+async def _run(experiment: Experiment, how: Launch) -> Result:
+    return _result(await launch(experiment, how))
+
+
+def _result(finished: Finished) -> Result:
+    image = b""
+    if finished.folder is None:
+        finished.database.flush()
+        image = finished.database.connection.serialize()
+        finished.database.close()
+    names, features = finished.members.names, finished.features
+    return Result(finished.folder, finished.final_stage, names, finished.outcomes, image, finished.facts, features)
+
+
+def _experiment(config: Any, overrides: Sequence[str], hosts: int | None) -> Experiment:
+    listed = [*overrides] if hosts is None else [*overrides, f"federation.hosts={hosts}"]
+    if isinstance(config, str | os.PathLike):
+        return shipped.load(os.fspath(config), listed)
+    content = json.loads(experiment_to_json(config)) if isinstance(config, Experiment) else config
+    return experiment_from(apply_overrides(content, listed))
+
+
+def _outside_of_loops(work: Callable[[], Result]) -> Result:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    with ThreadPoolExecutor(1, thread_name_prefix="coterie-run") as thread:
+        return thread.submit(work).result()

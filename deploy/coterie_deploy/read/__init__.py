@@ -1,0 +1,1 @@
+"""A run folder read: tables, frames, models, predictions, totals of the ledger, and exports."""

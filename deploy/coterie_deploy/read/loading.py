@@ -1,0 +1,309 @@
+"""Runs in notebooks and scripts: `coterie.load_run` and the `Run` that it gives, whose tables are data frames.
+
+import coterie
+run = coterie.load_run("runs/demo")
+run.traffic(by=["step", "direction"])
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.arrays import Array
+from coterie.errors import ConfigError
+from coterie.experiment.columns import Levels
+from coterie.experiment.config import Experiment, experiment_from, load_experiment
+from coterie.experiment.features import Feature
+from coterie_deploy.read import run_tables, user_models
+from coterie_deploy.read.books import status_of
+from coterie_deploy.read.feature_lines import features_in
+from coterie_deploy.read.frames import Columns, Frame, Library, Maker, maker_of
+from coterie_deploy.read.left import Left, check_predicts, left_in, predicted
+from coterie_deploy.read.run_tables import reading
+from coterie_deploy.read.shipped import FROZEN
+from coterie_server.record import summary
+from coterie_server.record.query import Query
+from coterie_server.record.rundb import no_run_folder, read_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+_BY = ("stage", "step", "direction", "scope")
+_MAX_STAGES = 6  # listed in a line
+_LIMITS = tuple(one.name for one in fields(Query) if one.name != "by")
+
+
+@dataclass(frozen=True, repr=False)
+class Run(Generic[Frame]):
+    """A run, finished or under way: every question is answered by what its database holds at that moment.
+
+    Bytes are wire bytes: those of the protobuf messages and 5 of each gRPC frame. Frames are of the library that the run was loaded with.
+    """
+
+    folder: Path | None  # None: the run is in memory alone
+    experiment: Experiment
+    _open: Callable[[], AbstractContextManager[sqlite3.Connection]] = field(repr=False)
+    _left: Callable[[str], Left] = field(repr=False)
+    _frame: Maker[Frame] = field(repr=False)
+
+    def __repr__(self) -> str:
+        stages = self.stages
+        listed = stages if len(stages) <= _MAX_STAGES else (*stages[: _MAX_STAGES - 1], f"... ({len(stages)})")
+        return f"Run({self.name!r}, {self.method}, {self.status}, stages: {', '.join(listed) or 'none yet'})"
+
+    # ---- facts
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What the run says about itself: run_id, name, status, attempt, version, final_stage, ..."""
+        with self._open() as connection:
+            found = summary.facts(connection)
+        return found if self.folder is None else {**found, "status": status_of(self.folder, found)}
+
+    @property
+    def name(self) -> str:
+        """That of the experiment."""
+        return self.experiment.name
+
+    @property
+    def method(self) -> str:
+        """The name of the experiment's method."""
+        return str(self.experiment.method.name)
+
+    @property
+    def seed(self) -> int:
+        """That of the experiment."""
+        return self.experiment.seed
+
+    @property
+    def run_id(self) -> str:
+        """What tells this run from every other."""
+        return self.facts.get("run_id", "")
+
+    @property
+    def status(self) -> str:
+        """ "running", "finished", "stopped, can be resumed", or "failed: " and why."""
+        return self.facts.get("status", "?")
+
+    @property
+    def version(self) -> str:
+        """That of Coterie when the run was started, or resumed."""
+        return self.facts.get("version", "?")
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The names of those that have begun, in order."""
+        with self._open() as connection:
+            return tuple(stage.name for stage in summary.stages(connection))
+
+    @property
+    def final_stage(self) -> str | None:
+        """The stage whose models are the result; None while the run has not finished."""
+        return self.facts.get("final_stage")
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """Their names, in member order."""
+        with self._open() as connection:
+            return tuple(name for (name,) in connection.execute("SELECT name FROM members ORDER BY position"))
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """Name, kind and column of each, in the order of the models' weights; none where the data names none."""
+        return features_in(self.facts)
+
+    # ---- tables
+
+    def ledger(self) -> Frame:
+        """Every row of the parents' books: one for each exchange, link, kind of message and direction.
+
+        Sums of it count a broadcast once for each host, and what was sent twice twice (`useful` tells): for totals see `traffic`.
+        """
+        return self._table(run_tables.ledger)
+
+    def traffic(self, by: Sequence[str] = _BY, **limits: Any) -> Frame:
+        """Totals of the ledger, grouped by keys of `coterie_server.record.query.KEYS`, of the part that `limits` leave: fields of its
+        `Query`.
+
+        A broadcast counts once in vectors and scalars. ConfigError for a key, limit or value that there is not.
+        """
+        unknown = next((name for name in limits if name not in _LIMITS), None)
+        if unknown is not None:
+            raise ConfigError(f"the ledger cannot be limited by {unknown!r}, want one of {', '.join(_LIMITS)}")
+        texts = {name: (value,) if isinstance(value, str) else value for name, value in limits.items()}
+        listed: dict[str, Any] = {name: tuple(value) if isinstance(value, Sequence) else value for name, value in texts.items()}
+        query = Query((by,) if isinstance(by, str) else tuple(by), **listed)
+        return self._table(lambda connection: run_tables.traffic(connection, query))
+
+    def metrics(self, stage: str | None = None, *, long: bool = False) -> Frame:
+        """Rounds: seconds since their stage began, bytes so far, up and down, and the figures of the method, all stages or one.
+
+        One row for each round, or with `long` one for each figure of it (`figure`, `value`). Round 0 is the start of a stage.
+        ConfigError when there is no such stage.
+        """
+
+        def columns(connection: sqlite3.Connection) -> Columns:
+            chosen = summary.stages(connection) if stage is None else [summary.stage_named(connection, stage)]
+            return (run_tables.metrics_long if long else run_tables.metrics)(connection, chosen)
+
+        return self._table(columns)
+
+    def results(self) -> Frame:
+        """Stages: method, rounds, why and after how many seconds each ended, and its closing figures."""
+        return self._table(run_tables.results)
+
+    def user_results(self) -> Frame:
+        """What users judged of the models that each stage left them, of the stages and users that have such figures."""
+        return self._table(run_tables.user_results)
+
+    def members(self) -> Frame:
+        """Users in member order: their known clusters, and the hosts that brought them."""
+        return self._table(run_tables.members)
+
+    def memberships(self) -> Frame:
+        """The clusters that were found, user by user, in each round in which any of them changed."""
+        return self._table(run_tables.memberships)
+
+    def events(self) -> Frame:
+        """What has happened: who came and went, warnings, resumes, the end."""
+        return self._table(run_tables.events)
+
+    def _table(self, columns: Callable[[sqlite3.Connection], Columns]) -> Frame:
+        with self._open() as connection, reading(connection):
+            found = columns(connection)
+        return self._frame(found)
+
+    # ---- models
+
+    @property
+    def models(self) -> dict[str, Array]:
+        """Each user's final model (d,). ConfigError while there is none, and where models stay with their users."""
+        return self.models_of(self._final())
+
+    def models_of(self, stage: str) -> dict[str, Array]:
+        """Each user's model (d,) after a stage. ConfigError when there is no such stage, or its models stay with their users."""
+        return self._left_by(stage).by_user()
+
+    @property
+    def clusters(self) -> dict[str, int] | None:
+        """Each user's cluster in the final stage, numbered by first member; None for a method without clusters."""
+        return self._left_by(self._final()).clusters()
+
+    @property
+    def shared(self) -> Mapping[str, NDArray[Any]]:
+        """What users share in the final stage, by name: tensors of a network, or a representation; empty for other methods."""
+        return self._left_by(self._final()).shared
+
+    def networks(
+        self, users: Sequence[str] | None = None, state: str | os.PathLike[str] | None = None
+    ) -> dict[str, dict[str, NDArray[Any]]]:
+        """All tensors of users' networks, shared and private, by name.
+
+        `state` is the state folder of hosts that were not launched with the run. ConfigError when they are not there.
+        """
+        return user_models.models_of(user_models.finished_run(self._folder()), None if state is None else Path(state), users)
+
+    def predict(self, user: str, rows: Any, stage: str | None = None) -> NDArray[Any]:
+        """(m,) what a user's model says of new rows: the class, or the value of a regression.
+
+        `rows` is a frame with columns of the features' names, or of the table that they are made of, or an array (m, ...) of features in
+        their order, as they are in the data. A missing cell (NaN) gets what it got in training, where the run filled in any.
+        ConfigError for an unknown user and for rows that do not fit.
+        """
+        if self.experiment.model is not None:
+            from coterie_deploy.read import predict_network  # noqa: PLC0415 - for networks alone
+
+            return predict_network.predictions(self._folder(), user, np.asarray(rows))
+        check_predicts(self.experiment)
+        left = self._left_by(stage or self._final())
+        if self.folder is not None:
+            left = user_models.with_kept(left, self.folder, None, user)
+        return predicted(self.experiment, left, user, self._features(left, rows, left.model_of(user).size))
+
+    def _features(self, left: Left, rows: Any, d: int) -> Array:
+        """(m, p) numbers, NaN where the run fills in missing cells. ConfigError for missing columns, another p, and other values."""
+        if hasattr(rows, "columns") and left.columns:
+            missing = next((name for name in left.columns if name not in rows.columns), None)
+            is_text = missing is None and any(np.asarray(rows[name]).dtype.kind not in "iufb" for name in left.columns)
+            if (missing is not None and self._has_made_features) or (is_text and any(one.kind != "number" for one in self.features)):
+                from coterie_client.data.new_rows import frame_rows  # noqa: PLC0415 - a machine that only looks at runs reads no rows
+
+                rows = frame_rows(self.experiment.data, rows, left.columns).features
+            elif missing is not None:
+                raise ConfigError(f"the rows have no column {missing!r}, want {', '.join(left.columns)}")
+            else:
+                rows = rows[list(left.columns)]
+        try:
+            features = np.asarray(rows, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"the rows are not all numbers: {error}") from None
+        p = d - self.experiment.problem.has_intercept
+        if features.ndim != 2 or features.shape[1] != p:
+            raise ConfigError(f"the rows have shape {features.shape}, want (m, {p})")
+        if not (np.isfinite(features) | (np.isnan(features) & (left.fill is not None))).all():
+            raise ConfigError("the rows have values that are not finite, want numbers")
+        return features
+
+    @property
+    def _has_made_features(self) -> bool:
+        """Whether features are other things than columns: levels, indicators, terms."""
+        data = self.experiment.data
+        makes = any(kind == "category" or isinstance(kind, Levels) for kind in getattr(data, "columns", {}).values())
+        return makes or getattr(data, "formula", None) is not None or getattr(data, "missing", "refuse") == "indicator"
+
+    def _final(self) -> str:
+        final = self.final_stage
+        if final is None:
+            raise ConfigError(f"the run {self.name!r} has not finished, so it has no models yet")
+        return final
+
+    def _left_by(self, stage: str) -> Left:
+        if stage not in self.stages:
+            raise ConfigError(f"the run has no stage {stage!r}, want one of {', '.join(self.stages) or 'none yet'}")
+        return self._left(stage)
+
+    def _folder(self) -> Path:
+        if self.folder is None:
+            raise ConfigError("the run is in memory alone, want one with an output folder, where its hosts leave the users' networks")
+        return self.folder
+
+
+@overload
+def load_run(path: str | os.PathLike[str], *, frames: Literal["pandas"] = "pandas") -> Run[pd.DataFrame]: ...
+@overload
+def load_run(path: str | os.PathLike[str], *, frames: Literal["polars"]) -> Run[pl.DataFrame]: ...
+def load_run(path: str | os.PathLike[str], *, frames: Library = "pandas") -> Run[Any]:
+    """The run in a run folder, finished or under way, with data frames of pandas or polars (the extra `frames`).
+
+    ConfigError when it is no run folder, or the library is not installed.
+    """
+    folder, frame = Path(path), maker_of(frames)
+
+    def opened() -> AbstractContextManager[sqlite3.Connection]:
+        return read_run(folder)
+
+    with opened():
+        pass  # or there is no run
+    if not (folder / FROZEN).is_file():
+        raise no_run_folder(folder, FROZEN)
+    return Run(folder, load_experiment(folder / FROZEN), opened, lambda stage: left_in(folder, stage), frame)
+
+
+def run_in_memory(
+    opened: Callable[[], AbstractContextManager[sqlite3.Connection]], left: Callable[[str], Left], frames: Library
+) -> Run[Any]:
+    """The same of a run that has left no folder."""
+    with opened() as connection:
+        experiment = experiment_from(json.loads(summary.facts(connection)["experiment"]))
+    return Run(None, experiment, opened, left, maker_of(frames))

@@ -1,0 +1,176 @@
+"""The models that users keep: the shared tensors of the run folder together with what is in the hosts' state folders.
+
+`coterie models` writes them as safetensors, a file for each user, beside the configuration that builds the network again.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.arrays import Array
+from coterie.errors import ConfigError, RunError
+from coterie.experiment.config import Experiment, experiment_to_json, load_experiment
+from coterie.experiment.model import TensorInfo, X, convex_tensors, from_json, named_tensors
+from coterie.record.snapshot import SnapshotFile
+from coterie.text.names import natural_key, unknown_user
+from coterie_client.families.partial import personal_model, travelling
+from coterie_deploy.read.left import Left, left_in
+from coterie_deploy.read.shipped import FROZEN, HOSTS
+from coterie_server.record import summary
+from coterie_server.record.rundb import no_run_folder, read_run
+
+Tensors = dict[str, NDArray[Any]]
+
+_SNAPSHOT = ".snapshot"
+_LONGEST = 200  # of a file's name, without its ending
+MODEL_FILE = "model.json"
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run of users who share something, tensors of a model or a linear representation, or have networks of their own."""
+
+    folder: Path
+    run_id: str
+    stage: str
+    experiment: Experiment
+    last_seq: int  # of its exchanges: all hosts take part in it
+    tensors: tuple[TensorInfo, ...]  # of the whole model, empty where a representation is shared
+    shared: Tensors
+    constants: Mapping[str, Array]  # of its features: "mean", "scale" and "fill", as far as it had any
+
+
+def finished_run(folder: Path) -> FinishedRun:
+    """Reads a run folder. ConfigError when it is none, has not finished, or has neither shared anything nor trained networks."""
+    path = folder / FROZEN
+    if not path.is_file():
+        raise no_run_folder(folder, FROZEN)
+    experiment = load_experiment(path)
+    with read_run(folder) as connection:
+        facts = summary.facts(connection)
+        (last_seq,) = connection.execute("SELECT MAX(seq) FROM ledger_rows").fetchone()
+    stage = facts.get("final_stage")
+    if stage is None or facts.get("status") != "finished":
+        raise ConfigError(f"the run in {folder} has not finished, so it has no models yet")
+    left = left_in(folder, stage)
+    shared, constants = dict(left.shared), {"mean": left.mean, "scale": left.scale, "fill": left.fill}
+    if not shared and experiment.model is None:
+        raise ConfigError(f"the run in {folder} of method {experiment.method.name!r} has shared no representation and no network")
+    tensors = from_json(facts["model"]) if "model" in facts else convex_tensors(shared[X].shape[-1]) if X in shared else ()
+    return FinishedRun(
+        folder,
+        facts["run_id"],
+        stage,
+        experiment,
+        last_seq,
+        tensors,
+        shared,
+        {name: found for name, found in constants.items() if found is not None},
+    )
+
+
+def models_of(run: FinishedRun, state: Path | None, users: Sequence[str] | None = None) -> dict[str, Tensors]:
+    """All tensors of each user (None: of all that are found), in natural order of names.
+
+    `state` is the state folder of hosts that were not launched with the run; by default the run folder's own hosts are looked at.
+    Raises ConfigError when a user's private tensors are not there, and RunError when they may be in a snapshot that cannot be read.
+    """
+    found: dict[str, Tensors] = {}
+    unreadable: RunError | None = None
+    for store in _stores(run.folder / HOSTS if state is None else state):
+        try:
+            tree = store.load()
+        except RunError as error:  # perhaps of another run: a state folder may be that of many
+            unreadable = unreadable or error
+            continue
+        if tree is not None and tree.get("run_id") == run.run_id:  # beside hosts' states there may be a run's checkpoints
+            found |= _models_in(run, tree)
+    unknown = next((user for user in users or () if user not in found), None)
+    if unreadable is not None and (not found or unknown is not None):
+        raise unreadable
+    if not found:
+        where = run.folder / HOSTS if state is None else state
+        raise ConfigError(f"no host of the run has left its state in {where}, want the folder that its clients were given with --state")
+    if unknown is not None:
+        raise unknown_user(unknown, list(found))
+    return {user: found[user] for user in sorted(found if users is None else users, key=natural_key)}
+
+
+def with_kept(left: Left, folder: Path, state: Path | None, user: str) -> Left:
+    """What a stage has left, with the convex model that has stayed with this user. ConfigError where none has."""
+    if left.models is not None or X not in left.shared:
+        return left
+    run = finished_run(folder)
+    if run.stage != left.stage:
+        return left
+    return replace(left, users=(user,), models=models_of(run, state, [user])[user][X][None])
+
+
+def _check_writes_safetensors() -> None:
+    if importlib.util.find_spec("safetensors") is None:
+        raise ConfigError("users' networks need safetensors, which is not installed: install the extra, pip install 'coterie[torch]'")
+
+
+def _stores(folder: Path) -> list[SnapshotFile]:
+    paths = sorted(folder.rglob(f"*{_SNAPSHOT}")) if folder.is_dir() else []
+    return [SnapshotFile(path.parent, path.name.removesuffix(_SNAPSHOT)) for path in paths]
+
+
+def _models_in(run: FinishedRun, tree: Mapping[str, Any]) -> dict[str, Tensors]:
+    if tree["last_seq"] < run.last_seq:
+        raise ConfigError(
+            f"the state of user {tree['users'][0]!r} is from before the end of the run: its host has not written down the last"
+        )
+    state = tree["states"]["partial"]
+    names = {tensor.name for tensor in travelling(run.tensors, state.options)}
+    private = [tensor for tensor in run.tensors if tensor.name not in names]
+    models = {}
+    for position, user in enumerate(tree["users"]):
+        own = named_tensors(state.private[position], state.private_counts[position], private)
+        whole = personal_model(state, position, {**run.shared, **own}, run.tensors)
+        models[user] = {tensor.name: whole[tensor.name] for tensor in run.tensors}
+    return models
+
+
+def export(folder: Path, output: Path, state: Path | None, users: Sequence[str] | None) -> list[Path]:
+    """Writes USER.safetensors for each user and the configuration of the network; the files. Raises ConfigError."""
+    _check_writes_safetensors()
+    from safetensors.numpy import save_file  # noqa: PLC0415 - an extra, which only this needs
+
+    run = finished_run(folder)
+    if run.experiment.model is None:
+        raise ConfigError(f"the run in {folder} trained no networks, want a run of an experiment with a model")
+    models = models_of(run, state, users)
+    content = json.loads(experiment_to_json(run.experiment))
+    kept = {"run_id": run.run_id, "stage": run.stage, "model": content["model"], "problem": content["problem"], "seed": content["seed"]}
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        (output / MODEL_FILE).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+        written = []
+        for name, (user, tensors) in zip(_file_names(models), models.items(), strict=True):
+            path = output / f"{name}.safetensors"
+            save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, path, metadata={"user": user})
+            written.append(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write the models to {output}: {error.strerror or error}") from error
+    return written
+
+
+def _file_names(users: Iterable[str]) -> list[str]:
+    """The users' names where they can be those of files; else "user-" and the next number that is no other's name."""
+    taken = {user for user in users if _is_file_name(user)}
+    free = (name for number in itertools.count(1) if (name := f"user-{number}") not in taken)
+    return [user if user in taken else next(free) for user in users]
+
+
+def _is_file_name(user: str) -> bool:
+    return user.isascii() and all(c.isalnum() or c in "._- " for c in user) and not user.startswith(".") and len(user) <= _LONGEST

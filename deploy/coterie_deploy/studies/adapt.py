@@ -1,0 +1,132 @@
+"""`coterie adapt`: new users join what a finished run has learnt.
+
+It is a run of its own, with its own ledger: the shared tensors are delivered to the new users, who train the rest on their own rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from coterie.errors import ConfigError
+from coterie.experiment.config import Experiment, apply_overrides, experiment_from, experiment_to_json
+from coterie.experiment.model import X
+from coterie.families.partial import Training
+from coterie_deploy.engines.launch import Launch
+from coterie_deploy.engines.local import run_here
+from coterie_deploy.read.folders import nothing_left_of_a_failed_start
+from coterie_deploy.read.shipped import FROZEN
+from coterie_deploy.read.user_models import FinishedRun, finished_run
+from coterie_server.interface.half import Outcome
+
+_SOURCES = {".csv": "csv", ".gz": "csv", ".parquet": "parquet", ".npz": "npz"}
+_TABLES = ("csv", "parquet")
+NEW_USERS = "new-users"  # in the run folder: the file of a new user that does not name it
+_DROPPED = ("partition", "encoded", "fold", "test_path", "test_features", "test_target", "test_user")  # what the run's data alone had
+
+
+def adapt(
+    folder: Path, table: Path, overrides: Sequence[str], output: Path | None, epochs: int, out: Console, err: Console, *, quiet: bool
+) -> None:
+    """Trains the heads of the users in `table` and reports. Raises CoterieError."""
+    run = finished_run(folder)
+    if not run.shared:
+        raise ConfigError(
+            f"the run in {folder} of method {run.experiment.method.name!r} has shared nothing that new users could start from"
+        )
+    _check_has_a_head(run)
+    chosen = output or _free(folder)
+    if (chosen / FROZEN).exists():
+        raise ConfigError(f"the run folder {chosen} is already used: choose another one")
+    with nothing_left_of_a_failed_start(chosen):
+        experiment = adapted_from(run.experiment, _as_data(run, table, chosen, overrides), overrides, epochs)
+        how = Launch(transport="loopback", folder=chosen, start=Outcome(None, shared=run.shared, constants=run.constants))
+        run_here(experiment, how, out, err, quiet=quiet)
+
+
+def _check_has_a_head(run: FinishedRun) -> None:
+    """ConfigError where there is nothing for new users to train on what was shared, or nothing to tell them which of it is theirs."""
+    method, where = run.experiment.method, f"the run in {run.folder} of method {run.experiment.method.name!r}"
+    if run.experiment.model is None and X in run.shared:
+        raise ConfigError(f"{where} has left whole linear models, which have no heads to train: want one with a representation")
+    if isinstance(method, Training) and method.private_layers:
+        kept = ", ".join(method.private_layers)
+        raise ConfigError(f"{where} has kept layers of its users ({kept}), which new users cannot train apart: want one that keeps heads")
+    n_models = method.client_options().get("n_models") if isinstance(method, Training) else None
+    if n_models is not None:
+        raise ConfigError(f"{where} has left {n_models} models, want a run with one that new users can start from")
+
+
+def adapted_from(trained: Experiment, data: Mapping[str, Any], overrides: Sequence[str], epochs: int) -> Experiment:
+    """The experiment of new users with these data, after a run of `trained`."""
+    content = json.loads(experiment_to_json(trained))
+    content |= {
+        "name": f"{trained.name[:90]}-adapt",
+        "data": dict(data),
+        "method": _method(trained, content["method"]),
+        "stop": {"rounds": max(epochs, 1)},
+        "references": [],
+    }
+    content["federation"] |= {"hosts": 1, "users": None, "topology": "flat", "min_hosts": None}
+    return experiment_from(apply_overrides(content, overrides), "the experiment of the new users")
+
+
+def _method(experiment: Experiment, trained: Mapping[str, Any]) -> dict[str, Any]:
+    """How the new users train: as the run's users trained their heads; the heads of linear models are solved for."""
+    if experiment.model is None:
+        return {"name": "fedrep_linear", "k": trained["k"], "start": "finished_run"}
+    kept = {key: trained[key] for key in ("batch_size", "batch_norm")}
+    shared = trained.get("shared", experiment.method.sharing)
+    return {"name": "adapt", "shared": shared, **kept, "optimizer": trained.get("head_optimizer") or trained["optimizer"]}
+
+
+def _as_data(run: FinishedRun, table: Path, output: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """The data section for the new users' file: the run's own where it is of the same kind, else that of the file's ending."""
+    source = _SOURCES.get(table.suffix)
+    if source is None:
+        raise ConfigError(f"--data is {str(table)!r}, want a file that ends in .csv, .csv.gz, .parquet or .npz")
+    if not table.is_file():
+        raise ConfigError(f"--data {str(table)!r} is no file, want the new users' rows")
+    section = json.loads(experiment_to_json(run.experiment))["data"]
+    if section["source"] != source:
+        section = {"source": source, "standardize": section.get("standardize", False)}
+    section = {key: value for key, value in section.items() if key not in _DROPPED}
+    if source in _TABLES and section.get("target_column") is None:
+        section = {**section, "target_column": getattr(run.experiment.data, "target", None)}  # of an archive: called the same in a table
+    names_users = _names_users(table, source, section, overrides)
+    return {**section, "path": str(table if names_users else _folder_of_one(table, output / NEW_USERS))}
+
+
+def _names_users(table: Path, source: str, section: Mapping[str, Any], overrides: Sequence[str]) -> bool:
+    """Whether a column or an array of the file says whose each row is; else all are of one user."""
+    if any(override.strip().startswith("data.user") for override in overrides):
+        return True
+    if source in _TABLES:
+        return section.get("user_column") is not None
+    with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(table) as archive:
+        return f"{section.get('user', 'user')}.npy" in archive.namelist()
+    return True  # what is wrong with the file is said when it is read
+
+
+def _folder_of_one(table: Path, folder: Path) -> Path:
+    """A folder with this file alone, which is named after its user; it stays, for the run may be resumed."""
+    try:
+        folder.mkdir(parents=True)
+        (folder / table.name).symlink_to(table.resolve())
+    except OSError as error:
+        raise ConfigError(f"cannot write {folder}: {error.strerror or error}") from error
+    return folder
+
+
+def _free(folder: Path) -> Path:
+    """The next free folder of the name."""
+    number = 1
+    while (place := folder.with_name(f"{folder.name}-adapt-{number}")).exists():
+        number += 1
+    return place

@@ -1,0 +1,229 @@
+"""What a comparison is: an experiment, methods, seeds; and the folder that remembers it.
+
+OUTPUT/compare.json     the experiment, the methods with their settings, the seeds
+OUTPUT/METHOD-SEED/     the run of a method from a seed, as any run's folder
+
+A method takes over the keys of the experiment's own method section that it knows too, such as the optimizer; all else is left at its
+defaults, or set for it alone: `--set METHOD:method.key=value`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from coterie.errors import ConfigError
+from coterie.experiment.config import Experiment, apply_overrides, experiment_from, load_experiment
+from coterie.experiment.registry import Kind, is_method, method_module, methods
+from coterie.text.names import similar_names
+from coterie.text.shown import shown
+from coterie_deploy.engines.launch import Transport
+from coterie_deploy.read import shipped
+from coterie_deploy.read.shipped import FROZEN, RUNS
+from coterie_deploy.studies.several import Memory
+from coterie_deploy.studies.tune.plan import as_written
+from coterie_server.record.curves import Goal, goal_from
+from coterie_server.run.plan import stages_of
+
+COMPARE = "compare.json"
+DEFAULT_SEEDS = "0:3"
+MAX_RUNS = 1000
+_NOT_ALONE = ("adapt", "certify")  # the one starts from another run, the other looks for no models
+_FOR_ONE = re.compile(r"\s*(\w+):(.*)", re.DOTALL)
+_SEEDS = re.compile(r"(\d{1,19}):(\d{1,19})|\d{1,19}(?:,\d{1,19})*")
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """A comparison, entirely."""
+
+    content: Mapping[str, Any]  # the experiment as it was written, with what is set for all
+    methods: Sequence[str]
+    seeds: Sequence[int]
+    settings: Mapping[str, Sequence[str]]  # by method: what is set for it alone, as overrides
+    federation: Mapping[str, Any]  # how the runs are started, where that is not what the experiment says: hosts, topology
+    target: str | None = None
+
+    def experiment(self, method: str, seed: int) -> Experiment:
+        """The run of a method from a seed. ConfigError where the method does not fit the experiment."""
+        section = {key: self.content["method"][key] for key in _taken_over(method, self.content)}
+        federation = {**self.content.get("federation", {}), **self.federation}
+        alone = {"references": [], "evaluate": True, "seed": seed, "federation": federation}
+        content = {**self.content, **alone, "method": {**section, "name": method}}
+        return experiment_from(apply_overrides(content, self.settings.get(method, ())), f"the experiment with method {method!r}")
+
+    def left_out(self, method: str) -> list[str]:
+        """The keys of the experiment's own method section that this method does not have, or not in the same sense."""
+        taken_over = _taken_over(method, self.content)
+        return [key for key in self.content["method"] if key not in taken_over and key != "name"]
+
+    def runs(self) -> list[tuple[str, int]]:
+        """Method and seed of each run, seed by seed: the table of some seeds is of use before all are done."""
+        return [(method, seed) for seed in self.seeds for method in self.methods]
+
+    @property
+    def goal(self) -> Goal | None:
+        """What the runs are to reach. ConfigError when the target is no goal."""
+        return None if self.target is None else goal_from(self.target)
+
+
+MEMORY = Memory("comparison", COMPARE, Comparing, "*-[0-9]*")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command asks for. None and () stand for what the experiment, or the comparison that is resumed, says."""
+
+    experiment: str
+    methods: str | None = None  # a,b,c
+    seeds: str | None = None  # 0:3, or 0,2,5
+    overrides: Sequence[str] = ()
+    hosts: int | None = None
+    transport: Transport = "loopback"
+    output: Path | None = None
+    resume: bool = False
+    target: str | None = None
+
+
+def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Comparing, Path]:
+    """The comparison and its folder. ConfigError for what is wrong with either, or where the folder has other runs than those asked for."""
+    own = Path(asked.experiment)
+    is_own = (own / COMPARE).is_file()
+    if is_own and not asked.resume:
+        raise ConfigError(f"{own} is the folder of a comparison, want --resume to go on with it, or an experiment to compare on")
+    for_all, for_one = _divided(asked.overrides)
+    base = _content(asked.experiment, own if is_own else None, for_all)
+    folder = asked.output or (own if is_own else RUNS / f"{base['name']}-compare")
+    started = MEMORY.started(folder, resume=asked.resume)
+    methods = _methods(asked.methods, base) if asked.methods is not None else () if started is None else tuple(started.methods)
+    if not methods:
+        raise ConfigError(f"there are no methods to compare, want --methods with some of {', '.join(_fitting(base))}")
+    seeds = _seeds(asked.seeds or DEFAULT_SEEDS) if asked.seeds is not None or started is None else tuple(started.seeds)
+    if len(methods) * len(seeds) > MAX_RUNS:
+        raise ConfigError(f"{len(methods)} methods from {len(seeds)} seeds are {len(methods) * len(seeds)} runs, want at most {MAX_RUNS}")
+    for stranger in for_one.keys() - set(methods):
+        raise ConfigError(
+            f"--set {stranger}:{shown(for_one[stranger][0])} is for a method that is not compared, want one of {', '.join(methods)}"
+        )
+    earlier = started.settings if started is not None and is_own else {}
+    settings = {name: [*earlier.get(name, ()), *for_one.get(name, ())] for name in methods if name in earlier or name in for_one}
+    target = asked.target if asked.target is not None or started is None else started.target
+    comparing = Comparing(base, methods, seeds, settings, _federation(asked, base, started, default_hosts), target)
+    _check(comparing, folder)
+    return comparing, folder
+
+
+def _check(comparing: Comparing, folder: Path) -> None:
+    """ConfigError for a method that does not fit the experiment, a target that is none, and a run in the folder that is another one."""
+    _ = comparing.goal
+    for method, seed in comparing.runs():
+        frozen = run_folder(folder, method, seed) / FROZEN
+        try:
+            experiment = comparing.experiment(method, seed)
+        except ConfigError as error:
+            raise ConfigError(f"{error} (--set {method}:method.key=value is for this method alone)") from None
+        stages_of(experiment)
+        found = shipped.difference(experiment, load_experiment(frozen)) if frozen.is_file() else None
+        if found is not None:
+            key, old, new = found
+            raise ConfigError(f"{key} is {new}, but {frozen.parent} was started with {old}: go on with `coterie compare {folder} --resume`")
+
+
+def _content(name: str, own: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
+    """The experiment as written, or as remembered by its comparison."""
+    if own is not None:
+        content = apply_overrides(dict(MEMORY.read(own).content), overrides)
+        return as_written(experiment_from(content, str(own / COMPARE)))
+    experiment = shipped.load(name, overrides)
+    if getattr(experiment.method, "grid", None):
+        raise ConfigError(f"the experiment {name} has method.grid, want none: a comparison has one run for each method and seed")
+    return as_written(experiment)
+
+
+def _kind(content: Mapping[str, Any]) -> Kind:
+    return "convex" if content.get("model") is None else "network"
+
+
+def _fitting(content: Mapping[str, Any]) -> list[str]:
+    """The methods for experiments of this kind: with a network, or convex."""
+    return [name for name in methods(_kind(content)) if name not in _NOT_ALONE]
+
+
+def _methods(text: str, content: Mapping[str, Any]) -> tuple[str, ...]:
+    names, fitting = [name.strip() for name in text.split(",")], _fitting(content)
+    kind = "a convex problem" if content.get("model") is None else "a network"
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise ConfigError(f"--methods has {name!r} twice, want each once")
+        if is_method(name) and name not in fitting:
+            raise ConfigError(f"method {name!r} does not fit an experiment with {kind}, want some of {', '.join(fitting)}")
+        if name not in fitting:
+            wanted = " or ".join(similar_names(name, fitting)) or f"some of {', '.join(fitting)}"
+            raise ConfigError(f"the method {shown(name)} is unknown, want {wanted}")
+    return tuple(names)
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    """FIRST:END, without END, as Python counts; or a list."""
+    found = _SEEDS.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"--seeds is {shown(text)}, want FIRST:END such as 0:3, which is 0, 1 and 2, or a list such as 0,1,2")
+    if found[1] is None:
+        listed = [int(seed) for seed in found[0].split(",")]
+    else:
+        first, end = int(found[1]), int(found[2])
+        if not first < end <= first + MAX_RUNS:
+            raise ConfigError(f"--seeds is {text.strip()}, want 1 to {MAX_RUNS} seeds, FIRST:END without END")
+        listed = list(range(first, end))
+    if len(set(listed)) < len(listed):
+        raise ConfigError(f"--seeds is {text.strip()}, want each seed once")
+    return tuple(listed)
+
+
+def _divided(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """What is set for all methods, and for one: METHOD:KEY=VALUE."""
+    for_all: list[str] = []
+    for_one: dict[str, list[str]] = {}
+    for override in overrides:
+        found = _FOR_ONE.fullmatch(override)
+        if found is not None and "=" in found[2]:
+            for_one.setdefault(found[1], []).append(found[2])
+        else:
+            for_all.append(override)
+    return for_all, for_one
+
+
+def _federation(
+    asked: Asked, content: Mapping[str, Any], started: Comparing | None, default_hosts: Callable[[Experiment], int]
+) -> dict[str, Any]:
+    """Who runs it: as asked, as it was started, or as many hosts as is usual."""
+    own = content.get("federation", {})
+    given: dict[str, Any] = {} if started is None else dict(started.federation)
+    if asked.hosts is not None:
+        given["hosts"] = asked.hosts
+    if asked.transport == "loopback" and own.get("topology") == "clusters":
+        given.setdefault("topology", "flat")  # one process has one tier; the bits are the same
+    if "hosts" not in {**own, **given}:
+        given["hosts"] = default_hosts(experiment_from({**content, "federation": {**own, **given}}))
+    return given
+
+
+def _taken_over(method: str, content: Mapping[str, Any]) -> list[str]:
+    """The keys of the experiment's own method section that mean the same to this method: both have them from a class in common.
+
+    Many methods have a penalty, each its own.
+    """
+    own, config = (method_module("coterie", name).Config for name in (content["method"]["name"], method))
+    shared = [base for base in own.__mro__ if issubclass(config, base) and issubclass(base, BaseModel)]
+    left_out = set() if config is own else {*getattr(config, "meaningless", {}).get(_kind(content), ()), *getattr(config, "own_sense", ())}
+    return [key for key in content["method"] if key not in left_out and any(key in base.model_fields for base in shared)]
+
+
+def run_folder(folder: Path, method: str, seed: int) -> Path:
+    """Where the run of a method from a seed is."""
+    return folder / f"{method}-{seed}"

@@ -1,0 +1,139 @@
+"""What a tune is: an experiment, the points of a grid, the folds; and the folder that remembers it.
+
+OUTPUT/tune.json    the experiment, the grid, the folds
+OUTPUT/fold-F/      the run of fold F, as any run's folder
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.errors import ConfigError
+from coterie.experiment.config import Experiment, apply_overrides, experiment_from
+from coterie.experiment.registry import method_module, methods
+from coterie.families.grid import Grid
+from coterie_deploy.engines.launch import Transport
+from coterie_deploy.read import shipped
+from coterie_deploy.read.shipped import RUNS
+from coterie_deploy.studies.several import Memory
+from coterie_deploy.studies.tune.grid import entries_of
+
+TUNE = "tune.json"
+DEFAULT_FOLDS = 5
+MAX_FOLDS = 1000
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A cross-validation, entirely."""
+
+    content: Mapping[str, Any]  # the experiment as it was written, without a grid
+    entries: Sequence[Mapping[str, Any]]  # the grid: changes of the method's settings
+    folds: int
+    federation: Mapping[str, Any]  # how its runs are started, where that is not what the experiment says: hosts, topology
+
+    def fold(self, number: int) -> Experiment:
+        """The run of fold `number`, from 1: a stage for each point. ConfigError when a point does not fit the method."""
+        content, evaluated = self.content, {"references": [], "evaluate": True}
+        data = {**content["data"], "fold": {"number": number, "of": self.folds}}
+        method = {**content["method"], "grid": list(self.entries)}
+        federation = {**content.get("federation", {}), **self.federation}
+        return experiment_from({**content, **evaluated, "data": data, "method": method, "federation": federation})
+
+    def chosen(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """The experiment with the settings of one point, as one would write it."""
+        method = {key: value for key, value in {**self.content["method"], **entry}.items() if value is not None}
+        return {**self.content, "method": method}
+
+
+MEMORY = Memory("tune", TUNE, Tuning, "fold-*")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command asks for. None and () stand for what the experiment, or the tune that is resumed, says."""
+
+    experiment: str
+    grid: Sequence[str] = ()
+    folds: int | None = None
+    overrides: Sequence[str] = ()
+    seed: int | None = None
+    hosts: int | None = None
+    topology: str | None = None
+    transport: Transport = "grpc"
+    output: Path | None = None
+    resume: bool = False
+
+
+def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Tuning, Path]:
+    """The tune and its folder. ConfigError for what is wrong with either, or where the folder is used by another."""
+    own = Path(asked.experiment)
+    is_own = (own / TUNE).is_file()
+    if is_own and not asked.resume:
+        raise ConfigError(f"{own} is the folder of a tune, want --resume to go on with it, or an experiment to tune")
+    listed: Sequence[Mapping[str, Any]] = entries_of(asked.grid) if asked.grid else ()
+    experiment = _load(asked, own if is_own else None, listed)
+    folder = asked.output or (own if is_own else RUNS / f"{experiment.name}-tune")
+    started = MEMORY.started(folder, resume=asked.resume)
+    folds = asked.folds if asked.folds is not None else DEFAULT_FOLDS if started is None else started.folds
+    if not 2 <= folds <= MAX_FOLDS:
+        raise ConfigError(f"folds is {folds}, want 2 to {MAX_FOLDS}")
+    entries = listed or experiment.method.grid or (() if started is None else started.entries)
+    if len(entries) < 2:
+        many = f"{len(entries)} point{'' if len(entries) == 1 else 's'}"
+        raise ConfigError(f"the grid has {many}, want at least 2: --grid method.setting=values, or method.grid in the experiment")
+    content = as_written(experiment)
+    federation = dict(_federation(asked, content, default_hosts) if started is None else {**started.federation, **_given(asked)})
+    tuning = Tuning(content, entries, folds, federation)
+    found = shipped.difference(tuning.fold(1), tuning.fold(1) if started is None else started.fold(1))
+    if found is not None:
+        key, old, new = found
+        raise ConfigError(f"{key} is {new}, but {folder} was started with {old}: go on with `coterie tune {folder} --resume`")
+    return tuning, folder
+
+
+def _given(asked: Asked) -> dict[str, Any]:
+    return {key: value for key, value in (("hosts", asked.hosts), ("topology", asked.topology)) if value is not None}
+
+
+def _federation(asked: Asked, content: Mapping[str, Any], default_hosts: Callable[[Experiment], int]) -> dict[str, Any]:
+    """Who runs a tune that has not started."""
+    own, given = content.get("federation", {}), _given(asked)
+    if asked.transport == "loopback" and own.get("topology") == "clusters":
+        given.setdefault("topology", "flat")  # one process has one tier; the bits are the same
+    if "hosts" not in {**own, **given}:
+        given["hosts"] = default_hosts(experiment_from({**content, "federation": {**own, **given}}))
+    return given
+
+
+def _load(asked: Asked, own: Path | None, entries: Sequence[Mapping[str, Any]]) -> Experiment:
+    """The experiment, with the settings of the first point in it: an experiment may leave to the grid what it does not know."""
+    first = entries[0] if entries else {}
+    listed = [*asked.overrides, *(f"method.{key}={json.dumps(value)}" for key, value in first.items())]
+    if own is None:
+        experiment = shipped.load(asked.experiment, listed, seed=asked.seed)
+    else:
+        listed += [] if asked.seed is None else [f"seed={asked.seed}"]
+        experiment = experiment_from(apply_overrides(dict(MEMORY.read(own).content), listed), str(own / TUNE))
+    if experiment.data.fold is not None:
+        raise ConfigError(f"the experiment {asked.experiment} has data.fold, want none: a tune makes the folds itself")
+    if not isinstance(experiment.method, Grid):
+        able = [name for name in methods() if issubclass(method_module("coterie", name).Config, Grid)]
+        raise ConfigError(f"method {experiment.method.name!r} cannot be tuned, want one of {', '.join(able)}")
+    return experiment
+
+
+def as_written(experiment: Experiment) -> dict[str, Any]:
+    """What its file and the command line set, and no defaults."""
+    content = experiment.model_dump(mode="json", exclude={"method"}, exclude_unset=True)
+    method = experiment.method.model_dump(mode="json", exclude={"grid"}, exclude_unset=True)
+    return {**content, "method": {"name": experiment.method.name, **method}}
+
+
+def fold_folder(folder: Path, number: int) -> Path:
+    """Where the run of fold `number`, from 1, is."""
+    return folder / f"fold-{number}"

@@ -1,0 +1,172 @@
+"""What a tune has found: held-out losses by point and fold, the choice, and the files that say so.
+
+OUTPUT/tuned.yaml   the experiment with the chosen settings
+OUTPUT/tuned.csv    all points: settings, mean loss, its standard error, mean metric, loss of each fold
+OUTPUT/tuned.png    the same as curves, where matplotlib is installed
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from rich.console import Console
+from rich.text import Text
+
+from coterie.arrays import Array
+from coterie.errors import RunError
+from coterie.families.grid import value_text
+from coterie_deploy.read.cautions import cautions_of
+from coterie_deploy.read.report import metric_name
+from coterie_deploy.studies.several import write_whole
+from coterie_deploy.studies.tune.plan import Tuning, fold_folder
+from coterie_deploy.terminal.tables import counted, figure, is_narrow, table
+from coterie_server.record import summary
+from coterie_server.record.rundb import read_run
+
+MAX_ROWS = 40  # of points that are printed: the best ones
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of the grid; NaN for a fold in which no user had held-out rows."""
+
+    name: str
+    entry: Mapping[str, Any]
+    losses: Array  # (folds,) mean over the users with held-out rows
+    metrics: Array  # (folds,)
+
+    @property
+    def loss(self) -> float:
+        """Mean over the folds."""
+        return float(np.nanmean(self.losses))
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean, from the spread of the folds; 0 where there is one fold only."""
+        known = self.losses[~np.isnan(self.losses)]
+        return float(known.std(ddof=1) / np.sqrt(len(known))) if len(known) > 1 else 0.0
+
+    @property
+    def metric(self) -> float:
+        """Mean over the folds."""
+        return float(np.nanmean(self.metrics))
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """All points in the order of the grid."""
+
+    points: Sequence[Point]
+    n_cautious: int  # folds whose runs warn of something
+    first_cautious: int  # 0: none
+
+    @property
+    def keys(self) -> list[str]:
+        """The settings that the grid changes."""
+        return list(dict.fromkeys(key for point in self.points for key in point.entry))
+
+    @property
+    def best(self) -> Point:
+        """The point with the smallest mean loss, the first of equals."""
+        return min(self.points, key=lambda point: point.loss)
+
+    def edges(self) -> list[str]:
+        """A sentence for each setting whose chosen value is the smallest or the largest of several."""
+        said = []
+        for key in self.keys:
+            values = [point.entry.get(key) for point in self.points]
+            numbers = {value for value in values if isinstance(value, int | float) and not isinstance(value, bool)}
+            chosen = self.best.entry.get(key)
+            if len(numbers) < 2 or chosen not in numbers:
+                continue
+            for end, which, beyond in ((min(numbers), "smallest", "smaller"), (max(numbers), "largest", "larger")):
+                if chosen == end:
+                    said.append(f"warning: the chosen {key}, {value_text(chosen)}, is the {which} of the grid: {beyond} ones may be better")
+        return said
+
+
+def result_of(tuning: Tuning, folder: Path) -> Tuned:
+    """Reads the runs of all folds. RunError when no user had held-out rows in any of them."""
+    names = [name for name, _ in tuning.fold(1).method.points()]
+    losses, metrics = (np.full((len(names), tuning.folds), np.nan) for _ in range(2))
+    cautious = []
+    for number in range(1, tuning.folds + 1):
+        with read_run(fold_folder(folder, number)) as connection:
+            stages = {stage.name: stage.results for stage in summary.stages(connection)}
+            if cautions_of(connection):
+                cautious.append(number)
+        for place, name in enumerate(names):
+            losses[place, number - 1] = stages[name].get("heldout_loss", np.nan)
+            metrics[place, number - 1] = stages[name].get("heldout_metric", np.nan)
+    if np.isnan(losses).all(axis=1).any():
+        raise RunError(f"no user has held-out rows in any of the {tuning.folds} folds, want users with at least 2 training rows")
+    points = [Point(*line) for line in zip(names, tuning.entries, losses, metrics, strict=True)]
+    return Tuned(points, len(cautious), min(cautious, default=0))
+
+
+def write_files(tuned: Tuned, tuning: Tuning, folder: Path) -> None:
+    """The chosen experiment, the table, and the plot where matplotlib is installed. Raises RunError when one cannot be written."""
+    head = f"# Chosen by coterie tune for {tuned.best.name}: held-out loss {tuned.best.loss:.6g}, mean of {tuning.folds} folds.\n"
+    chosen = yaml.safe_dump(tuning.chosen(tuned.best.entry), sort_keys=False, allow_unicode=True, width=120)
+    write_whole(folder / "tuned.yaml", head + chosen)
+    write_whole(folder / "tuned.csv", _csv(tuned, tuning))
+    if importlib.util.find_spec("matplotlib") is not None:
+        from coterie_deploy.studies.tune import plot  # noqa: PLC0415 - needs the extra `plots`
+
+        plot.draw(tuned, tuning.folds, folder / "tuned.png")
+
+
+def _csv(tuned: Tuned, tuning: Tuning) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    folds = [f"loss_fold_{number}" for number in range(1, tuning.folds + 1)]
+    writer.writerow(["point", *tuned.keys, "heldout_loss", "standard_error", "heldout_metric", *folds])
+    for point in tuned.points:
+        settings = [value_text(point.entry[key]) if key in point.entry else "" for key in tuned.keys]
+        losses = ["" if np.isnan(loss) else repr(float(loss)) for loss in point.losses]
+        writer.writerow([point.name, *settings, repr(point.loss), repr(point.error), repr(point.metric), *losses])
+    return text.getvalue()
+
+
+def print_result(tuned: Tuned, tuning: Tuning, folder: Path, console: Console) -> None:
+    """The table of points, the choice, what to be wary of, and the command that comes next."""
+    narrow = is_narrow(console)
+    shown = sorted(tuned.points, key=lambda point: point.loss)[:MAX_ROWS]
+    best, keys = tuned.best, tuned.keys
+    rows = [
+        [
+            *(value_text(point.entry[key]) if key in point.entry else "-" for key in keys),
+            figure(point.loss),
+            figure(point.error, 2),
+            figure(point.metric),
+            "*" if point is best else "",
+        ]
+        for point in tuned.points
+        if point in shown
+    ]
+    title = f"Held-out loss, mean of {tuning.folds} folds (* chosen)"
+    columns = [*keys, "loss", "+-", metric_name(tuning.fold(1)), ""]
+    console.print(table(title, columns, rows, n_text=len(keys), gap=1 if narrow else 2))
+    if len(shown) < len(tuned.points):
+        print(f"these are the best {len(shown)} of {len(tuned.points)} points: {folder / 'tuned.csv'} has all", file=console.file)
+    for sentence in [*tuned.edges(), *_cautions(tuned, tuning, folder)]:
+        console.print(Text(sentence, style="yellow"))
+    console.print()
+    console.print(Text(f"chosen: {best.name}, held-out loss {figure(best.loss)} +- {figure(best.error, 2)}", style="bold"))
+    print(f"next: coterie run {folder / 'tuned.yaml'}", file=console.file)  # not by the console, which would wrap it
+
+
+def _cautions(tuned: Tuned, tuning: Tuning, folder: Path) -> list[str]:
+    if not tuned.n_cautious:
+        return []
+    place = fold_folder(folder, tuned.first_cautious)
+    verb = "warns" if tuned.n_cautious == 1 else "warn"
+    return [f"warning: {counted(tuned.n_cautious, 'fold')} of {tuning.folds} {verb} of something: coterie show {place}"]

@@ -1,0 +1,1 @@
+"""What a role tells others while it works: logs, metrics, spans."""

@@ -1,0 +1,159 @@
+"""What a coordinator or an aggregator tells Prometheus of its run.
+
+All of it is read when it is asked for: from the run database, of which each reading takes what is new, and from what the hub knows anyway.
+So a run pays nothing for a round that nobody looks at. No label names a user or a host: there are as many series as steps, directions and
+scopes, kinds of events, and figures of a method.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from coterie import __version__
+from coterie.wire.codec import PROTOCOL_VERSION
+from coterie_deploy.telemetry.logs import LEVELS
+from coterie_server.record.rundb import open_run
+from coterie_server.record.tally import Amounts, Key, Tally
+from coterie_server.session.hub import Hub
+
+OBJECTIVE = "objective"
+_STATUSES = ("running", "finished", "failed")
+_LABELS = ("step", "direction", "scope")
+_MEASURES: tuple[tuple[str, str, Callable[[Amounts], int]], ...] = (
+    ("vectors", "Models sent; one to all counts once", lambda amounts: amounts.vectors),
+    ("scalars", "Numbers sent; those to all count once", lambda amounts: amounts.scalars),
+    ("payload_bytes", "Bytes of the numbers sent", lambda amounts: amounts.payload_bytes),
+    ("message_bytes", "Bytes of protobuf messages", lambda amounts: amounts.message_bytes),
+    ("wire_bytes", "Bytes of messages with the header of each gRPC frame", lambda amounts: amounts.wire_bytes),
+    ("frames", "gRPC frames", lambda amounts: amounts.frames),
+)
+_REPEATED = "sent again, too late or in rounds made again: no progress"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Whose metrics they are. `folder` has its run database."""
+
+    hub: Hub
+    folder: Path
+    role: Literal["coordinator", "aggregator"]
+    name: str  # of the experiment, or the aggregator's
+
+
+@dataclass(frozen=True)
+class _Latest:
+    """The newest of what the database says."""
+
+    attempt: int
+    status: str
+    stage: str
+    made_at: float | None  # seconds since the epoch
+
+
+class RunCollector(Collector):
+    """The metrics of one run. `collect` raises sqlite3.Error where its database cannot be read."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._tally = Tally(of_aggregator=subject.role == "aggregator")
+        self._lock = threading.Lock()
+        with self._reading() as connection:
+            self._tally.begin(connection)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """The database at one moment. It is not kept open: a run that ends puts it into one file, unless a reader is there."""
+        with contextlib.closing(open_run(self._subject.folder)) as connection:
+            connection.execute("BEGIN")
+            yield connection
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        with self._lock, self._reading() as connection:
+            self._tally.read(connection)
+            latest = _latest(connection)
+            families = [*self._of_run(latest), *self._of_progress(latest), *self._of_traffic()]
+        yield from families
+
+    def _of_run(self, latest: _Latest) -> Iterator[Metric]:
+        hub, subject = self._subject.hub, self._subject
+        hosts = list(hub.hosts.values())
+        facts = {"version": __version__, "protocol": str(PROTOCOL_VERSION), "python": platform.python_version()}
+        yield InfoMetricFamily("coterie_build", "Versions of the program.", facts)
+        identity = {"run": hub.run_id, "name": subject.name, "role": subject.role, "cluster": hub.cluster or ""}
+        yield InfoMetricFamily("coterie_run", "Which run it is.", identity)
+        status = GaugeMetricFamily("coterie_run_status", "How it is: 1 for one of these; a coordinator knows.", labels=("status",))
+        for one in _STATUSES if latest.status else ():
+            status.add_metric((one,), one == latest.status)
+        yield status
+        yield GaugeMetricFamily("coterie_attempt", "How often the run was started or resumed here.", latest.attempt)
+        yield GaugeMetricFamily("coterie_members_expected", "Hosts or aggregators that join here.", hub.rules.hosts)
+        yield GaugeMetricFamily("coterie_members_present", "Those that are connected.", sum(host.link is not None for host in hosts))
+        yield GaugeMetricFamily("coterie_users", "Users for whom they speak.", sum(len(host.users) for host in hosts))
+
+    def _of_progress(self, latest: _Latest) -> Iterator[Metric]:
+        hub = self._subject.hub
+        yield InfoMetricFamily("coterie_stage", "The stage under way.", {"stage": latest.stage or _stage_told(hub)})
+        yield GaugeMetricFamily("coterie_stage_number", "Its number, from 0.", hub.stage)
+        yield GaugeMetricFamily("coterie_round", "The round under way; 0 while a stage starts.", hub.round)
+        yield CounterMetricFamily("coterie_rounds", "Rounds made by this process, those made again too.", self._tally.rounds)
+        yield GaugeMetricFamily("coterie_exchange", "The exchange under way, counted through the whole run.", hub.seq)
+        if latest.made_at is not None:
+            yield GaugeMetricFamily("coterie_latest_round_timestamp_seconds", "When the last round was over.", latest.made_at)
+        objective = GaugeMetricFamily("coterie_objective", "The objective of the stage, as a round gave it last.", labels=("stage",))
+        others = GaugeMetricFamily("coterie_figure", "The method's other figures.", labels=("stage", "name"))
+        for name, value in self._tally.figures.items():
+            if name == OBJECTIVE:
+                objective.add_metric((latest.stage,), value)
+            else:
+                others.add_metric((latest.stage, name), value)
+        yield from (objective, others)
+        events = CounterMetricFamily("coterie_events", "Events of the run.", labels=("kind",))
+        for kind in sorted({*LEVELS, *self._tally.events}):  # those that have not happened too, so that the first time is an increase
+            events.add_metric((kind,), self._tally.events.get(kind, 0))
+        yield events
+
+    def _of_traffic(self) -> Iterator[Metric]:
+        for name, text, of in _MEASURES:
+            yield _by_step(f"coterie_{name}", f"{text}, useful or not.", self._tally.sent, of)
+            yield _by_step(f"coterie_repeated_{name}", f"{text}, {_REPEATED}.", self._tally.repeated, of)
+
+
+def registry_of(subject: Subject) -> CollectorRegistry:
+    """All that is served: the run's metrics and the process's."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    registry.register(RunCollector(subject))
+    return registry
+
+
+def _by_step(name: str, text: str, totals: dict[Key, Amounts], of: Callable[[Amounts], int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=_LABELS)
+    for key, amounts in sorted(totals.items()):
+        family.add_metric(key, of(amounts))
+    return family
+
+
+def _latest(connection: sqlite3.Connection) -> _Latest:
+    facts = dict(connection.execute("SELECT key, value FROM run WHERE key IN ('attempt', 'status')"))
+    (stage,) = connection.execute("SELECT name FROM stages ORDER BY number DESC LIMIT 1").fetchone() or ("",)
+    made = connection.execute("SELECT at FROM rounds ORDER BY stage DESC, round DESC LIMIT 1").fetchone()
+    status = facts.get("status", "").partition(":")[0]  # the reason of a failure would be a series of its own
+    return _Latest(int(facts.get("attempt", 0)), status, stage, None if made is None else made[0])
+
+
+def _stage_told(hub: Hub) -> str:
+    """What the members were told: an aggregator has no table of stages."""
+    return str(json.loads(hub.stage_json)["stage"]) if hub.stage_json else ""

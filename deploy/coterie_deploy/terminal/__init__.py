@@ -1,0 +1,1 @@
+"""Text and tables for a terminal, and the signals that stop a role."""

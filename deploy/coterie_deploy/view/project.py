@@ -1,0 +1,204 @@
+"""`coterie project`: how long a finished run would take on other links, from its ledger and the time it has taken.
+
+The model. Exchanges of one parent come one after another; each costs two delays, and on the slowest of its links the transmission of task
+and reply. Clusters run side by side: of what their aggregators exchange in one round of the coordinator, the slowest cluster counts, and
+then the exchange between clusters. Starting costs five delays in each scope (the question for the experiment and its answer, hello, finish,
+books; the welcome travels with the first task) and the transmission of what is no exchange. All other time is taken for computing, and
+stays what it was. That is too much where waiting for one host or cluster overlaps with the computing of another, and too little by some
+milliseconds a turn where a process goes on after a wait: other processes have had its caches meanwhile. Where turns take tens of
+milliseconds, as on the links that one wants to know about, both are small.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from coterie.errors import ConfigError
+from coterie.experiment.links import LinkRule, link_rule
+from coterie.record.ledger import DOWN
+from coterie.wire.codec import GRPC_FRAME_HEADER_BYTES
+from coterie_deploy.terminal.printable import printable
+from coterie_deploy.terminal.tables import count, duration, is_narrow, size, table
+from coterie_server.record import summary
+from coterie_server.record.rundb import BETWEEN, DIRECT, WITHIN, read_run
+
+SCOPES = {"direct": DIRECT, "between": BETWEEN, "within": WITHIN}  # as the experiment and as the ledger call them
+DELAYS_OF_A_TURN = 2
+DELAYS_OF_THE_SESSION = 5
+NOTES = (
+    "turns: exchanges one after another; where clusters run side by side, those of the slowest in each round. down, up: wire bytes of all "
+    "links of the scope. computing: what is left of the measured time, starting processes included."
+)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What one parent exchanges in one round, one after another: how many turns, and how many bytes on the slowest link of each."""
+
+    n_turns: int
+    wire_bytes: int
+
+    def seconds(self, rule: LinkRule | None) -> float:
+        """On such links; None: links that take no time."""
+        return 0.0 if rule is None else self.n_turns * DELAYS_OF_A_TURN * rule.delay_s + rule.transmission_s(self.wire_bytes)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """All that was exchanged in one scope."""
+
+    rounds: Sequence[Sequence[Turns]]  # of each round of the coordinator those of every parent, which run side by side
+    session_bytes: int  # on the slowest link: hello, welcome, finish and books, heartbeats, and the experiment
+    down_bytes: int
+    up_bytes: int
+    measured_on: LinkRule | None  # what its links were shaped to
+
+    def seconds(self, rule: LinkRule | None) -> float:
+        """The time on such links."""
+        if rule is None:
+            return 0.0
+        session_s = DELAYS_OF_THE_SESSION * rule.delay_s + rule.transmission_s(self.session_bytes)
+        return session_s + sum(max(turns.seconds(rule) for turns in parents) for parents in self.rounds)
+
+    def n_turns(self, rule: LinkRule | None) -> int:
+        """Turns of the parents that count."""
+        return sum(max(parents, key=lambda turns: (turns.seconds(rule), turns.n_turns)).n_turns for parents in self.rounds)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A run as it was measured, and its scopes by the names of the experiment."""
+
+    title: str
+    measured_s: float
+    scopes: Mapping[str, Scope]
+    cautions: Sequence[str]
+
+    @property
+    def computing_s(self) -> float:
+        """All time that the run's own links do not account for."""
+        return max(0.0, self.measured_s - sum(scope.seconds(scope.measured_on) for scope in self.scopes.values()))
+
+    def seconds(self, rules: Mapping[str, LinkRule]) -> float:
+        """The wall time on these links; those of a scope without one stay what they were."""
+        return self.computing_s + sum(scope.seconds(rules.get(name, scope.measured_on)) for name, scope in self.scopes.items())
+
+
+def print_projection(folder: Path, links: Mapping[str, str | None], console: Console) -> None:
+    """Measured and estimated time by scope. ConfigError for a run that has not finished in one go, and for links that it does not have."""
+    rules = _rules_of(links)
+    found = projection_of(folder)
+    wrong = next((name for name in rules if name not in found.scopes), None)
+    if wrong is not None:
+        raise ConfigError(f"--{wrong} is given, but the run has no such links: want {' and '.join(f'--{name}' for name in found.scopes)}")
+    console.print(Text(printable(found.title), style="bold"))
+    console.print()
+    console.print(_table(found, rules, narrow=is_narrow(console)))
+    console.print()
+    console.print(Text(NOTES, style="dim"))
+    for caution in found.cautions:
+        console.print(Text(f"warning: {caution}", style="yellow"))
+
+
+def _rules_of(links: Mapping[str, str | None]) -> dict[str, LinkRule]:
+    rules = {}
+    for name, text in links.items():
+        try:
+            if text is not None:
+                rules[name] = link_rule(text)
+        except ValueError as error:
+            raise ConfigError(f"--{name} {error}") from None
+    if not rules:
+        raise ConfigError("no links are given, want at least one of --direct, --between and --within, such as --direct 20Mbit/40ms")
+    return rules
+
+
+def projection_of(folder: Path) -> Projection:
+    """Reads a run folder. ConfigError when its run has not finished in one go."""
+    with read_run(folder) as connection:
+        facts = summary.facts(connection)
+        measured_s = _measured_s(connection, folder, facts)
+        scopes = _scopes(connection, len(facts.get("experiment", "")))
+        if not scopes:
+            raise ConfigError(f"the run in {folder} has booked no traffic, want one that has")
+        title = f"{facts.get('name', folder.name)}, run {facts.get('run_id', '?')}"
+        return Projection(title, measured_s, scopes, _cautions(connection))
+
+
+def _measured_s(connection: sqlite3.Connection, folder: Path, facts: Mapping[str, str]) -> float:
+    status = facts.get("status", "?")
+    if status != "finished":
+        raise ConfigError(f"the run in {folder} is {status}, want a finished one")
+    if facts.get("attempt") != "1":
+        raise ConfigError(f"the run in {folder} was resumed, so that nobody knows how long it computed: want one that finished in one go")
+    times = dict(connection.execute("SELECT kind, at FROM events WHERE kind IN ('start', 'finished') ORDER BY rowid"))
+    if len(times) < 2:
+        raise ConfigError(f"the run in {folder} has not written down when it started and finished, want one of this version")
+    return float(times["finished"] - times["start"])
+
+
+_BYTES = f"""
+SELECT link, seq, MIN(stage), MIN(round),
+    SUM(CASE WHEN direction = '{DOWN}' THEN w ELSE 0 END), SUM(CASE WHEN direction = '{DOWN}' THEN 0 ELSE w END)
+FROM (SELECT *, message_bytes + {GRPC_FRAME_HEADER_BYTES} * frames AS w FROM ledger WHERE scope = ?) GROUP BY link, seq
+"""  # noqa: S608 - constants of ours
+
+
+def _scopes(connection: sqlite3.Connection, experiment_bytes: int) -> dict[str, Scope]:
+    shaped = _shaped(connection)
+    scopes = {}
+    for name, scope in SCOPES.items():
+        rows = connection.execute(_BYTES, (scope,)).fetchall()
+        if rows:
+            scopes[name] = _scope(rows, experiment_bytes, shaped.get(name), is_within=scope == WITHIN)
+    return scopes
+
+
+def _scope(rows: Sequence[tuple[str, int, int, int, int, int]], experiment_bytes: int, rule: LinkRule | None, *, is_within: bool) -> Scope:
+    slowest: dict[tuple[int, int], dict[str, dict[int, int]]] = {}  # round -> parent -> exchange -> bytes on its slowest link
+    session_bytes = 0
+    for link, seq, stage, number, down, up in rows:
+        if seq == 0:
+            session_bytes = max(session_bytes, down + up)
+            continue
+        exchanges = slowest.setdefault((stage, number), {}).setdefault(link.partition("/")[0] if is_within else "", {})
+        exchanges[seq] = max(exchanges.get(seq, 0), down + up)
+    rounds = [[Turns(len(exchanges), sum(exchanges.values())) for exchanges in parents.values()] for parents in slowest.values()]
+    down_bytes, up_bytes = sum(row[4] for row in rows), sum(row[5] for row in rows)
+    return Scope(rounds, session_bytes + experiment_bytes, down_bytes, up_bytes, rule)
+
+
+def _shaped(connection: sqlite3.Connection) -> dict[str, LinkRule]:
+    """What the links of the run were shaped to, by scope."""
+    found = (json.loads(data) for (data,) in connection.execute("SELECT data FROM events WHERE kind = 'links'"))
+    return {link["scope"]: LinkRule(link["bits_per_s"], link["delay_s"]) for link in found}
+
+
+def _cautions(connection: sqlite3.Connection) -> list[str]:
+    said = []
+    if connection.execute("SELECT 1 FROM decisions LIMIT 1").fetchone():
+        said.append("the run has decided by the clock (events skip, limits of time), and would decide otherwise on other links")
+    if connection.execute("SELECT 1 FROM events WHERE kind = 'lost' LIMIT 1").fetchone():
+        said.append("members were lost on the way: waiting for them counts as computing, and their traffic may be missing")
+    return said
+
+
+def _table(found: Projection, rules: Mapping[str, LinkRule], *, narrow: bool) -> object:
+    lines = [["computing", *([] if narrow else ["", "", "", ""]), duration(found.computing_s), duration(found.computing_s)]]
+    for name, scope in found.scopes.items():
+        rule = rules.get(name, scope.measured_on)
+        link = "as fast as may be" if rule is None else rule.text
+        numbers = [link, count(scope.n_turns(rule)), size(scope.down_bytes), size(scope.up_bytes)]
+        times = [duration(scope.seconds(scope.measured_on)), duration(scope.seconds(rule))]
+        lines.append([name, *([] if narrow else numbers), *times])
+    total = [duration(found.measured_s), duration(found.seconds(rules))]
+    lines.append(["total", *([] if narrow else ["", "", "", ""]), *total])
+    columns = ["", *([] if narrow else ["links", "turns", "down", "up"]), "measured", "estimated"]
+    return table("Wall time", columns, lines, n_text=1 if narrow else 2, last=1)

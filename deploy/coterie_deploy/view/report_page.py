@@ -1,0 +1,127 @@
+"""`coterie report`: runs as one HTML file that needs no network, and their charts as figures for a paper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie import __version__
+from coterie.record.files import written_whole
+from coterie_deploy.read.costs import Weighing
+from coterie_deploy.view.charts import Chart, theme
+from coterie_deploy.view.comparison import comparison_of, labels_of
+from coterie_deploy.view.pages import environment, needed, safe_json, specs_of, text_of, themes, vega_script
+from coterie_deploy.view.run_view import RunView, view_of
+from coterie_deploy.view.sections import Section
+from coterie_server.record.curves import reached
+
+REPORT = "report.html"
+_MOST_WHOLE = 6  # of the runs that are compared, those shown with all their charts too
+_WIDTH = 340  # points of a figure: a column of a paper
+_PPI = 300
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written."""
+
+    page: Path
+    figures: Sequence[Path]
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is on a page: one run, or several, compared; and all its charts, each with its key there."""
+
+    runs: Sequence[RunView]  # with all their charts
+    comparison: Section | None
+    n_runs: int
+    labels: Sequence[str]  # of the runs
+    charts: Sequence[tuple[str, Chart]]
+
+
+def write_report(
+    folders: Sequence[Path], output: Path | None, weighing: Weighing, figures: Path | None = None, formats: Sequence[str] = ("pdf",)
+) -> Written:
+    """The report of one run or several; ConfigError for what is no run folder, a library that is missing, a figure that no run has.
+
+    RunError when the disk refuses.
+    """
+    environment()  # says what is missing before all the work
+    page = page_of([view_of(folder, weighing) for folder in folders], weighing)
+    path = output or (folders[0] / REPORT if len(folders) == 1 else Path(REPORT))
+    text = html_of(page)
+    with written_whole(path, "the report") as file:
+        file.write(text.encode())
+    written = [] if figures is None else write_figures(page.charts, figures, formats)
+    return Written(path, written)
+
+
+def page_of(views: Sequence[RunView], weighing: Weighing) -> Page:
+    """What is on the page of these runs. ConfigError when none of them has the figure of the goal."""
+    labels = labels_of(views)
+    if len(views) == 1:
+        found = views[0].curves
+        if weighing.goal is not None and found is not None:
+            reached(found, weighing.goal)  # says which figures there are
+        return Page(views, None, 1, labels, [(chart.key, chart) for section in views[0].sections for chart in section.all_charts])
+    comparison = comparison_of(views, weighing)
+    whole = views if len(views) <= _MOST_WHOLE else []
+    charts = [(chart.key, chart) for chart in comparison.all_charts]
+    for number, view in enumerate(whole, start=1):
+        charts += [(f"{_prefix(number)}{chart.key}", chart) for section in view.sections for chart in section.all_charts]
+    return Page(whole, comparison, len(views), labels, charts)
+
+
+def _prefix(number: int) -> str:
+    """Of the keys of one of several runs."""
+    return f"run{number}-"
+
+
+def html_of(page: Page) -> str:
+    """The HTML of a page; nothing in it is fetched from anywhere."""
+    from markupsafe import Markup  # noqa: PLC0415 - comes with jinja2
+
+    title = page.labels[0] if page.comparison is None else f"{page.n_runs} runs compared"
+    return str(
+        environment()
+        .get_template("report.html")
+        .render(
+            title=title,
+            page=page,
+            prefix=_prefix,
+            version=__version__,
+            style=Markup(text_of("style.css")),  # noqa: S704 - ours
+            draw=Markup(text_of("draw.js")),  # noqa: S704 - ours
+            vega=Markup(vega_script()),  # noqa: S704 - a library's
+            specs=Markup(safe_json(specs_of(page.charts))),  # noqa: S704 - escaped
+            themes=Markup(safe_json(themes())),  # noqa: S704 - escaped
+        )
+    )
+
+
+def write_figures(charts: Sequence[tuple[str, Chart]], folder: Path, formats: Sequence[str]) -> list[Path]:
+    """Each chart as a file KEY.FORMAT, png, svg or pdf: a column of a paper wide, PNG with 300 dots an inch."""
+    library = needed("vl_convert", "report")
+    written = []
+    for key, chart in charts:
+        spec = {**chart.spec, "width": _WIDTH}
+        for form in dict.fromkeys(formats):
+            path = folder / f"{_NOT_IN_A_NAME.sub('-', key)}.{form}"
+            with written_whole(path, "a figure") as file:
+                file.write(_drawn(library, spec, form))
+            written.append(path)
+    return written
+
+
+def _drawn(library: Any, spec: Any, form: str) -> bytes:
+    config = theme(dark=False, paper=True)
+    if form == "png":
+        return bytes(library.vegalite_to_png(spec, config=config, ppi=_PPI, scale=1))
+    if form == "pdf":
+        return bytes(library.vegalite_to_pdf(spec, config=config))
+    return str(library.vegalite_to_svg(spec, config=config)).encode()

@@ -1,0 +1,287 @@
+"""`coterie watch`: a run as it goes on, whoever has started it, from its folder alone: a picture in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from coterie.arrays import Array
+from coterie.errors import ConfigError, RunError
+from coterie.experiment.problem import METRICS
+from coterie_deploy.read.standing import Standing, Status, Watcher
+from coterie_deploy.terminal.printable import printable
+from coterie_deploy.terminal.tables import count, counted, duration, figure, is_narrow, is_tiny, size, table
+from coterie_deploy.view.progress import LINES_EVERY_S, bars, figures_of, rate_said
+from coterie_server.record.curves import RESIDUAL, Curves, residual_of
+from coterie_server.record.follow import Event
+from coterie_server.record.rundb import open_run
+from coterie_server.run.coordinator import is_held
+
+_LOOK_EVERY_S = 0.5
+_MAX_MEMBERS = 8
+_MAX_EVENTS = 5
+_SPARKS = "▁▂▃▄▅▆▇█"
+_PLAIN_SPARKS = "_.-=+*%@"
+_ROUNDS_A_SPARK = 4
+_LOGARITHMIC = (RESIDUAL, "gradient_norm", "distance")
+_SHOWN = ("objective", RESIDUAL, "gradient_norm", "loss", *METRICS, "distance", "clusters")
+
+
+def watch(folder: Path, console: Console, *, patience_s: float, once: bool = False) -> None:
+    """Shows a run until it has finished. RunError when it has failed, was killed or cannot be read; ConfigError when it does not appear."""
+    _wait_for(folder, 0.0 if once else patience_s)
+    looks = _looks(Watcher(folder))
+    if once or not console.is_terminal:
+        standing = _print_once(looks, console) if once else _print_lines(looks, console)
+    else:
+        standing = _draw(looks, console)
+    if standing.status in (Status.failed, Status.stopped):
+        raise RunError(standing.sentence)
+
+
+def _wait_for(folder: Path, patience_s: float) -> None:
+    """Until there is a run database: there may be no folder yet, or a coordinator that is just making it. Says so on standard error."""
+    deadline, is_said = time.monotonic() + patience_s, False
+    while True:
+        try:
+            open_run(folder).close()
+            return
+        except (sqlite3.Error, RunError):
+            return  # it is there: the first look says what is wrong with it
+        except ConfigError as error:
+            is_file = folder.exists() and not folder.is_dir()
+            is_coming = not is_file and (is_held(folder) or not (folder / "run.db").exists())
+            if not is_coming or time.monotonic() >= deadline:
+                waited = f", after {patience_s:g} s" if is_coming and patience_s else ""
+                raise ConfigError(f"{error}{waited}") from None
+            if not is_said:
+                is_said = True
+                print(printable(f"waiting up to {patience_s:g} s for a run: {error}"), file=sys.stderr, flush=True)  # noqa: T201
+        time.sleep(min(_LOOK_EVERY_S, max(deadline - time.monotonic(), 0.0)))
+
+
+def _looks(watcher: Watcher) -> Iterator[tuple[Standing, Sequence[Event]]]:
+    """A look twice a second, and what has happened since the one before; the last is at a run that has ended."""
+    while True:
+        try:
+            standing, added = watcher.look()
+        except ConfigError as error:
+            raise RunError(f"the run folder {watcher.follower.folder} is gone: {error}") from error
+        yield standing, added.events
+        if not standing.is_under_way:
+            return
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _print_once(looks: Iterable[tuple[Standing, Sequence[Event]]], console: Console) -> Standing:
+    standing, _ = next(iter(looks))
+    console.print(picture(standing, console))
+    return standing
+
+
+def _draw(looks: Iterable[tuple[Standing, Sequence[Event]]], console: Console) -> Standing:
+    with Live(console=console, auto_refresh=False) as live:
+        for standing, _ in looks:
+            live.update(picture(standing, console), refresh=True)
+    return standing
+
+
+def _print_lines(looks: Iterable[tuple[Standing, Sequence[Event]]], console: Console) -> Standing:
+    """A line for each event, when a stage begins and every few seconds."""
+    stage, printed_at = -1, -math.inf
+    for number, (standing, events) in enumerate(looks):
+        for event in events if number else events[-_MAX_EVENTS:]:
+            _say(f"{_clock(event.at)} {event.text}", console)
+        if len(standing.stages) != stage or time.monotonic() - printed_at > LINES_EVERY_S or not standing.is_under_way:
+            stage, printed_at = len(standing.stages), time.monotonic()
+            _say(line_of(standing), console)
+    return standing
+
+
+def _say(line: str, console: Console) -> None:
+    print(printable(line), file=console.file, flush=True)
+
+
+def line_of(standing: Standing) -> str:
+    """A run in one line."""
+    stage = standing.stage
+    if stage is None:
+        return standing.doing if standing.is_under_way else str(standing.status)
+    parts = [f"stage {len(standing.stages)}/{standing.n_stages} {stage.name}: round {count(stage.rounds)}{_of_most(standing)}"]
+    if not standing.is_under_way:
+        parts.insert(0, str(standing.status))
+    parts += figures_of({} if standing.curves is None else latest_of(standing.curves))
+    parts += [rate_said(standing.pace.rounds_per_s)] if standing.pace.rounds_per_s else []
+    sent = {way: sum(one.wire_bytes for one in standing.sent if one.direction == way) for way in ("up", "down")}
+    return ", ".join([*parts, *(f"{way} {size(n_bytes)}" for way, n_bytes in sent.items())])
+
+
+def _of_most(standing: Standing) -> str:
+    return f" of at most {count(standing.limit)}" if standing.limit else ""
+
+
+def latest_of(curves: Curves) -> dict[str, float]:
+    """The figures of the last round that has them."""
+    found = {name: values[~np.isnan(values)] for name, values in curves.figures.items()}
+    return {name: float(values[-1]) for name, values in found.items() if values.size}
+
+
+# ---- the picture
+
+
+def picture(standing: Standing, console: Console) -> Group:
+    """All of it, as wide as the console."""
+    parts = [_head(standing), _progress(standing)]
+    parts += [part(standing, console) for part in (_convergence, _members, _traffic)]
+    parts.append(_events(standing))
+    rows: list[RenderableType] = []
+    for part in parts:
+        if part is not None:
+            rows += [part, Text()]
+    return Group(*rows[:-1])
+
+
+_STYLES = {Status.running: "bold cyan", Status.finished: "bold green", Status.failed: "bold red", Status.stopped: "bold yellow"}
+
+
+def _head(standing: Standing) -> RenderableType | None:
+    line = Text(printable(standing.name), style="bold")
+    line.append(f"  {standing.status}", style=_STYLES[standing.status])
+    more = [f"run {standing.run_id}"] if standing.run_id else []
+    more += [f"attempt {standing.attempt}"] if standing.attempt > 1 else []
+    line.append(f"  {'  '.join(more)}", style="dim")
+    return line
+
+
+def _progress(standing: Standing) -> RenderableType | None:
+    stage = standing.stage
+    if stage is None:
+        return Text(standing.doing if standing.is_under_way else "no stage has begun", style="dim")
+    n_done = sum(bool(one.outcome) for one in standing.stages)
+    made = f"{count(stage.rounds)}/{count(standing.limit)}" if standing.limit else count(stage.rounds)
+    rows = []
+    if standing.is_under_way and not stage.outcome:
+        rows.append((printable(stage.name), stage.rounds, max(standing.limit, 1), made))
+    rows.append(("all stages", n_done, max(standing.n_stages, 1), f"{n_done}/{standing.n_stages}"))
+    if standing.status is Status.finished:
+        rows = []
+    return Group(bars(rows), *([said] if (said := _pace(standing)) is not None else []))
+
+
+def _pace(standing: Standing) -> Text | None:
+    pace, curves = standing.pace, standing.curves
+    parts = [f"{rate_said(pace.rounds_per_s)} rounds"] if pace.rounds_per_s else []
+    if standing.status is Status.finished and standing.stage is not None:
+        n_rounds = f"{counted(standing.stage.rounds, 'round')} in {duration(standing.stage.seconds)}"
+        parts = [f"{counted(len(standing.stages), 'stage')}, result {printable(standing.stage.name)}: {n_rounds}"]
+    if standing.is_under_way and curves is not None and not np.isnan(curves.seconds).all():
+        parts.append(f"{duration(float(np.nanmax(curves.seconds)))} so far")
+    if not math.isnan(standing.likely_s):
+        parts.append(f"about {duration(standing.likely_s)} left")
+    if not math.isnan(standing.left_s):
+        parts.append(f"at most {duration(standing.left_s)}")
+    return Text(", ".join(parts), style="dim") if parts else None
+
+
+def _convergence(standing: Standing, console: Console) -> RenderableType | None:
+    curves = standing.curves
+    if curves is None:
+        return None
+    known = dict(curves.figures)
+    if (residual := residual_of(curves)) is not None:
+        known[RESIDUAL] = residual
+    shown = [(name, known[name][~np.isnan(known[name])]) for name in _SHOWN if name in known]
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True, justify="right")
+    grid.add_column(no_wrap=True)
+    letters = _SPARKS if console.encoding.lower().startswith("utf") else _PLAIN_SPARKS
+    for name, values in shown:
+        if values.size:
+            drawn = sparkline(values, min(max(console.width - 28, 8), 60), letters, is_log=name in _LOGARITHMIC)
+            digits = 2 if name in _LOGARITHMIC else 6 if name == "objective" else 4
+            value = f"{values[-1]:.0f}" if name == "clusters" else figure(float(values[-1]), digits)
+            grid.add_row(Text(name.replace("_", " ")), Text(value, style="bold"), Text(drawn, style="cyan"))
+    return grid if grid.row_count else None
+
+
+def sparkline(values: Array, width: int, letters: str = _SPARKS, *, is_log: bool = False) -> str:
+    """The last rounds of a figure as a line of letters from the lowest to the highest."""
+    values = values[-_ROUNDS_A_SPARK * width :]
+    if is_log:
+        values = np.log(np.maximum(values, np.finfo(float).tiny))
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return ""
+    means = np.array([piece.mean() for piece in np.array_split(values, min(width, values.size))])
+    low, high = float(means.min()), float(means.max())
+    heights = np.zeros(means.size) if high <= low else (means - low) / (high - low) * (len(letters) - 1)
+    return "".join(letters[round(height)] for height in heights.tolist())
+
+
+def _members(standing: Standing, console: Console) -> RenderableType | None:
+    members = standing.members
+    if not members:
+        return None
+    n_users, n_here = sum(member.n_users for member in members), sum(member.is_here for member in members)
+    who = f"{n_here} of {counted(max(standing.n_wanted, len(members)), standing.noun)} here" if standing.is_under_way else ""
+    users = counted(n_users, "user") if n_users else ""
+    title = ", ".join(part for part in (who or counted(len(members), standing.noun), users) if part)
+    # Those who are missing first: they are what one looks for.
+    order = sorted(members, key=lambda member: member.is_here) if standing.is_under_way else list(members)
+    lines = []
+    for member in order[:_MAX_MEMBERS]:
+        state = _presence(member.is_here, member.since) if standing.is_under_way else "took part"
+        lines.append([printable(member.name), state, count(member.n_users) if member.n_users else "-"])
+    if len(order) > _MAX_MEMBERS:
+        lines.append([f"and {len(order) - _MAX_MEMBERS} more", "", ""])
+    return _titled(title, table("", [standing.noun, "", "users"], lines, n_text=2, gap=1 if is_narrow(console) else 2))
+
+
+def _presence(is_here: bool, since: float) -> str:
+    when = "" if math.isnan(since) else f" {duration(max(time.time() - since, 0.0))}"
+    return f"here{when}" if is_here else f"absent{when}"
+
+
+def _traffic(standing: Standing, console: Console) -> RenderableType | None:
+    if not standing.sent:
+        return None
+    tiny, is_live = is_tiny(console), standing.is_under_way
+    lines = []
+    for sent in standing.sent:
+        rate = [f"{size(sent.bytes_per_s)}/s" if sent.bytes_per_s else "-"] if is_live else []
+        vectors = [] if tiny else [count(sent.vectors)]
+        lines.append([sent.scope, sent.direction, *vectors, size(sent.wire_bytes), *rate])
+    columns = ["scope", "way", *([] if tiny else ["vectors"]), "wire", *(["rate"] if is_live else [])]
+    return _titled("Traffic of all stages", table("", columns, lines, n_text=2, gap=1 if is_narrow(console) else 2))
+
+
+def _titled(title: str, below: RenderableType) -> RenderableType:
+    """A title may be wider than what is below it."""
+    return Group(Text(title, style="bold"), below)
+
+
+def _events(standing: Standing) -> RenderableType | None:
+    if not standing.events:
+        return None
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column(overflow="fold")
+    for event in standing.events[-_MAX_EVENTS:]:
+        grid.add_row(_clock(event.at), Text(printable(event.text)))
+    return _titled("Latest events", grid)
+
+
+def _clock(at: float) -> str:
+    """The time of day here."""
+    return time.strftime("%H:%M:%S", time.localtime(at))

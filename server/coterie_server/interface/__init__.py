@@ -1,0 +1,1 @@
+"""What a server half is, and what it may say to users and hear from them."""

@@ -1,0 +1,181 @@
+"""Splitting a parent's messages over hosts and putting the hosts' answers together in member order. Pure functions of arrays.
+
+The result never depends on how users are spread over hosts nor on the order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from coterie.arrays import Indices
+from coterie.errors import ProtocolError, RunError
+from coterie.wire.codec import select, select_clusters
+from coterie.wire.finite import first_bad
+from coterie.wire.messages import Message, PerCluster, Rows, has_weights
+
+_MAX_SHOWN = 4
+
+
+class Layout:
+    """Which members live on which host, and of which known clusters they are."""
+
+    def __init__(self, own: Mapping[str, Indices], n_members: int, cluster_of: Indices | None = None) -> None:
+        self.own = dict(own)  # host -> its member indices, ascending
+        none = np.full(n_members, -1, dtype=np.int64)
+        found = {host: np.unique((none if cluster_of is None else cluster_of)[indices]) for host, indices in self.own.items()}
+        self.clusters = {host: numbers[numbers >= 0] for host, numbers in found.items()}  # host -> numbers of its clusters, ascending
+        self.hosts = tuple(self.own)
+        self.host_of = np.full(n_members, -1, dtype=np.int64)
+        for place, indices in enumerate(self.own.values()):
+            self.host_of[indices] = place
+        self.slices = {host: _as_slice(indices) for host, indices in self.own.items()}
+
+    def hosts_of(self, members: Indices | None) -> list[str]:
+        """The hosts of these members (all hosts for None), in a fixed order."""
+        if members is None:
+            return list(self.hosts)
+        return [self.hosts[place] for place in np.unique(self.host_of[members])]
+
+    def part_for(self, host: str, message: Message) -> Message | None:
+        """What of `message` goes to `host`; None when nothing does."""
+        if isinstance(message, PerCluster):
+            return select_clusters(message, self.clusters[host])
+        if not isinstance(message, Rows):
+            return message
+        if message.users is None:
+            return message if len(self.hosts) == 1 else select(message, self.slices[host], None)
+        rows = np.flatnonzero(self.host_of[message.users] == self.hosts.index(host))
+        return select(message, rows, message.users[rows]) if rows.size else None
+
+
+def _as_slice(indices: Indices) -> Indices | slice:
+    """A slice where possible: its rows are then a view, not a copy."""
+    if indices.size and indices[-1] - indices[0] == indices.size - 1:
+        return slice(int(indices[0]), int(indices[-1]) + 1)
+    return indices
+
+
+def check_owners(host: str, message: Message, own: Indices, clusters: Indices) -> None:
+    """ProtocolError unless every row belongs to a user, or to a cluster, of the host."""
+    if isinstance(message, PerCluster) and not np.array_equal(message.clusters, clusters):
+        raise ProtocolError(f"host {host!r} sent {message.kind} for clusters {message.clusters.tolist()}, wanted {clusters.tolist()}")
+    users = message.users if isinstance(message, Rows) else None
+    if users is None or users.size == 0:
+        return
+    places = np.searchsorted(own, users)
+    wrong = users[(places == own.size) | (own[np.minimum(places, own.size - 1)] != users)]
+    if wrong.size:
+        raise ProtocolError(f"host {host!r} sent {message.kind} for member {wrong[0]}, which is not one of its users")
+
+
+def check_kinds(host: str, messages: Sequence[Message]) -> None:
+    """ProtocolError unless every message of a reply has owners, and none came twice. (Those with weights may come for each user.)"""
+    found: set[type[Message]] = set()
+    for message in messages:
+        cls = type(message)
+        if not isinstance(message, Rows | PerCluster):
+            raise ProtocolError(f"host {host!r} sent {cls.kind}, but a host's messages must have owners")
+        if cls in found and not has_weights(cls):
+            raise ProtocolError(f"host {host!r} sent {cls.kind} twice in one reply")
+        found.add(cls)
+
+
+def check_finite(host: str, message: Message, own: Indices, names: Sequence[str], round_number: int) -> None:
+    """RunError that names host, user, field and round of a NaN or an infinity."""
+    if (bad := first_bad(message)) is None:
+        return
+    users = message.users if isinstance(message, Rows) else None
+    member = own[0] if bad.row is None else (own if users is None else users)[bad.row]
+    place = f"{message.kind}.{bad.field} in round {round_number}"
+    whose = f"cluster {message.clusters[0]}" if isinstance(message, PerCluster) else f"user {names[member]!r}"
+    raise RunError(f"host {host!r} returned {bad.value} for {whose} in {place}, wanted finite numbers")
+
+
+def weights_of(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict[type[Message], list[Message]]:
+    """The messages with weights, cut into one for each user, in member order. ProtocolError for one that came twice for a user."""
+    found: dict[type[Message], dict[int, Message]] = {}
+    for host in layout.hosts:
+        for message in answers.get(host, ()):
+            if not isinstance(message, Rows) or not has_weights(type(message)):
+                continue
+            users = layout.own[host] if message.users is None else message.users
+            for row, user in enumerate(users.tolist()):
+                of_kind = found.setdefault(type(message), {})
+                if user in of_kind:
+                    raise ProtocolError(f"host {host!r} sent {message.kind} twice for one user in one reply")
+                of_kind[user] = select(message, slice(row, row + 1), users[row : row + 1])
+    for listed in found.values():
+        for name, _ in next(iter(listed.values())).specs:
+            _check_rows_agree(name, [(layout.hosts[layout.host_of[user]], message) for user, message in listed.items()])
+    return {cls: [listed[user] for user in sorted(listed)] for cls, listed in found.items()}
+
+
+def merged(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict[type[Message], Message]:
+    """One message of each kind from the hosts' messages, its rows in member order; users=None when everyone answered.
+
+    Each host's messages have passed `check_kinds`. Those with weights are left to `weights_of`.
+    """
+    by_kind: dict[type[Message], list[tuple[str, Rows]]] = {}
+    by_cluster: dict[type[Message], list[tuple[str, PerCluster]]] = {}
+    for host in layout.hosts:
+        for message in answers.get(host, ()):
+            if isinstance(message, PerCluster):
+                by_cluster.setdefault(type(message), []).append((host, message))
+            elif isinstance(message, Rows) and not has_weights(type(message)):
+                by_kind.setdefault(type(message), []).append((host, message))
+    in_member_order = {cls: _merge_kind(cls, parts, layout) for cls, parts in by_kind.items()}
+    return in_member_order | {cls: _merge_clusters(cls, parts) for cls, parts in by_cluster.items()}
+
+
+def _merge_clusters(cls: type[Message], parts: Sequence[tuple[str, PerCluster]]) -> Message:
+    """The aggregators' rows in cluster order; each has spoken for its own clusters alone, which `check_owners` saw to."""
+    numbers = np.concatenate([message.clusters for _, message in parts])
+    if np.unique(numbers).size < numbers.size:
+        raise ProtocolError(f"{cls.kind} came twice for one cluster, wanted it once")
+    order = np.argsort(numbers)
+    for name, _ in cls.specs:
+        _check_rows_agree(name, parts)
+    return cls(**{name: np.concatenate([getattr(message, name) for _, message in parts])[order] for name, _ in cls.specs})
+
+
+def check_senders(kind: str, found: Sequence[int] | Indices | None, wanted: Indices) -> None:
+    """ProtocolError unless each of the members wanted (sorted), and nobody else, is among those found once; None: they are not named."""
+    if found is None or not np.array_equal(found, wanted):
+        came = "for members that it does not name" if found is None else f"for members {list(map(int, found[:_MAX_SHOWN]))}"
+        raise ProtocolError(f"{kind} came {came}, wanted it once for each of {wanted[:_MAX_SHOWN].tolist()}, {wanted.size} in all")
+
+
+def _merge_kind(cls: type[Message], parts: Sequence[tuple[str, Rows]], layout: Layout) -> Message:
+    complete = len(parts) == len(layout.hosts) and all(message.users is None for _, message in parts)
+    if complete and len(parts) == 1:
+        return parts[0][1]
+    if complete:
+        return cls(**{name: _interleaved(name, parts, layout) for name, _ in cls.specs})
+    users = np.concatenate([layout.own[host] if message.users is None else message.users for host, message in parts])
+    order = np.argsort(users, kind="stable")
+    for name, _ in cls.specs:
+        _check_rows_agree(name, parts)
+    arrays = {name: np.concatenate([getattr(message, name) for _, message in parts])[order] for name, _ in cls.specs}
+    return cls(users=users[order], **arrays)  # type: ignore[call-arg]
+
+
+def _interleaved(name: str, parts: Sequence[tuple[str, Rows]], layout: Layout) -> np.ndarray[Any, Any]:
+    first = _check_rows_agree(name, parts)
+    result = np.empty((layout.host_of.size, *first.shape[1:]), dtype=first.dtype)
+    for host, message in parts:
+        result[layout.slices[host]] = getattr(message, name)
+    result.flags.writeable = False
+    return result
+
+
+def _check_rows_agree(name: str, parts: Sequence[tuple[str, Message]]) -> np.ndarray[Any, Any]:
+    """The first host's array, after making sure that the others' rows look like its rows."""
+    first: np.ndarray[Any, Any] = getattr(parts[0][1], name)
+    for host, message in parts:
+        shape = getattr(message, name).shape
+        if shape[1:] != first.shape[1:]:
+            raise ProtocolError(f"host {host!r} sent {message.kind}.{name} with rows of shape {shape[1:]}, wanted {first.shape[1:]}")
+    return first

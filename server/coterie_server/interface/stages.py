@@ -1,0 +1,32 @@
+"""A stage of a run: one run of one method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.experiment.config import StopRule
+from coterie.experiment.registry import method_module
+
+# The reference methods end by themselves; this bounds what a wrong gradient could cost.
+REFERENCE_STOP = StopRule(rounds=500)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run of one method.
+
+    It starts from the outcome of the stage named in `start`; of several, from the one with the smallest held-out loss.
+    """
+
+    name: str
+    method: str
+    config: Any
+    stop: StopRule
+    start: tuple[str, ...] = ()
+    is_result: bool = False  # whether its models may be the run's: of several, held-out rows choose
+
+
+def reference(name: str) -> Stage:
+    """The stage of a reference method, with the settings it has by default."""
+    return Stage(name, name, method_module("coterie", name).Config(), REFERENCE_STOP)

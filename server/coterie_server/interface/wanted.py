@@ -1,0 +1,60 @@
+"""What an exchange must bring, so that a host whose reply is something else is found by itself and not when all are put together.
+
+A method says it with `Federation.exchange(..., wanted=)`; the hub looks at each host's reply when it comes. Of exchanges that say nothing
+only the form is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from coterie.arrays import Indices
+from coterie.errors import ProtocolError
+from coterie.wire.messages import Message, Rows
+from coterie_server.interface.merge import check_senders
+
+Check = Callable[[Any, Indices], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One row of this kind from each of these users."""
+
+    kind: type[Rows]
+    users: Indices | None = None  # members, sorted; None: all of them
+    extents: Mapping[str, int] = field(default_factory=dict)  # of the axes of its arrays, by name
+    check: Check | None = None  # of a message and its members: ProtocolError for what has the right form, but cannot be
+
+
+def check_wanted(messages: Sequence[Message], own: Indices, wanted: Sequence[Wanted]) -> None:
+    """ProtocolError unless the messages of a host with these members are what is wanted of them, and nothing else."""
+    kinds = {one.kind for one in wanted}
+    if (other := next((message for message in messages if type(message) not in kinds), None)) is not None:
+        raise ProtocolError(f"it sent {other.kind}, which it was not asked for")
+    for one in wanted:
+        found = [message for message in messages if isinstance(message, one.kind)]
+        users = [own if message.users is None else message.users for message in found]
+        if len(users) != 1 or users[0] is not own or one.users is not None:  # all users once is what most exchanges bring
+            mine = own if one.users is None else np.intersect1d(one.users, own)
+            check_senders(one.kind.kind, np.sort(np.concatenate([_NOBODY, *users])), mine)
+        for message, members in zip(found, users, strict=True):
+            _check_extents(message, one.extents)
+            if one.check is not None:
+                one.check(message, members)
+
+
+_NOBODY: Indices = np.zeros(0, dtype=np.int64)
+
+
+def _check_extents(message: Message, extents: Mapping[str, int]) -> None:
+    for name, spec in message.specs:
+        for axis, found in zip(spec.shape, getattr(message, name).shape, strict=True):
+            if (wanted := extents.get(str(axis), found)) != found:
+                raise ProtocolError(f"{message.kind}.{name}: axis {axis!r} is {found}, wanted {wanted}")
+
+
+__all__ = ["Wanted", "check_wanted"]

@@ -1,0 +1,1 @@
+"""Mathematics without communication: clusters, Newton's method, extrapolation, certificates, relations, estimators."""

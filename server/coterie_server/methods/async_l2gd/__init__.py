@@ -1,0 +1,1 @@
+"""Async-L2GD: the coordinator's half, and how an aggregator walks its cluster through the iterations."""

@@ -1,0 +1,176 @@
+"""How an aggregator takes its cluster through the iterations of Algorithm 1 that need nothing of the other clusters.
+
+Lyu, Hanzely and Kolar (2022); see `coterie.methods.async_l2gd`. The coins say what every iteration is, so users are told how far to go
+alone, and what they lack of the averages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coterie.arrays import Array, Indices
+from coterie.errors import RunError
+from coterie.families.schedule import GLOBAL, LOCAL, WITHIN, combined, moved, schedule_by
+from coterie.methods.async_l2gd import Advance, Centres, ClusterSums, Config, GlobalAverage, Models, Parameters, Steps, Target
+from coterie.wire.codec import Precision
+from coterie.wire.messages import Message, PerCluster
+from coterie_server.families.coin_counts import NO_REUSE, REUSE_ALL
+from coterie_server.families.known_clusters import Clusters, averages_of
+from coterie_server.interface.half import Federation
+
+STALE, FRESH, SHARED = 0, 1, 2  # what is known of bar_j: nothing; by the aggregator; by its users too
+
+
+@dataclass(frozen=True)
+class ClusterHalfState:
+    """Of c clusters: the next iteration, what is known of bar_j, bar_j and bar, and how often the cluster has averaged on its own."""
+
+    at: Indices  # (c,)
+    known: Indices  # (c,) STALE, FRESH or SHARED
+    cluster_average: Array  # (c, d)
+    global_average: Array  # (c, d)
+    within_rounds: Indices  # (c,)
+    parameters: Parameters | None = None
+
+
+@dataclass(frozen=True)
+class _Leg:
+    """What one cluster does next without hearing from anybody: averaging steps whose averages are at hand, then local steps."""
+
+    until: int
+    wants_models: bool
+    first: int | None = None  # the operation at its beginning that users have no average for
+    centres: bool = False  # and both averages go with it, since more averaging follows
+    known: int = STALE  # of bar_j, when it is done
+    is_within: bool = False  # whether the models are wanted for a round of the cluster's own
+
+
+class Walk:
+    """The way of some clusters from where they are to where the coordinator wants them."""
+
+    def __init__(self, config: Config, clusters: Clusters, seed: int, precision: Precision, state: ClusterHalfState) -> None:
+        if state.parameters is None:
+            raise RunError("the coordinator sent no parameters before the first iteration")
+        self._config, self._clusters, self._precision = config, clusters, precision
+        self._p = state.parameters
+        self._schedule = schedule_by(seed, float(self._p.p0[0]), self._p.p, clusters.numbers, config.coins)
+        self._at, self._known = state.at.copy(), state.known.copy()
+        self._within_rounds = state.within_rounds.copy()
+        self._cluster_average, self._global_average = state.cluster_average.copy(), state.global_average.copy()
+        self._has_news = np.zeros(clusters.size, dtype=np.bool_)  # whether bar is new, and the users have yet to get it
+
+    async def to(self, go: Advance, news: GlobalAverage | None, federation: Federation) -> tuple[ClusterHalfState, Sequence[PerCluster]]:
+        """Walks, wave by wave: in each, all clusters that still have a way to go take a leg."""
+        if news is not None:
+            self._global_average = news.average.copy()
+            self._has_news[:] = True
+        wants_pair = go.wants_pair > 0
+        while (pending := self._pending(go.until, wants_pair)).size:
+            legs = {place: self._leg(place, int(go.until[place]), bool(wants_pair[place])) for place in pending.tolist()}
+            await self._wave(legs, federation)
+        state = ClusterHalfState(self._at, self._known, self._cluster_average, self._global_average, self._within_rounds, self._p)
+        if not wants_pair.any():
+            return state, []
+        weight = self._clusters.alpha * self._clusters.gamma_sums
+        return state, [ClusterSums(self._clusters.numbers, weight[:, None] * self._cluster_average, weight)]
+
+    def _pending(self, until: Indices, wants_pair: Any) -> Indices:
+        return np.flatnonzero((self._at < until) | (wants_pair & (self._known == STALE)))
+
+    # ---- planning
+
+    def _leg(self, place: int, until: int, wants_pair: bool) -> _Leg:
+        number, at, known = int(self._clusters.numbers[place]), int(self._at[place]), int(self._known[place])
+        ops = self._schedule.operations(number, at, min(until + 1, self._config.iterations))
+        n = until - at  # to be done at most; the one after them, if any, says what must be known then
+        reusable = int(self._p.is_reusable[place])
+        done, first = 0, None
+        if n and ops[0] == WITHIN and known == STALE:
+            return _Leg(at, wants_models=True, is_within=True)
+        centres = False
+        while done < n and ops[done] != LOCAL:
+            if ops[done] == WITHIN:
+                if known == STALE:
+                    break
+                first = WITHIN if known == FRESH else first
+                known = SHARED if reusable else STALE
+            elif self._has_news[place] and done == 0:
+                first = GLOBAL
+                # After a global round, another one needs both only where bar is used again too; else that brings its own.
+                centres = ops.size > 1 and ((ops[1] == WITHIN and reusable > NO_REUSE) or (ops[1] == GLOBAL and reusable == REUSE_ALL))
+                known = (SHARED if centres else FRESH) if reusable else STALE
+                # Any other global round on the way needs no news: the averages that users have move as is known.
+            done += 1
+        if done < n and ops[done] == LOCAL:
+            local = ops[done:n] == LOCAL
+            done += local.size if local.all() else int(local.argmin())
+            known = STALE
+        stops_at = at + done
+        needs = done < ops.size and known == STALE and (ops[done] == WITHIN or (stops_at == until and wants_pair))
+        return _Leg(stops_at, needs, first, centres, known, is_within=needs and bool(ops[done] == WITHIN))
+
+    # ---- one wave
+
+    async def _wave(self, legs: Mapping[int, _Leg], federation: Federation) -> None:
+        numbers, places = self._clusters.numbers, np.array(list(legs), dtype=np.int64)
+        until = np.array([leg.until for leg in legs.values()], dtype=np.int64)
+        wants = np.array([leg.wants_models for leg in legs.values()], dtype=np.int64)
+        sent: list[Message] = [Steps(numbers[places], until, wants), *self._targets(legs)]
+        is_all = places.size == self._clusters.size
+        to = None if is_all else np.flatnonzero(np.isin(self._clusters.segments.place, places))
+        replies = await federation.exchange(*sent, to=to)
+        for place, leg in legs.items():
+            self._arrive(place, leg)
+        asked = places[wants > 0]
+        if asked.size:
+            self._average(asked, replies[Models])
+
+    def _targets(self, legs: Mapping[int, _Leg]) -> list[Message]:
+        numbers = self._clusters.numbers
+        centres = np.array([place for place, leg in legs.items() if leg.centres], dtype=np.int64)
+        single = [place for place, leg in legs.items() if leg.first is not None and not leg.centres]
+        listed: list[Message] = []
+        if single:
+            points = [self._target(place, legs[place].first) for place in single]
+            listed.append(Target(numbers[single], np.array(points)))
+        if centres.size:
+            self._cluster_average[centres] = self._precision.rounded(self._cluster_average[centres])  # as users have it from here on
+            listed.append(Centres(numbers[centres], self._cluster_average[centres], self._global_average[centres]))
+        return listed
+
+    def _target(self, place: int, operation: int | None) -> Array:
+        bar_j: Array = self._cluster_average[place]
+        if operation == WITHIN:
+            return bar_j
+        return combined(float(self._p.alpha[place]), float(self._p.tau[place]), bar_j, self._global_average[place])
+
+    def _arrive(self, place: int, leg: _Leg) -> None:
+        """Where the cluster is now; bar_j moves with the global rounds on the way, as the users move it."""
+        ops = self._schedule.operations(int(self._clusters.numbers[place]), int(self._at[place]), leg.until)
+        if leg.known != STALE and self._p.is_reusable[place]:
+            gamma = float(self._clusters.gamma[self._first_user(place)])
+            step = float(self._p.eta[place]) * gamma / float(self._p.p0[place]) if self._p.p0[place] > 0 else 0.0
+            for _ in range(int((ops == GLOBAL).sum())):
+                bar_j = moved(self._cluster_average[place], self._global_average[place], step, float(self._p.alpha[place]))
+                self._cluster_average[place] = bar_j
+        if ops.size:
+            self._has_news[place] = False
+        self._at[place], self._known[place] = leg.until, leg.known
+        self._within_rounds[place] += int(leg.is_within)
+
+    def _first_user(self, place: int) -> int:
+        return int(np.flatnonzero(self._clusters.segments.place == place)[0])
+
+    def _average(self, asked: Indices, models: Models) -> None:
+        """bar_j = sum_{I_j} gamma_i theta_i / Gamma_j of the clusters whose users have sent their models."""
+        if not self._cluster_average.shape[1]:
+            self._cluster_average = np.zeros((self._clusters.size, models.theta.shape[1]))
+        self._cluster_average[asked] = self._precision.rounded(averages_of(self._clusters, asked, models.theta))
+        self._known[asked] = FRESH
+
+
+__all__ = ["FRESH", "SHARED", "STALE", "ClusterHalfState", "Walk"]

@@ -1,0 +1,254 @@
+"""The rounds of PDMM at the server: what is kept of the iterate, and how a round makes the next one of it.
+
+Armacki, Bajovic, Jakovetic and Kar (2022), Algorithm 1, steps S1 to S11 as far as they happen here; the deviations are those named in
+`coterie_server.methods.pdmm.half`. What is drawn, reported and booked is decided there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coterie.arrays import Array, Indices
+from coterie.methods.pdmm import Aggregates, Config, Steps, Weight
+from coterie.wire.codec import Precision
+from coterie.wire.messages import Message
+from coterie_server.interface.half import Federation, Replies
+from coterie_server.interface.later import Later
+from coterie_server.maths import anderson
+from coterie_server.methods.pdmm import balance, pairs
+from coterie_server.methods.pdmm import messages as pdmm_messages
+from coterie_server.methods.pdmm.messages import NOBODY
+
+
+@dataclass(eq=False)
+class Multipliers(Later):
+    """mu and mu^ after a round. What users are sent next needs no more of them than (18) and (19) say of their sums."""
+
+    mu: Array  # (d, m)
+    muhat: Array  # (d, m), (d, 0) where users keep it
+    sums: Array  # (n, d) sum_j mu_ij of each user, (0, d) where nobody needs them
+    gap: float  # |x_i - x_j - z_ij| over the unordered pairs, Euclidean
+
+
+@dataclass(eq=False)
+class Joined(Later):
+    """Clusters joined by zeros alone when they were last due."""
+
+    labels: Indices  # (n,), (0,) before they were due
+
+
+@dataclass(frozen=True, eq=False)
+class Ahead:
+    """Anderson acceleration of (v, mu) -> (v, mu), which is all that a round starts from: users minimize from v alone, z needs mu."""
+
+    u: Array  # (n d + d m,) v / sqrt(n) by users, then mu by components: about as much of either kind
+    moved: float  # |v^{t+1} - v^t| / sqrt(n), the first being the plain one
+    memory: anderson.Memory | None  # None after a round without everyone, which is another iteration's
+
+
+@dataclass(frozen=True)
+class State:
+    """The iterate after a round, and what of it the users have yet to hear. Pairs as in `pairs.Layout`."""
+
+    x: Array  # (n, d)
+    z: Array  # (d, m)
+    duals: Multipliers
+    v: Array  # (n, d) what all users are sent next, (0, d) where it depends on who is drawn, or on the placement
+    zero_for: Indices  # (P,) updates in a row that z was zero, (0,) when one is enough
+    x_moved: Array  # (n,) how far each block went at its latest update, (0,) at full participation
+    z_moved: Array  # (m,) likewise
+    owed_x: Indices | None  # S7: users whose new models have not been broadcast, None for all
+    owed_mu: Indices | None  # S10: places whose new mu has not been sent, None for all
+    joined: Joined
+    rho: float  # of the next round
+    ahead: Ahead | None = None  # where the next round starts with acceleration
+
+    @property
+    def mu(self) -> Array:
+        """(d, m)."""
+        return self.duals.mu
+
+    @property
+    def muhat(self) -> Array:
+        """(d, m), (d, 0) where it is kept by the users."""
+        return self.duals.muhat
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """All rounds of one stage."""
+
+    config: Config
+    layout: pairs.Layout
+    first_steps: Steps  # of round 1
+    lam: float  # LAM
+    precision: Precision
+
+    @property
+    def n(self) -> int:
+        return self.layout.n
+
+    def steps(self, state: State) -> Steps:
+        """Those of the next round."""
+        return self.first_steps.at(state.rho)
+
+    async def advance(
+        self, state: State, federation: Federation, chosen: pairs.Chosen, extra: Sequence[Message], number: int
+    ) -> tuple[State, Replies]:
+        """The state after round `number` on the chosen blocks, and what users answered in it, to `extra` too."""
+        if balance.has_weight(self.config, number):
+            extra = [Weight(np.array([state.rho])), *extra]
+        if self.config.placement == "paper":
+            return await self._paper_round(state, federation, chosen, extra)
+        if self.config.acceleration == "anderson":
+            return await self._accelerated_round(state, federation, extra)
+        return await self._lean_round(state, federation, chosen, extra)
+
+    async def _paper_round(
+        self, state: State, federation: Federation, chosen: pairs.Chosen, extra: Sequence[Message]
+    ) -> tuple[State, Replies]:
+        """S1 with the S7 and S10 of the round before; S5 and S6 come back; S8 and S9 happen here."""
+        replies = await federation.exchange(*self.owed(state), *pdmm_messages.selection(self.layout, chosen), *extra)
+        x = pdmm_messages.with_models(state.x, chosen.x, replies)
+        splits, owed_x = replies, chosen.x
+        if self.config.z_after_x():
+            splits, owed_x = await federation.exchange(*pdmm_messages.models(x, chosen.x)), NOBODY
+        z = pdmm_messages.with_splits(self.layout, state.z, chosen.z, splits)
+        mu, gap = pairs.dual_step(self.layout, self.steps(state).tau * state.rho, chosen.mu, x, z, state.mu)
+        mu = self.precision.rounded(mu)
+        duals = Multipliers(mu, state.muhat, state.duals.sums, gap)
+        return replace(state, x=x, z=z, duals=duals, owed_x=owed_x, owed_mu=chosen.mu), replies
+
+    async def _lean_round(
+        self, state: State, federation: Federation, chosen: pairs.Chosen, extra: Sequence[Message]
+    ) -> tuple[State, Replies]:
+        """v_i to the users drawn, x_i back (S5), and all about pairs here; users not drawn are not contacted unless `extra` asks."""
+        if chosen.x is None:
+            return await self._full_lean_round(state, federation, extra)
+        replies = Replies({}, None)
+        if chosen.x.size or extra:
+            v = self.aggregates(state.rho, state.x, state.z, state.muhat)[chosen.x]
+            messages = [Aggregates(v, users=chosen.x)] if chosen.x.size else []
+            replies = await federation.exchange(
+                *messages, *extra, to=None if extra else chosen.x, wanted=pdmm_messages.wanted(chosen.x, state.x.shape[1], extra)
+            )
+        x = pdmm_messages.with_models(state.x, present(chosen.x, replies), replies)
+        z, duals = pairs.advance_some(self.layout, self.steps(state), self.lam, chosen, state.x, x, state.z, state.mu, state.muhat)
+        return replace(state, x=x, z=z, duals=Multipliers(duals.mu, duals.muhat, state.duals.sums, duals.gap)), replies
+
+    async def _full_lean_round(self, state: State, federation: Federation, extra: Sequence[Message]) -> tuple[State, Replies]:
+        """The same for everyone. The next v does not wait for the multipliers: with R_i = sum_{j!=i} (x_i - x_j - z_ij) and (18), (19)
+
+        sum_j mu^_ij^{t+1} = sum_j mu_ij^t + (tau - nu) rho R_i.
+        """
+        steps, layout = self.steps(state), self.layout
+        weight = (steps.tau - steps.nu) * steps.rho
+        replies = await federation.exchange(Aggregates(state.v), *extra, wanted=pdmm_messages.wanted(None, state.x.shape[1], extra))
+        x = pdmm_messages.with_models(state.x, replies.answered, replies)
+        z = pairs.split_all(layout, steps, self.lam, x if self.config.z_after_x() else state.x, state.muhat)
+        duals = Multipliers.later(lambda: self._multipliers(steps, x, z, state.mu))
+        # v_i = rho sum_{j!=i} (x_j + z_ij) + eta x_i - sum_j mu^_ij, by multiples of what it is made of
+        v = (steps.rho + weight) * (pairs.sums(layout, z) + x.sum(axis=0))
+        v += (steps.eta - steps.rho - weight * self.n) * x
+        v -= state.duals.sums
+        return replace(state, x=x, z=z, duals=duals, v=v), replies
+
+    async def _accelerated_round(self, state: State, federation: Federation, extra: Sequence[Message]) -> tuple[State, Replies]:
+        """A full round from the extrapolated v and mu. What it ends with, and what is looked at, is the plain iterate, zeros included."""
+        replies = await federation.exchange(Aggregates(state.v), *extra, wanted=pdmm_messages.wanted(None, state.x.shape[1], extra))
+        x = pdmm_messages.with_models(state.x, replies.answered, replies)
+        ahead = state.ahead
+        mu = state.mu if ahead is None else ahead.u[state.v.size :].reshape(state.z.shape)
+        steps = self.steps(state)
+        z = pairs.split_all(self.layout, steps, self.lam, x, mu)
+        new = pairs.dual_all(self.layout, steps, x, z, mu)
+        v = self.aggregates(steps.rho, x, z, new.mu)
+        value = self._coordinates(v, new.mu)
+        residual = value - (self._coordinates(state.v, mu) if ahead is None else ahead.u)
+        moved = float(np.linalg.norm(residual[: v.size]))
+        memory, u = None, value
+        if replies.answered is None:
+            memory, u = anderson.step(None if ahead is None else ahead.memory, value, residual, self.config.anderson_memory)
+        duals = Multipliers(new.mu, new.mu, np.zeros((0, len(z))), new.gap)
+        sent = u[: v.size].reshape(v.shape) * np.sqrt(self.n)
+        return replace(state, x=x, z=z, duals=duals, v=sent, ahead=Ahead(u, moved, memory)), replies
+
+    def _coordinates(self, v: Array, mu: Array) -> Array:
+        return np.concatenate([(v / np.sqrt(self.n)).reshape(-1), mu.reshape(-1)])
+
+    def _multipliers(self, steps: Steps, x: Array, z: Array, mu: Array) -> Multipliers:
+        """S8, S9 and S11 on every pair."""
+        duals = pairs.dual_all(self.layout, steps, x, z, mu)
+        return Multipliers(duals.mu, duals.muhat, pairs.sums(self.layout, duals.mu), duals.gap)
+
+    def aggregates(self, rho: float, x: Array, z: Array, muhat: Array) -> Array:
+        """v (n, d). A pair stored twice has half of rho each."""
+        eta = self.first_steps.at(rho).eta
+        weighted = z * (rho / self.layout.copies)
+        weighted -= muhat
+        v: Array = rho * (x.sum(axis=0) - x) + eta * x + pairs.sums(self.layout, weighted)
+        return v
+
+    def owed(self, state: State) -> list[Message]:
+        """S7 and S10 of the round before."""
+        if self.config.placement == "lean":
+            return []
+        return pdmm_messages.models(state.x, state.owed_x) + pdmm_messages.duals(self.layout, state.mu, state.owed_mu)
+
+    def moved(self, old: State, new: State, chosen: pairs.Chosen) -> State:
+        """Notes how far the drawn blocks went."""
+        if chosen.x is None or chosen.z is None:
+            return new
+        x_moved, z_moved = old.x_moved.copy(), old.z_moved.copy()
+        x_moved[chosen.x] = np.linalg.norm(new.x[chosen.x] - old.x[chosen.x], axis=1)
+        z_moved[chosen.z] = pairs.lengths(new.z[:, chosen.z] - old.z[:, chosen.z])
+        return replace(new, x_moved=x_moved, z_moved=z_moved)
+
+    def primal_residual(self, new: State) -> float:
+        """|x_i - x_j - z_ij| over the pairs, relative to sqrt(N) |x|."""
+        scale = pairs.distance_norm(new.x)
+        return new.duals.gap / scale if scale else 0.0
+
+    def dual_residual(self, old: State, new: State) -> float:
+        """rho (N |x^{t+1} - x^t|^2 + |z^{t+1} - z^t|^2)^(1/2) over LAM sqrt(N(N-1)/2), the norm that the mu have at most.
+
+        A block that was not drawn counts with its latest move. With acceleration: |v^{t+1} - v^t| over LAM (N-1) sqrt(N), the norm that the
+        sums of the mu_ij have at most: how far the x_i are from the minima of f_i + sum_j mu_ij.x, up to the primal residual; v^{t+1} is
+        the plain one, v^t what the users were sent.
+        """
+        if new.ahead is not None:
+            return new.ahead.moved / (self.lam * (self.n - 1))
+        return self._plain_dual_residual(old, new)
+
+    def _plain_dual_residual(self, old: State, new: State) -> float:
+        is_full = self.config.sampling == "full"
+        x_move = np.linalg.norm(new.x - old.x if is_full else new.x_moved)
+        z_move = pairs.distance(old.z, new.z) if is_full else np.linalg.norm(new.z_moved) / np.sqrt(self.layout.copies)
+        return float(old.rho * np.hypot(np.sqrt(self.n) * x_move, z_move) / (self.lam * np.sqrt(self.n * (self.n - 1) / 2)))
+
+    def balanced(self, old: State, new: State, number: int) -> State:
+        """The state after round `number` with the rho of the next: v follows, z and the mu have other units, extrapolation begins anew."""
+        if not balance.is_due(self.config, number):
+            return new
+        # With acceleration too it is the plain dual residual: that of v has the primal one in it.
+        rho = balance.balanced(new.rho, self.first_steps.rho, self.primal_residual(new), self._plain_dual_residual(old, new))
+        if rho == new.rho:
+            return new
+        if not new.v.size:
+            return replace(new, rho=rho)
+        v = self.aggregates(rho, new.x, new.z, new.muhat)
+        ahead = None if new.ahead is None else Ahead(self._coordinates(v, new.mu), new.ahead.moved, None)
+        return replace(new, rho=rho, v=v, ahead=ahead)
+
+
+def present(users: Indices | None, replies: Replies) -> Indices | None:
+    """Those of `users` (None: all) who have answered, for a round that goes on without the late ones."""
+    if replies.answered is None or users is None:
+        return users if replies.answered is None else replies.answered
+    return np.intersect1d(users, replies.answered)
+
+
+__all__ = ["Ahead", "Joined", "Multipliers", "Rounds", "State", "present"]

@@ -1,0 +1,79 @@
+"""The closed form of what a stage communicates: that of its method, with the preparation and the evaluation around it.
+
+Counts follow the ledger's rules: a broadcast counts once, what is one for each cluster once for each host of the cluster. With aggregators
+a broadcast of the coordinator is one message between clusters, and one inside each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from coterie_server.interface.half import ABSENT, UNASKED, Counts, Expected, Facts, Key, Outcome, ServerMethod
+from coterie_server.record.rundb import BETWEEN, WITHIN
+
+Forms = Mapping[Key, Expected]
+
+
+def of_method(method: ServerMethod[Any], figures: Sequence[Mapping[str, float]], outcome: Outcome) -> Forms:
+    """The method's own, given the figures of all rounds; with the last go those closing figures that say who was not reached."""
+    closing = {name: value for name, value in outcome.figures.items() if name.endswith(("_at_start", "_at_end"))}
+    rounds = [*figures[:-1], {**closing, **figures[-1]}] if figures else []
+    vectors: Counts = method.expected_vectors(rounds)
+    spread, drawn, scalars = (_asked(method, name, rounds) for name in ("spread_of_vectors", "drawn_vectors", "expected_scalars"))
+    keys = dict.fromkeys([*vectors, *scalars])
+    return {key: Expected(vectors.get(key), spread.get(key, 0.0), drawn.get(key), scalars.get(key)) for key in keys}
+
+
+def _asked(method: ServerMethod[Any], name: str, rounds: Sequence[Mapping[str, float]]) -> Counts:
+    formula = getattr(method, name, None)
+    return {} if formula is None else formula(rounds)
+
+
+def of_preparation(facts: Facts, n_aggregators: int) -> Forms:
+    """The sums and constants of the features, and L_i and mu_i of every user; sizes, of users with a network, are no scalars.
+
+    Two numbers of each feature with standardisation, its sum alone where missing cells are only filled; counts are no scalars.
+    """
+    n_users = facts.n_rows.size
+    described: dict[Key, Expected] = {} if np.isnan(facts.smoothness).all() else {("describe", "up"): Expected(scalars=2.0 * n_users)}
+    constants = [agreed for agreed in (facts.mean if facts.fill is None else facts.fill, facts.scale) if agreed is not None]
+    if not constants:
+        return described
+    n_constants = float(sum(agreed.size for agreed in constants))
+    n_told = 0 if facts.n_fewest is None else n_users  # constants of an earlier run are sums of nobody here
+    sums: dict[Key, Expected] = {("standardize", "up"): Expected(scalars=n_constants * n_told)}
+    if not n_aggregators:
+        return {**sums, ("standardize", "down"): Expected(scalars=n_constants), **described}
+    sums["standardize", "down", BETWEEN] = Expected(scalars=n_constants)
+    sums["standardize", "down", WITHIN] = Expected(scalars=n_constants * n_aggregators)
+    return {**sums, **described}
+
+
+def of_evaluation(outcome: Outcome) -> Forms:
+    """The final models to their users, and three scalars of each user in return."""
+    assert outcome.models is not None  # noqa: S101 - the engine has evaluated them
+    n_users = len(outcome.models)
+    n_sent, n_told = (n_users - outcome.figures.get(name, 0.0) for name in (UNASKED, ABSENT))
+    return {("evaluate", "down"): Expected(vectors=n_sent), ("evaluate", "up"): Expected(scalars=3 * n_told)}
+
+
+def together(*listed: Forms) -> Forms:
+    """All of them: where two have the same step and direction, their sum."""
+    found: dict[Key, Expected] = {}
+    for forms in listed:
+        for key, form in forms.items():
+            found[key] = _sum(found[key], form) if key in found else form
+    return found
+
+
+def _sum(one: Expected, other: Expected) -> Expected:
+    is_mean = one.drawn is not None or other.drawn is not None
+    drawn = _plus(*(form.vectors if form.drawn is None else form.drawn for form in (one, other))) if is_mean else None
+    return Expected(_plus(one.vectors, other.vectors), one.spread + other.spread, drawn, _plus(one.scalars, other.scalars))
+
+
+def _plus(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else one + other

@@ -1,0 +1,1 @@
+"""The parent's side of all sessions: who may join, what was sent, who has answered."""

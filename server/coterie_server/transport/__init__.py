@@ -1,0 +1,1 @@
+"""The parent's end of the wire: gRPC, strangers at the door, shaped links."""

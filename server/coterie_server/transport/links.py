@@ -1,0 +1,164 @@
+"""Shaped links: a parent makes each stream to a member as slow as `federation.links` says, in both directions, at its own end.
+
+A token bucket and a delay. A frame that is sent is transmitted when it is its turn, which takes bytes / rate, and is handed to gRPC a delay
+later. A frame that arrives keeps the parent from reading on for as long, so that its sender feels the rate, and is seen a delay later.
+Frames stay in order, heartbeats among them, and the delay of one never holds up the transmission of the next. Bytes are those of the
+ledger's wire: the frame and 5 bytes of gRPC header. No bit of a result depends on any of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from coterie.experiment.links import LinkRule, link_rule
+from coterie.wire.codec import GRPC_FRAME_HEADER_BYTES
+from coterie_server.session.hub import Hub
+
+READ_AHEAD_S = 0.01  # so much before the end of a transmission the next frame is read: a timer that is late must not leave the link idle
+MAX_HELD_BYTES = 64 << 20  # of frames that wait for their delay; a sender whose link holds more is held up, as by a window of TCP
+_TIMER_S = 1e-3  # the event loop rounds the time to wait up to this, so half of it less is waited: then it is right in the mean
+
+
+class Clock(Protocol):
+    """Seconds that only go forward."""
+
+    def time(self) -> float: ...
+    async def sleep_until(self, at: float) -> None: ...
+
+
+class LoopClock:
+    """The clock of the running event loop."""
+
+    def __init__(self) -> None:
+        self.time = asyncio.get_running_loop().time
+
+    async def sleep_until(self, at: float) -> None:
+        """Returns at `at`, give or take half a millisecond; at once when that is over."""
+        left = at - self.time() - _TIMER_S / 2
+        if left > 0:
+            await asyncio.sleep(left)
+
+
+def rule_of(hub: Hub) -> LinkRule | None:
+    """What the links of a parent to its members are made to be; None: nothing is."""
+    text = getattr(hub.rules.links, scope_of(hub))
+    return None if text is None else link_rule(text)
+
+
+def scope_of(hub: Hub) -> str:
+    """The scope of a parent's links, a key of `federation.links`."""
+    if hub.cluster is not None:
+        return "within"
+    return "between" if hub.rules.is_two_tier else "direct"
+
+
+def note_links(hub: Hub, rule: LinkRule | None) -> None:
+    """Leaves in the run what its links are made to be, and a warning where the experiment says something about others only.
+
+    In a flat run the aggregators' halves are in the coordinator: there is no link between clusters, and hosts' links are direct.
+    """
+    scope = scope_of(hub)
+    if rule is not None:
+        text = f"links are shaped to {rule.text}: {scope}"
+        hub.recorder.event("links", text, scope=scope, bits_per_s=rule.bits_per_s, delay_s=rule.delay_s)
+    elif hub.cluster is None and (others := [name for name, _ in hub.rules.links.given() if {scope, name} != {"between", "within"}]):
+        listed, topology = ", ".join(f"links.{name}" for name in others), hub.rules.topology
+        hub.recorder.event("warning", f"federation.{listed} shapes no link of this run, whose topology is {topology!r}: want links.{scope}")
+
+
+class Pipe:
+    """One direction of a link."""
+
+    def __init__(self, rule: LinkRule) -> None:
+        self.delay_s = rule.delay_s
+        self._rule = rule
+        self._free_at = -math.inf
+
+    def transmitted_at(self, wire_bytes: int, at: float) -> float:
+        """When the last byte is transmitted of what waits from `at` on, behind all before; a delay later it arrives."""
+        self._free_at = max(at, self._free_at) + self._rule.transmission_s(wire_bytes)
+        return self._free_at
+
+
+class Outlet:
+    """When the frames that a parent sends on one stream are handed to gRPC. `put` and `take` once for each message, in order."""
+
+    def __init__(self, rule: LinkRule, clock: Clock) -> None:
+        self._pipe, self._clock = Pipe(rule), clock
+        self._put_at: deque[float] = deque()
+        self._taken_at = -math.inf
+
+    def put(self) -> None:
+        """A message is queued."""
+        self._put_at.append(self._clock.time())
+
+    def take(self) -> None:
+        """The oldest message is taken from the queue to be written."""
+        self._taken_at = self._put_at.popleft()
+
+    async def passed(self, n_bytes: int) -> None:
+        """Returns when the next frame of the message arrives at the other end.
+
+        It was transmitted right after the one before, though the writer was still waiting for that one to arrive.
+        """
+        sent_at = self._pipe.transmitted_at(n_bytes + GRPC_FRAME_HEADER_BYTES, self._taken_at)
+        await self._clock.sleep_until(sent_at + self._pipe.delay_s)
+
+
+class Inlet:
+    """When the frames that come on one stream are read and seen: `pump` reads, and runs beside `read`, which sees."""
+
+    def __init__(self, read_next: Callable[[], Awaitable[Any]], rule: LinkRule, clock: Clock) -> None:
+        self._read_next, self._pipe, self._clock = read_next, Pipe(rule), clock
+        self._held: deque[tuple[float, Any]] = deque()  # when it is seen, and a frame, the end of the stream, or an error
+        self._n_bytes = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether something has come that has not been seen."""
+        return bool(self._held)
+
+    async def pump(self) -> None:
+        """Reads to the end of the stream, no faster than the link carries."""
+        data: Any = b""
+        while isinstance(data, bytes):
+            try:
+                data = await self._read_next()
+            except Exception as error:  # whatever it is, who reads must see it
+                data = error
+            n_bytes = len(data) if isinstance(data, bytes) else 0
+            sent_at = self._pipe.transmitted_at(n_bytes + GRPC_FRAME_HEADER_BYTES if n_bytes else 0, self._clock.time())
+            self._held.append((sent_at + self._pipe.delay_s, data))
+            self._n_bytes += n_bytes
+            self._changed.set()
+            await self._clock.sleep_until(sent_at - READ_AHEAD_S)
+            while self._n_bytes > MAX_HELD_BYTES:
+                await self._change()
+
+    async def read(self) -> Any:
+        """The next frame, or what the stream ends with, once it has arrived. Raises what reading raised."""
+        while not self._held:
+            await self._change()
+        arrives_at, data = self._held[0]
+        await self._clock.sleep_until(arrives_at)
+        self._held.popleft()
+        if isinstance(data, Exception):
+            raise data
+        self._n_bytes -= len(data) if isinstance(data, bytes) else 0
+        self._changed.set()
+        return data
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+
+async def call(rule: LinkRule, clock: Clock, up_bytes: int, down_bytes: int) -> None:
+    """Takes the time of a call of its own on an idle link."""
+    wire_bytes = up_bytes + down_bytes + 2 * GRPC_FRAME_HEADER_BYTES
+    await clock.sleep_until(clock.time() + rule.transmission_s(wire_bytes) + 2 * rule.delay_s)
