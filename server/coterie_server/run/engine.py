@@ -67,7 +67,7 @@ class Progress:
 
 _TURNS_S = 0.02  # between two turns of what runs beside the rounds
 _FEWEST_ROUNDS = 20  # between two checkpoints for the sake of hosts' memory, since checkpoints cost time
-_FORMAT = 3  # of checkpoints; those of another cannot be taken up
+_FORMAT = 4  # of checkpoints; those of another cannot be taken up
 _YOUNG_S = 0.5  # a checkpoint that is no older serves at the end of a stage too: little would be repeated
 
 Observer = Callable[[Progress], None]
