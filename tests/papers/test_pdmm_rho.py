@@ -5,10 +5,11 @@ import pytest
 
 from coterie.methods.pdmm import Config
 from coterie_server.methods.pdmm import balance
-from tests.benchmarks.bench_rho import LOSSES, SIZES, Shape, compared, rounds, shapes
+from tests.benchmarks.bench_rho import LOSSES, SIZES, WANTED, Shape, compared, shapes
 from tests.papers.pdmm_federation import Data, Run
 
 SIX = Data(6)
+WITHIN = 5  # times the rounds of the best constant rho
 
 
 def test_rho_grows_where_the_primal_residual_is_much_the_larger_and_shrinks_where_the_dual_one_is():
@@ -85,29 +86,29 @@ def test_a_path_goes_on_with_the_rho_where_the_stage_before_has_left_it():
 )
 def test_the_default_rho_takes_a_few_times_the_rounds_of_the_best_at_most(loss, size, scales, is_standardized, share):
     data = Shape(loss, size, scales, is_standardized)
-    default, best, _, _ = compared(data, share * data.joining, at_most=1000, is_coarse=True)
+    default, best, _, rho = compared(data, share * data.joining, within=4)
     assert default <= 1000
-    assert default <= 4 * best
+    assert best is None, f"the default takes {default} rounds, rho = {rho:.2e} takes {best}"
 
 
-def test_where_the_losses_say_little_the_estimate_takes_many_times_the_rounds():
-    """Or the tests above would show nothing: 1501 and more against 27 here."""
-    data = Shape("poisson", SIZES[0], "alike", False)
-    found, _ = rounds(data, 0.03 * data.joining, 100)
-    assert found <= 100
-    estimated, _ = rounds(data, 0.03 * data.joining, 10 * found, balance_rounds=0)
-    assert estimated > 10 * found
+def test_the_comparison_finds_an_estimate_that_is_many_times_worse():
+    """Or the tests here would show nothing: without balancing 940 rounds against 25."""
+    data = Shape("squared_hinge", SIZES[0], "alike", False)
+    estimated, best, _, _ = compared(data, 0.003 * data.joining, WANTED, balance_rounds=0)
+    assert best is not None
+    assert estimated > WANTED * best
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("loss", LOSSES)
-def test_the_default_rho_is_never_many_times_worse_than_the_best_of_a_grid(loss, size):
-    """All scales and penalties; "never 20 times" is asked for."""
-    ratios = {}
+def test_no_constant_rho_is_many_times_better_than_the_default(loss, size):
+    """All scales and penalties, and a wide grid of rho. "Never 20 times" is promised; five times holds.
+
+    The rounds themselves have no bound but that of the benchmark: where unstandardised features are of very different sizes, and users are
+    nearly joined, each rho takes thousands.
+    """
     for name, data, penalty in shapes((loss,), (size,)):
-        default, best, _, _ = compared(data, penalty, is_coarse=True)
-        assert default <= 5000, name
-        ratios[name] = default / best
-    assert max(ratios.values()) < 6, max(ratios, key=ratios.get)
+        default, best, _, rho = compared(data, penalty, WITHIN)
+        assert best is None, f"{name}: the default takes {default} rounds, rho = {rho:.2e} takes {best}"

@@ -8,7 +8,8 @@ parameter selection by residual balancing* (2017), the root of their ratio, as a
 lie ever further apart and come to an end, so the convergence of a constant rho is kept.
 
 By experiment (`tests/benchmarks/bench_rho.py`: five losses, five sizes, four penalties, standardised and not) the rounds to residuals of
-1e-5 are at most three times those of the best constant rho; with the estimate alone they are hundreds of times as many on some data.
+1e-5 are less than five times those of the best constant rho, and twice or less for nearly all; with the estimate alone they are hundreds of
+times as many on some data.
 """
 
 from __future__ import annotations
