@@ -31,7 +31,7 @@ class Command:
         environment = {**os.environ, "COLUMNS": "60"}
         environment.pop("GRPC_VERBOSITY", None)  # a command that ran in this process has set it for itself
         self.process = subprocess.Popen(
-            [*launcher, sys.executable, "-P", "-m", "coterie_deploy", *accepting(arguments)],
+            [*launcher, sys.executable, "-P", "-m", "coterie", *accepting(arguments)],
             cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 

@@ -21,7 +21,7 @@ import yaml
 from tests.consenting import accepting
 from tests.two_tier import free_port
 
-COTERIE = [sys.executable, "-m", "coterie_deploy"]
+COTERIE = [sys.executable, "-m", "coterie"]
 DEADLINE_S = 120.0
 SERVER = "coordinator"
 EXPERIMENT = "experiment.yaml"

@@ -70,10 +70,8 @@ OTHERS: Mapping[str, frozenset[str]] = {
     "coterie_client": frozenset({"coterie"}),
     "coterie_deploy": frozenset({"coterie", "coterie_server", "coterie_client"}),
 }
-# What may look up names in any room: front doors, which fetch them when they are first asked for.
-DOORS = frozenset(
-    {"common/coterie/__init__.py", "common/coterie/__init__.pyi", "deploy/coterie_deploy/__init__.py", "deploy/coterie_deploy/__main__.py"}
-)
+# The front door: it fetches names from any room when they are first asked for, those of `coterie.FETCHED`.
+DOORS = frozenset({"common/coterie/__init__.py", "common/coterie/__init__.pyi", "common/coterie/__main__.py"})
 _NAMED = re.compile(r"(coterie|coterie_server|coterie_client|coterie_deploy)(\.[a-z_0-9]+)+(:\w+)?\.?")
 _BEGIN, _END = "<!-- rooms: python -m tests.rooms -->\n", "<!-- end of rooms -->"
 

@@ -1,7 +1,12 @@
-"""What coordinator, aggregator and client host must agree on: configuration, messages, codec, random streams, ledger.
+"""Coterie: personalized federated learning over gRPC, with every byte of communication accounted for.
 
-Imports neither `coterie_server` nor `coterie_client`. What reads runs belongs to a room that may: `load_run` and `Run` are fetched from
-`coterie_deploy.read.loading` when they are first asked for, and are typed in the stub beside this file.
+    import coterie
+    result = coterie.run("ellipses")
+    comparison = coterie.compare("hsb", ["pdmm", "ditto", "local"], output="runs/compared")
+    run = coterie.load_run("runs/my")
+
+This is the front door for Python. All else in this package is what coordinator, aggregator and client host must agree on, and imports
+neither side. So names of a higher room are fetched when they are first asked for; the stub beside this file types them.
 """
 
 import importlib
@@ -11,20 +16,31 @@ from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
 
 __version__ = "0.1.0"
 
-__all__ = ["ConfigError", "CoterieError", "ProtocolError", "Run", "RunError", "__version__", "load_run"]
+# Name: the module that has it.
+FETCHED = {
+    "Comparison": "coterie_deploy.studies.compare.api",
+    "Experiment": "coterie.experiment.config",
+    "Result": "coterie_deploy.engines.api",
+    "Run": "coterie_deploy.read.loading",
+    "compare": "coterie_deploy.studies.compare.api",
+    "load_experiment": "coterie_deploy.engines.api",
+    "load_run": "coterie_deploy.read.loading",
+    "run": "coterie_deploy.engines.api",
+    "user_source": "coterie_client.data.python_source",
+}
 
-_LOADING = ("Run", "load_run")
+__all__ = ["ConfigError", "CoterieError", "ProtocolError", "RunError", "__version__", *FETCHED]  # noqa: PLE0604 - all are texts
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LOADING:
+    if name not in FETCHED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module("coterie_deploy.read.loading"), name)
+        return getattr(importlib.import_module(FETCHED[name]), name)
     except ModuleNotFoundError as error:
         sentence = f"coterie.{name} needs {error.name}, which is not installed here (images leave out what their role does not need)"
         raise ImportError(sentence, name=error.name) from None
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LOADING})
+    return sorted({*globals(), *FETCHED})

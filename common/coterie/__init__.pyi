@@ -2,7 +2,15 @@ from coterie.errors import ConfigError as ConfigError
 from coterie.errors import CoterieError as CoterieError
 from coterie.errors import ProtocolError as ProtocolError
 from coterie.errors import RunError as RunError
+from coterie.experiment.config import Experiment as Experiment
+from coterie_client.data.python_source import user_source as user_source
+from coterie_deploy.engines.api import Result as Result
+from coterie_deploy.engines.api import load_experiment as load_experiment
+from coterie_deploy.engines.api import run as run
 from coterie_deploy.read.loading import Run as Run
 from coterie_deploy.read.loading import load_run as load_run
+from coterie_deploy.studies.compare.api import Comparison as Comparison
+from coterie_deploy.studies.compare.api import compare as compare
 
 __version__: str
+FETCHED: dict[str, str]

@@ -19,8 +19,8 @@ import cvxpy as cp
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from coterie import run
 from coterie_client.data import load_users
-from coterie_deploy import run
 from tests.benchmarks.bench_pdmm import experiment
 
 GAP = 1e-6

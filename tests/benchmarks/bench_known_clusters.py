@@ -22,10 +22,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from coterie import run
 from coterie.draws.streams import stream
 from coterie_client.data import load_users
 from coterie_client.problems.convex import ConvexProblem
-from coterie_deploy import run
 
 SECTION_6_1: dict[str, Any] = {"source": "hlm", "clusters": 20, "users_per_cluster": 20, "d": 20, "rows_per_user": 10}
 

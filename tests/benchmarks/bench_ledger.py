@@ -92,7 +92,7 @@ def time_questions(folder: Path) -> None:
         for name, question in timed.items():
             print(f"{name:>40} {_seconds(question):>8.2f} s", flush=True)
     for options in (("--by", "step,scope"), ("--by", "step", "--direction", "up", "--sort", "wire"), (), ("--format", "csv")):
-        command = [sys.executable, "-m", "coterie_deploy", "ledger", str(folder), *options]
+        command = [sys.executable, "-m", "coterie", "ledger", str(folder), *options]
 
         def run(command: list[str] = command) -> None:
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ)

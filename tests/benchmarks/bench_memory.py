@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-COMMAND = [sys.executable, "-m", "coterie_deploy"]
+COMMAND = [sys.executable, "-m", "coterie"]
 EXPERIMENT = {
     "name": "memory",
     "data": {"source": "ellipses"},

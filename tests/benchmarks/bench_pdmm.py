@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from coterie import run
 from coterie.experiment.config import Experiment, experiment_from
 from coterie.wire.codec import Precision
 from coterie_client.hosting.build import build_host
 from coterie_client.interface.half import Inbox
 from coterie_client.methods.pdmm import CLIENT
-from coterie_deploy import run
 from coterie_server.interface.half import Facts, Members, Replies, Setting
 from coterie_server.methods.pdmm.half import build
 from coterie_server.run.engine import Progress

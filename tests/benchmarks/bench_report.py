@@ -41,7 +41,7 @@ def main() -> None:
 def report(folder: Path) -> tuple[float, float, float]:
     """Seconds and seconds of computing of the command, and its largest resident memory in MB."""
     start = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "coterie_deploy", "report", str(folder)], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-m", "coterie", "report", str(folder)], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise RuntimeError(f"coterie report ended with status {status}, want 0")

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(why_no_browser() is not None, reason=f"NO PAGE WAS LOOKED AT: {why_no_browser()}"),
 ]
 
-COTERIE = [sys.executable, "-m", "coterie_deploy"]
+COTERIE = [sys.executable, "-m", "coterie"]
 SECOND = "again <b>bold</b> & 'quoted'"
 # A link with a delay makes a round take some 40 ms, so that there is something to watch.
 SLOW = ("--set", "stop.rounds=100000", "--set", "stop.residual=1e-300", "--set", "federation.links.direct=100Mbit/20ms")

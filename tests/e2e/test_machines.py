@@ -74,7 +74,7 @@ def test_two_machines_and_a_coordinator_with_certificates(tmp_path: Path) -> Non
     with machines() as spaces, contextlib.ExitStack() as stack:
 
         def on(machine: str, *arguments: str) -> subprocess.Popen[bytes]:
-            command = ["ip", "netns", "exec", spaces[machine], sys.executable, "-P", "-m", "coterie_deploy", *arguments]
+            command = ["ip", "netns", "exec", spaces[machine], sys.executable, "-P", "-m", "coterie", *arguments]
             process = stack.enter_context(subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
             stack.callback(process.kill)
             return process

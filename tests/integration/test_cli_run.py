@@ -167,7 +167,7 @@ def test_a_client_is_light(start: Callable[..., Command], tmp_path: Path) -> Non
     # A process inherits the peak of the one it was forked from, so a small one stands between it and the tests.
     code = """
 import resource, subprocess, sys
-client = [sys.executable, "-P", "-m", "coterie_deploy", "client", "--server", sys.argv[1], "--accept", "any"]
+client = [sys.executable, "-P", "-m", "coterie", "client", "--server", sys.argv[1], "--accept", "any"]
 subprocess.run(client, stdout=subprocess.DEVNULL, check=True)
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print(used.ru_maxrss / 1024, used.ru_utime + used.ru_stime)

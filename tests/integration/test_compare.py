@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import csv
 import json
@@ -17,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from rich.console import Console
 
+import coterie
 from coterie.experiment.registry import methods
 from coterie_deploy.studies.compare.chart import front, pareto_chart
 from coterie_deploy.studies.tune import progress
@@ -286,7 +289,7 @@ def test_a_killed_comparison_goes_on_to_the_same_table(capsys: pytest.CaptureFix
     said(capsys, *command)
     undisturbed = rows_of(here / "out/compare.csv")
     (here / "out").rename(here / "first")
-    process = subprocess.Popen([sys.executable, "-m", "coterie_deploy", *command])
+    process = subprocess.Popen([sys.executable, "-m", "coterie", *command])
     deadline = time.monotonic() + 60
     while not (here / "out/fedavg-0/checkpoints").is_dir():
         assert process.poll() is None
@@ -297,3 +300,42 @@ def test_a_killed_comparison_goes_on_to_the_same_table(capsys: pytest.CaptureFix
     assert not (here / "out/compare.csv").exists()
     said(capsys, "compare", "out", "--resume", "--quiet")
     assert rows_of(here / "out/compare.csv") == undisturbed
+
+
+# ---- from Python
+
+
+@pytest.mark.parametrize("frames", ["pandas", "polars"])
+def test_a_comparison_from_python_has_the_columns_of_the_file(here: Path, frames: Any) -> None:
+    asked: dict[str, Any] = {**NETWORK, "data": {**NETWORK["data"], "path": "users.npz"}}
+    found = coterie.compare(asked, ["fedrep", "fedavg"], seeds=[0, 1], output="out", target="accuracy=0.35", overrides=["stop.rounds=2"])
+    assert (found.methods, found.seeds, found.folder) == (("fedrep", "fedavg"), (0, 1), Path("out"))
+    with (here / "out/compare.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    table = found.table(frames=frames)
+    assert list(table.columns) == list(rows[0])
+    for name in table.columns:
+        cells = ["" if value is None or value is pd.NA else str(value) for value in table[name].to_list()]
+        if name != "seeds_at_target":
+            assert cells == [row[name] for row in rows], name
+    assert list(found.run("fedavg", 1, frames=frames).metrics("fedavg")["round"]) == [0, 1, 2]
+
+
+async def in_a_loop(*arguments: Any, **options: Any) -> coterie.Comparison:
+    return coterie.compare(*arguments, **options)
+
+
+def test_a_comparison_goes_on_in_its_folder_and_from_inside_of_an_event_loop(here: Path) -> None:
+    convex = coterie.load_experiment(here / "small.yaml", ["stop.rounds=3"])
+    first = coterie.compare(convex, ["local"], seeds=[3], output=here / "out")
+    identity = first.run("local", 3).run_id
+    with pytest.raises(coterie.ConfigError, match="is used by another comparison"):
+        coterie.compare(convex, ["local"], seeds=[3], output=here / "out")
+    more = asyncio.run(in_a_loop(here / "out", ["local", "global"], output=here / "out", resume=True))
+    assert (more.methods, more.seeds) == (("local", "global"), (3,))
+    assert more.run("local", 3).run_id == identity
+    assert more.table().method.tolist() == ["local", "global"]
+    with pytest.raises(coterie.ConfigError, match="is not a run folder"):
+        more.run("local", 4)
+    with pytest.raises(coterie.ConfigError, match="the method 'fedrepp' is unknown"):
+        coterie.compare(convex, ["fedrepp"], output=here / "other")

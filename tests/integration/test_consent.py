@@ -75,7 +75,7 @@ def test_a_changed_experiment_is_refused_by_a_host_that_accepted_the_earlier_one
 
 
 def without_terminal(folder: Path, address: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "coterie_deploy", "client", "--server", address, "--name", "a"]
+    command = [sys.executable, "-P", "-m", "coterie", "client", "--server", address, "--name", "a"]
     return subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
@@ -132,7 +132,7 @@ class OnTerminal:
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.ours, theirs = pty.openpty()
-        command = [sys.executable, "-P", "-m", "coterie_deploy", "client", *arguments]
+        command = [sys.executable, "-P", "-m", "coterie", "client", *arguments]
         self.process = subprocess.Popen(command, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
         os.close(theirs)
         self.screen = ""

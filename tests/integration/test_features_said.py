@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 import coterie
+from coterie import run
 from coterie.experiment.config import experiment_from
 from coterie.experiment.features import Feature, numbers
 from coterie_client.data.notes import Note
-from coterie_deploy import run
 from coterie_deploy.engines.host_notes import HostNotes, notes_in
 from coterie_deploy.engines.hosts import AggregatorProcess, HostProcess
 from coterie_deploy.engines.launch import Launch

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie_deploy import run
+from coterie import run
 from coterie_deploy.read.user_models import finished_run, models_of
 from coterie_deploy.read.verify import verdict_on
 from tests.networks import CLASSES, write_users

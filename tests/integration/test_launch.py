@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coterie import Result, run
 from coterie.errors import ConfigError, RunError
 from coterie.experiment.config import experiment_from
-from coterie_deploy import Result, run
 from coterie_deploy.engines.launch import Launch, launch
 from coterie_server.run.engine import Progress
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from coterie import run
 from coterie.errors import ConfigError
 from coterie.experiment.config import load_experiment
-from coterie_deploy import run
 from coterie_deploy.engines.api import Result
 from coterie_deploy.read.left import left_in, predicted
 from coterie_deploy.read.loading import load_run

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coterie import run
 from coterie.errors import ConfigError, CoterieError
-from coterie_deploy import run
 from coterie_deploy.read.verify import verdict_on
 
 

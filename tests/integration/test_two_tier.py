@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import yaml
 
-import coterie_deploy
+import coterie
 from coterie.errors import ConfigError, RunError
 from coterie_deploy.read.verify import verdict_on
 from coterie_deploy.roles import aggregator as aggregator_role
@@ -35,7 +35,7 @@ from coterie_server.session.hub import Hub
 from tests.consenting import accepting
 from tests.two_tier import Death, Tiers, bits, flat, small
 
-COTERIE = [sys.executable, "-m", "coterie_deploy"]
+COTERIE = [sys.executable, "-m", "coterie"]
 DEADLINE_S = 120.0
 METHOD = {"name": "async_l2gd", "iterations": 400, "gamma": 1.0, "alpha": 0.4, "p0": 0.2, "p": 0.3, "collect_models": True}
 TWO_TIER = {"topology": "clusters", "hosts": 3}
@@ -259,7 +259,7 @@ def test_what_cannot_be_run_is_told_in_one_sentence(
 ) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises((ConfigError, RunError), match=re.escape(sentence)):
-        coterie_deploy.run(experiment(**changes), transport="grpc")
+        coterie.run(experiment(**changes), transport="grpc")
 
 
 def test_who_is_of_the_wrong_tier_or_cluster_is_turned_away(folder: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
-import coterie_deploy
+import coterie
 from coterie.arrays import Indices
 from coterie.experiment.config import Experiment, experiment_from
 from coterie.experiment.registry import method_module
@@ -162,7 +162,7 @@ def run_apart(experiment: Experiment) -> np.ndarray[Any, Any]:
     """The models (n, d) of a run over gRPC with a process for each cluster's aggregator and host."""
     n_clusters = len({user.cluster for user in list_users(experiment.data, experiment.seed)})
     rules = experiment.federation.model_copy(update={"topology": "clusters", "hosts": n_clusters})
-    result = coterie_deploy.run(experiment.model_copy(update={"federation": rules}), transport="grpc")
+    result = coterie.run(experiment.model_copy(update={"federation": rules}), transport="grpc")
     return np.array([result.models[user] for user in result.users])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coterie_deploy import run
+from coterie import run
 
 JOINT = "method={name: fedper, participation: 0.5, optimizer: {lr: 0.01, momentum: 0.5, weight_decay: 1.0e-4}}"
 

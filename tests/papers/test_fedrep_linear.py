@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-import coterie_deploy
+import coterie
 from coterie.arrays import Array
 from coterie.errors import ConfigError, RunError
 from coterie.experiment.config import Experiment, experiment_from
@@ -179,8 +179,8 @@ def test_theorem_1_bounds_the_distance(seed: int, k: int, d: int) -> None:
     sigma = np.linalg.svd(heads / np.sqrt(10), compute_uv=False)
     eta = 1 / (4 * sigma[0] ** 2)
     rounds = 12
-    history = coterie_deploy.run(synthetic(seed, rounds, data, k=k, eta=eta, participation=1.0, batch="fresh", batch_rows=400)).history()
-    start = coterie_deploy.run(synthetic(seed, 1, data, k=k, eta=1e-12, participation=1.0, batch_rows=400)).history()[0]["distance"]
+    history = coterie.run(synthetic(seed, rounds, data, k=k, eta=eta, participation=1.0, batch="fresh", batch_rows=400)).history()
+    start = coterie.run(synthetic(seed, 1, data, k=k, eta=1e-12, participation=1.0, batch_rows=400)).history()[0]["distance"]
     rate = 1 - eta * (1 - start**2) * sigma[-1] ** 2 / 2
     for number, row in enumerate(history, 1):
         assert row["distance"] <= rate ** (number / 2) * start + 1e-9
@@ -195,8 +195,8 @@ def histories(n: int, seeds: int, rounds: int = 50, **method: Any) -> list[Array
     """Distances at the start and after each round."""
     found = []
     for seed in range(seeds):
-        runs = coterie_deploy.run(synthetic(seed, rounds, {"users": n}, batch_rows=5, **method)).history()
-        start = coterie_deploy.run(synthetic(seed, 1, {"users": n}, batch_rows=5, eta=1e-12)).history()[0]["distance"]
+        runs = coterie.run(synthetic(seed, rounds, {"users": n}, batch_rows=5, **method)).history()
+        start = coterie.run(synthetic(seed, 1, {"users": n}, batch_rows=5, eta=1e-12)).history()[0]["distance"]
         found.append(np.array([start, *(row["distance"] for row in runs)]))
     return found
 
@@ -253,8 +253,8 @@ def test_figure_4_new_users_need_k_rows() -> None:
     errors: dict[str, dict[int, list[float]]] = {name: {m: [] for m in wanted} for name in ("fedrep", "local", "fedavg")}
     for seed in range(5):
         learnt = {
-            "fedrep": coterie_deploy.run(synthetic(seed, 200, data, eta=0.5, batch_rows=10)).outcomes["fedrep_linear"].shared["B"],
-            "fedavg": coterie_deploy.run(synthetic(seed, 200, data, eta=0.1, head_eta=0.1, heads="shared", start="random", batch_rows=10))
+            "fedrep": coterie.run(synthetic(seed, 200, data, eta=0.5, batch_rows=10)).outcomes["fedrep_linear"].shared["B"],
+            "fedavg": coterie.run(synthetic(seed, 200, data, eta=0.1, head_eta=0.1, heads="shared", start="random", batch_rows=10))
             .outcomes["fedrep_linear"]
             .shared["B"],
         }
@@ -278,7 +278,7 @@ def test_figure_4_new_users_need_k_rows() -> None:
 
 
 def test_new_users_solve_for_their_heads_on_what_a_run_has_left(tmp_path: Path) -> None:
-    learnt = coterie_deploy.run(synthetic(0, 60, {"users": 30}, participation=0.5, batch_rows=5))
+    learnt = coterie.run(synthetic(0, 60, {"users": 30}, participation=0.5, batch_rows=5))
     outcome = learnt.outcomes["fedrep_linear"]
     section = {"source": "representation", "users": 40, "rows_per_user": 3, "test_per_user": 10}
     new = adapted_from(synthetic(0, 60, {"users": 30}), section, [], 1)
@@ -317,7 +317,7 @@ def test_rows_of_a_user_do_not_depend_on_the_others() -> None:
 def test_one_head_for_all_is_federated_averaging_and_is_judged_as_it_is() -> None:
     """Two rounds by hand: B and w are means of the users' gradient steps on both from the same point."""
     y, w, eta, head_eta = targets("noisy"), np.zeros(2), 0.3, 0.2
-    run = coterie_deploy.run(fixture_experiment("noisy", 2, heads="shared", eta=eta, head_eta=head_eta)).outcomes["fedrep_linear"]
+    run = coterie.run(fixture_experiment("noisy", 2, heads="shared", eta=eta, head_eta=head_eta)).outcomes["fedrep_linear"]
     b = leading(np.array(FIXTURE["noisy_moment_matrix"])[np.triu_indices(5)], 5, 2)
     for _ in range(2):
         residuals = [y[i] - X[i] @ b @ w for i in range(10)]
@@ -330,7 +330,7 @@ def test_one_head_for_all_is_federated_averaging_and_is_judged_as_it_is() -> Non
 
 
 def test_a_run_tells_how_far_its_start_was_from_the_truth() -> None:
-    stayed, moved = (coterie_deploy.run(synthetic(2, 3, {"users": 30}, eta=eta)).metrics["fedrep_linear"] for eta in (1e-12, 0.5))
+    stayed, moved = (coterie.run(synthetic(2, 3, {"users": 30}, eta=eta)).metrics["fedrep_linear"] for eta in (1e-12, 0.5))
     assert moved["distance_at_start"] == pytest.approx(stayed["distance"], rel=1e-6)
     assert abs(moved["distance"] - moved["distance_at_start"]) > 0.01
 
@@ -339,7 +339,7 @@ def test_heads_by_gradient_steps_go_on_from_where_they_were_left() -> None:
     """GD-GD with two steps: w_i <- w_i - head_eta grad_w f_i(w_i, B), from w_i = 0 in the first round only."""
     y, heads, eta, head_eta = targets("noisy"), np.zeros((10, 2)), 0.3, 0.2
     method = {"heads": "gradient", "head_steps": 2, "head_eta": head_eta, "eta": eta}
-    found = coterie_deploy.run(fixture_experiment("noisy", 2, **method)).outcomes["fedrep_linear"].shared["B"]
+    found = coterie.run(fixture_experiment("noisy", 2, **method)).outcomes["fedrep_linear"].shared["B"]
     b = leading(np.array(FIXTURE["noisy_moment_matrix"])[np.triu_indices(5)], 5, 2)
     for _ in range(2):
         for i in range(10):
@@ -360,10 +360,10 @@ def test_each_round_has_rows_of_its_own() -> None:
     for drawn in rows[1:]:
         heads = [exact_head(x @ b, y) for x, y in drawn]
         b = b - 0.5 * np.mean([gradient(x, x @ b, y, w) for (x, y), w in zip(drawn, heads, strict=True)], axis=0)
-    found = coterie_deploy.run(experiment).outcomes["fedrep_linear"].shared["B"]
+    found = coterie.run(experiment).outcomes["fedrep_linear"].shared["B"]
     assert np.allclose(found @ found.T, b @ b.T, rtol=0, atol=1e-12)
 
 
 def test_what_diverges_is_named_with_its_user_and_round() -> None:
     with pytest.raises(RunError, match=r"user 'u\d+' in fedrep_linear.UpdatedRepresentation.b in round \d+, wanted finite numbers"):
-        coterie_deploy.run(synthetic(1, 400, {"users": 20}, participation=0.5, eta=30.0, heads="shared", head_eta=30.0))
+        coterie.run(synthetic(1, 400, {"users": 20}, participation=0.5, eta=30.0, heads="shared", head_eta=30.0))

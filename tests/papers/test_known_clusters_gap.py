@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coterie import Result, run
 from coterie.experiment.config import experiment_from
 from coterie.experiment.problem import ProblemConfig
 from coterie_client.families.gaps import gaps
 from coterie_client.problems import build_problem
-from coterie_deploy import Result, run
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie_deploy import run
+from coterie import run
 from coterie_server.record.rundb import RunDatabase, open_run
 from tests.papers.fixture_data import experiment, fixture
 from tests.simulation import Faults, World, query, small_experiment

@@ -570,9 +570,7 @@ def test_a_client_waits_no_longer_than_its_patience(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize("command", ["show", "ledger"])
 def test_a_reader_that_has_seen_enough_ends_the_command_silently(capsys: pytest.CaptureFixture[str], here: Path, command: str) -> None:
     said(capsys, *RUN)
-    run = subprocess.Popen(
-        [sys.executable, "-P", "-m", "coterie_deploy", command, "runs/small"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    run = subprocess.Popen([sys.executable, "-P", "-m", "coterie", command, "runs/small"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert run.stdout is not None
     assert run.stderr is not None
     run.stdout.close()
@@ -595,11 +593,5 @@ for name in (*methods('convex'), "prepare", "evaluation", "consensus"):
 heavy = {"coterie_server", "scipy", "matplotlib", "pandas", "pyarrow", "torch", "rich"}
 print(sorted(heavy & {name.partition(".")[0] for name in sys.modules}))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_the_package_itself_imports_neither_side() -> None:
-    code = "import sys, coterie_deploy; print(sorted({n.partition('.')[0] for n in sys.modules} & {'coterie_server', 'coterie_client'}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.strip() == "[]"

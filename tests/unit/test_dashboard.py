@@ -348,7 +348,7 @@ def test_a_port_in_use_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.slow
 def test_a_signal_ends_it_cleanly(top: Path) -> None:
-    command = [sys.executable, "-m", "coterie_deploy", "dashboard", str(top), "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "coterie", "dashboard", str(top), "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = re.search(r"http://\S+", process.stdout.readline())

@@ -17,9 +17,9 @@ import pandas as pd
 import pytest
 
 import coterie
+from coterie import run
 from coterie.errors import ConfigError, RunError
 from coterie_client.data.new_rows import read_new_rows
-from coterie_deploy import run
 from coterie_deploy.engines.api import Result
 from coterie_deploy.read import run_tables
 from coterie_deploy.read.predict import predict

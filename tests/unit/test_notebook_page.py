@@ -14,7 +14,7 @@ PAGE = Path(__file__).resolve().parents[2] / "deploy" / "docs" / "notebook.md"
 def test_the_page_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     said: dict[str, Any] = {}
     for number, block in enumerate(blocks):
         exec(compile(block, f"{PAGE.name}, block {number + 1}", "exec"), said)  # noqa: S102 - a page of ours
@@ -25,4 +25,5 @@ def test_the_page_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "gap.png").stat().st_size > 5000
     assert 0.3 < said["saved"] < 0.5
     assert sorted(said["run"].clusters.values()) == sorted([0, 1, 2] * 20)
+    assert said["comparison"].table().method.tolist() == ["local", "global"]
     assert said["classes"].tolist() == [1.0, -1.0]

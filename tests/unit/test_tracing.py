@@ -196,7 +196,7 @@ def test_rounds_that_are_not_traced_have_no_spans() -> None:
 
 def test_a_run_that_is_not_traced_imports_nothing_for_it(tmp_path: Path) -> None:
     code = (
-        "import sys; from coterie_deploy import run; import coterie_deploy.cli.app, coterie_deploy.roles.server\n"
+        "import sys; from coterie import run; import coterie_deploy.cli.app, coterie_deploy.roles.server\n"
         "import coterie_deploy.roles.aggregator, coterie_deploy.engines.local\n"
         "run({'name': 'x', 'data': {'source': 'ellipses', 'users_per_cluster': 1}, 'method': {'name': 'local'}, "
         "'problem': {'loss': 'squared_hinge', 'l2': 1e-3}})\n"

@@ -105,7 +105,7 @@ def _function(config: PythonData) -> UserSource:
     if not callable(function):
         raise ConfigError(f"{config.path}: {function_name!r} is {_kind(function)}, want a function")
     if getattr(function, _MARK, False) is not True:
-        raise ConfigError(f"{config.path}: the function is not marked as a source, want @coterie_client.data.user_source on it")
+        raise ConfigError(f"{config.path}: the function is not marked as a source, want @coterie.user_source on it")
     return cast(UserSource, function)
 
 

@@ -257,6 +257,13 @@ def experiment_to_json(experiment: Experiment) -> str:
     return json.dumps(content, sort_keys=True)
 
 
+def as_written(experiment: Experiment) -> dict[str, Any]:
+    """What its file and the overrides set, without the defaults; `experiment_from` gives the experiment back."""
+    content = experiment.model_dump(mode="json", exclude={"method"}, exclude_unset=True)
+    method = experiment.method.model_dump(mode="json", exclude_unset=True)
+    return {**content, "method": {"name": experiment.method.name, **method}}
+
+
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Reads a YAML file and applies `--set` overrides such as "method.penalty=0.05"."""
     from coterie.text import yaml_text  # noqa: PLC0415 - a client never reads YAML, and stays smaller without

@@ -548,7 +548,7 @@ class GrowthData(_Bundled):
 
 
 class PythonData(_Model):
-    """Users made by a function of the client's own code, marked `@coterie_client.data.user_source`."""
+    """Users made by a function of the client's own code, marked `@coterie.user_source`."""
 
     source: Literal["python"]
     path: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]  # package.module:function

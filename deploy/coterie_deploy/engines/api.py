@@ -1,28 +1,28 @@
 """Coterie from Python: `run` an experiment and look at its `Result`.
 
-    from coterie_deploy import run
-    result = run("ellipses")
+    import coterie
+    result = coterie.run("ellipses")
     result.models["u0"]
 
-A run promises the same bits everywhere with one BLAS thread; where numpy was imported before, set OMP_NUM_THREADS=1 oneself.
+A run promises the same bits everywhere with one BLAS thread. Commands set it; from Python, set OMP_NUM_THREADS=1 before numpy is
+imported.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coterie.arrays import Array
 from coterie.errors import ConfigError
-from coterie.experiment.config import Experiment, apply_overrides, experiment_from, experiment_to_json
+from coterie.experiment.config import Experiment, apply_overrides, as_written, experiment_from
 from coterie.experiment.features import Feature
 from coterie_deploy.engines.launch import TRANSPORTS, Launch, Transport, launch
 from coterie_deploy.read import shipped
@@ -34,6 +34,9 @@ from coterie_server.record import summary
 from coterie_server.record.rundb import open_run
 from coterie_server.run.coordinator import Finished
 from coterie_server.run.engine import Observer
+
+Source = Experiment | Mapping[str, Any] | str | os.PathLike[str]  # a path, or the name of a shipped experiment
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,20 @@ class Result:
             yield connection
 
 
+def load_experiment(config: Source, overrides: Sequence[str] = (), *, hosts: int | None = None) -> Experiment:
+    """The experiment of a mapping, of a YAML file or run folder, of a shipped name, or of another `Experiment`.
+
+    `overrides` are of the form "method.penalty=0.05"; `hosts` replaces the experiment's own number. Raises ConfigError.
+    """
+    listed = [*overrides] if hosts is None else [*overrides, f"federation.hosts={hosts}"]
+    if isinstance(config, str | os.PathLike):
+        return shipped.load(os.fspath(config), listed)
+    content = as_written(config) if isinstance(config, Experiment) else config
+    return experiment_from(apply_overrides(content, listed))
+
+
 def run(
-    config: Experiment | Mapping[str, Any] | str | os.PathLike[str],
+    config: Source,
     *,
     transport: Transport = "loopback",
     hosts: int | None = None,
@@ -125,7 +140,7 @@ def run(
     """
     if transport not in TRANSPORTS:
         raise ConfigError(f"the transport is {transport!r}, want one of {', '.join(TRANSPORTS)}")
-    experiment = _experiment(config, overrides, hosts)
+    experiment = load_experiment(config, overrides, hosts=hosts)
     if transport == "loopback" and experiment.federation.is_two_tier:
         rules = experiment.federation.model_copy(update={"topology": "flat"})  # one process has one tier; the bits are the same
         experiment = experiment.model_copy(update={"federation": rules})
@@ -140,7 +155,7 @@ def run(
     def whole_run() -> Result:
         return asyncio.run(_run(experiment, how))
 
-    return _outside_of_loops(whole_run)
+    return outside_of_loops(whole_run)
 
 
 async def _run(experiment: Experiment, how: Launch) -> Result:
@@ -157,15 +172,8 @@ def _result(finished: Finished) -> Result:
     return Result(finished.folder, finished.final_stage, names, finished.outcomes, image, finished.facts, features)
 
 
-def _experiment(config: Any, overrides: Sequence[str], hosts: int | None) -> Experiment:
-    listed = [*overrides] if hosts is None else [*overrides, f"federation.hosts={hosts}"]
-    if isinstance(config, str | os.PathLike):
-        return shipped.load(os.fspath(config), listed)
-    content = json.loads(experiment_to_json(config)) if isinstance(config, Experiment) else config
-    return experiment_from(apply_overrides(content, listed))
-
-
-def _outside_of_loops(work: Callable[[], Result]) -> Result:
+def outside_of_loops(work: Callable[[], T]) -> T:
+    """What the work returns, which runs an event loop: inside of a running one from a thread of its own."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -157,7 +157,7 @@ async def _run_once(port: int, host: Launched, closing: asyncio.Event) -> int:
     (host.folder / FAILURE).unlink(missing_ok=True)
     with (host.folder / LOG).open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "coterie_deploy"),  # -P: the working directory is not to hide our modules
+            *(sys.executable, "-P", "-m", "coterie"),  # -P: the working directory is not to hide our modules
             *host.command(port),
             stdin=asyncio.subprocess.PIPE,
             stdout=log,

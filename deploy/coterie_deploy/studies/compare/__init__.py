@@ -16,9 +16,9 @@ from coterie.errors import ConfigError
 from coterie_deploy.read.folders import is_finished
 from coterie_deploy.studies.compare.plan import MEMORY, Asked, Comparing, choose, run_folder
 from coterie_deploy.studies.compare.result import Compared, print_result, result_of, write_files
-from coterie_deploy.studies.several import How, Wanted, run_all
+from coterie_deploy.studies.several import How, Shown, Wanted, run_all
 from coterie_deploy.studies.tune.progress import tune_display
-from coterie_deploy.terminal.signals import stopping_on_signals
+from coterie_deploy.terminal.signals import Stop, stopping_on_signals
 
 
 def compare_here(comparing: Comparing, folder: Path, how: How, out: Console, err: Console, *, quiet: bool) -> Compared:
@@ -26,12 +26,13 @@ def compare_here(comparing: Comparing, folder: Path, how: How, out: Console, err
 
     Asked to stop, it ends with a RunError that says how to go on.
     """
-    MEMORY.write(comparing, folder)
-    try:
-        asyncio.run(_run(comparing, folder, how, err, quiet=quiet))
-    except ConfigError:
-        MEMORY.forget_unless_begun(folder)
-        raise
+
+    async def make_all() -> None:
+        names = [run.name for run in wanted(comparing, folder)]
+        with stopping_on_signals() as stop, tune_display(err, len(names), 1, quiet=quiet, names=names) as shown:
+            await make_runs(comparing, folder, how, shown, stop)
+
+    asyncio.run(make_all())
     try:
         compared, mistake = result_of(comparing, folder), None
     except ConfigError as error:  # a target of a figure that there is not: what the runs have found is told all the same
@@ -43,14 +44,23 @@ def compare_here(comparing: Comparing, folder: Path, how: How, out: Console, err
     return compared
 
 
-async def _run(comparing: Comparing, folder: Path, how: How, err: Console, *, quiet: bool) -> None:
+def wanted(comparing: Comparing, folder: Path) -> list[Wanted]:
+    """The runs of a comparison, finished ones first: so the time that the others take can be told."""
     runs = [
         Wanted(f"{method}-{seed}", run_folder(folder, method, seed), functools.partial(comparing.experiment, method, seed))
         for method, seed in comparing.runs()
     ]
-    runs.sort(key=lambda run: not is_finished(run.folder))  # what is left to do follows, so that the time it takes can be told
-    with stopping_on_signals() as stop, tune_display(err, len(runs), 1, quiet=quiet, names=[run.name for run in runs]) as shown:
-        await run_all(runs, how, shown, stop, f"coterie compare {folder} --resume")
+    return sorted(runs, key=lambda run: not is_finished(run.folder))
 
 
-__all__ = ["Asked", "Compared", "Comparing", "How", "choose", "compare_here"]
+async def make_runs(comparing: Comparing, folder: Path, how: How, shown: Shown, stop: Stop) -> None:
+    """Remembers the comparison in its folder, and makes the runs that are not finished yet. Raises CoterieError."""
+    MEMORY.write(comparing, folder)
+    try:
+        await run_all(wanted(comparing, folder), how, shown, stop, f"coterie compare {folder} --resume")
+    except ConfigError:
+        MEMORY.forget_unless_begun(folder)
+        raise
+
+
+__all__ = ["Asked", "Compared", "Comparing", "How", "choose", "compare_here", "make_runs"]

@@ -9,6 +9,7 @@ defaults, or set for it alone: `--set METHOD:method.key=value`.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,15 +19,15 @@ from typing import Any
 from pydantic import BaseModel
 
 from coterie.errors import ConfigError
-from coterie.experiment.config import Experiment, apply_overrides, experiment_from, load_experiment
+from coterie.experiment.config import Experiment, apply_overrides, as_written, experiment_from
 from coterie.experiment.registry import Kind, is_method, method_module, methods
 from coterie.text.names import similar_names
 from coterie.text.shown import shown
+from coterie_deploy.engines.api import Source, load_experiment
 from coterie_deploy.engines.launch import Transport
 from coterie_deploy.read import shipped
 from coterie_deploy.read.shipped import FROZEN, RUNS
 from coterie_deploy.studies.several import Memory
-from coterie_deploy.studies.tune.plan import as_written
 from coterie_server.record.curves import Goal, goal_from
 from coterie_server.run.plan import stages_of
 
@@ -77,9 +78,9 @@ MEMORY = Memory("comparison", COMPARE, Comparing, "*-[0-9]*")
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command asks for. None and () stand for what the experiment, or the comparison that is resumed, says."""
+    """What is asked for. None and () stand for what the experiment, or the comparison that is resumed, says."""
 
-    experiment: str
+    experiment: Source
     methods: str | None = None  # a,b,c
     seeds: str | None = None  # 0:3, or 0,2,5
     overrides: Sequence[str] = ()
@@ -92,13 +93,13 @@ class Asked:
 
 def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Comparing, Path]:
     """The comparison and its folder. ConfigError for what is wrong with either, or where the folder has other runs than those asked for."""
-    own = Path(asked.experiment)
-    is_own = (own / COMPARE).is_file()
-    if is_own and not asked.resume:
+    named = Path(asked.experiment) if isinstance(asked.experiment, str | os.PathLike) else None
+    own = named if named is not None and (named / COMPARE).is_file() else None
+    if own is not None and not asked.resume:
         raise ConfigError(f"{own} is the folder of a comparison, want --resume to go on with it, or an experiment to compare on")
     for_all, for_one = _divided(asked.overrides)
-    base = _content(asked.experiment, own if is_own else None, for_all)
-    folder = asked.output or (own if is_own else RUNS / f"{base['name']}-compare")
+    base = _content(asked.experiment, own, for_all)
+    folder = asked.output or own or RUNS / f"{base['name']}-compare"
     started = MEMORY.started(folder, resume=asked.resume)
     methods = _methods(asked.methods, base) if asked.methods is not None else () if started is None else tuple(started.methods)
     if not methods:
@@ -110,7 +111,7 @@ def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Co
         raise ConfigError(
             f"--set {stranger}:{shown(for_one[stranger][0])} is for a method that is not compared, want one of {', '.join(methods)}"
         )
-    earlier = started.settings if started is not None and is_own else {}
+    earlier = started.settings if started is not None and own is not None else {}
     settings = {name: [*earlier.get(name, ()), *for_one.get(name, ())] for name in methods if name in earlier or name in for_one}
     target = asked.target if asked.target is not None or started is None else started.target
     comparing = Comparing(base, methods, seeds, settings, _federation(asked, base, started, default_hosts), target)
@@ -134,14 +135,14 @@ def _check(comparing: Comparing, folder: Path) -> None:
             raise ConfigError(f"{key} is {new}, but {frozen.parent} was started with {old}: go on with `coterie compare {folder} --resume`")
 
 
-def _content(name: str, own: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
+def _content(config: Source, own: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
     """The experiment as written, or as remembered by its comparison."""
     if own is not None:
         content = apply_overrides(dict(MEMORY.read(own).content), overrides)
         return as_written(experiment_from(content, str(own / COMPARE)))
-    experiment = shipped.load(name, overrides)
+    experiment = load_experiment(config, overrides)
     if getattr(experiment.method, "grid", None):
-        raise ConfigError(f"the experiment {name} has method.grid, want none: a comparison has one run for each method and seed")
+        raise ConfigError(f"the experiment {experiment.name} has method.grid, want none: a comparison has one run for each method and seed")
     return as_written(experiment)
 
 

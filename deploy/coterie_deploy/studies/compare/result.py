@@ -13,6 +13,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -215,24 +216,42 @@ def write_files(compared: Compared, folder: Path) -> list[Path]:
 def _csv(compared: Compared) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    quality = compared.quality.replace(" ", "_")
-    goal = "" if compared.goal is None else str(compared.goal)
-    spread = [f"{quality}_{which}" for which in _SPREAD]
-    costs = ["bytes_up", "bytes_down", "seconds", "target", "seeds_at_target", "rounds_to_target", "bytes_to_target"]
-    writer.writerow(["method", "fine_tuned", "seeds", quality, f"{quality}_least", f"{quality}_most", *spread, *costs])
-    for line in compared.lines:
-        known = [float(line.mean.mean()), float(line.mean.min()), float(line.mean.max())]
-        known += [float(line.spread[which].mean()) for which in _SPREAD]
-        known += [float(values.mean()) for values in (line.up, line.down, line.seconds)]
-        aims = [_mean_known(line.goal_rounds), _mean_known(line.goal_bytes)]
-        n_reached = "" if compared.goal is None or line.tuned else np.isfinite(line.goal_rounds).sum()
-        aimed = [goal, n_reached, *("" if line.tuned else _cell(value) for value in aims)]
-        writer.writerow([line.method, line.tuned.removeprefix("_ft_"), line.mean.size, *map(_cell, known), *aimed])
+    columns = columns_of(compared)
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
     return text.getvalue()
 
 
-def _cell(value: float) -> str:
-    return "" if np.isnan(value) else repr(value)
+def columns_of(compared: Compared) -> dict[str, list[Any]]:
+    """The table, column by column. Numbers are means over seeds, but for `_least` and `_most`; None is what is not known."""
+    lines, quality = compared.lines, compared.quality.replace(" ", "_")
+    goal = "" if compared.goal is None else str(compared.goal)
+    numbers = {
+        quality: [line.mean.mean() for line in lines],
+        f"{quality}_least": [line.mean.min() for line in lines],
+        f"{quality}_most": [line.mean.max() for line in lines],
+        **{f"{quality}_{which}": [line.spread[which].mean() for line in lines] for which in _SPREAD},
+        "bytes_up": [line.up.mean() for line in lines],
+        "bytes_down": [line.down.mean() for line in lines],
+        "seconds": [line.seconds.mean() for line in lines],
+    }
+    aims = {
+        "rounds_to_target": [np.nan if line.tuned else _mean_known(line.goal_rounds) for line in lines],
+        "bytes_to_target": [np.nan if line.tuned else _mean_known(line.goal_bytes) for line in lines],
+    }
+    return {
+        "method": [line.method for line in lines],
+        "fine_tuned": [line.tuned.removeprefix("_ft_") for line in lines],
+        "seeds": [line.mean.size for line in lines],
+        **{name: list(map(_known, values)) for name, values in numbers.items()},
+        "target": [goal] * len(lines),
+        "seeds_at_target": [None if not goal or line.tuned else int(np.isfinite(line.goal_rounds).sum()) for line in lines],
+        **{name: list(map(_known, values)) for name, values in aims.items()},
+    }
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
 
 
 def _mean_known(values: Array) -> float:

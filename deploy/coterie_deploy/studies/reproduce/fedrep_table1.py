@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import ConfigError
-from coterie.experiment.config import Experiment
+from coterie.experiment.config import Experiment, as_written
 from coterie.text.names import similar_names
 from coterie_deploy.engines.api import Result, run
 from coterie_deploy.read.shipped import load
 from coterie_deploy.studies.compare import Comparing
 from coterie_deploy.studies.reproduce.files import fingerprint_of, kept_rows
-from coterie_deploy.studies.tune.plan import as_written
 
 _CIFAR = ("cifar10_jpeg_train.npz", "cifar10_jpeg_test.npz")
 _WEIGHT_BYTES = 4  # weights of networks travel as float32

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import ConfigError
-from coterie.experiment.config import Experiment, apply_overrides, experiment_from
+from coterie.experiment.config import Experiment, apply_overrides, as_written, experiment_from
 from coterie.experiment.registry import method_module, methods
 from coterie.families.grid import Grid
 from coterie_deploy.engines.launch import Transport
@@ -87,6 +87,7 @@ def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Tu
         many = f"{len(entries)} point{'' if len(entries) == 1 else 's'}"
         raise ConfigError(f"the grid has {many}, want at least 2: --grid method.setting=values, or method.grid in the experiment")
     content = as_written(experiment)
+    content["method"].pop("grid", None)
     federation = dict(_federation(asked, content, default_hosts) if started is None else {**started.federation, **_given(asked)})
     tuning = Tuning(content, entries, folds, federation)
     found = shipped.difference(tuning.fold(1), tuning.fold(1) if started is None else started.fold(1))
@@ -125,13 +126,6 @@ def _load(asked: Asked, own: Path | None, entries: Sequence[Mapping[str, Any]]) 
         able = [name for name in methods() if issubclass(method_module("coterie", name).Config, Grid)]
         raise ConfigError(f"method {experiment.method.name!r} cannot be tuned, want one of {', '.join(able)}")
     return experiment
-
-
-def as_written(experiment: Experiment) -> dict[str, Any]:
-    """What its file and the command line set, and no defaults."""
-    content = experiment.model_dump(mode="json", exclude={"method"}, exclude_unset=True)
-    method = experiment.method.model_dump(mode="json", exclude={"grid"}, exclude_unset=True)
-    return {**content, "method": {"name": experiment.method.name, **method}}
 
 
 def fold_folder(folder: Path, number: int) -> Path:

@@ -1,4 +1,4 @@
-"""`python -m coterie_deploy` is `coterie`."""
+"""`python -m coterie` is the command `coterie`."""
 
 from coterie_deploy.cli.app import main
 

@@ -1,0 +1,96 @@
+"""Methods compared from Python: `coterie.compare`, and the `Comparison` that it gives."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from coterie_deploy.engines.api import Source, outside_of_loops
+from coterie_deploy.engines.launch import Transport, default_hosts
+from coterie_deploy.read.frames import Library, maker_of, partial
+from coterie_deploy.read.loading import Run, load_run
+from coterie_deploy.studies.compare import How, make_runs
+from coterie_deploy.studies.compare.plan import Asked, Comparing, choose, run_folder
+from coterie_deploy.studies.compare.result import Compared, columns_of, result_of, write_files
+from coterie_deploy.studies.tune.progress import TuneDisplay
+from coterie_deploy.terminal.signals import Stop
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods on one experiment from the same seeds: what each has reached, and what that has cost."""
+
+    folder: Path  # which has a run's folder for each method and seed, and compare.csv
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    warnings: tuple[str, ...]  # each once
+    _compared: Compared = field(repr=False)
+
+    def table(self, *, frames: Library = "pandas") -> Any:
+        """The columns of compare.csv: one row for each method, and for each kind of fine-tuning that its users judged.
+
+        The quality is the mean over users and seeds; `_least` and `_most` are those of single seeds. Bytes are those on the wire of a whole
+        run. ConfigError when the library is not installed.
+        """
+        columns = {name: _column(values) for name, values in columns_of(self._compared).items()}
+        return maker_of(frames)(columns)
+
+    def run(self, method: str, seed: int, *, frames: Library = "pandas") -> Run[Any]:
+        """One of the runs, as `coterie.load_run` gives it. ConfigError when there is no such run."""
+        return load_run(run_folder(self.folder, method, seed), frames=frames)
+
+
+def _column(values: list[Any]) -> Any:
+    if any(isinstance(value, str) for value in values):
+        return values
+    return partial(values) if any(value is None or isinstance(value, float) for value in values) else np.array(values)
+
+
+def compare(
+    config: Source,
+    methods: Sequence[str] | None = None,
+    *,
+    output: str | os.PathLike[str],
+    seeds: Sequence[int] | None = None,
+    target: str | None = None,
+    transport: Transport = "loopback",
+    hosts: int | None = None,
+    resume: bool = False,
+    overrides: Sequence[str] = (),
+    data: str | os.PathLike[str] | None = None,
+) -> Comparison:
+    """Runs methods on an experiment from the same seeds (0, 1 and 2), as `coterie compare` does, and says what each has reached.
+
+    `output` is the folder of the runs; `resume` goes on with those in it, and remembers methods and seeds. `overrides` are of the form
+    "stop.rounds=100", or "ditto:method.penalty=0.5" for one method. `target`, such as "accuracy=0.9", is what rounds and bytes are
+    counted to. For all else see `coterie.run`. Raises ConfigError, RunError, ProtocolError.
+    """
+    folder = None if data is None else Path(data)
+    asked = Asked(
+        config,
+        None if methods is None else ",".join(methods),
+        None if seeds is None else ",".join(map(str, seeds)),
+        overrides,
+        hosts,
+        transport,
+        Path(output),
+        resume,
+        target,
+    )
+    comparing, place = choose(asked, lambda experiment: default_hosts(experiment, transport, folder))
+    return outside_of_loops(lambda: _made(comparing, place, How(transport, folder)))
+
+
+def _made(comparing: Comparing, folder: Path, how: How) -> Comparison:
+    display = TuneDisplay(Console(quiet=True), len(comparing.runs()), 1)
+    asyncio.run(make_runs(comparing, folder, how, display, Stop()))
+    compared = result_of(comparing, folder)
+    write_files(compared, folder)
+    return Comparison(folder, tuple(comparing.methods), tuple(comparing.seeds), tuple(compared.cautions), compared)
