@@ -427,8 +427,14 @@ def test_a_stranger_that_cannot_go_on_does_not_end_the_run(name: str) -> None:
         exchange = await asked(w, All(np.ones(2)))
         w.hub.failed(name, session_pb2.Failure(config=True), FakeLink())
         w.answer("a", 1, rows(2))
-        w.answer("b", 1, rows(2))
-        await exchange
+        w.answer("b", 1, rows(2, 10))
+        replies = await exchange
+        assert replies.answered is None
+        np.testing.assert_array_equal(replies[Answer].x, [[0, 1], [0, 10], [2, 3], [20, 30]])
+        assert {host: link.closed for host, link in w.links.items()} == {"a": None, "b": None}
+        (refused,) = [text for kind, text in w.notes.events if kind == "refused"]
+        assert refused.startswith(f"host {name!r} cannot join: ")
+        assert list(w.hub.refused) == [name] * bool(name)
 
     run(test())
 

@@ -17,6 +17,7 @@ import pytest
 from coterie.arrays import Array
 from coterie.errors import RunError
 from coterie.experiment.config import Experiment, experiment_from
+from coterie.findings import Finding
 from coterie.record.ledger import DOWN, Own, Row, link_below, pack, pack_own
 from coterie.session import dial
 from coterie.session.member import Member
@@ -51,13 +52,15 @@ class Clock:
 @dataclass
 class FakeLink:
     tasks: list[session_pb2.Task] = field(default_factory=list)
+    frames: list[session_pb2.JoinResponse] = field(default_factory=list)
 
     def send(self, encoded: Encoded) -> None:
         self.tasks.append(session_pb2.JoinResponse.FromString(encoded.head).task)
 
     async def flush(self) -> None: ...
 
-    def send_frame(self, frame: session_pb2.JoinResponse) -> None: ...
+    def send_frame(self, frame: session_pb2.JoinResponse) -> None:
+        self.frames.append(frame)
 
     def close(self, code: str, reason: str) -> None: ...
 
@@ -297,27 +300,48 @@ def test_what_went_wrong_before_the_end_is_not_told_twice(database: RunDatabase,
         link = join(hub, "x", "x")
         await hub.gather()
         hub.fail(RunError("the disk is full"))
-        ending = asyncio.create_task(hub.finish("over", failed=failed))
+        ending = asyncio.create_task(hub.finish("over", failed=failed, finding=Finding("R7", 1)))
         await asyncio.sleep(0)
+        hub.book_of("x", session_pb2.Book())
         hub.lost("x", link, "it closed its stream")
         await ending
+        why = session_pb2.Finding(rule="R7", count=1)
+        told = session_pb2.Finish(failed=True, finding=why) if failed else session_pb2.Finish(outcome="over")
+        assert [frame.finish for frame in link.frames if frame.WhichOneof("frame") == "finish"] == [told]
 
     run(test())
+    database.flush()
+    assert database.connection.execute("SELECT text FROM events").fetchall() == [("host 'x' joined with 1 users",)]
 
 
 def test_a_signal_while_books_are_brought_does_not_fail_the_run(database: RunDatabase) -> None:
+    """Nor does it keep the other books from coming, though the host that is gone was still to answer."""
+
     async def test() -> None:
-        hub = make_hub(database, Clock(), topology="clusters", hosts=1)
-        link = join(hub, "x", "x")
+        hub = make_hub(database, Clock(), topology="clusters", hosts=2)
+        links = {name: join(hub, name, name) for name in ("x", "y")}
         await hub.gather()
-        engine = Engine(experiment_of({"topology": "clusters", "hosts": 1}), hub, database, None)
+        engine = Engine(experiment_of({"topology": "clusters", "hosts": 2}), hub, database, None)
+        hub.begin_stage(0, '{"stage": "s", "options": {}}')
+        asking = asyncio.create_task(hub.exchange(Say(np.ones(2))))
+        await asyncio.sleep(0)
+        database.book("y", (0, 1), [(row(2), None)], True)
         ending = asyncio.create_task(hub.finish("over", failed=False))
         await asyncio.sleep(0)
-        hub.lost("x", link, "it closed its stream")
+        hub.lost("x", links["x"], "it closed its stream")
         engine.request_stop("a signal")
+        hub.tick()
+        await asyncio.sleep(0)
+        for book in (next(pack([row(2)])), session_pb2.Book()):
+            hub.book_of("y", book)
+        hub.lost("y", links["y"], "it closed its stream")
         await ending
+        asking.cancel()
 
     run(test())
+    assert reconciled(database).n_agreed == 1
+    lost = database.connection.execute("SELECT text FROM events WHERE kind = 'lost'").fetchall()
+    assert lost == [("host 'x' has not brought its whole book",)]
 
 
 def test_an_aggregator_gives_its_hosts_up_while_the_coordinator_still_waits_for_it() -> None:
