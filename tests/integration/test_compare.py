@@ -151,7 +151,6 @@ def test_the_chart_has_the_front_of_those_that_no_other_one_beats(here: Path) ->
 
 @pytest.mark.slow
 def test_where_the_library_is_there_is_a_plot(capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("vl_convert")
     monkeypatch.undo()
     monkeypatch.chdir(here)
     said(capsys, "compare", "small.yaml", "--methods", "local,global", "--seeds", "0", *COMPARE)

@@ -343,7 +343,9 @@ def of_a_label(folder: Path) -> Plant:
 
 
 def of_parquet(folder: Path) -> Plant:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    import pyarrow as arrow
+    from pyarrow import parquet
+
     for name, users in (("e", ["s0", "s1"]), ("a", ["s2", "s3"])):
         (folder / name).mkdir()
         ses = ["0.5"] * 11 + [MARKER] if name == "e" else [0.1 * n for n in range(12)]
@@ -404,7 +406,6 @@ def of_a_source(folder: Path) -> Plant:
 
 
 def of_a_model(folder: Path) -> Plant:
-    pytest.importorskip("torch")
     more = {"model": {"name": "custom", "build": "marked_code:build", "head": ["head"]}, "method": {"name": "fedavg", "epochs": 1}}
     labels = np.arange(12.0) % 2
     found, honest = arrays(folder / "e", target=labels), arrays(folder / "a", ("s2", "s3"), target=labels)

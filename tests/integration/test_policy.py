@@ -94,15 +94,12 @@ BREACHES: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("kind", BREACHES)
 def test_each_breach_is_named_in_full_here_and_by_its_place_elsewhere(kind: str) -> None:
-    if "formula" in kind:
-        pytest.importorskip("formulaic")
     changes, rule, place = BREACHES[kind]
     (breach,) = breaches(Policy.model_validate(NARROW | ({"standardize": True} if kind == "indicator" else {})), experiment(**changes))
     assert (breach.finding.rule, breach.finding.place) == (rule, place)
 
 
 def test_functions_of_a_formula_are_no_columns_and_a_part_of_the_target_is_a_feature() -> None:
-    pytest.importorskip("formulaic")
     only = Policy.model_validate({"columns": {"features": ["ses", "region"]}})
     written = table(target_column=None, feature_columns=None, formula="score ~ log(ses) + C(region)")
     assert breaches(only, experiment(**written)) == []

@@ -165,7 +165,6 @@ def test_only_the_best_points_of_many_are_printed(capsys: pytest.CaptureFixture[
 
 
 def test_where_matplotlib_is_there_is_a_plot(capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
     said(capsys, "tune", "small.yaml", "--grid", "method.penalty=0.1,1", "--folds", "2", *TUNE)
     assert not (here / "out/tuned.png").exists()
     monkeypatch.undo()
@@ -406,7 +405,6 @@ def test_without_a_terminal_each_fold_is_a_line(capsys: pytest.CaptureFixture[st
     ids=["text", "mixed", "zero", "many"],
 )
 def test_any_grid_can_be_drawn(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
-    pytest.importorskip("matplotlib")
     from coterie_deploy.studies.tune import plot
 
     losses = np.random.default_rng(0).uniform(1, 2, (len(entries), 3))

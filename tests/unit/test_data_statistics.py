@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import yaml
 from pydantic import TypeAdapter
 
 from coterie.errors import ConfigError
@@ -16,7 +18,6 @@ from coterie.experiment.data import DataConfig
 from coterie.experiment.features import Feature
 from coterie_client.data import list_users, load_users, read_users
 
-pd = pytest.importorskip("pandas")
 ADAPTER: TypeAdapter[Any] = TypeAdapter(DataConfig)
 N = 24
 
@@ -131,7 +132,6 @@ def test_a_missing_library_is_one_sentence(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_a_schema_of_a_stata_file_reads_it(tmp_path: Path) -> None:
-    yaml = pytest.importorskip("yaml")
     from coterie_deploy.cli.data_schema import is_table, schema_of
 
     frame().to_stata(tmp_path / "t.dta", write_index=False)

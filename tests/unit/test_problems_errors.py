@@ -96,7 +96,8 @@ def test_separable_classes_are_refused_without_l2_only(loss):
 
 
 def test_separability_is_decided_as_a_linear_program_decides_it():
-    scipy_optimize = pytest.importorskip("scipy.optimize")
+    from scipy import optimize
+
     rng = np.random.default_rng(0)
     users = [(rng.normal(size=(m, 2)), np.where(rng.random(m) < 0.5, 1.0, -1.0)) for m in rng.integers(3, 12, 120)]
     users = [(a, y) for a, y in users if abs(y.sum()) < len(y)]
@@ -104,7 +105,7 @@ def test_separability_is_decided_as_a_linear_program_decides_it():
     for overlap, (a, y) in zip(found, users, strict=True):
         signed = y[:, None] * np.hstack([a, -np.ones((len(a), 1))])
         # max sum_r y_r a_r.v with y_r a_r.v >= 0 and v in a box: zero exactly when no direction separates.
-        program = scipy_optimize.linprog(-signed.sum(axis=0), A_ub=-signed, b_ub=np.zeros(len(a)), bounds=(-1, 1))
+        program = optimize.linprog(-signed.sum(axis=0), A_ub=-signed, b_ub=np.zeros(len(a)), bounds=(-1, 1))
         assert overlap == (program.fun > -1e-9)
     assert 20 < sum(found) < len(found) - 20
 
