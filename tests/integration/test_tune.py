@@ -20,8 +20,9 @@ from rich.console import Console
 from coterie.experiment.config import experiment_from, load_experiment
 from coterie_deploy.cli import app as cli
 from coterie_deploy.engines.api import run
-from coterie_deploy.studies.tune import progress, result
+from coterie_deploy.studies.tune import plot, progress, result
 from coterie_deploy.studies.tune.plan import MEMORY
+from coterie_deploy.view.report_page import write_figure
 from coterie_server.run.engine import Progress
 from coterie_server.run.plan import stages_of
 from tests.said import refused, said, without_plots
@@ -164,7 +165,7 @@ def test_only_the_best_points_of_many_are_printed(capsys: pytest.CaptureFixture[
     assert sorted(printed) == sorted(rows[point]["penalty"] for point in best[:2])
 
 
-def test_where_matplotlib_is_there_is_a_plot(capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_library_is_there_is_a_plot(capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said(capsys, "tune", "small.yaml", "--grid", "method.penalty=0.1,1", "--folds", "2", *TUNE)
     assert not (here / "out/tuned.png").exists()
     monkeypatch.undo()
@@ -405,9 +406,7 @@ def test_without_a_terminal_each_fold_is_a_line(capsys: pytest.CaptureFixture[st
     ids=["text", "mixed", "zero", "many"],
 )
 def test_any_grid_can_be_drawn(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
-    from coterie_deploy.studies.tune import plot
-
     losses = np.random.default_rng(0).uniform(1, 2, (len(entries), 3))
     points = [result.Point(f"point-{place}", entry, row, row) for place, (entry, row) in enumerate(zip(entries, losses, strict=True))]
-    plot.draw(result.Tuned(points, 0, 0), 3, tmp_path / "tuned.png")
+    write_figure(plot.chart(result.Tuned(points, 0, 0), 3), tmp_path / "tuned.png")
     assert (tmp_path / "tuned.png").stat().st_size > 10_000

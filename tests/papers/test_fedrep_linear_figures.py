@@ -14,8 +14,8 @@ from rich.console import Console
 from coterie.experiment.data import RepresentationData
 from coterie.experiment.representation import true_head, true_representation
 from coterie_deploy.studies.reproduce import fedrep_linear as study
-from coterie_deploy.studies.reproduce import fedrep_linear_report as report
 from coterie_deploy.studies.reproduce import names, reproduce
+from coterie_deploy.studies.reproduce.study import Work
 
 PNG = b"\x89PNG"
 # Medians over other draws of the same data, found independently: the distance at the start, and rounds to .1, .01 and .001, for eta = 1.
@@ -48,22 +48,17 @@ def printed(console: Console) -> str:
     return console.file.getvalue()
 
 
-def silent(text: str) -> None:
-    pass
-
-
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "ROUNDS", 20)
     monkeypatch.setattr(study, "N_USERS", 30)
     monkeypatch.setattr(study, "N_NEW", 8)
     monkeypatch.setattr(study, "ROUNDS_3", {"fedrep": 12, "10gd_gd": 12, "gd_gd": 12})
-    for module in (study, report):
-        monkeypatch.setattr(module, "SIZES", (20, 40))
-        monkeypatch.setattr(module, "ROWS", (3, 25))
-        monkeypatch.setattr(module, "NEW_ROWS", (2, 5))
+    monkeypatch.setattr(study, "SIZES", (20, 40))
+    monkeypatch.setattr(study, "ROWS", (3, 25))
+    monkeypatch.setattr(study, "NEW_ROWS", (2, 5))
     others = {(algorithm, n): (".5", "1", "2", "3", "1e-3") for algorithm in study.ALGORITHMS for n in (20, 40)}
-    monkeypatch.setattr(report, "OTHER_DRAWS_3", others)
+    monkeypatch.setattr(study, "OTHER_DRAWS_3", others)
 
 
 @pytest.mark.usefixtures("small")
@@ -110,27 +105,27 @@ def test_users_judge_themselves_by_the_distance_to_the_truth() -> None:
 
 
 def test_rounds_are_counted_from_the_start_and_medians_are_taken_over_runs_that_may_not_arrive() -> None:
-    assert report.rounds_to([0.5, 0.2, 0.1, 0.3], 0.1) == 2
-    assert report.rounds_to([0.05], 0.1) == 0
-    assert report.rounds_to([0.5, 0.2], 0.1) == np.inf
+    assert study.rounds_to([0.5, 0.2, 0.1, 0.3], 0.1) == 2
+    assert study.rounds_to([0.05], 0.1) == 0
+    assert study.rounds_to([0.5, 0.2], 0.1) == np.inf
     trajectories = [[0.4, 0.09, 0.009], [0.2, 0.15, 0.05], [0.3, 0.2, 0.08]]
     runs = [study.Distances(seed, "fedrep", 10, distances) for seed, distances in enumerate(trajectories)]
-    start, *rounds, floor = report.median_line(runs)
+    start, *rounds, floor = study.median_line(runs)
     assert (start, rounds) == (0.3, [2, np.inf, np.inf])
     assert floor == pytest.approx(np.median([np.mean(distances) for distances in trajectories]))
 
 
 def median_of(found: list[study.Errors], learner: study.Learner, rows: int) -> float:
-    return float(np.median(report.errors_at(found, learner, rows)))
+    return float(np.median(study.errors_at(found, learner, rows)))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_figure_3_is_within_2_rounds_or_15_percent_of_other_draws(tmp_path: Path) -> None:
-    found = [run for seed in range(12) for run in study.figure3(seed, tmp_path, silent)]
+    found = [run for seed in range(12) for run in study.figure3(seed, Work(tmp_path))]
 
     def medians(algorithm: study.Algorithm, n_users: int) -> tuple[float, ...]:
-        return report.median_line([run for run in found if (run.algorithm, run.n_users) == (algorithm, n_users)])
+        return study.median_line([run for run in found if (run.algorithm, run.n_users) == (algorithm, n_users)])
 
     for (algorithm, n_users), (start, *rounds) in FIGURE3.items():
         measured = medians(algorithm, n_users)
@@ -148,7 +143,7 @@ def test_figure_3_is_within_2_rounds_or_15_percent_of_other_draws(tmp_path: Path
 @pytest.mark.timeout(300)
 def test_figure_4_is_within_a_factor_of_2_of_other_draws(tmp_path: Path) -> None:
     """ "The representation learned by FedRep allows an accurate model to be found for the new client as long as m_new >= k"."""
-    found = [run for seed in range(8) for run in study.figure4(seed, tmp_path, silent)]
+    found = [run for seed in range(8) for run in study.figure4(seed, Work(tmp_path))]
     for learner, by_rows in FIGURE4.items():
         for rows, wanted in by_rows.items():
             assert wanted / 2 <= median_of(found, learner, rows) <= 2 * wanted, (learner, rows)
@@ -159,7 +154,7 @@ def test_figure_4_is_within_a_factor_of_2_of_other_draws(tmp_path: Path) -> None
 @pytest.mark.timeout(300)
 def test_figure_1_local_models_suffer_where_rows_are_few_and_one_model_for_all_everywhere(tmp_path: Path) -> None:
     """ "FedRep exploits a common representation of the clients to achieve small error in all cases"; not in that of m = k rows."""
-    found = [run for seed in range(4) for run in study.figure1(seed, tmp_path, silent)]
+    found = [run for seed in range(4) for run in study.figure1(seed, Work(tmp_path))]
     for rows in study.ROWS:
         fedrep, fedavg, local = (median_of(found, learner, rows) for learner in ("fedrep", "fedavg", "local"))
         assert 1.5 < fedavg < 2.5

@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from coterie.errors import ConfigError
-from coterie_deploy.studies.reproduce import fedrep_table1, fedrep_table1_report, reproduce
+from coterie_deploy.studies.reproduce import fedrep_table1, reproduce
 from coterie_deploy.studies.reproduce.fedrep_table1 import COLUMNS, METHODS, Score, chosen_columns, experiment_of
+from coterie_deploy.studies.reproduce.study import Work
 
 FILES = ("cifar10_jpeg_train.npz", "cifar10_jpeg_test.npz")
 # Of digits with 2 classes a user: the least of three seeds of an implementation in one process, in per cent.
@@ -103,7 +104,7 @@ def test_the_table_has_the_papers_numbers_beside_and_says_what_is_a_stand_in(tmp
         (tmp_path / file).touch()
     values = {"fedrep": 0.823, "fedper": 0.8, "fedavg": 0.3}
     made = scores(lambda method, seed: values.get(method, 0.5) + (0.01 if method != "fedavg" else 0.6) * seed)
-    monkeypatch.setattr(fedrep_table1_report, "scores_of", made)
+    monkeypatch.setattr(fedrep_table1, "scores_of", made)
     text, rows = printed(seeds=2, output=tmp_path, data=tmp_path, columns="digits-2,cifar10-100-2")
     digits, _, cifar = text.partition("CIFAR-10 (100, 2): accuracy in %, seeds 0 to 1")
     lines = {line[:20].strip(): line[20:].split() for line in cifar.splitlines()}
@@ -123,7 +124,7 @@ def test_what_was_run_is_kept_and_megabytes_are_those_of_training(tmp_path: Path
     short = ("stop.rounds=2", "data.partition.users=4", "data.partition.rows_per_user=20", "method.users_per_round=3")
     monkeypatch.setattr(fedrep_table1, "COLUMNS", {"tiny": fedrep_table1.Column("tiny", "digits", short)})
     monkeypatch.setattr(fedrep_table1, "METHODS", {"fedavg": METHODS["fedavg"], "scaffold": METHODS["scaffold"]})
-    found = fedrep_table1.scores_of(0, "tiny", tmp_path, None, lambda _: None)
+    found = fedrep_table1.scores_of(0, "tiny", Work(tmp_path))
     fedavg, scaffold = found
     # The model of each of three users in two rounds, of 4 bytes each number, and once the first one; control variates are as large again.
     n_weights = 64 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10
@@ -136,14 +137,14 @@ def test_what_was_run_is_kept_and_megabytes_are_those_of_training(tmp_path: Path
         raise AssertionError("what is in the folder was run again")
 
     monkeypatch.setattr(fedrep_table1, "run", again)
-    assert fedrep_table1.scores_of(0, "tiny", tmp_path, None, lambda _: None) == found
+    assert fedrep_table1.scores_of(0, "tiny", Work(tmp_path)) == found
 
 
 @pytest.mark.slow
 def test_digits_reach_what_is_expected_and_fedrep_is_best_of_its_kind(tmp_path: Path) -> None:
     """Within 6 points, as the data are few, or better; and "FedRep is either the top-performing method or is very close"."""
     text, rows = printed(seeds=1, output=tmp_path, columns="digits-2")
-    lines = {line.title: line.accuracies[0] for line in fedrep_table1_report.lines_of(rows)}  # type: ignore[arg-type]
+    lines = {line.title: line.accuracies[0] for line in fedrep_table1.lines_of(rows)}  # type: ignore[arg-type]
     short = {title: lines[title] for title, least in EXPECTED.items() if lines[title] < least - 6}
     assert not short
     assert lines["FedRep"] >= lines["FedPer"] > lines["FedAvg"]

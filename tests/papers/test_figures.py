@@ -12,7 +12,9 @@ import pytest
 from rich.console import Console
 
 from coterie.errors import ConfigError
-from coterie_deploy.studies.reproduce import curves, names, report, reproduce, study
+from coterie_deploy.studies.reproduce import convex_clustering as study
+from coterie_deploy.studies.reproduce import names, reproduce
+from coterie_deploy.studies.reproduce.study import Work
 
 FIGURE1, FIGURE2 = "convex-clustering-figure1", "convex-clustering-figure2"
 PNG = b"\x89PNG"
@@ -29,7 +31,7 @@ def small_grids(monkeypatch):
     segments = (study.Segment((0.15, 0.09), None, 1e-3), study.Segment((0.03,), 0.2, 1e-3))
     monkeypatch.setattr(study, "SEGMENTS", segments)
     monkeypatch.setattr(study, "GAMS", (1.0, 0.15, 0.09, 0.03))
-    monkeypatch.setattr(report, "LAMS", (0.15, 0.09, 0.03))
+    monkeypatch.setattr(study, "LAMS", (0.15, 0.09, 0.03))
 
 
 def test_both_figures_leave_a_table_a_plot_and_the_numbers(tmp_path, small_grids, monkeypatch):
@@ -56,12 +58,12 @@ def test_both_figures_leave_a_table_a_plot_and_the_numbers(tmp_path, small_grids
 
 
 def test_numbers_of_other_grids_or_damaged_ones_are_made_again(tmp_path, small_grids, monkeypatch):
-    first = study.rows_of_seed(0, tmp_path)
+    first = study.rows_of_seed(0, Work(tmp_path))
     (kept,) = tmp_path.iterdir()
     kept.write_text("{")
-    assert study.rows_of_seed(0, tmp_path) == first
+    assert study.rows_of_seed(0, Work(tmp_path)) == first
     monkeypatch.setattr(study, "GAMS", (1.0,))
-    assert len(study.rows_of_seed(0, tmp_path)) == len(first) - 3
+    assert len(study.rows_of_seed(0, Work(tmp_path))) == len(first) - 3
 
 
 def test_a_curve_is_the_mean_over_the_seeds_with_its_standard_error():
@@ -69,7 +71,7 @@ def test_a_curve_is_the_mean_over_the_seeds_with_its_standard_error():
         study.Row(seed, "squared", gam, gam / 120, acc, 0.0, 60, False, 1)
         for seed, gam, acc in [(0, 2, 0.5), (1, 2, 0.7), (0, 1, 0.9), (1, 1, 0.9)]
     ]
-    found = curves.curve(rows, "squared", curves.accuracy)
+    found = study.curve(rows, "squared", study.accuracy)
     np.testing.assert_allclose(found.penalty, [1, 2])
     np.testing.assert_allclose(found.mean, [0.9, 0.6])
     np.testing.assert_allclose(found.error, [0.0, 0.1])
@@ -77,12 +79,12 @@ def test_a_curve_is_the_mean_over_the_seeds_with_its_standard_error():
     assert found.at(2) == pytest.approx(0.6)
 
 
-def test_an_unknown_figure_and_a_missing_matplotlib_are_told_before_anything_runs(tmp_path, monkeypatch):
+def test_an_unknown_figure_and_a_missing_library_are_told_before_anything_runs(tmp_path, monkeypatch):
     assert names()[:2] == [FIGURE1, FIGURE2]
     with pytest.raises(ConfigError, match="cannot reproduce 'figure1', want one of"):
         reproduce("figure1", output=tmp_path)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r'pip install "coterie\[plots\]"'):
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    with pytest.raises(ConfigError, match=r"vl_convert, which is not installed: pip install 'coterie\[report\]'"):
         reproduce(FIGURE1, output=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -95,16 +97,16 @@ def test_eight_seeds_give_the_figures_in_five_minutes(tmp_path):
     reproduce(FIGURE2, seeds=8, output=tmp_path, console=screen())
     assert time.monotonic() - started < 300
 
-    peaks = {method: curves.curve(rows, method, curves.accuracy).peak()[1] for method in REFERENCE}
+    peaks = {method: study.curve(rows, method, study.accuracy).peak()[1] for method in REFERENCE}
     assert peaks == pytest.approx(REFERENCE, abs=0.02)
     assert peaks["global"] < peaks["local"] < peaks["squared"] <= peaks["sum_of_norms"] <= peaks["oracle"] + 0.01
 
-    accuracy, models = (curves.curve(rows, "sum_of_norms", measure) for measure in (curves.accuracy, curves.clusters))
+    accuracy, models = (study.curve(rows, "sum_of_norms", measure) for measure in (study.accuracy, study.clusters))
     assert models.mean[-1] == 1  # "For lambda sufficiently large, our method enforces consensus"
     assert accuracy.mean[-1] == pytest.approx(peaks["global"], abs=1e-3)
     assert models.mean[0] > 59
     assert accuracy.mean[0] > peaks["local"]
-    compact, squared = (curves.curve(rows, method, curves.within) for method in ("sum_of_norms", "squared"))
+    compact, squared = (study.curve(rows, method, study.within) for method in ("sum_of_norms", "squared"))
     for lam in study.LAMS:  # "constantly smaller" is true from .01 up only
         assert (compact.at(lam) < squared.at(lam)) == (lam >= 0.01), lam
     exact = {row.seed for row in rows if row.method == "sum_of_norms" and row.is_exact}

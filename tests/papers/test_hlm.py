@@ -18,7 +18,8 @@ from coterie.wire.codec import Precision
 from coterie_client.data import load_users
 from coterie_client.data.hlm import truth
 from coterie_deploy.engines.api import run
-from coterie_deploy.studies.reproduce import KNOWN_CLUSTERS, known_clusters, known_clusters_report, reproduce
+from coterie_deploy.studies.reproduce import known_clusters, reproduce
+from coterie_deploy.studies.reproduce.study import Work
 from coterie_server.interface.half import Members, Setting
 from coterie_server.maths import hlm
 from coterie_server.methods.hlm_exact import build
@@ -317,33 +318,32 @@ def test_table_and_figure_are_printed_beside_the_papers_numbers(tmp_path, small_
         assert [float(line["mean"]) for line in csv.DictReader(file)] == [row.mean for row in rows]
 
     console = screen()
-    monkeypatch.setattr(known_clusters_report, "FIGURE1_SIZES", (10, 100))
-    monkeypatch.setitem(KNOWN_CLUSTERS, "known-clusters-figure1", ((10, 100), known_clusters_report.figure1))
+    monkeypatch.setattr(known_clusters, "FIGURE1_SIZES", (10, 100))
     monkeypatch.setattr(known_clusters, "run", None)  # the numbers are there
     assert reproduce("known-clusters-figure1", seeds=2, output=tmp_path, console=console) == rows
     assert (tmp_path / "known-clusters-figure1.png").read_bytes().startswith(b"\x89PNG")
-    first = known_clusters_report.summary(rows, 10, "local")
+    first = known_clusters.summary(rows, 10, "local")
     assert f"{first.mean:.4f}" in console.file.getvalue()
 
 
 def test_damaged_numbers_are_measured_again(tmp_path, small_data):
-    first = known_clusters.rows_of(0, 2, tmp_path)
+    first = known_clusters.rows_of(0, 2, Work(tmp_path))
     (kept,) = tmp_path.iterdir()
     kept.write_text("{")
-    assert known_clusters.rows_of(0, 2, tmp_path) == first
+    assert known_clusters.rows_of(0, 2, Work(tmp_path)) == first
 
 
 def test_a_summary_is_a_mean_over_the_seeds():
     rows = [known_clusters.Row(seed, 10, "local", mean, 1.0, 3.0, 0.0) for seed, mean in ((0, 1.0), (1, 2.0))]
     rows.append(known_clusters.Row(0, 25, "local", 9.0, 9.0, 9.0, 0.0))
-    found = known_clusters_report.summary(rows, 10, "local")
+    found = known_clusters.summary(rows, 10, "local")
     assert (found.mean, found.error, found.maximum) == (1.5, pytest.approx(np.sqrt(0.5)), 3.0)
 
 
 def test_the_single_coin_is_run_as_the_paper_says_and_for_some_sizes_only(tmp_path, small_data):
     config = known_clusters.single_coin_experiment(0, 10).method
     assert (config.variant, config.p0, config.eta, config.gamma, config.lam) == ("single_coin", 0.1, 1e-4, 1.0, 1.0)
-    found = {m: [row.estimator for row in known_clusters.rows_of(0, m, tmp_path)] for m in (2, 5)}
+    found = {m: [row.estimator for row in known_clusters.rows_of(0, m, Work(tmp_path))] for m in (2, 5)}
     assert "single_coin" not in found[2]
     assert "single_coin" in found[5]
 
@@ -352,7 +352,7 @@ def test_the_single_coin_is_run_as_the_paper_says_and_for_some_sizes_only(tmp_pa
 def five_seeds(tmp_path_factory):
     """Real runs, m = 10."""
     folder = tmp_path_factory.mktemp("table1")
-    return [row for seed in range(5) for row in known_clusters.rows_of(seed, 10, folder)]
+    return [row for seed in range(5) for row in known_clusters.rows_of(seed, 10, Work(folder))]
 
 
 def by_estimator(rows, seed):
@@ -363,7 +363,7 @@ def by_estimator(rows, seed):
 @pytest.mark.timeout(900)
 def test_five_seeds_give_table_1(five_seeds):
     for name, (mean, sd) in TABLE1.items():
-        assert known_clusters_report.summary(five_seeds, 10, name).mean == pytest.approx(mean, abs=3 * sd / np.sqrt(5)), name
+        assert known_clusters.summary(five_seeds, 10, name).mean == pytest.approx(mean, abs=3 * sd / np.sqrt(5)), name
     for seed in range(5):
         found = by_estimator(five_seeds, seed)
         assert found["known_clusters"] < found["single_cluster"] < found["local"] < found["single_model"], seed

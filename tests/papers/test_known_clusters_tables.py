@@ -16,8 +16,9 @@ from coterie_client.data import load_users
 from coterie_client.problems import build_problem
 from coterie_deploy.engines.api import run
 from coterie_deploy.read import shipped
-from coterie_deploy.studies.reproduce import known_clusters_exams, known_clusters_exams_report, names, reproduce
+from coterie_deploy.studies.reproduce import known_clusters_exams, names, reproduce
 from coterie_deploy.studies.reproduce.known_clusters_exams import Scores
+from coterie_deploy.studies.reproduce.study import Work
 
 TABLE2 = "known-clusters-table2"
 # Mean held-out losses with other held-out rows, found independently.
@@ -83,13 +84,13 @@ def test_the_performance_ratio_is_the_share_of_users_no_less_accurate_than_by_kn
         scores("known_clusters", [1.0] * 4, [0.5] * 4, seed=1),
         scores("local", [1.0] * 4, [0.5] * 4, seed=1),
     ]
-    assert known_clusters_exams_report.performance_ratio(rows, "local") == (2 / 4 + 4 / 4) / 2
-    assert known_clusters_exams_report.performance_ratio(rows, "known_clusters") == 1.0
+    assert known_clusters_exams.performance_ratio(rows, "local") == (2 / 4 + 4 / 4) / 2
+    assert known_clusters_exams.performance_ratio(rows, "known_clusters") == 1.0
 
 
 def test_a_loss_counts_100_at_most_and_statistics_are_means_over_the_seeds():
     rows = [scores("local", [1.0, 2.0, 3.0, 500.0], [0.0] * 4), scores("local", [0.0] * 4, [0.0] * 4, seed=1)]
-    found = known_clusters_exams_report.summary(known_clusters_exams_report.losses_of(rows, "local"))
+    found = known_clusters_exams.summary(known_clusters_exams.losses_of(rows, "local"))
     assert (found.mean, found.maximum) == (106 / 4 / 2, 50.0)
     assert found.quartiles == (1.75 / 2, 2.5 / 2, 27.25 / 2)
     assert found.error == pytest.approx(26.5 / np.sqrt(2))
@@ -141,7 +142,7 @@ def test_the_table_is_printed_with_its_plot_and_numbers_beside_the_papers(tmp_pa
 def test_a_file_that_cannot_be_written_is_told(tmp_path, zero_models):
     (tmp_path / "taken").write_text("")
     with pytest.raises(RunError, match=r"cannot write .*known-clusters-exams-seed0\.json"):
-        known_clusters_exams.rows_of(0, tmp_path / "taken")
+        known_clusters_exams.rows_of(0, Work(tmp_path / "taken"))
 
 
 # ---- real runs
@@ -152,7 +153,7 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path, zero_models):
 def test_the_study_finds_what_the_schools_say_of_their_models(tmp_path, monkeypatch):
     results = []
     monkeypatch.setattr(known_clusters_exams, "run", lambda experiment: results.append(run(experiment)) or results[-1])
-    rows = {row.estimator: row for row in known_clusters_exams.rows_of(0, tmp_path)}
+    rows = {row.estimator: row for row in known_clusters_exams.rows_of(0, Work(tmp_path))}
     known, single, local = (result.metrics for result in results)
     told = {
         "known_clusters": known["async_l2gd"],

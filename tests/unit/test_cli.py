@@ -590,7 +590,7 @@ for name in (*methods('convex'), "prepare", "evaluation", "consensus"):
         method_module("coterie_client", name)
     except ModuleNotFoundError:
         pass
-heavy = {"coterie_server", "scipy", "matplotlib", "pandas", "pyarrow", "torch", "rich"}
+heavy = {"coterie_server", "scipy", "vl_convert", "pandas", "pyarrow", "torch", "rich"}
 print(sorted(heavy & {name.partition(".")[0] for name in sys.modules}))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)

@@ -516,6 +516,6 @@ def test_configurations_are_frozen() -> None:
 
 
 def test_importing_the_data_package_imports_no_heavy_library() -> None:
-    heavy = "('pyarrow', 'pandas', 'scipy', 'torch', 'grpc', 'matplotlib')"
+    heavy = "('pyarrow', 'pandas', 'scipy', 'torch', 'grpc', 'vl_convert')"
     code = f"import sys, coterie_client.data; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

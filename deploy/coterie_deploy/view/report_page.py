@@ -6,12 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from coterie import __version__
 from coterie.record.files import written_whole
 from coterie_deploy.read.costs import Weighing
-from coterie_deploy.view.charts import Chart, theme
+from coterie_deploy.view.charts import Chart, Spec, theme
 from coterie_deploy.view.comparison import comparison_of, labels_of
 from coterie_deploy.view.pages import environment, needed, safe_json, specs_of, text_of, themes, vega_script
 from coterie_deploy.view.run_view import RunView, view_of
@@ -106,22 +105,22 @@ def html_of(page: Page) -> str:
 
 def write_figures(charts: Sequence[tuple[str, Chart]], folder: Path, formats: Sequence[str]) -> list[Path]:
     """Each chart as a file KEY.FORMAT, png, svg or pdf: a column of a paper wide, PNG with 300 dots an inch."""
-    library = needed("vl_convert", "report")
-    written = []
-    for key, chart in charts:
-        spec = {**chart.spec, "width": _WIDTH}
-        for form in dict.fromkeys(formats):
-            path = folder / f"{_NOT_IN_A_NAME.sub('-', key)}.{form}"
-            with written_whole(path, "a figure") as file:
-                file.write(_drawn(library, spec, form))
-            written.append(path)
+    written = [folder / f"{_NOT_IN_A_NAME.sub('-', key)}.{form}" for key, _ in charts for form in dict.fromkeys(formats)]
+    drawn = ({**chart.spec, "width": _WIDTH} for _, chart in charts for _ in dict.fromkeys(formats))
+    for path, spec in zip(written, drawn, strict=True):
+        write_figure(spec, path)
     return written
 
 
-def _drawn(library: Any, spec: Any, form: str) -> bytes:
-    config = theme(dark=False, paper=True)
-    if form == "png":
-        return bytes(library.vegalite_to_png(spec, config=config, ppi=_PPI, scale=1))
-    if form == "pdf":
-        return bytes(library.vegalite_to_pdf(spec, config=config))
-    return str(library.vegalite_to_svg(spec, config=config)).encode()
+def write_figure(spec: Spec, path: Path) -> None:
+    """A specification drawn in the format that the ending of its file names. Raises RunError when the file cannot be written."""
+    library, config = needed("vl_convert", "report"), theme(dark=False, paper=True)
+    match path.suffix:
+        case ".png":
+            drawn = bytes(library.vegalite_to_png(spec, config=config, ppi=_PPI, scale=1))
+        case ".pdf":
+            drawn = bytes(library.vegalite_to_pdf(spec, config=config))
+        case _:
+            drawn = str(library.vegalite_to_svg(spec, config=config)).encode()
+    with written_whole(path, "a figure") as file:
+        file.write(drawn)

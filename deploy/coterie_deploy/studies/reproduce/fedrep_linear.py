@@ -1,4 +1,4 @@
-"""The federated runs behind figures 1, 3 and 4 of Collins, Hassani, Mokhtari and Shakkottai (2021), and what is measured in them.
+"""Figures 1, 3 and 4 of Collins, Hassani, Mokhtari and Shakkottai (2021), by federated runs from each seed; printed without numbers.
 
 Section 5.1's data (`coterie_client.data.representation`). What the paper does not say is here:
 
@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import JsonValue
+from rich.console import Console
 
+from coterie.arrays import Array
 from coterie.errors import RunError
 from coterie.experiment.config import Experiment, experiment_from
 from coterie.experiment.data import RepresentationData
@@ -33,13 +34,15 @@ from coterie_client.data import UserData, load_users, user_source
 from coterie_deploy.engines.api import Result, run
 from coterie_deploy.engines.launch import Launch, launch
 from coterie_deploy.studies.adapt import adapted_from
-from coterie_deploy.studies.reproduce.files import fingerprint_of, kept_rows
+from coterie_deploy.studies.plots import Axis, Point, curves, panels
 from coterie_deploy.studies.reproduce.known_clusters import models_of
+from coterie_deploy.studies.reproduce.study import Study, Work, fingerprint_of, kept_rows, seeds_of
+from coterie_deploy.terminal.tables import figure, table
+from coterie_deploy.view.charts import Spec
 from coterie_server.interface.half import Outcome
 
 Algorithm = Literal["fedrep", "gd_gd", "10gd_gd"]
 Learner = Literal["fedrep", "fedavg", "local"]
-Say = Callable[[str], None]
 
 N_USERS, D, K = 100, 20, 2  # figures 1 and 4
 PARTICIPATION = 0.1  # "r = 0.1"
@@ -82,15 +85,15 @@ class Errors:
     errors: list[float]
 
 
-def figure3(seed: int, folder: Path, say: Say) -> list[Distances]:
+def figure3(seed: int, work: Work) -> list[Distances]:
     """One trajectory for each algorithm and n, from the folder where they are there. Raises RunError when it cannot be written."""
     found = []
     for n_users in SIZES:
         for algorithm in ALGORITHMS:
             if n_users < _LARGE or algorithm == "fedrep":
-                say(f"seed {seed}: {algorithm}, {n_users} users")
+                work.say(f"seed {seed}: {algorithm}, {n_users} users")
                 experiment = figure3_experiment(seed, n_users, algorithm)
-                kept = folder / f"fedrep-figure3-seed{seed}-{algorithm}-{n_users}.json"
+                kept = work.folder / f"fedrep-figure3-seed{seed}-{algorithm}-{n_users}.json"
                 found += kept_rows(kept, fingerprint_of(experiment), Distances, functools.partial(_distances, experiment, algorithm))
     return found
 
@@ -103,23 +106,23 @@ def figure3_experiment(seed: int, n_users: int, algorithm: Algorithm) -> Experim
     return _experiment(seed, data, method, rounds)
 
 
-def figure1(seed: int, folder: Path, say: Say) -> list[Errors]:
+def figure1(seed: int, work: Work) -> list[Errors]:
     """The users' errors for each m, with what each learner makes of the users' rows."""
     found = []
     for rows in ROWS:
-        say(f"seed {seed}: FedRep, FedAvg and local models on {rows} rows a user")
+        work.say(f"seed {seed}: FedRep, FedAvg and local models on {rows} rows a user")
         makers = (_learnt(seed, rows, FEDREP), _learnt(seed, rows, FEDAVG), _local(seed, 0, N_USERS, rows))
-        kept = folder / f"fedrep-figure1-seed{seed}-m{rows}.json"
+        kept = work.folder / f"fedrep-figure1-seed{seed}-m{rows}.json"
         found += kept_rows(kept, fingerprint_of(*makers), Errors, functools.partial(_errors_of_users, makers, rows))
     return found
 
 
-def figure4(seed: int, folder: Path, say: Say) -> list[Errors]:
+def figure4(seed: int, work: Work) -> list[Errors]:
     """New users' errors for each m_new, on what each learner has learnt from others."""
     fedrep, fedavg = (figure4_experiment(seed, method) for method in (FEDREP, FEDAVG))
     newcomers = [_new_users(fedrep, rows) for rows in NEW_ROWS]
-    kept = folder / f"fedrep-figure4-seed{seed}.json"
-    return kept_rows(kept, fingerprint_of(fedrep, fedavg, *newcomers), Errors, lambda: _errors_of_new_users(fedrep, fedavg, say))
+    kept = work.folder / f"fedrep-figure4-seed{seed}.json"
+    return kept_rows(kept, fingerprint_of(fedrep, fedavg, *newcomers), Errors, lambda: _errors_of_new_users(fedrep, fedavg, work))
 
 
 def figure4_experiment(seed: int, method: Mapping[str, Any]) -> Experiment:
@@ -185,11 +188,11 @@ def _errors_of_users(experiments: Sequence[Experiment], rows: int) -> list[Error
     return [*found, Errors(seed, "local", rows, _errors_of_local(local))]
 
 
-def _errors_of_new_users(fedrep: Experiment, fedavg: Experiment, say: Say) -> list[Errors]:
+def _errors_of_new_users(fedrep: Experiment, fedavg: Experiment, work: Work) -> list[Errors]:
     found = []
     trained: tuple[tuple[Learner, Experiment], ...] = (("fedrep", fedrep), ("fedavg", fedavg))
     for learner, experiment in trained:
-        say(f"seed {experiment.seed}: {learner}, then {N_NEW} new users")
+        work.say(f"seed {experiment.seed}: {learner}, then {N_NEW} new users")
         learnt = Outcome(None, shared=_outcome(run(experiment)).shared)
         for rows in NEW_ROWS:
             joined = asyncio.run(launch(_new_users(experiment, rows), Launch(transport="loopback", start=learnt)))
@@ -214,3 +217,139 @@ def _errors_of_local(experiment: Experiment) -> list[float]:
     owners = {user.name: user for user in load_users(experiment.data, experiment.seed, None)}
     models = zip(result.users, models_of(result, "local"), strict=True)
     return [float(np.square(owners[name].test_features @ model - owners[name].test_target).mean()) for name, model in models]
+
+
+# ---- what is printed and drawn. The numbers beside the measured ones are medians over other draws, found independently of this system.
+
+LEVELS = (0.1, 0.01, 0.001)  # distances to be reached
+FLOOR = 10  # rounds at the end, over which the distance is averaged
+ALGORITHM_TITLES: Mapping[Algorithm, str] = {"fedrep": "FedRep", "10gd_gd": "10GD-GD", "gd_gd": "GD-GD"}
+LEARNER_TITLES: Mapping[Learner, str] = {"fedrep": "FedRep", "fedavg": "FedAvg", "local": "local models"}
+
+# The distance at the start, the rounds to LEVELS, and the floor, for eta = 1.
+OTHER_DRAWS_3: Mapping[tuple[Algorithm, int], tuple[str, ...]] = {
+    ("fedrep", 100): (".44", "4", "10", "15", "4.2e-4"),
+    ("fedrep", 500): (".21", "1", "4", "7", "1.8e-4"),
+    ("fedrep", 1000): (".14", "1", "4", "6", "1.3e-4"),
+    ("fedrep", 5000): (".06", "0", "3", "5", "5.5e-5"),
+    ("10gd_gd", 100): (".44", "", "29", "", ""),
+    ("10gd_gd", 500): (".21", "", "14", "", ""),
+    ("10gd_gd", 1000): (".14", "", "10", "", ""),
+    ("gd_gd", 100): (".44", "", "79", "", ""),
+    ("gd_gd", 500): (".21", "", "54", "", ""),
+    ("gd_gd", 1000): (".14", "", "46", "", ""),
+}
+# By m_new.
+OTHER_DRAWS_4: Mapping[Learner, Mapping[int, str]] = {
+    "fedrep": {1: ".94", 2: "3.3e-6", 3: "1.2e-6", 5: "5.4e-7", 10: "3.0e-7"},
+    "fedavg": dict.fromkeys(NEW_ROWS, "about 2"),
+    "local": {1: "1.95", 2: "1.86", 3: "1.74", 5: "1.52", 10: "1.0", 20: "4.5e-5"},
+}
+
+
+def rounds_to(distances: Sequence[float], level: float) -> float:
+    """The first round after which the distance is at most `level`, 0 for the start, infinity for none."""
+    reached = np.flatnonzero(np.asarray(distances) <= level)
+    return float(reached[0]) if reached.size else np.inf
+
+
+def median_line(found: Sequence[Distances]) -> tuple[float, ...]:
+    """Medians over the seeds: the distance at the start, the rounds to each of LEVELS, the floor."""
+    rows = [
+        (run.distances[0], *(rounds_to(run.distances, level) for level in LEVELS), float(np.mean(run.distances[-FLOOR:]))) for run in found
+    ]
+    return tuple(float(value) for value in np.median(rows, axis=0))
+
+
+def errors_at(found: Sequence[Errors], learner: Learner, rows: int) -> Array:
+    """The errors of all users of all seeds."""
+    return np.concatenate([run.errors for run in found if (run.learner, run.rows) == (learner, rows)])
+
+
+def _show_figure3(found: Sequence[Distances], console: Console) -> None:
+    lines = []
+    for n_users in SIZES:
+        for algorithm in ALGORITHMS:
+            runs = [run for run in found if (run.algorithm, run.n_users) == (algorithm, n_users)]
+            if not runs:
+                continue
+            start, *rounds, floor = median_line(runs)
+            reached = (f"{value:g}" if np.isfinite(value) else f"> {len(runs[0].distances) - 1}" for value in rounds)
+            lines.append((ALGORITHM_TITLES[algorithm], str(n_users), f"{start:.2f}", *reached, f"{floor:.1e}"))
+            lines.append(("  other draws", "", *OTHER_DRAWS_3[algorithm, n_users]))
+    columns = ("", "n", "start", *(f"to {level:g}" for level in LEVELS), "floor")
+    console.print(table(f"Distance of the representation, and rounds to a distance, {seeds_of(found)}", columns, lines))
+    console.print(
+        f"Medians over the seeds; d = 10, k = 2, m = 5 fresh rows, r = .1, eta = 1. The floor is a mean over the last {FLOOR} rounds. "
+        "The heads' steps of GD-GD and 10GD-GD are tuned; for n = 5000 only FedRep is run. The paper gives no numbers for its figure."
+    )
+
+
+def _show_figure1(found: Sequence[Errors], console: Console) -> None:
+    lines = [line for learner, title in LEARNER_TITLES.items() for line in _error_lines(found, learner, title, ROWS)]
+    console.print(table(f"Median error by m, {seeds_of(found)}", ("m", *map(str, ROWS)), lines))
+    console.print(
+        "The error of a user's model, of its m rows, is the mean squared error on new rows without noise. 100 users, d = 20, k = 2, "
+        "r = .1, 200 rounds on the same rows. The paper gives no numbers for its figure: local models suffer where m is small, a single "
+        "model (FedAvg) for any m, FedRep never. Of k = 2 rows a head fits all, and nothing is left to learn a representation from."
+    )
+
+
+def _show_figure4(found: Sequence[Errors], console: Console) -> None:
+    lines = []
+    for learner, title in LEARNER_TITLES.items():
+        lines += _error_lines(found, learner, title, NEW_ROWS)
+        lines.append(("  other draws", *(OTHER_DRAWS_4[learner].get(rows, "") for rows in NEW_ROWS)))
+    console.print(table(f"Median error by m_new, {seeds_of(found)}", ("m_new", *map(str, NEW_ROWS)), lines))
+    console.print(
+        "The error of a new user's model, of its m_new rows, is the mean squared error on new rows without noise. "
+        f"{N_NEW} new users for each seed join what 100 others have learnt (coterie adapt); FedRep's and FedAvg's solve for a head. "
+        "The paper gives no numbers for its figure."
+    )
+
+
+def _error_lines(found: Sequence[Errors], learner: Learner, title: str, sizes: Sequence[int]) -> list[tuple[str, ...]]:
+    quartiles = [np.quantile(errors_at(found, learner, rows), [0.25, 0.5, 0.75]) for rows in sizes]
+    return [
+        (title, *(figure(middle, 3) for _, middle, _ in quartiles)),
+        ("  25 %", *(figure(low, 3) for low, _, _ in quartiles)),
+        ("  75 %", *(figure(high, 3) for _, _, high in quartiles)),
+    ]
+
+
+def _figure3_chart(found: Sequence[Distances]) -> Spec:
+    """Medians and quartiles of the trajectories, a panel for each n."""
+    points = []
+    for algorithm, title in ALGORITHM_TITLES.items():
+        for n_users in SIZES:
+            runs = [run.distances for run in found if (run.algorithm, run.n_users) == (algorithm, n_users)]
+            points += [_quartiles(title, number, values, f"n = {n_users}") for number, values in enumerate(np.transpose(runs))]
+    distance = Axis("principal angle distance to the truth", is_log=True)
+    return panels(curves(points, Axis("rounds"), distance, bands=True))
+
+
+def _errors_chart(found: Sequence[Errors], x_title: str, sizes: Sequence[int]) -> Spec:
+    points = [_quartiles(title, rows, errors_at(found, learner, rows)) for learner, title in LEARNER_TITLES.items() for rows in sizes]
+    return curves(points, Axis(x_title, is_log=True, ticks=sizes), Axis("error of a user's model", is_log=True), bands=True)
+
+
+def _quartiles(title: str, x: float, values: Array, panel: str = "") -> Point:
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
+    return Point(title, x, middle, low, high, panel)
+
+
+_ERRORS = (
+    ("seed", "learner", "rows", "user", "error"),
+    lambda run: [(run.seed, run.learner, run.rows, *point) for point in enumerate(run.errors)],
+)
+STUDIES = {
+    "fedrep-figure1": Study(figure1, _show_figure1, lambda found: _errors_chart(found, "rows of a user, m", ROWS), *_ERRORS),
+    "fedrep-figure3": Study(
+        figure3,
+        _show_figure3,
+        _figure3_chart,
+        ("seed", "algorithm", "n_users", "round", "distance"),
+        lambda run: [(run.seed, run.algorithm, run.n_users, *point) for point in enumerate(run.distances)],
+    ),
+    "fedrep-figure4": Study(figure4, _show_figure4, lambda found: _errors_chart(found, "rows of a new user, m_new", NEW_ROWS), *_ERRORS),
+}

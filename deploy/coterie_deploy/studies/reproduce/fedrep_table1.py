@@ -11,19 +11,26 @@ common was chosen from seeds 0 and 7 to 9, methods' own settings from seed 7; so
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from rich.console import Console
+
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, as_written
 from coterie.text.names import similar_names
-from coterie_deploy.engines.api import Result, run
+from coterie_deploy.engines.api import run
 from coterie_deploy.read.shipped import load
 from coterie_deploy.studies.compare import Comparing
-from coterie_deploy.studies.reproduce.files import fingerprint_of, kept_rows
+from coterie_deploy.studies.plots import WIDTH, panels
+from coterie_deploy.studies.reproduce.study import Study, Work, fingerprint_of, kept_rows, seeds_of
+from coterie_deploy.terminal.tables import counted, duration, is_narrow, size, table
+from coterie_deploy.view.charts import Spec, spec_of
 
 _CIFAR = ("cifar10_jpeg_train.npz", "cifar10_jpeg_test.npz")
 _WEIGHT_BYTES = 4  # weights of networks travel as float32
@@ -150,12 +157,15 @@ def chosen_columns(asked: str | None, data: Path | None) -> list[str]:
     return names
 
 
-def scores_of(seed: int, column: str, folder: Path, data: Path | None, say: Callable[[str], None]) -> list[Score]:
-    """Every method from one seed: from the files in `folder`, or run, and written there."""
+def scores_of(seed: int, column: str, work: Work) -> list[Score]:
+    """Every method from one seed: from the files in the folder, or run, and written there."""
     found: list[Score] = []
     for method, entry in METHODS.items():
-        say(f"seed {seed}, {COLUMNS[column].title}: {entry.title}")
-        found += _kept(seed, column, method, folder, data)
+        work.say(f"seed {seed}, {COLUMNS[column].title}: {entry.title}")
+        experiment = experiment_of(column, method, seed)
+        kept = work.folder / f"fedrep-table1-{column}-{method}-{seed}.json"
+        measure = functools.partial(_measured, experiment, column, method, work.data)
+        found += kept_rows(kept, fingerprint_of(experiment), Score, measure)
     return found
 
 
@@ -166,25 +176,17 @@ def experiment_of(column: str, method: str, seed: int) -> Experiment:
     return Comparing(content, [entry.method], [seed], {entry.method: entry.settings}, {"hosts": 1}).experiment(entry.method, seed)
 
 
-def _kept(seed: int, column: str, method: str, folder: Path, data: Path | None) -> list[Score]:
-    experiment = experiment_of(column, method, seed)
-
-    def measure() -> list[Score]:
-        began = time.monotonic()
-        result = run(experiment, data=data)
-        return [_score(column, method, seed, result, time.monotonic() - began)]
-
-    return kept_rows(folder / f"fedrep-table1-{column}-{method}-{seed}.json", fingerprint_of(experiment), Score, measure)
-
-
-def _score(column: str, method: str, seed: int, result: Result, seconds: float) -> Score:
+def _measured(experiment: Experiment, column: str, method: str, data: Path | None) -> list[Score]:
+    began = time.monotonic()
+    result = run(experiment, data=data)
+    seconds = time.monotonic() - began
     figures = result.metrics[result.final_stage]
     whose = "personal" if "personal_accuracy" in figures else "global"
     ledger = result.ledger()
-    return Score(
+    score = Score(
         column,
         method,
-        seed,
+        experiment.seed,
         accuracy=figures["last_rounds_accuracy"],
         worst=figures[f"{whose}_accuracy_min"],
         tuned=figures[f"{whose}_ft_head_accuracy"],
@@ -193,8 +195,126 @@ def _score(column: str, method: str, seed: int, result: Result, seconds: float) 
         megabytes_down=_megabytes(ledger, "down"),
         seconds=seconds,
     )
+    return [score]
 
 
 def _megabytes(ledger: Sequence[Mapping[str, Any]], direction: str) -> float:
     scalars = sum(int(row["scalars"]) for row in ledger if row["direction"] == direction and row["step"] not in _JUDGING)
     return _WEIGHT_BYTES * scalars / 1e6
+
+
+# ---- what is printed and drawn: a table for each column
+
+_TUNED = "+FT"
+_SAID = (
+    "+FT: with ten more epochs of each user's head, at the end. Worst: the user whose model is worst. Up, down: what users send and are "
+    "sent in a run to train, each on a device of its own. Not at hand: the paper's CIFAR-100, Sent140 and FEMNIST."
+)
+_ORDER = ("fedrep", "fedper", "fedavg")  # what the paper finds, the best first
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a column. Accuracies in per cent, one for each seed."""
+
+    title: str
+    accuracies: list[float]
+    worst: list[float]
+    paper: str  # as printed, "" where the paper has none
+    scores: Sequence[Score]
+
+
+def _show(scores: Sequence[Score], console: Console) -> None:
+    by_column = _by_column(scores)
+    for column, of_column in by_column.items():
+        _print(column, of_column, console)
+    console.print(_SAID)
+    console.print(settings_said(list(by_column)), style="dim")
+
+
+def _by_column(scores: Sequence[Score]) -> dict[str, list[Score]]:
+    return {column: [score for score in scores if score.column == column] for column in dict.fromkeys(score.column for score in scores)}
+
+
+def settings_said(columns: Sequence[str]) -> str:
+    """With what the runs were made, beside what the shipped experiments say, in sentences."""
+    said = [f"{COLUMNS[name].title}: experiment {COLUMNS[name].experiment} with {', '.join(COLUMNS[name].overrides)}." for name in columns]
+    own = [f"{entry.title} {', '.join(entry.settings)}" for entry in METHODS.values() if entry.settings]
+    return f"Settings. {' '.join(said)} Of one method: {'; '.join(own)}. Local updates of the others: 1 epoch."
+
+
+def lines_of(scores: Sequence[Score]) -> list[Line]:
+    """The lines of one column, in the order of `METHODS`."""
+    found = []
+    for name, method in METHODS.items():
+        own = [score for score in scores if score.method == name]
+        if own:
+            found.append(_line(method.title, own, lambda score: (score.accuracy, score.worst)))
+            if method.is_tuned:
+                found.append(_line(f"{method.title}{_TUNED}", own, lambda score: (score.tuned, score.tuned_worst)))
+    return found
+
+
+def _line(title: str, scores: Sequence[Score], told: Callable[[Score], tuple[float, float]]) -> Line:
+    accuracies, worst = ([100 * value for value in values] for values in zip(*map(told, scores), strict=True))
+    return Line(title, accuracies, worst, COLUMNS[scores[0].column].paper.get(title, ""), scores)
+
+
+def _print(column: str, scores: Sequence[Score], console: Console) -> None:
+    seeds = {score.seed for score in scores}
+    has_paper, has_range, narrow = bool(COLUMNS[column].paper), len(seeds) > 1, is_narrow(console)
+    heads = ["", "accuracy", *(["range"] if has_range else []), *(["paper"] if has_paper else []), "worst"]
+    heads += [] if narrow else ["up", "down", "time"]
+    rows = []
+    for line in lines_of(scores):
+        cells = [line.title, f"{np.mean(line.accuracies):.1f}"]
+        cells += [f"{min(line.accuracies):.1f}-{max(line.accuracies):.1f}"] if has_range else []
+        cells += [line.paper or "-"] if has_paper else []
+        rows.append([*cells, f"{np.mean(line.worst):.1f}", *([] if narrow else _costs(line))])
+    console.print(table(f"{COLUMNS[column].title}: accuracy in %, {seeds_of(scores)}", heads, rows))
+    if not has_paper:
+        console.print("A stand-in: no column of the paper.")
+    kept = sum(_is_in_order([score for score in scores if score.seed == seed]) for seed in seeds)
+    console.print(f"FedRep >= FedPer > FedAvg, as in the paper: from {kept} of {counted(len(seeds), 'seed')}.\n")
+
+
+def _costs(line: Line) -> list[str]:
+    """Tuning sends nothing, and its time is its method's, whose line stands above."""
+    if line.title.endswith(_TUNED):
+        return ["", "", ""]
+    means = [float(np.mean(values)) for values in zip(*((s.megabytes_up, s.megabytes_down, s.seconds) for s in line.scores), strict=True)]
+    return [size(means[0] * 1e6), size(means[1] * 1e6), duration(means[2])]
+
+
+def _is_in_order(scores: Sequence[Score]) -> bool:
+    best, middle, last = (next(score.accuracy for score in scores if score.method == name) for name in _ORDER)
+    return best >= middle > last
+
+
+def _chart(scores: Sequence[Score]) -> Spec:
+    """A panel for each column, a line for each of its lines: diamonds are seeds, a dot is their mean, a cross the paper's."""
+    marks = ("each seed", "mean of ours", "the paper's")
+    rows: list[tuple[object, ...]] = []
+    for column, of_column in _by_column(scores).items():
+        for line in lines_of(of_column):
+            found = [*((marks[0], value) for value in line.accuracies), (marks[1], float(np.mean(line.accuracies)))]
+            found += [(marks[2], float(line.paper))] if line.paper else []
+            rows += [(COLUMNS[column].title, line.title, *one) for one in found]
+    n_panels, titles = len({row[0] for row in rows}), list(dict.fromkeys(row[1] for row in rows))
+    mark: dict[str, Any] = {"field": "mark", "type": "nominal", "sort": marks}
+    encoding = {
+        "x": {"field": "accuracy", "type": "quantitative", "title": "accuracy, %", "scale": {"zero": False}},
+        "y": {"field": "line", "type": "nominal", "sort": titles, "title": None, "axis": {"grid": True}},
+        "color": {**mark, "scale": {"domain": marks}},
+        "shape": {**mark, "scale": {"domain": marks, "range": ["diamond", "circle", "cross"]}},
+        "size": {**mark, "scale": {"domain": marks, "range": [14, 40, 40]}},
+    }
+    unit = {"mark": {"type": "point", "filled": True}, "encoding": encoding, "width": WIDTH, "height": 27 * len(titles)}
+    return panels(spec_of(unit, ("panel", "line", "mark", "accuracy"), rows), columns=n_panels)
+
+
+def _measure(seed: int, work: Work) -> list[Score]:
+    return [score for column in chosen_columns(work.columns, work.data) for score in scores_of(seed, column, work)]
+
+
+STUDIES = {"fedrep-table1": Study(_measure, _show, _chart)}

@@ -1,122 +1,81 @@
-"""The federated runs behind figures 1 and 2 of Armacki, Bajovic, Jakovetic and Kar (2022), seed by seed, and what is measured in them.
-
-Section V's data (N = 60, three clusters; `coterie_client.data.ellipses`). For each seed a run solves (1), (2), the oracle and (3) along a
-decreasing path, two more go on with (3) at weaker penalties, and one for each penalty solves (4). Each is a run on the engine with hosts,
-messages and a ledger; only the network is missing. Numbers are kept in the output folder, so that the second figure costs nothing.
-"""
+"""What all reproductions are: runs from each seed, a table beside the paper's numbers, a plot, and the numbers as a CSV file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from coterie.arrays import Array, Indices
-from coterie.errors import RunError
-from coterie.experiment.config import Experiment, experiment_from
-from coterie_deploy.engines.api import Result, run
-from coterie_deploy.studies.reproduce.files import fingerprint_of, kept_rows
-from coterie_server.maths.clusters import partition, same_partition, within_distance
+from rich.console import Console
 
+from coterie import __version__
+from coterie.experiment.config import Experiment, experiment_to_json
+from coterie.record.files import written_whole
+from coterie_deploy.view.charts import Spec
 
-@dataclass(frozen=True)
-class Segment:
-    """LAMs of (3) on one path, each a start for the next."""
-
-    lams: tuple[float, ...]
-    rho: float | None  # of PDMM; the recommended one, .57 here, suits LAM near .1 and needs ten times the rounds at .001
-    residual: float
-
-
-# From where all models are one to where they are nearly those that users have on their own. A cluster is told from a user close to it by
-# the last digits only, hence the small residual where clusters are to be counted.
-SEGMENTS = (
-    Segment((0.2, 0.15, 0.12, 0.11, 0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.045, 0.04), None, 1e-6),
-    Segment((0.035, 0.03, 0.025, 0.02, 0.015, 0.01), 0.2, 3e-5),
-    Segment((0.005, 0.002, 0.001), 0.02, 3e-5),
-)
-LAMS = tuple(lam for segment in SEGMENTS for lam in segment.lams)
-# GAM of (4). Its models meet at infinity only, so the grid goes on where that of (3) has ended.
-GAMS = (10.0, 3.0, 1.0, 0.5, 0.3, *LAMS)
-REFERENCES = ("global", "local", "oracle")
-_ROUNDS = 1500
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One set of models: means over the users of one seed."""
+class Work:
+    """What measures of a study are given."""
 
-    seed: int
-    method: str  # global, local, oracle, squared (4) or sum_of_norms (3)
-    penalty: float  # LAM or GAM, 0 where there is none
-    lambda_eq3: float  # the lambda of (3) or the gamma of (4): penalty / (2 N)
-    accuracy: float  # on the cluster's test rows
-    within: float  # mean distance of two models in one known cluster
-    clusters: int  # distinct models
-    is_exact: bool  # the models are those of the known clusters
-    rounds: int
+    folder: Path  # where measured numbers are kept
+    data: Path | None = None  # a folder with data that is not shipped
+    columns: str | None = None  # of a table, those asked for
+    say: Callable[[str], None] = lambda _: None  # shows what is done now
 
 
-def rows_of_seed(seed: int, folder: Path) -> list[Row]:
-    """All rows of a seed, from the folder when they are there. Raises RunError when the folder cannot be written."""
-    kept = folder / f"convex-clustering-seed{seed}.json"
-    return kept_rows(kept, _fingerprint(seed), Row, lambda: _measured(seed))
+@dataclass(frozen=True)
+class Study:
+    """A table or figure of a paper. Its rows are dataclasses with the field `seed`."""
+
+    measure: Callable[[int, Work], Sequence[Any]]  # the rows of a seed
+    show: Callable[[Sequence[Any], Console], None]
+    chart: Callable[[Sequence[Any]], Spec] | None
+    columns: Sequence[str] = ()  # of the CSV file, () for the fields of a row
+    lines: Callable[[Any], Iterable[Sequence[object]]] = lambda row: [astuple(row)]  # what a row is there
+    numbers: str = ""  # the name of the CSV file without its ending, "" for that of the study
 
 
-def path_experiment(seed: int, segment: Segment) -> Experiment:
-    """(3) along a segment, in the first one after (1), (2) and the oracle."""
-    method = {"name": "pdmm", "path": segment.lams, "rho": segment.rho, "evaluate_every": 0}
-    references = REFERENCES if segment is SEGMENTS[0] else ()
-    return _experiment(seed, "sum-of-norms", method, references=references, stop={"residual": segment.residual, "rounds": _ROUNDS})
+def fingerprint_of(*experiments: Experiment, also: str = "") -> str:
+    """What numbers depend on: the version, the experiments, and what else is said."""
+    return hashlib.sha256("\n".join([__version__, also, *map(experiment_to_json, experiments)]).encode()).hexdigest()
 
 
-def squared_experiment(seed: int, penalty: float) -> Experiment:
-    """(4) at one GAM."""
-    return _experiment(seed, "squared", {"name": "squared", "penalty": penalty})
+def kept_rows(kept: Path, fingerprint: str, kind: Callable[..., R], measure: Callable[[], list[R]]) -> list[R]:
+    """The rows in the file `kept` where it has this fingerprint, else those that are measured, and written there.
+
+    `kind` is the dataclass of a row. Raises RunError when the file cannot be written.
+    """
+    try:
+        content = json.loads(kept.read_text(encoding="utf-8"))
+        if content["fingerprint"] == fingerprint:
+            return [kind(**row) for row in content["rows"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # not there, or of another version: the runs are made again
+    rows = measure()
+    with written_whole(kept) as file:
+        file.write(json.dumps({"fingerprint": fingerprint, "rows": [vars(row) for row in rows]}, indent=1).encode())
+    return rows
 
 
-def _experiment(seed: int, name: str, method: Mapping[str, Any], **more: Any) -> Experiment:
-    problem = {"loss": "squared_hinge", "l2": 1e-3}
-    content = {"name": f"figures-{name}", "seed": seed, "data": {"source": "ellipses"}, "problem": problem, "method": dict(method)}
-    return experiment_from({**content, **more})
+def write_numbers(study: Study, rows: Sequence[Any], path: Path) -> None:
+    """The rows as a table for others to read. Raises RunError when the file cannot be written."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(study.columns or [field.name for field in fields(rows[0])])
+    writer.writerows(line for row in rows for line in study.lines(row))
+    with written_whole(path) as file:
+        file.write(text.getvalue().encode())
 
 
-def _measured(seed: int) -> list[Row]:
-    paths = [run(path_experiment(seed, segment)) for segment in SEGMENTS]
-    known = paths[0].outcomes["oracle"].labels
-    if known is None:
-        raise RunError("the oracle has left no clusters")
-    rows = [_row(seed, name, 0.0, paths[0], name, known) for name in REFERENCES]
-    for segment, path in zip(SEGMENTS, paths, strict=True):
-        rows += [_row(seed, "sum_of_norms", lam, path, f"pdmm-{lam!r}", known) for lam in segment.lams]
-    return rows + [_row(seed, "squared", gam, run(squared_experiment(seed, gam)), "squared", known) for gam in GAMS]
-
-
-def _row(seed: int, method: str, penalty: float, result: Result, stage: str, known: Indices) -> Row:
-    models, labels = _models_and_labels(result, stage)
-    return Row(
-        seed=seed,
-        method=method,
-        penalty=penalty,
-        lambda_eq3=penalty / (2 * len(known)),
-        accuracy=result.metrics[stage]["heldout_metric"],
-        within=within_distance(models, known),
-        clusters=int(labels.max()) + 1,
-        is_exact=same_partition(labels, known),
-        rounds=len(result.history(stage)),
-    )
-
-
-def _models_and_labels(result: Result, stage: str) -> tuple[Array, Indices]:
-    """Models (n, d), and the clusters (n,) that their method has found or, where it looks for none, the equal models."""
-    outcome = result.outcomes[stage]
-    if outcome.models is None:
-        raise RunError(f"stage {stage!r} has left no models")
-    return outcome.models, partition(outcome.models) if outcome.labels is None else outcome.labels
-
-
-def _fingerprint(seed: int) -> str:
-    """What the numbers depend on: the experiments and the version."""
-    paths = (path_experiment(seed, segment) for segment in SEGMENTS)
-    return fingerprint_of(*paths, *(squared_experiment(seed, penalty) for penalty in GAMS))
+def seeds_of(rows: Sequence[Any]) -> str:
+    """ "seed 0", or "seeds 0 to 7"."""
+    seeds = sorted({row.seed for row in rows})
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"

@@ -2,7 +2,7 @@
 
 OUTPUT/tuned.yaml   the experiment with the chosen settings
 OUTPUT/tuned.csv    all points: settings, mean loss, its standard error, mean metric, loss of each fold
-OUTPUT/tuned.png    the same as curves, where matplotlib is installed
+OUTPUT/tuned.png    the same as curves, where the library that draws is installed
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from coterie_deploy.read.report import metric_name
 from coterie_deploy.studies.several import write_whole
 from coterie_deploy.studies.tune.plan import Tuning, fold_folder
 from coterie_deploy.terminal.tables import counted, figure, is_narrow, table
+from coterie_deploy.view.report_page import write_figure
 from coterie_server.record import summary
 from coterie_server.record.rundb import read_run
 
@@ -113,15 +114,15 @@ def result_of(tuning: Tuning, folder: Path) -> Tuned:
 
 
 def write_files(tuned: Tuned, tuning: Tuning, folder: Path) -> None:
-    """The chosen experiment, the table, and the plot where matplotlib is installed. Raises RunError when one cannot be written."""
+    """The chosen experiment, the table, and the plot where its library is installed. Raises RunError when one cannot be written."""
     head = f"# Chosen by coterie tune for {tuned.best.name}: held-out loss {tuned.best.loss:.6g}, mean of {tuning.folds} folds.\n"
     chosen = yaml.safe_dump(tuning.chosen(tuned.best.entry), sort_keys=False, allow_unicode=True, width=120)
     write_whole(folder / "tuned.yaml", head + chosen)
     write_whole(folder / "tuned.csv", _csv(tuned, tuning))
-    if importlib.util.find_spec("matplotlib") is not None:
-        from coterie_deploy.studies.tune import plot  # noqa: PLC0415 - needs the extra `plots`
+    if importlib.util.find_spec("vl_convert") is not None:
+        from coterie_deploy.studies.tune import plot  # noqa: PLC0415 - knows this module's points
 
-        plot.draw(tuned, tuning.folds, folder / "tuned.png")
+        write_figure(plot.chart(tuned, tuning.folds), folder / "tuned.png")
 
 
 def _csv(tuned: Tuned, tuning: Tuning) -> str:
