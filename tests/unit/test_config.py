@@ -10,7 +10,7 @@ import pytest
 from coterie.errors import ConfigError
 from coterie.experiment.config import apply_overrides, experiment_from, load_experiment
 from coterie.text.names import parse_users
-from coterie.text.shown import MAX_SENTENCE
+from coterie.text.quoting import MAX_SENTENCE
 
 CONTENT: dict[str, Any] = {
     "name": "small",

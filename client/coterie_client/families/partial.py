@@ -40,7 +40,7 @@ from coterie.families.partial import (
     Variate,
     VariateMove,
 )
-from coterie.text.shown import shown
+from coterie.text.quoting import quoted
 from coterie.wire.messages import Message
 from coterie_client.interface.half import Inbox, Local
 from coterie_client.interface.local_update import CHOICE, PHASES, LocalUpdate
@@ -279,7 +279,7 @@ def _update(options: Mapping[str, Any]) -> LocalUpdate:
     room = method_module("coterie_client", name) if is_method(name) else None
     update: LocalUpdate | None = getattr(room, "UPDATE", None)
     if update is None:
-        raise ProtocolError(f"the parent asks for the local update of method {shown(name)}, wanted one that has such an update")
+        raise ProtocolError(f"the parent asks for the local update of method {quoted(name)}, wanted one that has such an update")
     return update
 
 

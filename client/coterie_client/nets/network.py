@@ -19,7 +19,7 @@ from coterie.draws.data import stream
 from coterie.errors import ConfigError, RunError, otherwise
 from coterie.experiment.model import CnnModel, CustomModel, ModelConfig, Part, TensorInfo
 from coterie.findings import Finding
-from coterie.text.meant import meant
+from coterie.text.suggestions import suggestion
 from coterie_client.data import UserData
 from coterie_client.learning import Draw, Fitted, Phase, Rows, Tensors, Trained, count_steps, epochs, gradient, steps_of, train
 from coterie_client.nets.heads import has_written_gradient, train_linear_head
@@ -83,7 +83,7 @@ class TorchNetwork:
             if not any(_is_inside(tensor.name, prefix) for tensor in listed):
                 shown = ", ".join(tensor.name for tensor in listed[:_MAX_SHOWN]) + (", ..." if len(listed) > _MAX_SHOWN else "")
                 raise ConfigError(
-                    f"head prefix {prefix!r} names no tensor of the model, which has {shown}{meant(prefix, _prefixes(listed))}"
+                    f"head prefix {prefix!r} names no tensor of the model, which has {shown}{suggestion(prefix, _prefixes(listed))}"
                 )
         return tuple(listed)
 

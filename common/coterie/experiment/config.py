@@ -23,8 +23,8 @@ from coterie.experiment.model import ModelConfig
 from coterie.experiment.problem import ProblemConfig
 from coterie.experiment.registry import ANY_MODEL, CONVEX, NETWORK, is_method, kinds, method_module, methods
 from coterie.experiment.settings import Settings
-from coterie.text.meant import keys_at, meant, method_of, tags_of
-from coterie.text.shown import shortened, shown
+from coterie.text.quoting import quoted, shortened
+from coterie.text.suggestions import keys_at, method_of, suggestion, tags_of
 
 MAX_ROUNDS = 10**9
 MAX_SEED = 2**63 - 1
@@ -233,7 +233,7 @@ class Experiment(Settings):
             raise ValueError(f"want a mapping with a name, one of {', '.join(methods())}")
         name = value["name"]
         if not is_method(name):
-            raise ValueError(f"the method {shown(name)} is unknown, want one of {', '.join(methods())}{meant(name, methods())}")
+            raise ValueError(f"the method {quoted(name)} is unknown, want one of {', '.join(methods())}{suggestion(name, methods())}")
         config = method_module("coterie", name).Config
         if info.data.get("model") is None:
             value = {**getattr(config, "convex_defaults", {}), **value}
@@ -293,10 +293,10 @@ def apply_overrides(content: Any, overrides: Sequence[str]) -> Any:
         path, equals, text = override.partition("=")
         keys = path.strip().split(".")
         if not equals or not all(keys):
-            raise ConfigError(f"--set {shown(override)} wants the form key.key=value, for example method.penalty=0.05")
+            raise ConfigError(f"--set {quoted(override)} wants the form key.key=value, for example method.penalty=0.05")
         if len(keys) > _MAX_KEYS:
-            raise ConfigError(f"--set {shown(override)} has {len(keys)} keys, want at most {_MAX_KEYS}")
-        value = yaml_text.parsed(text, f"--set {shown(override)}: the value")
+            raise ConfigError(f"--set {quoted(override)} has {len(keys)} keys, want at most {_MAX_KEYS}")
+        value = yaml_text.parsed(text, f"--set {quoted(override)}: the value")
         if value is not None and tuple(keys[:-1]) == ("method",) and keys[-1] in _PENALTIES:
             for other in _PENALTIES - {keys[-1]}:
                 content = _with_value(content, ("method", other), None, override)
@@ -308,7 +308,7 @@ def _with_value(content: Any, keys: Sequence[str], value: Any, override: str) ->
     if content is None:
         content = {}
     if not isinstance(content, Mapping):
-        raise ConfigError(f"--set {shown(override)}: {shown(keys[0])} would be a key of {shown(content)}, which is not a mapping")
+        raise ConfigError(f"--set {quoted(override)}: {quoted(keys[0])} would be a key of {quoted(content)}, which is not a mapping")
     changed = dict(content)
     if len(keys) > 1:
         changed[keys[0]] = _with_value(changed.get(keys[0]), keys[1:], value, override)
@@ -348,19 +348,19 @@ def _complaint(kind: str, item: ErrorDetails, method: str | None) -> str:
             return item["msg"].removeprefix("Value error, ")
         case "extra_forbidden":
             config = method_module("coterie", method).Config if method is not None and is_method(method) else None
-            return f"unknown key{meant(item['loc'][-1], keys_at(Experiment, item['loc'][:-1], config))}"
+            return f"unknown key{suggestion(item['loc'][-1], keys_at(Experiment, item['loc'][:-1], config))}"
         case "missing":
             return "is missing"
         case "union_tag_not_found":
             return f"is missing, want one of {', '.join(_tags(item))}"
         case "union_tag_invalid":
-            return f"is {shown(context['tag'])}, want one of {', '.join(_tags(item))}{meant(context['tag'], _tags(item))}"
+            return f"is {quoted(context['tag'])}, want one of {', '.join(_tags(item))}{suggestion(context['tag'], _tags(item))}"
         case "literal_error":
-            return f"is {shown(item['input'])}, want {context['expected']}{meant(item['input'], _WORD.findall(context['expected']))}"
+            return f"is {quoted(item['input'])}, want {context['expected']}{suggestion(item['input'], _WORD.findall(context['expected']))}"
         case "string_pattern_mismatch":
-            return f"is {shown(item['input'])}, want {_PATTERNS.get(context['pattern'], 'text that matches ' + context['pattern'])}"
+            return f"is {quoted(item['input'])}, want {_PATTERNS.get(context['pattern'], 'text that matches ' + context['pattern'])}"
     wanted = next((wanted.format(**context) for start, wanted in _WANTED.items() if kind.startswith(start)), item["msg"])
-    return f"is {shown(item['input'])}, want {wanted}"
+    return f"is {quoted(item['input'])}, want {wanted}"
 
 
 def _tags(item: ErrorDetails) -> Sequence[str]:

@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from coterie.experiment.settings import Settings
-from coterie.text.shown import shown
+from coterie.text.quoting import quoted
 from coterie.wire.frames import CHUNK_BYTES
 
 _FORM = re.compile(r"(\d+(?:\.\d+)?)(bit|kbit|Mbit|Gbit)/(\d+(?:\.\d+)?)(us|ms|s)", re.ASCII)
@@ -48,12 +48,12 @@ def link_rule(text: str) -> LinkRule:
     """The link that a text "RATE/DELAY" describes; ValueError with a sentence when it describes none."""
     found = _FORM.fullmatch(text) if len(text) <= _MAX_CHARS else None
     if found is None:
-        raise ValueError(f"is {shown(text)}, want {_WANTED}")
+        raise ValueError(f"is {quoted(text)}, want {_WANTED}")
     rule = LinkRule(float(found[1]) * _BITS[found[2]], float(found[3]) * _SECONDS[found[4]])
     if not _RATES[0] <= rule.bits_per_s <= _RATES[1]:
-        raise ValueError(f"is {shown(text)}, want a rate of at least 1kbit and at most 1000Gbit")
+        raise ValueError(f"is {quoted(text)}, want a rate of at least 1kbit and at most 1000Gbit")
     if rule.delay_s > _MAX_DELAY_S:
-        raise ValueError(f"is {shown(text)}, want a delay of at most {_MAX_DELAY_S:g}s")
+        raise ValueError(f"is {quoted(text)}, want a delay of at most {_MAX_DELAY_S:g}s")
     return rule
 
 

@@ -19,8 +19,8 @@ from pydantic import BeforeValidator, Field, JsonValue, PositiveFloat, StringCon
 from coterie.errors import ConfigError, ProtocolError
 from coterie.experiment.settings import Settings
 from coterie.findings import Finding
-from coterie.text.meant import meant
-from coterie.text.shown import shown
+from coterie.text.quoting import quoted
+from coterie.text.suggestions import suggestion
 
 Part = Literal["representation", "head"]
 Sharing = Literal["all", "representation", "head", "none"]  # which part of the model travels; the rest is private
@@ -103,8 +103,8 @@ PARTS = ("all", "representation", "head")  # of a model, as phases of local step
 def check_part(part: str) -> None:
     """ConfigError for what is no part of a model."""
     if part not in PARTS:
-        wanted = f"want one of {', '.join(PARTS)}{meant(part, PARTS)}"
-        raise ConfigError(f"a phase trains {shown(part)}, which is no part of a model: {wanted}", Finding("L4"))
+        wanted = f"want one of {', '.join(PARTS)}{suggestion(part, PARTS)}"
+        raise ConfigError(f"a phase trains {quoted(part)}, which is no part of a model: {wanted}", Finding("L4"))
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
 from coterie.experiment.settings import Settings
-from coterie.text.meant import meant
-from coterie.text.shown import shown
+from coterie.text.quoting import quoted
+from coterie.text.suggestions import suggestion
 
 MARGIN_LOSSES: Final = ("squared_hinge", "logistic", "least_squares", "huber", "poisson")
 DISTANCE_LOSSES: Final = ("squared_distance", "huber_distance")
@@ -27,7 +27,7 @@ def _known_or_importable(loss: str) -> str:
     if loss in names or _IMPORT_PATH.fullmatch(loss):
         return loss
     wanted = f"wanted one of {', '.join(names)}, or an import path 'package.module:name'"
-    raise ValueError(f"loss {shown(loss)} is unknown: {wanted}{meant(loss, names)}")
+    raise ValueError(f"loss {quoted(loss)} is unknown: {wanted}{suggestion(loss, names)}")
 
 
 class ProblemConfig(Settings):

@@ -15,7 +15,7 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails, InitErrorDetails
 
 from coterie.experiment.settings import Settings
-from coterie.text.shown import shown
+from coterie.text.quoting import quoted
 
 MAX_POINTS = 1000
 
@@ -72,7 +72,7 @@ def value_text(value: Any) -> str:
 def _point(config: type[Any], given: Mapping[str, Any], entry: Mapping[str, JsonValue], place: int) -> Any:
     """The settings of one entry."""
     if not entry:
-        raise ValueError(f"entry {place} of the grid is {shown(entry)}, want at least one setting that it changes")
+        raise ValueError(f"entry {place} of the grid is {quoted(entry)}, want at least one setting that it changes")
     for key in ("name", "grid"):
         if key in entry:
             raise ValueError(f"entry {place} of the grid sets {key!r}, want only the method's other settings")

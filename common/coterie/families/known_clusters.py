@@ -31,7 +31,7 @@ from coterie.experiment.reveals import Reveal
 from coterie.experiment.settings import Settings
 from coterie.families.evaluation import judged
 from coterie.text.names import normal
-from coterie.text.shown import shown
+from coterie.text.quoting import quoted
 
 
 def _weights(value: Any) -> Any:
@@ -51,10 +51,10 @@ def _checked(value: Any, largest: float) -> Any:
         value = _as_number(value)
     for name, number in value.items() if isinstance(value, Mapping) else [("", value)]:
         if not isinstance(name, str):
-            raise ValueError(f"has the key {shown(name)}, want names of users or clusters as text")
+            raise ValueError(f"has the key {quoted(name)}, want names of users or clusters as text")
         if isinstance(number, bool) or not isinstance(number, int | float) or not (0 <= number <= largest and math.isfinite(number)):
             wanted = "a finite number of at least 0" if largest == math.inf else f"a number from 0 to {largest:g}"
-            raise ValueError(f"is {shown(number)}{f' for {shown(name)}' if name else ''}, want {wanted}")
+            raise ValueError(f"is {quoted(number)}{f' for {quoted(name)}' if name else ''}, want {wanted}")
     return value
 
 
@@ -98,7 +98,7 @@ class Weights(Settings):
         known = {*names, *clusters}
         unknown = next((key for key in self.gamma if key not in known), None)
         if unknown is not None:
-            raise ConfigError(f"method.gamma names {shown(unknown)}, which is neither a user nor a cluster of the run")
+            raise ConfigError(f"method.gamma names {quoted(unknown)}, which is neither a user nor a cluster of the run")
         values = [self.gamma.get(name, self.gamma.get(cluster)) for name, cluster in zip(names, clusters, strict=True)]
         missing = next((name for name, value in zip(names, values, strict=True) if value is None), None)
         if missing is not None:
@@ -119,7 +119,7 @@ def _by_cluster(key: str, value: float | Mapping[str, float], clusters: Sequence
         return np.full(len(clusters), value)
     unknown = next((name for name in value if name not in clusters), None)
     if unknown is not None:
-        raise ConfigError(f"method.{key} names cluster {shown(unknown)}, want one of {', '.join(clusters)}")
+        raise ConfigError(f"method.{key} names cluster {quoted(unknown)}, want one of {', '.join(clusters)}")
     missing = next((name for name in clusters if name not in value), None)
     if missing is not None:
         raise ConfigError(f"method.{key} has no value for cluster {missing!r}, want one for every cluster")

@@ -44,7 +44,7 @@ from pydantic import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, 
 from coterie.experiment.registry import ANY_MODEL, Kind
 from coterie.experiment.reveals import Reveal
 from coterie.families.partial import LOCAL_UPDATE, JointTraining
-from coterie.text.shown import shown
+from coterie.text.quoting import quoted
 from coterie.wire.messages import Array, Rows, Scalars, Vectors, dataclass, declare
 
 Matrix = tuple[tuple[FiniteFloat, ...], ...]
@@ -86,7 +86,7 @@ class Config(JointTraining):
             return _ROWS.validate_python(value)
         except ValidationError:
             wanted = "mean, learned, a file whose name ends in .csv or .npy, or a matrix as a list of rows of numbers"
-            raise ValueError(f"is {shown(value)}, want {wanted}") from None
+            raise ValueError(f"is {quoted(value)}, want {wanted}") from None
 
     def check_kind(self, *, is_network: bool) -> None:
         """ValueError where a setting has no meaning for users of this kind."""
@@ -95,7 +95,7 @@ class Config(JointTraining):
             found, default = getattr(self, key), type(self).model_fields[key].default
             if found != default:
                 plain = found.model_dump() if hasattr(found, "model_dump") else found
-                raise ValueError(f"method.{key} is {shown(plain)}, but {why}: want no such key")
+                raise ValueError(f"method.{key} is {quoted(plain)}, but {why}: want no such key")
 
     def settings(self) -> dict[str, Any]:
         """The weight of the pull."""

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from coterie.errors import ConfigError
-from coterie.text.shown import shortened, shown
+from coterie.text.quoting import quoted, shortened
 
 MAX_BYTES = 1 << 20  # of a text
 MAX_DEPTH = 50  # of lists and mappings in each other
@@ -31,7 +31,7 @@ class _Loader(yaml.SafeLoader):
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         line = event.start_mark.line + 1
         if isinstance(event, yaml.AliasEvent):
-            raise yaml.YAMLError(f"line {line} has an alias, {shown(f'*{event.anchor}')}, want the value itself")
+            raise yaml.YAMLError(f"line {line} has an alias, {quoted(f'*{event.anchor}')}, want the value itself")
         if self.depth >= MAX_DEPTH:
             raise yaml.YAMLError(f"line {line} is nested more than {MAX_DEPTH} levels deep, want fewer")
         self.depth += 1
@@ -48,7 +48,7 @@ class _Loader(yaml.SafeLoader):
             line = key.start_mark.line + 1
             if (key.tag, key.value) in lines:
                 first = lines[key.tag, key.value]
-                raise yaml.YAMLError(f"the key {shown(key.value)} is there twice, in line {first} and in line {line}, want it once")
+                raise yaml.YAMLError(f"the key {quoted(key.value)} is there twice, in line {first} and in line {line}, want it once")
             lines[key.tag, key.value] = line
         return node
 

@@ -8,7 +8,7 @@ from typing import Any
 from coterie.experiment.config import Experiment
 from coterie.experiment.consent import asked_of, consent_hash
 from coterie.experiment.reveals import steps_of
-from coterie.text.shown import shortened
+from coterie.text.quoting import shortened
 from coterie_deploy.terminal.printable import printable
 
 _ROLES: Mapping[str, str] = {  # keys of the data section, as an owner would call what they name

@@ -13,7 +13,7 @@ import numpy as np
 from coterie.arrays import Array
 from coterie.errors import ConfigError
 from coterie.methods.fed_mtl import Matrix
-from coterie.text.shown import shortened
+from coterie.text.quoting import shortened
 
 MEAN: Array = np.zeros((0, 0))  # stands for I - 11'/n, which is applied without a matrix
 _ROUNDING = 1e-9  # of the largest entry: what files have lost

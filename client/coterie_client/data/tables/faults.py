@@ -8,7 +8,7 @@ from typing import Final
 
 from coterie.errors import ConfigError
 from coterie.findings import Finding, Role
-from coterie.text.shown import shown
+from coterie.text.quoting import quoted
 from coterie_client.data.tables.cells import other_spelling
 
 MOST_LISTED: Final = 5
@@ -87,8 +87,3 @@ def _hint(listed: Sequence[tuple[int, str, Fault]]) -> str:
         if fault.kind == "number" and (key := other_spelling(text.strip("'\""))) is not None:
             return f" ({text} would be a number with another data.csv.{key})"
     return ""
-
-
-def quoted(cell: object) -> str:
-    """A cell as sentences show it."""
-    return shown(cell)

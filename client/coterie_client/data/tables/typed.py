@@ -20,10 +20,11 @@ from coterie.errors import ConfigError
 from coterie.experiment.columns import Levels
 from coterie.experiment.features import Feature
 from coterie.findings import Finding, Role
+from coterie.text.quoting import quoted
 from coterie_client.data.tables import formula
 from coterie_client.data.tables.cells import Spelling, day, truth
 from coterie_client.data.tables.column_types import Tally
-from coterie_client.data.tables.faults import MOST_LISTED, Fault, error_of, quoted
+from coterie_client.data.tables.faults import MOST_LISTED, Fault, error_of
 from coterie_client.data.tables.heads import Roles, Table, no_type
 from coterie_client.data.tables.rows import Chunk, Kept
 

@@ -22,7 +22,7 @@ from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, apply_overrides, as_written, experiment_from
 from coterie.experiment.registry import Kind, is_method, method_module, methods
 from coterie.text.names import similar_names
-from coterie.text.shown import shown
+from coterie.text.quoting import quoted
 from coterie_deploy.engines.api import Source, load_experiment
 from coterie_deploy.engines.launch import Transport
 from coterie_deploy.read import shipped
@@ -109,7 +109,7 @@ def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Co
         raise ConfigError(f"{len(methods)} methods from {len(seeds)} seeds are {len(methods) * len(seeds)} runs, want at most {MAX_RUNS}")
     for stranger in for_one.keys() - set(methods):
         raise ConfigError(
-            f"--set {stranger}:{shown(for_one[stranger][0])} is for a method that is not compared, want one of {', '.join(methods)}"
+            f"--set {stranger}:{quoted(for_one[stranger][0])} is for a method that is not compared, want one of {', '.join(methods)}"
         )
     earlier = started.settings if started is not None and own is not None else {}
     settings = {name: [*earlier.get(name, ()), *for_one.get(name, ())] for name in methods if name in earlier or name in for_one}
@@ -165,7 +165,7 @@ def _methods(text: str, content: Mapping[str, Any]) -> tuple[str, ...]:
             raise ConfigError(f"method {name!r} does not fit an experiment with {kind}, want some of {', '.join(fitting)}")
         if name not in fitting:
             wanted = " or ".join(similar_names(name, fitting)) or f"some of {', '.join(fitting)}"
-            raise ConfigError(f"the method {shown(name)} is unknown, want {wanted}")
+            raise ConfigError(f"the method {quoted(name)} is unknown, want {wanted}")
     return tuple(names)
 
 
@@ -173,7 +173,7 @@ def _seeds(text: str) -> tuple[int, ...]:
     """FIRST:END, without END, as Python counts; or a list."""
     found = _SEEDS.fullmatch(text.strip())
     if found is None:
-        raise ConfigError(f"--seeds is {shown(text)}, want FIRST:END such as 0:3, which is 0, 1 and 2, or a list such as 0,1,2")
+        raise ConfigError(f"--seeds is {quoted(text)}, want FIRST:END such as 0:3, which is 0, 1 and 2, or a list such as 0,1,2")
     if found[1] is None:
         listed = [int(seed) for seed in found[0].split(",")]
     else:

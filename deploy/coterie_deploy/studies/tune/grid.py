@@ -13,7 +13,7 @@ from typing import Any
 from coterie.errors import ConfigError
 from coterie.families.grid import MAX_POINTS
 from coterie.text import yaml_text
-from coterie.text.shown import shown
+from coterie.text.quoting import quoted
 
 _RANGE = re.compile(r"(\S+?)\.\.(\S+):(\S+)")
 _DIGITS = 4  # of the numbers inside of a range: they are read and typed by people
@@ -47,14 +47,14 @@ def _setting(option: str) -> tuple[str, list[Any]]:
     place, equals, text = option.partition("=")
     room, _, key = place.strip().partition(".")
     if not equals or room != "method" or not key.isidentifier():
-        raise ConfigError(f"--grid {shown(option)} wants the form method.setting=values, {_EXAMPLES}")
-    found = yaml_text.parsed(f"[{text}]", f"--grid {shown(option)}: the list of values")
+        raise ConfigError(f"--grid {quoted(option)} wants the form method.setting=values, {_EXAMPLES}")
+    found = yaml_text.parsed(f"[{text}]", f"--grid {quoted(option)}: the list of values")
     listed = [value for item in found for value in _values(item, option)]
     if not listed:
-        raise ConfigError(f"--grid {shown(option)} has no values, want at least one, {_EXAMPLES}")
+        raise ConfigError(f"--grid {quoted(option)} has no values, want at least one, {_EXAMPLES}")
     twice = next((value for place, value in enumerate(listed) if value in listed[:place]), None)
     if twice is not None:
-        raise ConfigError(f"--grid {shown(option)} has the value {twice} twice, want each once")
+        raise ConfigError(f"--grid {quoted(option)} has the value {twice} twice, want each once")
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in listed):
         listed.sort(reverse=True)
     return key, listed
@@ -73,7 +73,7 @@ def _values(item: Any, option: str) -> list[Any]:
 def _range(first: str, last: str, count: str, option: str) -> list[float]:
     low, high = _number(first), _number(last)
     if low is None or high is None or not 0 < low < high or not count.isdecimal() or not 2 <= int(count[:9]) <= MAX_POINTS:
-        raise ConfigError(f"--grid {shown(option)}: a range is LOW..HIGH:N with 0 < LOW < HIGH and N from 2 to {MAX_POINTS}")
+        raise ConfigError(f"--grid {quoted(option)}: a range is LOW..HIGH:N with 0 < LOW < HIGH and N from 2 to {MAX_POINTS}")
     steps = int(count) - 1
     inner = [float(f"{low * (high / low) ** (step / steps):.{_DIGITS}g}") for step in range(1, steps)]
     return [low, *inner, high]

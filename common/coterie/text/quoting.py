@@ -22,7 +22,7 @@ class _Repr(reprlib.Repr):
         return repr(x) if x.bit_length() <= _MAX_BITS else f"a whole number of {x.bit_length()} bits"
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """A value found, in a few words at most."""
     return shortened(_Repr().repr(value), 2 * _MAX_TEXT)
 

@@ -1,4 +1,4 @@
-"""What may have been meant by a word that is not among those there are: the end of a sentence."""
+"""Suggestions: the known word that was likely meant by an unknown one, as the end of a sentence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CUTOFF = 0.6
 _LONGEST = 200  # characters: a longer word is no misspelt one
 
 
-def meant(found: object, words: Iterable[str]) -> str:
+def suggestion(found: object, words: Iterable[str]) -> str:
     """ "; did you mean 'loss'?" where one of the words is much like what was found, else nothing."""
     if not isinstance(found, str) or len(found) > _LONGEST:
         return ""
