@@ -9,7 +9,7 @@ import pytest
 from coterie.experiment.data import CsvData
 from coterie.experiment.features import Feature, from_plain, listed, named_columns, numbers, to_plain
 from coterie.findings import Finding
-from coterie.session.told import feature_frame, finding_frame, finding_of
+from coterie.session.failures import finding_frame, finding_of
 from coterie.v1 import session_pb2
 from coterie_server.session.schemas import MAX_FINDINGS, check_schema, schema_of, why_not
 from coterie_server.session.sessions import Refusal
@@ -101,7 +101,7 @@ def test_what_is_no_schema_is_refused(fields: dict[str, Any], sentence: str) -> 
 
 
 def test_a_schema_is_the_same_at_the_other_end() -> None:
-    assert schema_of(hello(schema=[feature_frame(feature) for feature in BEFORE])) == BEFORE
+    assert schema_of(hello(schema=[session_pb2.Feature(name=one.name, kind=one.kind, column=one.column) for one in BEFORE])) == BEFORE
     assert from_plain(to_plain(BEFORE)) == BEFORE
 
 

@@ -24,10 +24,9 @@ from coterie.experiment.consent import asked_of, changed_parts, refusal
 from coterie.experiment.links import link_rule
 from coterie.findings import Finding
 from coterie.session.computer import Computer, Thread
-from coterie.session.failures import failure_of, finding_in
+from coterie.session.failures import failure_of, finding_frame, finding_in
 from coterie.session.probe import PLAIN, mismatch
 from coterie.session.tls import Tls
-from coterie.session.told import finding_frame
 from coterie.v1 import session_pb2
 from coterie.wire.codec import MAX_FRAME_BYTES, PROTOCOL_VERSION, Assembler, Encoded, Received
 

@@ -1,4 +1,4 @@
-"""What crosses a process boundary when something fails: an error's finding, as a message, and back to a sentence.
+"""What crosses a process boundary when something fails, or is worth a note: a finding as a frame, and back to a sentence.
 
 No text of an error is ever sent, so there is nothing here that could carry a value. A peer that sends what is not in the tables is heard as
 one that says only that it cannot go on.
@@ -16,7 +16,6 @@ from pydantic import BaseModel
 
 from coterie.errors import ConfigError, CoterieError
 from coterie.findings import NO_RULE, Finding
-from coterie.session.told import finding_frame, finding_of
 from coterie.v1 import session_pb2
 
 FAILURE = "failure"  # in the state folder of a launched member: what it has told its parent, for its launcher
@@ -28,6 +27,19 @@ _MAX_SHOWN = 60  # characters of what the experiment says
 def finding_behind(error: BaseException) -> Finding:
     """What may be said of an error elsewhere; one that is not ours is a mistake of the program."""
     return error.finding if isinstance(error, CoterieError) else MISTAKE
+
+
+def finding_frame(finding: Finding) -> session_pb2.Finding:
+    """The frame of a finding."""
+    return session_pb2.Finding(rule=finding.rule, count=finding.count, role=finding.role, place=finding.place)
+
+
+def finding_of(frame: session_pb2.Finding) -> Finding | None:
+    """The finding of a frame; None where a part of it is in no table, so nothing else gets into a sentence."""
+    try:
+        return Finding(frame.rule, frame.count, frame.role, frame.place)  # type: ignore[arg-type]  # it checks the role itself
+    except ValueError:
+        return None
 
 
 def failure_of(error: BaseException) -> session_pb2.Failure:

@@ -21,7 +21,7 @@ from coterie.experiment.features import Feature
 from coterie.findings import Finding
 from coterie.record.ledger import DOWN, UP, Booked, pack, rows_of
 from coterie.record.snapshot import SnapshotFile
-from coterie.session.told import feature_frame, finding_frame
+from coterie.session.failures import finding_frame
 from coterie.v1 import session_pb2
 from coterie.wire.codec import PROTOCOL_VERSION, Encoded, Precision, Received, encode, reheaded
 from coterie.wire.messages import Message, Rows
@@ -117,7 +117,7 @@ class Member:
                 last_seq=self.last_seq,
                 numerics=self.numerics(),
                 instance=self._instance,
-                schema=[feature_frame(feature) for feature in self._schema] if start == 0 else (),
+                schema=[session_pb2.Feature(name=one.name, kind=one.kind, column=one.column) for one in self._schema] if start == 0 else (),
                 findings=[finding_frame(finding) for finding in self._findings] if start == 0 else (),
                 model=self._model if start == 0 else "",
                 aggregator=self.is_aggregator,

@@ -21,8 +21,7 @@ from coterie.experiment.config import Experiment
 from coterie.experiment.features import Feature, from_plain, named_columns, to_plain
 from coterie.findings import Finding
 from coterie.record.ledger import DOWN, SESSION, UP, Booked, Row, check_ranges, link_below, rows_of, unpack, unpack_own
-from coterie.session.failures import finding_in, sentence_of
-from coterie.session.told import finding_frame, finding_of
+from coterie.session.failures import finding_frame, finding_in, finding_of, sentence_of
 from coterie.text.names import natural_key
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Entry, Precision, Received, check_announced, encode, reheaded

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from coterie.experiment.features import Feature, column_of
-from coterie.session.told import feature_of
+from coterie.experiment.features import KINDS, Feature, column_of
 from coterie.v1 import session_pb2
 from coterie_server.session.sessions import Refusal, shown
 
@@ -24,7 +23,7 @@ def check_schema(host: str, hello: session_pb2.Hello) -> None:
     if longest > _MAX_NAME_CHARS:
         wanted = f"wanted at most {_MAX_NAME_CHARS}"
         raise Refusal("INVALID_ARGUMENT", f"the longest feature name of host {host!r} has {longest} characters, {wanted}")
-    wrong = next((feature for feature in hello.schema if feature_of(feature) is None), None)
+    wrong = next((feature for feature in hello.schema if feature.kind not in KINDS), None)
     if wrong is not None:
         raise Refusal("INVALID_ARGUMENT", f"host {host!r} has a feature of kind {shown(wrong.kind)!r}, wanted one of the protocol's")
     if len({feature.name for feature in hello.schema}) < len(hello.schema):
@@ -35,7 +34,7 @@ def check_schema(host: str, hello: session_pb2.Hello) -> None:
 
 def schema_of(hello: session_pb2.Hello) -> tuple[Feature, ...]:
     """The features of a hello that was checked."""
-    return tuple(feature for frame in hello.schema if (feature := feature_of(frame)) is not None)
+    return tuple(Feature(frame.name, frame.kind, frame.column) for frame in hello.schema)  # type: ignore[arg-type]
 
 
 def why_not(found: Sequence[Feature], before: Sequence[Feature], named: Collection[str]) -> str:
