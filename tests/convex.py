@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array, Indices
-from coterie.draws.data import stream
+from coterie.draws.streams import stream
 from coterie.experiment.config import Experiment, experiment_from
 from coterie.families.partial import AS_IS, AskScores, Scores, Shared, TrainingLoss, Trial, Updated
 from coterie.wire.codec import Precision

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coterie.draws.data import stream
+from coterie.draws.streams import stream
 from coterie.experiment.model import named_tensors
 from coterie.families.partial import AS_IS, AskScores, Scores, Shared, TrainingLoss, Trial, Updated
 from coterie.wire.codec import Precision

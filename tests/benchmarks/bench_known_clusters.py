@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 
 from coterie import run
-from coterie.draws.streams import stream
+from coterie.draws.streams import generator
 from coterie_client.data import load_users
 from coterie_client.problems.convex import ConvexProblem
 
@@ -36,7 +36,7 @@ def plain_loop(data: Any, seed: int, iterations: int, figures: Mapping[str, floa
     x, y = np.stack([user.features for user in users]), np.stack([user.target for user in users])
     n, clusters = len(users), 20
     p0, eta = figures["p0"], figures["eta"]
-    coins = stream(seed, "plain").random(iterations) < p0
+    coins = generator(seed, "plain").random(iterations) < p0
     theta = np.zeros((n, x.shape[2]))
     start = time.perf_counter()
     for coin in coins:

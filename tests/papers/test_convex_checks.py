@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from coterie.arrays import Array
-from coterie.draws.data import normal, stream
+from coterie.draws.streams import normal, stream
 from coterie.experiment.model import convex_tensors
 from coterie.families.partial import ALL_TUNED, AS_IS, Coins
 from coterie.methods.l2gd import Config as L2gdConfig

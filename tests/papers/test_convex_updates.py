@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from coterie.arrays import Array, Indices
-from coterie.draws.data import normal, stream
+from coterie.draws.streams import normal, stream
 from coterie.experiment.problem import ProblemConfig
 from coterie.families.partial import ALL_TUNED, HEAD_TUNED, AskStart, Chosen, Coins, Start, Updated, Variate, VariateMove
 from coterie_client.learning import ALPHA, Draw, Epoch, Phase, Rows

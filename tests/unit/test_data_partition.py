@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 
-from coterie.draws.data import stream
+from coterie.draws.streams import stream
 from coterie.errors import ConfigError
 from coterie.experiment.config import experiment_from, experiment_to_json
 from coterie.experiment.data import DataConfig, Partition

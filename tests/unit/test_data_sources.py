@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coterie.draws.data import stream
+from coterie.draws.streams import stream
 from coterie.errors import ConfigError
 from coterie.experiment.data import EllipsesData, HsbData, PythonData
 from coterie_client.data import UserData, UserHead, deviations, filled, list_users, load_users, standardize, totals, user_source

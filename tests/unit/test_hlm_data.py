@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coterie.draws.data import stream
+from coterie.draws.streams import stream
 from coterie.errors import ConfigError
 from coterie.experiment.data import HlmData
 from coterie_client.data import list_users, load_users

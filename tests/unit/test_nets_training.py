@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from coterie.draws.data import stream
+from coterie.draws.streams import stream
 from coterie.errors import RunError
 from coterie.experiment.model import LinearModel, LstmModel, MlpModel, ModelConfig
 from coterie_client.learning import Draw, Fitted, Phase, Rows, epochs

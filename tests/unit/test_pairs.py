@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coterie.draws.streams import stream
+from coterie.draws.streams import generator
 from coterie.methods.pdmm import Steps
 from coterie_server.methods.pdmm import pairs
 
@@ -112,12 +112,12 @@ def test_draws_have_the_right_size_and_no_block_is_preferred():
     x, z = np.zeros(n), np.zeros(upper.size)
     blocks = 0
     for number in range(rounds):
-        paired = pairs.draw_paired(upper, 16, None, stream(0, "test", round_number=number))
+        paired = pairs.draw_paired(upper, 16, None, generator(0, "test", round_number=number))
         assert paired.mu is paired.z
         x[paired.x] += 1
         z[paired.z] += 1
         blocks += paired.x.size + 2 * paired.z.size
-        uniform = pairs.draw_uniform(both, 16, 9, stream(0, "test", round_number=number))
+        uniform = pairs.draw_uniform(both, 16, 9, generator(0, "test", round_number=number))
         assert uniform.x.size + uniform.z.size == 16
         assert uniform.mu.size == np.unique(uniform.mu).size == 9
         for places in (uniform.z, uniform.mu):
@@ -145,6 +145,6 @@ def test_the_scale_of_distances_is_exact_when_the_models_sum_to_zero_and_else_a_
 def test_a_paired_draw_has_the_rounded_number_of_units():
     layout = pairs.half(6)  # 6 + 15 units for 36 blocks
     for blocks, units in ((1, 1), (2, 1), (3, 2), (18, 10), (36, 21)):
-        drawn = pairs.draw_paired(layout, blocks, 7, stream(0, "test", round_number=blocks))
+        drawn = pairs.draw_paired(layout, blocks, 7, generator(0, "test", round_number=blocks))
         assert drawn.x.size + drawn.z.size == units
         assert drawn.mu.size == 4

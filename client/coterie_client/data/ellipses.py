@@ -16,7 +16,7 @@ from collections.abc import Collection
 import numpy as np
 
 from coterie.arrays import Array, distinct
-from coterie.draws.data import Stream, stream
+from coterie.draws.streams import Stream, stream
 from coterie.experiment.data import EllipsesData
 from coterie_client.data.users import UserData, UserHead, frozen
 

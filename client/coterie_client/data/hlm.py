@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from coterie.arrays import Array
-from coterie.draws.data import normal, stream
+from coterie.draws.streams import normal, stream
 from coterie.experiment.data import HlmData
 from coterie.text.names import unknown_user
 from coterie_client.data.users import UserData, UserHead, frozen

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices, distinct
-from coterie.draws.data import Stream, normal, stream
+from coterie.draws.streams import Stream, normal, stream
 from coterie.errors import ConfigError, otherwise
 from coterie.experiment.data import Partition
 from coterie.findings import Finding

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from coterie.arrays import Array
-from coterie.draws.data import normal, stream
+from coterie.draws.streams import normal, stream
 from coterie.experiment.data import RepresentationData
 from coterie.experiment.representation import true_head, true_representation
 from coterie_client.data.users import UserData, UserHead, frozen

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices, distinct
-from coterie.draws.data import Stream, stream
+from coterie.draws.streams import Stream, stream
 from coterie.experiment.data import Fold
 from coterie.experiment.features import Feature
 from coterie_client.data.users import UserData, UserHead, frozen

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from coterie.arrays import Indices
-from coterie.draws.data import stream
+from coterie.draws.streams import stream
 from coterie_client.learning.learner import Draw
 from coterie_client.learning.phases import Phase
 

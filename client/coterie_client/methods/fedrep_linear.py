@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array, Indices
-from coterie.draws.data import stream
+from coterie.draws.streams import stream
 from coterie.experiment.config import Experiment
 from coterie.methods.fedrep_linear import (
     AskMoments,

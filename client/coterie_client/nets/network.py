@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from coterie.draws.data import stream
+from coterie.draws.streams import stream
 from coterie.errors import ConfigError, RunError, otherwise
 from coterie.experiment.model import CnnModel, CustomModel, ModelConfig, Part, TensorInfo
 from coterie.findings import Finding

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
-from coterie.draws.data import normal, stream
+from coterie.draws.streams import normal, stream
 from coterie.experiment.model import TensorInfo, X, convex_tensors
 from coterie_client.learning import Draw, Epoch, Fitted, Optimizer, Phase, Rows, Tensors, count_steps, gradient, steps_of, train
 from coterie_client.problems.blocks import Block

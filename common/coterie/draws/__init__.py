@@ -1,1 +1,1 @@
-"""Random numbers: named streams, the common coins, and the streams of generated data."""
+"""Random numbers: named streams, and the common coins."""

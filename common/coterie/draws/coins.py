@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.draws.streams import stream
+from coterie.draws.streams import generator
 
 Flips = NDArray[np.bool_]
 _BLOCK = 4096  # iterations whose coins are drawn together
@@ -45,7 +45,7 @@ class DrawnCoin:
         if number not in self._blocks:
             while len(self._blocks) >= _KEPT:
                 del self._blocks[next(iter(self._blocks))]
-            self._blocks[number] = stream(self._seed, self._name, round_number=number).random(_BLOCK) < self._p
+            self._blocks[number] = generator(self._seed, self._name, round_number=number).random(_BLOCK) < self._p
         return self._blocks[number]
 
 

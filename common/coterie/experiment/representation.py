@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from coterie.arrays import Array
-from coterie.draws.data import normal, stream
+from coterie.draws.streams import normal, stream
 from coterie.experiment.data import DataConfig, RepresentationData
 
 

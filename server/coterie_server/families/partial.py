@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
-from coterie.draws.data import stream
+from coterie.draws.streams import stream
 from coterie.errors import ProtocolError, RunError
 from coterie.experiment.model import TensorInfo, check_sizes, named_tensors, shared_tensors
 from coterie.families.partial import (

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array, Indices
-from coterie.draws.data import normal, stream
+from coterie.draws.streams import normal, stream
 from coterie.errors import ConfigError, RunError
 from coterie.experiment.config import Experiment
 from coterie.methods.fedrep_linear import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coterie.arrays import Indices
-from coterie.draws.data import stream
+from coterie.draws.streams import stream
 from coterie.families.partial import Coins
 from coterie.methods.l2gd import Config
 from coterie.wire.messages import Message

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array, Indices
-from coterie.draws.streams import stream
+from coterie.draws.streams import generator
 from coterie.errors import ConfigError, RunError
 from coterie.methods.pdmm import Config, Steps, Values, ValuesWanted
 from coterie_server.interface.half import Counts, Federation, Outcome, Setting
@@ -230,7 +230,7 @@ class Pdmm:
             return pairs.EVERYTHING
         draw = pairs.draw_paired if config.sampling == "paired" else pairs.draw_uniform
         duals = config.dual_blocks(self.n) if config.dual == "independent" else None
-        random = stream(self.setting.seed, f"pdmm blocks of {self.setting.stage}", round_number=number)
+        random = generator(self.setting.seed, f"pdmm blocks of {self.setting.stage}", round_number=number)
         return draw(self.layout, config.primal_blocks(self.n), duals, random)
 
 
