@@ -15,7 +15,7 @@ import pytest
 from coterie.draws.coins import DrawnCoin
 from coterie.errors import ConfigError, RunError
 from coterie.experiment.config import Experiment
-from coterie.families.schedule import GLOBAL, WITHIN, schedule_of
+from coterie.families.schedule import CLUSTER, GLOBAL, schedule_of
 from coterie.methods.async_al2sgd import ClusterConstants
 from coterie.wire.messages import Rows
 from coterie_client.families.row_draws import drawn_rows, keys_of
@@ -107,7 +107,7 @@ def test_coins_and_rows_are_drawn_anew_in_each_iteration() -> None:
     keys, n_rows = keys_of(asked.seed, np.arange(12)), Tiers(asked).everyone.local.problem.n_rows
     refreshes = DrawnCoin(asked.seed, "coin of the anchors", 0.2).flips(0, 80)
     coins = [
-        [int(line[0] == GLOBAL), [int(op == WITHIN) for op in line], drawn_rows(keys, np.full(12, t), n_rows).tolist(), int(refreshes[t])]
+        [int(line[0] == GLOBAL), [int(op == CLUSTER) for op in line], drawn_rows(keys, np.full(12, t), n_rows).tolist(), int(refreshes[t])]
         for t, line in enumerate(operations)
     ]
     assert run(made_experiment({**method, "coins": coins})).models.tobytes() == run(asked).models.tobytes()

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.experiment.config import experiment_from
-from coterie.methods.pdmm import Config, Steps, least_nu
+from coterie.methods.pdmm import Config, Constants, least_nu
 from coterie.record import snapshot
 from coterie_client.methods.pdmm import CLIENT
 from coterie_server.interface.half import Outcome
@@ -608,17 +608,17 @@ def test_defaults_need_no_warning(way):
 @pytest.mark.parametrize(
     ("n", "config", "wanted"),
     [
-        (4, {"sampling": "paired", "s_p": 4, "dual": "independent", "s_d": 6}, Steps(2.0, 0.0, 0.51, 0.45 * (4 / 16) / (6 / 12))),
-        (4, {"sampling": "paired", "s_p": 4, "dual": "independent", "s_d": 2}, Steps(2.0, 0.0, 0.51, 0.45)),
-        (4, {"sampling": "uniform", "s_p": 8}, Steps(2.0, 0.0, 0.51, 0.45)),
-        (4, {"steps": "wang"}, Steps(2.0, 0.0, 2 / 3, 1 / 3)),
-        (3, {"steps": "wang", "sampling": "paired", "s_p": 6}, Steps(3.0, 0.0, 2 / 3, 1 / 6)),
-        (3, {"steps": "wang", "sampling": "paired", "s_p": 2}, Steps(3.0, 0.0, 1 / 2, 2 / (2 * (18 - 2)))),
-        (10, {"sampling": "paired", "s_p": 10}, Steps(2 / 3 * 5 / 3, 0.0, 0.51, 0.8)),
-        (10, {"sampling": "paired", "s_p": 11}, Steps(2 / 3, 0.0, 0.51, 0.8)),
-        (10, {"sampling": "uniform", "s_p": 10}, Steps(2 / 3, 0.0, 0.51, 0.45)),
-        (4, {}, Steps(2.0, 2.0, 0.0, 1.6)),
-        (2, {"order": "jacobi"}, Steps(6.0, 0.0, 0.8 / 2 + 1 / 3 + 0.01, 0.8)),
+        (4, {"sampling": "paired", "s_p": 4, "dual": "independent", "s_d": 6}, Constants(2.0, 0.0, 0.51, 0.45 * (4 / 16) / (6 / 12))),
+        (4, {"sampling": "paired", "s_p": 4, "dual": "independent", "s_d": 2}, Constants(2.0, 0.0, 0.51, 0.45)),
+        (4, {"sampling": "uniform", "s_p": 8}, Constants(2.0, 0.0, 0.51, 0.45)),
+        (4, {"steps": "wang"}, Constants(2.0, 0.0, 2 / 3, 1 / 3)),
+        (3, {"steps": "wang", "sampling": "paired", "s_p": 6}, Constants(3.0, 0.0, 2 / 3, 1 / 6)),
+        (3, {"steps": "wang", "sampling": "paired", "s_p": 2}, Constants(3.0, 0.0, 1 / 2, 2 / (2 * (18 - 2)))),
+        (10, {"sampling": "paired", "s_p": 10}, Constants(2 / 3 * 5 / 3, 0.0, 0.51, 0.8)),
+        (10, {"sampling": "paired", "s_p": 11}, Constants(2 / 3, 0.0, 0.51, 0.8)),
+        (10, {"sampling": "uniform", "s_p": 10}, Constants(2 / 3, 0.0, 0.51, 0.45)),
+        (4, {}, Constants(2.0, 2.0, 0.0, 1.6)),
+        (2, {"order": "jacobi"}, Constants(6.0, 0.0, 0.8 / 2 + 1 / 3 + 0.01, 0.8)),
     ],
 )
 def test_the_constants_are_exactly_these(n, config, wanted):

@@ -69,7 +69,7 @@ def setting(n: int, **more: Any) -> Setting:
 class Points(Federation):
     """f_i(x) = (x - a_i)^2 / 2, so (16) is x_i = (a_i + v_i) / (1 + q)."""
 
-    def __init__(self, a: Sequence[float], steps: pdmm.Steps) -> None:
+    def __init__(self, a: Sequence[float], steps: pdmm.Constants) -> None:
         super().__init__(len(a))
         self.a, self.steps = np.array(a), steps
 

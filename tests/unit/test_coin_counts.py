@@ -7,21 +7,21 @@ import itertools
 import numpy as np
 import pytest
 
-from coterie.families.schedule import GLOBAL, LOCAL, WITHIN
+from coterie.families.schedule import CLUSTER, GLOBAL, LOCAL
 from coterie.methods import async_l2gd
 from coterie.wire.codec import Precision
 from coterie_server.families import coin_counts
 from coterie_server.families.coin_counts import NO_REUSE, REUSE_ALL, REUSE_WITHIN
 from coterie_server.interface.half import Facts, Members, Setting
 from coterie_server.methods.async_l2gd import half as room
-from coterie_server.record.rundb import WITHIN as WITHIN_SCOPE
+from coterie_server.record.rundb import WITHIN
 
 P0, P = 0.3, (0.4, 0.7)
 N = 3
 
 
 def operations(everyone: tuple[int, ...], own: tuple[int, ...]) -> np.ndarray:
-    return np.where(np.array(everyone) == 1, GLOBAL, np.where(np.array(own) == 1, WITHIN, LOCAL)).astype(np.int8)
+    return np.where(np.array(everyone) == 1, GLOBAL, np.where(np.array(own) == 1, CLUSTER, LOCAL)).astype(np.int8)
 
 
 def probability(flips: tuple[int, ...], p: float) -> float:
@@ -66,7 +66,7 @@ def test_the_rates_on_paper_are_those_of_the_chain_in_the_long_run(reuse: str, s
     assert expected["between-average", "up"] == pytest.approx(2 * between, rel=1e-5)
     assert expected["within-average", "up"] == pytest.approx(2 * one.up + two.up, rel=1e-5)
     assert expected["within-average", "down"] == pytest.approx(2 * one.down + two.down, rel=1e-5)
-    assert expected["trace", "up", WITHIN_SCOPE] == 3
+    assert expected["trace", "up", WITHIN] == 3
 
 
 def test_a_stage_that_was_stopped_has_no_exact_counts() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coterie.draws.coins import DrawnCoin, RecordedCoin, first
-from coterie.families.schedule import GLOBAL, LOCAL, WITHIN, Schedule, schedule_of
+from coterie.families.schedule import CLUSTER, GLOBAL, LOCAL, Schedule, schedule_of
 
 
 def test_a_coin_shows_the_same_wherever_one_begins_to_look() -> None:
@@ -38,8 +38,8 @@ def test_the_first_1_of_some_flips() -> None:
 
 def test_a_global_round_comes_before_the_clusters_own_coins() -> None:
     schedule = schedule_of(0, 0.5, (0.5, 0.5), (0, 1), ((0, (0, 1)), (1, (1, 0)), (0, (1, 1))))
-    assert schedule.operations(0, 0, 3).tolist() == [LOCAL, GLOBAL, WITHIN]
-    assert schedule.operations(1, 0, 3).tolist() == [WITHIN, GLOBAL, WITHIN]
+    assert schedule.operations(0, 0, 3).tolist() == [LOCAL, GLOBAL, CLUSTER]
+    assert schedule.operations(1, 0, 3).tolist() == [CLUSTER, GLOBAL, CLUSTER]
 
 
 def test_a_cluster_alone_has_the_operations_that_it_has_among_others() -> None:

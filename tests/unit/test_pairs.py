@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from coterie.draws.streams import generator
-from coterie.methods.pdmm import Steps
+from coterie.methods.pdmm import Constants
 from coterie_server.methods.pdmm import pairs
 
-STEPS = Steps(rho=0.7, eta=0.1, nu=0.6, tau=0.8)
+STEPS = Constants(rho=0.7, eta=0.1, nu=0.6, tau=0.8)
 
 
 def some(shape, seed=0):

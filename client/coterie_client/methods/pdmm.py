@@ -31,10 +31,10 @@ from coterie.methods.pdmm import (
     BroadcastModels,
     ChosenModels,
     ChosenSplits,
+    Constants,
     Duals,
     OwnStart,
     StartModels,
-    Steps,
     UpdatedModels,
     UpdatedSplits,
     Values,
@@ -126,7 +126,7 @@ def _weighted(state: S, inbox: Inbox) -> S:
     if not (sent := inbox.get(Weight)):
         return state
     options = state.options
-    steps = Steps(options.rho, options.eta, options.nu, 0.0).at(float(sent.rho[0]))
+    steps = Constants(options.rho, options.eta, options.nu, 0.0).at(float(sent.rho[0]))
     return replace(state, options=replace(options, rho=steps.rho, eta=steps.eta))
 
 

@@ -15,7 +15,7 @@ from coterie.arrays import Array, Indices
 from coterie.draws.coins import Coin, DrawnCoin, RecordedCoin, first
 
 Operations = NDArray[np.int8]
-LOCAL, WITHIN, GLOBAL = 0, 1, 2
+LOCAL, CLUSTER, GLOBAL = 0, 1, 2
 _LOOK_AHEAD = 4096  # iterations
 
 
@@ -27,7 +27,7 @@ class Schedule:
         self._everyone, self._own = everyone, own
 
     def operations(self, cluster: int, start: int, stop: int) -> Operations:
-        """(stop - start,) LOCAL, WITHIN or GLOBAL for each iteration."""
+        """(stop - start,) LOCAL, CLUSTER or GLOBAL for each iteration."""
         operations = self._own[cluster].flips(start, stop).astype(np.int8)
         operations[self._everyone.flips(start, stop)] = GLOBAL
         return operations

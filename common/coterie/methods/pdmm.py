@@ -42,7 +42,7 @@ _GOLDEN = 1.6180
 
 
 @dataclass(frozen=True)
-class Steps:
+class Constants:
     """The constants of (16)-(19) once the number of users and their losses are known."""
 
     rho: float  # weight of the quadratic term, per unordered pair
@@ -55,7 +55,7 @@ class Steps:
         """Without a weight there is no penalty to damp, and no ratio."""
         return self.eta / self.rho if self.rho else 0.0
 
-    def at(self, rho: float) -> Steps:
+    def at(self, rho: float) -> Constants:
         """The same with another rho, and an eta that keeps its share of it."""
         return self if rho == self.rho else replace(self, rho=rho, eta=self.eta_over_rho * rho)
 
@@ -207,7 +207,7 @@ class Config(Settings):
             raise ConfigError(f"s_d is {wanted}, want at most N(N-1) = {total} for {n} users")
         return wanted
 
-    def steps_for(self, n: int, mean_smoothness: float | None) -> Steps:
+    def steps_for(self, n: int, mean_smoothness: float | None) -> Constants:
         """The constants for n users; the default rho needs the mean smoothness constant Lbar of the f_i.
 
         Defaults: rho = 3 Lbar/(N-1), times 5/3 when paired with S_P <= N^2/10; tau = .8, nu = .51 or what `least_nu` asks of few
@@ -226,7 +226,7 @@ class Config(Settings):
         rho = self.rho if self.rho is not None else 3 * (mean_smoothness or 0.0) / (n - 1) * (5 / 3 if sparse else 1.0)
         eta = self.eta if self.eta is not None else (rho if self.z_after_x() else 0.0)
         tau, nu = self._tau_nu(n, theta, eta / rho if rho else 0.0)
-        steps = Steps(rho, eta, nu, tau)
+        steps = Constants(rho, eta, nu, tau)
         self._check_stability(n, steps)
         return steps
 
@@ -236,7 +236,7 @@ class Config(Settings):
             return sum(len(x) + len(z) for x, z, _ in self.schedule) / max(1, len(self.schedule)) / n**2
         return self.primal_blocks(n) / n**2 if self.sampling != "full" else 1.0
 
-    def unproven(self, n: int, steps: Steps) -> tuple[str, ...]:
+    def unproven(self, n: int, steps: Constants) -> tuple[str, ...]:
         """A sentence for each setting that is let through although the limit may be wrong, or not be reached."""
         found = []
         if self.sampling == "uniform" and self.placement == "paper":
@@ -253,7 +253,7 @@ class Config(Settings):
             )
         return tuple(found)
 
-    def _check_stability(self, n: int, steps: Steps) -> None:
+    def _check_stability(self, n: int, steps: Constants) -> None:
         if self.z_after_x():
             if steps.tau >= _GOLDEN:
                 raise ConfigError(f"tau is {steps.tau}, want less than (1 + sqrt 5)/2 = 1.618 with z after x: above it nothing is proven")
@@ -418,10 +418,10 @@ __all__ = [
     "ChosenModels",
     "ChosenSplits",
     "Config",
+    "Constants",
     "Duals",
     "OwnStart",
     "StartModels",
-    "Steps",
     "UpdatedModels",
     "UpdatedSplits",
     "Values",

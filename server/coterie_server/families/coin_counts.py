@@ -1,9 +1,9 @@
 """How many vectors the methods for known clusters move, which coins decide: for the coins of a seed, and how that varies over seeds.
 
 Rules of `coterie_server.methods.async_l2gd.half` and `async_al2sgd`, told here once more from the operations alone. Of a cluster's
-iterations (LOCAL, WITHIN, GLOBAL), without reuse of averages every averaging one moves a model up for each user, and one average down.
+iterations (LOCAL, CLUSTER, GLOBAL), without reuse of averages every averaging one moves a model up for each user, and one average down.
 Where the cluster's average is used again, models go up only for the first averaging iteration after a local one (or after the start). Down
-goes bar_j for a WITHIN right after those, and for a GLOBAL that needs a new bar what it goes to: one vector, or both averages where more
+goes bar_j for a CLUSTER right after those, and for a GLOBAL that needs a new bar what it goes to: one vector, or both averages where more
 averaging follows at once that could use them.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array
-from coterie.families.schedule import GLOBAL, LOCAL, WITHIN, Operations
+from coterie.families.schedule import CLUSTER, GLOBAL, LOCAL, Operations
 
 NO_REUSE, REUSE_WITHIN, REUSE_ALL = 0, 1, 2  # of averages: none; bar_j; bar too
 
@@ -50,16 +50,16 @@ def moves(operations: Operations, needs_bar: NDArray[np.bool_], reuse: int) -> M
     if reuse == NO_REUSE:
         return Moves(float(averages.sum()), float(averages.sum()))
     follows_local = np.concatenate([np.ones(1, dtype=np.bool_), operations[:-1] == LOCAL])
-    uses_both = (operations == WITHIN) | ((operations == GLOBAL) & (reuse == REUSE_ALL))
+    uses_both = (operations == CLUSTER) | ((operations == GLOBAL) & (reuse == REUSE_ALL))
     then_used = np.concatenate([uses_both[1:], np.zeros(1, dtype=np.bool_)])
-    down = (follows_local & (operations == WITHIN)).sum() + needs_bar.sum() + (needs_bar & then_used).sum()
+    down = (follows_local & (operations == CLUSTER)).sum() + needs_bar.sum() + (needs_bar & then_used).sum()
     return Moves(float((follows_local & averages).sum()), float(down))
 
 
 # ---- over the coins
 
 
-# What an iteration was: LOCAL; WITHIN, while bar is out of date or not; GLOBAL, with a new bar or with the old one.
+# What an iteration was: LOCAL; CLUSTER, while bar is out of date or not; GLOBAL, with a new bar or with the old one.
 _LOCAL, _STALE_WITHIN, _FRESH_WITHIN, _NEEDED, _NEEDLESS = range(5)
 
 

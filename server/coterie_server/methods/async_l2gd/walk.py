@@ -14,7 +14,7 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.errors import RunError
-from coterie.families.schedule import GLOBAL, LOCAL, WITHIN, combined, moved, schedule_by
+from coterie.families.schedule import CLUSTER, GLOBAL, LOCAL, combined, moved, schedule_by
 from coterie.methods.async_l2gd import Advance, Centres, ClusterSums, Config, GlobalAverage, Models, Parameters, Steps, Target
 from coterie.wire.codec import Precision
 from coterie.wire.messages import Message, PerCluster
@@ -89,19 +89,19 @@ class Walk:
         n = until - at  # to be done at most; the one after them, if any, says what must be known then
         reusable = int(self._p.is_reusable[place])
         done, first = 0, None
-        if n and ops[0] == WITHIN and known == STALE:
+        if n and ops[0] == CLUSTER and known == STALE:
             return _Leg(at, wants_models=True, is_within=True)
         centres = False
         while done < n and ops[done] != LOCAL:
-            if ops[done] == WITHIN:
+            if ops[done] == CLUSTER:
                 if known == STALE:
                     break
-                first = WITHIN if known == FRESH else first
+                first = CLUSTER if known == FRESH else first
                 known = SHARED if reusable else STALE
             elif self._has_news[place] and done == 0:
                 first = GLOBAL
                 # After a global round, another one needs both only where bar is used again too; else that brings its own.
-                centres = ops.size > 1 and ((ops[1] == WITHIN and reusable > NO_REUSE) or (ops[1] == GLOBAL and reusable == REUSE_ALL))
+                centres = ops.size > 1 and ((ops[1] == CLUSTER and reusable > NO_REUSE) or (ops[1] == GLOBAL and reusable == REUSE_ALL))
                 known = (SHARED if centres else FRESH) if reusable else STALE
                 # Any other global round on the way needs no news: the averages that users have move as is known.
             done += 1
@@ -110,8 +110,8 @@ class Walk:
             done += local.size if local.all() else int(local.argmin())
             known = STALE
         stops_at = at + done
-        needs = done < ops.size and known == STALE and (ops[done] == WITHIN or (stops_at == until and wants_pair))
-        return _Leg(stops_at, needs, first, centres, known, is_within=needs and bool(ops[done] == WITHIN))
+        needs = done < ops.size and known == STALE and (ops[done] == CLUSTER or (stops_at == until and wants_pair))
+        return _Leg(stops_at, needs, first, centres, known, is_within=needs and bool(ops[done] == CLUSTER))
 
     # ---- one wave
 
@@ -144,7 +144,7 @@ class Walk:
 
     def _target(self, place: int, operation: int | None) -> Array:
         bar_j: Array = self._cluster_average[place]
-        if operation == WITHIN:
+        if operation == CLUSTER:
             return bar_j
         return combined(float(self._p.alpha[place]), float(self._p.tau[place]), bar_j, self._global_average[place])
 

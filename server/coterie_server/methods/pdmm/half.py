@@ -31,7 +31,7 @@ import numpy as np
 from coterie.arrays import Array, Indices
 from coterie.draws.streams import generator
 from coterie.errors import ConfigError, RunError
-from coterie.methods.pdmm import Config, Steps, Values, ValuesWanted
+from coterie.methods.pdmm import Config, Constants, Values, ValuesWanted
 from coterie_server.interface.half import Counts, Federation, Outcome, Setting
 from coterie_server.interface.later import Figures
 from coterie_server.maths.clusters import Mask, partition, persistent
@@ -65,7 +65,7 @@ class Pdmm:
 
     config: Config
     setting: Setting
-    steps: Steps  # of round 1
+    steps: Constants  # of round 1
     lam: float  # LAM
     d: int
 

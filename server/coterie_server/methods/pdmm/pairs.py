@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import pdist
 
 from coterie.arrays import Array, Indices
-from coterie.methods.pdmm import Steps
+from coterie.methods.pdmm import Constants
 
 _TILE_SCALARS = 12288  # of one array in a tile: six such arrays are in use at once and fit 600 kB
 _SHORTEST_TILE = 256
@@ -166,7 +166,7 @@ def distance_norm(x: Array) -> float:
     return float(np.sqrt(len(x)) * np.linalg.norm(x))
 
 
-def split_all(layout: Layout, steps: Steps, lam: float, x_seen: Array, muhat: Array) -> Array:
+def split_all(layout: Layout, steps: Constants, lam: float, x_seen: Array, muhat: Array) -> Array:
     """(17) on every pair: z (d, m) from `x_seen` (n, d), the models that z is computed from."""
     columns = np.ascontiguousarray(x_seen.T)
     z = np.empty_like(muhat)
@@ -185,7 +185,7 @@ class Duals(NamedTuple):
     gap: float  # |x_i - x_j - z_ij| over the unordered pairs, Euclidean
 
 
-def dual_all(layout: Layout, steps: Steps, x: Array, z: Array, mu: Array) -> Duals:
+def dual_all(layout: Layout, steps: Constants, x: Array, z: Array, mu: Array) -> Duals:
     """(18) and (19) on every pair, from the models x (n, d) of S5, the new z and the old mu."""
     columns = np.ascontiguousarray(x.T)
     mu_new = np.empty_like(z)
@@ -204,7 +204,7 @@ def dual_all(layout: Layout, steps: Steps, x: Array, z: Array, mu: Array) -> Dua
 
 
 def advance_some(
-    layout: Layout, steps: Steps, lam: float, chosen: Chosen, x_seen: Array, x_new: Array, z: Array, mu: Array, muhat: Array
+    layout: Layout, steps: Constants, lam: float, chosen: Chosen, x_seen: Array, x_new: Array, z: Array, mu: Array, muhat: Array
 ) -> tuple[Array, Duals]:
     """z (d, m) and the rest after (17) to (19) on the chosen places; what is not chosen stays (S4, S9).
 

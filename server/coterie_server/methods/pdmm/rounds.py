@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coterie.arrays import Array, Indices
-from coterie.methods.pdmm import Aggregates, Config, Steps, Weight
+from coterie.methods.pdmm import Aggregates, Config, Constants, Weight
 from coterie.wire.codec import Precision
 from coterie.wire.messages import Message
 from coterie_server.interface.half import Federation, Replies
@@ -83,7 +83,7 @@ class Rounds:
 
     config: Config
     layout: pairs.Layout
-    first_steps: Steps  # of round 1
+    first_steps: Constants  # of round 1
     lam: float  # LAM
     precision: Precision
 
@@ -91,7 +91,7 @@ class Rounds:
     def n(self) -> int:
         return self.layout.n
 
-    def steps(self, state: State) -> Steps:
+    def steps(self, state: State) -> Constants:
         """Those of the next round."""
         return self.first_steps.at(state.rho)
 
@@ -179,7 +179,7 @@ class Rounds:
     def _coordinates(self, v: Array, mu: Array) -> Array:
         return np.concatenate([(v / np.sqrt(self.n)).reshape(-1), mu.reshape(-1)])
 
-    def _multipliers(self, steps: Steps, x: Array, z: Array, mu: Array) -> Multipliers:
+    def _multipliers(self, steps: Constants, x: Array, z: Array, mu: Array) -> Multipliers:
         """S8, S9 and S11 on every pair."""
         duals = pairs.dual_all(self.layout, steps, x, z, mu)
         return Multipliers(duals.mu, duals.muhat, pairs.sums(self.layout, duals.mu), duals.gap)
