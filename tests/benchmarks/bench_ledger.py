@@ -127,7 +127,7 @@ async def running(recorder: Any, x: np.ndarray[Any, Any], n_hosts: int) -> Async
             hub.begin_stage(1, '{"stage": "bench", "options": {"bench": {}}}')
 
             async def one_round() -> None:
-                hub.round += 1
+                hub.state.round += 1
                 await hub.exchange(Block(x))
 
             yield one_round

@@ -21,7 +21,7 @@ from coterie.errors import ProtocolError
 from coterie.v1 import session_pb2
 from coterie.wire.codec import PROTOCOL_VERSION, Assembler, Precision, Received, encode
 from coterie.wire.messages import Message
-from coterie_server.session.sessions import MAX_REASON_CHARS, Refusal
+from coterie_server.session.refusal import MAX_REASON_CHARS, Refusal
 from tests.fuzz.mutations import EDGES, KINDS, Base, drawn, mutilated
 from tests.unit.test_hub import All, Answer, FakeLink, World, world
 
@@ -84,7 +84,7 @@ class Sessions(RuleBasedStateMachine):
             self.world.join(name, users, instance=name)
         self.loop.run_until_complete(self.hub.gather())
         self.hub.begin_stage(1, '{"stage": "s", "options": {}}')
-        self.hub.may_skip, self.hub.dims = True, {"d": 2}
+        self.hub.participation.may_skip, self.hub.answers.dims = True, {"d": 2}
         self.exchange: asyncio.Task[Any] | None = None
         self.unanswered: set[str] = set()
         self.n_repeats = 0
@@ -123,7 +123,7 @@ class Sessions(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(sorted(HONEST)), is_cut=st.booleans())
     def honest_host_comes_back(self, name: str, is_cut: bool) -> None:
-        reached = self.hub.hosts[name].reached
+        reached = self.hub.roster.hosts[name].reached
         if is_cut:
             self.world.cut(name)
         self.world.join(name, HONEST[name], instance=name, last_seq=reached, run_id="run-1")
@@ -280,18 +280,18 @@ class Sessions(RuleBasedStateMachine):
 
     @invariant()
     def the_run_goes_on(self) -> None:
-        assert self.hub._failure is None
+        assert self.hub.state.failure is None
         for name in HONEST:
             assert self.world.links[name].closed is None
-            assert self.hub.hosts[name].link is self.world.links[name]
+            assert self.hub.roster.hosts[name].link is self.world.links[name]
 
     @invariant()
     def memory_is_bounded(self) -> None:
         hub, notes = self.hub, self.world.notes
-        assert len(hub.hosts) == 3
-        assert len(hub.refused) <= 100
-        assert len(hub._unbooked) <= len(hub.hosts)  # answers of the exchange that is over
-        z = hub.hosts["z"]
+        assert len(hub.roster.hosts) == 3
+        assert len(hub.journal.refused) <= 100
+        assert len(hub.bookings._waiting) <= len(hub.roster.hosts)  # answers of the exchange that is over
+        z = hub.roster.hosts["z"]
         assert z.n_replies <= z.n_sent + 100
         assert len(notes.events) < _MOST_EVENTS
         assert all(len(text) <= MAX_REASON_CHARS + 200 for _, text in notes.events[-3:])

@@ -29,8 +29,8 @@ from coterie.v1 import session_pb2, tensor_pb2
 from coterie.wire.codec import MAX_FRAME_BYTES, PROTOCOL_VERSION, Precision, encode
 from coterie.wire.frames import CHUNK_BYTES, field_header
 from coterie.wire.messages import Message
-from coterie_server.session import sessions
 from coterie_server.session.hub import Hub
+from coterie_server.session.refusal import MAX_REASON_CHARS
 from coterie_server.transport import door, serve
 from coterie_server.transport.grpc_link import GrpcLink
 from coterie_server.transport.serve import SERVICE
@@ -70,7 +70,7 @@ async def honest_run(*, n_users: int = N_HONEST, with_hosts: Sequence[Any] = (),
     """Rounds go on while the block runs; the honest users' answers must be what they are without the attack, and their hosts end well."""
     federation: dict[str, Any] = {"heartbeat_s": 0.2, "silence_s": 5.0, **rules}
     hub = new_hub(hosts=len(HONEST) + len(with_hosts), **federation)
-    hub.may_skip = True
+    hub.participation.may_skip = True
     answers: list[Array] = []
     is_over = asyncio.Event()
 
@@ -223,7 +223,7 @@ def test_a_stranger_is_refused_with_a_reason_and_nobody_notices(name: str) -> No
             assert (found == code and sentence in reason) or (found == "INTERNAL" and len(frames) > 1)
             booked = "a frame of more than 8388608 bytes" if code == "RESOURCE_EXHAUSTED" else sentence
             await until(lambda: [text for text in under_way.reasons() if booked in text])
-            assert max(map(len, under_way.reasons())) <= sessions.MAX_REASON_CHARS
+            assert max(map(len, under_way.reasons())) <= MAX_REASON_CHARS
 
     run(test())
 
@@ -349,7 +349,7 @@ def test_a_flood_of_refusals_does_not_fill_the_disk_and_members_are_still_told_o
                 await call.write(hello(f"stranger {number}"))
                 assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
             assert 20 <= len(under_way.reasons()) < 30
-            assert len(under_way.hub.refused) <= 100
+            assert len(under_way.hub.journal.refused) <= 100
             await status_of(under_way.address, [hello("a", HONEST["a"])])
             assert "host 'a' is still connected" in under_way.reasons()[-1]
 
@@ -588,7 +588,7 @@ def test_a_member_that_breaks_the_protocol_loses_its_stream_and_the_others_go_on
     async def test() -> None:
         skips = {"late": "skip", "late_after_s": 0.05, "min_hosts": 2}
         async with honest_run(n_users=5, with_hosts=[evil.join], **skips) as under_way:
-            under_way.hub.dims = {"d": 4}
+            under_way.hub.answers.dims = {"d": 4}
             with memory_within(MOST_MB):
                 said = frames(await evil.asked())
                 await evil.say(*said)
@@ -596,7 +596,7 @@ def test_a_member_that_breaks_the_protocol_loses_its_stream_and_the_others_go_on
             # As above: it may have been told while it was still writing.
             assert (code == "INVALID_ARGUMENT" and sentence in reason) or (code == "INTERNAL" and len(said) > 1)
             assert [text for text in under_way.reasons() if sentence in text and "host 'z'" in text]
-            assert max(len(text) for _, text in notes(under_way.hub).events) <= sessions.MAX_REASON_CHARS + 100
+            assert max(len(text) for _, text in notes(under_way.hub).events) <= MAX_REASON_CHARS + 100
             assert len(notes(under_way.hub).events) < 200
             n_rounds = under_way.n_rounds
             await until(lambda: under_way.n_rounds > n_rounds + 2)
@@ -656,7 +656,7 @@ def test_stale_and_repeated_replies_change_nothing_and_few_are_written_down() ->
             for resent in range(90):
                 await evil.say(*reply(seq, Block(np.full((2, 4), 7.0)), resent=resent + 1))
             await evil.say(*reply(seq, Block(np.full((2, 4), 7.0)), attempt=0))
-            await until(lambda: under_way.hub.hosts["z"].n_replies == 92)
+            await until(lambda: under_way.hub.roster.hosts["z"].n_replies == 92)
             assert 20 <= len([text for text in under_way.reasons("late") if "'z'" in text]) <= 25
             await evil.leave()
 
@@ -706,7 +706,7 @@ def test_a_book_is_brought_once_and_its_numbers_are_possible() -> None:
             finishing = asyncio.create_task(hub.finish("all done", failed=False))
             await until(lambda: hub.is_over)
             await evil.say(*frames)
-            await until(lambda: hub._failure)
+            await until(lambda: hub.state.failure)
             await evil.leave()
             with pytest.raises(RunError) as error:
                 await finishing

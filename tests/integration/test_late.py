@@ -73,7 +73,7 @@ class KillingLink(WakingLink):
     at: int
 
     def send(self, encoded: Encoded) -> None:
-        if self._hub.seq == self.at and self._hub.attempt == 1:
+        if self._hub.seq == self.at and self._hub.state.attempt == 1:
             raise Killed
         super().send(encoded)
 
@@ -88,7 +88,7 @@ def test_a_coordinator_killed_after_skips_repeats_them(tmp_path: Path) -> None:
     @contextlib.asynccontextmanager
     async def connect(hub: Hub) -> AsyncIterator[None]:
         slow: list[SlowLink] = []
-        for i, kind in enumerate((LoopbackLink, SlowLink if hub.attempt == 1 else LoopbackLink, KillingLink)):
+        for i, kind in enumerate((LoopbackLink, SlowLink if hub.state.attempt == 1 else LoopbackLink, KillingLink)):
             host = kept.setdefault(f"h{i}", build_host(f"h{i}", experiment, hub.run_id, names[i::3], store=stores[f"h{i}"]))
             link = kind(hub, host)
             link.held, link.at = [], SLOW_UNTIL + 5  # type: ignore[attr-defined]

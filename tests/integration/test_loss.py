@@ -68,7 +68,7 @@ class First(LoopbackLink):
     lossy: Link
 
     def send(self, encoded: Encoded) -> None:
-        if self._hub.seq == self.lossy.story.killed_at and self._hub.attempt == 1:
+        if self._hub.seq == self.lossy.story.killed_at and self._hub.state.attempt == 1:
             raise Killed
         if self._hub.seq == self.lossy.story.back_at:
             asyncio.get_running_loop().call_soon(self.lossy.back.join)
@@ -90,7 +90,7 @@ def run(experiment: Experiment, folder: Path, story: Story | None = None, **opti
             first, lossy = First(hub, kept["h0"]), Link(hub, kept["h1"], story)
             first.lossy = lossy
             links = [first, lossy, LoopbackLink(hub, kept["h2"])]
-            if hub.attempt > 1 and story.killed_at > story.lost_at:
+            if hub.state.attempt > 1 and story.killed_at > story.lost_at:
                 del links[1]  # the host has not come back yet
         for link in links:
             link.join()
@@ -217,7 +217,7 @@ def test_all_decisions_of_an_exchange_are_repeated() -> None:
     experiment = small_experiment(LEAN)
     hub = Hub(experiment, "run", database, float)
     _repeat_decisions(database.connection, hub, Engine(experiment, hub, database, None))
-    assert hub.skips == hub.passes == {3: frozenset({"a", "b"}), 4: frozenset({"a"})}
+    assert hub.participation.skips == hub.participation.passes == {3: frozenset({"a", "b"}), 4: frozenset({"a"})}
 
 
 def test_a_method_that_cannot_skip_is_refused_before_anybody_is_waited_for(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ class Killing(LoopbackLink):
     """The coordinator dies when it is about to ask the first host in the exchange after the lie."""
 
     def send(self, encoded: Encoded) -> None:
-        if self._host.name == "h0" and self._hub.seq == AT + 1 and self._hub.attempt == 1:
+        if self._host.name == "h0" and self._hub.seq == AT + 1 and self._hub.state.attempt == 1:
             raise Killed
         super().send(encoded)
 

@@ -179,8 +179,8 @@ def watched(plant: Plant, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Seen
             members = {name: asyncio.create_task(serve_member(make, address, name=name)) for name, make in makers.items()}
 
             def end_early(_: object) -> None:
-                if hub.members is None:  # no other host replaces one that could not join
-                    hub.fail(RunError("; ".join(hub.refused.values())))
+                if hub.roster.members is None:  # no other host replaces one that could not join
+                    hub.fail(RunError("; ".join(hub.journal.refused.values())))
 
             members["e"].add_done_callback(end_early)
             try:

@@ -65,7 +65,7 @@ def test_useful_traffic_is_counted_once_whatever_was_repeated(seed: int, tmp_pat
 def test_a_host_that_lost_its_state_after_it_was_forgotten_is_turned_away(tmp_path: Path) -> None:
     import shutil
 
-    from coterie_server.session.sessions import Refusal
+    from coterie_server.session.refusal import Refusal
 
     experiment = small_experiment(METHODS["squared"], snapshots={"every_rounds": 1})
     World(experiment, tmp_path / "calm", 2).run()
@@ -77,7 +77,7 @@ def test_a_host_that_lost_its_state_after_it_was_forgotten_is_turned_away(tmp_pa
             hub.lost(name, link, "killed")
             with pytest.raises(Refusal, match=r"host 'h1' came back without its state: it is at task 0, wanted at least \d+"):
                 LoopbackLink(hub, self.host(name, hub.run_id)).join()
-            hub.fail(RunError(hub.refused[name]))
+            hub.fail(RunError(hub.journal.refused[name]))
 
     with pytest.raises(RunError, match="host 'h1' came back without its state"):
         Amnesia(experiment, tmp_path / "faulty", 2, Faults(hosts_before={last: "h1"})).run()

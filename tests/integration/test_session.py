@@ -495,7 +495,7 @@ def test_a_silent_parent_is_noticed_and_dialled_again(monkeypatch: pytest.Monkey
             async with proxy.running() as address, hosts(serve_member(maker("a", ["u0"]), address, name="a")) as (host,):
                 await ready(hub)
                 proxy.is_frozen = True
-                while time.monotonic() - hub.hosts["a"].heard_at < 1.5:  # three times what the host puts up with
+                while time.monotonic() - hub.roster.hosts["a"].heard_at < 1.5:  # three times what the host puts up with
                     await asyncio.sleep(0.02)
                 proxy.is_frozen = False
                 while [kind for kind, _ in notes(hub).events].count("join") < 2:
@@ -519,7 +519,8 @@ def test_a_parent_that_is_started_again_is_joined_again() -> None:
                     await first.exchange(Block(block))
                 memory = first.memory()
             second = new_hub()
-            second.restore(memory, attempt=2)
+            second.state.attempt = 2
+            second.restore(memory)
             async with served(second, address):
                 await second.gather()
                 second.resume_stage(1, 0, "")
@@ -664,7 +665,7 @@ def test_a_host_without_users_is_told_so() -> None:
     async def test() -> None:
         hub = new_hub(hosts=2)
         async with served(hub) as (_, address), hosts(serve_member(maker("a", ["u0"]), address, name="a")):
-            while not hub.hosts:
+            while not hub.roster.hosts:
                 await asyncio.sleep(0.01)
             with pytest.raises(ConfigError, match="user 'u0' is claimed by host 'b', but another host speaks for it"):
                 await serve_member(maker("b", ["u0"]), address, name="b")
@@ -693,7 +694,7 @@ def test_data_that_cannot_be_loaded_is_reported_before_the_host_exits() -> None:
             with pytest.raises(ConfigError, match=r"^cannot read users.csv"):
                 await host
             why = f"a data file or folder is missing or cannot be opened (federation.heartbeat_s: {hub.rules.heartbeat_s}) (rule D2)"
-            assert hub.refused == {"a": f"host 'a' cannot join: {why}; its own log names it"}
+            assert hub.journal.refused == {"a": f"host 'a' cannot join: {why}; its own log names it"}
 
     run(test())
 
@@ -925,7 +926,7 @@ def test_a_second_client_with_a_name_that_is_in_use_hears_the_reason_at_once_and
                 assert not waiting.done()
                 first.cancel()
                 async with asyncio.timeout(10):
-                    while "a" not in hub.hosts or hub.hosts["a"].instance != "2":
+                    while "a" not in hub.roster.hosts or hub.roster.hosts["a"].instance != "2":
                         await asyncio.sleep(0.01)
                 await hub.finish("all done", failed=False)
                 assert await waiting == "all done"
@@ -937,5 +938,5 @@ def test_a_second_client_with_a_name_that_is_in_use_hears_the_reason_at_once_and
 
 async def until_joined(hub: Hub) -> None:
     async with asyncio.timeout(10):
-        while not hub.hosts:
+        while not hub.roster.hosts:
             await asyncio.sleep(0.01)

@@ -485,7 +485,7 @@ def test_books_that_were_brought_when_a_run_failed_count_once_when_it_has_been_r
     exchange = Hub.exchange
 
     async def failing(hub: Hub, *messages: Any, **how: Any) -> Replies:
-        if (hub.rules.is_two_tier, hub.seq, hub.attempt) == (True, 12, 1):
+        if (hub.rules.is_two_tier, hub.seq, hub.state.attempt) == (True, 12, 1):
             hub.fail(RunError("the disk is full"))
         return await exchange(hub, *messages, **how)
 

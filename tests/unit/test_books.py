@@ -19,7 +19,7 @@ from coterie.record.ledger import Own, Row, as_ranges, check_ranges, of_ranges, 
 from coterie.v1 import session_pb2
 from coterie_server.record.rundb import WITHIN, RunDatabase
 from coterie_server.session.hub import Hub
-from coterie_server.session.sessions import Refusal
+from coterie_server.session.refusal import Refusal
 
 ROWS = [
     (Row(1, 1, 0, "down", "evaluation.FinalModels", 2, 6, 48, 70, 1), Own(1, 0, 3, 1)),
@@ -177,13 +177,13 @@ def test_a_cluster_has_one_aggregator_which_may_come_again() -> None:
         with pytest.raises(Refusal, match="cluster 'x' is claimed by aggregator 'b', but another aggregator speaks for it") as refused:
             parent.hello(hello("b", ["x"], aggregator=True), Quiet())
         assert refused.value.code == "ALREADY_EXISTS"
-        assert parent.refused["b"].endswith("but aggregator 'a' speaks for it")
+        assert parent.journal.refused["b"].endswith("but aggregator 'a' speaks for it")
         parent.hello(first, again)
         parent.lost("a", again, "killed")
         parent.hello(first, again)
         parent.lost("a", again, "killed for good")
         parent.hello(hello("b", ["x"], aggregator=True), Quiet())
-        assert list(parent.hosts) == ["b"], "nothing was asked of the first yet"
+        assert list(parent.roster.hosts) == ["b"], "nothing was asked of the first yet"
 
 
 def test_a_cluster_that_nobody_waits_for_is_turned_away_and_the_one_that_is_missing_is_named() -> None:

@@ -21,6 +21,7 @@ from coterie_server.interface.half import Outcome
 from coterie_server.run import coordinator, engine
 from coterie_server.run.coordinator import Finished, Options, coordinate
 from coterie_server.run.engine import Engine, Point, Progress, best
+from coterie_server.session.bookings import Bookings
 from coterie_server.session.hub import Hub
 from tests.simulation import World, bits, query, small_experiment
 
@@ -66,8 +67,8 @@ def test_a_stage_ends_at_the_objective_gap() -> None:
 @pytest.mark.parametrize("has_folder", [False, True])
 def test_a_run_without_a_folder_has_no_checkpoints_to_wait_for(has_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settled: list[int] = []
-    settle = Hub.settle
-    monkeypatch.setattr(Hub, "settle", lambda hub: (settled.append(hub.seq), settle(hub))[1])
+    settle = Bookings.settle
+    monkeypatch.setattr(Bookings, "settle", lambda bookings: (settled.append(bookings._state.seq), settle(bookings))[1])
     experiment = small_experiment(LEAN, stop={"rounds": 12}, snapshots={"every_rounds": 1})
     run(experiment, folder=tmp_path / "run" if has_folder else None)
     # In each exchange once, and once more before each checkpoint.

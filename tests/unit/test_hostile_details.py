@@ -9,7 +9,7 @@ from coterie.errors import ProtocolError
 from coterie.v1 import session_pb2, tensor_pb2
 from coterie.wire.codec import Assembler, Precision, Received, encode
 from coterie.wire.frames import PLAIN_BYTES, field_header
-from coterie_server.session.sessions import Sparse
+from coterie_server.session.journal import Sparse
 from tests.fuzz.mutations import Centres, Common
 from tests.unit.test_hub import All, Answer, asked, rows, run, two_hosts
 
@@ -46,7 +46,7 @@ def test_a_group_does_not_hide_fields_from_being_counted() -> None:
 def test_a_reply_of_an_earlier_attempt_is_not_taken_for_one_of_this() -> None:
     async def test() -> None:
         w = await two_hosts()
-        w.hub.attempt = 2
+        w.hub.state.attempt = 2
         exchange = await asked(w, All(np.ones(2)))
         stale = encode(session_pb2.Reply(seq=1, attempt=1), [rows(2, 9.0)], Precision.of("float64"))
         received = Assembler(session_pb2.JoinRequest).feed(stale.head)
@@ -63,7 +63,7 @@ def test_a_reply_of_an_earlier_attempt_is_not_taken_for_one_of_this() -> None:
 def test_a_client_host_does_not_speak_for_a_cluster() -> None:
     async def test() -> None:
         w = await two_hosts()
-        w.hub.may_skip = False
+        w.hub.participation.may_skip = False
         exchange = await asked(w, All(np.ones(2)))
         w.answer("b", 1, Centres(np.array([0]), np.ones((1, 2))))
         with pytest.raises(Exception, match=r"host 'b' sent fuzz.Centres for clusters \[0\], wanted \[\]"):

@@ -23,7 +23,7 @@ from coterie.wire.codec import PROTOCOL_VERSION, Assembler, Encoded, Precision, 
 from coterie.wire.messages import Broadcast, Message, Rows, Scalars, Vectors, declare
 from coterie_server.interface.merge import check_finite
 from coterie_server.session.hub import Hub
-from coterie_server.session.sessions import Refusal
+from coterie_server.session.refusal import Refusal
 
 DOUBLE = Precision.of("float64")
 
@@ -133,7 +133,7 @@ class World:
 
     def answer(self, host: str, seq: int, *messages: Message, **changes: Any) -> None:
         assembler = Assembler(session_pb2.JoinRequest)
-        reply = session_pb2.Reply(seq=seq, attempt=self.hub.attempt, **changes)
+        reply = session_pb2.Reply(seq=seq, attempt=self.hub.state.attempt, **changes)
         for frame in encode(reply, messages, DOUBLE).frames():
             received = assembler.feed(frame)
         assert isinstance(received, Received)
@@ -222,8 +222,8 @@ def test_enough_hosts_start_when_the_joining_time_is_over() -> None:
 def test_members_are_in_natural_order_whatever_host_they_come_with() -> None:
     async def test() -> None:
         w = await two_hosts()
-        assert w.hub.members is not None
-        assert w.hub.members.names == ("u1", "u2", "u3", "u10")
+        assert w.hub.roster.members is not None
+        assert w.hub.roster.members.names == ("u1", "u2", "u3", "u10")
         (welcome,) = w.links["b"].sent("welcome")
         assert list(welcome.welcome.member_indices) == [3, 1]  # in the order of the hello
 
@@ -238,7 +238,7 @@ def test_a_host_lost_before_the_barrier_leaves_its_place_and_its_users() -> None
         w.join("other", ["u1"])
         w.join("b", ["u2"])
         assert (await w.hub.gather()).names == ("u1", "u2")
-        assert list(w.hub.hosts) == ["b", "other"]
+        assert list(w.hub.roster.hosts) == ["b", "other"]
 
     run(test())
 
@@ -359,7 +359,7 @@ def test_numbers_that_are_not_finite_are_found_among_few_and_many(d: int, value:
 def test_nan_names_host_user_field_and_round() -> None:
     async def test() -> None:
         w = await two_hosts()
-        w.hub.round = 12
+        w.hub.state.round = 12
         exchange = await asked(w, All(np.ones(2)))
         bad = rows(2)
         bad.x[1, 0] = np.nan
@@ -400,7 +400,7 @@ def test_a_reply_before_the_barrier_ends_that_stream_and_not_the_run() -> None:
         w.join("a", ["u1"])
         w.answer("a", 1, rows(1))
         assert w.links["a"].closed == ("INVALID_ARGUMENT", "host 'a' broke the protocol: it sent a reply before it was welcomed")
-        assert w.hub._failure is None
+        assert w.hub.state.failure is None
 
     run(test())
 
@@ -456,7 +456,7 @@ def test_a_reply_to_what_was_never_asked_names_its_host(fences: dict[str, int]) 
 def test_models_of_another_dimension_name_the_host_that_sent_them() -> None:
     async def test() -> None:
         w = await two_hosts()
-        w.hub.dims = {"d": 2}
+        w.hub.answers.dims = {"d": 2}
         exchange = await asked(w, All(np.ones(2)))
         w.answer("a", 1, Answer(np.ones((2, 7)), np.ones(2)))
         with pytest.raises(RunError, match=r"host 'a' broke the protocol: .*axis 'd' is 7, wanted 2"):
@@ -509,7 +509,7 @@ def test_a_silent_host_is_given_up() -> None:
         w.hub.tick()
         assert w.links["b"].closed == ("DEADLINE_EXCEEDED", "nothing heard from host 'b' for 20 s")
         assert w.links["a"].closed is None
-        assert w.hub.hosts["b"].link is None
+        assert w.hub.roster.hosts["b"].link is None
 
     run(test())
 
@@ -526,7 +526,7 @@ def test_everyone_gets_heartbeats() -> None:
 def test_an_absent_host_ends_the_run_with_a_sentence() -> None:
     async def test() -> None:
         w = await two_hosts(absence_timeout_s=30)
-        w.hub.round = 12
+        w.hub.state.round = 12
         exchange = await asked(w, All(np.ones(2)))
         w.answer("a", 1, rows(2))
         w.cut("b")
@@ -605,7 +605,7 @@ def test_a_host_whose_missed_tasks_are_forgotten_is_turned_away() -> None:
         with pytest.raises(Refusal, match="host 'b' came back without its state: it is at task 0, wanted at least 1") as refusal:
             w.join("b", ["u10", "u2"])
         assert refusal.value.code == "FAILED_PRECONDITION"
-        assert w.hub.refused["b"] == str(refusal.value)
+        assert w.hub.journal.refused["b"] == str(refusal.value)
 
     run(test())
 
@@ -617,7 +617,7 @@ def test_a_new_stream_of_the_same_process_takes_the_place_of_the_old_one() -> No
         w.join("b", ["u10", "u2"])
         assert old.closed == ("UNAVAILABLE", "host 'b' has opened a new stream")
         w.hub.lost("b", old, "closed")  # the old stream's end says nothing about the new one
-        assert w.hub.hosts["b"].link is w.links["b"]
+        assert w.hub.roster.hosts["b"].link is w.links["b"]
 
     run(test())
 
@@ -626,15 +626,15 @@ def test_a_new_stream_of_the_same_process_takes_the_place_of_the_old_one() -> No
 def test_the_memory_for_replay_is_given_back(keep_log: bool) -> None:
     async def test() -> None:
         w = await two_hosts()
-        w.hub._keep_log = keep_log
+        w.hub.outbox._keeps_log = keep_log
         for seq in (1, 2, 3):
             exchange = await asked(w, All(np.ones(1000)))
             w.answer("a", seq, rows(2), durable_seq=seq - 1)
             w.answer("b", seq, rows(2), durable_seq=seq - 1)
             await exchange
-        assert [len(host.log) for host in w.hub.hosts.values()] == [1, 1]
-        assert (w.hub.log_bytes > 16_000) == keep_log
-        assert 0 <= w.hub.log_bytes < 17_000
+        assert [len(host.log) for host in w.hub.roster.hosts.values()] == [1, 1]
+        assert (w.hub.outbox.log_bytes > 16_000) == keep_log
+        assert 0 <= w.hub.outbox.log_bytes < 17_000
 
     run(test())
 
@@ -716,7 +716,7 @@ def test_what_was_put_off_until_the_end_and_cannot_be_written_fails_the_run() ->
 
 async def skipping() -> World:
     w = await two_hosts(late="skip", late_after_s=5)
-    w.hub.may_skip = True
+    w.hub.participation.may_skip = True
     exchange = await asked(w, All(np.ones(2)))
     w.answer("a", 1, rows(2))
     w.clock.now += 4
@@ -744,7 +744,7 @@ def test_the_others_go_on_without_a_late_host_and_the_decision_is_written_down()
 def test_a_repeated_decision_leaves_out_the_same_host_without_waiting() -> None:
     async def test() -> None:
         w = await two_hosts(late="skip", late_after_s=5)
-        w.hub.may_skip, w.hub.skips = True, {1: frozenset({"b"})}
+        w.hub.participation.may_skip, w.hub.participation.skips = True, {1: frozenset({"b"})}
         exchange = await asked(w, All(np.ones(2)))
         w.answer("b", 1, rows(2))  # this time it is quick, and left out all the same
         assert not exchange.done()
@@ -759,7 +759,7 @@ def test_a_repeated_decision_leaves_out_the_same_host_without_waiting() -> None:
 def test_nobody_is_skipped_where_skipping_is_not_allowed() -> None:
     async def test() -> None:
         w = await two_hosts(late="wait")
-        w.hub.may_skip = True
+        w.hub.participation.may_skip = True
         exchange = await asked(w, All(np.ones(2)))
         w.answer("a", 1, rows(2))
         w.clock.now += 100
@@ -779,7 +779,7 @@ def test_nobody_is_skipped_where_skipping_is_not_allowed() -> None:
 def pass_time(w: World, seconds: float) -> None:
     """Heartbeats come, the clock moves, and the hub looks at it."""
     w.clock.now += seconds
-    for name, host in w.hub.hosts.items():
+    for name, host in w.hub.roster.hosts.items():
         if host.link is not None:
             w.hub.heard(name)
     w.hub.tick()
@@ -788,7 +788,7 @@ def pass_time(w: World, seconds: float) -> None:
 async def losing(**rules: Any) -> tuple[World, asyncio.Task[Any]]:
     """Host b is lost in exchange 1, which a has answered."""
     w = await two_hosts(absence_timeout_s=30, **rules)
-    w.hub.may_skip, w.hub.needs_everyone = True, ""
+    w.hub.participation.may_skip, w.hub.participation.needs_everyone = True, ""
     exchange = await asked(w, All(np.ones(2)))
     w.answer("a", 1, rows(2))
     w.cut("b")
@@ -882,7 +882,7 @@ def test_a_lost_host_is_left_out_until_it_has_caught_up_and_nothing_piles_up_for
             replies = await exchange
             np.testing.assert_array_equal(replies.answered, [0, 2])
             assert replies.n_unasked(np.arange(4)) == 2
-        assert len(w.hub.hosts["b"].log) == 1
+        assert len(w.hub.roster.hosts["b"].log) == 1
         link = w.join("b", ["u10", "u2"])
         assert [task.seq for task in link.tasks] == [1]
         exchange = await asked(w, All(np.ones(2)))  # it still works on what it missed
@@ -914,7 +914,7 @@ def test_where_nobody_can_be_left_out_a_lost_host_ends_the_run_with_the_reason(c
     async def test() -> None:
         w, exchange = await losing(on_loss="skip")
         for name, value in change.items():
-            setattr(w.hub, name, value)
+            setattr(w.hub.participation, name, value)
         pass_time(w, 31.0)
         sentence = r"need 2 hosts, have 1: host 'b' \(users u10 to u2\) absent since round 0 for 30 s; "
         with pytest.raises(RunError, match=f"^{sentence}{why}$"):
@@ -940,7 +940,7 @@ def test_two_hosts_lost_one_after_the_other_in_one_exchange_are_both_left_out_wh
         for name in "abc":
             w.join(name, [f"u{name}"])
         await w.hub.gather()
-        w.hub.may_skip, w.hub.needs_everyone = True, ""
+        w.hub.participation.may_skip, w.hub.participation.needs_everyone = True, ""
         exchange = await asked(w, All(np.ones(2)))
         w.answer("a", 1, Answer(np.ones((1, 2)), np.ones(1)))
         w.cut("b")
@@ -988,7 +988,7 @@ def test_a_book_that_cannot_be_written_down_ends_the_run_and_not_the_session() -
 def test_a_repeated_decision_asks_nobody_that_was_not_asked() -> None:
     async def test() -> None:
         w = await two_hosts(on_loss="skip")
-        w.hub.may_skip, w.hub.repeats_all, w.hub.passes = True, True, {1: frozenset({"b"})}
+        w.hub.participation.may_skip, w.hub.participation.repeats_all, w.hub.participation.passes = True, True, {1: frozenset({"b"})}
         exchange = await asked(w, All(np.ones(2)))
         assert not w.links["b"].tasks
         w.answer("a", 1, rows(2))
@@ -1024,7 +1024,7 @@ def test_a_host_that_does_not_leave_is_not_waited_for_for_ever() -> None:
         w = await two_hosts()
         w.clock.drift = 3.0
         await w.hub.finish("all done", failed=False)
-        assert w.hub.hosts["a"].link is not None
+        assert w.hub.roster.hosts["a"].link is not None
 
     run(test())
 
@@ -1037,8 +1037,9 @@ def test_a_restored_parent_goes_on_with_the_members_it_had() -> None:
         w.answer("b", 1, rows(2))
         await exchange
         other = world()
-        other.hub.restore(w.hub.memory(), attempt=2)
-        assert other.hub.members == w.hub.members
+        other.hub.state.attempt = 2
+        other.hub.restore(w.hub.memory())
+        assert other.hub.roster.members == w.hub.roster.members
         link = other.join("b", ["u10", "u2"], run_id="run-1", last_seq=1)
         assert not link.tasks
         fresh = other.join("a", ["u1", "u3"])
@@ -1057,7 +1058,7 @@ def test_hosts_with_another_model_are_turned_away_by_name() -> None:
     with pytest.raises(Refusal, match="host 'c' has no model, unlike the hosts before"):
         w.join("c", ["u3"])
     w.join("b", ["u2"], model=to_json([body, head]))
-    assert w.hub.model == to_json([body, head])
+    assert w.hub.roster.model == to_json([body, head])
 
 
 @pytest.mark.parametrize("extra", [{"model": "m"}, {"schema": [session_pb2.Feature(name="ses", kind="number")]}], ids=["model", "schema"])
@@ -1083,11 +1084,11 @@ def test_features_of_the_first_host_are_kept_and_outlive_a_restart() -> None:
         w.join("b", ["u2"], schema=SCHEMA)
         w.join("a", ["u1"], schema=SCHEMA)
         await w.hub.gather()
-        assert w.hub.schema == (Feature("ses"), Feature("sex=f", "category", "sex"))
-        assert w.hub.features == ("ses", "sex=f")
+        assert w.hub.roster.schema == (Feature("ses"), Feature("sex=f", "category", "sex"))
+        assert w.hub.roster.features == ("ses", "sex=f")
         other = world()
-        other.hub.restore(w.hub.memory(), attempt=2)
-        assert other.hub.schema == w.hub.schema
+        other.hub.restore(w.hub.memory())
+        assert other.hub.roster.schema == w.hub.roster.schema
         with pytest.raises(Refusal, match="1 feature of the hosts before is missing"):
             other.join("a", ["u1"], schema=SCHEMA[:1])
 

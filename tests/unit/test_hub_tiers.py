@@ -242,7 +242,7 @@ def test_books_are_waited_for_longer_where_their_aggregator_is_heard_and_the_run
             if is_heard:
                 hub.heard("x")
 
-        monkeypatch.setattr(hub, "_changed_within", pass_time)
+        monkeypatch.setattr(hub.state, "change_within", pass_time)
         await hub.finish("over", failed=failed)
         return clock.now - start
 
@@ -397,7 +397,8 @@ def test_an_aggregator_that_was_killed_asks_before_its_hosts_are_back_and_says_w
         before.number(np.array([3]), np.array([1]))
         clock = Clock()
         hub = make_hub(database, clock, cluster="x", hosts=1, absence_timeout_s=30)
-        hub.restore(before.memory(), 2)
+        hub.state.attempt = 2
+        hub.restore(before.memory())
         hub.go_on()
         asking = asyncio.create_task(hub.exchange(Say(np.ones(2))))
         await asyncio.sleep(0)

@@ -28,7 +28,7 @@ from tests.commands import commands_in
 from tests.simulation import small_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
-BOOKING = {"event", "_note", "_tell"}
+BOOKING = {"event", "event_of", "announce", "_note"}
 
 
 def lines_of(log_format: LogFormat, level: LogLevel = LogLevel.info) -> tuple[Log, list[str]]:
@@ -97,7 +97,7 @@ def hub_and_log(log_format: LogFormat) -> tuple[Hub, RunDatabase, list[str]]:
 def test_an_event_is_a_line_with_its_level_and_its_data() -> None:
     hub, database, lines = hub_and_log(LogFormat.json)
     hub.begin_stage(1, json.dumps({"stage": "pdmm", "options": {}}))
-    hub.round = 7
+    hub.state.round = 7
     database.event("skip", "going on without h1", seq=9)
     database.events_of("x", '[1.0, "join", "host h joined", {}]')  # of an aggregator, which has said it itself
     [said] = map(json.loads, lines)

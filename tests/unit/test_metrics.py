@@ -292,7 +292,7 @@ def test_metrics_and_health_are_served_while_the_run_is_and_nothing_is_left(subj
     def look(url: str) -> list[tuple[int, str]]:
         health = url.replace("/metrics", "/healthz")
         before = get(health)
-        subject.hub._finish = object()  # type: ignore[assignment]
+        subject.hub.state.finish = object()  # type: ignore[assignment]
         return [get(url), before, get(health), get(url.replace("/metrics", "/")), get(f"{url}?name[]=coterie_round")]
 
     threads = set(threading.enumerate())
@@ -337,7 +337,7 @@ def test_a_scrape_that_began_before_the_end_is_not_the_last_one(subject: Subject
         thread = threading.Thread(target=lambda: answers.extend((get(url), get(url))))
         thread.start()
         assert started.wait(5)
-        subject.hub.round = 77
+        subject.hub.state.round = 77
         threading.Timer(0.2, is_over.set).start()
         return thread
 

@@ -11,8 +11,8 @@ from coterie.experiment.features import Feature, from_plain, listed, named_colum
 from coterie.findings import Finding
 from coterie.session.failures import finding_frame, finding_of
 from coterie.v1 import session_pb2
+from coterie_server.session.refusal import Refusal
 from coterie_server.session.schemas import MAX_FINDINGS, check_schema, schema_of, why_not
-from coterie_server.session.sessions import Refusal
 
 BEFORE = (Feature("ses"), Feature("sex=f", "category", "sex"), Feature("sex=m", "category", "sex"), Feature("seen", "date"))
 

@@ -16,7 +16,7 @@ from coterie.errors import ConfigError, RunError
 from coterie.v1 import session_pb2
 from coterie_deploy.engines.loopback import with_words
 from coterie_server.interface.half import Replies
-from coterie_server.session.sessions import Refusal
+from coterie_server.session.refusal import Refusal
 from tests.unit.test_hub import All, Answer, World, asked, rows, run, world
 
 USERS = {"a": ["u1"], "b": ["u2", "u3"], "c": ["u4"]}
@@ -27,7 +27,7 @@ async def three_hosts(**rules: Any) -> World:
     for name, users in USERS.items():
         w.join(name, users)
     await w.hub.gather()
-    w.hub.needs_everyone = ""
+    w.hub.participation.needs_everyone = ""
     w.hub.begin_stage(1, '{"stage": "s", "options": {}}')
     return w
 
@@ -80,7 +80,7 @@ def test_the_exchange_goes_on_at_once_and_the_event_names_the_host_and_the_breac
         assert said.startswith("going on without b from exchange 1 on: host 'b'")
         assert re.search(BREACHES[how], said)
         assert w.links["b"].closed is not None or how == "malformed"
-        assert w.hub.hosts["b"].link is None
+        assert w.hub.roster.hosts["b"].link is None
 
     run(test())
 
@@ -174,7 +174,7 @@ def test_the_last_host_is_never_left_out() -> None:
 def test_a_stage_that_needs_everyone_ends_with_its_reason() -> None:
     async def test() -> None:
         w = await three_hosts()
-        w.hub.needs_everyone = "stage 'global' needs every user: without some it is another problem"
+        w.hub.participation.needs_everyone = "stage 'global' needs every user: without some it is another problem"
         exchange = await asked(w, All(np.ones(2)))
         w.answer("b", 1, nan(2))
         with pytest.raises(RunError, match=r"host 'b' returned nan .*; on_loss is skip, but stage 'global' needs every user"):
@@ -214,7 +214,7 @@ def test_who_breaks_the_protocol_for_the_third_time_stays_out() -> None:
             w.join("b", USERS["b"])
         assert refusal.value.code == "FAILED_PRECONDITION"
         restored = world(hosts=3, on_loss="skip")
-        restored.hub.restore(w.hub.memory(), 2)
+        restored.hub.restore(w.hub.memory())
         with pytest.raises(Refusal, match="3 times"):
             restored.join("b", USERS["b"])
 
@@ -248,7 +248,7 @@ def test_a_host_that_is_here_and_never_answers_is_left_out_too() -> None:
         w.hub.tick()
         await exchange
         assert w.notes.decisions == [(1, "skip", ["b"])]
-        assert "host 'b' has not answered task 1 for 600 s" in w.hub.notice
+        assert "host 'b' has not answered task 1 for 600 s" in w.hub.journal.notice
 
     run(test())
 
@@ -256,8 +256,8 @@ def test_a_host_that_is_here_and_never_answers_is_left_out_too() -> None:
 def test_repeated_decisions_do_without_the_host_and_its_breach_changes_nothing() -> None:
     async def test() -> None:
         w = await three_hosts()
-        w.hub.repeats_all = True
-        w.hub.skips, w.hub.passes = {1: frozenset({"b"})}, {2: frozenset({"b"})}
+        w.hub.participation.repeats_all = True
+        w.hub.participation.skips, w.hub.participation.passes = {1: frozenset({"b"})}, {2: frozenset({"b"})}
         for seq in (1, 2):
             exchange = await asked(w, All(np.ones(2)))
             if seq == 1:
@@ -273,7 +273,7 @@ def test_repeated_decisions_do_without_the_host_and_its_breach_changes_nothing()
 def test_an_exchange_that_is_repeated_with_the_hosts_answer_cannot_do_without() -> None:
     async def test() -> None:
         w = await three_hosts()
-        w.hub.repeats_all = True
+        w.hub.participation.repeats_all = True
         exchange = await asked(w, All(np.ones(2)))
         fail(w, "b")
         with pytest.raises(RunError, match="on_loss is skip, but exchange 1 is repeated from an attempt or a run in which it answered"):
@@ -348,16 +348,16 @@ def test_whatever_hosts_do_answers_are_whole_and_decisions_say_who_is_missing(st
 
 def last_deed(w: World) -> tuple[str, str] | None:
     """Whoever is still waited for comes and answers; None when it may not."""
-    if w.hub._pending is None or not w.hub._pending.waiting:
+    if w.hub.state.pending is None or not w.hub.state.pending.waiting:
         return "join", "a"  # the exchange is about to end
-    name = min(w.hub._pending.waiting)
+    name = min(w.hub.state.pending.waiting)
     done(w, "join", name)
-    return ("answer", name) if w.hub.hosts[name].link is not None else None
+    return ("answer", name) if w.hub.roster.hosts[name].link is not None else None
 
 
 def done(w: World, how: str, name: str) -> set[str]:
     """What a host does; its name, if that is a right answer to the exchange under way."""
-    host, n = w.hub.hosts[name], len(USERS[name])
+    host, n = w.hub.roster.hosts[name], len(USERS[name])
     if how == "join" and host.link is None:
         with contextlib.suppress(Refusal):
             w.join(name, USERS[name], last_seq=host.acked)

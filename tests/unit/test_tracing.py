@@ -365,8 +365,8 @@ class TracedTiers(Tiers):
     async def connect(self, hub: Hub) -> AsyncIterator[None]:
         with tracing(Telemetry(self.url), "coordinator", Console()) as tracer:
             assert tracer is not None
-            hub.tracer = tracer
-            tracer.begin_run(hub.run_id, hub.attempt, "tiers", "async_l2gd")
+            hub.state.tracer = tracer
+            tracer.begin_run(hub.run_id, hub.state.attempt, "tiers", "async_l2gd")
             async with super().connect(hub):
                 yield
 

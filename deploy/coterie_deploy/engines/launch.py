@@ -28,7 +28,7 @@ from coterie_server.record.rundb import OnEvent
 from coterie_server.run.coordinator import Connect, Finished, Options, coordinate
 from coterie_server.run.engine import Observer
 from coterie_server.session.hub import Hub
-from coterie_server.session.sessions import Tracer
+from coterie_server.session.ports import Tracer
 from coterie_server.transport.serve import serving
 
 Transport = Literal["grpc", "loopback"]

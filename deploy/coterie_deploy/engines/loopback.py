@@ -17,7 +17,7 @@ from coterie.v1 import session_pb2
 from coterie.wire.codec import Assembler, Encoded, Received
 from coterie_client.hosting.host import Host
 from coterie_server.session.hub import Hub
-from coterie_server.session.sessions import NOT_SPARED
+from coterie_server.session.strikes import NOT_SPARED
 
 
 class LoopbackLink:
@@ -61,7 +61,8 @@ class LoopbackLink:
                 traceback.print_exception(error)
             self.error = error
             self._hub.failed(self._host.name, failure_of(error), self)
-            if isinstance(error, CoterieError) and self._host.name in self._hub.hosts and self._hub.hosts[self._host.name].is_struck:
+            host = self._hub.roster.hosts.get(self._host.name)
+            if isinstance(error, CoterieError) and host is not None and host.is_struck:
                 print(f"host {self._host.name!r}: {error}", file=sys.stderr)  # noqa: T201 - the run goes on; it has no other log here
             return
         if reply is not None:

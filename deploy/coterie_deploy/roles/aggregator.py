@@ -159,14 +159,12 @@ async def _started(
     stack.callback(database.close)
     attempt = int(database.get("attempt") or 0) + 1
     database.put("attempt", str(attempt))
-    hub = Hub(below, run_id, database, time.monotonic, cluster=role.cluster)
-    hub.attempt, run_log.hub = attempt, hub
-    hub.tracer = tracer
+    run_log.hub = hub = Hub(below, run_id, database, time.monotonic, attempt=attempt, cluster=role.cluster, tracer=tracer)
     if tracer is not None:
         tracer.belong_to(run_id)
     store = SnapshotFile(folder, "aggregator")
     if (snapshot := store.load()) is not None:
-        hub.restore(snapshot["hub"], attempt)
+        hub.restore(snapshot["hub"])
         _check_cluster(hub, role, folder)
         database.event("resume", f"aggregator {name!r} resumed at exchange {hub.seq}", attempt=attempt)
     database.rewind(hub.seq, 0, 0)
@@ -185,7 +183,7 @@ async def _started(
     place = f"{address.rpartition(':')[0]}:{server.port}"
     sentence = f"aggregator {name!r} of run {run_id} listens on {place} for {counted(hosts, 'host')} of cluster {role.cluster!r}"
     log.say("listen", sentence, address=place)
-    if hub.members is None:
+    if hub.roster.members is None:
         async with _beside(_stop_waiting(stop, hub)):
             await hub.gather()
     else:  # the coordinator is told if they do not come back
@@ -214,7 +212,7 @@ def _address(role: AggregatorRole) -> str:
 
 
 def _check_cluster(hub: Hub, role: AggregatorRole, folder: Path) -> None:
-    found = hub.members.cluster_names if hub.members is not None else ()
+    found = hub.roster.members.cluster_names if hub.roster.members is not None else ()
     if found != (role.cluster,):
         raise RunError(f"the state in {folder} is of cluster {', '.join(map(repr, found))}, wanted {role.cluster!r}", Finding("J5"))
 

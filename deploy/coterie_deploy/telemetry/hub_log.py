@@ -30,7 +30,7 @@ class RunLog:
             return
         try:
             if kind == "features" and self.hub is not None and not self.log.is_json:
-                for line in feature_lines(self.hub.schema, self._width):
+                for line in feature_lines(self.hub.roster.schema, self._width):
                     self._features.say(kind, line)
                 return
             self.log.say(kind, self._sentence(kind, text, data), level_of(kind), **data)
@@ -42,7 +42,7 @@ class RunLog:
         hub = self.hub
         if hub is None:
             return {}
-        stage = {"stage": json.loads(hub.stage_json)["stage"], "round": hub.round} if hub.stage_json else {}
+        stage = {"stage": json.loads(hub.state.stage_json)["stage"], "round": hub.state.round} if hub.state.stage_json else {}
         return {"run": hub.run_id, **stage}
 
     def _sentence(self, kind: str, text: str, data: Mapping[str, Any]) -> str:
@@ -50,9 +50,9 @@ class RunLog:
             return f"warning: {text}"
         if self.hub is None or "host" not in data or kind not in ("join", "lost") or "book" in data:
             return text
-        host, rules = data["host"], self.hub.rules
+        host, rules, hosts = data["host"], self.hub.rules, self.hub.roster.hosts
         of_all = f"of {counted(rules.hosts, rules.noun)}"
         if kind == "join":
-            return f"{rules.noun} {host!r} is here with {counted(len(self.hub.hosts[host].users), 'user')}: {data['hosts_here']} {of_all}"
-        n_left = sum(other.link is not None for other in list(self.hub.hosts.values()))
+            return f"{rules.noun} {host!r} is here with {counted(len(hosts[host].users), 'user')}: {data['hosts_here']} {of_all}"
+        n_left = sum(other.link is not None for other in list(hosts.values()))
         return f"{text.replace('host', rules.noun, 1)}; {n_left} {of_all} left"

@@ -89,7 +89,7 @@ class RunCollector(Collector):
 
     def _of_run(self, latest: _Latest) -> Iterator[Metric]:
         hub, subject = self._subject.hub, self._subject
-        hosts = list(hub.hosts.values())
+        hosts = list(hub.roster.hosts.values())
         facts = {"version": __version__, "protocol": str(PROTOCOL_VERSION), "python": platform.python_version()}
         yield InfoMetricFamily("coterie_build", "Versions of the program.", facts)
         identity = {"run": hub.run_id, "name": subject.name, "role": subject.role, "cluster": hub.cluster or ""}
@@ -106,8 +106,8 @@ class RunCollector(Collector):
     def _of_progress(self, latest: _Latest) -> Iterator[Metric]:
         hub = self._subject.hub
         yield InfoMetricFamily("coterie_stage", "The stage under way.", {"stage": latest.stage or _stage_told(hub)})
-        yield GaugeMetricFamily("coterie_stage_number", "Its number, from 0.", hub.stage)
-        yield GaugeMetricFamily("coterie_round", "The round under way; 0 while a stage starts.", hub.round)
+        yield GaugeMetricFamily("coterie_stage_number", "Its number, from 0.", hub.state.stage)
+        yield GaugeMetricFamily("coterie_round", "The round under way; 0 while a stage starts.", hub.state.round)
         yield CounterMetricFamily("coterie_rounds", "Rounds made by this process, those made again too.", self._tally.rounds)
         yield GaugeMetricFamily("coterie_exchange", "The exchange under way, counted through the whole run.", hub.seq)
         if latest.made_at is not None:
@@ -156,4 +156,4 @@ def _latest(connection: sqlite3.Connection) -> _Latest:
 
 def _stage_told(hub: Hub) -> str:
     """What the members were told: an aggregator has no table of stages."""
-    return str(json.loads(hub.stage_json)["stage"]) if hub.stage_json else ""
+    return str(json.loads(hub.state.stage_json)["stage"]) if hub.state.stage_json else ""

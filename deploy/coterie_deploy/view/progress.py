@@ -56,7 +56,7 @@ class Display:
         """What one waits for before the first round."""
         if self.hub is None:
             return "starting"
-        hosts = list(self.hub.hosts.values())
+        hosts = list(self.hub.roster.hosts.values())
         n_here, n_wanted = sum(host.link is not None for host in hosts), self.hub.rules.hosts
         return f"waiting for {self.hub.rules.noun}s: {n_here} of {n_wanted} here" if n_here < n_wanted else "preparing"
 

@@ -24,7 +24,8 @@ from coterie_server.interface.half import ClusterMethod, ClusterSetting
 from coterie_server.record.rundb import RunDatabase
 from coterie_server.run.plan import stages_of
 from coterie_server.run.tiers import for_aggregators
-from coterie_server.session.hub import HOST_BYTES, Hub
+from coterie_server.session.hosts import HOST_BYTES
+from coterie_server.session.hub import Hub
 
 _EVENTS_PER_BOOK = 1000
 _EARLIER = 0.9  # of the joining time: the coordinator still waits when it is told which of the cluster's hosts are missing
@@ -48,16 +49,16 @@ class Aggregator(Member):
     def __init__(
         self, name: str, experiment: Experiment, hub: Hub, database: RunDatabase, store: SnapshotFile | None, instance: str = ""
     ) -> None:
-        assert hub.members is not None  # noqa: S101 - its hosts have been gathered
-        users = [ClusterUser(user, cluster) for user, cluster in zip(hub.members.names, hub.members.clusters, strict=True)]
-        super().__init__(name, experiment, hub.run_id, users, store, instance, hub.schema, hub.model)
+        assert hub.roster.members is not None  # noqa: S101 - its hosts have been gathered
+        users = [ClusterUser(user, cluster) for user, cluster in zip(hub.roster.members.names, hub.roster.members.clusters, strict=True)]
+        super().__init__(name, experiment, hub.run_id, users, store, instance, hub.roster.schema, hub.roster.model)
         self.hub = hub
         self._database = database
         self._stages = stages_of(experiment)
         self._half: ClusterMethod[Any] | None = None
         self._half_state: Any = None
         self._checkpoint_seq = hub.seq
-        self._log_bytes = hub.log_bytes  # that the hub keeps for replay, at the newest snapshot
+        self._log_bytes = hub.outbox.log_bytes  # that the hub keeps for replay, at the newest snapshot
         self._replied_bytes = 0  # by the busiest host, at the newest snapshot
         if (snapshot := self.restored()) is not None:
             self._half_state = snapshot["half"]
@@ -78,10 +79,10 @@ class Aggregator(Member):
         if task.stage_json:
             self.hub.begin_stage(task.stage, task.stage_json)
             self._half, self._half_state = None, None
-        self.hub.round = task.round
-        if self.hub.tracer is not None:
-            self.hub.tracer.task(
-                self.name, task.seq, task.attempt, self._stages[task.stage].name if self.hub.stage_json else "", task.round
+        self.hub.state.round = task.round
+        if self.hub.state.tracer is not None:
+            self.hub.state.tracer.task(
+                self.name, task.seq, task.attempt, self._stages[task.stage].name if self.hub.state.stage_json else "", task.round
             )
         self._note("task begins", task)
         answers = await self._answers(asked.messages)
@@ -108,12 +109,12 @@ class Aggregator(Member):
 
     def _cluster_half(self) -> ClusterMethod[Any]:
         if self._half is None:
-            assert self.hub.members is not None  # noqa: S101 - as above
-            stage = self._stages[self.hub.stage]
+            assert self.hub.roster.members is not None  # noqa: S101 - as above
+            stage = self._stages[self.hub.state.stage]
             setting = ClusterSetting(
                 self.experiment.seed,
                 stage.name,
-                self.hub.members,
+                self.hub.roster.members,
                 Precision.of_run(self.experiment),
             )
             half: ClusterMethod[Any] = method_module("coterie_server", stage.method).build_clusters(stage.config, setting)
@@ -125,9 +126,9 @@ class Aggregator(Member):
     @property
     def _is_snapshot_due(self) -> bool:
         """Whether so much is kept for replay below that it cannot wait for the coordinator's word: one of its tasks may be many here."""
-        if self.hub.log_bytes - self._log_bytes > self.experiment.snapshots.max_log_bytes:
+        if self.hub.outbox.log_bytes - self._log_bytes > self.experiment.snapshots.max_log_bytes:
             return True
-        is_host_full = self.hub.replied_bytes - self._replied_bytes > HOST_BYTES
+        is_host_full = self.hub.roster.replied_bytes - self._replied_bytes > HOST_BYTES
         return is_host_full and self.hub.seq - self._checkpoint_seq >= _FEWEST_EXCHANGES
 
     def save(self) -> None:
@@ -136,8 +137,8 @@ class Aggregator(Member):
         self._database.flush()
         super().save()
         if self._store is not None:
-            self.hub.durable_seq, self._checkpoint_seq = self._checkpoint_seq, self.hub.seq
-            self._log_bytes, self._replied_bytes = self.hub.log_bytes, self.hub.replied_bytes
+            self.hub.outbox.durable_seq, self._checkpoint_seq = self._checkpoint_seq, self.hub.seq
+            self._log_bytes, self._replied_bytes = self.hub.outbox.log_bytes, self.hub.roster.replied_bytes
             self.hub.request_snapshots()
 
     def tree(self) -> Mapping[str, Any]:
@@ -145,9 +146,9 @@ class Aggregator(Member):
         return {
             "hub": self.hub.memory(),
             "half": self._half_state,
-            "stage": self.hub.stage,
-            "round": self.hub.round,
-            "stage_json": self.hub.stage_json,
+            "stage": self.hub.state.stage,
+            "round": self.hub.state.round,
+            "stage_json": self.hub.state.stage_json,
         }
 
     # ---- the end
@@ -159,8 +160,8 @@ class Aggregator(Member):
 
     def books_below(self) -> Iterator[session_pb2.Book]:
         """Both sides of the links to its hosts, and the events of the cluster."""
-        assert self.hub.members is not None  # noqa: S101 - as above
-        numbers = self.hub.members.number_of
+        assert self.hub.roster.members is not None  # noqa: S101 - as above
+        numbers = self.hub.roster.members.number_of
         sets, links = self._database.user_sets(numbers), self._database.links()
         for link in links:
             yield from pack_own(self._database.own_rows(link), link, sets)

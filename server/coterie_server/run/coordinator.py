@@ -34,7 +34,7 @@ from coterie_server.interface.half import Facts, Members, Outcome
 from coterie_server.record.rundb import BETWEEN, DIRECT, FLUSH_S, OnEvent, RunDatabase, read_run
 from coterie_server.run.engine import Engine, Observer, Point, best
 from coterie_server.session.hub import Hub
-from coterie_server.session.sessions import Tracer
+from coterie_server.session.ports import Tracer
 
 CHECKPOINTS = "checkpoints"
 START = "start.npz"
@@ -112,17 +112,16 @@ async def _run(experiment: Experiment, connect: Connect, options: Options, datab
     for key, value in _facts_of_run(experiment, run_id, attempt).items():
         database.put(key, value)
     database.event("start", f"attempt {attempt} starts", attempt=attempt)
-    hub = Hub(experiment, run_id, database, time.monotonic, keep_log=options.folder is not None)
-    hub.attempt = attempt
-    hub.tracer = options.tracer
-    if hub.tracer is not None:
-        hub.tracer.begin_run(run_id, attempt, experiment.name, experiment.method.name)
+    tracer = options.tracer
+    hub = Hub(experiment, run_id, database, time.monotonic, attempt=attempt, keep_log=options.folder is not None, tracer=tracer)
+    if tracer is not None:
+        tracer.begin_run(run_id, attempt, experiment.name, experiment.method.name)
     start = _kept_start(options.folder) if options.resume and options.folder is not None else options.start
     engine = Engine(experiment, hub, database, options.folder, options.observer, start=start)
     if options.decisions_of is not None:
         with read_run(options.decisions_of) as connection:
             _repeat_decisions(connection, hub, engine)
-        hub.repeats_all = True
+        hub.participation.repeats_all = True
     elif options.resume:
         _repeat_decisions(database.connection, hub, engine)
     point = engine.load_checkpoint(attempt) if options.resume else None
@@ -165,18 +164,18 @@ def _facts_of_run(experiment: Experiment, run_id: str, attempt: int) -> dict[str
 
 
 def _finished(hub: Hub, engine: Engine, last: Point, folder: Path | None, database: RunDatabase) -> Finished:
-    if hub.members is None or last.facts is None:
+    if hub.roster.members is None or last.facts is None:
         raise RunError("the run ended without members")
     final = best(tuple(stage.name for stage in engine.stages if stage.is_result), last.outcomes)
     database.put("final_stage", final)
     if folder is not None:
         _save_models(folder, hub, last.facts, last.outcomes)
-    return Finished(hub.run_id, folder, hub.members, last.facts, last.outcomes, final, database, hub.schema)
+    return Finished(hub.run_id, folder, hub.roster.members, last.facts, last.outcomes, final, database, hub.roster.schema)
 
 
 def _save_models(folder: Path, hub: Hub, facts: Facts, outcomes: Mapping[str, Outcome]) -> None:
-    names = np.array(hub.members.names if hub.members else (), dtype=np.str_)
-    features = np.array(hub.features, dtype=np.str_)
+    names = np.array(hub.roster.members.names if hub.roster.members else (), dtype=np.str_)
+    features = np.array(hub.roster.features, dtype=np.str_)
     for stage, outcome in outcomes.items():
         found = {"x": outcome.models, "labels": outcome.labels, "mean": facts.mean, "scale": facts.scale, "fill": facts.fill}
         arrays = {key: array for key, array in found.items() if array is not None}
@@ -329,7 +328,7 @@ async def _flushing(database: RunDatabase, hub: Hub) -> AsyncIterator[None]:
 def _repeat_decisions(connection: sqlite3.Connection, hub: Hub, engine: Engine) -> None:
     """Makes the time-dependent decisions of an earlier attempt, or of another run, the decisions of this one."""
     rows = [(seq, kind, json.loads(value)) for seq, kind, value in connection.execute("SELECT * FROM decisions ORDER BY rowid")]
-    for kind, decided in (("skip", hub.skips), ("pass", hub.passes)):
+    for kind, decided in (("skip", hub.participation.skips), ("pass", hub.participation.passes)):
         for seq, _, hosts in (row for row in rows if row[1] == kind):
             decided[seq] = decided.get(seq, frozenset()).union(hosts)
     engine.wall_stops = frozenset((value[0], value[1]) for _, kind, value in rows if kind == "wall_time")

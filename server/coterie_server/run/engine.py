@@ -39,7 +39,8 @@ from coterie_server.record.rundb import RunDatabase
 from coterie_server.run.absence import check_absence, why_everyone
 from coterie_server.run.plan import stages_of
 from coterie_server.run.tiers import Hosted
-from coterie_server.session.hub import HOST_BYTES, Hub
+from coterie_server.session.hosts import HOST_BYTES
+from coterie_server.session.hub import Hub
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Engine:
                 f"the checkpoints in {self._store.folder} were written by another version of coterie: resume the run with that one"
             )
         point: Point = tree["point"]
-        self.hub.restore(tree["hub"], attempt)
+        self.hub.restore(tree["hub"])
         self._checkpoint_seq = self.hub.seq
         self.database.rewind(self.hub.seq, point.stage, point.round)
         names = [stage.name for stage in self.stages]
@@ -142,9 +143,9 @@ class Engine:
         self.hub.settle()
         self.database.flush()
         self._store.save({"format": _FORMAT, "point": point, "hub": self.hub.memory()})
-        self.hub.durable_seq, self._checkpoint_seq = self._checkpoint_seq, self.hub.seq
+        self.hub.outbox.durable_seq, self._checkpoint_seq = self._checkpoint_seq, self.hub.seq
         self._checkpoint_at, self._n_rounds = self._clock(), 0
-        self._log_bytes, self._replied_bytes = self.hub.log_bytes, self.hub.replied_bytes
+        self._log_bytes, self._replied_bytes = self.hub.outbox.log_bytes, self.hub.roster.replied_bytes
         if self.hub.seq:
             self.hub.request_snapshots()
 
@@ -156,10 +157,10 @@ class Engine:
     async def run(self, point: Point | None = None) -> Point:
         """Runs all stages, from the start or from a checkpoint; the last point holds their outcomes by name. Raises CoterieError."""
         members = await self.hub.gather()
-        host_of = {user: host.name for host in self.hub.hosts.values() for user in host.users}
+        host_of = {user: host.name for host in self.hub.roster.hosts.values() for user in host.users}
         self.database.members(members, host_of)
-        if self.hub.model:
-            self.database.put("model", self.hub.model)
+        if self.hub.roster.model:
+            self.database.put("model", self.hub.roster.model)
         self._note_features()
         if point is None:
             point = Point()
@@ -167,7 +168,7 @@ class Engine:
         if point.facts is None:
             point = replace(point, facts=await self._prepared(members))
         if point.facts is not None and self.experiment.model is None:
-            self.hub.dims = {"d": point.facts.d}
+            self.hub.answers.dims = {"d": point.facts.d}
         try:
             while point.stage < len(self.stages):
                 point = await self._stage(self.stages[point.stage], point, members)
@@ -178,7 +179,7 @@ class Engine:
 
     def _note_features(self) -> None:
         """Writes down what the features are, where the hosts' data has names, for all who look at the run."""
-        features = self.hub.schema
+        features = self.hub.roster.schema
         if not features:
             return
         self.database.put("features", json.dumps(to_plain(features)))
@@ -195,8 +196,8 @@ class Engine:
             standardize=self.experiment.data.standardize,
             fill=self.experiment.data.fills_missing,
             given=None if self._start is None else self._start.constants,
-            may_be_constant=[feature.kind == "indicator" for feature in self.hub.schema],  # of a column that lacks no cell
-            features=self.hub.features,
+            may_be_constant=[feature.kind == "indicator" for feature in self.hub.roster.schema],  # of a column that lacks no cell
+            features=self.hub.roster.features,
             wants_minimisers=any(getattr(stage.config, "users_need_minimisers", True) for stage in self.stages),
             wants_sizes=any(getattr(stage.config, "needs_sizes", False) for stage in self.stages),
         )
@@ -210,14 +211,14 @@ class Engine:
 
     def _network(self) -> tuple[TensorInfo, ...]:
         """The tensors of the users' network. RunError where the hosts have brought none."""
-        if not self.hub.model:
+        if not self.hub.roster.model:
             raise RunError("the hosts have joined without a model, wanted the tensors of the experiment's")
-        return from_json(self.hub.model)
+        return from_json(self.hub.roster.model)
 
     async def _stage(self, stage: Stage, point: Point, members: Members) -> Point:
         method = self._build(stage, point, members)
         why = why_everyone(stage)
-        self.hub.needs_everyone = f"stage {stage.name!r} needs every user: {why}" if why else ""
+        self.hub.participation.needs_everyone = f"stage {stage.name!r} needs every user: {why}" if why else ""
         settings = json.dumps({"stage": stage.name, "options": dict(method.client_options)})
         started = self._clock()
         figures: list[dict[str, float]] = []
@@ -232,9 +233,9 @@ class Engine:
         else:
             self.hub.resume_stage(point.stage, point.round, settings)
             figures = self.database.figures_of(point.stage)
-        self.hub.may_skip = not why
+        self.hub.participation.may_skip = not why
         while not point.ended:
-            self.hub.round = point.round + 1
+            self.hub.state.round = point.round + 1
             self._trace(stage, point.round + 1, is_round=True)
             state, latest = await method.round(point.state, self.hub, point.round + 1)
             point = replace(point, state=state, round=point.round + 1)
@@ -245,7 +246,7 @@ class Engine:
             await self._give_turns()
         self.hub.settle()
         self._trace(stage, point.round, is_round=False)
-        self.hub.may_skip = False
+        self.hub.participation.may_skip = False
         outcome = await self._finished(stage, method, point)
         is_evaluated = self.experiment.evaluate and outcome.models is not None and not outcome.is_judged
         forms = closed_forms.of_method(method, figures, outcome)
@@ -283,8 +284,8 @@ class Engine:
             await asyncio.sleep(0)
 
     def _trace(self, stage: Stage, round_number: int, *, is_round: bool) -> None:
-        if self.hub.tracer is not None:
-            self.hub.tracer.enter(stage.name, stage.method, round_number, is_round=is_round)
+        if self.hub.state.tracer is not None:
+            self.hub.state.tracer.enter(stage.name, stage.method, round_number, is_round=is_round)
 
     def _build(self, stage: Stage, point: Point, members: Members) -> ServerMethod[Any]:
         start = best(stage.start, point.outcomes) if stage.start else None
@@ -313,14 +314,14 @@ class Engine:
 
     @property
     def _n_aggregators(self) -> int:
-        return len(self.hub.hosts) if self.experiment.federation.is_two_tier else 0
+        return len(self.hub.roster.hosts) if self.experiment.federation.is_two_tier else 0
 
     def _hosts_of_cluster(self, members: Members) -> Indices:
         """(k,) how many client hosts have users of each known cluster; below aggregators, as many as these are told to wait for."""
         n_clusters = len(members.cluster_names)
         if self.experiment.federation.is_two_tier:
             return np.full(n_clusters, self.experiment.federation.hosts_per_cluster)
-        found = self.hub.layout.clusters.values() if self.hub.layout is not None else ()
+        found = self.hub.roster.layout.clusters.values()
         return np.bincount(np.concatenate([np.zeros(0, dtype=np.int64), *found]), minlength=n_clusters)
 
     def _warn_of_few_rows(self, facts: Facts) -> None:
@@ -364,9 +365,9 @@ class Engine:
         snapshots = self.experiment.snapshots
         if point.round % snapshots.every_rounds == 0 or self._clock() - self._checkpoint_at > snapshots.every_s:
             return True
-        replied_bytes = self.hub.replied_bytes - self._replied_bytes
+        replied_bytes = self.hub.roster.replied_bytes - self._replied_bytes
         is_host_full = replied_bytes > (HOST_BYTES if self._n_rounds >= _FEWEST_ROUNDS else snapshots.max_log_bytes)
-        return is_host_full or self.hub.log_bytes - self._log_bytes > snapshots.max_log_bytes
+        return is_host_full or self.hub.outbox.log_bytes - self._log_bytes > snapshots.max_log_bytes
 
     def _stop_reason(self, stop: StopRule, figures: Mapping[str, float], point: Point, started: float) -> str:
         """Why the stage ends after this round; empty when it goes on."""
@@ -393,7 +394,7 @@ class Engine:
     def _clock_strikes(self, seconds: float, point: Point, started: float) -> bool:
         if (point.stage, point.round) in self.wall_stops:
             return True
-        if not self.hub.decides:
+        if not self.hub.participation.decides:
             return False
         strikes = self._clock() - started > seconds
         if strikes:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
 
-from coterie.errors import RunError
-from coterie.experiment.config import FederationRules
-from coterie.experiment.features import Feature
 from coterie.experiment.model import difference
-from coterie.text.names import natural_key
 from coterie.v1 import session_pb2
 from coterie.wire.codec import PROTOCOL_VERSION
-from coterie_server.interface.half import Members
+from coterie_server.session.refusal import Refusal, short_name
+from coterie_server.session.roster import Roster
 from coterie_server.session.schemas import check_schema, schema_of, why_not
-from coterie_server.session.sessions import Host, Refusal, shown
 
 _MAX_NAME_CHARS = 255  # of hosts, users and clusters
 _MAX_WORD_CHARS = 1000  # of what else a hello says of its host
@@ -23,46 +17,15 @@ _MAX_MODEL_CHARS = 4 << 20
 _MOST_BREACHES = 3  # of the protocol: so often a run goes on without a host and takes it back, but no more
 
 
-class Parent(Protocol):
-    """What a hello is held against."""
-
-    @property
-    def run_id(self) -> str: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def seq(self) -> int: ...
-    @property
-    def rules(self) -> FederationRules: ...
-    @property
-    def cluster(self) -> str | None:
-        """Whose users alone may join an aggregator."""
-
-    @property
-    def hosts(self) -> Mapping[str, Host]:
-        """Before members are fixed, only those that are connected."""
-
-    @property
-    def members(self) -> Members | None: ...
-    @property
-    def schema(self) -> tuple[Feature, ...]: ...
-    @property
-    def named(self) -> frozenset[str]:
-        """The columns that the experiment names."""
-
-    @property
-    def model(self) -> str: ...
-
-
-def check_hello(parent: Parent, hello: session_pb2.Hello) -> None:
-    """Refusal of a host that cannot take part."""
+def check_hello(parent: Roster, hello: session_pb2.Hello, numbered: int) -> None:
+    """Refusal of a host that cannot take part; `numbered` is the last exchange that it can have seen."""
     _check_form(hello)
     _check_tier(parent, hello)
     names = [user.name for user in hello.users]
     if hello.run_id and hello.run_id != parent.run_id:
         raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} holds the state of run {hello.run_id}, this is run {parent.run_id}")
-    if hello.last_seq > parent.seq and (parent.attempt == 1 or not hello.run_id):
-        state = f"it is at task {hello.last_seq}, but there were {parent.seq}"
+    if hello.last_seq > numbered:
+        state = f"it is at task {hello.last_seq}, but none above {numbered} was ever sent"
         raise Refusal("FAILED_PRECONDITION", f"host {hello.host!r} came with a state that is not of this run: {state}")
     known = parent.hosts.get(hello.host)
     if known is not None and known.n_breaches >= _MOST_BREACHES:
@@ -89,7 +52,7 @@ def check_hello(parent: Parent, hello: session_pb2.Hello) -> None:
         raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} would be host {len(parent.hosts) + 1} of {parent.rules.hosts}")
 
 
-def _check_alike(parent: Parent, hello: session_pb2.Hello) -> None:
+def _check_alike(parent: Roster, hello: session_pb2.Hello) -> None:
     """Refusal of a host whose features or model are not those of the hosts before."""
     if parent.schema and hello.schema and (why := why_not(schema_of(hello), parent.schema, parent.named)):
         raise Refusal("INVALID_ARGUMENT", f"host {hello.host!r} has other features: {why}")
@@ -101,7 +64,7 @@ def _check_alike(parent: Parent, hello: session_pb2.Hello) -> None:
 
 def _check_form(hello: session_pb2.Hello) -> None:
     """Refusal of what is wrong with a hello, whatever the run."""
-    host = shown(hello.host)
+    host = short_name(hello.host)
     if hello.protocol != PROTOCOL_VERSION:
         raise Refusal("FAILED_PRECONDITION", f"host {host!r} speaks protocol {hello.protocol}, wanted {PROTOCOL_VERSION}")
     if not hello.host or not hello.users:
@@ -112,7 +75,7 @@ def _check_form(hello: session_pb2.Hello) -> None:
     if len(set(names)) != len(names) or not all(names):
         seen: set[str] = set()
         twice = next((name for name in names if not name or name in seen or seen.add(name)), "")  # type: ignore[func-returns-value]
-        raise Refusal("INVALID_ARGUMENT", f"host {host!r} names user {shown(twice)!r} more than once or without a name")
+        raise Refusal("INVALID_ARGUMENT", f"host {host!r} names user {short_name(twice)!r} more than once or without a name")
 
 
 def _check_texts(host: str, hello: session_pb2.Hello) -> None:
@@ -120,7 +83,7 @@ def _check_texts(host: str, hello: session_pb2.Hello) -> None:
     names = itertools.chain([hello.host], (user.name for user in hello.users), (user.cluster for user in hello.users))
     wrong = next((name for name in names if len(name) > _MAX_NAME_CHARS or not name.isprintable()), None)
     if wrong is not None:
-        what = f"{shown(wrong)!r} of {len(wrong)} characters"
+        what = f"{short_name(wrong)!r} of {len(wrong)} characters"
         raise Refusal("INVALID_ARGUMENT", f"host {host!r} brings the name {what}, wanted at most {_MAX_NAME_CHARS}, all printable")
     words = {
         "instance": (len(hello.instance), _MAX_WORD_CHARS),
@@ -133,7 +96,7 @@ def _check_texts(host: str, hello: session_pb2.Hello) -> None:
             raise Refusal("INVALID_ARGUMENT", f"the {word} of host {host!r} has {found} characters, wanted at most {most}")
 
 
-def _check_tier(parent: Parent, hello: session_pb2.Hello) -> None:
+def _check_tier(parent: Roster, hello: session_pb2.Hello) -> None:
     """Refusal of an aggregator or a client host where the other is waited for, and of users of a wrong cluster."""
     if hello.aggregator != parent.rules.is_two_tier:
         found, wanted = ("an aggregator", "client hosts") if hello.aggregator else ("a client host", "the clusters' aggregators")
@@ -150,7 +113,7 @@ def _check_tier(parent: Parent, hello: session_pb2.Hello) -> None:
             )
 
 
-def _check_cluster(parent: Parent, aggregator: str, cluster: str) -> None:
+def _check_cluster(parent: Roster, aggregator: str, cluster: str) -> None:
     """Refusal of an aggregator without a cluster, of one that nobody waits for, and of one that another aggregator speaks for."""
     if not cluster:
         raise Refusal("INVALID_ARGUMENT", f"aggregator {aggregator!r} brings users without a known cluster, wanted those of one cluster")
@@ -161,25 +124,3 @@ def _check_cluster(parent: Parent, aggregator: str, cluster: str) -> None:
     if other is not None:
         claim = f"cluster {cluster!r} is claimed by aggregator {aggregator!r}, but"
         raise Refusal("ALREADY_EXISTS", f"{claim} another aggregator speaks for it", f"{claim} aggregator {other!r} speaks for it")
-
-
-def missing_clusters(rules: FederationRules, here: Iterable[Host]) -> str:
-    """The end of a sentence on which aggregators are here, where it is known which must be."""
-    wanted = (rules.clusters or ()) if rules.is_two_tier else ()
-    found = {cluster for host in here for cluster in host.clusters}
-    missing = sorted(set(wanted) - found, key=natural_key)
-    return f"; nobody speaks for cluster {' and '.join(map(repr, missing))}" if missing else ""
-
-
-def check_clusters(rules: FederationRules, found: Collection[str]) -> None:
-    """RunError when the clusters are not those that the experiment names."""
-    wanted = rules.clusters
-    if wanted is not None:
-        missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
-        if missing:
-            raise RunError(f"cluster {missing[0]!r} has no users, but federation.clusters names it")
-        if unknown:
-            raise RunError(f"cluster {unknown[0]!r} is not in federation.clusters, want one of {', '.join(wanted)}")
-
-
-__all__ = ["Parent", "check_clusters", "check_hello", "missing_clusters"]

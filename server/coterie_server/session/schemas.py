@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from coterie.experiment.features import KINDS, Feature, column_of
 from coterie.v1 import session_pb2
-from coterie_server.session.sessions import Refusal, shown
+from coterie_server.session.refusal import Refusal, short_name
 
 MAX_FINDINGS = 1000
 _MAX_NAME_CHARS = 1000
@@ -25,7 +25,7 @@ def check_schema(host: str, hello: session_pb2.Hello) -> None:
         raise Refusal("INVALID_ARGUMENT", f"the longest feature name of host {host!r} has {longest} characters, {wanted}")
     wrong = next((feature for feature in hello.schema if feature.kind not in KINDS), None)
     if wrong is not None:
-        raise Refusal("INVALID_ARGUMENT", f"host {host!r} has a feature of kind {shown(wrong.kind)!r}, wanted one of the protocol's")
+        raise Refusal("INVALID_ARGUMENT", f"host {host!r} has a feature of kind {short_name(wrong.kind)!r}, wanted one of the protocol's")
     if len({feature.name for feature in hello.schema}) < len(hello.schema):
         raise Refusal("INVALID_ARGUMENT", f"host {host!r} has two features of the same name, wanted each once")
     if len(hello.findings) > MAX_FINDINGS:

@@ -25,7 +25,7 @@ from coterie.session.tls import Identity, Tls, identity_of
 from coterie.v1 import session_pb2
 from coterie.wire.codec import MAX_FRAME_BYTES, PROTOCOL_VERSION, Assembler, Received
 from coterie_server.session.hub import Hub
-from coterie_server.session.sessions import MAX_REASON_CHARS, Refusal, shortened, shown
+from coterie_server.session.refusal import MAX_REASON_CHARS, Refusal, short_name, shortened
 from coterie_server.transport.door import MOST_STRANGERS, Door, Doorkeeper, ended
 from coterie_server.transport.grpc_link import SMALL_BYTES, Context, GrpcLink
 from coterie_server.transport.links import Inlet, LoopClock, Outlet, call, note_links, rule_of
@@ -212,10 +212,10 @@ class _Service:
         if self.wants_identity and (why := _not_named(context, request.host)) is not None:
             await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, request.host, why)
         if request.HasField("finding"):
-            reason = f"host {shown(request.host)!r} will not join: {finding_in(request.finding).sentence}"
+            reason = f"host {short_name(request.host)!r} will not join: {finding_in(request.finding).sentence}"
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, request.host, reason)
         if request.protocol != PROTOCOL_VERSION:
-            reason = f"host {shown(request.host)!r} speaks protocol {request.protocol}, wanted {PROTOCOL_VERSION}"
+            reason = f"host {short_name(request.host)!r} speaks protocol {request.protocol}, wanted {PROTOCOL_VERSION}"
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, request.host, reason)
         if self._hub.is_over:
             await context.abort(grpc.StatusCode.ABORTED, f"run {self._hub.run_id} has ended")
@@ -371,7 +371,7 @@ class _Session:
             item, size = await self._read()
             n_bytes += size
             if n_bytes > MAX_HELLO_BYTES:
-                name = shown(self._hello.host)
+                name = short_name(self._hello.host)
                 raise ProtocolError(f"the hello of host {name!r} has more than {MAX_HELLO_BYTES} bytes, which is the most")
             if isinstance(item, session_pb2.Failure):
                 self._check_name(self._hello.host)
@@ -415,9 +415,9 @@ class _Session:
 
     def _add_to_hello(self, piece: session_pb2.Hello, size: int) -> None:
         """One more piece of the hello. ProtocolError when it is another host's, or the host has too many users."""
-        whole, name = self._hello, shown(piece.host)
+        whole, name = self._hello, short_name(piece.host)
         if whole.host and (piece.host, piece.instance) != (whole.host, whole.instance):
-            raise ProtocolError(f"a hello of host {name!r} came in the middle of that of host {shown(whole.host)!r}")
+            raise ProtocolError(f"a hello of host {name!r} came in the middle of that of host {short_name(whole.host)!r}")
         if whole.host and not piece.users:
             self._count_empty()
         if len(whole.users) + len(piece.users) > MAX_HELLO_USERS:
@@ -457,9 +457,9 @@ def _not_named(context: Any, name: str) -> str | None:
     """Why the peer may not speak in this name; None when it may."""
     identity = _identity(context)
     if identity is None:
-        return _nobody(shown(name))
+        return _nobody(short_name(name))
     found = identity.why_not_named(name)
-    return None if found is None else f"host {shown(name)!r} is refused: {shortened(found)}"
+    return None if found is None else f"host {short_name(name)!r} is refused: {shortened(found)}"
 
 
 def _nobody(host: str) -> str:
