@@ -434,7 +434,7 @@ def test_a_stranger_that_cannot_go_on_does_not_end_the_run(name: str) -> None:
         assert {host: link.closed for host, link in w.links.items()} == {"a": None, "b": None}
         (refused,) = [text for kind, text in w.notes.events if kind == "refused"]
         assert refused.startswith(f"host {name!r} cannot join: ")
-        assert list(w.hub.refused) == [name] * bool(name)
+        assert list(w.hub.journal.refused) == [name] * bool(name)
 
     run(test())
 
