@@ -28,7 +28,7 @@ from coterie.session import dial
 from coterie.wire.messages import Rows, Weights, declare
 from coterie_client.data import UserData
 from coterie_client.hosting.host import Host
-from coterie_client.interface.half import Inbox, Local
+from coterie_client.interface.half import ClientHalf, Inbox, Local
 from coterie_server.session.hub import Hub
 from coterie_server.transport.serve import serving
 from tests.benchmarks.bench_transport import ADDRESS, EXPERIMENT, NoRecorder, _rate, bare
@@ -66,7 +66,7 @@ def _peak_mb() -> float:
 
 def _host(address: str, name: str, peaks: Any) -> None:
     module: Any = types.ModuleType("coterie_client.methods.benchweights")
-    module.CLIENT = Echo()
+    module.CLIENT = ClientHalf(init=Echo().init, step=Echo().step)
     sys.modules[module.__name__] = module
     empty = np.zeros((0, 1))
 

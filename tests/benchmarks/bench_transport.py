@@ -30,7 +30,7 @@ from coterie.session import dial
 from coterie.wire.messages import Broadcast, Rows, Vectors, declare
 from coterie_client.data import UserData
 from coterie_client.hosting.host import Host
-from coterie_client.interface.half import Inbox, Local
+from coterie_client.interface.half import ClientHalf, Inbox, Local
 from coterie_server.session.hub import Hub
 from coterie_server.transport.serve import OPTIONS, serving
 
@@ -84,7 +84,7 @@ class NoRecorder:
 
 def host_process(address: str, name: str, users: tuple[str, ...]) -> None:
     module: Any = types.ModuleType("coterie_client.methods.bench")
-    module.CLIENT = Echo()
+    module.CLIENT = ClientHalf(init=Echo().init, step=Echo().step)
     sys.modules[module.__name__] = module
     empty = np.zeros((0, 1))
 

@@ -7,6 +7,7 @@ import csv
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +243,7 @@ def test_kinds_of_layers_stay_with_their_users_where_a_method_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Such layers are in the users' models alone, on both sides of the head; new users are told that they could not train them apart."""
-    monkeypatch.setattr(fedavg.Config, "private_layers", ("BatchNorm1d",))
+    monkeypatch.setattr(fedavg, "METHOD", replace(fedavg.METHOD, private_layers=("BatchNorm1d",)))
     rows = arrays_in(write_users(tmp_path / "users.npz"))
     np.savez(tmp_path / "users.npz", **{**rows, "features": rows["features"][:, :4]})  # type: ignore[arg-type]
     model = {"build": "tests.fixture_nets:normed"}

@@ -104,5 +104,5 @@ def test_users_models_have_the_loss_of_the_run(method: str, payload: str, archiv
 def test_a_local_update_that_is_none_is_refused() -> None:
     users = Users({"name": "ditto"})
     options = {**users.experiment.method.client_options(), "update": "prepare"}
-    with pytest.raises(ProtocolError, match="asks for the local update of method 'prepare', wanted one that has such an update"):
+    with pytest.raises(ProtocolError, match="asks for the local update of method 'prepare', which is unknown"):
         CLIENT.init(options, users.local, None)

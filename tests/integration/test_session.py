@@ -34,7 +34,7 @@ from coterie.wire.codec import PROTOCOL_VERSION, Assembler, Precision, encode
 from coterie.wire.messages import Broadcast, Rows, Vectors, declare
 from coterie_client.data import UserData
 from coterie_client.hosting.host import Host
-from coterie_client.interface.half import Inbox, Local
+from coterie_client.interface.half import ClientHalf, Inbox, Local
 from coterie_server.session.hub import Hub
 from coterie_server.transport.serve import SERVICE, Serving, serving
 from tests.two_tier import free_port
@@ -91,7 +91,7 @@ class Echo:
 
 def install() -> None:
     module: Any = types.ModuleType("coterie_client.methods.echo")
-    module.CLIENT = Echo()
+    module.CLIENT = ClientHalf(init=Echo().init, step=Echo().step)
     sys.modules[module.__name__] = module
 
 

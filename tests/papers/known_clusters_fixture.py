@@ -22,17 +22,16 @@ from pydantic import JsonValue
 import coterie
 from coterie.arrays import Indices
 from coterie.experiment.config import Experiment, experiment_from
-from coterie.experiment.registry import method_module
 from coterie.wire.codec import Precision, select_clusters
 from coterie.wire.messages import Message, PerCluster
 from coterie_client.data import UserData, list_users, load_users
 from coterie_client.data.python_source import user_source
 from coterie_client.hosting.build import build_host
 from coterie_client.hosting.host import Host
-from coterie_client.interface.half import Inbox, Local
+from coterie_client.interface.half import Inbox, Local, client_half
 from coterie_client.problems import Problem, build_problem
 from coterie_deploy.engines.loopback import join_all
-from coterie_server.interface.half import ClusterSetting, Facts, Members, Outcome, Replies, Setting
+from coterie_server.interface.half import ClusterSetting, Facts, Members, Outcome, Replies, Setting, server_half
 from coterie_server.run.coordinator import Finished, Options, coordinate
 from coterie_server.run.engine import Progress
 from coterie_server.run.tiers import Hosted
@@ -193,7 +192,9 @@ class Users:
         everyone, self.precision = np.arange(len(members)), Precision.of(experiment.payload)
         numbers = {"numbers": members.number_of, "clusters": members.cluster_of}
         self.local = Local(experiment.seed, members.names, everyone, len(members), self.precision, data, problem, **numbers)
-        self.client = method_module("coterie_client", experiment.method.name).CLIENT
+        client = client_half(experiment.method.name)
+        assert client is not None
+        self.client = client
         self.state: Any = None
         self.n_clusters = n_clusters  # of the run
 
@@ -261,8 +262,10 @@ class Tiers:
         problem = self.everyone.local.problem
         facts = Facts(problem.n_rows, problem.smoothness(), problem.strong_convexity(), problem.d)
         setting = Setting(experiment.seed, config.name, members, self.everyone.precision, facts)
-        room = method_module("coterie_server", config.name)
-        self.method = room.build(config, setting)
+        half = server_half(config.name)
+        build_clusters = half.tiers
+        assert callable(build_clusters)
+        self.method = half.build(config, setting)
         below = [members]
         if self.two_tier:
             below = [_of_cluster(members, number) for number in range(n_clusters)]
@@ -270,9 +273,9 @@ class Tiers:
         self.users = [Users(experiment, own, [data[i] for i in own.number_of], n_clusters) for own in below]
         self.federation: Any = self.users[0]
         if self.two_tier:
-            self.federation = Aggregators(lambda setting: room.build_clusters(config, setting), self.users, settings)
+            self.federation = Aggregators(lambda setting: build_clusters(config, setting), self.users, settings)
         else:
-            self.method = Hosted(self.method, room.build_clusters(config, settings[0]), self.everyone.precision)
+            self.method = Hosted(self.method, build_clusters(config, settings[0]), self.everyone.precision)
         for users in self.users:
             users.begin(self.method.client_options[config.name], self.start)
 

@@ -717,7 +717,7 @@ def test_an_answer_that_was_not_asked_for_is_the_peers_fault(monkeypatch):
         state, replies = step(state, inbox, local)
         return state, [dataclasses.replace(m, partner=m.partner[::-1]) if hasattr(m, "partner") else m for m in replies]
 
-    monkeypatch.setattr(type(CLIENT), "step", staticmethod(shifted))
+    monkeypatch.setattr(federation, "CLIENT", dataclasses.replace(CLIENT, step=shifted))
     with pytest.raises(ProtocolError, match="S6 brought"):
         run.rounds(3)
 

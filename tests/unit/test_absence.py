@@ -12,9 +12,9 @@ import pytest
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
-from coterie.experiment.config import experiment_from
+from coterie.experiment.config import StopRule, experiment_from
 from coterie.experiment.model import TensorInfo
-from coterie.experiment.registry import method_module, methods
+from coterie.experiment.registry import methods
 from coterie.families.partial import AskStart, Shared, Start, TrainingLoss, Updated
 from coterie.methods import fedavg, fedrep_linear, pdmm
 from coterie.methods.fedrep_linear import FinalRepresentation, Representation, Scores, UpdatedRepresentation
@@ -22,9 +22,10 @@ from coterie.wire.codec import Precision
 from coterie.wire.messages import Message
 from coterie_server.families import partial as partial_room
 from coterie_server.interface.half import Facts, Members, Replies, Setting
+from coterie_server.interface.stages import Stage
 from coterie_server.methods import fedrep_linear as linear_room
 from coterie_server.methods.pdmm import half as pdmm_room
-from coterie_server.run.absence import check_absence
+from coterie_server.run.absence import check_absence, why_everyone
 from coterie_server.run.plan import stages_of
 
 NOBODY: Indices = np.zeros(0, dtype=np.int64)
@@ -251,8 +252,8 @@ def test_fedavg_averages_those_who_answer_with_weights_that_sum_to_one(average: 
 @pytest.mark.parametrize("name", methods())
 def test_every_method_says_whether_it_needs_everyone(name: str) -> None:
     tolerant = {"pdmm", "fedrep_linear", *methods("network")} - {"adapt"}
-    config = SimpleNamespace(placement="lean")
-    assert (method_module("coterie_server", name).needs_everyone(config) == "") == (name in tolerant)
+    stage = Stage(name, name, SimpleNamespace(placement="lean"), StopRule())
+    assert (why_everyone(stage) == "") == (name in tolerant)
 
 
 @pytest.mark.parametrize(

@@ -584,12 +584,12 @@ def test_a_client_imports_neither_server_nor_heavy_libraries() -> None:
 import sys
 from coterie_deploy.cli import commands
 from coterie_deploy.roles import client
-from coterie.experiment.registry import method_module, methods
+from coterie.experiment.registry import methods
+from coterie_client.interface.half import client_half
+from coterie_client.interface.local_update import local_update
 for name in (*methods('convex'), "prepare", "evaluation", "consensus"):
-    try:
-        method_module("coterie_client", name)
-    except ModuleNotFoundError:
-        pass
+    client_half(name)
+    local_update(name)
 heavy = {"coterie_server", "scipy", "vl_convert", "pandas", "pyarrow", "torch", "rich"}
 print(sorted(heavy & {name.partition(".")[0] for name in sys.modules}))
 """

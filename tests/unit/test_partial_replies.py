@@ -29,15 +29,15 @@ from tests.simulation import World
 Change = Callable[[Any, int], Message]  # of a message, and how many users the host has
 
 
-def _wrong(monkeypatch: pytest.MonkeyPatch, half: Any, cls: type[Message], change: Change) -> None:
+def _wrong(monkeypatch: pytest.MonkeyPatch, module: Any, cls: type[Message], change: Change) -> None:
     """The client half answers otherwise."""
-    honest = type(half).step
+    honest = module.CLIENT
 
-    def step(self: Any, state: Any, inbox: Inbox, local: Local) -> tuple[Any, list[Message]]:
-        state, replies = honest(self, state, inbox, local)
+    def step(state: Any, inbox: Inbox, local: Local) -> tuple[Any, list[Message]]:
+        state, replies = honest.step(state, inbox, local)
         return state, [change(message, local.n_own) if isinstance(message, cls) else message for message in replies]
 
-    monkeypatch.setattr(type(half), "step", step)
+    monkeypatch.setattr(module, "CLIENT", replace(honest, step=step))
 
 
 def _everyone(message: Updated, n_own: int) -> Updated:
@@ -70,7 +70,7 @@ CASES: dict[str, tuple[type[Message], Change, str]] = {
 def test_a_reply_that_was_not_asked_for_ends_the_run(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cls, change, sentence = CASES[case]
     experiment = network_experiment(write_users(tmp_path / "users.npz"), {"name": "fedrep", "head_epochs": 1}, stop={"rounds": 1})
-    _wrong(monkeypatch, partial.CLIENT, cls, change)
+    _wrong(monkeypatch, partial, cls, change)
     with pytest.raises(CoterieError, match=sentence):
         World(experiment, tmp_path / "run", 1).run()
 
@@ -78,7 +78,7 @@ def test_a_reply_that_was_not_asked_for_ends_the_run(case: str, tmp_path: Path, 
 def test_representations_of_users_that_were_not_drawn_are_not_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = {"source": "representation", "users": 8, "d": 4, "k": 2, "rows_per_user": 5}
     experiment = experiment_from({"name": "linear", "data": data, "method": {"name": "fedrep_linear"}, "stop": {"rounds": 1}})
-    _wrong(monkeypatch, fedrep_linear.CLIENT, UpdatedRepresentation, lambda m, n: UpdatedRepresentation(np.repeat(m.b[:1], n, axis=0)))
+    _wrong(monkeypatch, fedrep_linear, UpdatedRepresentation, lambda m, n: UpdatedRepresentation(np.repeat(m.b[:1], n, axis=0)))
     with pytest.raises(CoterieError, match=r"UpdatedRepresentation came for members \[0, 1, 2, 3\], wanted it once for each of \[0\]"):
         World(experiment, tmp_path / "run", 1).run()
 

@@ -10,11 +10,13 @@ import pytest
 import coterie.methods
 from coterie.errors import ConfigError
 from coterie.experiment.config import experiment_from
-from coterie.experiment.registry import CONVEX, NETWORK, is_method, kinds, method_module, methods
+from coterie.experiment.method import ANY_MODEL, CONVEX, NETWORK
+from coterie.experiment.registry import is_method, method, methods
+from coterie.families.partial import LocalTraining
 from coterie.methods.fedavg import Config
 
 
-def test_a_module_with_a_configuration_of_its_name_is_a_method_and_no_other() -> None:
+def test_a_module_with_a_method_of_its_name_is_a_method_and_no_other() -> None:
     assert {"pdmm", "global", "fedavg"} <= set(methods())
     for name in ("partial", "prepare", "known_clusters", "schedule", "global_", "nothing", "", "fedavg.Config", "../fedavg", None, 3):
         assert not is_method(name)
@@ -24,8 +26,8 @@ def test_a_module_with_a_configuration_of_its_name_is_a_method_and_no_other() ->
 def test_methods_say_what_models_they_are_for() -> None:
     assert set(methods("convex")) | set(methods("network")) == set(methods())
     assert set(methods("convex")) & set(methods("network")) >= {"fedavg", "ditto", "ifca"}
-    assert kinds(method_module("coterie", "pdmm").Config) == CONVEX
-    assert kinds(method_module("coterie", "fedrep").Config) == NETWORK
+    assert method("pdmm").models == CONVEX
+    assert method("fedrep").models == NETWORK
 
 
 def test_a_new_module_is_a_method_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +35,7 @@ def test_a_new_module_is_a_method_at_once(monkeypatch: pytest.MonkeyPatch) -> No
         name: str = "mine"  # type: ignore[assignment]
 
     module = types.ModuleType("coterie.methods.mine")
-    module.Config = Mine  # type: ignore[attr-defined]
+    module.METHOD = LocalTraining(config=Mine, models=ANY_MODEL)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "coterie.methods.mine", module)
     monkeypatch.setattr(coterie.methods, "mine", module, raising=False)
     content = {"name": "e", "data": {"source": "hsb"}, "problem": {"loss": "least_squares"}, "method": {"name": "mine"}}

@@ -17,8 +17,8 @@ import coterie.families
 import coterie.methods
 from coterie.errors import ProtocolError
 from coterie.experiment.config import Experiment, experiment_from
-from coterie.experiment.registry import MODULES, method_module, methods
-from coterie.experiment.reveals import AFTER, BEFORE, answered_by, is_answered, reveals_of, steps_of, table
+from coterie.experiment.registry import method, methods, room
+from coterie.experiment.reveals import AFTER, BEFORE, answered_by, is_answered, steps_of, table
 from coterie.families.consensus import AskLocalModels, GroupModel
 from coterie.families.prepare import AskSums
 from coterie.methods.async_l2gd import Collect
@@ -51,8 +51,8 @@ def with_table(text: str) -> str:
 
 @pytest.mark.parametrize("name", methods())
 def test_every_method_says_what_it_reveals(name: str) -> None:
-    assert reveals_of(name)
-    for reveal in reveals_of(name):
+    assert method(name).reveals
+    for reveal in method(name).reveals:
         assert reveal.up
         assert reveal.concluded
         assert reveal.steps
@@ -62,7 +62,7 @@ def test_every_step_that_can_travel_is_said() -> None:
     for package in (coterie.methods, coterie.families):
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")
-    said = frozenset(step for name in (*BEFORE, *methods(), *AFTER) for reveal in reveals_of(name) for step in reveal.steps)
+    said = frozenset(step for name in (*BEFORE, *methods(), *AFTER) for reveal in room(name).reveals for step in reveal.steps)
     declared = {(cls.method, cls.step) for cls in _KINDS.values() if cls.__module__.startswith(("coterie.methods.", "coterie.families."))}
     assert len(declared) > 40
     assert [step for step in sorted(declared) if not is_answered(said, *step)] == []
@@ -70,20 +70,18 @@ def test_every_step_that_can_travel_is_said() -> None:
 
 def test_every_step_that_is_said_is_that_of_a_message() -> None:
     for name in (*BEFORE, *methods(), *AFTER):
-        for reveal in reveals_of(name):
+        for reveal in room(name).reveals:
             for step in reveal.steps:
-                room, _, of_room = step.partition("/")
-                method_module("coterie", room)
-                steps = {cls.step for cls in _KINDS.values() if cls.method == room}
+                whose, _, of_room = step.partition("/")
+                steps = {cls.step for cls in _KINDS.values() if cls.method == whose}
                 assert steps, step
                 assert not of_room or of_room in steps, step
 
 
 def test_the_conditions_of_reveals_are_keys_of_settings() -> None:
     for name in methods():
-        config = importlib.import_module(f"coterie.methods.{MODULES.get(name, name)}").Config
-        for reveal in reveals_of(name):
-            assert {*reveal.needs, *reveal.unless} <= set(config.model_fields), name
+        for reveal in method(name).reveals:
+            assert {*reveal.needs, *reveal.unless} <= set(method(name).config.model_fields), name
 
 
 def test_the_table_of_the_security_page_is_that_of_the_methods() -> None:
@@ -135,7 +133,7 @@ def host(found: Experiment) -> Host:
 
 
 @pytest.mark.parametrize(
-    ("method", "message"),
+    ("section", "message"),
     [
         ({"name": "local"}, GroupModel(np.zeros((6, 3)))),
         ({"name": "global"}, AskLocalModels()),
@@ -143,9 +141,9 @@ def host(found: Experiment) -> Host:
         ({"name": "async_l2gd", "gamma": 1.0, "lam": 1.0}, Collect()),
     ],
 )
-def test_a_host_refuses_a_step_that_its_experiment_does_not_have(method: dict[str, object], message: Message) -> None:
+def test_a_host_refuses_a_step_that_its_experiment_does_not_have(section: dict[str, object], message: Message) -> None:
     with pytest.raises(ProtocolError, match=f"step '{message.step}' of '{message.method}', which is no part") as caught:
-        host(experiment(method=method))._dispatch([message], 1)
+        host(experiment(method=section))._dispatch([message], 1)
     assert caught.value.finding.rule == "C9"
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from coterie.errors import ProtocolError
 from coterie.experiment.config import Experiment, experiment_from
-from coterie.experiment.registry import method_module
 from coterie.families.consensus import AskModels
 from coterie_client.hosting.build import build_host
 from coterie_client.hosting.host import Host
+from coterie_client.interface.half import client_half
 
 NETWORK = {"model": {"name": "mlp", "classes": 2}, "problem": {"loss": "cross_entropy"}}
 
@@ -24,8 +24,9 @@ def experiment(method: dict[str, Any], **more: Any) -> Experiment:
 
 
 def allows(room: str, options: dict[str, Any], served: Experiment, n_members: int = 2) -> bool:
-    allowed: bool = method_module("coterie_client", room).CLIENT.allows(json.loads(json.dumps(options)), served, n_members)
-    return allowed
+    half = client_half(room)
+    assert half is not None
+    return half.allows(json.loads(json.dumps(options)), served, n_members)
 
 
 @pytest.mark.parametrize("changes", [{"sharing": "all"}, {"delivers": "all"}, {"n_models": 2}, {"update": "ditto"}, {"phases": []}])

@@ -23,7 +23,7 @@ from coterie.experiment.config import Experiment
 from coterie.families.consensus import AskLocalModels, AskModels, Curvatures, GroupModel, Slopes, UserModels
 from coterie.findings import Finding
 from coterie.wire.messages import Message
-from coterie_client.interface.half import Inbox, Local
+from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 
 @dataclass(frozen=True)
@@ -35,40 +35,40 @@ class State:
     x: Array | None = None
 
 
-class _Consensus:
-    @staticmethod
-    def allows(options: Mapping[str, Any], experiment: Experiment, n_members: int) -> bool:
-        """A ridge is that of `squared`: with one, each model asked for is a gradient at a point of the parent's choice."""
-        ridge, method = options["ridge"], experiment.method
-        points = [method, *(point for _, point in method.points())] if method.name == "squared" else []
-        return ridge is None or any(ridge == 2 * point.gam(n_members) * n_members for point in points)
+def allows(options: Mapping[str, Any], experiment: Experiment, n_members: int) -> bool:
+    """A ridge is that of `squared`: with one, each model asked for is a gradient at a point of the parent's choice."""
+    ridge, method = options["ridge"], experiment.method
+    points = [method, *(point for _, point in method.points())] if method.name == "squared" else []
+    return ridge is None or any(ridge == 2 * point.gam(n_members) * n_members for point in points)
 
-    def init(self, options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG002
-        return State(options["ridge"], options["with_hessians"])
 
-    def step(self, state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
-        if AskLocalModels in inbox:
-            zeros = np.zeros((local.n_own, local.problem.d))
-            return state, [UserModels(local.problem.argmin(zeros, 0.0))]
-        if AskModels in inbox:
-            if state.ridge is None:  # where there are several minimisers, each start finds another one
-                raise ProtocolError("the parent asks for models near a point, but the stage has no ridge", Finding("C10"))
-            return state, [UserModels(_proximal_points(state, inbox[AskModels].y, local))]
-        point, ridge = inbox[GroupModel].x, state.ridge
-        if ridge is None:
-            value, gradient = local.problem.value(point), local.problem.gradient(point)
-            hessian = local.problem.hessian(point) if state.with_hessians else None
-        else:
-            x = _proximal_points(state, point, local)
-            state = replace(state, x=x)
-            value = local.problem.value(x) + ridge / 2 * np.square(x - point).sum(axis=1)
-            gradient = ridge * (point - x)
-            hessian = _envelope_hessian(local.problem.hessian(x), ridge) if state.with_hessians else None
-        replies: list[Message] = [Slopes(value, gradient)]
-        if hessian is not None:
-            rows, columns = np.triu_indices(hessian.shape[1])
-            replies.append(Curvatures(np.ascontiguousarray(hessian[:, rows, columns])))
-        return state, replies
+def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG001
+    return State(options["ridge"], options["with_hessians"])
+
+
+def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
+    if AskLocalModels in inbox:
+        zeros = np.zeros((local.n_own, local.problem.d))
+        return state, [UserModels(local.problem.argmin(zeros, 0.0))]
+    if AskModels in inbox:
+        if state.ridge is None:  # where there are several minimisers, each start finds another one
+            raise ProtocolError("the parent asks for models near a point, but the stage has no ridge", Finding("C10"))
+        return state, [UserModels(_proximal_points(state, inbox[AskModels].y, local))]
+    point, ridge = inbox[GroupModel].x, state.ridge
+    if ridge is None:
+        value, gradient = local.problem.value(point), local.problem.gradient(point)
+        hessian = local.problem.hessian(point) if state.with_hessians else None
+    else:
+        x = _proximal_points(state, point, local)
+        state = replace(state, x=x)
+        value = local.problem.value(x) + ridge / 2 * np.square(x - point).sum(axis=1)
+        gradient = ridge * (point - x)
+        hessian = _envelope_hessian(local.problem.hessian(x), ridge) if state.with_hessians else None
+    replies: list[Message] = [Slopes(value, gradient)]
+    if hessian is not None:
+        rows, columns = np.triu_indices(hessian.shape[1])
+        replies.append(Curvatures(np.ascontiguousarray(hessian[:, rows, columns])))
+    return state, replies
 
 
 def _proximal_points(state: State, y: Array, local: Local) -> Array:
@@ -84,4 +84,4 @@ def _envelope_hessian(hessian: Array, q: float) -> Array:
     return symmetric
 
 
-CLIENT = _Consensus()
+CLIENT = ClientHalf(allows=allows, init=init, step=step)

@@ -10,16 +10,16 @@ import numpy as np
 from coterie.arrays import Array, Indices
 from coterie.families.evaluation import FinalModels, Scores
 from coterie.wire.messages import Message
-from coterie_client.interface.half import Inbox, Local
+from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 
-class _Evaluation:
-    def init(self, options: Mapping[str, Any], local: Local, previous: None) -> None:
-        """Nothing is kept."""
+def init(options: Mapping[str, Any], local: Local, previous: None) -> None:
+    """Nothing is kept."""
 
-    def step(self, state: None, inbox: Inbox, local: Local) -> tuple[None, Sequence[Message]]:
-        x = inbox[FinalModels].x
-        return state, [Scores(local.problem.value(x), *judged(x, local))]
+
+def step(state: None, inbox: Inbox, local: Local) -> tuple[None, Sequence[Message]]:
+    x = inbox[FinalModels].x
+    return state, [Scores(local.problem.value(x), *judged(x, local))]
 
 
 def judged(x: Array, local: Local) -> tuple[Array, Array, Indices]:
@@ -40,4 +40,4 @@ def judged(x: Array, local: Local) -> tuple[Array, Array, Indices]:
     return test_loss, test_metric, n_test
 
 
-CLIENT = _Evaluation()
+CLIENT = ClientHalf(init=init, step=step)

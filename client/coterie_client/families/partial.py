@@ -21,7 +21,7 @@ from coterie.arrays import Indices
 from coterie.errors import ProtocolError, RunError
 from coterie.experiment.config import Experiment
 from coterie.experiment.model import TensorInfo, named_tensors, shared_tensors, stacked
-from coterie.experiment.registry import is_method, method_module
+from coterie.experiment.registry import is_method
 from coterie.families.partial import (
     AS_IS,
     AskScores,
@@ -34,6 +34,7 @@ from coterie.families.partial import (
     Single,
     Start,
     TrainHead,
+    Training,
     TrainingLoss,
     Trial,
     Updated,
@@ -42,8 +43,8 @@ from coterie.families.partial import (
 )
 from coterie.text.quoting import quoted
 from coterie.wire.messages import Message
-from coterie_client.interface.half import Inbox, Local
-from coterie_client.interface.local_update import CHOICE, PHASES, LocalUpdate
+from coterie_client.interface.half import ClientHalf, Inbox, Local
+from coterie_client.interface.local_update import CHOICE, PHASES, LocalUpdate, local_update
 from coterie_client.learning import Draw, Fitted, Learner, Phase, Rows, Tensors
 from coterie_client.problems.descent import ConvexLearner
 
@@ -60,45 +61,45 @@ class State:
     kept: dict[str, NDArray[Any]] = field(default_factory=dict)  # (n_own, ...) by name, what the method's own update keeps
 
 
-class _Partial:
-    @staticmethod
-    def allows(options: Mapping[str, Any], experiment: Experiment, n_members: int) -> bool:  # noqa: ARG004
-        """Those of the experiment: which tensors are shared is among them."""
-        wanted = getattr(experiment.method, "client_options", None)
-        return wanted is not None and bool(dict(options) == json.loads(json.dumps(wanted())))
+def allows(options: Mapping[str, Any], experiment: Experiment, n_members: int) -> bool:  # noqa: ARG001
+    """Those of the experiment: which tensors are shared is among them."""
+    wanted = experiment.method
+    return isinstance(wanted, Training) and bool(dict(options) == json.loads(json.dumps(wanted.client_options())))
 
-    def init(self, options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG002
-        """A stage starts: every user has the model that the seed gives."""
-        split, initial = _Split(local, options), _learner(local).initial()
-        weights, counts = split.flat(initial, split.private)
-        started = _update(options).start(initial, options.get("settings", {}))
-        kept = {name: np.repeat(array[None], local.n_own, axis=0) for name, array in started.items()}
-        return State(np.tile(weights, (local.n_own, 1)), np.tile(counts, (local.n_own, 1)), dict(options), kept=kept)
 
-    @np.errstate(over="ignore", invalid="ignore")  # what has run away is told after training, or by the parent that is sent it
-    def step(self, state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
-        split = _Split(local, state.options)
-        replies: list[Message] = []
-        if (asked := inbox.get(AskStart)) is not None:
-            weights, counts = split.flat(split.initial(_learner(local)), split.shared)
-            users = _listed(asked.users, local)
-            replies.append(Start(np.tile(weights, (users.size, 1)), np.tile(counts, (users.size, 1)), users=users))
-        if (sent := inbox.get(Shared)) is not None:
-            state, trained = _train(state, sent, inbox, local, split)
-            replies += trained
-        if (kept := inbox.get(Delivery)) is not None:
-            state = _kept(state, kept, local, split)
-            if state.options.get("adaptation"):
-                state = _adapted(state, inbox, local, split)
-            if _update(state.options).choose is not None:
-                state = _chosen(state, kept.weights, kept.counts, inbox, local, split)
-                replies.append(Chosen(state.kept[CHOICE]))
-        if TrainHead in inbox:
-            state, losses = _train_heads(state, inbox, local, split)
-            replies.append(TrainingLoss(losses))
-        if AskScores in inbox:
-            replies.append(_scores(state, inbox, local, split))
-        return state, replies
+def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG001
+    """A stage starts: every user has the model that the seed gives."""
+    split, initial = _Split(local, options), _learner(local).initial()
+    weights, counts = split.flat(initial, split.private)
+    started = _update(options).start(initial, options.get("settings", {}))
+    kept = {name: np.repeat(array[None], local.n_own, axis=0) for name, array in started.items()}
+    return State(np.tile(weights, (local.n_own, 1)), np.tile(counts, (local.n_own, 1)), dict(options), kept=kept)
+
+
+@np.errstate(over="ignore", invalid="ignore")  # what has run away is told after training, or by the parent that is sent it
+def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
+    split = _Split(local, state.options)
+    replies: list[Message] = []
+    if (asked := inbox.get(AskStart)) is not None:
+        weights, counts = split.flat(split.initial(_learner(local)), split.shared)
+        users = _listed(asked.users, local)
+        replies.append(Start(np.tile(weights, (users.size, 1)), np.tile(counts, (users.size, 1)), users=users))
+    if (sent := inbox.get(Shared)) is not None:
+        state, trained = _train(state, sent, inbox, local, split)
+        replies += trained
+    if (kept := inbox.get(Delivery)) is not None:
+        state = _kept(state, kept, local, split)
+        if state.options.get("adaptation"):
+            state = _adapted(state, inbox, local, split)
+        if _update(state.options).choose is not None:
+            state = _chosen(state, kept.weights, kept.counts, inbox, local, split)
+            replies.append(Chosen(state.kept[CHOICE]))
+    if TrainHead in inbox:
+        state, losses = _train_heads(state, inbox, local, split)
+        replies.append(TrainingLoss(losses))
+    if AskScores in inbox:
+        replies.append(_scores(state, inbox, local, split))
+    return state, replies
 
 
 def travelling(tensors: Sequence[TensorInfo], options: Mapping[str, Any]) -> tuple[TensorInfo, ...]:
@@ -272,15 +273,13 @@ def personal_model(state: State, position: int, model: Tensors, tensors: Sequenc
 
 
 def _update(options: Mapping[str, Any]) -> LocalUpdate:
-    """The local update that the stage names."""
+    """The local update of the stage's method: phases alone where it has none of its own."""
     name = options.get("update")
-    if name is None:
+    if name is None:  # of a run that is finished
         return PHASES
-    room = method_module("coterie_client", name) if is_method(name) else None
-    update: LocalUpdate | None = getattr(room, "UPDATE", None)
-    if update is None:
-        raise ProtocolError(f"the parent asks for the local update of method {quoted(name)}, wanted one that has such an update")
-    return update
+    if not is_method(name):
+        raise ProtocolError(f"the parent asks for the local update of method {quoted(name)}, which is unknown")
+    return local_update(name)
 
 
 def _of_user(kept: Tensors, position: int) -> Tensors:
@@ -308,4 +307,4 @@ def _learner(local: Local) -> Learner:
     return ConvexLearner(local.problem, local.seed) if local.network is None else local.network
 
 
-CLIENT = _Partial()
+CLIENT = ClientHalf(allows=allows, init=init, step=step, keeps_models=True)

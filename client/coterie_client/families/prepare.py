@@ -26,7 +26,7 @@ from coterie.families.prepare import (
 )
 from coterie.wire.messages import Message
 from coterie_client.data import deviations, totals
-from coterie_client.interface.half import Inbox, Local
+from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 
 @dataclass(frozen=True)
@@ -37,34 +37,34 @@ class State:
     scale: Array | None = None
 
 
-class _Prepare:
-    def init(self, options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG002
-        return previous or State()
-
-    def step(self, state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
-        replies: list[Message] = []
-        if AskSums in inbox:
-            found = totals(local.users)
-            replies.append(UserSums(found.n_rows, found.sums))
-            if inbox[AskSums].wants_counts[0]:
-                replies.append(UserCounts(found.n_present))
-        if AgreedMean in inbox:
-            agreed = inbox[AgreedMean]
-            state = State(agreed.mean)
-            if agreed.wants_deviations[0]:
-                replies.append(UserDeviations(deviations(local.users, agreed.mean)))
-        if AgreedScale in inbox:
-            state = replace(state, scale=inbox[AgreedScale].scale)
-        if AskSizes in inbox:
-            n_test = np.array([len(user.test_features) for user in local.users], dtype=np.int64)
-            replies.append(UserSizes(np.array([len(user.features) for user in local.users], dtype=np.int64), n_test))
-        if AskFacts in inbox:
-            problem = local.problem
-            if inbox[AskFacts].wants_minimisers[0]:
-                problem.check()
-            d = np.full(problem.n_users, problem.d, dtype=np.int64)
-            replies.append(UserFacts(problem.n_rows, d, problem.smoothness(), problem.strong_convexity()))
-        return state, replies
+def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG001
+    return previous or State()
 
 
-CLIENT = _Prepare()
+def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
+    replies: list[Message] = []
+    if AskSums in inbox:
+        found = totals(local.users)
+        replies.append(UserSums(found.n_rows, found.sums))
+        if inbox[AskSums].wants_counts[0]:
+            replies.append(UserCounts(found.n_present))
+    if AgreedMean in inbox:
+        agreed = inbox[AgreedMean]
+        state = State(agreed.mean)
+        if agreed.wants_deviations[0]:
+            replies.append(UserDeviations(deviations(local.users, agreed.mean)))
+    if AgreedScale in inbox:
+        state = replace(state, scale=inbox[AgreedScale].scale)
+    if AskSizes in inbox:
+        n_test = np.array([len(user.test_features) for user in local.users], dtype=np.int64)
+        replies.append(UserSizes(np.array([len(user.features) for user in local.users], dtype=np.int64), n_test))
+    if AskFacts in inbox:
+        problem = local.problem
+        if inbox[AskFacts].wants_minimisers[0]:
+            problem.check()
+        d = np.full(problem.n_users, problem.d, dtype=np.int64)
+        replies.append(UserFacts(problem.n_rows, d, problem.smoothness(), problem.strong_convexity()))
+    return state, replies
+
+
+CLIENT = ClientHalf(init=init, step=step, changes_rows=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING
 from coterie.errors import ConfigError, otherwise
 from coterie.experiment.config import Experiment
 from coterie.experiment.features import named_columns
-from coterie.experiment.registry import method_module
 from coterie.experiment.reveals import answered_by
 from coterie.findings import Finding
 from coterie.record.snapshot import SnapshotFile
@@ -20,7 +18,7 @@ from coterie_client.data.hints import likely_identifiers, unlike_sizes
 from coterie_client.families.prepare import State as Preparation
 from coterie_client.hosting.host import Host
 from coterie_client.hosting.pseudonyms import Admitted
-from coterie_client.interface.half import Local
+from coterie_client.interface.half import Local, client_half
 from coterie_client.problems import Problem, build_problem
 
 if TYPE_CHECKING:
@@ -45,11 +43,9 @@ def build_host(
     reading = read_users(experiment.data, experiment.seed, users, data_dir)
     taken = None if admit is None else admit(reading.users)
     loaded = reading.users if taken is None else taken.users
-    halves = {"evaluation", "consensus"} if experiment.model is None else set()
-    method = experiment.method
-    for room in {"prepare", method.name, getattr(method, "client_room", method.name), *halves}:
-        with contextlib.suppress(ModuleNotFoundError):  # several methods share one room
-            method_module("coterie_client", room)  # before the run waits for it
+    answered = answered_by(experiment)
+    for room in {step.partition("/")[0] for step in answered}:
+        client_half(room)  # before the run waits for it
     network = None if experiment.model is None else build_network(experiment, loaded[0].features.shape[1:])
     losses = None
     if network is not None:
@@ -58,7 +54,7 @@ def build_host(
         losses = _losses(experiment, loaded)
     is_raw = network is None and not experiment.data.standardize
     notes = (*reading.notes, *likely_identifiers(loaded, named_columns(experiment.data)), *(unlike_sizes(loaded) if is_raw else ()))
-    return Host(name, experiment, run_id, loaded, local_of, store, instance, network, losses, notes, answered_by(experiment), taken)
+    return Host(name, experiment, run_id, loaded, local_of, store, instance, network, losses, notes, answered, taken)
 
 
 def build_network(experiment: Experiment, shape: tuple[int, ...]) -> TorchNetwork:

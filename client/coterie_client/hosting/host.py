@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from coterie.errors import ProtocolError, RunError, otherwise
 from coterie.experiment.config import Experiment
 from coterie.experiment.model import to_json
-from coterie.experiment.registry import method_module
 from coterie.experiment.reveals import is_answered
 from coterie.findings import Finding
 from coterie.record.snapshot import SnapshotFile
@@ -23,7 +22,7 @@ from coterie.wire.finite import first_bad
 from coterie.wire.messages import Message, Rows
 from coterie_client.data import UserData
 from coterie_client.data.notes import Note
-from coterie_client.interface.half import ClientMethod, Inbox, Local
+from coterie_client.interface.half import ClientHalf, Inbox, Local, client_half
 from coterie_client.problems import Problem
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class Host(Member):
         self._build_local = build_local
         self._local: Local | None = None
         self._stage = ""
-        self._clients: dict[str, ClientMethod[Any]] = {}
+        self._clients: dict[str, ClientHalf[Any]] = {}
         self._answered = answered
         self._admitted = admitted
         self._ahead: list[Callable[[], None]] = []  # what methods can do before the next task is here
@@ -112,7 +111,7 @@ class Host(Member):
 
     def ending(self, finish: session_pb2.Finish) -> None:
         """What users keep to themselves outlives the run that trained it; other methods have delivered or judged what there is."""
-        if "partial" in self.states and not finish.failed:
+        if not finish.failed and any(self._client(method).keeps_models for method in self.states):
             self.save()
 
     def _begin_stage(self, stage_json: str) -> None:
@@ -124,8 +123,7 @@ class Host(Member):
 
     def _check_options(self, method: str, options: Mapping[str, Any]) -> None:
         """ProtocolError for settings that are not those of the experiment: as steps do, they decide what travels."""
-        allows = getattr(self._client(method), "allows", None)
-        if self._answered is not None and allows is not None and not allows(options, self.experiment, self.n_members):
+        if self._answered is not None and not self._client(method).allows(options, self.experiment, self.n_members):
             sentence = f"the parent's settings of {method!r} are not those of the experiment that this host serves"
             raise ProtocolError(sentence, Finding("C10"))
 
@@ -144,27 +142,20 @@ class Host(Member):
                 self.states[method] = client.init({}, self.local, None)
             before, inbox = self.states[method], Inbox(self._stage, round_number, listed)
             self.states[method], answers = client.step(before, inbox, self.local)
-            if (find := getattr(client, "ahead", None)) and (work := find(self.states[method], inbox, self.local)):
+            if client.ahead is not None and (work := client.ahead(self.states[method], inbox, self.local)):
                 self._ahead.append(work)
-            if method == "prepare" and self.states[method] is not before:
-                self._local = None  # the rows are to be standardised
+            if client.changes_rows and self.states[method] is not before:
+                self._local = None
             replies.extend(answers)
         return replies
 
-    def _client(self, method: str) -> ClientMethod[Any]:
-        if method in self._clients:
-            return self._clients[method]
-        try:
-            room = method_module("coterie_client", method)
-        except ModuleNotFoundError as error:
-            if error.name is None or not error.name.startswith("coterie_client.methods"):
-                raise
-            raise ProtocolError(f"the parent asks for method {method[:_MAX_SHOWN]!r}, which is unknown") from None
-        if not hasattr(room, "CLIENT"):
-            raise ProtocolError(f"the parent asks for method {method!r}, which is no client half but the local update of one")
-        client: ClientMethod[Any] = room.CLIENT
-        self._clients[method] = client
-        return client
+    def _client(self, name: str) -> ClientHalf[Any]:
+        if name not in self._clients:
+            found = client_half(name)
+            if found is None:
+                raise ProtocolError(f"the parent sends messages of {name[:_MAX_SHOWN]!r}, for which there is no client half")
+            self._clients[name] = found
+        return self._clients[name]
 
     @property
     def local(self) -> Local:

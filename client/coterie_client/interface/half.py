@@ -1,20 +1,22 @@
 """The interface of a client half.
 
-A method is one object `CLIENT` in `coterie_client/methods/NAME.py` with two pure functions: `init` makes the state of a host's users,
+It is one value `CLIENT` in `coterie_client/methods/NAME.py` with two pure functions: `init` makes the state of a host's users,
 `step` maps (state, messages, private data) to (new state, replies). All users of the host are handled at once, with arithmetic per
 user, so that a user's numbers do not depend on who shares its host. The state never leaves the host unless a declared message carries it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from coterie.arrays import Indices
 from coterie.errors import RunError
+from coterie.experiment.config import Experiment
+from coterie.experiment.registry import part
 from coterie.wire.codec import Precision
 from coterie.wire.messages import Message
 from coterie_client.data import Fresh, UserData
@@ -79,20 +81,31 @@ class Inbox:
         return cls in self.messages
 
 
-class ClientMethod(Protocol[S]):
-    """The client half of a method."""
-
-    def init(self, options: Mapping[str, Any], local: Local, previous: S | None) -> S:
-        """The state when a stage of this method starts; `previous` is its state in an earlier stage, if there was one."""
-        ...
-
-    def step(self, state: S, inbox: Inbox, local: Local) -> tuple[S, Sequence[Message]]:
-        """Handles one task. The messages returned have `users` as positions among the host's users, None for all."""
-        ...
-
-    # A half may also have `ahead(state, inbox, local)` with the new state: what can be computed while the reply to `inbox` is on its way,
-    # for the losses to remember, or None. It may be left undone, and no result depends on it. And `allows(options, experiment, n_members)`:
-    # whether a parent may send these options, where they decide what travels.
+def _allows_all(options: Mapping[str, Any], experiment: Experiment, n_members: int) -> bool:  # noqa: ARG001
+    return True
 
 
-__all__ = ["ClientMethod", "Inbox", "Local"]
+@dataclass(frozen=True, kw_only=True)
+class ClientHalf(Generic[S]):
+    """The client half of a method, or of steps that are part of every run."""
+
+    # (options of the stage, local, its state in an earlier stage, if there was one) -> the state when a stage of this method starts.
+    init: Callable[[Mapping[str, Any], Local, S | None], S]
+    # Handles one task. The messages returned have `users` as positions among the host's users, None for all.
+    step: Callable[[S, Inbox, Local], tuple[S, Sequence[Message]]]
+    # (options, experiment, number of the parent's members): whether a parent may send these options, where they decide what travels.
+    allows: Callable[[Mapping[str, Any], Experiment, int], bool] = _allows_all
+    # With the new state: what can be computed while the reply is on its way, for the losses to remember, or None. It may be left undone,
+    # and no result depends on it.
+    ahead: Callable[[S, Inbox, Local], Callable[[], None] | None] | None = None
+    keeps_models: bool = False  # whether the state holds models that outlive the run, so that it is written down at the end
+    changes_rows: bool = False  # whether a new state changes the rows that all halves see
+
+
+def client_half(name: str) -> ClientHalf[Any] | None:
+    """The one that takes the messages of this name, or None."""
+    found = part("coterie_client", name, "CLIENT")
+    return found if isinstance(found, ClientHalf) else None
+
+
+__all__ = ["ClientHalf", "Inbox", "Local", "client_half"]

@@ -38,7 +38,7 @@ from coterie.wire.messages import Message
 from coterie_client.families.evaluation import judged
 from coterie_client.families.gaps import gaps
 from coterie_client.families.row_draws import Words, drawn_rows, keys_of, recorded_rows
-from coterie_client.interface.half import Inbox, Local
+from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 
 @dataclass(frozen=True)
@@ -60,38 +60,35 @@ class State:
     parameters: Parameters | None = None  # of these clusters
 
 
-class _AsyncAL2SGD:
-    def init(self, options: Mapping[str, Any], local: Local, previous: State | None) -> State:
-        """x = y = z = 0, or, with the option `is_warm`, where an earlier stage has left y."""
-        numbers, place = np.unique(local.clusters, return_inverse=True)
-        zeros, averages = np.zeros((local.n_own, local.problem.d)), np.zeros((numbers.size, local.problem.d))
-        y = previous.y if previous is not None and options["is_warm"] else zeros
-        keys, at = keys_of(local.seed, local.numbers), np.zeros(numbers.size, dtype=np.int64)
-        return State(options, keys, numbers, place, at, y, y, y, zeros, averages, averages, np.zeros(local.n_own))
-
-    def step(self, state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
-        if AskRowConstants in inbox:
-            return state, [RowConstants(local.problem.row_smoothness(), local.problem.row_strong_convexity())]
-        if (parameters := inbox.get(Parameters)) is not None:
-            state = replace(state, parameters=parameters, gamma=inbox[UserWeights].gamma)
-            return replace(state, gradient=_gradient_at_anchor(state, local)), []
-        if (steps := inbox.get(Steps)) is not None:
-            if (anchors := inbox.get(AnchorAverages)) is not None:
-                state = _with_anchors(state, anchors, local)
-            with np.errstate(over="ignore", invalid="ignore"):  # the parent refuses what a diverging run sends
-                return _stepped(state, steps, inbox.get(Target), local)
-        if AskState in inbox:
-            return state, [UserState(local.problem.value(state.y), state.y)]
-        if (sent := inbox.get(GapCentre)) is not None:
-            return state, [UserGap(*gaps(local.problem, state.y, state.gamma, sent.centre[state.place]))]
-        if Judge in inbox:
-            return state, [Judgement(local.problem.value(state.y), *judged(state.y, local))]
-        if Collect in inbox:
-            return state, [FinalModels(state.y)]
-        raise TypeError(f"no step of async_al2sgd for {list(inbox.messages)}")
+def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:
+    """x = y = z = 0, or, with the option `is_warm`, where an earlier stage has left y."""
+    numbers, place = np.unique(local.clusters, return_inverse=True)
+    zeros, averages = np.zeros((local.n_own, local.problem.d)), np.zeros((numbers.size, local.problem.d))
+    y = previous.y if previous is not None and options["is_warm"] else zeros
+    keys, at = keys_of(local.seed, local.numbers), np.zeros(numbers.size, dtype=np.int64)
+    return State(options, keys, numbers, place, at, y, y, y, zeros, averages, averages, np.zeros(local.n_own))
 
 
-CLIENT = _AsyncAL2SGD()
+def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
+    if AskRowConstants in inbox:
+        return state, [RowConstants(local.problem.row_smoothness(), local.problem.row_strong_convexity())]
+    if (parameters := inbox.get(Parameters)) is not None:
+        state = replace(state, parameters=parameters, gamma=inbox[UserWeights].gamma)
+        return replace(state, gradient=_gradient_at_anchor(state, local)), []
+    if (steps := inbox.get(Steps)) is not None:
+        if (anchors := inbox.get(AnchorAverages)) is not None:
+            state = _with_anchors(state, anchors, local)
+        with np.errstate(over="ignore", invalid="ignore"):  # the parent refuses what a diverging run sends
+            return _stepped(state, steps, inbox.get(Target), local)
+    if AskState in inbox:
+        return state, [UserState(local.problem.value(state.y), state.y)]
+    if (sent := inbox.get(GapCentre)) is not None:
+        return state, [UserGap(*gaps(local.problem, state.y, state.gamma, sent.centre[state.place]))]
+    if Judge in inbox:
+        return state, [Judgement(local.problem.value(state.y), *judged(state.y, local))]
+    if Collect in inbox:
+        return state, [FinalModels(state.y)]
+    raise TypeError(f"no step of async_al2sgd for {list(inbox.messages)}")
 
 
 def _with_anchors(state: State, anchors: AnchorAverages, local: Local) -> State:
@@ -226,3 +223,6 @@ class _Run:
             rows: Indices = self._recorded[iterations, users]
             return rows
         return drawn_rows(self._state.keys[users], iterations, self._local.problem.n_rows[users])
+
+
+CLIENT = ClientHalf(init=init, step=step)

@@ -32,7 +32,7 @@ from coterie.methods.async_l2gd import (
 from coterie.wire.messages import Message
 from coterie_client.families.evaluation import judged
 from coterie_client.families.gaps import gaps
-from coterie_client.interface.half import Inbox, Local
+from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 
 @dataclass(frozen=True)
@@ -50,32 +50,32 @@ class State:
     parameters: Parameters | None = None  # of these clusters
 
 
-class _AsyncL2GD:
-    def init(self, options: Mapping[str, Any], local: Local, previous: State | None) -> State:
-        """theta = 0, or where an earlier stage has left it."""
-        numbers, place = np.unique(local.clusters, return_inverse=True)
-        d = local.problem.d
-        theta = np.zeros((local.n_own, d)) if previous is None else previous.theta
-        nothing = np.zeros((numbers.size, d))
-        return State(options, theta, np.zeros(local.n_own), numbers, place, np.zeros(numbers.size, dtype=np.int64), nothing, nothing)
+def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:
+    """theta = 0, or where an earlier stage has left it."""
+    numbers, place = np.unique(local.clusters, return_inverse=True)
+    d = local.problem.d
+    theta = np.zeros((local.n_own, d)) if previous is None else previous.theta
+    nothing = np.zeros((numbers.size, d))
+    return State(options, theta, np.zeros(local.n_own), numbers, place, np.zeros(numbers.size, dtype=np.int64), nothing, nothing)
 
-    def step(self, state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
-        if (parameters := inbox.get(Parameters)) is not None:
-            weights = inbox.get(UserWeights)
-            gamma = state.gamma if weights is None else _placed(state.gamma, weights)
-            return replace(state, parameters=parameters, gamma=gamma), []
-        if (steps := inbox.get(Steps)) is not None:
-            with np.errstate(over="ignore", invalid="ignore"):  # the parent refuses what a diverging run sends
-                return _stepped(state, steps, inbox.get(Target), inbox.get(Centres), local)
-        if AskState in inbox:
-            return state, [UserState(local.problem.value(state.theta), state.theta)]
-        if (sent := inbox.get(GapCentre)) is not None:
-            return state, [UserGap(*gaps(local.problem, state.theta, state.gamma, sent.centre[state.place]))]
-        if Judge in inbox:
-            return state, [Judgement(local.problem.value(state.theta), *judged(state.theta, local))]
-        if Collect in inbox:
-            return state, [FinalModels(state.theta)]
-        raise TypeError(f"no step of async_l2gd for {list(inbox.messages)}")
+
+def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
+    if (parameters := inbox.get(Parameters)) is not None:
+        weights = inbox.get(UserWeights)
+        gamma = state.gamma if weights is None else _placed(state.gamma, weights)
+        return replace(state, parameters=parameters, gamma=gamma), []
+    if (steps := inbox.get(Steps)) is not None:
+        with np.errstate(over="ignore", invalid="ignore"):  # the parent refuses what a diverging run sends
+            return _stepped(state, steps, inbox.get(Target), inbox.get(Centres), local)
+    if AskState in inbox:
+        return state, [UserState(local.problem.value(state.theta), state.theta)]
+    if (sent := inbox.get(GapCentre)) is not None:
+        return state, [UserGap(*gaps(local.problem, state.theta, state.gamma, sent.centre[state.place]))]
+    if Judge in inbox:
+        return state, [Judgement(local.problem.value(state.theta), *judged(state.theta, local))]
+    if Collect in inbox:
+        return state, [FinalModels(state.theta)]
+    raise TypeError(f"no step of async_l2gd for {list(inbox.messages)}")
 
 
 def _placed(gamma: Array, weights: UserWeights) -> Array:
@@ -179,4 +179,4 @@ class _Run:
             done = level
 
 
-CLIENT = _AsyncL2GD()
+CLIENT = ClientHalf(init=init, step=step)

@@ -13,7 +13,7 @@ import numpy as np
 from coterie.arrays import Array
 from coterie.methods.fed_mtl import Pull, Pulled
 from coterie.wire.messages import Message
-from coterie_client.interface.half import Inbox, Local
+from coterie_client.interface.half import ClientHalf, Inbox, Local
 from coterie_client.interface.local_update import Fit, LocalUpdate, Moved, Settings, judge_own, own_model, pulled
 from coterie_client.learning import Phase, Tensors
 
@@ -34,17 +34,17 @@ class State:
     w: Array  # (n_own, d) the users' latest models
 
 
-class _Related:
-    def init(self, options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG002
-        return State(np.zeros((local.n_own, local.problem.d)))
-
-    def step(self, state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
-        """w_i = argmin f_i(w) + weight/2 ||w - y_i||^2, as it travels, and the loss of that."""
-        task, w = inbox[Pull], state.w.copy()
-        who = slice(None) if task.users is None else task.users
-        found = local.problem.argmin(task.weight[:, None] * task.y, task.weight, w[who], task.users)
-        w[who] = local.precision.rounded(found)
-        return State(w), [Pulled(w[who], local.problem.value(w[who], task.users), users=task.users)]
+def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG001
+    return State(np.zeros((local.n_own, local.problem.d)))
 
 
-CLIENT = _Related()
+def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
+    """w_i = argmin f_i(w) + weight/2 ||w - y_i||^2, as it travels, and the loss of that."""
+    task, w = inbox[Pull], state.w.copy()
+    who = slice(None) if task.users is None else task.users
+    found = local.problem.argmin(task.weight[:, None] * task.y, task.weight, w[who], task.users)
+    w[who] = local.precision.rounded(found)
+    return State(w), [Pulled(w[who], local.problem.value(w[who], task.users), users=task.users)]
+
+
+CLIENT = ClientHalf(init=init, step=step)

@@ -23,7 +23,7 @@ from coterie.methods.fedrep_linear import (
     UpdatedRepresentation,
 )
 from coterie.wire.messages import Message
-from coterie_client.interface.half import Inbox, Local
+from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 
 @dataclass(frozen=True)
@@ -34,25 +34,25 @@ class State:
     options: Mapping[str, Any]  # of the stage
 
 
-class _FedRepLinear:
-    @staticmethod
-    def allows(options: Mapping[str, Any], experiment: Experiment, n_members: int) -> bool:  # noqa: ARG004
-        """Those of the experiment: whether heads travel is among them."""
-        return bool(dict(options) == experiment.method.model_dump(mode="json"))
+def allows(options: Mapping[str, Any], experiment: Experiment, n_members: int) -> bool:  # noqa: ARG001
+    """Those of the experiment: whether heads travel is among them."""
+    return bool(dict(options) == experiment.method.model_dump(mode="json"))
 
-    def init(self, options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG002
-        return State(np.zeros((local.n_own, options["k"])), dict(options))
 
-    def step(self, state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
-        config = Config.model_validate(state.options)
-        if AskMoments in inbox:
-            return state, [Moments(_moments(config, inbox, local))]
-        if Representation in inbox:
-            with np.errstate(over="ignore", invalid="ignore"):  # what diverges is told by whoever gets it, with the user and the round
-                return _update(state, config, inbox, local)
-        if FinalRepresentation in inbox:
-            return _judge(state, config, inbox, local)
-        return state, []
+def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG001
+    return State(np.zeros((local.n_own, options["k"])), dict(options))
+
+
+def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
+    config = Config.model_validate(state.options)
+    if AskMoments in inbox:
+        return state, [Moments(_moments(config, inbox, local))]
+    if Representation in inbox:
+        with np.errstate(over="ignore", invalid="ignore"):  # what diverges is told by whoever gets it, with the user and the round
+            return _update(state, config, inbox, local)
+    if FinalRepresentation in inbox:
+        return _judge(state, config, inbox, local)
+    return state, []
 
 
 def _moments(config: Config, inbox: Inbox, local: Local) -> Array:
@@ -154,4 +154,4 @@ def _mean_square(features: Array, y: Array, w: Array) -> float:
     return float(np.einsum("j,j->", residual, residual) / len(y))
 
 
-CLIENT = _FedRepLinear()
+CLIENT = ClientHalf(allows=allows, init=init, step=step)

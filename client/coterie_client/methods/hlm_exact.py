@@ -15,7 +15,7 @@ import numpy as np
 from coterie.arrays import Array
 from coterie.methods.hlm_exact import Models, Statistics
 from coterie.wire.messages import Message
-from coterie_client.interface.half import Inbox, Local
+from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 
 @dataclass(frozen=True)
@@ -25,17 +25,17 @@ class State:
     theta: Array | None = None
 
 
-class _HlmExact:
-    def init(self, options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG002
-        return State()
-
-    def step(self, state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
-        if Models in inbox:
-            return State(inbox[Models].theta), []
-        zeros = np.zeros((local.n_own, local.problem.d))
-        rows, columns = np.triu_indices(local.problem.d)
-        triangle = np.ascontiguousarray(local.problem.hessian(zeros)[:, rows, columns])
-        return state, [Statistics(triangle, -local.problem.gradient(zeros))]
+def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG001
+    return State()
 
 
-CLIENT = _HlmExact()
+def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
+    if Models in inbox:
+        return State(inbox[Models].theta), []
+    zeros = np.zeros((local.n_own, local.problem.d))
+    rows, columns = np.triu_indices(local.problem.d)
+    triangle = np.ascontiguousarray(local.problem.hessian(zeros)[:, rows, columns])
+    return state, [Statistics(triangle, -local.problem.gradient(zeros))]
+
+
+CLIENT = ClientHalf(init=init, step=step)

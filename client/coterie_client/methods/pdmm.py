@@ -42,7 +42,7 @@ from coterie.methods.pdmm import (
     Weight,
 )
 from coterie.wire.messages import Message
-from coterie_client.interface.half import Inbox, Local
+from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 
 @dataclass(frozen=True)
@@ -85,40 +85,36 @@ State = LeanState | PaperState
 S = TypeVar("S", LeanState, PaperState)
 
 
-class Client:
-    """The client half; it has no state of its own."""
-
-    def init(self, options: Mapping[str, Any], local: Local, previous: State | None) -> State:
-        """Zeros, or the state of the stage before along a path; RunError when that is not here."""
-        chosen = Options(**options)
-        if chosen.warm_from:
-            is_missed = previous is not None and previous.options.stage != chosen.warm_from
-            # In placement lean a host may have missed a stage: what it has is only where its next minimization starts.
-            if previous is None or (is_missed and chosen.placement == "paper"):
-                found = "no state" if previous is None else f"the state of stage {previous.options.stage!r}"
-                raise RunError(f"stage {chosen.stage!r} starts from stage {chosen.warm_from!r}, but the host has {found}")
-            return replace(previous, options=chosen)
-        smoothness, d = local.problem.smoothness(), local.problem.d
-        if chosen.placement == "lean":
-            return LeanState(chosen, smoothness, np.zeros((local.n_own, d)))
-        nothing = np.zeros((local.n_own, local.n_members - 1, d))
-        return PaperState(chosen, smoothness, np.zeros((local.n_members, d)), nothing, nothing)
-
-    def step(self, state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
-        """Handles one task of either placement."""
-        if isinstance(state, LeanState):
-            return _lean_step(_weighted(state, inbox), inbox, local)
-        # S11 belongs to the round before, and to its rho.
-        return _paper_step(_weighted(_received(state, inbox, local), inbox), inbox, local)
-
-    def ahead(self, state: State, inbox: Inbox, local: Local) -> Callable[[], None] | None:
-        """In placement lean the next minimization starts from the models just sent, if everyone's are asked for again."""
-        if isinstance(state, LeanState) and (task := inbox.get(Aggregates)) and task.users is None:
-            return partial(local.problem.look_ahead, state.x, None if state.options.linearized else _weight(state, local))
-        return None
+def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:
+    """Zeros, or the state of the stage before along a path; RunError when that is not here."""
+    chosen = Options(**options)
+    if chosen.warm_from:
+        is_missed = previous is not None and previous.options.stage != chosen.warm_from
+        # In placement lean a host may have missed a stage: what it has is only where its next minimization starts.
+        if previous is None or (is_missed and chosen.placement == "paper"):
+            found = "no state" if previous is None else f"the state of stage {previous.options.stage!r}"
+            raise RunError(f"stage {chosen.stage!r} starts from stage {chosen.warm_from!r}, but the host has {found}")
+        return replace(previous, options=chosen)
+    smoothness, d = local.problem.smoothness(), local.problem.d
+    if chosen.placement == "lean":
+        return LeanState(chosen, smoothness, np.zeros((local.n_own, d)))
+    nothing = np.zeros((local.n_own, local.n_members - 1, d))
+    return PaperState(chosen, smoothness, np.zeros((local.n_members, d)), nothing, nothing)
 
 
-CLIENT = Client()
+def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
+    """Handles one task of either placement."""
+    if isinstance(state, LeanState):
+        return _lean_step(_weighted(state, inbox), inbox, local)
+    # S11 belongs to the round before, and to its rho.
+    return _paper_step(_weighted(_received(state, inbox, local), inbox), inbox, local)
+
+
+def ahead(state: State, inbox: Inbox, local: Local) -> Callable[[], None] | None:
+    """In placement lean the next minimization starts from the models just sent, if everyone's are asked for again."""
+    if isinstance(state, LeanState) and (task := inbox.get(Aggregates)) and task.users is None:
+        return partial(local.problem.look_ahead, state.x, None if state.options.linearized else _weight(state, local))
+    return None
 
 
 def _weighted(state: S, inbox: Inbox) -> S:
@@ -256,4 +252,4 @@ def _rows(users: Indices | None) -> Indices | slice:
     return slice(None) if users is None else users
 
 
-__all__ = ["CLIENT", "Client", "LeanState", "Options", "PaperState"]
+CLIENT = ClientHalf(init=init, step=step, ahead=ahead)

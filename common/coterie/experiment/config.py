@@ -19,9 +19,10 @@ from coterie.errors import ConfigError
 from coterie.experiment.columns import Name
 from coterie.experiment.data import DataConfig
 from coterie.experiment.links import LinkRules
+from coterie.experiment.method import ANY_MODEL, CONVEX, NETWORK, Meaningless
 from coterie.experiment.model import ModelConfig
 from coterie.experiment.problem import ProblemConfig
-from coterie.experiment.registry import ANY_MODEL, CONVEX, NETWORK, is_method, kinds, method_module, methods
+from coterie.experiment.registry import is_method, method, methods
 from coterie.experiment.settings import Settings
 from coterie.text.quoting import quoted, shortened
 from coterie.text.suggestions import keys_at, method_of, suggestion, tags_of
@@ -181,11 +182,11 @@ class Experiment(Settings):
     def _some_methods_have_a_loss(cls, content: Any) -> Any:
         if not isinstance(content, Mapping) or "problem" in content:
             return content
-        method = content.get("method")
-        name = method.get("name") if isinstance(method, Mapping) else None
+        section = content.get("method")
+        name = section.get("name") if isinstance(section, Mapping) else None
         if name == "fedrep_linear":
             return {**content, "problem": {"loss": "least_squares", "intercept": False}}
-        of_models = kinds(method_module("coterie", name).Config) if isinstance(name, str) and is_method(name) else CONVEX
+        of_models = method(name).models if isinstance(name, str) and is_method(name) else CONVEX
         if content.get("model") is None and of_models == ANY_MODEL:
             raise ValueError(
                 f"method {name!r} trains a network or solves a convex problem: want a key 'model', such as "
@@ -197,14 +198,15 @@ class Experiment(Settings):
     @model_validator(mode="after")
     def _model_and_method_fit(self) -> Self:
         name, is_network = self.method.name, self.model is not None
-        if not is_network and "convex" not in kinds(self.method):
+        models, meaningless = method(name).models, method(name).meaningless.get("network" if is_network else "convex", Meaningless())
+        if not is_network and "convex" not in models:
             raise ValueError(
                 f"method {name!r} trains a network, but there is no key 'model': want one, such as model: {{name: mlp, classes: 10}}"
             )
-        if is_network and "network" not in kinds(self.method):
+        if is_network and "network" not in models:
             raise ValueError(f"method {name!r} trains no network, but there is a model: want one of {', '.join(methods('network'))}")
-        if check_kind := getattr(self.method, "check_kind", None):
-            check_kind(is_network=is_network)
+        for key in meaningless.keys:
+            _check_default(self.method, key, meaningless.why)
         if self.problem.is_for_networks != is_network and not (is_network and self.problem.loss == "least_squares"):
             wanted = "cross_entropy or least_squares" if is_network else "the loss of a convex problem"
             raise ValueError(f"method {name!r} has the loss {self.problem.loss!r}, want {wanted}")
@@ -234,10 +236,18 @@ class Experiment(Settings):
         name = value["name"]
         if not is_method(name):
             raise ValueError(f"the method {quoted(name)} is unknown, want one of {', '.join(methods())}{suggestion(name, methods())}")
-        config = method_module("coterie", name).Config
+        found = method(name)
         if info.data.get("model") is None:
-            value = {**getattr(config, "convex_defaults", {}), **value}
-        return config.model_validate(value)
+            value = {**found.convex_defaults, **value}
+        return found.config.model_validate(value)
+
+
+def _check_default(settings: BaseModel, key: str, why: str) -> None:
+    """ValueError where a key that has no meaning for this kind of models is set."""
+    found, default = getattr(settings, key), type(settings).model_fields[key].default
+    if found != default:
+        plain = found.model_dump() if isinstance(found, BaseModel) else found
+        raise ValueError(f"method.{key} is {quoted(plain)}, but {why}: want no such key")
 
 
 def experiment_from(content: Any, where: str = "the experiment") -> Experiment:
@@ -319,16 +329,16 @@ def _with_value(content: Any, keys: Sequence[str], value: Any, override: str) ->
     return changed
 
 
-def _sentences(error: ValidationError, method: str | None) -> str:
+def _sentences(error: ValidationError, name: str | None) -> str:
     listed = error.errors(include_url=False)
     inside = {item["loc"][:length] for item in listed for length in range(len(item["loc"]))}
     # pydantic counts the items that are right, so a list of wrong ones is called too short besides.
     mistakes = [item for item in listed if not (item["type"] == "too_short" and item["loc"] in inside)]
     more = [f"and {len(mistakes) - _MAX_MISTAKES} more mistakes"] if len(mistakes) > _MAX_MISTAKES else []
-    return "; ".join([*(_sentence(item, method) for item in mistakes[:_MAX_MISTAKES]), *more])
+    return "; ".join([*(_sentence(item, name) for item in mistakes[:_MAX_MISTAKES]), *more])
 
 
-def _sentence(item: ErrorDetails, method: str | None) -> str:
+def _sentence(item: ErrorDetails, name: str | None) -> str:
     """One mistake: its place, and what is wrong with the value there."""
     kind, keys = item["type"], list(item["loc"])
     if keys[:1] in (["data"], ["model"]):
@@ -338,16 +348,16 @@ def _sentence(item: ErrorDetails, method: str | None) -> str:
     if kind.startswith("union_tag"):
         keys.append("name" if keys[:1] == ["model"] else "source")
     place = ".".join(shortened(str(key), _MAX_KEY) for key in keys)
-    return shortened(f"{place or 'the experiment'}: {_complaint(kind, item, method)}", _MAX_MISTAKE)
+    return shortened(f"{place or 'the experiment'}: {_complaint(kind, item, name)}", _MAX_MISTAKE)
 
 
-def _complaint(kind: str, item: ErrorDetails, method: str | None) -> str:
+def _complaint(kind: str, item: ErrorDetails, name: str | None) -> str:
     context = item.get("ctx", {})
     match kind:
         case "value_error":
             return item["msg"].removeprefix("Value error, ")
         case "extra_forbidden":
-            config = method_module("coterie", method).Config if method is not None and is_method(method) else None
+            config = method(name).config if name is not None and is_method(name) else None
             return f"unknown key{suggestion(item['loc'][-1], keys_at(Experiment, item['loc'][:-1], config))}"
         case "missing":
             return "is missing"

@@ -1,6 +1,6 @@
 """Who learns what: what each method sends of a user, who sees it, and what can be concluded from it.
 
-A method says it beside its messages: `REVEALS` in `coterie/methods/NAME.py`. Four things are made from it: what a host's owner reads before
+A method says it beside its messages: `reveals` of its `METHOD`. Four things are made from it: what a host's owner reads before
 a run, `coterie data EXPERIMENT --reveals`, the table in SECURITY.md, and the list of steps that a host answers. A step that no reveal names
 is refused. This module knows no method by name.
 """
@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from coterie.experiment.registry import Kind, method_module, methods
+from coterie.experiment.method import Kind
+from coterie.experiment.registry import method, methods, room
 
 if TYPE_CHECKING:
     from coterie.experiment.config import Experiment
 
 Seen = Literal["parents", "aggregator", "coordinator"]
-BEFORE, AFTER = ("prepare",), ("evaluation",)  # rooms that any method may use
+BEFORE, AFTER = ("prepare",), ("evaluation",)  # steps of every run
 SEEN: Mapping[Seen, str] = {  # in a run with aggregators; in a flat run it is the coordinator
     "parents": "aggregator and the coordinator",
     "aggregator": "aggregator",
@@ -69,30 +70,24 @@ class Step:
     reveal: Reveal
 
 
-def reveals_of(method: str) -> tuple[Reveal, ...]:
-    """What a method, or another room of `coterie.methods`, has said."""
-    found: tuple[Reveal, ...] = method_module("coterie", method).REVEALS
-    return found
-
-
 def steps_of(experiment: Experiment) -> list[Step]:
     """Who learns what in this experiment, in the order in which it travels."""
     is_network = experiment.model is not None
     listed: list[Step] = []
 
-    def add(name: str, room: str, settings: Any) -> None:
-        for reveal in reveals_of(room):
+    def add(name: str, whose: str, settings: Any) -> None:
+        for reveal in room(whose).reveals:
             if reveal.holds(settings, is_network=is_network):
                 seen = SEEN[reveal.seen] if experiment.federation.is_two_tier else "coordinator"
                 listed.append(Step(reveal.title or name, seen, reveal))
 
-    for room in BEFORE:
-        add(room, room, experiment.data)
+    for name in BEFORE:
+        add(name, name, experiment.data)
     for name in experiment.references:
-        add(f"reference {name}", name, method_module("coterie", name).Config())
+        add(f"reference {name}", name, method(name).config())
     add(f"method {experiment.method.name}", experiment.method.name, experiment.method)
-    for room in AFTER:
-        add(room, room, experiment)
+    for name in AFTER:
+        add(name, name, experiment)
     return listed
 
 
@@ -101,9 +96,9 @@ def answered_by(experiment: Experiment) -> frozenset[str]:
     return frozenset(step for found in steps_of(experiment) for step in found.reveal.steps)
 
 
-def is_answered(answered: frozenset[str], method: str, step: str) -> bool:
+def is_answered(answered: frozenset[str], whose: str, step: str) -> bool:
     """Whether a message of this room and step is among them."""
-    return method in answered or f"{method}/{step}" in answered
+    return whose in answered or f"{whose}/{step}" in answered
 
 
 # ---- the table of all methods
@@ -125,7 +120,7 @@ def table() -> list[str]:
 
 def _all() -> Iterator[tuple[str, Reveal]]:
     for name in (*BEFORE, *methods(), *AFTER):
-        for reveal in reveals_of(name):
+        for reveal in room(name).reveals:
             yield name, reveal
 
 
@@ -142,4 +137,4 @@ def _shown(wanted: Any) -> str:
     return " or ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in values)
 
 
-__all__ = ["Reveal", "Step", "answered_by", "is_answered", "reveals_of", "steps_of", "table"]
+__all__ = ["Reveal", "Step", "answered_by", "is_answered", "steps_of", "table"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from coterie.experiment.method import Room
 from coterie.experiment.reveals import Reveal
 from coterie.wire.messages import Annotated, Array, Indices, Positions, Rows, Scalars, Vectors, dataclass, declare
 
@@ -41,4 +42,4 @@ def judged(*steps: str, **more: Any) -> Reveal:
     )
 
 
-REVEALS = (judged("evaluation", needs={"evaluate": True}, kind="convex"),)
+ROOM = Room(reveals=(judged("evaluation", needs={"evaluate": True}, kind="convex"),))

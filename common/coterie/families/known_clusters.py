@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import BeforeValidator, model_validator
@@ -72,8 +72,6 @@ Shares = Annotated[float | dict[str, float], BeforeValidator(_shares)]
 
 class Weights(Settings):
     """gamma, and one of lam and alpha; a mapping gives each its own, by the name of a cluster or, for gamma, also of a user."""
-
-    users_need_minimisers: ClassVar[bool] = False  # of their own losses: the averages hold them
 
     gamma: PerName  # gamma_i; in a mapping a user's own name comes before that of its cluster
     lam: PerName | None = None  # lambda_j of (2.3)

@@ -15,13 +15,14 @@ with their users (`private`). Counts, such as the batches seen, are averaged and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from coterie.experiment.method import NETWORK, Kind, Method
 from coterie.experiment.model import Sharing, check_part
-from coterie.experiment.registry import NETWORK, Kind
+from coterie.experiment.registry import method
 from coterie.experiment.reveals import Reveal
 from coterie.experiment.settings import Settings
 from coterie.families.evaluation import judged
@@ -53,14 +54,8 @@ class PlainSgd(Optimizer):
 class Training(Settings):
     """What all of these methods need to know."""
 
-    sharing: ClassVar[Sharing] = "all"  # which part travels
-    private_layers: ClassVar[tuple[str, ...]] = ()  # torch's names of layers that stay with their users whatever their part is
-    models: ClassVar[frozenset[Kind]] = NETWORK
-    client_room: ClassVar[str] = "partial"  # one for all of them
-    update: ClassVar[str | None] = None  # the client room with the local update, where it is more than the phases
-    is_personal: ClassVar[bool] = False  # whether users judge models of their own even where all tensors travel
-    users_need_minimisers: ClassVar[bool] = False  # of convex losses: steps need none
-    needs_sizes: ClassVar[bool] = True  # averages are by rows, accuracies over users with held-out ones
+    if TYPE_CHECKING:
+        name: str
 
     participation: Annotated[float, Field(gt=0, le=1)] = 0.1  # r: r n users a round, rounded, at least one
     users_per_round: PositiveInt | None = None  # instead of r
@@ -74,12 +69,19 @@ class Training(Settings):
     fine_tune: tuple[Literal["head", "all"], ...] = ("head",)
     fine_tune_epochs: Epochs = 10
 
+    @property
+    def how(self) -> LocalTraining:
+        """The method."""
+        found = method(self.name)
+        assert isinstance(found, LocalTraining)  # noqa: S101 - others have other configurations
+        return found
+
     def phases(self) -> list[dict[str, Any]]:
         """The local update, part by part in order, as the client half takes them."""
         raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
-        """What the client room of `update` needs to know beside the phases."""
+        """What the method's local update needs to know beside the phases."""
         return {}
 
     def adaptation(self) -> list[dict[str, Any]]:
@@ -101,14 +103,15 @@ class Training(Settings):
     def client_options(self) -> dict[str, Any]:
         """The settings of the client half."""
         tuned = {str(mode): self.phase(part, epochs=self.fine_tune_epochs) for mode, part in ((HEAD_TUNED, "head"), (ALL_TUNED, "all"))}
-        own = {} if self.update is None else {"update": self.update, "settings": self.settings(), "adaptation": self.adaptation()}
         return {
-            "sharing": self.sharing,
+            "sharing": self.how.sharing,
             "statistics_travel": self.batch_norm == "shared",
             "phases": self.phases(),
             "fine_tuning": tuned,
-            **({"private_layers": list(self.private_layers)} if self.private_layers else {}),
-            **own,
+            "private_layers": list(self.how.private_layers),
+            "update": self.name,
+            "settings": self.settings(),
+            "adaptation": self.adaptation(),
         }
 
     def n_selected(self, n_users: int) -> int:
@@ -257,3 +260,18 @@ SHARED_UPDATE = Reveal(
     ("partial/start", "partial/shared", "partial/loss", "partial/delivery"),
 )
 LOCAL_UPDATE: tuple[Reveal, ...] = (SHARED_UPDATE, judged("partial/evaluation"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining(Method):
+    """A method of local updates. `UPDATE` in its client module is its local update; without one it is the phases of `config.phases`."""
+
+    config: type[Training]
+    reveals: tuple[Reveal, ...] = LOCAL_UPDATE
+    models: frozenset[Kind] = NETWORK
+    room: str = "partial"
+    users_need_minimisers: bool = False  # of convex losses: steps need none
+    needs_sizes: bool = True  # averages are by rows, accuracies over users with held-out ones
+    sharing: Sharing = "all"  # which part travels
+    private_layers: tuple[str, ...] = ()  # torch's names of layers that stay with their users whatever their part is
+    is_personal: bool = False  # whether users judge models of their own even where all tensors travel

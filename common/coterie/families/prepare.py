@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from coterie.experiment.method import Room
 from coterie.experiment.reveals import Reveal
 from coterie.wire.messages import Annotated, Array, Broadcast, Indices, Positions, Rows, Scalars, dataclass, declare
 
@@ -106,7 +107,7 @@ class UserSizes(Rows):
     n_test: Annotated[Indices, Positions("rows")]
 
 
-REVEALS = (
+_REVEALS = (
     Reveal(
         "at joining the names of its users and known clusters; of a table also name, kind and column of each feature",
         "who is in the data; **without `feature_columns` the names of all columns that are features, and of a category without declared "
@@ -138,3 +139,4 @@ REVEALS = (
     ),
     Reveal("row counts", "how many rows a user has", ("prepare/describe",), kind="network", title="preparation (any network)"),
 )
+ROOM = Room(reveals=_REVEALS)

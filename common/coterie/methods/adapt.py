@@ -6,17 +6,15 @@ Collins et al. (2021), section 1: "the client only needs to learn a head". A rou
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from coterie.experiment.model import Sharing
 from coterie.experiment.reveals import Reveal
-from coterie.families.partial import LOCAL_UPDATE, Epochs, Training
+from coterie.families.partial import LOCAL_UPDATE, Epochs, LocalTraining, Training
 
 
 class Config(Training):
     """Hyper-parameters; which tensors are shared is the finished run's matter."""
-
-    sharing: ClassVar[Sharing] = "none"
 
     name: Literal["adapt"] = "adapt"
     shared: Sharing = "representation"
@@ -36,11 +34,15 @@ class Config(Training):
         return {**super().client_options(), "sharing": "representation" if self.shared == "all" else self.shared, "delivers": self.shared}
 
 
-REVEALS = (
-    Reveal(
-        "its mean training loss: nothing else after the fetch but scores",
-        "how well the model fits each user",
-        ("partial/delivery", "partial/head", "partial/loss"),
+METHOD = LocalTraining(
+    config=Config,
+    sharing="none",
+    reveals=(
+        Reveal(
+            "its mean training loss: nothing else after the fetch but scores",
+            "how well the model fits each user",
+            ("partial/delivery", "partial/head", "partial/loss"),
+        ),
+        LOCAL_UPDATE[1],
     ),
-    LOCAL_UPDATE[1],
 )

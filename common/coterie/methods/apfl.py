@@ -14,20 +14,16 @@ batch norm are not mixed: the mix has its own, gathered where its gradients are 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from coterie.experiment.registry import ANY_MODEL, Kind
-from coterie.families.partial import LOCAL_UPDATE, JointTraining
+from coterie.experiment.method import ANY_MODEL
+from coterie.families.partial import JointTraining, LocalTraining
 
 
 class Config(JointTraining):
     """Hyper-parameters."""
-
-    models: ClassVar[frozenset[Kind]] = ANY_MODEL
-    update: ClassVar[str | None] = "apfl"
-    is_personal: ClassVar[bool] = True
 
     name: Literal["apfl"] = "apfl"
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # alpha_i, at first where it is adaptive; 0: the global model, 1: local training
@@ -38,4 +34,4 @@ class Config(JointTraining):
         return {"alpha": self.alpha, "adaptive": self.adaptive}
 
 
-REVEALS = LOCAL_UPDATE
+METHOD = LocalTraining(config=Config, models=ANY_MODEL, is_personal=True)

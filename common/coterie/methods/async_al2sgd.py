@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from coterie.experiment.columns import Name
+from coterie.experiment.method import Method
 from coterie.experiment.reveals import Reveal
 from coterie.families.grid import Grid
 from coterie.families.known_clusters import Shares, Weights, averaged
@@ -314,12 +315,16 @@ class FinalModels(Rows):
     theta: Annotated[Array, Vectors("rows", "d")]
 
 
-REVEALS = (
-    Reveal(
-        "the largest smoothness and the smallest convexity of its rows' losses",
-        "the size of the largest row; the coordinator sees them of a whole cluster",
-        ("async_al2sgd/parameters",),
-        seen="aggregator",
+METHOD = Method(
+    config=Config,
+    users_need_minimisers=False,
+    reveals=(
+        Reveal(
+            "the largest smoothness and the smallest convexity of its rows' losses",
+            "the size of the largest row; the coordinator sees them of a whole cluster",
+            ("async_al2sgd/parameters",),
+            seen="aggregator",
+        ),
+        *averaged("async_al2sgd", "within-anchor"),
     ),
-    *averaged("async_al2sgd", "within-anchor"),
 )

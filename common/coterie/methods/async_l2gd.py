@@ -22,6 +22,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from coterie.experiment.columns import Name
+from coterie.experiment.method import Method
 from coterie.families.grid import Grid
 from coterie.families.known_clusters import Weights, averaged
 from coterie.wire.messages import (
@@ -257,4 +258,4 @@ class FinalModels(Rows):
     theta: Annotated[Array, Vectors("rows", "d")]
 
 
-REVEALS = averaged("async_l2gd")
+METHOD = Method(config=Config, users_need_minimisers=False, reveals=averaged("async_l2gd"))

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveFloat, model_validator
 
 from coterie.experiment.columns import Name
+from coterie.experiment.method import Method
 from coterie.experiment.settings import Settings
 from coterie.families.consensus import SOLVED
 
@@ -33,4 +34,4 @@ class Config(Settings):
         return self
 
 
-REVEALS = (SOLVED,)
+METHOD = Method(config=Config, room="consensus", reveals=(SOLVED,))

@@ -11,20 +11,16 @@ memory begins anew in each update. Batch norm's running statistics of v_k are th
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import NonNegativeFloat
 
-from coterie.experiment.registry import ANY_MODEL, Kind
-from coterie.families.partial import LOCAL_UPDATE, Epochs, JointTraining
+from coterie.experiment.method import ANY_MODEL
+from coterie.families.partial import Epochs, JointTraining, LocalTraining
 
 
 class Config(JointTraining):
     """Hyper-parameters."""
-
-    models: ClassVar[frozenset[Kind]] = ANY_MODEL
-    update: ClassVar[str | None] = "ditto"
-    is_personal: ClassVar[bool] = True
 
     name: Literal["ditto"] = "ditto"
     penalty: NonNegativeFloat = 1.0  # lambda; 0: v_k are the models of local training
@@ -36,4 +32,4 @@ class Config(JointTraining):
         return {"penalty": self.penalty, "personal": personal}
 
 
-REVEALS = LOCAL_UPDATE
+METHOD = LocalTraining(config=Config, models=ANY_MODEL, is_personal=True)

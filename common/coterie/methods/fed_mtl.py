@@ -34,24 +34,22 @@ Users' models travel in both cases: the server knows them, as MOCHA's does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter, ValidationError, field_validator
 
-from coterie.experiment.registry import ANY_MODEL, Kind
+from coterie.experiment.method import ANY_MODEL, Meaningless
 from coterie.experiment.reveals import Reveal
-from coterie.families.partial import LOCAL_UPDATE, JointTraining
+from coterie.families.partial import LOCAL_UPDATE, JointTraining, LocalTraining
 from coterie.text.quoting import quoted
 from coterie.wire.messages import Array, Rows, Scalars, Vectors, dataclass, declare
 
 Matrix = tuple[tuple[FiniteFloat, ...], ...]
 _ROWS = TypeAdapter(Matrix)
 _FILES = (".csv", ".npy")
-_OF_CONVEX = ("relations", "relations_every", "relations_floor")
-# How networks are trained and judged; convex losses are minimised exactly, and their users judge their models at the end.
+# How networks are trained and judged.
 _OF_NETWORKS = (
     *("epochs", "updates", "batch_size", "optimizer", "average", "batch_norm"),
     *("evaluate_every", "evaluate_last", "fine_tune", "fine_tune_epochs"),
@@ -60,12 +58,6 @@ _OF_NETWORKS = (
 
 class Config(JointTraining):
     """Hyper-parameters."""
-
-    models: ClassVar[frozenset[Kind]] = ANY_MODEL
-    update: ClassVar[str | None] = "fed_mtl"
-    is_personal: ClassVar[bool] = True
-    meaningless: ClassVar[Mapping[Kind, Sequence[str]]] = {"network": _OF_CONVEX, "convex": _OF_NETWORKS}  # keys
-    convex_defaults: ClassVar[Mapping[str, Any]] = {"participation": 1.0}
 
     name: Literal["fed_mtl"] = "fed_mtl"
     mu: NonNegativeFloat = 0.1  # 0: local training
@@ -87,15 +79,6 @@ class Config(JointTraining):
         except ValidationError:
             wanted = "mean, learned, a file whose name ends in .csv or .npy, or a matrix as a list of rows of numbers"
             raise ValueError(f"is {quoted(value)}, want {wanted}") from None
-
-    def check_kind(self, *, is_network: bool) -> None:
-        """ValueError where a setting has no meaning for users of this kind."""
-        why = "networks know the mean of all users alone" if is_network else "users of a convex problem minimise their losses exactly"
-        for key in self.meaningless["network" if is_network else "convex"]:
-            found, default = getattr(self, key), type(self).model_fields[key].default
-            if found != default:
-                plain = found.model_dump() if hasattr(found, "model_dump") else found
-                raise ValueError(f"method.{key} is {quoted(plain)}, but {why}: want no such key")
 
     def settings(self) -> dict[str, Any]:
         """The weight of the pull."""
@@ -120,13 +103,23 @@ class Pulled(Rows):
     value: Annotated[Array, Scalars("rows")]
 
 
-REVEALS = (
-    *(replace(reveal, kind="network") for reveal in LOCAL_UPDATE),
-    Reveal(
-        "w_i and its loss there, each round",
-        "the user's model, which the server keeps (as MOCHA's does), and the gradient of its loss at each of them; what is sent down is a "
-        "mean of models by relations: **who is related to one other user learns that user's model**",
-        ("fed_mtl",),
-        kind="convex",
+METHOD = LocalTraining(
+    config=Config,
+    models=ANY_MODEL,
+    is_personal=True,
+    convex_defaults={"participation": 1.0},
+    meaningless={
+        "network": Meaningless(("relations", "relations_every", "relations_floor"), "networks know the mean of all users alone"),
+        "convex": Meaningless(_OF_NETWORKS, "users of a convex problem minimise their losses exactly"),
+    },
+    reveals=(
+        *(replace(reveal, kind="network") for reveal in LOCAL_UPDATE),
+        Reveal(
+            "w_i and its loss there, each round",
+            "the user's model, which the server keeps (as MOCHA's does), and the gradient of its loss at each of them; what is sent down "
+            "is a mean of models by relations: **who is related to one other user learns that user's model**",
+            ("fed_mtl",),
+            kind="convex",
+        ),
     ),
 )

@@ -5,20 +5,16 @@ Its fine-tuned form, FedAvg+FT of Collins et al. (2021), is what users judge at 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from coterie.experiment.model import Sharing
-from coterie.experiment.registry import ANY_MODEL, Kind
-from coterie.families.partial import LOCAL_UPDATE, JointTraining
+from coterie.experiment.method import ANY_MODEL
+from coterie.families.partial import JointTraining, LocalTraining
 
 
 class Config(JointTraining):
     """Hyper-parameters."""
 
-    models: ClassVar[frozenset[Kind]] = ANY_MODEL
-    sharing: ClassVar[Sharing] = "all"
-
     name: Literal["fedavg"] = "fedavg"
 
 
-REVEALS = LOCAL_UPDATE
+METHOD = LocalTraining(config=Config, models=ANY_MODEL)

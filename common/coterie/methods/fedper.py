@@ -5,18 +5,15 @@ Users share the representation (the base layers) and keep their heads, as in Fed
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from coterie.experiment.model import Sharing
-from coterie.families.partial import LOCAL_UPDATE, JointTraining
+from coterie.families.partial import JointTraining, LocalTraining
 
 
 class Config(JointTraining):
     """Hyper-parameters."""
 
-    sharing: ClassVar[Sharing] = "representation"
-
     name: Literal["fedper"] = "fedper"
 
 
-REVEALS = LOCAL_UPDATE
+METHOD = LocalTraining(config=Config, sharing="representation")

@@ -11,19 +11,16 @@ gradient mu (w - w^t) at the present w is part of what momentum remembers, as F_
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import NonNegativeFloat
 
-from coterie.experiment.registry import ANY_MODEL, Kind
-from coterie.families.partial import LOCAL_UPDATE, JointTraining
+from coterie.experiment.method import ANY_MODEL
+from coterie.families.partial import JointTraining, LocalTraining
 
 
 class Config(JointTraining):
     """Hyper-parameters."""
-
-    models: ClassVar[frozenset[Kind]] = ANY_MODEL
-    update: ClassVar[str | None] = "fedprox"
 
     name: Literal["fedprox"] = "fedprox"
     mu: NonNegativeFloat = 0.1  # 0 is FedAvg
@@ -33,4 +30,4 @@ class Config(JointTraining):
         return {"mu": self.mu}
 
 
-REVEALS = LOCAL_UPDATE
+METHOD = LocalTraining(config=Config, models=ANY_MODEL)

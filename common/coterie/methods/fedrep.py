@@ -11,18 +11,15 @@ Algorithm 1 weighs all users the same (`average: plain`); by rows is the default
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
-from coterie.experiment.model import Sharing
-from coterie.families.partial import LOCAL_UPDATE, Epochs, Optimizer, Training
+from coterie.families.partial import Epochs, LocalTraining, Optimizer, Training
 
 
 class Config(Training):
     """Hyper-parameters."""
-
-    sharing: ClassVar[Sharing] = "representation"
 
     name: Literal["fedrep"] = "fedrep"
     head_epochs: Epochs | None = None  # 10 where neither is given
@@ -46,4 +43,4 @@ class Config(Training):
         ]
 
 
-REVEALS = LOCAL_UPDATE
+METHOD = LocalTraining(config=Config, sharing="representation")

@@ -15,10 +15,11 @@ Z_i tells the server much about a user's rows: of a single row all but its sign.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from coterie.experiment.method import Method
 from coterie.experiment.reveals import Reveal
 from coterie.experiment.settings import Settings
 from coterie.families.evaluation import judged
@@ -27,8 +28,6 @@ from coterie.wire.messages import Array, Broadcast, Indices, Positions, Rows, Sc
 
 class Config(Settings):
     """Hyper-parameters."""
-
-    users_need_minimisers: ClassVar[bool] = False  # a user may have fewer rows than features
 
     name: Literal["fedrep_linear"] = "fedrep_linear"
     k: PositiveInt = 2
@@ -113,20 +112,24 @@ class Scores(Rows):
     n_test: Annotated[Indices, Positions("rows")]
 
 
-REVEALS = (
-    Reveal(
-        "Z_i = mean of y² xx', once",
-        "weighted second moments: **of one row, all but its sign**",
-        ("fedrep_linear/moments",),
-        needs={"start": "moments"},
+METHOD = Method(
+    config=Config,
+    users_need_minimisers=False,  # they may have fewer rows than features
+    reveals=(
+        Reveal(
+            "Z_i = mean of y² xx', once",
+            "weighted second moments: **of one row, all but its sign**",
+            ("fedrep_linear/moments",),
+            needs={"start": "moments"},
+        ),
+        Reveal(
+            "B_i each round",
+            "the update of a round; heads stay with their users",
+            ("fedrep_linear/representation", "fedrep_linear/delivery"),
+            unless={"start": "finished_run"},
+        ),
+        Reveal("the head w_i each round", "the user's part of the common head", ("fedrep_linear/head",), needs={"heads": "shared"}),
+        Reveal("nothing but scores: it fetches B", "nothing more", ("fedrep_linear/delivery",), needs={"start": "finished_run"}),
+        judged("fedrep_linear/evaluation"),
     ),
-    Reveal(
-        "B_i each round",
-        "the update of a round; heads stay with their users",
-        ("fedrep_linear/representation", "fedrep_linear/delivery"),
-        unless={"start": "finished_run"},
-    ),
-    Reveal("the head w_i each round", "the user's part of the common head", ("fedrep_linear/head",), needs={"heads": "shared"}),
-    Reveal("nothing but scores: it fetches B", "nothing more", ("fedrep_linear/delivery",), needs={"start": "finished_run"}),
-    judged("fedrep_linear/evaluation"),
 )

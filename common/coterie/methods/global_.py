@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
+from coterie.experiment.method import Method
 from coterie.experiment.settings import Settings
 from coterie.families.consensus import SOLVED
 
@@ -13,11 +14,10 @@ from coterie.families.consensus import SOLVED
 class Config(Settings):
     """How far, and with which derivatives."""
 
-    users_need_minimisers: ClassVar[bool] = False  # it is enough that all rows together have one
-
     name: Literal["global"] = "global"
     tolerance: PositiveFloat = 1e-10  # of the gradient norm, relative to 1 + its first value
     newton_up_to: PositiveInt = 64  # dimensions; above, users send no Hessians
 
 
-REVEALS = (SOLVED,)
+# It is enough that all rows together have a minimiser.
+METHOD = Method(config=Config, room="consensus", users_need_minimisers=False, reveals=(SOLVED,))

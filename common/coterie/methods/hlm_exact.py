@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from coterie.experiment.method import Method
 from coterie.experiment.reveals import Reveal
 from coterie.families.grid import Grid
 from coterie.families.known_clusters import Weights
@@ -46,10 +47,14 @@ class Models(Rows):
     theta: Annotated[Array, Vectors("rows", "d")]
 
 
-REVEALS = (
-    Reveal(
-        "X'X and X'y, d(d+3)/2 scalars",
-        "second moments of the rows; **of one row, the row itself up to sign**",
-        ("hlm_exact",),
+METHOD = Method(
+    config=Config,
+    users_need_minimisers=False,
+    reveals=(
+        Reveal(
+            "X'X and X'y, d(d+3)/2 scalars",
+            "second moments of the rows; **of one row, the row itself up to sign**",
+            ("hlm_exact",),
+        ),
     ),
 )

@@ -14,21 +14,17 @@ model is taken. Representations that all clusters share (section 4's experiments
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from coterie.experiment.registry import ANY_MODEL, Kind
+from coterie.experiment.method import ANY_MODEL
 from coterie.experiment.reveals import Reveal
-from coterie.families.partial import LOCAL_UPDATE, JointTraining
+from coterie.families.partial import LOCAL_UPDATE, JointTraining, LocalTraining
 
 
 class Config(JointTraining):
     """Hyper-parameters."""
-
-    models: ClassVar[frozenset[Kind]] = ANY_MODEL
-    update: ClassVar[str | None] = "ifca"
-    is_personal: ClassVar[bool] = True
 
     name: Literal["ifca"] = "ifca"
     clusters: Annotated[int, Field(ge=1, le=1000)] = 2  # K
@@ -39,9 +35,14 @@ class Config(JointTraining):
         return {**super().client_options(), "n_models": self.clusters}
 
 
-REVEALS = (
-    *LOCAL_UPDATE,
-    Reveal(
-        "beside them, the number of the model that fits best, each round and at the end", "who has data like whose", ("partial/shared",)
+METHOD = LocalTraining(
+    config=Config,
+    models=ANY_MODEL,
+    is_personal=True,
+    reveals=(
+        *LOCAL_UPDATE,
+        Reveal(
+            "beside them, the number of the model that fits best, each round and at the end", "who has data like whose", ("partial/shared",)
+        ),
     ),
 )

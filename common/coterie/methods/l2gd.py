@@ -18,20 +18,16 @@ it once. Momentum, if not 0, begins anew each round. Running statistics of batch
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, model_validator
 
-from coterie.experiment.registry import ANY_MODEL, Kind
-from coterie.families.partial import LOCAL_UPDATE, SHARED_UPDATE, JointTraining, PlainSgd
+from coterie.experiment.method import ANY_MODEL
+from coterie.families.partial import LOCAL_UPDATE, SHARED_UPDATE, JointTraining, LocalTraining, PlainSgd
 
 
 class Config(JointTraining):
     """Hyper-parameters."""
-
-    models: ClassVar[frozenset[Kind]] = ANY_MODEL
-    update: ClassVar[str | None] = "l2gd"
-    is_personal: ClassVar[bool] = True
 
     name: Literal["l2gd"] = "l2gd"
     penalty: NonNegativeFloat = 1.0  # lambda
@@ -63,4 +59,9 @@ class Config(JointTraining):
         return {"left": 1 - self.step_to_mean}
 
 
-REVEALS = (replace(SHARED_UPDATE, steps=(*SHARED_UPDATE.steps, "partial/coins")), *LOCAL_UPDATE[1:])
+METHOD = LocalTraining(
+    config=Config,
+    models=ANY_MODEL,
+    is_personal=True,
+    reveals=(replace(SHARED_UPDATE, steps=(*SHARED_UPDATE.steps, "partial/coins")), *LOCAL_UPDATE[1:]),
+)

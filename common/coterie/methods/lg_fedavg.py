@@ -5,18 +5,15 @@ Users keep their representations and share the head: FedRep the other way round.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from coterie.experiment.model import Sharing
-from coterie.families.partial import LOCAL_UPDATE, JointTraining
+from coterie.families.partial import JointTraining, LocalTraining
 
 
 class Config(JointTraining):
     """Hyper-parameters."""
 
-    sharing: ClassVar[Sharing] = "head"
-
     name: Literal["lg_fedavg"] = "lg_fedavg"
 
 
-REVEALS = LOCAL_UPDATE
+METHOD = LocalTraining(config=Config, sharing="head")

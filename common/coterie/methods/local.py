@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from coterie.experiment.method import Method
 from coterie.experiment.settings import Settings
 from coterie.families.consensus import OWN_MODEL
 
@@ -14,4 +15,4 @@ class Config(Settings):
     name: Literal["local"] = "local"
 
 
-REVEALS = (OWN_MODEL,)
+METHOD = Method(config=Config, room="consensus", reveals=(OWN_MODEL,))

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
+from coterie.experiment.method import Method
 from coterie.experiment.settings import Settings
 from coterie.families.consensus import SOLVED
 
@@ -19,4 +20,4 @@ class Config(Settings):
     newton_up_to: PositiveInt = 64
 
 
-REVEALS = (SOLVED,)
+METHOD = Method(config=Config, room="consensus", reveals=(SOLVED,))

@@ -21,6 +21,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
+from coterie.experiment.method import Method
 from coterie.experiment.reveals import Reveal
 from coterie.experiment.settings import Settings
 from coterie.families.consensus import SOLVED
@@ -399,12 +400,15 @@ class Values(Rows):
 _TRAJECTORY = "the whole trajectory of the user's model, hence gradients of its loss at these models"
 _ROUND = ("pdmm/S0", "pdmm/balance", "pdmm/S1", "pdmm/S5", "pdmm/S6", "pdmm/S7", "pdmm/S10", "pdmm/S7+S10")
 
-REVEALS = (
-    replace(SOLVED, needs={"start": "global"}),
-    Reveal("x_i, each round", _TRAJECTORY, _ROUND, needs={"placement": "lean"}),
-    Reveal("x_i to the server, the z of pairs among users through it", _TRAJECTORY, _ROUND, needs={"placement": "paper"}),
-    Reveal("the value of its loss at x_i", "how well the model fits the user's rows", ("pdmm/evaluate",), unless={"evaluate_every": 0}),
-    replace(SOLVED, needs={"refit": True}),
+METHOD = Method(
+    config=Config,
+    reveals=(
+        replace(SOLVED, needs={"start": "global"}),
+        Reveal("x_i, each round", _TRAJECTORY, _ROUND, needs={"placement": "lean"}),
+        Reveal("x_i to the server, the z of pairs among users through it", _TRAJECTORY, _ROUND, needs={"placement": "paper"}),
+        Reveal("the value of its loss at x_i", "how well the model fits the user's rows", ("pdmm/evaluate",), unless={"evaluate_every": 0}),
+        replace(SOLVED, needs={"refit": True}),
+    ),
 )
 
 

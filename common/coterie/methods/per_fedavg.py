@@ -16,18 +16,15 @@ is any, is that of w's steps; averages are by rows by default. The product with 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from coterie.families.partial import LOCAL_UPDATE, Epochs, JointTraining, Optimizer
+from coterie.families.partial import Epochs, JointTraining, LocalTraining, Optimizer
 
 
 class Config(JointTraining):
     """Hyper-parameters."""
-
-    update: ClassVar[str | None] = "per_fedavg"
-    is_personal: ClassVar[bool] = True
 
     name: Literal["per_fedavg"] = "per_fedavg"
     alpha: NonNegativeFloat = 0.01  # 0 is FedAvg
@@ -53,4 +50,4 @@ class Config(JointTraining):
         return [plain] if self.alpha else []
 
 
-REVEALS = LOCAL_UPDATE
+METHOD = LocalTraining(config=Config, is_personal=True)

@@ -13,20 +13,16 @@ default. Running statistics of batch norm are those gathered at theta_i, for bot
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from coterie.experiment.registry import ANY_MODEL, Kind
-from coterie.families.partial import LOCAL_UPDATE, JointTraining
+from coterie.experiment.method import ANY_MODEL
+from coterie.families.partial import JointTraining, LocalTraining
 
 
 class Config(JointTraining):
     """Hyper-parameters."""
-
-    models: ClassVar[frozenset[Kind]] = ANY_MODEL
-    update: ClassVar[str | None] = "pfedme"
-    is_personal: ClassVar[bool] = True
 
     name: Literal["pfedme"] = "pfedme"
     penalty: PositiveFloat = 15.0  # lambda
@@ -49,4 +45,4 @@ class Config(JointTraining):
         return {"penalty": self.penalty, "rate": self.personal_lr, "n_steps": self.personal_steps}
 
 
-REVEALS = LOCAL_UPDATE
+METHOD = LocalTraining(config=Config, models=ANY_MODEL, is_personal=True)

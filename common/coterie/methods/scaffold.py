@@ -10,22 +10,17 @@ the gradient. Running statistics of batch norm and counts have no control variat
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import PositiveFloat, model_validator
 
-from coterie.experiment.model import Sharing
-from coterie.experiment.registry import ANY_MODEL, Kind
+from coterie.experiment.method import ANY_MODEL
 from coterie.experiment.reveals import Reveal
-from coterie.families.partial import LOCAL_UPDATE, JointTraining, PlainSgd
+from coterie.families.partial import LOCAL_UPDATE, JointTraining, LocalTraining, PlainSgd
 
 
 class Config(JointTraining):
     """Hyper-parameters."""
-
-    models: ClassVar[frozenset[Kind]] = ANY_MODEL
-    sharing: ClassVar[Sharing] = "all"
-    update: ClassVar[str | None] = "scaffold"
 
     name: Literal["scaffold"] = "scaffold"
     optimizer: PlainSgd = PlainSgd()  # eta_l is its lr
@@ -42,7 +37,11 @@ class Config(JointTraining):
         return self
 
 
-REVEALS = (
-    *LOCAL_UPDATE,
-    Reveal("beside them, how far its control variate has moved", "the mean gradient of the user's round", ("partial/variate",)),
+METHOD = LocalTraining(
+    config=Config,
+    models=ANY_MODEL,
+    reveals=(
+        *LOCAL_UPDATE,
+        Reveal("beside them, how far its control variate has moved", "the mean gradient of the user's round", ("partial/variate",)),
+    ),
 )

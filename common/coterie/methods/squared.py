@@ -12,6 +12,7 @@ from typing import Literal, Self
 
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
+from coterie.experiment.method import Method
 from coterie.families.consensus import OWN_MODEL, SOLVED
 from coterie.families.grid import Grid
 
@@ -36,7 +37,11 @@ class Config(Grid):
         return self.penalty if self.penalty is not None else 2 * n_users * (self.gamma_eq4 or 0.0)
 
 
-REVEALS = (
-    SOLVED,
-    OWN_MODEL,
+METHOD = Method(
+    config=Config,
+    room="consensus",
+    reveals=(
+        SOLVED,
+        OWN_MODEL,
+    ),
 )

@@ -17,8 +17,6 @@ cluster have in common travels once to each of their hosts, and what an aggregat
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import math
 import re
 import typing
@@ -115,6 +113,7 @@ class PerCluster(Broadcast):
 M = TypeVar("M", bound=Message)
 
 _KINDS: dict[str, type[Message]] = {}
+_finders: list[Callable[[str], object]] = []
 _KIND = re.compile(r"[a-z][a-z0-9_]*\.[A-Za-z0-9]+")
 _MAX_SHOWN = 100  # characters
 
@@ -152,13 +151,17 @@ def has_weights(cls: type[Message]) -> bool:
     return cls.carries_weights
 
 
+def find_kinds_with(finder: Callable[[str], object]) -> None:
+    """Registers what imports the declarations of a method, given its name, if there are any."""
+    _finders.append(finder)
+
+
 def kind_class(kind: str) -> type[Message]:
-    """The declared class of a kind, importing its method's room if need be; ProtocolError for one that is not declared."""
+    """The declared class of a kind; its method's declarations are imported if need be. ProtocolError for one that is not declared."""
     cls = _KINDS.get(kind)
     if cls is None and _KIND.fullmatch(kind):
-        for folder in ("methods", "families"):
-            with contextlib.suppress(ModuleNotFoundError):
-                importlib.import_module(f"coterie.{folder}.{kind.partition('.')[0]}")
+        for find in _finders:
+            find(kind.partition(".")[0])
         cls = _KINDS.get(kind)
     if cls is None:
         raise ProtocolError(f"message kind {kind[:_MAX_SHOWN]!r} is not declared; known kinds: {', '.join(sorted(_KINDS))}")
@@ -205,6 +208,7 @@ __all__ = [
     "check_shapes",
     "dataclass",
     "declare",
+    "find_kinds_with",
     "has_rows",
     "has_weights",
     "kind_class",

@@ -18,12 +18,12 @@ from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment
 from coterie.experiment.consent import consent_hash, named_code
 from coterie.experiment.data import HuggingfaceData, PythonData
-from coterie.experiment.registry import method_module
 from coterie.text.names import natural_key
 from coterie_client.data import UserHead, list_users
 from coterie_deploy.engines.launch import DEFAULT_HOSTS
 from coterie_deploy.engines.shares import by_cluster, divided, selection
 from coterie_deploy.read.shipped import find, load, shipped
+from coterie_server.interface.half import FLAT_ONLY, server_half
 
 COORDINATOR = "coordinator"
 FEDERATION, BACKBONE = "federation", "backbone"
@@ -125,7 +125,7 @@ def planned(asked: Asked) -> Plan:
 def _check(experiment: Experiment, asked: Asked) -> bool:
     """Whether the experiment reads files from a folder. ConfigError when hosts in containers could not run it."""
     source = experiment.data
-    if experiment.federation.is_two_tier and getattr(method_module("coterie_server", experiment.method.name), "FLAT_ONLY", False):
+    if experiment.federation.is_two_tier and server_half(experiment.method.name).tiers == FLAT_ONLY:
         raise ConfigError(f"method {experiment.method.name!r} has no clusters of its own, want --topology flat")
     if (named := named_code(experiment)) and not asked.allow_code:
         listed = " and ".join(map(repr, named))

@@ -55,8 +55,8 @@ def _check_has_a_head(run: FinishedRun) -> None:
     method, where = run.experiment.method, f"the run in {run.folder} of method {run.experiment.method.name!r}"
     if run.experiment.model is None and X in run.shared:
         raise ConfigError(f"{where} has left whole linear models, which have no heads to train: want one with a representation")
-    if isinstance(method, Training) and method.private_layers:
-        kept = ", ".join(method.private_layers)
+    if isinstance(method, Training) and method.how.private_layers:
+        kept = ", ".join(method.how.private_layers)
         raise ConfigError(f"{where} has kept layers of its users ({kept}), which new users cannot train apart: want one that keeps heads")
     n_models = method.client_options().get("n_models") if isinstance(method, Training) else None
     if n_models is not None:
@@ -82,7 +82,7 @@ def _method(experiment: Experiment, trained: Mapping[str, Any]) -> dict[str, Any
     if experiment.model is None:
         return {"name": "fedrep_linear", "k": trained["k"], "start": "finished_run"}
     kept = {key: trained[key] for key in ("batch_size", "batch_norm")}
-    shared = trained.get("shared", experiment.method.sharing)
+    shared = trained.get("shared", experiment.method.how.sharing)
     return {"name": "adapt", "shared": shared, **kept, "optimizer": trained.get("head_optimizer") or trained["optimizer"]}
 
 

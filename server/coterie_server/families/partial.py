@@ -41,7 +41,7 @@ from coterie.families.partial import (
 )
 from coterie.wire.messages import Message, Rows
 from coterie_server.families.known_clusters import spread_of
-from coterie_server.interface.half import ABSENT, UNASKED, Counts, Federation, Key, Outcome, Replies, Setting
+from coterie_server.interface.half import ABSENT, FLAT_ONLY, UNASKED, Counts, Federation, Key, Outcome, Replies, ServerHalf, Setting
 from coterie_server.interface.merge import check_senders
 from coterie_server.interface.wanted import Wanted
 
@@ -329,17 +329,15 @@ def _mean(values: Array, weights: Indices) -> float:
     return float((values * weights).sum() / weights.sum())
 
 
-def needs_everyone(config: Training) -> str:  # noqa: ARG001
-    """See `coterie_server.run.absence`."""
-    return ""
-
-
 def build(config: Training, setting: Setting) -> PartialSharing:
     """The server half for one stage. ConfigError when the shared part of the model has no tensors."""
     facts = setting.facts
     if facts is None or facts.n_test is None:
         raise RunError(f"stage {setting.stage!r} needs the sizes of the stage 'prepare'")
-    statistics_travel = config.batch_norm == "shared"
-    tensors = shared_tensors(setting.tensors, config.sharing, statistics_travel=statistics_travel, private_layers=config.private_layers)
-    are_personal = config.is_personal or len(tensors) < len(setting.tensors)
+    how, statistics_travel = config.how, config.batch_norm == "shared"
+    tensors = shared_tensors(setting.tensors, how.sharing, statistics_travel=statistics_travel, private_layers=how.private_layers)
+    are_personal = how.is_personal or len(tensors) < len(setting.tensors)
     return PartialSharing(config, setting, tensors, facts.n_rows, facts.n_test, are_personal=are_personal)
+
+
+SERVER = ServerHalf(build=build, tiers=FLAT_ONLY)  # it knows no clusters

@@ -1,27 +1,30 @@
 """The interface of a server half.
 
-A method is `build(config, setting)` in `coterie_server/methods/NAME.py`, which returns a `ServerMethod`. Within one round it reads like the
-paper's pseudo-code and speaks to a `Federation`; nothing survives a round but the state, a frozen dataclass of arrays and
+It is one value `SERVER` in `coterie_server/methods/NAME.py`, whose `build(config, setting)` returns a `ServerMethod`. Within one round it
+reads like the paper's pseudo-code and speaks to a `Federation`; nothing survives a round but the state, a frozen dataclass of arrays and
 plain values, so that a checkpoint is generic. Halves know neither gRPC nor files nor clocks nor processes.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
 from coterie.errors import RunError
+from coterie.experiment.config import Experiment
 from coterie.experiment.model import TensorInfo
+from coterie.experiment.registry import method, part
 from coterie.text.names import natural_key
 from coterie.wire.codec import Precision
 from coterie.wire.messages import Message, PerCluster
 from coterie_server.interface.expected import Counts, Expected, Key
+from coterie_server.interface.stages import Stage, single_stage
 from coterie_server.interface.wanted import Wanted
 
 M = TypeVar("M", bound=Message)
@@ -243,9 +246,34 @@ class ClusterMethod(Protocol[S]):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServerHalf:
+    """The server half of a method."""
+
+    build: Callable[[Any, Setting], ServerMethod[Any]]  # for one stage; ConfigError where config, members and start do not fit together
+    stages: Callable[[Any, Experiment], Sequence[Stage]] = single_stage
+    # Why no user can be left out of a stage, "" where one can; a function of the method's configuration where that decides.
+    needs_everyone: str | Callable[[Any], str] = ""
+    # The aggregators' half of a two-tier method; FLAT_ONLY: it cannot run with aggregators; None: they pass messages on.
+    tiers: Callable[[Any, ClusterSetting], ClusterMethod[Any]] | Literal["flat only"] | None = None
+
+
+FLAT_ONLY: Final = "flat only"
+
+
+def server_half(name: str) -> ServerHalf:
+    """That of a method, or of its family where it has none of its own. LookupError where there is no such method."""
+    for room in (name, method(name).room):
+        found = part("coterie_server", room, "SERVER")
+        if isinstance(found, ServerHalf):
+            return found
+    raise LookupError(f"method {name!r} has no server half")
+
+
 __all__ = [
     "ABSENT",
     "FLAT",
+    "FLAT_ONLY",
     "UNASKED",
     "UNBOUNDED",
     "ClusterMethod",
@@ -258,6 +286,8 @@ __all__ = [
     "Members",
     "Outcome",
     "Replies",
+    "ServerHalf",
     "ServerMethod",
     "Setting",
+    "server_half",
 ]

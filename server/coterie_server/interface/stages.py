@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.experiment.config import StopRule
-from coterie.experiment.registry import method_module
+from coterie.experiment.config import Experiment, StopRule
+from coterie.experiment.registry import method
 
 # The reference methods end by themselves; this bounds what a wrong gradient could cost.
 REFERENCE_STOP = StopRule(rounds=500)
@@ -29,4 +30,9 @@ class Stage:
 
 def reference(name: str) -> Stage:
     """The stage of a reference method, with the settings it has by default."""
-    return Stage(name, name, method_module("coterie", name).Config(), REFERENCE_STOP)
+    return Stage(name, name, method(name).config(), REFERENCE_STOP)
+
+
+def single_stage(config: Any, experiment: Experiment) -> Sequence[Stage]:
+    """What most methods are: one stage of their own."""
+    return [Stage(config.name, config.name, config, experiment.stop, is_result=True)]

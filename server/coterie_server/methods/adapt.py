@@ -16,9 +16,7 @@ from coterie.experiment.model import TensorInfo, shared_tensors
 from coterie.families.partial import AS_IS, AskScores, Delivery, TrainHead, TrainingLoss
 from coterie.methods.adapt import Config
 from coterie_server.families.partial import PartialSharing, State
-from coterie_server.interface.half import Counts, Federation, Outcome, Setting
-
-FLAT_ONLY = True  # it knows no clusters
+from coterie_server.interface.half import FLAT_ONLY, Counts, Federation, Outcome, ServerHalf, Setting
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,6 @@ class Adapt:
         return {("evaluation", "up"): 2.0 * n_judged, ("loss", "up"): float(n_users * n_rounds)}
 
 
-def needs_everyone(config: Config) -> str:  # noqa: ARG001
-    """See `coterie_server.run.absence`."""
-    return "the shared tensors are delivered once, and a user without them has nothing to adapt"
-
-
 def build(config: Config, setting: Setting) -> Adapt:
     """The server half for one stage. ConfigError where no finished run is given, or its model is another one."""
     facts, start = setting.facts, setting.start
@@ -101,3 +94,10 @@ def _check(tensors: Sequence[TensorInfo], shared: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"tensor {tensor.name!r} of the run has shape {found}, that of the new users' model {list(tensor.shape)}: want the same"
             )
+
+
+SERVER = ServerHalf(
+    build=build,
+    needs_everyone="the shared tensors are delivered once, and a user without them has nothing to adapt",
+    tiers=FLAT_ONLY,  # it knows no clusters
+)

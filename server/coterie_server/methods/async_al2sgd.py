@@ -62,7 +62,7 @@ from coterie_server.families.known_clusters import (
     weighted_average,
 )
 from coterie_server.families.l2gd_rates import expected_smoothness, rates_of
-from coterie_server.interface.half import ClusterSetting, Counts, Federation, Outcome, Setting
+from coterie_server.interface.half import ClusterSetting, Counts, Federation, Outcome, ServerHalf, Setting
 from coterie_server.interface.stages import Stage
 from coterie_server.record.rundb import BETWEEN, WITHIN
 
@@ -304,11 +304,6 @@ class Coordinator:
         return known_clusters.around(self.clusters, self.d, figures, self._hosts, collects=self.config.collect_models)
 
 
-def needs_everyone(config: Config) -> str:  # noqa: ARG001
-    """See `coterie_server.run.absence`."""
-    return "an average without some users belongs to another objective"
-
-
 def build(config: Config, setting: Setting) -> Coordinator:
     """The coordinator's half for one stage. ConfigError for weights and coins that do not fit the members."""
     if setting.facts is None:
@@ -479,3 +474,11 @@ class _Walk:
         if not self._average.shape[1]:
             self._average = np.zeros((self._clusters.size, models.shape[1]))
         self._average[asked] = averages_of(self._clusters, asked, models)
+
+
+SERVER = ServerHalf(
+    build=build,
+    stages=stages,
+    needs_everyone="an average without some users belongs to another objective",
+    tiers=build_clusters,
+)

@@ -17,7 +17,7 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, RunError
 from coterie.families.consensus import Curvatures, GroupModel, Slopes
 from coterie.methods.certify import Config
-from coterie_server.interface.half import Counts, Federation, Members, Outcome, Setting
+from coterie_server.interface.half import Counts, Federation, Members, Outcome, ServerHalf, Setting
 from coterie_server.maths import certificate
 from coterie_server.maths.clusters import canonical
 from coterie_server.methods.oracle import known_labels
@@ -146,11 +146,6 @@ def _inside(found: certificate.RecoveryInterval) -> float:
     return at or float(np.finfo(float).eps)
 
 
-def needs_everyone(config: Config) -> str:  # noqa: ARG001
-    """See `coterie_server.run.absence`."""
-    return "its conditions are on all pairs of users"
-
-
 def build(config: Config, setting: Setting) -> Certify:
     """The server half for one stage. ConfigError when there is no partition of all users."""
     if setting.facts is None:
@@ -178,3 +173,6 @@ def _given_labels(given: Mapping[str, str], members: Members) -> Indices:
             raise ConfigError(f"labels names user {name!r}, who is not a member, want the {len(members)} users of the run")
     numbers = {label: number for number, label in enumerate(dict.fromkeys(given.values()))}
     return canonical(np.array([numbers[given[name]] for name in members.names], dtype=np.int64))
+
+
+SERVER = ServerHalf(build=build, needs_everyone="its conditions are on all pairs of users")

@@ -18,13 +18,11 @@ from coterie.arrays import Array, Indices
 from coterie.errors import RunError
 from coterie.methods.fed_mtl import Config, Pull, Pulled
 from coterie_server.families import partial
-from coterie_server.families.partial import drawn, needs_everyone
+from coterie_server.families.partial import drawn
 from coterie_server.interface.half import Counts, Federation, Outcome, ServerMethod, Setting
 from coterie_server.interface.merge import check_senders
 from coterie_server.interface.wanted import Wanted
 from coterie_server.maths import relations
-
-FLAT_ONLY = True  # it knows no clusters
 
 # A move that increases the objective by no more than this part of it may have decreased it.
 _ROUNDING = 1e-13
@@ -164,4 +162,4 @@ def build(config: Config, setting: Setting) -> ServerMethod[Any]:
     return Related(config, setting, len(setting.members), setting.facts.d)
 
 
-__all__ = ["FLAT_ONLY", "build", "needs_everyone"]
+SERVER = replace(partial.SERVER, build=build)

@@ -29,12 +29,11 @@ from coterie.methods.fedrep_linear import (
     UpdatedRepresentation,
 )
 from coterie_server.families.known_clusters import spread_of
-from coterie_server.interface.half import ABSENT, UNASKED, Counts, Federation, Key, Outcome, Setting
+from coterie_server.interface.half import ABSENT, FLAT_ONLY, UNASKED, Counts, Federation, Key, Outcome, ServerHalf, Setting
 from coterie_server.interface.merge import check_senders
-from coterie_server.interface.stages import Stage
+from coterie_server.interface.stages import Stage, single_stage
 from coterie_server.interface.wanted import Wanted
 
-FLAT_ONLY = True  # it knows no clusters
 REPRESENTATION, HEAD = "B", "w"  # what a run shares, by name
 
 
@@ -173,18 +172,13 @@ def distance(b1: Array, b2: Array) -> float:
     return float(np.linalg.norm(two - one @ (one.T @ two), 2))
 
 
-def stages(config: Config, experiment: Experiment) -> list[Stage]:
+def stages(config: Config, experiment: Experiment) -> Sequence[Stage]:
     """One stage. ConfigError for another loss than least squares without intercept."""
     problem = experiment.problem
     if problem.loss != "least_squares" or problem.intercept or problem.l2:
         found = f"loss {problem.loss!r}, intercept {str(problem.intercept).lower()} and l2 {problem.l2:g}"
         raise ConfigError(f"method 'fedrep_linear' has {found}, want least_squares, intercept false and l2 0")
-    return [Stage(config.name, config.name, config, experiment.stop, is_result=True)]
-
-
-def needs_everyone(config: Config) -> str:  # noqa: ARG001
-    """See `coterie_server.run.absence`."""
-    return ""
+    return single_stage(config, experiment)
 
 
 def build(config: Config, setting: Setting) -> FedRepLinear:
@@ -202,3 +196,6 @@ def build(config: Config, setting: Setting) -> FedRepLinear:
         if given.shape != (facts.d, config.k):
             raise ConfigError(f"the run's representation has shape {list(given.shape)}, want [{facts.d}, {config.k}] for these rows")
     return FedRepLinear(config, setting.seed, setting.stage, len(setting.members), facts.d, setting.truth, given)
+
+
+SERVER = ServerHalf(build=build, stages=stages, tiers=FLAT_ONLY)  # it knows no clusters

@@ -7,12 +7,7 @@ import numpy as np
 from coterie.errors import RunError
 from coterie.methods.global_ import Config
 from coterie_server.families.consensus import GroupSolver
-from coterie_server.interface.half import Setting
-
-
-def needs_everyone(config: Config) -> str:  # noqa: ARG001
-    """See `coterie_server.run.absence`."""
-    return "without some losses the sums are those of another problem"
+from coterie_server.interface.half import ServerHalf, Setting
 
 
 def build(config: Config, setting: Setting) -> GroupSolver:
@@ -22,3 +17,6 @@ def build(config: Config, setting: Setting) -> GroupSolver:
     labels = np.zeros(len(setting.members), dtype=np.int64)
     start = setting.start.models if setting.start else None
     return GroupSolver(setting.facts, labels, config.tolerance, config.newton_up_to, start=start)
+
+
+SERVER = ServerHalf(build=build, needs_everyone="without some losses the sums are those of another problem")

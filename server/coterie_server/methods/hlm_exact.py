@@ -16,8 +16,8 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment
 from coterie.methods.hlm_exact import LOSSES, AskStatistics, Config, Models, Statistics
-from coterie_server.interface.half import Counts, Federation, Outcome, Setting
-from coterie_server.interface.stages import Stage
+from coterie_server.interface.half import Counts, Federation, Outcome, ServerHalf, Setting
+from coterie_server.interface.stages import Stage, single_stage
 from coterie_server.maths import hlm
 from coterie_server.methods.oracle import known_labels
 
@@ -83,17 +83,12 @@ async def _gathered(federation: Federation) -> hlm.Quadratics:
     return hlm.Quadratics(_unpacked(told.triangle, told.slope.shape[1]), told.slope)
 
 
-def stages(config: Config, experiment: Experiment) -> list[Stage]:
+def stages(config: Config, experiment: Experiment) -> Sequence[Stage]:
     """One stage. ConfigError for a loss that is not quadratic."""
     loss = experiment.problem.loss
     if loss not in LOSSES:
         raise ConfigError(f"problem.loss is {loss!r}, want {' or '.join(LOSSES)}: method 'hlm_exact' solves quadratic losses only")
-    return [Stage(config.name, config.name, config, experiment.stop, is_result=True)]
-
-
-def needs_everyone(config: Config) -> str:  # noqa: ARG001
-    """See `coterie_server.run.absence`."""
-    return "every model depends on everyone's statistics"
+    return single_stage(config, experiment)
 
 
 def build(config: Config, setting: Setting) -> HlmExact:
@@ -120,3 +115,6 @@ def _unpacked(triangles: Array, d: int) -> Array:
     full[:, rows, columns] = triangles
     full[:, columns, rows] = triangles
     return full
+
+
+SERVER = ServerHalf(build=build, stages=stages, needs_everyone="every model depends on everyone's statistics")

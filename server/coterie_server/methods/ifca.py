@@ -15,13 +15,11 @@ from coterie.experiment.model import X, named_tensors, stacked
 from coterie.families.partial import Chosen, Updated
 from coterie.methods.ifca import Config
 from coterie_server.families import partial
-from coterie_server.families.partial import PartialSharing, State, needs_everyone, owners
-from coterie_server.interface.half import Federation, Replies, Setting
+from coterie_server.families.partial import PartialSharing, State, owners
+from coterie_server.interface.half import FLAT_ONLY, Federation, Replies, ServerHalf, Setting
 from coterie_server.interface.merge import check_senders
 from coterie_server.interface.wanted import Wanted
 from coterie_server.maths.clusters import canonical
-
-FLAT_ONLY = True  # its clusters are not the known ones of aggregators
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,4 +102,4 @@ def build(config: Config, setting: Setting) -> Ifca:
     return Ifca(config, setting, tensors, one.n_rows, one.n_test, one.are_personal, one=one)
 
 
-__all__ = ["FLAT_ONLY", "Ifca", "build", "needs_everyone"]
+SERVER = ServerHalf(build=build, tiers=FLAT_ONLY)  # its clusters are not the known ones of aggregators

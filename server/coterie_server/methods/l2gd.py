@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,10 +14,8 @@ from coterie.families.partial import Coins
 from coterie.methods.l2gd import Config
 from coterie.wire.messages import Message
 from coterie_server.families import partial
-from coterie_server.families.partial import PartialSharing, State, needs_everyone
+from coterie_server.families.partial import PartialSharing, State
 from coterie_server.interface.half import Federation, Setting
-
-FLAT_ONLY = True  # it knows no clusters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,4 +51,4 @@ def build(config: Config, setting: Setting) -> L2gd:
     return L2gd(config, setting, made.tensors, made.n_rows, made.n_test, made.are_personal, p=config.p)
 
 
-__all__ = ["FLAT_ONLY", "L2gd", "build", "needs_everyone"]
+SERVER = replace(partial.SERVER, build=build)

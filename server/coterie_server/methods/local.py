@@ -14,7 +14,7 @@ import numpy as np
 from coterie.arrays import Array
 from coterie.families.consensus import AskLocalModels, UserModels
 from coterie.methods.local import Config
-from coterie_server.interface.half import Counts, Federation, Outcome, Setting
+from coterie_server.interface.half import Counts, Federation, Outcome, ServerHalf, Setting
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,9 @@ class Local:
         return {("model", "up"): float(self.n_users * len(figures))}
 
 
-def needs_everyone(config: Config) -> str:  # noqa: ARG001
-    """See `coterie_server.run.absence`."""
-    return "each is asked once, and without its answer has no model"
-
-
 def build(config: Config, setting: Setting) -> Local:  # noqa: ARG001
     """The server half for one stage."""
     return Local(len(setting.members))
+
+
+SERVER = ServerHalf(build=build, needs_everyone="each is asked once, and without its answer has no model")

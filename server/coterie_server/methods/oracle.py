@@ -8,12 +8,7 @@ from coterie.arrays import Indices
 from coterie.errors import ConfigError, RunError
 from coterie.methods.oracle import Config
 from coterie_server.families.consensus import GroupSolver
-from coterie_server.interface.half import Members, Setting
-
-
-def needs_everyone(config: Config) -> str:  # noqa: ARG001
-    """See `coterie_server.run.absence`."""
-    return "without some losses the sums are those of another problem"
+from coterie_server.interface.half import Members, ServerHalf, Setting
 
 
 def build(config: Config, setting: Setting) -> GroupSolver:
@@ -40,3 +35,6 @@ def known_labels(members: Members) -> Indices:
             )
     order = {cluster: number for number, cluster in enumerate(dict.fromkeys(members.clusters))}
     return np.array([order[cluster] for cluster in members.clusters], dtype=np.int64)
+
+
+SERVER = ServerHalf(build=build, needs_everyone="without some losses the sums are those of another problem")

@@ -17,12 +17,10 @@ from coterie.families.partial import Variate, VariateMove
 from coterie.methods.scaffold import Config
 from coterie.wire.messages import Message
 from coterie_server.families import partial
-from coterie_server.families.partial import PartialSharing, State, extents, needs_everyone, owners
+from coterie_server.families.partial import PartialSharing, State, extents, owners
 from coterie_server.interface.half import Counts, Federation, Replies, Setting
 from coterie_server.interface.merge import check_senders
 from coterie_server.interface.wanted import Wanted
-
-FLAT_ONLY = True  # it knows no clusters
 
 
 @dataclass(frozen=True)
@@ -67,4 +65,4 @@ def build(config: Config, setting: Setting) -> Scaffold:
     return Scaffold(config, setting, made.tensors, made.n_rows, made.n_test, made.are_personal, beta=config.server_lr)
 
 
-__all__ = ["FLAT_ONLY", "Scaffold", "build", "needs_everyone"]
+SERVER = replace(partial.SERVER, build=build)

@@ -1,7 +1,7 @@
 """Which methods can go on without some users: what `federation.on_loss: skip` and `late: skip` ask before they leave anybody out.
 
-Every server room has `needs_everyone(config)`: why nobody can be left out of a stage with these settings, "" where somebody can; what that
-means is said in the room's docstring. Who is left out of which exchange is the hub's decision.
+Every server half says in `needs_everyone` why nobody can be left out of a stage with these settings, "" where somebody can; what that
+means is said in its module's docstring. Who is left out of which exchange is the hub's decision.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment
-from coterie.experiment.registry import method_module
+from coterie_server.interface.half import server_half
 from coterie_server.interface.stages import Stage
 
 
 def why_everyone(stage: Stage) -> str:
     """Why a stage needs every user in every round, "" where it does not."""
-    return str(method_module("coterie_server", stage.method).needs_everyone(stage.config))
+    why = server_half(stage.method).needs_everyone
+    return why if isinstance(why, str) else why(stage.config)
 
 
 def check_absence(experiment: Experiment, stages: Sequence[Stage]) -> None:

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, ProtocolError
 from coterie.experiment.config import Experiment
-from coterie.experiment.registry import method_module
 from coterie.record.ledger import pack, pack_own
 from coterie.record.snapshot import SnapshotFile
 from coterie.session.failures import finding_in
@@ -20,7 +19,7 @@ from coterie.session.member import Member
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Encoded, Precision, Received
 from coterie.wire.messages import Message
-from coterie_server.interface.half import ClusterMethod, ClusterSetting
+from coterie_server.interface.half import ClusterMethod, ClusterSetting, server_half
 from coterie_server.record.rundb import RunDatabase
 from coterie_server.run.plan import stages_of
 from coterie_server.run.tiers import for_aggregators
@@ -117,8 +116,10 @@ class Aggregator(Member):
                 self.hub.roster.members,
                 Precision.of_run(self.experiment),
             )
-            half: ClusterMethod[Any] = method_module("coterie_server", stage.method).build_clusters(stage.config, setting)
-            self._half = half
+            build = server_half(stage.method).tiers
+            if not callable(build):
+                raise ProtocolError(f"the coordinator asks the aggregators' half of method {stage.method!r}, which has none")
+            self._half = build(stage.config, setting)
         return self._half
 
     # ---- snapshots

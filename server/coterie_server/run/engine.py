@@ -23,7 +23,7 @@ from coterie.errors import ConfigError, CoterieError, RunError
 from coterie.experiment.config import Experiment, StopRule
 from coterie.experiment.features import MAX_LISTED, in_a_line, to_plain
 from coterie.experiment.model import TensorInfo, convex_tensors, from_json
-from coterie.experiment.registry import method_module
+from coterie.experiment.registry import method
 from coterie.experiment.representation import true_representation
 from coterie.families.evaluation import FinalModels, Scores
 from coterie.families.prepare import FEW_CELLS, FEW_ROWS
@@ -31,7 +31,18 @@ from coterie.record.snapshot import SnapshotFile
 from coterie.wire.codec import Precision
 from coterie_server.families.known_clusters import spread_of
 from coterie_server.families.prepare import prepare, prepare_network
-from coterie_server.interface.half import UNBOUNDED, ClusterSetting, Facts, Federation, Members, Outcome, ServerMethod, Setting
+from coterie_server.interface.half import (
+    FLAT_ONLY,
+    UNBOUNDED,
+    ClusterSetting,
+    Facts,
+    Federation,
+    Members,
+    Outcome,
+    ServerMethod,
+    Setting,
+    server_half,
+)
 from coterie_server.interface.stages import Stage
 from coterie_server.interface.wanted import Wanted
 from coterie_server.record import closed_forms
@@ -92,7 +103,7 @@ class Engine:
         self.database = database
         self.stages = stages_of(experiment)
         for stage in self.stages:
-            method_module("coterie_server", stage.method)  # before the hosts wait for it
+            server_half(stage.method)  # before the hosts wait for it
         if experiment.federation.is_two_tier:
             _check_clusters(self.stages)
         check_absence(experiment, self.stages)
@@ -198,8 +209,8 @@ class Engine:
             given=None if self._start is None else self._start.constants,
             may_be_constant=[feature.kind == "indicator" for feature in self.hub.roster.schema],  # of a column that lacks no cell
             features=self.hub.roster.features,
-            wants_minimisers=any(getattr(stage.config, "users_need_minimisers", True) for stage in self.stages),
-            wants_sizes=any(getattr(stage.config, "needs_sizes", False) for stage in self.stages),
+            wants_minimisers=any(method(stage.method).users_need_minimisers for stage in self.stages),
+            wants_sizes=any(method(stage.method).needs_sizes for stage in self.stages),
         )
         self._warn_of_few_rows(facts)
         return facts
@@ -216,20 +227,20 @@ class Engine:
         return from_json(self.hub.roster.model)
 
     async def _stage(self, stage: Stage, point: Point, members: Members) -> Point:
-        method = self._build(stage, point, members)
+        half = self._build(stage, point, members)
         why = why_everyone(stage)
         self.hub.participation.needs_everyone = f"stage {stage.name!r} needs every user: {why}" if why else ""
-        settings = json.dumps({"stage": stage.name, "options": dict(method.client_options)})
+        settings = json.dumps({"stage": stage.name, "options": dict(half.client_options)})
         started = self._clock()
         figures: list[dict[str, float]] = []
         self._trace(stage, point.round, is_round=False)
         if point.state is None:
             self.database.stage(point.stage, stage.name, stage.method, 0, "", 0.0)
             self.database.figures(point.stage, 0, {})
-            for sentence in getattr(method, "warnings", ()):
+            for sentence in getattr(half, "warnings", ()):
                 self.database.event("warning", sentence, stage=stage.name)
             self.hub.begin_stage(point.stage, settings)
-            point = replace(point, state=await method.init(self.hub), round=0)
+            point = replace(point, state=await half.init(self.hub), round=0)
         else:
             self.hub.resume_stage(point.stage, point.round, settings)
             figures = self.database.figures_of(point.stage)
@@ -237,9 +248,9 @@ class Engine:
         while not point.ended:
             self.hub.state.round = point.round + 1
             self._trace(stage, point.round + 1, is_round=True)
-            state, latest = await method.round(point.state, self.hub, point.round + 1)
+            state, latest = await half.round(point.state, self.hub, point.round + 1)
             point = replace(point, state=state, round=point.round + 1)
-            self.hub.meanwhile(functools.partial(self._note_round, method, point, latest, figures))
+            self.hub.meanwhile(functools.partial(self._note_round, half, point, latest, figures))
             if reason := self._stop_reason(stage.stop, latest, point, started):
                 point = replace(point, ended=reason)
             self._after_round(stage, point, latest)
@@ -247,9 +258,9 @@ class Engine:
         self.hub.settle()
         self._trace(stage, point.round, is_round=False)
         self.hub.participation.may_skip = False
-        outcome = await self._finished(stage, method, point)
+        outcome = await self._finished(stage, half, point)
         is_evaluated = self.experiment.evaluate and outcome.models is not None and not outcome.is_judged
-        forms = closed_forms.of_method(method, figures, outcome)
+        forms = closed_forms.of_method(half, figures, outcome)
         if is_evaluated:
             outcome = await self._evaluated(outcome, self.hub)
             forms = closed_forms.together(forms, closed_forms.of_evaluation(outcome))
@@ -257,7 +268,7 @@ class Engine:
         if point.stage == 0 and point.facts is not None:
             forms = closed_forms.together(closed_forms.of_preparation(point.facts, self._n_aggregators), forms)
         self.database.result(point.stage, outcome.figures, forms, outcome.by_user)
-        if printed_vectors := getattr(method, "printed_vectors", None):
+        if printed_vectors := getattr(half, "printed_vectors", None):
             self.database.printed(point.stage, printed_vectors(point.round))
         self.database.stage(point.stage, stage.name, stage.method, point.round, point.ended, self._clock() - started)
         outcomes = {**point.outcomes, stage.name: outcome}
@@ -270,8 +281,8 @@ class Engine:
             self.checkpoint(point)
         return point
 
-    async def _finished(self, stage: Stage, method: ServerMethod[Any], point: Point) -> Outcome:
-        outcome = await method.finish(point.state, self.hub)
+    async def _finished(self, stage: Stage, half: ServerMethod[Any], point: Point) -> Outcome:
+        outcome = await half.finish(point.state, self.hub)
         for sentence in outcome.warnings:
             self.database.event("warning", sentence, stage=stage.name)
         return outcome
@@ -302,15 +313,15 @@ class Engine:
             truth=true_representation(self.experiment.data, self.experiment.seed),
             hosts_of_cluster=self._hosts_of_cluster(members),
         )
-        module = method_module("coterie_server", stage.method)
-        method: ServerMethod[Any] = module.build(stage.config, setting)
-        if hasattr(module, "build_clusters") and not self.experiment.federation.is_two_tier:
+        half = server_half(stage.method)
+        built = half.build(stage.config, setting)
+        if callable(half.tiers) and not self.experiment.federation.is_two_tier:
             below = ClusterSetting(setting.seed, stage.name, members, setting.precision)
-            method = Hosted(method, module.build_clusters(stage.config, below), setting.precision)
+            built = Hosted(built, half.tiers(stage.config, below), setting.precision)
         if self.experiment.federation.late == "skip" and why_everyone(stage):
             text = f"stage {stage.name!r} needs every member in every round, so it waits for late ones"
             self.database.event("wait", text, stage=stage.name)
-        return method
+        return built
 
     @property
     def _n_aggregators(self) -> int:
@@ -337,14 +348,14 @@ class Engine:
                 text += ", and of two rows both values of each feature, though not which belong together"
             self.database.event("warning", text, users=n_users)
 
-    def _note_round(self, method: ServerMethod[Any], point: Point, latest: Mapping[str, float], figures: list[dict[str, float]]) -> None:
+    def _note_round(self, half: ServerMethod[Any], point: Point, latest: Mapping[str, float], figures: list[dict[str, float]]) -> None:
         figures.append(dict(latest))
         self.database.figures(point.stage, point.round, figures[-1])
-        self._note_labels(method, point)
+        self._note_labels(half, point)
         self.database.flush_if_due()
 
-    def _note_labels(self, method: ServerMethod[Any], point: Point) -> None:
-        labels_of = getattr(method, "labels_of", None)
+    def _note_labels(self, half: ServerMethod[Any], point: Point) -> None:
+        labels_of = getattr(half, "labels_of", None)
         labels = labels_of(point.state) if labels_of is not None else None
         if labels is not None:
             self.database.membership(point.stage, point.round, labels)
@@ -422,7 +433,7 @@ class Engine:
 def _check_clusters(stages: Sequence[Stage]) -> None:
     """ConfigError when a method cannot run with aggregators."""
     for stage in stages:
-        if getattr(method_module("coterie_server", stage.method), "FLAT_ONLY", False):
+        if server_half(stage.method).tiers == FLAT_ONLY:
             raise ConfigError(f"method {stage.method!r} has no clusters of its own, want federation.topology 'flat'")
 
 

@@ -1,7 +1,7 @@
 """From an experiment to its stages: references, a start, the method itself (a stage for each point of a path or grid), a refit.
 
 All stages run on the same joined federation, one after the other, each with its own part of the ledger. A method that needs several stages
-says so with `stages(config, experiment)` in its server room.
+says so with `stages` of its server half.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from coterie.experiment.config import Experiment
-from coterie.experiment.registry import method_module
 from coterie.families.grid import Grid
+from coterie_server.interface.half import server_half
 from coterie_server.interface.stages import Stage, reference
 
 
@@ -27,17 +27,13 @@ def stages_of(experiment: Experiment) -> list[Stage]:
 
 def _method_stages(experiment: Experiment) -> Sequence[Stage]:
     config = experiment.method
-    if getattr(config, "grid", None) is not None:
+    if isinstance(config, Grid) and config.grid is not None:
         return _grid_stages(config, experiment)
     return _stages_of_config(config, experiment)
 
 
 def _stages_of_config(config: Any, experiment: Experiment) -> Sequence[Stage]:
-    module = method_module("coterie_server", config.name)
-    if hasattr(module, "stages"):
-        stages: Sequence[Stage] = module.stages(config, experiment)
-        return stages
-    return [Stage(config.name, config.name, config, experiment.stop, is_result=True)]
+    return server_half(config.name).stages(config, experiment)
 
 
 def _grid_stages(config: Grid, experiment: Experiment) -> list[Stage]:

@@ -20,7 +20,8 @@ from pydantic import BaseModel
 
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, apply_overrides, as_written, experiment_from
-from coterie.experiment.registry import Kind, is_method, method_module, methods
+from coterie.experiment.method import Kind, Meaningless
+from coterie.experiment.registry import is_method, method, methods
 from coterie.text.names import similar_names
 from coterie.text.quoting import quoted
 from coterie_deploy.engines.api import Source, load_experiment
@@ -122,12 +123,12 @@ def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Co
 def _check(comparing: Comparing, folder: Path) -> None:
     """ConfigError for a method that does not fit the experiment, a target that is none, and a run in the folder that is another one."""
     _ = comparing.goal
-    for method, seed in comparing.runs():
-        frozen = run_folder(folder, method, seed) / FROZEN
+    for name, seed in comparing.runs():
+        frozen = run_folder(folder, name, seed) / FROZEN
         try:
-            experiment = comparing.experiment(method, seed)
+            experiment = comparing.experiment(name, seed)
         except ConfigError as error:
-            raise ConfigError(f"{error} (--set {method}:method.key=value is for this method alone)") from None
+            raise ConfigError(f"{error} (--set {name}:method.key=value is for this method alone)") from None
         stages_of(experiment)
         found = shipped.difference(experiment, load_experiment(frozen)) if frozen.is_file() else None
         if found is not None:
@@ -214,14 +215,14 @@ def _federation(
     return given
 
 
-def _taken_over(method: str, content: Mapping[str, Any]) -> list[str]:
+def _taken_over(name: str, content: Mapping[str, Any]) -> list[str]:
     """The keys of the experiment's own method section that mean the same to this method: both have them from a class in common.
 
     Many methods have a penalty, each its own.
     """
-    own, config = (method_module("coterie", name).Config for name in (content["method"]["name"], method))
-    shared = [base for base in own.__mro__ if issubclass(config, base) and issubclass(base, BaseModel)]
-    left_out = set() if config is own else {*getattr(config, "meaningless", {}).get(_kind(content), ()), *getattr(config, "own_sense", ())}
+    own, other = method(content["method"]["name"]), method(name)
+    shared = [base for base in own.config.__mro__ if issubclass(other.config, base) and issubclass(base, BaseModel)]
+    left_out = set() if other is own else {*other.meaningless.get(_kind(content), Meaningless()).keys, *other.own_sense}
     return [key for key in content["method"] if key not in left_out and any(key in base.model_fields for base in shared)]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, apply_overrides, as_written, experiment_from
-from coterie.experiment.registry import method_module, methods
+from coterie.experiment.registry import method, methods
 from coterie.families.grid import Grid
 from coterie_deploy.engines.launch import Transport
 from coterie_deploy.read import shipped
@@ -123,7 +123,7 @@ def _load(asked: Asked, own: Path | None, entries: Sequence[Mapping[str, Any]]) 
     if experiment.data.fold is not None:
         raise ConfigError(f"the experiment {asked.experiment} has data.fold, want none: a tune makes the folds itself")
     if not isinstance(experiment.method, Grid):
-        able = [name for name in methods() if issubclass(method_module("coterie", name).Config, Grid)]
+        able = [name for name in methods() if issubclass(method(name).config, Grid)]
         raise ConfigError(f"method {experiment.method.name!r} cannot be tuned, want one of {', '.join(able)}")
     return experiment
 

@@ -44,7 +44,7 @@ from coterie_server.families.known_clusters import (
     weighted_average,
 )
 from coterie_server.families.l2gd_rates import Rates, rates_of
-from coterie_server.interface.half import ClusterSetting, Counts, Federation, Outcome, Setting
+from coterie_server.interface.half import ClusterSetting, Counts, Federation, Outcome, ServerHalf, Setting
 from coterie_server.interface.stages import Stage
 from coterie_server.methods.async_l2gd.walk import ClusterHalfState, Walk
 from coterie_server.record import rundb
@@ -225,11 +225,6 @@ def _averages(between: float, models: float, targets: float) -> dict[tuple[str, 
     }
 
 
-def needs_everyone(config: Config) -> str:  # noqa: ARG001
-    """See `coterie_server.run.absence`."""
-    return "an average without some users belongs to another objective"
-
-
 def build(config: Config, setting: Setting) -> Coordinator:
     """The coordinator's half for one stage. ConfigError for weights and parameters that cannot be run."""
     if setting.facts is None:
@@ -305,3 +300,11 @@ class ClusterHalf:
 def build_clusters(config: Config, setting: ClusterSetting) -> ClusterHalf:
     """The aggregators' half for one stage."""
     return ClusterHalf(config, setting)
+
+
+SERVER = ServerHalf(
+    build=build,
+    stages=stages,
+    needs_everyone="an average without some users belongs to another objective",
+    tiers=build_clusters,
+)

@@ -32,7 +32,7 @@ from coterie.arrays import Array, Indices
 from coterie.draws.streams import generator
 from coterie.errors import ConfigError, RunError
 from coterie.methods.pdmm import Config, Constants, Values, ValuesWanted
-from coterie_server.interface.half import Counts, Federation, Outcome, Setting
+from coterie_server.interface.half import FLAT_ONLY, Counts, Federation, Outcome, ServerHalf, Setting
 from coterie_server.interface.later import Figures
 from coterie_server.maths.clusters import Mask, partition, persistent
 from coterie_server.methods.pdmm import counts as pdmm_counts
@@ -40,9 +40,7 @@ from coterie_server.methods.pdmm import messages as pdmm_messages
 from coterie_server.methods.pdmm import pairs
 from coterie_server.methods.pdmm.messages import NOBODY
 from coterie_server.methods.pdmm.rounds import Joined, Multipliers, Rounds, State, present
-from coterie_server.methods.pdmm.stages import stages  # the hook of `coterie_server.run.plan`
-
-FLAT_ONLY = True  # every pair of users has a dual variable, whatever their known clusters
+from coterie_server.methods.pdmm.stages import stages
 
 
 @dataclass(frozen=True)
@@ -277,4 +275,9 @@ def _check_draws(method: Pdmm) -> None:
             raise ConfigError(f"round {number} of the schedule names block {wrong[0]}, which {n} users do not have")
 
 
-__all__ = ["Carry", "Pdmm", "State", "build", "needs_everyone", "stages"]
+SERVER = ServerHalf(
+    build=build,
+    stages=stages,
+    needs_everyone=needs_everyone,
+    tiers=FLAT_ONLY,  # every pair of users has a dual variable, whatever their known clusters
+)

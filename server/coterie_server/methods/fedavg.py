@@ -1,9 +1,0 @@
-"""Server half of `fedavg`: partial sharing, with the tensors that its configuration shares."""
-
-from __future__ import annotations
-
-from coterie_server.families.partial import build, needs_everyone
-
-FLAT_ONLY = True  # it knows no clusters
-
-__all__ = ["FLAT_ONLY", "build", "needs_everyone"]
