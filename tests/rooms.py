@@ -21,7 +21,7 @@ ROOMS: Mapping[str, Mapping[str, str]] = {
         "methods": "families experiment wire draws text",
         "families": "experiment wire draws text",
         "experiment": "methods wire draws text",
-        "record": "wire v1",
+        "record": "wire text v1",
         "wire": "v1 text",
         "draws": "",
         "text": "",

@@ -1,7 +1,8 @@
 """Snapshots: a tree of plain values and arrays in one checksummed file, written atomically, two generations kept.
 
 A tree is made of dataclasses, dicts with string keys, lists and tuples, arrays, bytes, strings, numbers, booleans and None. Nothing is ever
-unpickled. Both sides use it: the coordinator for its checkpoints, a host for the state of its users.
+unpickled, and of the dataclasses that a file names only those of `PACKAGES` are imported. Both sides use it: the coordinator for its
+checkpoints, a host for the state of its users.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ import numpy as np
 from coterie.errors import RunError
 from coterie.findings import Finding
 from coterie.record.files import written_whole
+from coterie.text.quoting import quoted
 
+# Whose dataclasses a snapshot may name, by their first name. Whatever imports a plug-in adds its package.
+PACKAGES = {"coterie", "coterie_client", "coterie_server"}
 _MAGIC = b"COTERIE1"
 _DIGEST_BYTES = 32
 
@@ -109,8 +113,10 @@ def _restore(value: Any, body: memoryview) -> Any:
 
 
 def _dataclass(path: str, content: dict[str, Any]) -> Any:
-    """The dataclass MODULE:NAME with these fields. ValueError when there is none, or one that they do not fit."""
+    """The dataclass MODULE:NAME with these fields. ValueError where it is not of `PACKAGES`, is not there, or does not fit them."""
     module, _, name = path.partition(":")
+    if module.partition(".")[0] not in PACKAGES:
+        raise ValueError(f"it names the class {quoted(path)}, want one of coterie or of an installed plug-in")
     try:
         cls: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -121,7 +127,8 @@ def _dataclass(path: str, content: dict[str, Any]) -> Any:
         cls = getattr(cls, part, None)
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     needed = {field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING}
-    if not dataclasses.is_dataclass(cls) or not needed <= content.keys() <= {field.name for field in fields}:
+    is_named = getattr(cls, "__module__", None) == module and getattr(cls, "__qualname__", None) == name  # and is not what a module imports
+    if not is_named or not dataclasses.is_dataclass(cls) or not needed <= content.keys() <= {field.name for field in fields}:
         raise ValueError(f"written by another version of coterie: it has a {name} of {', '.join(content) or 'nothing'}")
     build: Any = cls
     return build(**content)
