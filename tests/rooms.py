@@ -70,8 +70,8 @@ OTHERS: Mapping[str, frozenset[str]] = {
     "coterie_client": frozenset({"coterie"}),
     "coterie_deploy": frozenset({"coterie", "coterie_server", "coterie_client"}),
 }
-# The front door: it fetches names from any room when they are first asked for, those of `coterie.FETCHED`.
-DOORS = frozenset({"common/coterie/__init__.py", "common/coterie/__init__.pyi", "common/coterie/__main__.py"})
+# The front doors: they fetch names from any room when they are first asked for, those of `coterie.FETCHED` and `coterie.plugin.FETCHED`.
+DOORS = frozenset({f"common/coterie/{name}" for name in ("__init__.py", "__init__.pyi", "__main__.py", "plugin.py", "plugin.pyi")})
 _NAMED = re.compile(r"(coterie|coterie_server|coterie_client|coterie_deploy)(\.[a-z_0-9]+)+(:\w+)?\.?")
 _BEGIN, _END = "<!-- rooms: python -m tests.rooms -->\n", "<!-- end of rooms -->"
 

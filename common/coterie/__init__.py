@@ -26,7 +26,7 @@ FETCHED = {
     "load_experiment": "coterie_deploy.engines.api",
     "load_run": "coterie_deploy.read.loading",
     "run": "coterie_deploy.engines.api",
-    "user_source": "coterie_client.data.python_source",
+    "user_source": "coterie_client.data.sources",
 }
 
 __all__ = ["ConfigError", "CoterieError", "ProtocolError", "RunError", "__version__", *FETCHED]  # noqa: PLE0604 - all are texts

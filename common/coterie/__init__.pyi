@@ -3,7 +3,7 @@ from coterie.errors import CoterieError as CoterieError
 from coterie.errors import ProtocolError as ProtocolError
 from coterie.errors import RunError as RunError
 from coterie.experiment.config import Experiment as Experiment
-from coterie_client.data.python_source import user_source as user_source
+from coterie_client.data.sources import user_source as user_source
 from coterie_deploy.engines.api import Result as Result
 from coterie_deploy.engines.api import load_experiment as load_experiment
 from coterie_deploy.engines.api import run as run

@@ -82,6 +82,9 @@ RULES: Final[dict[str, tuple[str, str]]] = {
     "L5": ("its owner has not allowed the code that the experiment names", "its owner has not allowed the code that the experiment names"),
     "L6": ("1 {role} does not suit the loss{at}", "{count} {role}s do not suit the loss{at}"),
     "L7": ("its rows do not fit the model{at}", "the rows of {count} users do not fit the model{at}"),
+    "L8": ("a package of the experiment is not installed{at}", "{count} packages of the experiment are not installed{at}"),
+    "L9": ("a name of the experiment is of two packages{at}", "{count} names of the experiment are of two packages each{at}"),
+    "L10": ("a package of the experiment has another version{at}", "{count} packages of the experiment have other versions{at}"),
     # M: what methods compute.
     "M1": ("1 number of its models is not finite", "{count} numbers of its models are not finite"),
     "M2": ("its local computation failed", "{count} of its local computations failed"),

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from coterie.experiment.config import Experiment, experiment_from
 from coterie_client.data import UserData
-from coterie_client.data.python_source import user_source
+from coterie_client.data.sources import user_source
 
 FOLDER = Path(__file__).parents[1] / "fixtures"
 

@@ -25,7 +25,7 @@ from coterie.experiment.config import Experiment, experiment_from
 from coterie.wire.codec import Precision, select_clusters
 from coterie.wire.messages import Message, PerCluster
 from coterie_client.data import UserData, list_users, load_users
-from coterie_client.data.python_source import user_source
+from coterie_client.data.sources import user_source
 from coterie_client.hosting.build import build_host
 from coterie_client.hosting.host import Host
 from coterie_client.interface.half import Inbox, Local, client_half

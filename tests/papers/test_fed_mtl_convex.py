@@ -22,7 +22,7 @@ from coterie.methods.fed_mtl import Config, Pull, Pulled
 from coterie.wire.codec import Precision
 from coterie.wire.messages import Message
 from coterie_client.data import UserData
-from coterie_client.data.python_source import user_source
+from coterie_client.data.sources import user_source
 from coterie_client.interface.half import Inbox, Local
 from coterie_client.methods.fed_mtl import CLIENT
 from coterie_client.problems import build_problem

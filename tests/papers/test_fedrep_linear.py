@@ -24,8 +24,8 @@ from coterie.experiment.config import Experiment, experiment_from
 from coterie.experiment.data import RepresentationData
 from coterie.experiment.representation import true_head, true_representation
 from coterie_client.data import UserData, load_users
-from coterie_client.data.python_source import user_source
 from coterie_client.data.representation import fresh
+from coterie_client.data.sources import user_source
 from coterie_client.methods.fedrep_linear import exact_head, gradient
 from coterie_deploy.engines.launch import Launch, launch
 from coterie_deploy.studies.adapt import adapted_from

@@ -230,19 +230,23 @@ def test_only_marked_functions_are_called(source: Any, tmp_path: Path) -> None:
         raise AssertionError("called")
 
     source.make = unmarked
-    with pytest.raises(ConfigError, match=r"^data_source_of_a_test:make: the function is not marked as a source, want @"):
+    with pytest.raises(
+        ConfigError, match=r"^data source 'data_source_of_a_test:make' is a value of type function that is no source: want a coterie.plugin"
+    ):
         load_users(python(), 0, None)
     trace = tmp_path / "trace"
     command = PythonData(source="python", path="subprocess:call", options={"touch": 1, str(trace): 1})
-    with pytest.raises(ConfigError, match=r"^subprocess:call: the function is not marked as a source"):
+    with pytest.raises(ConfigError, match=r"^data source 'subprocess:call' is a value of type function that is no source"):
         load_users(command, 0, None)
     assert not trace.exists()
 
 
 def test_missing_modules_and_functions_are_named(source: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^no_such_module:f: module 'no_such_module' cannot be found, want one"):
+    with pytest.raises(ConfigError, match=r"^data source 'no_such_module:f' cannot be imported: ModuleNotFoundError: No module named"):
         load_users(PythonData(source="python", path="no_such_module:f"), 0, None)
-    with pytest.raises(ConfigError, match=r"^data_source_of_a_test:make: 'make' is None, want a function$"):
+    with pytest.raises(
+        ConfigError, match=r"^data source 'data_source_of_a_test:make' does not exist: module 'data_source_of_a_test' has no 'make'$"
+    ):
         load_users(python(), 0, None)
 
 
@@ -250,7 +254,7 @@ def test_missing_modules_and_functions_are_named(source: Any) -> None:
 def test_a_module_that_fails_on_import_is_named_as_a_source(statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "failing_source.py").write_text(statement + "\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"^failing_source:make: "):
+    with pytest.raises(ConfigError, match=r"^data source 'failing_source:make' cannot be imported: "):
         load_users(PythonData(source="python", path="failing_source:make"), 0, None)
 
 

@@ -500,7 +500,7 @@ def test_an_archive_with_integer_users_and_no_target_is_read(tmp_path: Path) -> 
         ({"source": "ellipses", "rows_per_user": 201}, "rows_per_user is 201, want at most the 200 points"),
         ({"source": "hsb", "feature_columns": ["mAch"]}, "Input should be 'minority'"),
         ({"source": "hsb", "feature_columns": ["ses", "ses"]}, "feature_columns names 'ses' more than once"),
-        ({"source": "python", "path": "module.function"}, "should match pattern"),
+        ({"source": "python", "path": "module.function"}, "data source 'module.function' is unknown: want an import path"),
         ({"source": "python", "path": "m:f", "options": {"x": object()}}, "JSON"),
         ({"source": "excel"}, "does not match any of the expected tags"),
     ],

@@ -6,8 +6,8 @@ Importing this is light: NumPy and pydantic; pyarrow is imported by the Parquet 
 
 from coterie_client.data.load import Fresh, count_users, fresh_rows, list_users, load_users, read_users, summarize_users
 from coterie_client.data.pool import UserSummary
-from coterie_client.data.python_source import UserRecord, UserSource, user_source
 from coterie_client.data.reading import Reading
+from coterie_client.data.sources import UserRecord, UserSource, user_source
 from coterie_client.data.standardize import Totals, deviations, filled, standardize, totals
 from coterie_client.data.users import UserData, UserHead
 

@@ -159,7 +159,9 @@ def _source(config: DataConfig, seed: int, data_dir: Path | None) -> _Source:
         case PythonData():
             from coterie_client.data import python_source
 
-            return _Source(partial(python_source.heads, config, seed), partial(python_source.load, config, seed))
+            return _Source(
+                partial(python_source.heads, config, seed, data_dir), partial(python_source.load, config, seed, data_dir=data_dir)
+            )
         case _:
             return _Source(partial(_pooled_heads, config, seed, data_dir), partial(_pooled_users, config, seed, data_dir))
 

@@ -1,4 +1,4 @@
-"""How labelled rows become users': by classes, by Dirichlet proportions, or by the users that the rows know.
+"""How labelled rows become users': by classes, by Dirichlet proportions, by the users that the rows know, or by a rule of others.
 
 Labels and the seed alone decide, for all users at once: `classes` are dealt like cards, so that all are used equally often (the shards of
 McMahan et al., 2017, with distinct classes per user as in Collins et al., 2021); `dirichlet` is that of Hsu, Qi and Brown (2019) with
@@ -36,6 +36,8 @@ def deal(pool: Pool, partition: Partition | None, test_fraction: float, seed: in
     seed = seed if partition.seed is None else partition.seed
     if partition.by == "user":
         return _by_user(pool, partition, test_fraction, seed)
+    if partition.is_own:
+        return _by_rule(pool, partition, test_fraction, seed)
     labels = _classes(pool, partition)
     assert partition.users is not None  # noqa: S101 - its own validator
     decks = [_deck(pool, label, "rows", seed) for label in labels]
@@ -65,6 +67,21 @@ def _share(pool: Pool, partition: Partition, name: str, rows: Indices, test_rows
     rows = _cut(pool, rows, partition.rows_per_user, stream(seed, "partition cut", name))
     test_rows = _cut(source, test_rows, partition.test_rows_per_user, stream(seed, "partition cut of test rows", name))
     return Share(name, pool.clusters.get(name), rows, test_rows)
+
+
+# ---- by a rule of a package, or of the client's own code
+
+
+def _by_rule(pool: Pool, partition: Partition, test_fraction: float, seed: int) -> list[Share]:
+    from coterie_client.data import rules  # noqa: PLC0415 - few experiments have one
+
+    chosen = chosen_classes(pool, partition)
+    rows = np.arange(len(pool.target)) if chosen is None else np.flatnonzero(np.isin(pool.target, chosen))
+    users = None if pool.users is None else {name: mine[np.isin(mine, rows)] for name, mine in pool.users.items()}
+    kept = rules.dealt(partition, rows, pool.target[rows], users, seed)
+    kept = {name: kept[name] for name in sorted(kept, key=natural_key)}
+    tests = None if pool.test is None else _test_rows_by_class(pool, pool.test, kept, seed)
+    return [_share(pool, partition, name, rows, None if tests is None else tests[name], test_fraction, seed) for name, rows in kept.items()]
 
 
 # ---- by natural user
@@ -130,6 +147,11 @@ def _natural_test_rows(pool: Pool, partition: Partition, kept: dict[str, Indices
             name: rows[np.isin(test.target[rows], distinct(pool.target[kept[name]]))] if _has_classes(partition) else rows
             for name, rows in mine.items()
         }
+    return _test_rows_by_class(pool, test, kept, seed)
+
+
+def _test_rows_by_class(pool: Pool, test: Pool, kept: dict[str, Indices], seed: int) -> dict[str, Indices]:
+    """For each user test rows with its class proportions."""
     everything = np.concatenate(list(kept.values()))
     _check_whole(pool, everything)
     labels = distinct(pool.target[everything])

@@ -1,77 +1,82 @@
-"""Users made by a function of the client's own code.
-
-The experiment may come from the coordinator, and naming any function of any module would let it run any of them
-("subprocess:call"). So a function must be marked with `@user_source` by whoever wrote it to be callable from an experiment.
-"""
+"""Users made by code of a package, or of the client's own (`sources` says what that is), checked."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Protocol, TypeVar, cast
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from pydantic import JsonValue
+from numpy.typing import NDArray
 
-from coterie.arrays import Array
+from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, otherwise
+from coterie.experiment import plugins
 from coterie.experiment.data import PythonData
+from coterie.experiment.settings import validated
 from coterie.findings import Finding
 from coterie.text.names import check_name
+from coterie_client.data.partition import deal
+from coterie_client.data.pool import Pool, load_shares
+from coterie_client.data.sources import MARK, DataSource, LabelledRows, SourceRequest
 from coterie_client.data.split import hold_out
 from coterie_client.data.tables.features import as_rows
 from coterie_client.data.users import UserData, UserHead, frozen
 from coterie_client.user_code import user_code
 
-_MARK = "__coterie_user_source__"
+
+def heads(config: PythonData, seed: int, data_dir: Path | None = None) -> list[UserHead]:
+    """All users; the source has to make them, or its rows, for this."""
+    return [UserHead(user.name, user.cluster, len(user.features)) for user in load(config, seed, None, data_dir)]
 
 
-class UserRecord(Protocol):
-    """One user as a source returns it; `UserData` is one, any object with these attributes will do.
-
-    Features are numbers (n, p), or, for networks, rows with more axes: bytes (n, channels, height, width) stay bytes.
-    `target` (n,), `cluster`, `test_features` (m_test, ...) and `test_target` (m_test,) may be None or absent. Without test rows, some of
-    the n rows are held out by the experiment's `test_fraction`.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def features(self) -> ArrayLike:  # (n, p) or (n, ...)
-        ...
+def load(config: PythonData, seed: int, names: Collection[str] | None, data_dir: Path | None = None) -> list[UserData]:
+    """The users in `names` (None: all) that the source gives; records of others are checked for their name only."""
+    ask = _source(config, seed, data_dir)
+    with user_code(config.path, Finding("L3", place="data.path"), ConfigError):
+        found = ask()
+        if not isinstance(found, LabelledRows):
+            return _loaded(config, seed, names, found)
+        pool = _pool(found, config.path)
+    return load_shares(pool, config.partition, deal(pool, config.partition, config.test_fraction, seed), names)
 
 
-class UserSource(Protocol):
-    """Makes all users. The same options and seed must give the same users, in any process."""
+def _pool(found: LabelledRows, where: str) -> Pool:
+    """The rows as partitions know them."""
+    labels = _numbers(found.labels, "labels", 1, where)
+    n_rows = 0 if labels is None else len(labels)
+    if labels is None or not n_rows:
+        raise ConfigError(f"{where}: there are no labels, want at least one row")
+    if len(found.features) != n_rows:
+        raise ConfigError(f"{where}: features has {len(found.features)} rows, want the {n_rows} of labels")
 
-    def __call__(self, options: dict[str, JsonValue], seed: int) -> Iterable[UserRecord]: ...
+    def rows(numbers: Indices) -> NDArray[Any]:
+        with user_code(where, Finding("L3", place="data.path"), ConfigError):
+            taken = _numbers(found.features[numbers], "features", 2, where)
+        if taken is None or len(taken) != len(numbers):
+            raise ConfigError(f"{where}: features gives {0 if taken is None else len(taken)} rows for {len(numbers)} numbers, want as many")
+        return as_rows(taken, f"{where}: features", channels="first")
+
+    users = None
+    if found.users is not None:
+        users = {check_name(name, where): _own_rows(name, mine, n_rows, where) for name, mine in found.users.items()}
+    test = None if found.test is None else _pool(found.test, f"{where}, test rows")
+    return Pool(where, labels.astype(np.float64), rows, users, class_names=tuple(found.class_names), test=test)
 
 
-F = TypeVar("F", bound=Callable[..., Iterable[Any]])
-
-
-def user_source(function: F) -> F:
-    """Mark a `UserSource`: experiments may call it."""
-    setattr(function, _MARK, True)
-    return function
-
-
-def heads(config: PythonData, seed: int) -> list[UserHead]:
-    """All users; the function has to make them for this."""
-    return [UserHead(user.name, user.cluster, len(user.features)) for user in load(config, seed, None)]
-
-
-def load(config: PythonData, seed: int, names: Collection[str] | None) -> list[UserData]:
-    """The users in `names` (None: all) that the function returns; records of others are checked for their name only."""
-    function = _function(config)
-    with user_code(f"{config.path}", Finding("L3", place="data.path"), ConfigError):
-        return _loaded(config, seed, names, function(dict(config.options), seed))
+def _own_rows(user: str, listed: Any, n_rows: int, where: str) -> Indices:
+    numbers = np.sort(np.asarray(listed).reshape(-1))
+    if numbers.dtype.kind not in "iu" or not numbers.size or numbers[0] < 0 or numbers[-1] >= n_rows or not np.diff(numbers).all():
+        raise ConfigError(f"{where} user {user!r}: want row numbers from 0 to {n_rows - 1}, each once and at least one")
+    return numbers.astype(np.int64)
 
 
 def _loaded(config: PythonData, seed: int, names: Collection[str] | None, records: Any) -> list[UserData]:
     if not isinstance(records, Iterable):
         raise ConfigError(f"{config.path} returned {_kind(records)}, want an iterable of user records")
+    if config.partition is not None:
+        raise ConfigError(f"{config.path} returned users, and data.partition deals labelled rows: want one of the two")
     seen: set[str] = set()
     loaded: list[UserData] = []
     for number, record in enumerate(records):
@@ -91,22 +96,16 @@ def _loaded(config: PythonData, seed: int, names: Collection[str] | None, record
 
 
 @otherwise(Finding("L4", place="data.path"))
-def _function(config: PythonData) -> UserSource:
-    module_name, _, function_name = config.path.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{config.path}: module {error.name!r} cannot be found, want one this client can import") from error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a module may fail in any way of its own, and even exit
-        raise ConfigError(f"{config.path}: the module cannot be imported: {type(error).__name__}: {error}") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise ConfigError(f"{config.path}: {function_name!r} is {_kind(function)}, want a function")
-    if getattr(function, _MARK, False) is not True:
-        raise ConfigError(f"{config.path}: the function is not marked as a source, want @coterie.user_source on it")
-    return cast(UserSource, function)
+def _source(config: PythonData, seed: int, data_dir: Path | None) -> Callable[[], Any]:
+    """What makes the users, or labelled rows."""
+    found = plugins.load("source", config.path)
+    if isinstance(found, DataSource):
+        options = validated(found.options, config.options, "data.options")
+        return partial(found.read, SourceRequest(options, seed, data_dir))
+    if not callable(found) or getattr(found, MARK, False) is not True:
+        wanted = "want a coterie.plugin.DataSource, or a function marked with @coterie.user_source"
+        raise ConfigError(f"data source {config.path!r} is {_kind(found)} that is no source: {wanted}")
+    return partial(found, dict(config.options), seed)
 
 
 def _user(record: Any, name: str, config: PythonData, seed: int, where: str) -> UserData:

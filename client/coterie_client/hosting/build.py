@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from coterie.errors import ConfigError, otherwise
 from coterie.experiment.config import Experiment
 from coterie.experiment.features import named_columns
+from coterie.experiment.plugins import check_versions
 from coterie.experiment.reveals import answered_by
 from coterie.findings import Finding
 from coterie.record.snapshot import SnapshotFile
@@ -40,6 +41,7 @@ def build_host(
 
     `admit` says which of them take part, and what they are called.
     """
+    check_versions(experiment.packages)
     reading = read_users(experiment.data, experiment.seed, users, data_dir)
     taken = None if admit is None else admit(reading.users)
     loaded = reading.users if taken is None else taken.users

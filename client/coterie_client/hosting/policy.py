@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from coterie.errors import ConfigError
 from coterie.experiment.columns import Name
 from coterie.experiment.config import Experiment
 from coterie.experiment.consent import named_code
-from coterie.experiment.settings import Settings
+from coterie.experiment.data import PythonData
+from coterie.experiment.plugins import is_path
+from coterie.experiment.settings import Settings, validated
 from coterie.findings import Finding, Role
 from coterie_client.data.tables.formula import asked_by
 
@@ -65,7 +67,8 @@ class Policy(Settings):
     references: tuple[Name, ...] | None = None
     standardize: bool = True
     pseudonyms: bool = False  # users are called by keyed hashes of their names
-    code: bool = True  # whether code may be imported; --allow-code is needed besides
+    code: bool = True  # whether code beside the experiment may be imported; --allow-code is needed besides
+    packages: tuple[Name, ...] | None = None  # installed ones whose code may take part
 
 
 @dataclass(frozen=True)
@@ -89,13 +92,9 @@ def read_policy(path: Path) -> Policy:
         raise ConfigError(f"the policy {path} is not UTF-8: {error.reason}", UNUSABLE) from None
     try:
         content = yaml_text.parsed(text, f"the policy {path}")
-        return Policy.model_validate({} if content is None else content)
     except ConfigError as error:
         raise ConfigError(str(error), UNUSABLE) from None
-    except ValidationError as error:
-        mistakes = error.errors(include_url=False)[:20]
-        listed = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']}" for one in mistakes)
-        raise ConfigError(f"the policy {path}: {listed}", UNUSABLE) from None
+    return validated(Policy, {} if content is None else content, f"the policy {path}", UNUSABLE)
 
 
 def breaches(policy: Policy, experiment: Experiment) -> list[Breach]:
@@ -124,6 +123,9 @@ def _methods(policy: Policy, experiment: Experiment) -> Iterator[Breach]:
         yield Breach(found, Finding("C4", place="data.missing"))
     if not policy.code and (named := named_code(experiment)):
         yield Breach(f"code to import, {' and '.join(map(repr, named))}", Finding("C5"))
+    for package in experiment.packages:
+        if policy.packages is not None and package not in policy.packages:
+            yield Breach(f"code of the package {package!r}, want one of {_listed(policy.packages)}", Finding("C5"))
 
 
 def _columns(columns: Columns, data: Any) -> Iterator[Breach]:
@@ -138,6 +140,9 @@ def _columns(columns: Columns, data: Any) -> Iterator[Breach]:
     if columns != Columns() and (dialect := getattr(data, "csv", None)) is not None and dialect.names is not None:
         sentence = "data.csv.names, by which any column may get any name: want a file with a header, or a policy without columns"
         yield Breach(sentence, Finding("C7", place="data.csv.names"))
+    if columns != Columns() and isinstance(data, PythonData) and not is_path(data.path):
+        sentence = f"the source {data.path!r} of a package, whose columns a policy does not see: want a table, or a policy without columns"
+        yield Breach(sentence, Finding("C7", place="data.path"))
     if columns.features is not None and is_open:
         sentence = f"all columns as features: want data.feature_columns to list some of {_listed(columns.features)}"
         yield Breach(sentence, Finding("C3", place="data.feature_columns"))

@@ -1,8 +1,7 @@
-"""The built-in networks, and those of the user's own code. A built-in one is a `representation` followed by a `head`."""
+"""The built-in networks, and those of packages or of the user's own code. A built-in one is a `representation` followed by a `head`."""
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from typing import assert_never
 
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 
 from coterie.errors import ConfigError, otherwise
+from coterie.experiment import plugins
 from coterie.experiment.model import CnnModel, CustomModel, LinearModel, LstmModel, MlpModel, ModelConfig
 from coterie.findings import Finding
 
@@ -99,13 +99,7 @@ def _cnn(config: CnnModel, shape: tuple[int, ...]) -> nn.Module:
 
 
 def _custom(config: CustomModel) -> nn.Module:
-    module_name, _, name = config.build.partition(":")
-    try:
-        build = getattr(importlib.import_module(module_name), name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # the user's module may fail in any way of its own, and even exit
-        raise ConfigError(f"model {config.build!r} cannot be imported: {type(error).__name__}: {error}", _UNUSABLE) from error
+    build = plugins.load("model", config.build)
     try:
         built = build(**config.options)
     except KeyboardInterrupt:

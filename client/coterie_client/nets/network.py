@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from coterie.draws.streams import stream
-from coterie.errors import ConfigError, RunError, otherwise
+from coterie.errors import ConfigError, CoterieError, RunError, otherwise
 from coterie.experiment.model import CnnModel, CustomModel, ModelConfig, Part, TensorInfo
 from coterie.findings import Finding
 from coterie.text.suggestions import suggestion
 from coterie_client.data import UserData
 from coterie_client.learning import Draw, Fitted, Phase, Rows, Tensors, Trained, count_steps, epochs, gradient, steps_of, train
 from coterie_client.nets.heads import has_written_gradient, train_linear_head
+from coterie_client.nets.losses import CROSS_ENTROPY, resolve_network_loss
 from coterie_client.nets.models import build_module
 from coterie_client.nets.rows import FEWEST_ROWS, Reader
 from coterie_client.nets.slope import TorchSlope
@@ -44,8 +45,9 @@ class TorchNetwork:
     def __init__(self, config: ModelConfig, loss: str, seed: int, shape: tuple[int, ...]) -> None:
         torch.set_num_threads(1)
         self._config, self._loss_name, self._shape, self._seed = config, loss, shape, seed
+        self._loss = resolve_network_loss(loss)
         self._device = _device(config.device)
-        self._reader = Reader(config, loss, shape, self._device)
+        self._reader = Reader(config, self._loss.has_classes, shape, self._device)
         self._module = self._built(seed)
         self._head_prefixes = tuple(prefix.rstrip(".") for prefix in config.head) if isinstance(config, CustomModel) else ("head",)
         self.tensors = self._described()
@@ -139,8 +141,8 @@ class TorchNetwork:
             found = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
             raise ConfigError(f"the model gives {found} for {len(inputs)} rows, want scores of shape [{len(inputs)}, classes]")
         n_outputs = int(outputs.shape[1])
-        if self._loss_name == "least_squares" and n_outputs != 1:
-            raise ConfigError(f"the model has {n_outputs} outputs, want 1 for the loss least_squares")
+        if self._loss.n_outputs not in (None, n_outputs):
+            raise ConfigError(f"the model has {n_outputs} outputs, want {self._loss.n_outputs} for the loss {self._loss_name}")
         return n_outputs
 
     # ---- what it does
@@ -164,14 +166,13 @@ class TorchNetwork:
         return Fitted(fitted, loss, n_steps, beside).checked(draw.place)
 
     def judge(self, tensors: Tensors, rows: Rows) -> tuple[float, float]:
-        """Mean loss and accuracy on the rows; with least_squares half the mean squared error, and the mean squared error."""
+        """Mean loss and metric on the rows: with least_squares half the mean squared error, and the mean squared error."""
         scores = self._scores(tensors, rows.features)
         targets = self._reader.targets(rows.target)
         loss = right = 0.0
         for outputs, wanted in zip(scores, torch.split(targets, _CHUNK), strict=True):
-            value = float(self._loss(outputs, wanted)) * len(wanted)
-            loss += value
-            right += 2 * value if self._loss_name == "least_squares" else float((outputs.argmax(dim=1) == wanted).sum())
+            loss += float(self._loss.mean(outputs, wanted)) * len(wanted)
+            right += self._loss.total(outputs, wanted)
         return loss / len(targets), right / len(targets)
 
     def outputs(self, tensors: Tensors, features: NDArray[Any]) -> NDArray[np.float32]:
@@ -197,12 +198,12 @@ class TorchNetwork:
         if is_cached and head is not None and (features := self._features(inputs, head)) is not None:
             prefix = f"{self._head_prefixes[0]}."
             inside = [name.removeprefix(prefix) for name in names]
-            if has_written_gradient(head, phase) and self._loss_name == "cross_entropy" and not self._fixed:
+            if has_written_gradient(head, phase) and self._loss is CROSS_ENTROPY and not self._fixed:
                 return Trained(train_linear_head(cast(nn.Linear, head), features, targets, epochs(n_rows, phase, draw, number), phase))
             phase = phase.inside(prefix)
-            slope = TorchSlope(head, inside, features, targets, self._loss)
+            slope = TorchSlope(head, inside, features, targets, self._loss.mean)
         else:
-            slope = TorchSlope(self._module, names, inputs, targets, self._loss)
+            slope = TorchSlope(self._module, names, inputs, targets, self._loss.mean)
         with torch.no_grad():
             return train(slope, gradient(phase, slope), steps_of(n_rows, phase, draw, number), phase)
 
@@ -245,16 +246,13 @@ class TorchNetwork:
         is_by_row = torch.allclose(seen[0], seen[1][:FEWEST_ROWS], rtol=1e-3, atol=1e-5)
         return torch.cat(seen[1:]) if is_by_row else None
 
-    def _loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if self._loss_name == "least_squares":
-            return ((outputs[:, 0] - targets) ** 2).mean() / 2
-        return nn.functional.cross_entropy(outputs, targets)
-
     @contextlib.contextmanager
     def _model_errors(self, where: str) -> Iterator[None]:
         """What a custom model raises is a RunError; what ours raise is a bug."""
         try:
             yield
+        except CoterieError:
+            raise
         except Exception as error:
             if not isinstance(self._config, CustomModel):
                 raise

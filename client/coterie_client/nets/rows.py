@@ -20,8 +20,8 @@ FEWEST_ROWS = 2
 class Reader:
     """How the network of a model section reads rows of one shape."""
 
-    def __init__(self, config: ModelConfig, loss: str, shape: tuple[int, ...], device: torch.device) -> None:
-        self._config, self._loss, self._shape, self._device = config, loss, shape, device
+    def __init__(self, config: ModelConfig, has_classes: bool, shape: tuple[int, ...], device: torch.device) -> None:
+        self._config, self._has_classes, self._shape, self._device = config, has_classes, shape, device
         self._mean, self._std = self._by_channel("input_mean", config.input_mean), self._by_channel("input_std", config.input_std)
         self._is_scaled = bool(self._mean.any() or (self._std != 1).any())
 
@@ -47,8 +47,8 @@ class Reader:
         return self._owned(single, torch.channels_last if isinstance(self._config, CnnModel) else torch.contiguous_format)
 
     def targets(self, target: NDArray[Any]) -> torch.Tensor:
-        """(m,) numbers for least squares, classes for cross entropy."""
-        return self._owned(target.astype(np.float32 if self._loss == "least_squares" else np.int64))
+        """(m,) classes, or numbers for losses such as least squares."""
+        return self._owned(target.astype(np.int64 if self._has_classes else np.float32))
 
     def _owned(self, array: NDArray[Any], layout: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
         """A copy in memory that torch has aligned: products of unaligned matrices have other bits."""
@@ -70,12 +70,12 @@ class Reader:
                 )
             if isinstance(self._config, LstmModel):
                 _check_whole(user.name, "symbol", features, self._config.symbols)
-            if self._loss == "cross_entropy":
+            if self._has_classes:
                 _check_whole(user.name, "label", target, None)
 
     def check_labels(self, user: UserData, n_classes: int) -> None:
         """ConfigError that names a user with a label that the network has no output for."""
-        if self._loss == "cross_entropy":
+        if self._has_classes:
             for target in (user.target, user.test_target):
                 _check_whole(user.name, "label", target, n_classes)
 

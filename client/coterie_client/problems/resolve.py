@@ -1,13 +1,13 @@
-"""From the name in the configuration to the row loss, built in or the user's own."""
+"""From the name in the configuration to the row loss, built in, of a package, or the user's own."""
 
 from __future__ import annotations
 
-import importlib
 import math
 from typing import Any, cast
 
 from coterie.arrays import Array
 from coterie.errors import ConfigError, otherwise
+from coterie.experiment import plugins
 from coterie.experiment.problem import ProblemConfig
 from coterie.findings import Finding
 from coterie_client.problems.losses import Huber, LeastSquares, Logistic, Poisson, RowLoss, SquaredHinge
@@ -20,9 +20,9 @@ _BOUNDS = ("curvature_bound", "curvature_floor")
 
 @otherwise(Finding("L4", place="problem.loss"))
 def resolve_row_loss(config: ProblemConfig) -> RowLoss:
-    """The row loss that `config.loss` names; its class is called without arguments when the path names a class.
+    """The row loss that `config.loss` names; its class is called without arguments when the name stands for a class.
 
-    Raises `ConfigError` when the path cannot be imported or what it names is not a `RowLoss`.
+    Raises `ConfigError` when it cannot be imported or is not a `RowLoss`.
     """
     match config.loss:
         case "squared_hinge":
@@ -36,22 +36,11 @@ def resolve_row_loss(config: ProblemConfig) -> RowLoss:
         case "poisson":
             return Poisson(config.log_mean_limit)
         case path:
-            return _imported(path)
+            return _own(path)
 
 
-def _imported(path: str) -> RowLoss:
-    module_name, colon, name = path.partition(":")
-    if not colon:
-        raise ConfigError(f"loss {path!r} is not a row loss: wanted a built-in one or 'package.module:name'")
-    try:
-        module = importlib.import_module(module_name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # the user's module may fail in any way of its own, and even exit
-        raise ConfigError(f"loss {path!r} cannot be imported: {type(error).__name__}: {error}") from error
-    if not hasattr(module, name):
-        raise ConfigError(f"loss {path!r} does not exist: module {module_name!r} has no {name!r}")
-    found = getattr(module, name)
+def _own(path: str) -> RowLoss:
+    found = plugins.load("loss", path)
     if isinstance(found, type):
         try:
             found = found()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -16,11 +16,12 @@ from pydantic import BaseModel, Field, PositiveFloat, ValidationError, Validatio
 from pydantic_core import ErrorDetails
 
 from coterie.errors import ConfigError
+from coterie.experiment import plugins
 from coterie.experiment.columns import Name
-from coterie.experiment.data import DataConfig
+from coterie.experiment.data import SOURCES, DataConfig, PythonData
 from coterie.experiment.links import LinkRules
 from coterie.experiment.method import ANY_MODEL, CONVEX, NETWORK, Meaningless
-from coterie.experiment.model import ModelConfig
+from coterie.experiment.model import CustomModel, ModelConfig
 from coterie.experiment.problem import ProblemConfig
 from coterie.experiment.registry import is_method, method, methods
 from coterie.experiment.settings import Settings
@@ -38,13 +39,11 @@ _SILENT_HEARTBEATS = 10  # after which a host gives its parent up (`coterie.sess
 
 Seconds = Annotated[float, Field(gt=0, le=_MAX_SECONDS)]
 Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
+PackageName = Annotated[str, Field(pattern=plugins.PACKAGE)]
+PackageVersion = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.!+_-]{0,99}$")]
 
 # Keys of a method that say the same thing in different conventions: a file has one of them.
 _PENALTIES = frozenset({"penalty", "lambda_eq3", "lambda_eq14", "gamma_eq4", "path"})
-_SOURCES = (
-    *("csv", "parquet", "stata", "spss", "npz", "leaf", "python", "images", "torchvision", "huggingface", "roles", "tweets"),
-    *("ellipses", "hlm", "representation", "hsb", "exams", "growth", "digits"),
-)
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 _WORD = re.compile(r"'([^']*)'")
 _PATTERNS = {_NAME: "at most 100 letters, digits, dots, hyphens and underscores, of which the first is a letter or a digit"}
@@ -176,6 +175,8 @@ class Experiment(Settings):
     evaluate: bool = True  # after each stage: losses of the final models on training and held-out rows
     federation: FederationRules = FederationRules()
     snapshots: Snapshots = Snapshots()
+    # Versions of the installed packages whose code takes part, by name; absent: those that are installed here.
+    packages: Annotated[dict[PackageName, PackageVersion], Field(max_length=100)] = Field(default_factory=dict, validate_default=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -207,7 +208,8 @@ class Experiment(Settings):
             raise ValueError(f"method {name!r} trains no network, but there is a model: want one of {', '.join(methods('network'))}")
         for key in meaningless.keys:
             _check_default(self.method, key, meaningless.why)
-        if self.problem.is_for_networks != is_network and not (is_network and self.problem.loss == "least_squares"):
+        fits_both = self.problem.is_own or (is_network and self.problem.loss == "least_squares")
+        if self.problem.is_for_networks != is_network and not fits_both:
             wanted = "cross_entropy or least_squares" if is_network else "the loss of a convex problem"
             raise ValueError(f"method {name!r} has the loss {self.problem.loss!r}, want {wanted}")
         target = "target" if hasattr(self.data, "target") else "target_column"
@@ -241,6 +243,11 @@ class Experiment(Settings):
             value = {**found.convex_defaults, **value}
         return found.config.model_validate(value)
 
+    @field_validator("packages")
+    @classmethod
+    def _those_that_take_part(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        return plugins.packages_of(_named(info.data), value)
+
 
 def _check_default(settings: BaseModel, key: str, why: str) -> None:
     """ValueError where a key that has no meaning for this kind of models is set."""
@@ -250,10 +257,30 @@ def _check_default(settings: BaseModel, key: str, why: str) -> None:
         raise ValueError(f"method.{key} is {quoted(plain)}, but {why}: want no such key")
 
 
+def _named(sections: Mapping[str, Any]) -> Iterator[tuple[plugins.Kind, str]]:
+    """What the sections of an experiment name that is not built in: the losses, sources, models and partitions of others."""
+    problem, data, model = (sections.get(key) for key in ("problem", "data", "model"))
+    if problem is not None and problem.is_own:
+        yield "loss", problem.loss
+    if isinstance(data, PythonData):
+        yield "source", data.path
+    if isinstance(model, CustomModel):
+        yield "model", model.build
+    partition = getattr(data, "partition", None)
+    if partition is not None and partition.is_own:
+        yield "partition", partition.by
+
+
+def named_code(experiment: Experiment) -> list[str]:
+    """The import paths in an experiment, of code that is imported where its users are."""
+    return [name for _, name in _named(dict(experiment)) if plugins.is_path(name)]
+
+
 def experiment_from(content: Any, where: str = "the experiment") -> Experiment:
     """The experiment in a mapping; ConfigError with every mistake in it, each with its place and the value found."""
     if not isinstance(content, Mapping):
         raise ConfigError(f"{where} is a {type(content).__name__}, want a mapping with name, data, problem and method")
+    plugins.check_installed(content.get("packages"))  # before the names that they give are unknown
     try:
         return Experiment.model_validate(content)
     except ValidationError as error:
@@ -264,6 +291,8 @@ def experiment_to_json(experiment: Experiment) -> str:
     """The frozen experiment as canonical JSON; `experiment_from(json.loads(...))` gives it back."""
     content = experiment.model_dump(mode="json", exclude={"method"})
     content["method"] = experiment.method.model_dump(mode="json")
+    if not experiment.packages:
+        del content["packages"]
     return json.dumps(content, sort_keys=True)
 
 
@@ -375,4 +404,5 @@ def _complaint(kind: str, item: ErrorDetails, name: str | None) -> str:
 
 def _tags(item: ErrorDetails) -> Sequence[str]:
     """The names of the sources, or of the models."""
-    return tags_of(ModelConfig) if item["loc"][:1] == ("model",) else _SOURCES
+    is_model = item["loc"][:1] == ("model",)
+    return [*(tags_of(ModelConfig) if is_model else SOURCES), *plugins.names("model" if is_model else "source")]

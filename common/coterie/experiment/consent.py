@@ -12,12 +12,13 @@ These parts count:
     payload       how precisely vectors travel
     topology      who sees what a user sends
     code          what is imported on the host
+    packages      installed packages whose code takes part, with their versions
 
 These do not: the name and the description, seeds (`seed`; those in `data` are part of it), the fold of a cross-validation, stop rules,
 times and numbers of hosts, links, and snapshots. They change how long a run takes, but not what can be learnt from one round.
 
 A value that is the default of its key is left out, so a hash is the same where a later version knows more keys. What a default means is a
-matter of the host's own version. Nothing is fetched: of code the hash holds the names only.
+matter of the host's own version. Nothing is fetched: of code the hash holds the names only, of packages name and version.
 """
 
 from __future__ import annotations
@@ -29,9 +30,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from coterie.errors import ConfigError
-from coterie.experiment.config import Experiment
-from coterie.experiment.data import PythonData
-from coterie.experiment.model import CustomModel
+from coterie.experiment.config import Experiment, named_code
 from coterie.findings import Finding
 
 HEX: Final = 32  # digits: 128 bits, since who asks may choose two experiments and look for a collision
@@ -55,17 +54,11 @@ def asked_of(experiment: Experiment) -> dict[str, Any]:
         "topology": experiment.federation.topology,
         "code": named_code(experiment),
     }
+    if experiment.packages:
+        asked["packages"] = dict(experiment.packages)
     if experiment.model is not None:
         asked["model"] = {"name": experiment.model.name, **experiment.model.model_dump(mode="json", exclude_defaults=True)}
     return asked
-
-
-def named_code(experiment: Experiment) -> list[str]:
-    """What the experiment names of code to import where its users are."""
-    named = [experiment.problem.loss] if ":" in experiment.problem.loss else []
-    named += [experiment.data.path] if isinstance(experiment.data, PythonData) else []
-    named += [experiment.model.build] if isinstance(experiment.model, CustomModel) else []
-    return named
 
 
 def consent_hash(experiment: Experiment) -> str:

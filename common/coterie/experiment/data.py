@@ -7,11 +7,12 @@ where the source brings test rows of its own.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, NonNegativeFloat, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, NonNegativeFloat, StringConstraints, model_validator
 
 from coterie.experiment.columns import ColumnType, Dialect, Missing, Name
+from coterie.experiment.plugins import check_known, is_path, is_there
 from coterie.experiment.settings import Settings
 
 FilePath = Annotated[str, StringConstraints(min_length=1, max_length=4000, pattern=r"^[^\x00]+$")]
@@ -147,14 +148,21 @@ class Sizes(Settings):
 
 
 _NEEDED = {"classes": ("users", "classes_per_user"), "dirichlet": ("users", "alpha"), "user": ()}
+_OWN = "a rule of your own"
 _POSSIBLE = {
-    "users": ("classes", "dirichlet"),
+    "users": ("classes", "dirichlet", _OWN),
     "classes_per_user": ("classes", "user"),
     "alpha": ("dirichlet",),
     "equal_rows": ("classes",),
     "min_rows": ("dirichlet", "user"),
     "max_users": ("user",),
+    "sizes": ("classes", "dirichlet", "user"),
+    "options": (_OWN,),
 }
+
+
+def _known_rule(by: str) -> str:
+    return check_known("partition", by, tuple(_NEEDED))
 
 
 class Partition(Settings):
@@ -163,9 +171,11 @@ class Partition(Settings):
     by: classes    each of `users` users gets rows of `classes_per_user` distinct classes, and every class goes to equally many users.
     by: dirichlet  each class is divided among `users` users in proportions drawn from Dirichlet(alpha).
     by: user       the rows know their users; each keeps its own (of `classes_per_user` of its classes, drawn).
+
+    Or `by` names a rule of a package, or of the client's own code (`coterie_client.data.rules`), which is given `options`.
     """
 
-    by: Literal["classes", "dirichlet", "user"]
+    by: Annotated[str, AfterValidator(_known_rule)]
     users: Annotated[int, Field(ge=1, le=MAX_PARTS)] | None = None
     classes_per_user: Annotated[int, Field(ge=1, le=MAX_CLASSES)] | None = None  # S
     alpha: Annotated[float, Field(gt=0, le=1e6)] | None = None  # small: a user has few classes; large: all have the same mixture
@@ -177,23 +187,31 @@ class Partition(Settings):
     classes: tuple[Annotated[int, Field(ge=0)] | Name, ...] | None = Field(default=None, min_length=1)  # only rows with these labels
     relabel: bool = False  # a label becomes its place in `classes`, from 0
     sizes: Sizes | None = None
+    options: dict[str, JsonValue] = Field(default_factory=dict)
     rows_per_user: Annotated[int, Field(ge=1)] | None = None  # at most so many training rows, in the proportions of the user's classes
     test_rows_per_user: Annotated[int, Field(ge=1)] | None = None  # likewise
     seed: int | None = Field(default=None, ge=0, le=2**63 - 1)  # absent: the experiment's
 
     @model_validator(mode="after")
     def _keys_fit_the_kind(self) -> Partition:
-        for key in _NEEDED[self.by]:
+        needed = _NEEDED.get(self.by, ())
+        for key in needed:
             if getattr(self, key) is None:
-                raise ValueError(f"by is {self.by!r} and {key} is missing, want {' and '.join(_NEEDED[self.by])}")
+                raise ValueError(f"by is {self.by!r} and {key} is missing, want {' and '.join(needed)}")
+        kind = _OWN if self.is_own else self.by
         for key, kinds in _POSSIBLE.items():
-            if self.by not in kinds and getattr(self, key) != type(self).model_fields[key].default:
+            if kind not in kinds and getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True):
                 raise ValueError(f"{key} is {getattr(self, key)} and by is {self.by!r}, want it with by: {' or '.join(kinds)}")
         if self.relabel and self.classes is None:
             raise ValueError("relabel is true without classes, want the list of classes whose places are the new labels")
         if self.classes is not None and len(set(self.classes)) < len(self.classes):
             raise ValueError(f"classes is {list(self.classes)}, want each class once")
         return self
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the rule is code of a package, or beside the experiment."""
+        return self.by not in _NEEDED
 
 
 class _Labelled(_Model):
@@ -547,16 +565,35 @@ class GrowthData(_Bundled):
     standardize_target: bool = False  # by the constants of the whole table, which are public; nothing is exchanged
 
 
+def _known_source(path: str) -> str:
+    return check_known("source", path, ())
+
+
 class PythonData(_Model):
-    """Users made by a function of the client's own code, marked `@coterie.user_source`."""
+    """Users, or labelled rows, made by code of a package or by the client's own (`coterie_client.data.python_source`)."""
 
     source: Literal["python"]
-    path: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]  # package.module:function
+    path: Annotated[str, AfterValidator(_known_source)]  # the name that a package gives it, or package.module:name
     options: dict[str, JsonValue] = Field(default_factory=dict)
     test_fraction: TestFraction = 0.2  # for users that come without test rows
+    partition: Partition | None = None  # of labelled rows; absent: by user
 
 
 PooledData = NpzData | LeafData | DigitsData | ImagesData | TorchvisionData | HuggingfaceData | RolesData | TweetsData  # by `Partition`
+SOURCES = (
+    *("csv", "parquet", "stata", "spss", "npz", "leaf", "python", "images", "torchvision", "huggingface", "roles", "tweets"),
+    *("ellipses", "hlm", "representation", "hsb", "exams", "growth", "digits"),
+)
+
+
+def _of_a_package(value: Any) -> Any:
+    """`source: NAME` of a package, and `source: package.module:name`, are python sources."""
+    name = value.get("source") if isinstance(value, dict) else None
+    if isinstance(name, str) and name not in SOURCES and (is_path(name) or is_there("source", name)):
+        return {"path": name, **value, "source": "python"}
+    return value
+
+
 DataConfig = Annotated[
     CsvData
     | ParquetData
@@ -571,4 +608,5 @@ DataConfig = Annotated[
     | RepresentationData
     | PythonData,
     Field(discriminator="source"),
+    BeforeValidator(_of_a_package),
 ]

@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, JsonValue, PositiveFloat, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, PositiveFloat, StringConstraints
 
 from coterie.errors import ConfigError, ProtocolError
+from coterie.experiment.plugins import check_known, is_path, is_there
 from coterie.experiment.settings import Settings
 from coterie.findings import Finding
 from coterie.text.quoting import quoted
@@ -78,22 +79,31 @@ class LstmModel(_Model):
     classes: Extent
 
 
+def _known(build: str) -> str:
+    return check_known("model", build, ())
+
+
 class CustomModel(_Model):
-    """A function of the client's own code that returns a `torch.nn.Module`; it is called with `options`."""
+    """A function of a package or of the client's own code that returns a `torch.nn.Module`; it is called with `options`."""
 
     name: Literal["custom"]
-    build: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]  # package.module:function
+    build: Annotated[str, AfterValidator(_known)]  # the name that a package gives it, or package.module:function
     options: dict[str, JsonValue] = Field(default_factory=dict)
     head: Annotated[tuple[Prefix, ...], Field(min_length=1)] = ("head",)  # tensors whose names begin with one of these
 
 
 def _named(value: Any) -> Any:
-    """`model: package.module:function`, and a mapping with `build`, are custom models."""
+    """`model: package.module:function`, a mapping with `build`, and one with the name of a package's model are custom models."""
     if isinstance(value, str):
         value = {"build": value}
-    return {"name": "custom", **value} if isinstance(value, dict) and "build" in value else value
+    if not isinstance(value, dict):
+        return value
+    if isinstance(name := value.get("name"), str) and name not in _BUILT_IN and (is_path(name) or is_there("model", name)):
+        value = {"build": name, **value, "name": "custom"}
+    return {"name": "custom", **value} if "build" in value else value
 
 
+_BUILT_IN = ("linear", "mlp", "cnn", "lstm", "custom")
 ModelConfig = Annotated[LinearModel | MlpModel | CnnModel | LstmModel | CustomModel, Field(discriminator="name"), BeforeValidator(_named)]
 
 

@@ -5,29 +5,23 @@ The arithmetic is the client's alone, in `coterie_client.problems`; the coordina
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
+from coterie.experiment.plugins import check_known
 from coterie.experiment.settings import Settings
-from coterie.text.quoting import quoted
-from coterie.text.suggestions import suggestion
 
 MARGIN_LOSSES: Final = ("squared_hinge", "logistic", "least_squares", "huber", "poisson")
 DISTANCE_LOSSES: Final = ("squared_distance", "huber_distance")
 NETWORK_LOSSES: Final = ("cross_entropy",)  # networks also take least_squares
 UNTOLD: Final = "metric"  # where only the code of the loss could tell
 METRICS: Final = ("accuracy", "squared_error", "deviance", UNTOLD)
-_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_BUILT_IN: Final = (*MARGIN_LOSSES, *DISTANCE_LOSSES, *NETWORK_LOSSES)
 
 
-def _known_or_importable(loss: str) -> str:
-    names = (*MARGIN_LOSSES, *DISTANCE_LOSSES, *NETWORK_LOSSES)
-    if loss in names or _IMPORT_PATH.fullmatch(loss):
-        return loss
-    wanted = f"wanted one of {', '.join(names)}, or an import path 'package.module:name'"
-    raise ValueError(f"loss {quoted(loss)} is unknown: {wanted}{suggestion(loss, names)}")
+def _known(loss: str) -> str:
+    return check_known("loss", loss, _BUILT_IN)
 
 
 class ProblemConfig(Settings):
@@ -49,7 +43,7 @@ class ProblemConfig(Settings):
     steps as long as can be; counts above exp(`log_mean_limit`) are refused. Held-out rows are judged by their mean deviance.
     """
 
-    loss: Annotated[str, AfterValidator(_known_or_importable)]
+    loss: Annotated[str, AfterValidator(_known)]
     l2: NonNegativeFloat = 0.0  # c above
     huber_delta: PositiveFloat = 1.0  # where the Huber function turns from quadratic to linear
     log_mean_limit: Annotated[float, Field(ge=0, le=50)] = 5.0  # poisson: the log of a mean beyond which exp goes on as its parabola
@@ -60,6 +54,11 @@ class ProblemConfig(Settings):
     def is_distance(self) -> bool:
         """Whether rows are points to be near to, without targets."""
         return self.loss in DISTANCE_LOSSES
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the loss is code of a package, or beside the experiment: for a network where the experiment has one."""
+        return self.loss not in _BUILT_IN
 
     @property
     def is_for_networks(self) -> bool:
@@ -73,7 +72,7 @@ class ProblemConfig(Settings):
             return "accuracy"
         if self.loss == "poisson":
             return "deviance"
-        return UNTOLD if ":" in self.loss else "squared_error"
+        return UNTOLD if self.is_own else "squared_error"
 
     @property
     def has_intercept(self) -> bool:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from coterie.errors import ConfigError
+from coterie.findings import NO_RULE, Finding
+
+_MAX_MISTAKES = 20
+S = TypeVar("S", bound="Settings")
 
 
 class Settings(BaseModel):
@@ -11,4 +19,14 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
-__all__ = ["Settings"]
+def validated(model: type[S], content: object, where: str, finding: Finding = NO_RULE) -> S:
+    """The settings in `content`. ConfigError with every mistake in it; `where` is what sentences call it."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        mistakes = error.errors(include_url=False)[:_MAX_MISTAKES]
+        listed = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg'].removeprefix('Value error, ')}" for one in mistakes)
+        raise ConfigError(f"{where}: {listed}", finding) from None
+
+
+__all__ = ["Settings", "validated"]

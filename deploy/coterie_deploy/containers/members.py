@@ -127,7 +127,7 @@ def _check(experiment: Experiment, asked: Asked) -> bool:
     source = experiment.data
     if experiment.federation.is_two_tier and server_half(experiment.method.name).tiers == FLAT_ONLY:
         raise ConfigError(f"method {experiment.method.name!r} has no clusters of its own, want --topology flat")
-    if (named := named_code(experiment)) and not asked.allow_code:
+    if (named := [*named_code(experiment), *experiment.packages]) and not asked.allow_code:
         listed = " and ".join(map(repr, named))
         raise ConfigError(f"the experiment imports {listed}, which the images do not have: add it to them and allow it with --allow-code")
     if asked.data is not None and asked.private_data is not None:

@@ -225,8 +225,13 @@ def metric_name(experiment: Experiment) -> str:
     """What `heldout_metric` is."""
     if (known := experiment.problem.metric) != "metric":
         return known.replace("_", " ")
-    try:
-        from coterie_client.problems.resolve import resolve_row_loss  # noqa: PLC0415 - a machine that only coordinates has no losses
+    try:  # a machine that only coordinates has no losses, and no torch
+        if experiment.model is not None:
+            from coterie_client.nets.losses import resolve_network_loss  # noqa: PLC0415
+
+            loss = resolve_network_loss(experiment.problem.loss)
+            return "metric" if loss.metric is not None else "accuracy" if loss.has_classes else "squared error"
+        from coterie_client.problems.resolve import resolve_row_loss  # noqa: PLC0415
 
         return "accuracy" if resolve_row_loss(experiment.problem).is_classifier else "squared error"
     except (ConfigError, ImportError):

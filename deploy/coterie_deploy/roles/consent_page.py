@@ -33,6 +33,8 @@ def asked_lines(experiment: Experiment) -> list[str]:
     lines.append(f"  references: {_listed(asked['references']) or 'none'}")
     lines.append(f"  vectors travel as {asked['payload']}; models are {'' if asked['evaluate'] else 'not '}judged on these rows")
     lines.append(f"  code to import here: {_listed(asked['code']) or 'none'}")
+    if packages := asked.get("packages"):
+        lines.append(f"  code of installed packages: {_mapping(packages)}")
     return [shortened(printable(line), _MAX_LINE) for line in (*lines, "Who learns what:", *reveal_lines(experiment))]
 
 

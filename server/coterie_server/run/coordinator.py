@@ -29,6 +29,7 @@ from coterie import __version__
 from coterie.errors import ConfigError, CoterieError, RunError
 from coterie.experiment.config import Experiment, experiment_to_json
 from coterie.experiment.features import Feature
+from coterie.experiment.plugins import check_versions
 from coterie.record.files import written_whole
 from coterie_server.interface.half import Facts, Members, Outcome
 from coterie_server.record.rundb import BETWEEN, DIRECT, FLUSH_S, OnEvent, RunDatabase, read_run
@@ -82,6 +83,7 @@ async def coordinate(experiment: Experiment, connect: Connect, options: Options)
     Raises ConfigError before anything has started, RunError when the run cannot go on; hosts are told why.
     """
     folder = options.folder
+    check_versions(experiment.packages)
     with _locked(folder, resume=options.resume):
         _check_folder(experiment, folder, options.start, resume=options.resume)
         scope = BETWEEN if experiment.federation.is_two_tier else DIRECT

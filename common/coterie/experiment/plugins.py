@@ -1,0 +1,202 @@
+"""Names from outside: those of installed packages, and import paths of files beside the experiment.
+
+An installed package gives names in entry-point groups, and its code needs no leave: whoever installed it gave it. An import path
+"module:name" is code that the experiment names, which a client imports only with `--allow-code`. Built-in names come first, so packages are
+not searched where one of those is meant.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from coterie.errors import ConfigError
+from coterie.findings import Finding
+from coterie.text.quoting import quoted
+from coterie.text.suggestions import suggestion
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+Kind = Literal["method", "loss", "model", "source", "partition"]
+GROUPS: Final[Mapping[Kind, str]] = {
+    "method": "coterie.methods",
+    "loss": "coterie.losses",  # convex ones and those of networks
+    "model": "coterie.models",
+    "source": "coterie.data",
+    "partition": "coterie.partitions",
+}
+PLACES: Final[Mapping[Kind, str]] = {  # the key of an experiment that names one
+    "method": "method.name",
+    "loss": "problem.loss",
+    "model": "model.build",
+    "source": "data.path",
+    "partition": "data.partition.by",
+}
+PACKAGE: Final = r"^[a-z0-9]([a-z0-9-]{0,98}[a-z0-9])?$"  # a distribution's normalised name
+_NOUNS: Final[Mapping[Kind, str]] = {"source": "data source"}
+_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_PACKAGE = re.compile(PACKAGE)
+
+
+@dataclass(frozen=True)
+class Package:
+    """An installed distribution."""
+
+    name: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+def is_path(name: str) -> bool:
+    """Whether this is an import path "package.module:name"."""
+    return bool(_PATH.fullmatch(name))
+
+
+def is_there(kind: Kind, name: str) -> bool:
+    """Whether an installed package gives this name. ConfigError where two do."""
+    return _entry(kind, name) is not None
+
+
+def package_of(kind: Kind, name: str) -> Package | None:
+    """The package that gives a name; None for an import path, and where none does. ConfigError where two do."""
+    entry = _entry(kind, name)
+    return None if entry is None else _package(entry)
+
+
+def names(kind: Kind) -> Sequence[str]:
+    """All names that installed packages give, in order of the alphabet."""
+    return sorted({entry.name for entry in _entries(kind, tuple(sys.path))})
+
+
+def unknown(kind: Kind, name: object, built_in: Sequence[str]) -> str:
+    """The sentence for a name that is neither built in, nor of a package, nor an import path."""
+    listed = [*built_in, *names(kind)]
+    some = f"one of {', '.join(listed)}, or " if listed else ""
+    wanted = f"want {some}an import path 'package.module:name'"
+    return f"{noun(kind)} {quoted(name)} is unknown: {wanted}{suggestion(name, listed)}"
+
+
+def check_known(kind: Kind, name: str, built_in: Sequence[str]) -> str:
+    """The name, or ValueError where it is unknown."""
+    if name in built_in or is_path(name) or is_there(kind, name):
+        return name
+    raise ValueError(unknown(kind, name, built_in))
+
+
+def noun(kind: Kind) -> str:
+    """What sentences call one."""
+    return _NOUNS.get(kind, kind)
+
+
+def load(kind: Kind, name: str) -> Any:
+    """What a package's name or an import path stands for. ConfigError where it cannot be imported, or is not there."""
+    found, colon, attribute = name.partition(":")
+    if colon:
+        return _attribute(kind, f"{noun(kind)} {quoted(name)}", found, attribute)
+    entry = _entry(kind, name)
+    if entry is None:
+        raise ConfigError(f"{noun(kind)} {quoted(name)} is of no package that is installed here", Finding("L8", place=PLACES[kind]))
+    return _attribute(kind, f"{noun(kind)} {name!r} of the package {_package(entry)}", entry.module, entry.attr)
+
+
+def _attribute(kind: Kind, what: str, module_name: str, name: str) -> Any:
+    finding = Finding("L4", place=PLACES[kind])
+    try:
+        found: Any = importlib.import_module(module_name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module of others may fail in any way of its own, and even exit
+        raise ConfigError(f"{what} cannot be imported: {type(error).__name__}: {error}", finding) from error
+    for part in filter(None, name.split(".")):
+        if not hasattr(found, part):
+            raise ConfigError(f"{what} does not exist: module {module_name!r} has no {name!r}", finding)
+        found = getattr(found, part)
+    return found
+
+
+def _entry(kind: Kind, name: str) -> EntryPoint | None:
+    if not _NAME.fullmatch(name):
+        return None
+    found = [entry for entry in _entries(kind, tuple(sys.path)) if entry.name == name]
+    if len(found) > 1:
+        listed = " and ".join(sorted(str(_package(entry)) for entry in found))
+        sentence = f"{noun(kind)} {name!r} is of {len(found)} packages, {listed}: want one of them uninstalled"
+        raise ConfigError(sentence, Finding("L9", place=PLACES[kind]))
+    return found[0] if found else None
+
+
+@functools.cache
+def _entries(kind: Kind, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:  # noqa: ARG001 - another path has other packages
+    from importlib.metadata import entry_points  # noqa: PLC0415 - of no use where all names are built in
+
+    return tuple(entry for entry in entry_points(group=GROUPS[kind]) if _NAME.fullmatch(entry.name))
+
+
+def _package(entry: EntryPoint) -> Package:
+    assert entry.dist is not None  # noqa: S101 - it was found in one
+    return Package(re.sub(r"[-_.]+", "-", entry.dist.name).lower(), entry.dist.version)
+
+
+# ---- the packages of an experiment
+
+
+def installed(name: str) -> str | None:
+    """The version of a distribution, None where it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - as above
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def check_installed(packages: object) -> None:
+    """ConfigError that names a package of a run that is not installed here; of what is no mapping of names others complain."""
+    for name, version in packages.items() if isinstance(packages, Mapping) else ():
+        if isinstance(name, str) and _PACKAGE.fullmatch(name) and installed(name) is None:
+            sentence = f"the experiment needs the package {name} {quoted(version)}, which is not installed here"
+            raise ConfigError(sentence, Finding("L8"))
+
+
+def check_versions(packages: Mapping[str, str]) -> None:
+    """ConfigError that names a package of a run that is not installed here, or in another version."""
+    check_installed(packages)
+    for name, version in packages.items():
+        if (found := installed(name)) != version:
+            sentence = f"the package {name} is installed here in version {found}, and the experiment needs version {version}"
+            raise ConfigError(sentence, Finding("L10"))
+
+
+def packages_of(named: Iterator[tuple[Kind, str]], given: Mapping[str, str]) -> dict[str, str]:
+    """Name and version of each package that gives one of the names: the version that is given, or else that which is installed here."""
+    found = {package.name: package.version for kind, name in named if (package := package_of(kind, name)) is not None}
+    return {name: given.get(name, version) for name, version in sorted(found.items())}
+
+
+__all__ = [
+    "GROUPS",
+    "PLACES",
+    "Kind",
+    "Package",
+    "check_installed",
+    "check_known",
+    "check_versions",
+    "installed",
+    "is_path",
+    "is_there",
+    "load",
+    "names",
+    "noun",
+    "package_of",
+    "packages_of",
+    "unknown",
+]

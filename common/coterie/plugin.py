@@ -1,0 +1,43 @@
+"""What the author of a method, a loss, a model, a data source or a partition rule may import: these names, and no others, stay.
+
+    from coterie.plugin import NetworkLoss
+
+A name is fetched from its room when it is first asked for, so a plug-in for hosts imports nothing of the server. The stub beside this file
+has the types.
+"""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+# Name: the module that has it.
+FETCHED: Final[Mapping[str, str]] = {
+    # everybody
+    "ConfigError": "coterie.errors",
+    "RunError": "coterie.errors",
+    "Settings": "coterie.experiment.settings",
+    "Stream": "coterie.draws.streams",
+    "normal": "coterie.draws.streams",
+    # losses
+    "RowLoss": "coterie_client.problems.losses",
+    "NetworkLoss": "coterie_client.nets.losses",
+    # data sources
+    "DataSource": "coterie_client.data.sources",
+    "LabelledRows": "coterie_client.data.sources",
+    "SourceRequest": "coterie_client.data.sources",
+    "User": "coterie_client.data.sources",
+    # partition rules
+    "PartitionRequest": "coterie_client.data.rules",
+    "PartitionRule": "coterie_client.data.rules",
+}
+__all__ = sorted(FETCHED)  # noqa: PLE0605 - the stub has them one by one
+
+
+def __getattr__(name: str) -> Any:
+    if name not in FETCHED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(FETCHED[name]), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
