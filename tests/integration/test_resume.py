@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from coterie_deploy.engines.loopback import LoopbackLink
 from coterie_server.record import summary
 from coterie_server.record.rundb import open_run
 from coterie_server.run.coordinator import Options, coordinate
+from coterie_server.session.hub import Hub
+from coterie_server.session.refusal import Refusal
 from tests.simulation import CoordinatorKilledError, Faults, World, bits, query, random_faults, small_experiment
 
 METHODS = {
@@ -65,8 +68,6 @@ def test_useful_traffic_is_counted_once_whatever_was_repeated(seed: int, tmp_pat
 def test_a_host_that_lost_its_state_after_it_was_forgotten_is_turned_away(tmp_path: Path) -> None:
     import shutil
 
-    from coterie_server.session.refusal import Refusal
-
     experiment = small_experiment(METHODS["squared"], snapshots={"every_rounds": 1})
     World(experiment, tmp_path / "calm", 2).run()
     last = n_exchanges(tmp_path / "calm")
@@ -81,6 +82,28 @@ def test_a_host_that_lost_its_state_after_it_was_forgotten_is_turned_away(tmp_pa
 
     with pytest.raises(RunError, match="host 'h1' came back without its state"):
         Amnesia(experiment, tmp_path / "faulty", 2, Faults(hosts_before={last: "h1"})).run()
+
+
+def test_a_host_cannot_claim_an_exchange_that_no_attempt_has_numbered(tmp_path: Path) -> None:
+    experiment = small_experiment(METHODS["squared"])
+    calm = World(experiment, tmp_path / "calm", 3).run()
+
+    class Boasting(World):
+        @contextlib.asynccontextmanager
+        async def connect(self, hub: Hub) -> AsyncIterator[None]:
+            for claimed in (10**9, 1001) if hub.state.attempt > 1 else ():
+                liar = self.host("h1", hub.run_id)
+                liar.last_seq = claimed
+                with pytest.raises(Refusal, match=f"state that is not of this run: it is at task {claimed}, but none above 1000 was ever"):
+                    LoopbackLink(hub, liar).join()
+            async with super().connect(hub):
+                yield
+                assert hub.participation.furthest < 1000
+
+    world = Boasting(experiment, tmp_path / "faulty", 3, Faults(coordinator=[4]))
+    assert bits(world.run()) == bits(calm)
+    assert query(world.folder, "SELECT value FROM run WHERE key = 'reserved'") == [("1000",)]
+    assert len(query(world.folder, "SELECT * FROM events WHERE kind = 'refused'")) == 2
 
 
 def test_both_books_agree_to_the_byte(tmp_path: Path) -> None:

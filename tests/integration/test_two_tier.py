@@ -387,10 +387,12 @@ def test_an_aggregator_writes_itself_down_between_long_tasks_and_the_bits_are_th
     monkeypatch.setattr(aggregator_room, "HOST_BYTES", 1)
     monkeypatch.setattr(aggregator_room, "_FEWEST_EXCHANGES", 3)
     saved: dict[str, list[int]] = {}
+    earlier: dict[tuple[str, int], int] = {}  # the last exchange that an earlier attempt may have numbered
     written = aggregator_room.Aggregator.save
 
     def save(self: aggregator_room.Aggregator) -> None:
         saved.setdefault(self.name, []).append(self.hub.seq)
+        earlier[self.name, self.hub.state.attempt] = self.hub.state.earlier
         written(self)
 
     monkeypatch.setattr(aggregator_room.Aggregator, "save", save)
@@ -405,6 +407,7 @@ def test_an_aggregator_writes_itself_down_between_long_tasks_and_the_bits_are_th
     ]
     assert sorted(text.partition(" resumed")[0] for text in resumed) == ["aggregator 'c1'", "aggregator 'c2'"]
     assert not any(text.endswith("exchange 0") for text in resumed)
+    assert earlier == {("c0", 1): 0, ("c1", 1): 0, ("c1", 2): 1000, ("c2", 1): 0, ("c2", 2): 1000}
 
 
 def one_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tiers, list[Stop]]:

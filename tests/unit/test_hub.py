@@ -66,6 +66,7 @@ class Notes:
     events: list[tuple[str, str]] = field(default_factory=list)
     decisions: list[tuple[int, str, Any]] = field(default_factory=list)
     booked: list[tuple[str, str, Row, bool]] = field(default_factory=list)
+    reserved: list[int] = field(default_factory=list)
 
     def book(self, link: str, where: tuple[int, int], rows: Iterable[tuple[Row, Indices | None]], useful: bool) -> None:
         self.booked += [(link, row.direction, row, useful) for row, _ in rows]
@@ -77,6 +78,9 @@ class Notes:
 
     def decide(self, seq: int, kind: str, value: Any) -> None:
         self.decisions.append((seq, kind, value))
+
+    def reserve(self, seq: int) -> None:
+        self.reserved.append(seq)
 
     def flush(self) -> None: ...
 
@@ -1029,6 +1033,58 @@ def test_a_host_that_does_not_leave_is_not_waited_for_for_ever() -> None:
     run(test())
 
 
+def again(w: World, **rules: Any) -> World:
+    """The parent that a second attempt starts."""
+    other = world(**rules)
+    other.hub.state.attempt, other.hub.state.earlier = 2, w.hub.state.reserved
+    other.hub.restore(w.hub.memory())
+    return other
+
+
+def test_exchanges_are_numbered_in_blocks_that_were_written_down_before() -> None:
+    async def test() -> None:
+        w = world(hosts=1)
+        w.join("a", ["u1"])
+        await w.hub.gather()
+        w.hub.state.seq, w.hub.state.reserved = 999, 1000
+        for seq in (1000, 1001):
+            exchange = await asked(w, All(np.ones(2)))
+            assert w.notes.reserved == ([2000] if seq > 1000 else [])
+            w.answer("a", seq, rows(1))
+            await exchange
+
+    run(test())
+
+
+@pytest.mark.parametrize("last_seq", [2, 10**9])
+def test_a_host_that_has_seen_an_exchange_that_there_was_not_is_turned_away(last_seq: int) -> None:
+    async def test() -> None:
+        w = await two_hosts()
+        with pytest.raises(Refusal, match=f"not of this run: it is at task {last_seq}, but none above 0 was ever sent"):
+            w.join("b", ["u10", "u2"], run_id="run-1", last_seq=last_seq)
+        exchange = await asked(w, All(np.ones(2)))
+        for name in "ab":
+            w.answer(name, 1, rows(2))
+        await exchange
+        other = again(w, late="skip", late_after_s=5.0)
+        other.hub.participation.may_skip = True
+        sentence = "host 'b' came with a state that is not of this run: it is at task 1001, but none above 1000 was ever sent"
+        with pytest.raises(Refusal, match=sentence) as refusal:
+            other.join("b", ["u10", "u2"], run_id="run-1", last_seq=1001)
+        assert refusal.value.code == "FAILED_PRECONDITION"
+        other.join("a", ["u1", "u3"], run_id="run-1", last_seq=1)
+        other.join("b", ["u10", "u2"], run_id="run-1", last_seq=1)
+        other.hub.go_on()
+        exchange = await asked(other, All(np.ones(2)))
+        other.answer("a", 2, rows(2))
+        other.clock.now += 6
+        other.hub.tick()
+        await exchange
+        assert other.notes.decisions == [(2, "skip", ["b"])], "a claim that was refused decides nothing"
+
+    run(test())
+
+
 def test_a_restored_parent_goes_on_with_the_members_it_had() -> None:
     async def test() -> None:
         w = await two_hosts()
@@ -1036,9 +1092,7 @@ def test_a_restored_parent_goes_on_with_the_members_it_had() -> None:
         w.answer("a", 1, rows(2))
         w.answer("b", 1, rows(2))
         await exchange
-        other = world()
-        other.hub.state.attempt = 2
-        other.hub.restore(w.hub.memory())
+        other = again(w)
         assert other.hub.roster.members == w.hub.roster.members
         link = other.join("b", ["u10", "u2"], run_id="run-1", last_seq=1)
         assert not link.tasks

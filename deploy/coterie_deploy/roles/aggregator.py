@@ -159,7 +159,9 @@ async def _started(
     stack.callback(database.close)
     attempt = int(database.get("attempt") or 0) + 1
     database.put("attempt", str(attempt))
-    run_log.hub = hub = Hub(below, run_id, database, time.monotonic, attempt=attempt, cluster=role.cluster, tracer=tracer)
+    reserved = database.reserved
+    hub = Hub(below, run_id, database, time.monotonic, attempt=attempt, reserved=reserved, cluster=role.cluster, tracer=tracer)
+    run_log.hub = hub
     if tracer is not None:
         tracer.belong_to(run_id)
     store = SnapshotFile(folder, "aggregator")

@@ -80,6 +80,7 @@ _TABLES = re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", _SCHEMA)  # in the ord
 DIRECT, WITHIN, BETWEEN = "direct", "within-cluster", "between-cluster"
 _FLUSH_ROWS = 5000
 _MAX_MESSAGES = 50_000  # that are remembered: where more are different, some of the same are written again
+_RESERVED = "reserved"
 FLUSH_S = 0.5  # so old buffered rows get
 _PAGES_BYTES = 64 << 10  # with less room than this, an error of the file is one of the room: so much of an index is written at once
 _INSERTS = {
@@ -325,6 +326,17 @@ class RunDatabase:
         """A fact about the run."""
         row = self.connection.execute("SELECT value FROM run WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
+
+    def reserve(self, seq: int) -> None:
+        """Exchanges may have numbers up to `seq`: this is on the disk when it returns, so that it survives the end of power too."""
+        self._execute("PRAGMA synchronous=FULL", ())
+        self.put(_RESERVED, str(seq))
+        self._execute("PRAGMA synchronous=NORMAL", ())
+
+    @property
+    def reserved(self) -> int:
+        """The last number that an exchange may have, 0 where there was none."""
+        return int(self.get(_RESERVED) or 0)
 
     def rewind(self, seq: int, stage: int, round_number: int) -> None:
         """A resumed run repeats everything after this point: traffic that was booked later brought nothing, figures are made again."""

@@ -114,8 +114,8 @@ async def _run(experiment: Experiment, connect: Connect, options: Options, datab
     for key, value in _facts_of_run(experiment, run_id, attempt).items():
         database.put(key, value)
     database.event("start", f"attempt {attempt} starts", attempt=attempt)
-    tracer = options.tracer
-    hub = Hub(experiment, run_id, database, time.monotonic, attempt=attempt, keep_log=options.folder is not None, tracer=tracer)
+    tracer, keeps_log = options.tracer, options.folder is not None
+    hub = Hub(experiment, run_id, database, time.monotonic, attempt=attempt, reserved=database.reserved, keep_log=keeps_log, tracer=tracer)
     if tracer is not None:
         tracer.begin_run(run_id, attempt, experiment.name, experiment.method.name)
     start = _kept_start(options.folder) if options.resume and options.folder is not None else options.start

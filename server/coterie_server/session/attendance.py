@@ -36,7 +36,7 @@ class Attendance:
         """A host introduces itself. Raises Refusal."""
         state, roster = self._state, self._roster
         try:
-            check_hello(roster, hello, state.seq if state.attempt == 1 or not hello.run_id else hello.last_seq)
+            check_hello(roster, hello, state.furthest if hello.run_id else state.seq)
         except Refusal as refusal:
             self._journal.turned_away(hello.host, refusal.public)
             raise

@@ -35,11 +35,16 @@ from coterie_server.session.roster import Roster
 from coterie_server.session.run_state import Pending, RunState
 from coterie_server.session.strikes import Strikes
 
+_BLOCK = 1000  # exchanges that are numbered between two writes to the disk
 _UNSAID = Finding("R6")  # why a run has failed, where nobody says
 
 
 class Hub:
-    """All sessions of one parent. `cluster`: this is the hub of the aggregator of that cluster, whose users alone may join."""
+    """All sessions of one parent. `cluster`: this is the hub of the aggregator of that cluster, whose users alone may join.
+
+    Exchanges are numbered in blocks that the recorder has written down before: `reserved` is the end of the last block of earlier attempts.
+    So a host that comes back cannot claim to have seen an exchange that there never was.
+    """
 
     def __init__(
         self,
@@ -49,6 +54,7 @@ class Hub:
         clock: Callable[[], float],
         *,
         attempt: int = 1,
+        reserved: int = 0,
         keep_log: bool = True,
         cluster: str | None = None,
         tracer: Tracer | None = None,
@@ -58,7 +64,7 @@ class Hub:
         self.cluster = cluster
         self.run_id = run_id
         self.recorder = recorder
-        self.state = state = RunState(attempt, tracer)
+        self.state = state = RunState(attempt, reserved, tracer)
         self.roster = roster = Roster(experiment, run_id, cluster)
         self.journal = journal = Journal(recorder, roster.hosts)
         self.bookings = bookings = Bookings(state, recorder)
@@ -115,6 +121,9 @@ class Hub:
         state, roster, hosts = self.state, self.roster, self.roster.hosts
         layout = roster.layout
         state.raise_failure()
+        if state.seq == state.reserved:
+            self.recorder.reserve(state.seq + _BLOCK)
+            state.reserved += _BLOCK
         state.seq += 1
         parts = roster.parts(messages, to)
         passed = self.participation.passed_over(parts)

@@ -43,6 +43,9 @@ class Recorder(Protocol):
 
     def decide(self, seq: int, kind: str, value: Any) -> None: ...
 
+    def reserve(self, seq: int) -> None:
+        """Writes to the disk that exchanges may have numbers up to `seq`. RunError: full disk."""
+
     def flush(self) -> None:
         """Writes what is buffered. RunError: full disk."""
 

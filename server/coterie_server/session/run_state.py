@@ -37,12 +37,13 @@ class Pending:
 
 
 class RunState:
-    """What all parts of a hub must know of the run."""
+    """What all parts of a hub must know of the run. `reserved`: the last number that an exchange of an earlier attempt may have."""
 
-    def __init__(self, attempt: int, tracer: Tracer | None) -> None:
+    def __init__(self, attempt: int, reserved: int, tracer: Tracer | None) -> None:
         self.attempt = attempt
         self.tracer = tracer
         self.seq = 0
+        self.earlier = self.reserved = reserved
         self.stage = 0
         self.round = 0
         self.stage_json = ""  # the settings of the stage
@@ -56,6 +57,11 @@ class RunState:
     def is_over(self) -> bool:
         """Whether the run has ended, so that nobody can join any more."""
         return self.finish is not None
+
+    @property
+    def furthest(self) -> int:
+        """The last exchange that a host of this run can have seen."""
+        return max(self.seq, self.earlier)
 
     def awaits(self, host: str) -> bool:
         """Whether the exchange under way needs the host's answer."""
