@@ -150,12 +150,11 @@ def test_nobody_speaks_in_the_name_of_another_before_it_has_joined(
     assert "give" not in said
 
 
-def test_handshakes_that_fail_are_named_on_both_sides(start: Callable[..., Command], tmp_path: Path) -> None:
-    served, address = server(start, "--tls", "ca/coordinator")
+def test_a_handshake_that_fails_is_named_by_the_client(start: Callable[..., Command], tmp_path: Path) -> None:
+    _, address = server(start, "--tls", "ca/coordinator")
     # A client of another authority does not believe the server either, and says so first.
     others = client(start, address, "a", "#0-#2", "--tls", "ca/others/a").fails(2)
     assert "its certificate is not believed: it was not issued by the authority in ca.crt" in others
-    served.line("turned away at the TLS handshake: it does not believe this server's certificate")
     # One that believes the server, with a certificate of another authority.
     mixed = tmp_path / "mixed"
     mixed.mkdir()
@@ -167,14 +166,6 @@ def test_handshakes_that_fail_are_named_on_both_sides(start: Callable[..., Comma
     # In plain text.
     plain = client(start, address, "a", "#0-#2").fails(2)
     assert f"host 'a' cannot join the server at {address}: it wants TLS: give this member its certificate with --tls" in plain
-    served.line("turned away at the TLS handshake: it speaks plain text, as members without --tls do")
-    # The client in plain text has tried TLS too, without a certificate, to learn what the server wants.
-    reasons = {text.removeprefix("somebody is turned away at the TLS handshake: ") for text in booked(served, tmp_path, "handshake")}
-    assert reasons == {
-        "it does not believe this server's certificate, and says why itself",
-        "it speaks plain text, as members without --tls do",
-        "it has no certificate",
-    }
 
 
 def test_a_client_whose_certificate_is_not_believed_hears_it(start: Callable[..., Command], certs: Path, tmp_path: Path) -> None:
@@ -188,9 +179,8 @@ def test_a_client_whose_certificate_is_not_believed_hears_it(start: Callable[...
     ).fails(2)
     # With both authorities in the server's ca.crt, hosts of either are believed; with the other's alone in the client's, the server is not.
     (odd / "ca.crt").write_bytes((certs / "ca.crt").read_bytes() + (certs / "others/ca.crt").read_bytes())
-    served, address = server(start, "--tls", "odd")
+    _, address = server(start, "--tls", "odd")
     assert "it was not issued by the authority" in client(start, address, "a", "#0-#2", "--tls", "ca/others/a").fails(2)
-    served.line("does not believe this server's certificate")
 
 
 def test_tls_against_a_server_in_plain_text_is_named_on_both_sides(start: Callable[..., Command], tmp_path: Path) -> None:

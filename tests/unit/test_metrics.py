@@ -8,6 +8,7 @@ import re
 import socket
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -302,7 +303,10 @@ def test_metrics_and_health_are_served_while_the_run_is_and_nothing_is_left(subj
     assert before == (200, "SERVING\n")
     assert after == (503, "NOT_SERVING\n")
     assert elsewhere[0] == 404
-    assert set(threading.enumerate()) == threads
+    deadline = time.monotonic() + 5.0
+    while set(threading.enumerate()) != threads:  # a connection's thread ends when its answer is written
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_who_says_nothing_holds_up_neither_others_nor_the_end(subject: Subject) -> None:

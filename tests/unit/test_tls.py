@@ -1,11 +1,10 @@
-"""Who a certificate says its holder is, what is certified, and what is said of handshakes that fail: all without another process."""
+"""Who a certificate says its holder is, what is certified, and what a dialler says of handshakes: all without another process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import datetime
-import os
 import re
 import socket
 import subprocess
@@ -26,7 +25,6 @@ from coterie.session.tls import Identity, check_users, identity_of, load_tls
 from coterie_deploy.containers import certs
 from coterie_deploy.containers.certs import Asked, init, issue
 from coterie_deploy.roles.health import check_server
-from coterie_deploy.telemetry.handshakes import handshakes_watched, sentence_of
 
 HOST = "urn:coterie:host:a"
 
@@ -405,132 +403,6 @@ def test_a_health_check_says_what_does_not_fit(authority: Path, listening: Calla
     address = listening(speaks_plain_text)
     tls = load_tls(authority / "a", is_server=False)
     assert refusal(lambda: check_server(address, tls, 0.1), RunError) == f"no answer from {address} within 0.1 s ({PLAIN})"
-
-
-# ---- what gRPC says
-
-FAILED = b"E1128 10:00:00.000000 12 ssl_transport_security.cc:1884] Handshake failed with error SSL_ERROR_SSL: %s\n"
-
-
-@pytest.mark.parametrize(
-    ("reason", "sentence"),
-    [
-        (b"x:PEER_DID_NOT_RETURN_A_CERTIFICATE", "it has no certificate"),
-        (b"x:CERTIFICATE_VERIFY_FAILED: certificate has expired", "its certificate has expired"),
-        (b"x:CERTIFICATE_VERIFY_FAILED: self-signed", "its certificate was not issued by this server's authority"),
-        (b"x:WRONG_VERSION_NUMBER", "it speaks plain text, as members without --tls do"),
-        (b"\xff", "for another reason, which the server's own log has from gRPC"),
-    ],
-)
-def test_a_line_about_a_handshake_is_a_sentence(reason: bytes, sentence: str) -> None:
-    assert sentence_of(FAILED % reason) == f"somebody is turned away at the TLS handshake: {sentence}"
-
-
-def test_other_lines_are_none() -> None:
-    assert sentence_of(b"E1128 10:00:00.000000 12 x.cc:1] something else\n") is None
-
-
-@contextlib.contextmanager
-def to_descriptor(goal: int) -> Iterator[None]:
-    """What is written to standard error's descriptor goes there; a fixture would not do, for pytest sets it anew before the test."""
-    kept = os.dup(2)
-    os.dup2(goal, 2)
-    os.close(goal)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-def to_file(path: Path) -> contextlib.AbstractContextManager[None]:
-    return to_descriptor(os.open(path, os.O_WRONLY | os.O_CREAT))
-
-
-def test_all_but_lines_of_grpc_goes_where_it_went(tmp_path: Path) -> None:
-    sentences: list[str] = []
-
-    async def run() -> None:
-        before = sys.stderr
-        with handshakes_watched(sentences.append):
-            sys.stderr.write("from Python\n")
-            os.write(
-                2,
-                b"from C\n"
-                + FAILED % b"HTTP_REQUEST"
-                + b"I1128 10:00:00.000000 12 x/y.cc:1] chatter\nF1128 10:00:00.000000 12 x/y.cc:1] the end\n",
-            )
-            os.write(2, b"no end of line")
-        assert sys.stderr is before
-        await asyncio.sleep(0.01)
-
-    with to_file(tmp_path / "stderr"):
-        asyncio.run(run())
-    text = (tmp_path / "stderr").read_text()
-    for part in ("from Python\n", "from C\n", "] the end\n", "no end of line"):
-        assert part in text
-    assert "chatter" not in text
-    assert sentences == ["somebody is turned away at the TLS handshake: it speaks plain text, as members without --tls do"]
-
-
-def test_the_pipe_is_emptied_also_when_nobody_reads_what_is_passed_on() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    sentences: list[str] = []
-
-    async def run() -> None:
-        with handshakes_watched(sentences.append):
-            os.write(2, b"nobody reads this\n")
-            await asyncio.sleep(0.05)
-            os.write(2, FAILED % b"HTTP_REQUEST")
-        await asyncio.sleep(0.01)
-
-    with to_descriptor(writer):
-        asyncio.run(run())
-    assert len(sentences) == 1
-
-
-def test_writing_never_waits_for_the_reader(tmp_path: Path) -> None:
-    """The reader is kept waiting, as it is while another thread has the interpreter; what does not fit is lost."""
-    hold = threading.Event()
-
-    def fill() -> None:
-        for _ in range(10_000):
-            os.write(2, b"x" * 99 + b"\n")
-
-    def held(_: bytes) -> str | None:
-        hold.wait(5.0)
-        return "held"
-
-    async def run() -> None:
-        with mock.patch("coterie_deploy.telemetry.handshakes.sentence_of", held), handshakes_watched(lambda _: None):
-            with pytest.raises(BlockingIOError):
-                fill()
-            hold.set()
-
-    with to_file(tmp_path / "stderr"):
-        asyncio.run(run())
-
-
-def test_a_child_that_keeps_the_pipe_keeps_nobody_else(tmp_path: Path) -> None:
-    """What the reader passes on afterwards goes where it went, and not to whatever has got its descriptor's number."""
-
-    async def run() -> None:
-        with mock.patch("coterie_deploy.telemetry.handshakes._END_S", 0.05), handshakes_watched(lambda _: None):
-            child.append(os.dup(2))
-
-    child: list[int] = []
-    with to_file(tmp_path / "stderr"):
-        asyncio.run(run())
-    others, other = os.pipe()  # takes the numbers that have become free
-    os.write(child[0], b"late\n")
-    os.close(child[0])
-    for thread in threading.enumerate():
-        if thread.name == "coterie-handshakes":
-            thread.join(5.0)
-    assert (tmp_path / "stderr").read_text() == "late\n"
-    os.close(others)
-    os.close(other)
 
 
 def test_a_range_as_clients_write_it_is_not_taken_for_a_name() -> None:

@@ -22,14 +22,8 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 def main() -> None:
     """Runs the command and exits."""
     os.environ.update(dict.fromkeys(_THREADS, "1"))  # before numpy is imported
-    os.environ.setdefault("GRPC_VERBOSITY", _verbosity(sys.argv[1:]))  # what matters is said by us
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said by us
     sys.exit(_run_to_the_last_line(sys.argv[1:]))
-
-
-def _verbosity(arguments: list[str]) -> str:
-    """gRPC reads its setting when it is imported. A server with TLS listens to what gRPC says of handshakes: see `handshakes`."""
-    is_server = arguments[:1] in (["server"], ["aggregator"])
-    return "INFO" if is_server and any(argument.partition("=")[0] == "--tls" for argument in arguments) else "NONE"
 
 
 def _run_to_the_last_line(arguments: list[str]) -> int:

@@ -23,7 +23,6 @@ from coterie.session.dial import serve_member
 from coterie.session.failures import failures_left
 from coterie.session.tls import Tls, load_tls
 from coterie_deploy.roles.joining import check_server_address, state_name
-from coterie_deploy.telemetry.handshakes import handshakes_reported
 from coterie_deploy.telemetry.hub_log import RunLog
 from coterie_deploy.telemetry.logs import Log, LogLevel
 from coterie_deploy.telemetry.metrics_server import Metrics, metrics_served
@@ -173,7 +172,6 @@ async def _started(
     address = _address(role)
     metrics = None if role.metrics is None else Metrics(role.metrics, tls, role.insecure, stop)
     url = await stack.enter_async_context(metrics_served(metrics, hub, folder, "aggregator", name))
-    await stack.enter_async_context(handshakes_reported(hub, tls, lambda sentence: log.say("handshake", sentence, LogLevel.warning)))
     server = await stack.enter_async_context(serving(hub, experiment_to_json(experiment), address, tls, insecure=role.insecure))
     if role.insecure and tls is None:
         log.say("insecure", f"warning: {plain_text(address)}", LogLevel.warning)

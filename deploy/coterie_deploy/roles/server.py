@@ -15,7 +15,6 @@ from coterie.experiment.config import Experiment, experiment_to_json
 from coterie.session.tls import load_tls
 from coterie_deploy.read.folders import is_finished, nothing_left_of_a_failed_start
 from coterie_deploy.read.report import print_report
-from coterie_deploy.telemetry.handshakes import handshakes_reported
 from coterie_deploy.telemetry.hub_log import RunLog
 from coterie_deploy.telemetry.logs import Log, LogFormat, LogLevel, on_console
 from coterie_deploy.telemetry.metrics_server import Metrics, metrics_served
@@ -91,7 +90,6 @@ def _connect(experiment: Experiment, how: Serve, shown: Display, run_log: RunLog
         metrics = None if how.metrics is None else Metrics(how.metrics, tls, how.insecure, stop)
         async with (
             metrics_served(metrics, hub, how.folder, "coordinator", experiment.name) as url,
-            handshakes_reported(hub, tls, lambda sentence: log.say("handshake", sentence, LogLevel.warning)),
             serving(hub, experiment_to_json(experiment), how.address, tls, insecure=how.insecure) as server,
         ):
             if how.insecure and tls is None:

@@ -11,7 +11,6 @@ from coterie_deploy.telemetry.logs import Log, level_of
 from coterie_deploy.terminal.tables import counted
 from coterie_server.session.hub import Hub
 
-_SAID_ELSEWHERE = ("insecure", "handshake")  # by whoever books them, as sentences for a person too
 _SAID_AT_THE_END = ("start", "finished", "failed")  # a person sees it by what comes next: who is waited for, the report, or the error
 
 
@@ -26,7 +25,7 @@ class RunLog:
 
     def __call__(self, kind: str, text: str, data: Mapping[str, Any]) -> None:
         """An event was written down. A log that cannot be written is no reason to end a run."""
-        if kind in _SAID_ELSEWHERE or (kind in _SAID_AT_THE_END and not self.log.is_json):
+        if kind == "insecure" or (kind in _SAID_AT_THE_END and not self.log.is_json):
             return
         try:
             if kind == "features" and self.hub is not None and not self.log.is_json:

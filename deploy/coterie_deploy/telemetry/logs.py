@@ -54,7 +54,6 @@ LEVELS = {  # of the kinds of event in a run's database
     "resume": LogLevel.info,
     "back": LogLevel.info,
     "finished": LogLevel.info,
-    "handshake": LogLevel.warning,
     "insecure": LogLevel.warning,
     "late": LogLevel.warning,
     "lost": LogLevel.warning,
