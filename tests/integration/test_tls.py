@@ -191,10 +191,9 @@ def test_tls_against_a_server_in_plain_text_is_named_on_both_sides(start: Callab
 
 
 def test_a_server_with_a_certificate_for_another_address_is_not_believed(start: Callable[..., Command]) -> None:
-    served, address = server(start, "--tls", "ca/elsewhere")
+    _, address = server(start, "--tls", "ca/elsewhere")
     sentence = client(start, address, "a", "#0-#2", "--tls", "ca/a").fails(2)
     assert "its certificate is not for '127.0.0.1': issue one with --address 127.0.0.1, or dial a name that it is for" in sentence
-    served.line("it does not believe this server's certificate, and says why itself")
 
 
 @pytest.mark.parametrize(

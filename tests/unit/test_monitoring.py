@@ -18,9 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from coterie.record.ledger import UP, Row
 from coterie_deploy.cli import app as cli
 from coterie_deploy.containers.compose import compose_file
-from coterie_deploy.containers.grafana import DATA_SOURCE, dashboard
 from coterie_deploy.containers.members import Asked, planned
-from coterie_deploy.containers.monitoring import files, folder_of
+from coterie_deploy.containers.monitoring import DATA_SOURCE, files, folder_of
 from coterie_deploy.telemetry.metrics import Subject, registry_of
 from coterie_server.record.rundb import RunDatabase
 from coterie_server.session.hub import Hub
@@ -32,7 +31,7 @@ FILES = ["prometheus.yml", "datasources.yml", "dashboards.yml", "coterie.json"]
 
 
 def panels() -> list[dict[str, Any]]:
-    listed: list[dict[str, Any]] = dashboard()["panels"]
+    listed: list[dict[str, Any]] = json.loads(files(planned(Asked("hsb", hosts=2, monitoring=True)))["coterie.json"])["panels"]
     return listed
 
 

@@ -7,19 +7,19 @@ not internal, for the port on this machine. Grafana lets everybody look who reac
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
 from coterie.errors import ConfigError
 from coterie.session.tls import CA, CERTIFICATE, KEY
-from coterie_deploy.containers.grafana import DATA_SOURCE, dashboard
 from coterie_deploy.containers.member_commands import CERTIFICATES, METRICS_PORT, PROMETHEUS
 from coterie_deploy.containers.members import Plan
 from coterie_deploy.containers.plain_yaml import as_yaml
 
 GRAFANA = "grafana"
+DATA_SOURCE = {"type": "prometheus", "uid": "coterie-prometheus"}  # by which the panels of the dashboard name it
 PROMETHEUS_IMAGE, GRAFANA_IMAGE = "prom/prometheus:v3.13.5", "grafana/grafana:13.1.1"
 PROMETHEUS_USER = 65534  # of its image
 METRICS, _DASHBOARD, _BROWSER = "metrics", "dashboard", "browser"
@@ -90,8 +90,7 @@ def files(plan: Plan) -> dict[str, str]:
                 "datasources": [
                     {
                         "name": "Prometheus",
-                        "type": DATA_SOURCE["type"],
-                        "uid": DATA_SOURCE["uid"],
+                        **DATA_SOURCE,
                         "access": "proxy",
                         "url": f"http://{PROMETHEUS}:9090",
                         "isDefault": True,
@@ -106,7 +105,7 @@ def files(plan: Plan) -> dict[str, str]:
                 "providers": [{"name": "coterie", "type": "file", "updateIntervalSeconds": 60, "options": {"path": _BOARD_FOLDER}}],
             }
         ),
-        _BOARD: json.dumps(dashboard(), indent=2) + "\n",
+        _BOARD: resources(__package__).joinpath("dashboard.json").read_text(encoding="utf-8"),
     }
 
 
