@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from coterie.experiment.config import Experiment, experiment_from
-from coterie.experiment.registry import methods
+from coterie.registry import methods
 
 N_USERS, CLASSES, WIDTH = 7, 3, 5
 

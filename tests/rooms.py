@@ -20,7 +20,7 @@ ROOMS: Mapping[str, Mapping[str, str]] = {
         "session": "experiment record wire text v1",
         "methods": "families experiment wire draws text",
         "families": "experiment wire draws text",
-        "experiment": "methods wire draws text",
+        "experiment": "wire draws text",
         "record": "wire text v1",
         "wire": "v1 text",
         "draws": "",
@@ -70,8 +70,10 @@ OTHERS: Mapping[str, frozenset[str]] = {
     "coterie_client": frozenset({"coterie"}),
     "coterie_deploy": frozenset({"coterie", "coterie_server", "coterie_client"}),
 }
-# The front doors: they fetch names from any room when they are first asked for, those of `coterie.FETCHED` and `coterie.plugin.FETCHED`.
-DOORS = frozenset({f"common/coterie/{name}" for name in ("__init__.py", "__init__.pyi", "__main__.py", "plugin.py", "plugin.pyi")})
+# What looks names up in any room: the front doors, for those of `coterie.FETCHED` and `coterie.plugin.FETCHED`, and the registry.
+DOORS = frozenset(
+    {f"common/coterie/{name}" for name in ("__init__.py", "__init__.pyi", "__main__.py", "plugin.py", "plugin.pyi", "registry.py")}
+)
 _NAMED = re.compile(r"(coterie|coterie_server|coterie_client|coterie_deploy)(\.[a-z_0-9]+)+(:\w+)?\.?")
 _BEGIN, _END = "<!-- rooms: python -m tests.rooms -->\n", "<!-- end of rooms -->"
 

@@ -24,7 +24,7 @@ import yaml
 from rich.console import Console
 
 import coterie
-from coterie.experiment.registry import methods
+from coterie.registry import methods
 from coterie_deploy.studies.compare.chart import front, pareto_chart
 from coterie_deploy.studies.tune import progress
 from coterie_server.run.engine import Progress

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
-from coterie.experiment.registry import methods
+from coterie.registry import methods
 from coterie.wire.codec import Encoded
 from coterie_deploy.engines.loopback import LoopbackLink
 from coterie_deploy.read.verify import Verdict, verdict_on

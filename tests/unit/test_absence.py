@@ -14,10 +14,10 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
 from coterie.experiment.config import StopRule, experiment_from
 from coterie.experiment.model import TensorInfo
-from coterie.experiment.registry import methods
 from coterie.families.partial import AskStart, Shared, Start, TrainingLoss, Updated
 from coterie.methods import fedavg, fedrep_linear, pdmm
 from coterie.methods.fedrep_linear import FinalRepresentation, Representation, Scores, UpdatedRepresentation
+from coterie.registry import methods
 from coterie.wire.codec import Precision
 from coterie.wire.messages import Message
 from coterie_server.families import partial as partial_room

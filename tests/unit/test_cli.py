@@ -584,7 +584,7 @@ def test_a_client_imports_neither_server_nor_heavy_libraries() -> None:
 import sys
 from coterie_deploy.cli import commands
 from coterie_deploy.roles import client
-from coterie.experiment.registry import methods
+from coterie.registry import methods
 from coterie_client.interface.half import client_half
 from coterie_client.interface.local_update import local_update
 for name in (*methods('convex'), "prepare", "evaluation", "consensus"):

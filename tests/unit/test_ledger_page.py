@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.experiment.registry import methods
+from coterie.registry import methods
 from coterie_server.record.rundb import RunDatabase, open_run
 from tests.simulation import World, small_experiment
 

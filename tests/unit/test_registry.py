@@ -11,9 +11,9 @@ import coterie.methods
 from coterie.errors import ConfigError
 from coterie.experiment.config import experiment_from
 from coterie.experiment.method import ANY_MODEL, CONVEX, NETWORK
-from coterie.experiment.registry import is_method, method, methods
 from coterie.families.partial import LocalTraining
 from coterie.methods.fedavg import Config
+from coterie.registry import is_method, method, methods
 
 
 def test_a_module_with_a_method_of_its_name_is_a_method_and_no_other() -> None:

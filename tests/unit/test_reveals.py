@@ -17,11 +17,11 @@ import coterie.families
 import coterie.methods
 from coterie.errors import ProtocolError
 from coterie.experiment.config import Experiment, experiment_from
-from coterie.experiment.registry import method, methods, room
 from coterie.experiment.reveals import AFTER, BEFORE, answered_by, is_answered, steps_of, table
 from coterie.families.consensus import AskLocalModels, GroupModel
 from coterie.families.prepare import AskSums
 from coterie.methods.async_l2gd import Collect
+from coterie.registry import method, methods, room
 from coterie.wire.messages import _KINDS, Message
 from coterie_client.hosting.build import build_host
 from coterie_client.hosting.host import Host

@@ -20,6 +20,11 @@ def test_a_folder_imports_only_the_folders_below_it(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
+def test_no_folder_is_above_itself(package: str) -> None:
+    assert [room for room in ROOMS[package] if room in rooms.reached(package, room)] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
 def test_the_table_has_each_folder_and_no_other(package: str) -> None:
     folder = ROOT / PACKAGES[package] / package
     there = {path.parent.relative_to(folder).parts[0] for path in folder.rglob("*.py") if path.parent != folder}

@@ -21,7 +21,6 @@ from coterie.arrays import Indices
 from coterie.errors import ProtocolError, RunError
 from coterie.experiment.config import Experiment
 from coterie.experiment.model import TensorInfo, named_tensors, shared_tensors, stacked
-from coterie.experiment.registry import is_method
 from coterie.families.partial import (
     AS_IS,
     AskScores,
@@ -41,6 +40,7 @@ from coterie.families.partial import (
     Variate,
     VariateMove,
 )
+from coterie.registry import is_method
 from coterie.text.quoting import quoted
 from coterie.wire.messages import Message
 from coterie_client.interface.half import ClientHalf, Inbox, Local

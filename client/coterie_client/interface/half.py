@@ -16,7 +16,7 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.errors import RunError
 from coterie.experiment.config import Experiment
-from coterie.experiment.registry import part
+from coterie.registry import part
 from coterie.wire.codec import Precision
 from coterie.wire.messages import Message
 from coterie_client.data import Fresh, UserData

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from coterie.experiment.registry import part
+from coterie.registry import part
 from coterie_client.learning import Fitted, Phase, Tensors
 
 CHOICE = "choice"  # among what a user keeps: which of several models is its own

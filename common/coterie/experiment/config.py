@@ -23,8 +23,8 @@ from coterie.experiment.links import LinkRules
 from coterie.experiment.method import ANY_MODEL, CONVEX, NETWORK, Meaningless
 from coterie.experiment.model import CustomModel, ModelConfig
 from coterie.experiment.problem import ProblemConfig
-from coterie.experiment.registry import is_method, method, methods
 from coterie.experiment.settings import Settings
+from coterie.registry import is_method, method, methods
 from coterie.text.quoting import quoted, shortened
 from coterie.text.suggestions import keys_at, method_of, suggestion, tags_of
 

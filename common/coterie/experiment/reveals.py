@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from coterie.experiment.method import Kind
-from coterie.experiment.registry import method, methods, room
+from coterie.registry import method, methods, room
 
 if TYPE_CHECKING:
     from coterie.experiment.config import Experiment

@@ -22,10 +22,10 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from coterie.experiment.method import NETWORK, Kind, Method
 from coterie.experiment.model import Sharing, check_part
-from coterie.experiment.registry import method
 from coterie.experiment.reveals import Reveal
 from coterie.experiment.settings import Settings
 from coterie.families.evaluation import judged
+from coterie.registry import method
 from coterie.wire.messages import Array, Broadcast, Indices, Positions, Rows, Scalars, Weights, dataclass, declare
 
 Single = NDArray[Any]  # float32 of networks, float64 of convex problems

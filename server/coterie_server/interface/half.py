@@ -19,7 +19,7 @@ from coterie.arrays import Array, Indices
 from coterie.errors import RunError
 from coterie.experiment.config import Experiment
 from coterie.experiment.model import TensorInfo
-from coterie.experiment.registry import method, part
+from coterie.registry import method, part
 from coterie.text.names import natural_key
 from coterie.wire.codec import Precision
 from coterie.wire.messages import Message, PerCluster

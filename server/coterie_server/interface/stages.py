@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coterie.experiment.config import Experiment, StopRule
-from coterie.experiment.registry import method
+from coterie.registry import method
 
 # The reference methods end by themselves; this bounds what a wrong gradient could cost.
 REFERENCE_STOP = StopRule(rounds=500)

@@ -23,11 +23,11 @@ from coterie.errors import ConfigError, CoterieError, RunError
 from coterie.experiment.config import Experiment, StopRule
 from coterie.experiment.features import MAX_LISTED, in_a_line, to_plain
 from coterie.experiment.model import TensorInfo, convex_tensors, from_json
-from coterie.experiment.registry import method
 from coterie.experiment.representation import true_representation
 from coterie.families.evaluation import FinalModels, Scores
 from coterie.families.prepare import FEW_CELLS, FEW_ROWS
 from coterie.record.snapshot import SnapshotFile
+from coterie.registry import method
 from coterie.wire.codec import Precision
 from coterie_server.families.known_clusters import spread_of
 from coterie_server.families.prepare import prepare, prepare_network

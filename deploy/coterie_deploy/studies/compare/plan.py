@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, apply_overrides, as_written, experiment_from
 from coterie.experiment.method import Kind, Meaningless
-from coterie.experiment.registry import is_method, method, methods
+from coterie.registry import is_method, method, methods
 from coterie.text.names import similar_names
 from coterie.text.quoting import quoted
 from coterie_deploy.engines.api import Source, load_experiment

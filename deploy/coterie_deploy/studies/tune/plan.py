@@ -14,8 +14,8 @@ from typing import Any
 
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, apply_overrides, as_written, experiment_from
-from coterie.experiment.registry import method, methods
 from coterie.families.grid import Grid
+from coterie.registry import method, methods
 from coterie_deploy.engines.launch import Transport
 from coterie_deploy.read import shipped
 from coterie_deploy.read.shipped import RUNS
