@@ -22,7 +22,7 @@ users = table.column(0).to_numpy(zero_copy_only=False)
 """
 OURS = """
 import sys
-from coterie.experiment.data import CsvData
+from coterie.experiment.tables import CsvData
 from coterie_client.data import load_users
 from coterie_client.data.tables import csv_arrow
 if sys.argv[2] == "without":

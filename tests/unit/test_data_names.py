@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coterie.errors import ConfigError
 from coterie.experiment.config import experiment_from
-from coterie.experiment.data import CsvData
+from coterie.experiment.tables import CsvData
 from coterie.text.names import check_name, natural_key, parse_users
 from coterie_client.data import list_users
 

@@ -19,7 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 from coterie.draws.streams import stream
 from coterie.errors import ConfigError
 from coterie.experiment.config import experiment_from, experiment_to_json
-from coterie.experiment.data import DataConfig, Partition
+from coterie.experiment.data import DataConfig
+from coterie.experiment.partition import Partition
 from coterie_client.data import UserData, UserHead, count_users, list_users, load_users, summarize_users, totals
 from coterie_client.data.partition import apportion, classes_of_users, deal, log_gamma
 from coterie_client.data.pool import Pool, Share

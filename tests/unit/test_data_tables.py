@@ -19,7 +19,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from coterie.errors import ConfigError
-from coterie.experiment.data import CsvData, DataConfig
+from coterie.experiment.data import DataConfig
+from coterie.experiment.tables import CsvData
 from coterie.findings import Finding
 from coterie_client.data import UserData, UserHead, list_users, load_users
 

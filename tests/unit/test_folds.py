@@ -12,7 +12,8 @@ from pydantic import TypeAdapter
 
 from coterie.errors import ConfigError
 from coterie.experiment.config import experiment_from
-from coterie.experiment.data import DataConfig, Fold
+from coterie.experiment.data import DataConfig
+from coterie.experiment.source import Fold
 from coterie_client.data import list_users, load_users
 from coterie_client.data.split import fold_rows
 from coterie_client.data.users import UserData

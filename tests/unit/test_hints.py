@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from coterie.arrays import Array
-from coterie.experiment.data import CsvData, HsbData
+from coterie.experiment.data import HsbData
 from coterie.experiment.features import Feature, named_columns, numbers
+from coterie.experiment.tables import CsvData
 from coterie_client.data import UserData, load_users
 from coterie_client.data.hints import likely_identifiers, unlike_sizes
 

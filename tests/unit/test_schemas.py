@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from coterie.experiment.data import CsvData
 from coterie.experiment.features import Feature, from_plain, listed, named_columns, numbers, to_plain
+from coterie.experiment.tables import CsvData
 from coterie.findings import Finding
 from coterie.session.failures import finding_frame, finding_of
 from coterie.v1 import session_pb2

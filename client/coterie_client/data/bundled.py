@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coterie.arrays import Array
-from coterie.experiment.data import CsvData, ExamsData, GrowthData, HsbData
+from coterie.experiment.data import ExamsData, GrowthData, HsbData
+from coterie.experiment.tables import CsvData
 from coterie_client.data.tables import csv_table
 from coterie_client.data.users import UserData, UserHead, frozen
 

@@ -17,7 +17,6 @@ from typing import NamedTuple, assert_never
 from coterie.arrays import Array
 from coterie.errors import otherwise
 from coterie.experiment.data import (
-    CsvData,
     DataConfig,
     DigitsData,
     EllipsesData,
@@ -29,16 +28,14 @@ from coterie.experiment.data import (
     ImagesData,
     LeafData,
     NpzData,
-    ParquetData,
     PooledData,
     PythonData,
     RepresentationData,
     RolesData,
-    SpssData,
-    StataData,
     TorchvisionData,
     TweetsData,
 )
+from coterie.experiment.tables import CsvData, ParquetData, SpssData, StataData
 from coterie.findings import Finding
 from coterie.text.names import natural_key, normal, unknown_user
 from coterie_client.data.pool import Pool, Share, UserSummary, heads_of, load_shares, summaries, summary

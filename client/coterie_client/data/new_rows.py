@@ -18,8 +18,9 @@ import numpy as np
 from coterie.arrays import Array
 from coterie.errors import ConfigError
 from coterie.experiment.columns import Dialect, Levels
-from coterie.experiment.data import CsvData, DataConfig, ParquetData, SpssData, StataData
+from coterie.experiment.data import DataConfig
 from coterie.experiment.features import Feature
+from coterie.experiment.tables import CsvData, ParquetData, SpssData, StataData
 from coterie.findings import Finding
 from coterie_client.data.paths import DataFile, one_file
 from coterie_client.data.tables import csv_table

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from coterie.arrays import Array, Indices, distinct
 from coterie.draws.streams import Stream, normal, stream
 from coterie.errors import ConfigError, otherwise
-from coterie.experiment.data import Partition
+from coterie.experiment.partition import Partition
 from coterie.findings import Finding
 from coterie.text.names import natural_key
 from coterie_client.data.pool import Pool, Share, chosen_classes

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.errors import ConfigError, otherwise
-from coterie.experiment.data import USER
+from coterie.experiment.source import USER
 from coterie.findings import Finding
 from coterie.text.names import check_name, natural_key
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
-from coterie.experiment.data import Partition
+from coterie.experiment.partition import Partition
 from coterie_client.data.users import UserData, UserHead
 
 

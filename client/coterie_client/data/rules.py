@@ -13,7 +13,7 @@ from coterie.arrays import Array, Indices
 from coterie.draws.streams import Stream, stream
 from coterie.errors import ConfigError
 from coterie.experiment import plugins
-from coterie.experiment.data import Partition
+from coterie.experiment.partition import Partition
 from coterie.experiment.settings import Settings, validated
 from coterie.findings import Finding
 from coterie.text.names import check_name

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices, distinct
 from coterie.draws.streams import Stream, stream
-from coterie.experiment.data import Fold
 from coterie.experiment.features import Feature
+from coterie.experiment.source import Fold
 from coterie_client.data.users import UserData, UserHead, frozen
 
 

@@ -11,210 +11,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, NonNegativeFloat, StringConstraints, model_validator
 
-from coterie.experiment.columns import ColumnType, Dialect, Missing, Name
+from coterie.experiment.columns import Name
+from coterie.experiment.partition import Partition
 from coterie.experiment.plugins import check_known, is_path, is_there
 from coterie.experiment.settings import Settings
+from coterie.experiment.source import USER, FilePath, SourceSettings, TestFraction
+from coterie.experiment.tables import CsvData, ParquetData, SpssData, StataData
 
-FilePath = Annotated[str, StringConstraints(min_length=1, max_length=4000, pattern=r"^[^\x00]+$")]
-TestFraction = Annotated[float, Field(ge=0, lt=1)]
-
-USER = "{user}"
 MAX_USERS = 1_000_000
-MAX_PARTS = 100_000  # users of a partition
-MAX_CLASSES = 100_000
 MAX_POINTS = 10_000_000  # of generated data, in memory: a quarter of a gigabyte
 
 
-class Fold(Settings):
-    """One fold of a cross-validation on the users: which of each user's training rows are held out, in the place of its test rows.
-
-    `coterie_client.data.split.fold_rows` says how rows are dealt. The test rows are left out altogether, neither trained on nor judged.
-    """
-
-    number: int = Field(ge=1)
-    of: int = Field(ge=2, le=1000)
-
-    @model_validator(mode="after")
-    def _number_is_one_of_them(self) -> Fold:
-        if self.number > self.of:
-            raise ValueError(f"number is {self.number}, want 1 to the {self.of} folds there are")
-        return self
-
-
-class _Model(Settings):
-    # Centre and scale the features by constants that the members agree on in a federated round of sums.
-    standardize: bool = False
-    fold: Fold | None = None
-
-    @property
-    def fills_missing(self) -> bool:
-        """Whether missing cells of features are left for means that the members agree on."""
-        return False
-
-
-class _Table(_Model):
-    """A table with one row per example: one file for all users of a host, or one file per user."""
-
-    # One file; a folder with one file per user; or a pattern such as "users/{user}.csv". Relative to the client's data folder.
-    path: FilePath
-    # Absent where the file name is the user's name. Several columns name users as "hospital/ward", within the known cluster "hospital".
-    user_column: Name | Annotated[tuple[Name, ...], Field(min_length=2, max_length=20)] | None = None
-    target_column: Name | None = None  # absent: the loss has no target, and targets are 0
-    feature_columns: tuple[Name, ...] | None = Field(default=None, min_length=1)  # absent: all other numbers, booleans and dates
-    cluster_column: Name | None = None  # the user's known cluster label, constant within a user
-    test_fraction: TestFraction = 0.2  # of a user's rows, rounded to whole rows
-    columns: dict[Name, ColumnType] = Field(default_factory=dict)  # types; of other columns they are found, from all of their cells
-    missing: Missing = "refuse"  # cells of features; rows without user, cluster or target are refused, or dropped with drop_rows
-    indicator_columns: tuple[Name, ...] | None = Field(default=None, min_length=1)  # absent: with indicator, every feature column has one
-    formula: Annotated[str, StringConstraints(min_length=3, max_length=10_000)] | None = None  # "score ~ ses + C(sector) + ses:hours"
-
-    @property
-    def user_columns(self) -> tuple[str, ...]:
-        """Those that name the users, from the outer level to the inner one."""
-        column = self.user_column
-        return () if column is None else (column,) if isinstance(column, str) else column
-
-    @property
-    def fills_missing(self) -> bool:
-        """Whether missing cells of features are left for means that the members agree on."""
-        return self.missing in ("mean", "indicator")
-
-    @model_validator(mode="after")
-    def _columns_and_pattern_agree(self) -> _Table:
-        if self.path.count(USER) > 1:
-            raise ValueError(f"path {self.path!r} has {self.path.count(USER)} places for {USER}, want at most one")
-        if USER in self.path and self.user_column is not None:
-            raise ValueError(f"path {self.path!r} names the user, and user_column {self.user_column!r} names it again, want one of the two")
-        roles = [("user_column", column) for column in self.user_columns] + [("target_column", self.target_column)]
-        if self.cluster_column not in self.user_columns or len(self.user_columns) == 1:  # a level may be the cluster
-            roles += [("cluster_column", self.cluster_column)]
-        roles += [("feature_columns", column) for column in self.feature_columns or ()]
-        seen: dict[str, str] = {}
-        for role, column in roles:
-            if column is None:
-                continue
-            if column in seen:
-                raise ValueError(f"column {column!r} is in {seen[column]} and again in {role}, want it once")
-            if role != "user_column" and self.columns.get(column) == "ignore":
-                raise ValueError(f"column {column!r} is in {role}, and columns says to ignore it, want one of the two")
-            seen[column] = role
-        return self
-
-    @model_validator(mode="after")
-    def _missing_and_formula_agree(self) -> _Table:
-        if self.indicator_columns is not None and self.missing != "indicator":
-            raise ValueError(f"indicator_columns are given and missing is {self.missing!r}, want missing: indicator")
-        if self.formula is None:
-            return self
-        if self.formula.count("~") != 1 or not self.formula.split("~")[0].strip():
-            raise ValueError(f"formula is {self.formula!r}, want a target, a tilde and terms, such as 'score ~ ses + hours'")
-        for key in ("target_column", "feature_columns"):
-            if getattr(self, key) is not None:
-                raise ValueError(f"formula and {key} are both given, want one of the two: a formula names target and features")
-        if self.missing not in ("refuse", "drop_rows"):
-            raise ValueError(f"missing is {self.missing!r} and there is a formula, want refuse or drop_rows")
-        return self
-
-
-class CsvData(_Table):
-    """Separated text, `.csv` or `.csv.gz`; by default with commas, in UTF-8, and the first line its header."""
-
-    source: Literal["csv"]
-    csv: Dialect = Field(default_factory=Dialect)
-
-
-class ParquetData(_Table):
-    """Parquet files; needs the extra `data` (pyarrow) on the client."""
-
-    source: Literal["parquet"]
-
-
-class StataData(_Table):
-    """Stata's `.dta` files; needs pandas on the client."""
-
-    source: Literal["stata"]
-
-
-class SpssData(_Table):
-    """SPSS's `.sav` files; needs pandas and pyreadstat on the client."""
-
-    source: Literal["spss"]
-
-
-class Sizes(Settings):
-    """Quantity skew: users with unequal numbers of rows."""
-
-    lognormal: Annotated[float, Field(gt=0, le=10)]  # standard deviation of the logarithm of a user's share of the rows
-
-
-_NEEDED = {"classes": ("users", "classes_per_user"), "dirichlet": ("users", "alpha"), "user": ()}
-_OWN = "a rule of your own"
-_POSSIBLE = {
-    "users": ("classes", "dirichlet", _OWN),
-    "classes_per_user": ("classes", "user"),
-    "alpha": ("dirichlet",),
-    "equal_rows": ("classes",),
-    "min_rows": ("dirichlet", "user"),
-    "max_users": ("user",),
-    "sizes": ("classes", "dirichlet", "user"),
-    "options": (_OWN,),
-}
-
-
-def _known_rule(by: str) -> str:
-    return check_known("partition", by, tuple(_NEEDED))
-
-
-class Partition(Settings):
-    """Who gets which of the labelled rows; `coterie_client.data.partition` deals them.
-
-    by: classes    each of `users` users gets rows of `classes_per_user` distinct classes, and every class goes to equally many users.
-    by: dirichlet  each class is divided among `users` users in proportions drawn from Dirichlet(alpha).
-    by: user       the rows know their users; each keeps its own (of `classes_per_user` of its classes, drawn).
-
-    Or `by` names a rule of a package, or of the client's own code (`coterie_client.data.rules`), which is given `options`.
-    """
-
-    by: Annotated[str, AfterValidator(_known_rule)]
-    users: Annotated[int, Field(ge=1, le=MAX_PARTS)] | None = None
-    classes_per_user: Annotated[int, Field(ge=1, le=MAX_CLASSES)] | None = None  # S
-    alpha: Annotated[float, Field(gt=0, le=1e6)] | None = None  # small: a user has few classes; large: all have the same mixture
-    equal_rows: bool = True  # without sizes: what is left over goes to nobody; false: every row goes to somebody
-    min_rows: Annotated[int, Field(ge=1)] | None = (
-        None  # dirichlet: drawn again until all users have them (default 2); user: left out below
-    )
-    max_users: Annotated[int, Field(ge=1)] | None = None  # as many of the natural users, drawn
-    classes: tuple[Annotated[int, Field(ge=0)] | Name, ...] | None = Field(default=None, min_length=1)  # only rows with these labels
-    relabel: bool = False  # a label becomes its place in `classes`, from 0
-    sizes: Sizes | None = None
-    options: dict[str, JsonValue] = Field(default_factory=dict)
-    rows_per_user: Annotated[int, Field(ge=1)] | None = None  # at most so many training rows, in the proportions of the user's classes
-    test_rows_per_user: Annotated[int, Field(ge=1)] | None = None  # likewise
-    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)  # absent: the experiment's
-
-    @model_validator(mode="after")
-    def _keys_fit_the_kind(self) -> Partition:
-        needed = _NEEDED.get(self.by, ())
-        for key in needed:
-            if getattr(self, key) is None:
-                raise ValueError(f"by is {self.by!r} and {key} is missing, want {' and '.join(needed)}")
-        kind = _OWN if self.is_own else self.by
-        for key, kinds in _POSSIBLE.items():
-            if kind not in kinds and getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True):
-                raise ValueError(f"{key} is {getattr(self, key)} and by is {self.by!r}, want it with by: {' or '.join(kinds)}")
-        if self.relabel and self.classes is None:
-            raise ValueError("relabel is true without classes, want the list of classes whose places are the new labels")
-        if self.classes is not None and len(set(self.classes)) < len(self.classes):
-            raise ValueError(f"classes is {list(self.classes)}, want each class once")
-        return self
-
-    @property
-    def is_own(self) -> bool:
-        """Whether the rule is code of a package, or beside the experiment."""
-        return self.by not in _NEEDED
-
-
-class _Labelled(_Model):
+class _Labelled(SourceSettings):
     """Rows with whole numbers as labels, which a partition gives to users."""
 
     test_fraction: TestFraction = 0.2  # of a user's rows; not used where the source has test rows of its own
@@ -419,7 +227,7 @@ class TweetsData(_Labelled):
         return self
 
 
-class EllipsesData(_Model):
+class EllipsesData(SourceSettings):
     """Synthetic classification in the plane: each cluster's two classes are uniform in two overlapping ellipses.
 
     The data of section V of Armacki, Bajovic, Jakovetic and Kar (2022); the geometry is in `coterie_client.data.ellipses`.
@@ -452,7 +260,7 @@ class EllipsesData(_Model):
         return self
 
 
-class HlmData(_Model):
+class HlmData(SourceSettings):
     """Synthetic regression from a hierarchical linear model: users' parameters lie around their cluster's, clusters' around one centre.
 
     The data of section 6.1 of Lyu, Hanzely and Kolar (2022); sigmas are standard deviations. There is no intercept in it.
@@ -488,7 +296,7 @@ class HlmData(_Model):
         return self
 
 
-class RepresentationData(_Model):
+class RepresentationData(SourceSettings):
     """Synthetic regressions that share a representation: y = w_i' B*' x + noise, x in R^d, B* (d, k) with orthonormal columns.
 
     Section 5.1 of Collins, Hassani, Mokhtari and Shakkottai (2021); `coterie.experiment.representation` says how the truth is drawn. Rows
@@ -515,7 +323,7 @@ class RepresentationData(_Model):
         return self
 
 
-class _Bundled(_Model):
+class _Bundled(SourceSettings):
     """A table that comes with the client, whose users have known clusters. `coterie_client/data/files/ORIGIN.md` says where it is from."""
 
     feature_columns: tuple[str, ...]
@@ -569,7 +377,7 @@ def _known_source(path: str) -> str:
     return check_known("source", path, ())
 
 
-class PythonData(_Model):
+class PythonData(SourceSettings):
     """Users, or labelled rows, made by code of a package or by the client's own (`coterie_client.data.python_source`)."""
 
     source: Literal["python"]

@@ -19,7 +19,8 @@ import yaml
 
 from coterie.errors import ConfigError
 from coterie.experiment.columns import DELIMITERS, Dialect
-from coterie.experiment.data import CsvData, DataConfig, ParquetData, SpssData, StataData
+from coterie.experiment.data import DataConfig
+from coterie.experiment.tables import CsvData, ParquetData, SpssData, StataData
 from coterie_client.data.paths import DataFile, data_files, one_file
 from coterie_client.data.tables import csv_table, parquet_table, statistics_table
 from coterie_client.data.tables.cells import Spelling

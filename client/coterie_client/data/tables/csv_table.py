@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from coterie.errors import ConfigError
 from coterie.experiment.columns import DELIMITERS, Dialect
-from coterie.experiment.data import CsvData
+from coterie.experiment.tables import CsvData
 from coterie.findings import Finding
 from coterie.text.names import normal
 from coterie_client.data.paths import DataFile, data_files

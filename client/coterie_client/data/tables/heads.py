@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
-from coterie.experiment.data import CsvData, ParquetData, SpssData, StataData
+from coterie.experiment.tables import CsvData, ParquetData, SpssData, StataData
 from coterie.findings import Finding
 from coterie.text.names import normal
 from coterie_client.data.tables.formula import Asked, asked_by

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
-from coterie.experiment.data import USER, Encoded, NpzData
+from coterie.experiment.data import Encoded, NpzData
+from coterie.experiment.source import USER
 from coterie.findings import Finding
 from coterie.text.names import check_name
 from coterie_client.data.archive import Archive, Header

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Array
 from coterie.errors import ConfigError
-from coterie.experiment.data import ParquetData
+from coterie.experiment.tables import ParquetData
 from coterie.findings import Finding
 from coterie.text.names import normal
 from coterie_client.data.paths import DataFile, data_files

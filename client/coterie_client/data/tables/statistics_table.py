@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Array
 from coterie.errors import ConfigError
-from coterie.experiment.data import SpssData, StataData
+from coterie.experiment.tables import SpssData, StataData
 from coterie.findings import Finding
 from coterie.text.names import normal
 from coterie_client.data.paths import DataFile, data_files
