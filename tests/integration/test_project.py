@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from coterie.errors import ConfigError
 from coterie.experiment.config import experiment_to_json
 from coterie.experiment.links import link_rule
-from coterie_deploy.cli.inspection import app
+from coterie_deploy.cli.commands import app
 from coterie_deploy.engines.launch import Launch, launch
 from coterie_deploy.view.project import print_projection, projection_of
 from tests.integration.test_links import flat, over_grpc, query, tiers

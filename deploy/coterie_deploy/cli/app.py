@@ -41,7 +41,7 @@ def _run(arguments: list[str]) -> int:
     import typer
 
     from coterie.errors import CoterieError, RunError
-    from coterie_deploy.cli.inspection import app
+    from coterie_deploy.cli.commands import app
     from coterie_deploy.telemetry.logs import wants_json
 
     command = typer.main.get_command(app)

@@ -1,37 +1,25 @@
-"""The commands that look at runs, finished or under way. Each imports what it needs when it is called."""
+"""The commands that look at runs, finished or under way."""
 
-# ruff: noqa: PLC0415
+# ruff: noqa: PLC0415 - each command imports what it needs when it is called, so that a client does not pay for a server
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from coterie.errors import ConfigError
-from coterie_deploy.cli.commands import Insecure, RunFolder, app, console_on
+from coterie_deploy.cli import options
+from coterie_deploy.cli.options import app, console_on
 from coterie_deploy.telemetry.logs import LogLevel
-
-__all__ = ["app"]  # with the commands of both modules
-
-LINK = "RATE/DELAY"
-KEYS = "stage, round, step, kind, direction, scope, cluster, link, user, attempt"
-
-
-class FigureFormat(StrEnum):
-    """How a figure is written."""
-
-    pdf = "pdf"
-    svg = "svg"
-    png = "png"
 
 
 @app.command()
 def show(
-    run: RunFolder,
-    stage: Annotated[str | None, typer.Option(help="Whose clusters.  [default: the result's]", show_default=False)] = None,
+    run: options.RunFolder,
+    stage: Annotated[str | None, typer.Option(help="Whose clusters.  [default: the result's]")] = None,
 ) -> None:
     """Show a run, finished or under way: all stages, warnings, and who is in which cluster."""
     from coterie_deploy.view.show import print_run
@@ -39,26 +27,28 @@ def show(
     print_run(run, stage, console_on())
 
 
+LINK = "RATE/DELAY"
+KEYS = "stage, round, step, kind, direction, scope, cluster, link, user, attempt"
+
+
 @app.command()
 def ledger(
-    run: RunFolder,
-    stage: Annotated[str | None, typer.Option(help="Only this stage, or session.", show_default=False)] = None,
+    run: options.RunFolder,
+    stage: Annotated[str | None, typer.Option(help="Only this stage, or session.")] = None,
     total: Annotated[bool, typer.Option("--total", help="Only all stages together.")] = False,
-    by: Annotated[str | None, typer.Option(metavar="KEY,...", help=f"Totals by any of {KEYS}.", show_default=False)] = None,
-    rounds: Annotated[str | None, typer.Option(metavar="A:B", help="Only these: 100:200, 100:, :200, 7.", show_default=False)] = None,
-    until: Annotated[str | None, typer.Option(metavar="GOAL", help="Only until gap=1e-3, say, was reached.", show_default=False)] = None,
-    member: Annotated[list[str] | None, typer.Option(metavar="USER", help="Only this user's share.", show_default=False)] = None,
-    step: Annotated[list[str] | None, typer.Option(metavar="STEP", help="Only this step.", show_default=False)] = None,
-    direction: Annotated[list[str] | None, typer.Option(metavar="up|down", help="Only one way.", show_default=False)] = None,
-    scope: Annotated[list[str] | None, typer.Option(metavar="SCOPE", help="within, between or direct.", show_default=False)] = None,
-    cluster: Annotated[list[str] | None, typer.Option(metavar="CLUSTER", help="Only this one.", show_default=False)] = None,
-    link: Annotated[list[str] | None, typer.Option(metavar="LINK", help="Only with HOST, or AGGREGATOR/HOST.", show_default=False)] = None,
+    by: Annotated[str | None, typer.Option(metavar="KEY,...", help=f"Totals by any of {KEYS}.")] = None,
+    rounds: Annotated[str | None, typer.Option(metavar="A:B", help="Only these: 100:200, 100:, :200, 7.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="GOAL", help="Only until gap=1e-3, say, was reached.")] = None,
+    member: Annotated[list[str] | None, typer.Option(metavar="USER", help="Only this user's share.")] = None,
+    step: Annotated[list[str] | None, typer.Option(metavar="STEP", help="Only this step.")] = None,
+    direction: Annotated[list[str] | None, typer.Option(metavar="up|down", help="Only one way.")] = None,
+    scope: Annotated[list[str] | None, typer.Option(metavar="SCOPE", help="within, between or direct.")] = None,
+    cluster: Annotated[list[str] | None, typer.Option(metavar="CLUSTER", help="Only this one.")] = None,
+    link: Annotated[list[str] | None, typer.Option(metavar="LINK", help="Only with HOST, or AGGREGATOR/HOST.")] = None,
     repeats: Annotated[bool, typer.Option("--repeats", help="Instead: sent again, late or repeated.")] = False,
-    sort: Annotated[str | None, typer.Option(metavar="MEASURE", help="Largest first: wire, vectors, ...", show_default=False)] = None,
-    format_: Annotated[
-        str | None, typer.Option("--format", metavar="FORMAT", help="table, csv, jsonl, parquet.", show_default=False)
-    ] = None,
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="[default: standard output]", show_default=False)] = None,
+    sort: Annotated[str | None, typer.Option(metavar="MEASURE", help="Largest first: wire, vectors, ...")] = None,
+    format_: Annotated[str | None, typer.Option("--format", metavar="FORMAT", help="table, csv, jsonl, parquet.")] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="[default: standard output]")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Does it agree with itself? Exit code 1 if not.")] = False,
 ) -> None:
     """Show what a run communicated, beside the closed form.
@@ -105,10 +95,10 @@ def ledger(
 
 @app.command()
 def project(
-    run: RunFolder,
-    between: Annotated[str | None, typer.Option(metavar=LINK, help="Coordinator and aggregators.", show_default=False)] = None,
-    within: Annotated[str | None, typer.Option(metavar=LINK, help="Aggregator and its hosts.", show_default=False)] = None,
-    direct: Annotated[str | None, typer.Option(metavar=LINK, help="Coordinator and hosts, in a flat run.", show_default=False)] = None,
+    run: options.RunFolder,
+    between: Annotated[str | None, typer.Option(metavar=LINK, help="Coordinator and aggregators.")] = None,
+    within: Annotated[str | None, typer.Option(metavar=LINK, help="Aggregator and its hosts.")] = None,
+    direct: Annotated[str | None, typer.Option(metavar=LINK, help="Coordinator and hosts, in a flat run.")] = None,
 ) -> None:
     """Estimate how long a finished run would take on other links, such as 20Mbit/40ms: from its ledger and the time it has taken.
 
@@ -119,13 +109,21 @@ def project(
     print_projection(run, {"direct": direct, "between": between, "within": within}, console_on())
 
 
+class FigureFormat(StrEnum):
+    """How a figure is written."""
+
+    pdf = "pdf"
+    svg = "svg"
+    png = "png"
+
+
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are compared.", show_default=False)],
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="[default: RUN/report.html]", show_default=False)] = None,
-    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the charts as figures too.", show_default=False)] = None,
-    formats: Annotated[list[FigureFormat] | None, typer.Option("--format", help="Of figures.  [default: pdf]", show_default=False)] = None,
-    goal: Annotated[str | None, typer.Option(metavar="FIGURE=VALUE", help="Compare the cost of: gap=1e-3.", show_default=False)] = None,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are compared.")],
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="[default: RUN/report.html]")] = None,
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the charts as figures too.")] = None,
+    formats: Annotated[list[FigureFormat] | None, typer.Option("--format", help="Of figures.  [default: pdf]")] = None,
+    goal: Annotated[str | None, typer.Option(metavar="FIGURE=VALUE", help="Compare the cost of: gap=1e-3.")] = None,
     up_weight: Annotated[float, typer.Option(min=0, help="Bytes down that a byte up is worth.")] = 1.0,
 ) -> None:
     """Write a report: one HTML file with curves, traffic, clusters, users and events, that needs no network."""
@@ -145,7 +143,7 @@ def report(
 
 @app.command()
 def watch(
-    run: RunFolder,
+    run: options.RunFolder,
     patience: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Without a run folder.")] = 60.0,
     once: Annotated[bool, typer.Option("--once", help="Print one picture, and do not wait.")] = False,
 ) -> None:
@@ -157,7 +155,7 @@ def watch(
 
 @app.command()
 def export(
-    run: RunFolder,
+    run: options.RunFolder,
     to: Annotated[str, typer.Option(metavar="tensorboard|mlflow", help="For which tool.")],
     output: Annotated[str, typer.Option(metavar="DIR", help="A folder; for MLflow also a tracking URI.")],
     follow: Annotated[bool, typer.Option("--follow", help="Until the run is over.")] = False,
@@ -169,21 +167,13 @@ def export(
     typer.echo(f"{counted(write(run, to, output, follow=follow), 'value')} added to {output}")
 
 
-class EventsFormat(StrEnum):
-    """How events are written."""
-
-    table = "table"
-    jsonl = "jsonl"
-    csv = "csv"
-
-
 @app.command()
 def events(
-    run: RunFolder,
-    kind: Annotated[list[str] | None, typer.Option(help="Only this kind; may be given again.", show_default=False)] = None,
+    run: options.RunFolder,
+    kind: Annotated[list[str] | None, typer.Option(help="Only this kind; may be given again.")] = None,
     level: Annotated[LogLevel, typer.Option(help="From this one on.")] = LogLevel.debug,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="2026-01-31T12:00Z, or 5m ago.", show_default=False)] = None,
-    form: Annotated[EventsFormat, typer.Option("--format", help="A table, or an event a line.")] = EventsFormat.table,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="2026-01-31T12:00Z, or 5m ago.")] = None,
+    form: Annotated[Literal["table", "jsonl", "csv"], typer.Option("--format", help="A table, or an event a line.")] = "table",
     follow: Annotated[bool, typer.Option("--follow", help="And those to come, until the run stops.")] = False,
 ) -> None:
     """Show what has happened in a run: who joined, was refused, lost or left out, warnings, resumes, and how it ended.
@@ -192,14 +182,14 @@ def events(
     """
     from coterie_deploy.view.events_page import Asked, print_events
 
-    print_events(run, Asked(kind or (), level, since), form.value, console_on(), follow=follow)
+    print_events(run, Asked(kind or (), level, since), form, console_on(), follow=follow)
 
 
 @app.command()
 def dashboard(
-    runs: Annotated[Path, typer.Argument(metavar="[RUNS_DIR]", help="Runs in and below it.", show_default=False)] = Path("runs"),
+    runs: Annotated[Path, typer.Argument(metavar="[RUNS_DIR]", help="Runs in and below it.")] = Path("runs"),
     listen: Annotated[str, typer.Option(metavar="HOST:PORT")] = "127.0.0.1:8700",
-    insecure: Insecure = False,
+    insecure: options.Insecure = False,
 ) -> None:
     """Show all runs below a folder in a browser: live curves, traffic, who is there, comparisons, downloads. It only reads."""
     from coterie_deploy.view.pages import needed

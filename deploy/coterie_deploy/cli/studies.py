@@ -1,0 +1,133 @@
+"""The commands that make several runs, or start from a finished one."""
+
+# ruff: noqa: PLC0415 - each command imports what it needs when it is called, so that a client does not pay for a server
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie_deploy.cli import options
+from coterie_deploy.cli.options import app, console_on
+
+
+@app.command()
+def tune(
+    experiment: options.ExperimentName,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUES", help="method.gamma=0.1,1,10 or method.lam=0.1..100:7, all with all."),
+    ] = None,
+    folds: Annotated[int | None, typer.Option(help="[default: 5]")] = None,
+    hosts: Annotated[int | None, typer.Option(min=1, help="[default: 4, loopback 1]")] = None,
+    transport: options.Transport = "grpc",
+    topology: options.Topology = None,
+    overrides: options.Overrides = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="[default: runs/NAME-tune]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the tune in the folder.")] = False,
+    seed: options.Seed = None,
+    data: options.Data = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Choose settings of a method by cross-validation on the clients' training rows.
+
+    Runs every point of the grid on every fold, and writes the experiment with the best one to DIR/tuned.yaml. Test rows play no part.
+    """
+    from coterie_deploy.engines.launch import default_hosts
+    from coterie_deploy.studies.tune import Asked, How, choose, tune_here
+
+    asked = Asked(
+        experiment,
+        grid or (),
+        folds,
+        overrides or (),
+        seed=seed,
+        hosts=hosts,
+        topology=topology,
+        transport=transport,
+        output=output,
+        resume=resume,
+    )
+    tuning, folder = choose(asked, lambda wanted: default_hosts(wanted, transport, data))
+    tune_here(tuning, folder, How(transport, data), console_on(), console_on(stderr=True), quiet=quiet)
+
+
+@app.command()
+def compare(
+    experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="Shipped name, YAML file, or with --resume the folder.")],
+    methods: Annotated[str | None, typer.Option(metavar="A,B,C", help="What is compared.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="FIRST:END", help="0:3 is 0, 1 and 2; or 0,2,5.  [default: 0:3]")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="FIGURE=VALUE", help="accuracy=0.8.  [default: the best accuracy that all reach]"),
+    ] = None,
+    hosts: Annotated[int | None, typer.Option(min=1, help="[default: 1, grpc 4]")] = None,
+    transport: options.Transport = "loopback",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change the experiment; METHOD:KEY=VALUE for one method."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="[default: runs/NAME-compare]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in the folder.")] = False,
+    data: options.Data = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Run methods on one experiment, from the same seeds: what each reaches, and what that costs.
+
+    Each run has a folder DIR/METHOD-SEED. A method takes over the settings of the experiment's own that it knows too.
+    """
+    from coterie_deploy.engines.launch import default_hosts
+    from coterie_deploy.studies.compare import Asked, How, choose, compare_here
+
+    asked = Asked(experiment, methods, seeds, overrides or (), hosts, transport, output, resume, target)
+    comparing, folder = choose(asked, lambda wanted: default_hosts(wanted, transport, data))
+    compare_here(comparing, folder, How(transport, data), console_on(), console_on(stderr=True), quiet=quiet)
+
+
+@app.command()
+def adapt(
+    run: options.RunFolder,
+    data: Annotated[Path, typer.Option(metavar="FILE", help="The new users' rows: CSV, Parquet or NPZ.")],
+    epochs: Annotated[int, typer.Option(min=1, help="Of the head.")] = 10,
+    overrides: options.Overrides = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="[default: RUN-adapt-1, ...]")] = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Let new users join a finished run: they get what it shares, and train the rest on their own rows."""
+    from coterie_deploy.studies.adapt import adapt as adapt_here
+
+    adapt_here(run, data, overrides or (), output, epochs, console_on(), console_on(stderr=True), quiet=quiet)
+
+
+@app.command()
+def certify(
+    experiment: options.ExperimentName,
+    hosts: Annotated[int, typer.Option(min=1)] = 1,
+    overrides: options.Overrides = None,
+    partition: Annotated[str, typer.Option(metavar="known|RUN", help="The known clusters, or those a run has found.")] = "known",
+    data: options.Data = None,
+) -> None:
+    """Certify for which penalties clusters are provably found."""
+    from coterie_deploy.read.shipped import find
+    from coterie_deploy.studies.certify import certify as print_certificate
+
+    print_certificate(find(experiment), hosts=hosts, overrides=overrides or (), partition=partition, data=data)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="What to reproduce; without it, what there is.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 8,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Where plots and tables go.")] = Path("reproduced"),
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Data sets that are not shipped.")] = None,
+    columns: Annotated[str | None, typer.Option(metavar="A,B", help="Of fedrep-table1, those to run.")] = None,
+) -> None:
+    """Reproduce a paper's figure: its table beside the paper's, and plots."""
+    from coterie_deploy.studies import reproduce as papers
+
+    if name is None:
+        typer.echo("\n".join(papers.names()))
+    else:
+        papers.reproduce(name, seeds=seeds, output=output, data=data, columns=columns)
