@@ -18,6 +18,12 @@ FETCHED: Final[Mapping[str, str]] = {
     "Settings": "coterie.experiment.settings",
     "Stream": "coterie.draws.streams",
     "normal": "coterie.draws.streams",
+    # methods
+    "Method": "coterie.experiment.method",
+    "JointTraining": "coterie.families.partial",
+    "LocalTraining": "coterie.families.partial",
+    "Training": "coterie.families.partial",
+    "LocalUpdate": "coterie_client.interface.local_update",
     # losses
     "RowLoss": "coterie_client.problems.losses",
     "NetworkLoss": "coterie_client.nets.losses",

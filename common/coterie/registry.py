@@ -2,6 +2,9 @@
 
 A method is one name and three values: `METHOD` in `coterie`, `SERVER` in `coterie_server`, `CLIENT` or `UPDATE` in `coterie_client`. No
 list has to be kept: what is asked by name is looked up by name, and all modules are read only where all methods are to be listed.
+
+A method from outside is one module with these values: the module that an installed package names, or a file beside the experiment, which
+is named by the import path of its `METHOD`. A value may be a text "package.module:NAME", which is imported when it is wanted.
 """
 
 from __future__ import annotations
@@ -10,29 +13,45 @@ import functools
 import importlib
 import pkgutil
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Final, TypeVar
 
+from coterie.errors import ConfigError
+from coterie.experiment import plugins
 from coterie.experiment.method import Kind, Method, Room
+from coterie.experiment.plugins import Place
+from coterie.findings import Finding
+from coterie.record import snapshot
 from coterie.wire.messages import find_kinds_with
 
 MODULES = {"global": "global_"}  # whose name would be a keyword
+T = TypeVar("T")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_CALLED: Final[Mapping[str, str]] = {"ServerHalf": "SERVER", "ClientHalf": "CLIENT", "LocalUpdate": "UPDATE"}
+_beside: dict[str, str] = {}  # name: import path, of methods that this process has met beside an experiment
 
 
 def part(package: str, name: str, value: str) -> Any:
     """What a method, or steps of every run, has as `value` in a package, such as "SERVER" in "coterie_server"; None for nothing.
 
-    The only place that looks for a value by its name; those who call it check the type.
+    The only place that looks for a value by its name. ConfigError for code from outside that fails.
     """
-    module = _module(package, name) if _NAME.fullmatch(name) else None
-    return None if module is None else getattr(module, value, None)
+    if not _NAME.fullmatch(name):
+        return None
+    if (module := _own_module(package, name)) is not None:
+        return getattr(module, value, None)
+    place = _place(name)
+    return None if place is None else _value(place, value)
 
 
-def _module(package: str, name: str) -> ModuleType | None:
-    """The module of a name in a package. Installed packages and files beside an experiment are to be looked up here, too."""
-    return _own_module(package, name)
+def typed_part(package: str, name: str, value: str, kind: type[T]) -> T | None:
+    """As `part`, of this class. ConfigError where code from outside has something else there."""
+    found = part(package, name, value)
+    if found is None or isinstance(found, kind):
+        return found
+    sentence = f"method {name!r} has as {value} a value of class {type(found).__name__}, want a coterie.plugin.{kind.__name__}"
+    raise ConfigError(sentence, Finding("L4", place=plugins.PLACES["method"]))
 
 
 def _own_module(package: str, name: str) -> ModuleType | None:
@@ -57,7 +76,7 @@ def room(name: str) -> Room:
 
 
 def method(name: str) -> Method:
-    """A method by its name. LookupError where there is none."""
+    """A method by its name or import path. LookupError where there is none; ConfigError for code from outside that cannot be used."""
     found = _method(name)
     if found is None:
         raise LookupError(f"there is no method {name!r}")
@@ -65,22 +84,116 @@ def method(name: str) -> Method:
 
 
 def is_method(name: Any) -> bool:
-    """Whether there is a method of this name."""
+    """Whether there is a method of this name or import path. ConfigError for code from outside that cannot be used."""
     return isinstance(name, str) and _method(name) is not None
 
 
-@functools.cache
+def is_built_in(name: str) -> bool:
+    """Whether the name is that of a method, or of steps of every run, of our own packages."""
+    return _NAME.fullmatch(name) is not None and _own_module("coterie", name) is not None
+
+
 def methods(kind: Kind | None = None) -> Sequence[str]:
-    """The names of all methods, or of those for one kind of models, in order of the alphabet."""
+    """The names of all methods, or of those for one kind of models: built-in ones, then those of installed packages that can be used."""
+    return (*built_in_methods(kind), *(name for name in plugins.names("method") if _is_usable(name, kind)))
+
+
+@functools.cache
+def built_in_methods(kind: Kind | None = None) -> Sequence[str]:
+    """The names of our own methods, or of those for one kind of models, in order of the alphabet."""
     package = importlib.import_module("coterie.methods")
     of_module = {module: name for name, module in MODULES.items()}
     listed = sorted(of_module.get(module.name, module.name) for module in pkgutil.iter_modules(package.__path__))
     return tuple(name for name in listed if (found := _method(name)) is not None and (kind is None or kind in found.models))
 
 
+def _is_usable(name: str, kind: Kind | None) -> bool:
+    try:
+        found = _method(name)
+    except ConfigError:  # who asks for it is told why
+        return False
+    return found is not None and (kind is None or kind in found.models)
+
+
 def _method(name: str) -> Method | None:
+    if plugins.is_path(name):
+        return _met(name)
     found = part("coterie", name, "METHOD")
-    return found if isinstance(found, Method) and found.name == name else None
+    if isinstance(found, Method) and found.name == name:
+        return found
+    if (place := _place(name)) is not None:  # of an installed package
+        raise _unusable(place, found)
+    return None
 
 
-find_kinds_with(lambda name: _module("coterie", name))
+# ---- methods from outside
+
+
+def written(name: str) -> str:
+    """How an experiment names a method: by its import path, where it is beside the experiment."""
+    return _beside.get(name, name)
+
+
+def _met(path: str) -> Method:
+    """The method at an import path, which is from now on found by its name. ConfigError where there is none, or its name is taken."""
+    place = plugins.place("method", path)
+    assert place is not None  # noqa: S101 - all paths lead to a place
+    found = place.loaded()
+    if not isinstance(found, Method):
+        raise _unusable(place, found)
+    name, taken = found.name, ""
+    if is_built_in(name):
+        taken = "a built-in method"
+    elif (package := plugins.package_of("method", name)) is not None:
+        taken = f"the method of the package {package}"
+    elif written(name) not in (name, path):
+        taken = f"the method {written(name)!r}"
+    if taken:
+        raise ConfigError(f"{place.what} calls itself {name!r} as {taken} does: want another name in its configuration", place.finding)
+    _beside[name] = path
+    _checked(place)
+    return found
+
+
+def _place(name: str) -> Place | None:
+    """Where the code of a method from outside is; None for other names."""
+    if not _NAME.fullmatch(name) or is_built_in(name):
+        return None
+    return plugins.place("method", written(name))
+
+
+def _value(place: Place, value: str) -> Any:
+    """A value of a method from outside. ConfigError where its code cannot be used."""
+    listed = _checked(place)
+    key = place.attribute or value if value == "METHOD" else value
+    found = listed.get(key)
+    return place.at(found).loaded() if isinstance(found, str) else found
+
+
+def _checked(place: Place) -> Mapping[str, Any]:
+    """What is in the module. ConfigError where a half is missing or misnamed: it would be missed when the run waits for it."""
+    listed = vars(place.imported())
+    method = listed.get(place.attribute or "METHOD")
+    for key, value in listed.items():
+        kind = type(value)
+        called = _CALLED.get(kind.__name__) if kind.__module__.startswith(("coterie_client.", "coterie_server.")) else None
+        if called is not None and called not in listed:
+            raise ConfigError(f"{place.what} calls its {kind.__name__} {key}, want it called {called}", place.finding)
+    for called in ("SERVER", "CLIENT"):
+        if isinstance(method, Method) and not method.room and called not in listed:
+            half = f"has no {called.lower()} half"
+            raise ConfigError(f"{place.what} {half}: want {called} in module {place.module!r}, or the room of a family", place.finding)
+    snapshot.PACKAGES.add(place.module.partition(".")[0])
+    return listed
+
+
+def _unusable(place: Place, found: object) -> ConfigError:
+    if isinstance(found, Method):
+        return ConfigError(f"{place.what} calls itself {found.name!r}: want the same name in the package and in `config`", place.finding)
+    what = (
+        f"{place.attribute or 'METHOD'} in module {place.module!r} is {'missing' if found is None else f'of class {type(found).__name__}'}"
+    )
+    return ConfigError(f"{place.what} is no method: {what}, want a coterie.plugin.Method", place.finding)
+
+
+find_kinds_with(lambda name: _own_module("coterie", name))  # modules from outside are imported by the experiment that names them

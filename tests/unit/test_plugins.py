@@ -370,8 +370,8 @@ def test_packages_are_not_searched_where_all_names_are_built_in(name: str, monke
 
 # ---- the public names
 
-NAMES_OF_AUTHORS = """ConfigError DataSource LabelledRows NetworkLoss PartitionRequest PartitionRule RowLoss RunError Settings
-    SourceRequest Stream User normal"""
+NAMES_OF_AUTHORS = """ConfigError DataSource JointTraining LabelledRows LocalTraining LocalUpdate Method NetworkLoss PartitionRequest
+    PartitionRule RowLoss RunError Settings SourceRequest Stream Training User normal"""
 
 
 def test_the_public_names_are_these() -> None:

@@ -13,6 +13,7 @@ from coterie.experiment.plugins import check_versions
 from coterie.experiment.reveals import answered_by
 from coterie.findings import Finding
 from coterie.record.snapshot import SnapshotFile
+from coterie.registry import part
 from coterie.wire.codec import Precision
 from coterie_client.data import UserData, filled, fresh_rows, read_users, standardize
 from coterie_client.data.hints import likely_identifiers, unlike_sizes
@@ -48,6 +49,10 @@ def build_host(
     answered = answered_by(experiment)
     for room in {step.partition("/")[0] for step in answered}:
         client_half(room)  # before the run waits for it
+    if part("coterie_client", experiment.method.name, "UPDATE") is not None:
+        from coterie_client.interface.local_update import local_update  # noqa: PLC0415 - few clients take local steps
+
+        local_update(experiment.method.name)  # likewise
     network = None if experiment.model is None else build_network(experiment, loaded[0].features.shape[1:])
     losses = None
     if network is not None:

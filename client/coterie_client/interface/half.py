@@ -16,7 +16,7 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.errors import RunError
 from coterie.experiment.config import Experiment
-from coterie.registry import part
+from coterie.registry import typed_part
 from coterie.wire.codec import Precision
 from coterie.wire.messages import Message
 from coterie_client.data import Fresh, UserData
@@ -104,8 +104,7 @@ class ClientHalf(Generic[S]):
 
 def client_half(name: str) -> ClientHalf[Any] | None:
     """The one that takes the messages of this name, or None."""
-    found = part("coterie_client", name, "CLIENT")
-    return found if isinstance(found, ClientHalf) else None
+    return typed_part("coterie_client", name, "CLIENT", ClientHalf)
 
 
 __all__ = ["ClientHalf", "Inbox", "Local", "client_half"]

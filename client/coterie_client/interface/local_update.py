@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from coterie.registry import part
+from coterie.registry import typed_part
 from coterie_client.learning import Fitted, Phase, Tensors
 
 CHOICE = "choice"  # among what a user keeps: which of several models is its own
@@ -66,8 +66,7 @@ PHASES = LocalUpdate(_phases_alone)
 
 def local_update(name: str) -> LocalUpdate:
     """The local update of a method, `PHASES` where it has none of its own."""
-    found = part("coterie_client", name, "UPDATE")
-    return found if isinstance(found, LocalUpdate) else PHASES
+    return typed_part("coterie_client", name, "UPDATE", LocalUpdate) or PHASES
 
 
 def own_model(model: Tensors, _: Settings) -> Tensors:

@@ -24,7 +24,7 @@ from coterie.experiment.method import ANY_MODEL, CONVEX, NETWORK, Meaningless
 from coterie.experiment.model import CustomModel, ModelConfig
 from coterie.experiment.problem import ProblemConfig
 from coterie.experiment.settings import Settings
-from coterie.registry import is_method, method, methods
+from coterie.registry import is_built_in, is_method, method, methods, written
 from coterie.text.quoting import quoted, shortened
 from coterie.text.suggestions import keys_at, method_of, suggestion, tags_of
 
@@ -241,7 +241,7 @@ class Experiment(Settings):
         found = method(name)
         if info.data.get("model") is None:
             value = {**found.convex_defaults, **value}
-        return found.config.model_validate(value)
+        return found.config.model_validate({**value, "name": found.name})  # which may have been an import path
 
     @field_validator("packages")
     @classmethod
@@ -258,8 +258,8 @@ def _check_default(settings: BaseModel, key: str, why: str) -> None:
 
 
 def _named(sections: Mapping[str, Any]) -> Iterator[tuple[plugins.Kind, str]]:
-    """What the sections of an experiment name that is not built in: the losses, sources, models and partitions of others."""
-    problem, data, model = (sections.get(key) for key in ("problem", "data", "model"))
+    """What the sections of an experiment name that is not built in: losses, sources, models, partitions and the method of others."""
+    problem, data, model, hyper = (sections.get(key) for key in ("problem", "data", "model", "method"))
     if problem is not None and problem.is_own:
         yield "loss", problem.loss
     if isinstance(data, PythonData):
@@ -269,6 +269,8 @@ def _named(sections: Mapping[str, Any]) -> Iterator[tuple[plugins.Kind, str]]:
     partition = getattr(data, "partition", None)
     if partition is not None and partition.is_own:
         yield "partition", partition.by
+    if hyper is not None and not is_built_in(hyper.name):
+        yield "method", written(hyper.name)
 
 
 def named_code(experiment: Experiment) -> list[str]:
@@ -290,7 +292,7 @@ def experiment_from(content: Any, where: str = "the experiment") -> Experiment:
 def experiment_to_json(experiment: Experiment) -> str:
     """The frozen experiment as canonical JSON; `experiment_from(json.loads(...))` gives it back."""
     content = experiment.model_dump(mode="json", exclude={"method"})
-    content["method"] = experiment.method.model_dump(mode="json")
+    content["method"] = {**experiment.method.model_dump(mode="json"), "name": written(experiment.method.name)}
     if not experiment.packages:
         del content["packages"]
     return json.dumps(content, sort_keys=True)
@@ -300,7 +302,7 @@ def as_written(experiment: Experiment) -> dict[str, Any]:
     """What its file and the overrides set, without the defaults; `experiment_from` gives the experiment back."""
     content = experiment.model_dump(mode="json", exclude={"method"}, exclude_unset=True)
     method = experiment.method.model_dump(mode="json", exclude_unset=True)
-    return {**content, "method": {"name": experiment.method.name, **method}}
+    return {**content, "method": {**method, "name": written(experiment.method.name)}}
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:

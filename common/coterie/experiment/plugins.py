@@ -7,12 +7,15 @@ not searched where one of those is meant.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from coterie.errors import ConfigError
@@ -97,30 +100,75 @@ def noun(kind: Kind) -> str:
     return _NOUNS.get(kind, kind)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the code of a name is."""
+
+    kind: Kind
+    what: str  # how sentences call it
+    module: str
+    attribute: str  # in the module; "" where only the module is named
+
+    @property
+    def finding(self) -> Finding:
+        """Of mistakes in it."""
+        return Finding("L4", place=PLACES[self.kind])
+
+    def imported(self) -> ModuleType:
+        """The module. ConfigError where it cannot be imported."""
+        try:
+            return importlib.import_module(self.module)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a module of others may fail in any way of its own, and even exit
+            raise ConfigError(f"{self.what} cannot be imported: {type(error).__name__}: {error}", self.finding) from error
+
+    def loaded(self) -> Any:
+        """The attribute. ConfigError where it is not there."""
+        found: Any = self.imported()
+        for part in filter(None, self.attribute.split(".")):
+            if not hasattr(found, part):
+                raise ConfigError(f"{self.what} does not exist: module {self.module!r} has no {self.attribute!r}", self.finding)
+            found = getattr(found, part)
+        return found
+
+    def at(self, path: str) -> Place:
+        """The place of something that belongs to it, "package.module:name"."""
+        module, _, attribute = path.partition(":")
+        return replace(self, module=module, attribute=attribute)
+
+
+def place(kind: Kind, name: str) -> Place | None:
+    """Where an import path, or a package's name, leads; None where no package gives it. ConfigError for a path without leave."""
+    if is_path(name):
+        if not _LEAVE.get():
+            sentence = f"the coordinator's experiment wants to import {name!r} on this machine; allow it with --allow-code"
+            raise ConfigError(sentence, Finding("L5"))
+        module, _, attribute = name.partition(":")
+        return Place(kind, f"{noun(kind)} {name!r}", module, attribute)
+    entry = _entry(kind, name)
+    return None if entry is None else Place(kind, f"{noun(kind)} {name!r} of the package {_package(entry)}", entry.module, entry.attr)
+
+
 def load(kind: Kind, name: str) -> Any:
     """What a package's name or an import path stands for. ConfigError where it cannot be imported, or is not there."""
-    found, colon, attribute = name.partition(":")
-    if colon:
-        return _attribute(kind, f"{noun(kind)} {quoted(name)}", found, attribute)
-    entry = _entry(kind, name)
-    if entry is None:
+    found = place(kind, name)
+    if found is None:
         raise ConfigError(f"{noun(kind)} {quoted(name)} is of no package that is installed here", Finding("L8", place=PLACES[kind]))
-    return _attribute(kind, f"{noun(kind)} {name!r} of the package {_package(entry)}", entry.module, entry.attr)
+    return found.loaded()
 
 
-def _attribute(kind: Kind, what: str, module_name: str, name: str) -> Any:
-    finding = Finding("L4", place=PLACES[kind])
+_LEAVE = ContextVar("leave to import by path", default=True)
+
+
+@contextlib.contextmanager
+def code_allowed(is_allowed: bool) -> Iterator[None]:
+    """Whether the block may import what an experiment names by path: one that comes from elsewhere may name any module."""
+    token = _LEAVE.set(is_allowed)
     try:
-        found: Any = importlib.import_module(module_name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a module of others may fail in any way of its own, and even exit
-        raise ConfigError(f"{what} cannot be imported: {type(error).__name__}: {error}", finding) from error
-    for part in filter(None, name.split(".")):
-        if not hasattr(found, part):
-            raise ConfigError(f"{what} does not exist: module {module_name!r} has no {name!r}", finding)
-        found = getattr(found, part)
-    return found
+        yield
+    finally:
+        _LEAVE.reset(token)
 
 
 def _entry(kind: Kind, name: str) -> EntryPoint | None:
@@ -187,9 +235,11 @@ __all__ = [
     "PLACES",
     "Kind",
     "Package",
+    "Place",
     "check_installed",
     "check_known",
     "check_versions",
+    "code_allowed",
     "installed",
     "is_path",
     "is_there",
@@ -198,5 +248,6 @@ __all__ = [
     "noun",
     "package_of",
     "packages_of",
+    "place",
     "unknown",
 ]

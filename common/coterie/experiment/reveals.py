@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from coterie.experiment.method import Kind
-from coterie.registry import method, methods, room
+from coterie.registry import built_in_methods, method, room
 
 if TYPE_CHECKING:
     from coterie.experiment.config import Experiment
@@ -119,7 +119,7 @@ def table() -> list[str]:
 
 
 def _all() -> Iterator[tuple[str, Reveal]]:
-    for name in (*BEFORE, *methods(), *AFTER):
+    for name in (*BEFORE, *built_in_methods(), *AFTER):
         for reveal in room(name).reveals:
             yield name, reveal
 

@@ -61,7 +61,7 @@ def coterie(context: typer.Context, version: Annotated[bool, typer.Option("--ver
         typer.echo(f"coterie {__version__}")
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())
-    elif context.invoked_subcommand != "client":  # a client decides by its own options
+    elif context.invoked_subcommand not in ("client", "aggregator"):  # which decide by their own options
         import_from_here()
 
 

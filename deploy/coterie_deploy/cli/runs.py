@@ -165,6 +165,7 @@ def aggregator(
     otlp: options.Otlp = None,
     trace_every: options.TraceEvery = None,
     launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
+    allow_code: options.AllowCode = False,
     metrics: options.MetricsAddress = None,
     log_format: options.LogFormatName = LogFormat.text,
     log_level: options.LogLevelName = LogLevel.info,
@@ -174,9 +175,13 @@ def aggregator(
     from coterie_deploy.roles.aggregator import AggregatorRole, run_aggregator
     from coterie_deploy.telemetry.spans import telemetry
 
+    if allow_code or launched:
+        options.import_from_here()
     traced = telemetry(trace, otlp, trace_every)
     log = Log(log_format, log_level)
-    role = AggregatorRole(server, normal(cluster), listen, hosts, name, state, patience, insecure, tls, launched, traced, metrics, log)
+    role = AggregatorRole(
+        server, normal(cluster), listen, hosts, name, state, patience, insecure, tls, launched, traced, metrics, log, allow_code
+    )
     raise typer.Exit(run_aggregator(role))
 
 

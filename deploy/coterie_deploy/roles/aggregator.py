@@ -16,6 +16,7 @@ from rich.console import Console
 
 from coterie.errors import ConfigError, CoterieError, RunError
 from coterie.experiment.config import Experiment, experiment_to_json
+from coterie.experiment.plugins import check_versions, code_allowed
 from coterie.findings import Finding
 from coterie.record.snapshot import SnapshotFile
 from coterie.session.computer import OnLoop
@@ -60,6 +61,7 @@ class AggregatorRole:
     telemetry: Telemetry | None = None
     metrics: str | None = None  # HOST:PORT
     log: Log = field(default_factory=Log)
+    allow_code: bool = False  # the experiment may name the module of its method
 
 
 def run_aggregator(role: AggregatorRole) -> int:
@@ -76,6 +78,7 @@ async def _serve(role: AggregatorRole) -> int:
     tls = None if role.tls is None else load_tls(role.tls, is_server=True)
     open_hubs: list[Hub] = []
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(code_allowed(role.launched or role.allow_code))
         stop = stack.enter_context(stopping_on_signals())
         if role.launched:
             stack.enter_context(stopping_at_end_of_input(stop))
@@ -148,6 +151,7 @@ async def _started(
     tracer: RunTracer | None,
 ) -> Aggregator:
     """The aggregator once all its hosts are here, as its newest snapshot left it."""
+    check_versions(experiment.packages)
     hosts = role.hosts or experiment.federation.hosts_per_cluster
     below = cluster_experiment(experiment, hosts)
     folder = role.state / state_name(name, run_id)

@@ -17,6 +17,7 @@ from coterie.errors import ConfigError, RunError
 from coterie.experiment.config import Experiment
 from coterie.experiment.consent import check_accept, named_code
 from coterie.experiment.features import in_a_line, listed
+from coterie.experiment.plugins import code_allowed
 from coterie.findings import Finding
 from coterie.record.snapshot import SnapshotFile
 from coterie.session.dial import serve_member
@@ -111,6 +112,7 @@ async def _serve(client: Client) -> int:
         log.say("waiting", f"waiting for a server at {client.server} (up to {client.patience_s:g} s)", server=client.server)
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(code_allowed(client.launched or client.allow_code))
         stop = stack.enter_context(stopping_on_signals())
         if client.launched:
             stack.enter_context(stopping_at_end_of_input(stop))

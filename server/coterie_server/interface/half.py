@@ -19,7 +19,7 @@ from coterie.arrays import Array, Indices
 from coterie.errors import RunError
 from coterie.experiment.config import Experiment
 from coterie.experiment.model import TensorInfo
-from coterie.registry import method, part
+from coterie.registry import method, typed_part
 from coterie.text.names import natural_key
 from coterie.wire.codec import Precision
 from coterie.wire.messages import Message, PerCluster
@@ -264,8 +264,7 @@ FLAT_ONLY: Final = "flat only"
 def server_half(name: str) -> ServerHalf:
     """That of a method, or of its family where it has none of its own. LookupError where there is no such method."""
     for room in (name, method(name).room):
-        found = part("coterie_server", room, "SERVER")
-        if isinstance(found, ServerHalf):
+        if (found := typed_part("coterie_server", room, "SERVER", ServerHalf)) is not None:
             return found
     raise LookupError(f"method {name!r} has no server half")
 

@@ -21,7 +21,8 @@ from pydantic import BaseModel
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, apply_overrides, as_written, experiment_from
 from coterie.experiment.method import Kind, Meaningless
-from coterie.registry import is_method, method, methods
+from coterie.experiment.plugins import is_path
+from coterie.registry import is_method, method, methods, written
 from coterie.text.names import similar_names
 from coterie.text.quoting import quoted
 from coterie_deploy.engines.api import Source, load_experiment
@@ -50,6 +51,12 @@ class Comparing:
     settings: Mapping[str, Sequence[str]]  # by method: what is set for it alone, as overrides
     federation: Mapping[str, Any]  # how the runs are started, where that is not what the experiment says: hosts, topology
     target: str | None = None
+    beside: Sequence[str] = ()  # import paths of the methods that are files beside the experiment
+
+    def __post_init__(self) -> None:
+        """Methods beside the experiment are found by their names once their paths have been seen. ConfigError where they are not there."""
+        for path in self.beside:
+            method(path)
 
     def experiment(self, method: str, seed: int) -> Experiment:
         """The run of a method from a seed. ConfigError where the method does not fit the experiment."""
@@ -115,7 +122,8 @@ def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Co
     earlier = started.settings if started is not None and own is not None else {}
     settings = {name: [*earlier.get(name, ()), *for_one.get(name, ())] for name in methods if name in earlier or name in for_one}
     target = asked.target if asked.target is not None or started is None else started.target
-    comparing = Comparing(base, methods, seeds, settings, _federation(asked, base, started, default_hosts), target)
+    beside = [path for name in methods if (path := written(name)) != name]
+    comparing = Comparing(base, methods, seeds, settings, _federation(asked, base, started, default_hosts), target, beside)
     _check(comparing, folder)
     return comparing, folder
 
@@ -157,17 +165,23 @@ def _fitting(content: Mapping[str, Any]) -> list[str]:
 
 
 def _methods(text: str, content: Mapping[str, Any]) -> tuple[str, ...]:
-    names, fitting = [name.strip() for name in text.split(",")], _fitting(content)
+    names, fitting = [_called(name.strip()) for name in text.split(",")], _fitting(content)
     kind = "a convex problem" if content.get("model") is None else "a network"
     for place, name in enumerate(names):
         if name in names[:place]:
             raise ConfigError(f"--methods has {name!r} twice, want each once")
-        if is_method(name) and name not in fitting:
+        if name in fitting or (written(name) != name and _kind(content) in method(name).models):
+            continue
+        if is_method(name):
             raise ConfigError(f"method {name!r} does not fit an experiment with {kind}, want some of {', '.join(fitting)}")
-        if name not in fitting:
-            wanted = " or ".join(similar_names(name, fitting)) or f"some of {', '.join(fitting)}"
-            raise ConfigError(f"the method {quoted(name)} is unknown, want {wanted}")
+        wanted = " or ".join(similar_names(name, fitting)) or f"some of {', '.join(fitting)}"
+        raise ConfigError(f"the method {quoted(name)} is unknown, want {wanted}")
     return tuple(names)
+
+
+def _called(name: str) -> str:
+    """The name of a method, also of one that is given by its import path."""
+    return method(name).name if is_path(name) else name
 
 
 def _seeds(text: str) -> tuple[int, ...]:
