@@ -1,7 +1,7 @@
-"""The hub against a hostile member and strangers: whatever they say in whatever order, the others' exchanges end with the right numbers.
+"""The hub against a hostile member and unknown peers: whatever they say, in whatever order, exchanges of others end with right numbers.
 
-Two honest hosts, `a` and `b`, answer, repeat themselves, and lose their streams and come back. Host `z` and strangers say anything. The run
-may go on without `z` (late: skip), so nothing that is said may end it.
+Two honest hosts, `a` and `b`, answer, repeat themselves, and lose their streams and come back. Host `z` and unknown peers say anything.
+The run may go on without `z` (late: skip), so nothing that is said may end it.
 """
 
 from __future__ import annotations

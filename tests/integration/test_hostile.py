@@ -31,7 +31,7 @@ from coterie.wire.frames import CHUNK_BYTES, field_header
 from coterie.wire.messages import Message
 from coterie_server.session.hub import Hub
 from coterie_server.session.refusal import MAX_REASON_CHARS
-from coterie_server.transport import door, serve
+from coterie_server.transport import serve, unknown_peers
 from coterie_server.transport.grpc_link import GrpcLink
 from coterie_server.transport.serve import SERVICE
 from tests import raw_http2
@@ -124,7 +124,7 @@ async def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
             await asyncio.sleep(0.01)
 
 
-# ---- strangers
+# ---- unknown peers
 
 
 def hello(host: str = "c", users: Sequence[str] = ("u9",), **changes: Any) -> bytes:
@@ -409,7 +409,7 @@ def test_a_thousand_half_open_connections_are_bounded_and_end(name: str, monkeyp
                 n_rounds = under_way.n_rounds
                 deadline = time.monotonic() + 12
                 # A watch may stay, as long as it is not one of too many.
-                n_left = 10 if name != "a watch" else 10 + door.MOST_STRANGERS + len(HONEST)
+                n_left = 10 if name != "a watch" else 10 + unknown_peers.MOST_UNKNOWN + len(HONEST)
                 while (n_theirs := n_descriptors() - n_before - n_open(writers)) > n_left and time.monotonic() < deadline:
                     most = max(most, n_theirs)
                     await asyncio.sleep(0.1)
@@ -447,7 +447,7 @@ def test_streams_without_a_hello_make_place_for_a_host(n: int, monkeypatch: pyte
             with memory_within(MOST_MB):
                 calls = [channel.stream_stream(f"/{SERVICE}/Join")() for _ in range(n)]
                 await asyncio.gather(*(call.write(hello(f"h{number}", more=True)) for number, call in enumerate(calls)))
-                n_away = n - door.MOST_STRANGERS - len(HONEST) - 1
+                n_away = n - unknown_peers.MOST_UNKNOWN - len(HONEST) - 1
                 await until(lambda: sum(call.done() for call in calls) >= n_away)
                 assert {await call.code() for call in calls if call.done()} == {grpc.StatusCode.UNAVAILABLE}
             assert "streams are without a hello, and this one is the oldest" in under_way.reasons()[0]
@@ -461,14 +461,14 @@ def test_streams_without_a_hello_make_place_for_a_host(n: int, monkeypatch: pyte
 @pytest.mark.slow
 def test_unfinished_hellos_take_bounded_memory_and_time_together(monkeypatch: pytest.MonkeyPatch) -> None:
     users = [User(name=f"u{number}") for number in range(90_000)]
-    turn, n_looks = door.Door.turn, 0
+    turn, n_looks = unknown_peers.UnknownPeers.turn, 0
 
-    def counted(self: door.Door) -> Any:
+    def counted(self: unknown_peers.UnknownPeers) -> Any:
         nonlocal n_looks
         n_looks += 1
         return turn(self)
 
-    monkeypatch.setattr(door.Door, "turn", counted)
+    monkeypatch.setattr(unknown_peers.UnknownPeers, "turn", counted)
 
     async def test() -> None:
         async with honest_run(silence_s=30.0) as under_way:  # a slow machine takes long to look at as much as is too much

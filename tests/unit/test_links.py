@@ -6,7 +6,6 @@ import asyncio
 import heapq
 import itertools
 import json
-import types
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
@@ -21,10 +20,10 @@ from coterie.v1 import session_pb2
 from coterie.wire.codec import Encoded
 from coterie_server.session.hub import Hub
 from coterie_server.transport import links
-from coterie_server.transport.door import Door
 from coterie_server.transport.grpc_link import GrpcLink
+from coterie_server.transport.host_session import HostSession
 from coterie_server.transport.links import READ_AHEAD_S, Inlet, Outlet
-from coterie_server.transport.serve import _Session
+from coterie_server.transport.unknown_peers import UnknownPeers
 from tests.unit.test_config import CONTENT
 
 RULE = LinkRule(bits_per_s=8000.0, delay_s=3.0)  # 1000 bytes a second
@@ -235,17 +234,13 @@ def test_what_is_held_back_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     run(test)
 
 
-def service(rule: LinkRule) -> Any:
-    return types.SimpleNamespace(rule=rule, door=Door(10), wants_identity=False)
-
-
 def test_a_session_that_is_closed_leaves_no_task() -> None:
     class Rules:
         rules = experiment_from(CONTENT).federation
 
     async def test(clock: Clock) -> None:
         wire = Wire(clock, (0, SECOND), (1e9, None))
-        session = _Session(cast(Hub, Rules()), cast(Any, wire), service(LinkRule(1e6, 60.0)))
+        session = HostSession(cast(Hub, Rules()), cast(Any, wire), LinkRule(1e6, 60.0), UnknownPeers(10), wants_identity=False)
         before = asyncio.all_tasks()
         running = asyncio.create_task(session.run())
         session.link.send(task(995))
@@ -269,12 +264,12 @@ def test_a_host_is_heard_while_its_frame_is_held_back() -> None:
 
     async def test(clock: Clock) -> None:
         hub, wire = Heard(), Wire(clock, (0, SECOND), (1e9, None))
-        session = _Session(cast(Hub, hub), cast(Any, wire), service(LinkRule(1e6, 60.0)))
+        session = HostSession(cast(Hub, hub), cast(Any, wire), LinkRule(1e6, 60.0), UnknownPeers(10), wants_identity=False)
         assert session._inlet is not None
         pumping = asyncio.create_task(session._inlet.pump())
         await asyncio.sleep(0.001)
         session.note_held()
-        assert not hub.names, "a stranger is not heard"
+        assert not hub.names, "an unknown peer is not heard"
         session._name = "a"
         session.note_held()
         assert hub.names == ("a",)

@@ -1,1 +1,1 @@
-"""The parent's end of the wire: gRPC, strangers at the door, shaped links."""
+"""The parent's end of the wire: gRPC, admission of unknown peers, shaped links."""

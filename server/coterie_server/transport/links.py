@@ -1,9 +1,9 @@
 """Shaped links: a parent makes each stream to a member as slow as `federation.links` says, in both directions, at its own end.
 
-A token bucket and a delay. A frame that is sent is transmitted when it is its turn, which takes bytes / rate, and is handed to gRPC a delay
-later. A frame that arrives keeps the parent from reading on for as long, so that its sender feels the rate, and is seen a delay later.
-Frames stay in order, heartbeats among them, and the delay of one never holds up the transmission of the next. Bytes are those of the
-ledger's wire: the frame and 5 bytes of gRPC header. No bit of a result depends on any of this.
+A FIFO serialiser and a delay, with no bucket of tokens and so no bursts. Frames are transmitted one after the other; each takes bytes /
+rate, and is handed to gRPC a delay later. A frame that arrives keeps the parent from reading on for as long, so that its sender feels the
+rate, and is seen a delay later. Heartbeats keep their place among the frames, and the delay of one never holds up the transmission of the
+next. Bytes are those of the ledger's wire: the frame and 5 bytes of gRPC header. No bit of a result depends on any of this.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def note_links(hub: Hub, rule: LinkRule | None) -> None:
         hub.recorder.event("warning", f"federation.{listed} shapes no link of this run, whose topology is {topology!r}: want links.{scope}")
 
 
-class Pipe:
-    """One direction of a link."""
+class Serialiser:
+    """One direction of a link: frames wait for those before them."""
 
     def __init__(self, rule: LinkRule) -> None:
         self.delay_s = rule.delay_s
@@ -88,7 +88,7 @@ class Outlet:
     """When the frames that a parent sends on one stream are handed to gRPC. `put` and `take` once for each message, in order."""
 
     def __init__(self, rule: LinkRule, clock: Clock) -> None:
-        self._pipe, self._clock = Pipe(rule), clock
+        self._serialiser, self._clock = Serialiser(rule), clock
         self._put_at: deque[float] = deque()
         self._taken_at = -math.inf
 
@@ -105,15 +105,15 @@ class Outlet:
 
         It was transmitted right after the one before, though the writer was still waiting for that one to arrive.
         """
-        sent_at = self._pipe.transmitted_at(n_bytes + GRPC_FRAME_HEADER_BYTES, self._taken_at)
-        await self._clock.sleep_until(sent_at + self._pipe.delay_s)
+        sent_at = self._serialiser.transmitted_at(n_bytes + GRPC_FRAME_HEADER_BYTES, self._taken_at)
+        await self._clock.sleep_until(sent_at + self._serialiser.delay_s)
 
 
 class Inlet:
     """When the frames that come on one stream are read and seen: `pump` reads, and runs beside `read`, which sees."""
 
     def __init__(self, read_next: Callable[[], Awaitable[Any]], rule: LinkRule, clock: Clock) -> None:
-        self._read_next, self._pipe, self._clock = read_next, Pipe(rule), clock
+        self._read_next, self._serialiser, self._clock = read_next, Serialiser(rule), clock
         self._held: deque[tuple[float, Any]] = deque()  # when it is seen, and a frame, the end of the stream, or an error
         self._n_bytes = 0
         self._changed = asyncio.Event()
@@ -132,8 +132,8 @@ class Inlet:
             except Exception as error:  # whatever it is, who reads must see it
                 data = error
             n_bytes = len(data) if isinstance(data, bytes) else 0
-            sent_at = self._pipe.transmitted_at(n_bytes + GRPC_FRAME_HEADER_BYTES if n_bytes else 0, self._clock.time())
-            self._held.append((sent_at + self._pipe.delay_s, data))
+            sent_at = self._serialiser.transmitted_at(n_bytes + GRPC_FRAME_HEADER_BYTES if n_bytes else 0, self._clock.time())
+            self._held.append((sent_at + self._serialiser.delay_s, data))
             self._n_bytes += n_bytes
             self._changed.set()
             await self._clock.sleep_until(sent_at - READ_AHEAD_S)

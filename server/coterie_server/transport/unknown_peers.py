@@ -1,8 +1,8 @@
-"""The door of a gRPC server: how many strangers may stand in it, how long, and how much is kept for them.
+"""Admission of unknown peers to a gRPC server: how many streams they may have, for how long, and how much is kept for them.
 
-A stranger is a stream that is not a host's session, or not yet. Hosts that have joined must not notice what strangers do, so the number
-and the memory of these are bounded: where there are too many, the one that came first goes, since who means well is gone in a moment. What
-does not even speak HTTP/2 is left to gRPC's own limits (`coterie_server.transport.serve`).
+A peer is unknown until its hello is accepted. Hosts that have joined must not notice what such peers do, so their number and memory are
+bounded: where there are too many, the oldest goes first, since who means well is gone in a moment. What does not even speak HTTP/2 is left
+to gRPC's own limits (`coterie_server.transport.serve`).
 """
 
 from __future__ import annotations
@@ -16,59 +16,59 @@ from typing import Any
 
 import grpc
 
-MOST_STRANGERS = 32  # beside the hosts of the run, who may all come at once. gRPC keeps up to a frame for each
+MOST_UNKNOWN = 32  # beside the hosts of the run, who may all come at once. gRPC keeps up to a frame for each
 MOST_BYTES = 128 << 20  # that unfinished hellos may take together
-_REST = 2.0  # so many times as long as a large frame of theirs took, strangers wait for the next one to be looked at
+_REST = 2.0  # so many times as long as it took to parse a large frame of theirs, unknown peers wait for the next one
 
 
 @dataclass(eq=False)
-class Stranger:
-    """One stream at the door."""
+class UnknownPeer:
+    """One stream without an accepted hello."""
 
     give_up: Callable[[str], None]
     task: asyncio.Task[Any] | None
     n_bytes: int = 0
 
 
-class Door:
-    """All strangers of one server; `most` may stand there at once."""
+class UnknownPeers:
+    """All unknown peers of one server, `most` at once."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._strangers: dict[Stranger, None] = {}  # in the order of arrival
+        self._peers: dict[UnknownPeer, None] = {}  # in the order of arrival
         self._n_bytes = 0
-        self._looking = asyncio.Lock()
+        self._parsing = asyncio.Lock()
         self.is_closed = False
 
-    def enter(self, give_up: Callable[[str], None]) -> Stranger:
-        """A stranger arrives; `give_up` will be called with a reason if it must go before it has left by itself."""
-        if len(self._strangers) >= self._most:
-            self._send_away(next(iter(self._strangers)), f"more than {self._most} streams are without a hello, and this one is the oldest")
-        stranger = Stranger(give_up, asyncio.current_task())
-        self._strangers[stranger] = None
-        return stranger
+    def add(self, give_up: Callable[[str], None]) -> UnknownPeer:
+        """A stream begins; `give_up` will be called with a reason if it must end before it has ended by itself."""
+        if len(self._peers) >= self._most:
+            self._reject(next(iter(self._peers)), f"more than {self._most} streams are without a hello, and this one is the oldest")
+        peer = UnknownPeer(give_up, asyncio.current_task())
+        self._peers[peer] = None
+        return peer
 
-    def leave(self, stranger: Stranger) -> None:
+    def remove(self, peer: UnknownPeer) -> None:
         """It has gone, or is a host now."""
-        if stranger in self._strangers:
-            del self._strangers[stranger]
-            self._n_bytes -= stranger.n_bytes
+        if peer in self._peers:
+            del self._peers[peer]
+            self._n_bytes -= peer.n_bytes
 
-    def keep(self, stranger: Stranger, n_bytes: int) -> None:
+    def charge(self, peer: UnknownPeer, n_bytes: int) -> None:
         """So many bytes more are kept for it."""
-        if stranger not in self._strangers:
+        if peer not in self._peers:
             return
-        stranger.n_bytes += n_bytes
+        peer.n_bytes += n_bytes
         self._n_bytes += n_bytes
         if self._n_bytes > MOST_BYTES:
-            largest = max(self._strangers, key=lambda one: one.n_bytes)
-            self._send_away(largest, f"unfinished hellos take more than {MOST_BYTES} bytes, and this one is the largest")
+            largest = max(self._peers, key=lambda one: one.n_bytes)
+            self._reject(largest, f"unfinished hellos take more than {MOST_BYTES} bytes, and this one is the largest")
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """A large frame is looked at while the block runs: one at a time, and with rests, so that most of the time is the hosts'."""
+        """A large frame is parsed while the block runs: one at a time, and with rests, so that most of the time is the hosts'."""
         loop = asyncio.get_running_loop()
-        async with self._looking:
+        async with self._parsing:
             start = loop.time()
             try:
                 yield
@@ -76,35 +76,35 @@ class Door:
                 await asyncio.sleep(_REST * (loop.time() - start))
 
     async def close(self, seconds: float) -> None:
-        """Sends everybody away, and waits that long for their tasks, which gRPC itself does not wait for."""
+        """Rejects all, and waits that long for their tasks, which gRPC itself does not wait for."""
         self.is_closed = True
-        tasks = [stranger.task for stranger in self._strangers if stranger.task is not None]
-        for stranger in tuple(self._strangers):
-            self._send_away(stranger, "the parent is stopping")
+        tasks = [peer.task for peer in self._peers if peer.task is not None]
+        for peer in tuple(self._peers):
+            self._reject(peer, "the parent is stopping")
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
 
-    def _send_away(self, stranger: Stranger, reason: str) -> None:
-        self.leave(stranger)
-        stranger.give_up(reason)
+    def _reject(self, peer: UnknownPeer, reason: str) -> None:
+        self.remove(peer)
+        peer.give_up(reason)
 
 
-class Doorkeeper(grpc.aio.ServerInterceptor):
-    """Lets rpcs of one request in for as long as the request takes to come and the answer to be taken, at most `longest_s` seconds each.
+class UnaryLimits(grpc.aio.ServerInterceptor):
+    """Bounds rpcs of one request: at most `longest_s` seconds each for the request to come and the answer to be taken.
 
-    gRPC itself waits for both without an end. Streams of answers (the health service's Watch) stay until there are too many strangers.
+    gRPC itself waits for both without an end. Streams of answers (the health service's Watch) stay until there are too many unknown peers.
     `turned_away` is told who is given up, and why.
     """
 
-    def __init__(self, door: Door, longest_s: float, turned_away: Callable[[str], None]) -> None:
-        self._door, self._longest_s, self._turned_away = door, longest_s, turned_away
+    def __init__(self, peers: UnknownPeers, longest_s: float, turned_away: Callable[[str], None]) -> None:
+        self._peers, self._longest_s, self._turned_away = peers, longest_s, turned_away
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """The rpc's handler between the door's two sides; that of a stream of requests has its own rules."""
+        """The rpc's handler within the limits; that of a stream of requests has its own."""
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_streaming:
             return handler
@@ -124,19 +124,19 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
                 limit.reschedule(loop.time())
 
         limit = asyncio.timeout(self._longest_s)
-        stranger = self._door.enter(give_up)
+        peer = self._peers.add(give_up)
         try:
             async with limit:
                 await self._served(handler, context, limit)
         except TimeoutError:
-            self._door.leave(stranger)
+            self._peers.remove(peer)
             code = grpc.StatusCode.UNAVAILABLE if reasons else grpc.StatusCode.DEADLINE_EXCEEDED
             reason = (reasons or [f"its request did not come, or its answer was not taken, within {self._longest_s:g} s"])[0]
-            if not self._door.is_closed:
-                self._turned_away(f"a stranger at {context.peer()} is given up in the middle of {rpc}: {reason}")
+            if not self._peers.is_closed:
+                self._turned_away(f"an unknown peer at {context.peer()} is given up in the middle of {rpc}: {reason}")
             await ended(context, code, reason)
         finally:
-            self._door.leave(stranger)
+            self._peers.remove(peer)
 
     async def _served(self, handler: Any, context: Any, limit: asyncio.Timeout) -> None:
         data = await context.read()
@@ -145,7 +145,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         try:
             request = handler.request_deserializer(data)
         except Exception as error:  # protobuf's DecodeError type is not part of its typed interface
-            self._turned_away(f"a stranger at {context.peer()} sent {len(data)} bytes that are no request: {error}")
+            self._turned_away(f"an unknown peer at {context.peer()} sent {len(data)} bytes that are no request: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{len(data)} bytes are no request: {error}")
         if not handler.response_streaming:
             await context.write(await handler.unary_unary(request, context))
