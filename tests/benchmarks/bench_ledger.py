@@ -33,7 +33,8 @@ from coterie.wire.codec import ENVELOPE
 from coterie_server.record import summary
 from coterie_server.record.curves import curves
 from coterie_server.record.query import Query, totals
-from coterie_server.record.rundb import FLUSH_S, RunDatabase, open_run
+from coterie_server.record.run_file import FLUSH_S
+from coterie_server.record.rundb import RunDatabase, open_run
 from coterie_server.session.hub import Hub
 from coterie_server.transport.serve import serving
 from tests.benchmarks.bench_transport import ADDRESS, EXPERIMENT, Block, NoRecorder, _ended, _started, host_process

@@ -36,7 +36,7 @@ def test_a_number_beyond_64_bits_names_its_host_and_the_other_rows_are_kept(tmp_
 def test_whatever_fails_between_begin_and_commit_is_rolled_back() -> None:
     database = RunDatabase(None)
     database.book_host("a", [row(1, 60)])
-    database._add("decisions", (1, "\ud800", "text that is no text"))
+    database._file.add("decisions", (1, "\ud800", "text that is no text"))
     with pytest.raises(UnicodeEncodeError):
         database.flush()
     assert not database.connection.in_transaction

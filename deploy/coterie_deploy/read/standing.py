@@ -18,7 +18,8 @@ from coterie.experiment.config import Experiment, experiment_from
 from coterie_server.interface.stages import Stage
 from coterie_server.record.curves import GAP, Curves, residual_of
 from coterie_server.record.follow import Added, Event, Follower
-from coterie_server.record.rundb import BETWEEN, DIRECT, FLUSH_S, WITHIN
+from coterie_server.record.run_file import FLUSH_S
+from coterie_server.record.rundb import BETWEEN, DIRECT, WITHIN
 from coterie_server.record.summary import StageSummary
 from coterie_server.run.coordinator import is_held
 from coterie_server.run.plan import stages_of

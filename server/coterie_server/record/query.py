@@ -8,21 +8,17 @@ several of them; only the vectors and scalars of a broadcast are whole for each.
 
 from __future__ import annotations
 
-import functools
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from coterie.arrays import Indices
 from coterie.errors import ConfigError
-from coterie.record.ledger import of_ranges
 from coterie.text.names import natural_key, similar_names
 from coterie.wire.codec import GRPC_FRAME_HEADER_BYTES
 from coterie_server.interface.expected import Expected
+from coterie_server.record.owners import Owners, Parts
 from coterie_server.record.rundb import DIRECT, WITHIN
 
 KEYS = ("stage", "round", "step", "kind", "direction", "scope", "cluster", "link", "user", "attempt")
@@ -117,7 +113,7 @@ def totals(connection: sqlite3.Connection, query: Query) -> list[Group]:
 def numbered_totals(connection: sqlite3.Connection, query: Query) -> list[Group]:
     """As `totals`, with numbers of stages in the place of their names, `SESSION` for what is outside of all."""
     _check(connection, query)
-    owners = _Owners(connection)
+    owners = Owners(connection)
     groups = _shared(connection, query, owners) if _has_shares(query, owners) else _plain(connection, query, owners)
     leading = [place for place, key in enumerate(query.by) if key in ("stage", "round")]
 
@@ -130,10 +126,10 @@ def numbered_totals(connection: sqlite3.Connection, query: Query) -> list[Group]
 
 def has_shares(connection: sqlite3.Connection, query: Query) -> bool:
     """Whether the totals are of users' shares in messages for several users, rather than of whole messages."""
-    return _has_shares(query, _Owners(connection))
+    return _has_shares(query, Owners(connection))
 
 
-def _has_shares(query: Query, owners: _Owners) -> bool:
+def _has_shares(query: Query, owners: Owners) -> bool:
     return bool(query.users) or "user" in query.by or (_needs_clusters(query) and owners.clusters_of_links is None)
 
 
@@ -206,7 +202,7 @@ def _is_asked_for(connection: sqlite3.Connection, query: Query, fine: tuple[Any,
 # ---- sums of whole messages
 
 
-def _plain(connection: sqlite3.Connection, query: Query, owners: _Owners) -> list[Group]:
+def _plain(connection: sqlite3.Connection, query: Query, owners: Owners) -> list[Group]:
     """Broadcasts apart, since only they need to be looked at exchange by exchange."""
     where, values = _where(connection, query)
     with_clusters, table, names = "", "ledger", [f"{key}_" for key in query.by]
@@ -238,13 +234,13 @@ def _selected(by: Iterable[str]) -> str:
 # ---- sums of users' shares
 
 
-def _shared(connection: sqlite3.Connection, query: Query, owners: _Owners) -> list[Group]:
+def _shared(connection: sqlite3.Connection, query: Query, owners: Owners) -> list[Group]:
     """With each message shared out among the users that it is about."""
     where, values = _where(connection, query)
     others = tuple(key for key in query.by if key not in ("user", "cluster"))
     names = "".join(f"{key}_, " for key in others)
     n = len(others)
-    parts = _Parts(query, owners)
+    parts = Parts(owners, query.by, query.users, query.clusters)
     groups: dict[tuple[Any, ...], Group] = {}
 
     def group_of(row: Sequence[Any], part: Mapping[str, str]) -> Group:
@@ -266,84 +262,6 @@ def _shared(connection: sqlite3.Connection, query: Query, owners: _Owners) -> li
     return list(groups.values())
 
 
-class _Parts:
-    """The users of a row of the ledger, divided as a query divides them: by user, by cluster, or not at all; others are left out."""
-
-    def __init__(self, query: Query, owners: _Owners) -> None:
-        self._owners = owners
-        self._has_filter = bool(query.users or query.clusters)
-        self._is_wanted = np.ones(len(owners.names), dtype=bool)
-        for listed, of_each in ((query.users, owners.names), (query.clusters, owners.clusters)):
-            if listed:
-                self._is_wanted &= np.isin(np.array(of_each, dtype=object), listed)
-        labels = {"user": owners.names, "cluster": owners.clusters}
-        self._labels = {key: labels[key] for key in query.by if key in labels}
-        self._known: dict[tuple[str, int | None], list[tuple[dict[str, str], float]]] = {}
-
-    def of(self, link: str, user_set: int | None) -> list[tuple[dict[str, str], float]]:
-        """The parts, by the labels that are keys of the query, and the share of each in a message."""
-        found = self._known.get((link, user_set))
-        if found is None:
-            found = self._known[link, user_set] = self._divided(self._owners.of(link, user_set))
-        return found
-
-    def _divided(self, users: Indices) -> list[tuple[dict[str, str], float]]:
-        if users.size == 0:  # nobody is known to be behind the link
-            return [] if self._has_filter else [(dict.fromkeys(self._labels, ""), 1.0)]
-        counts: dict[tuple[str, ...], int] = {}
-        for user in users[self._is_wanted[users]].tolist():
-            label = tuple(of_each[user] for of_each in self._labels.values())
-            counts[label] = counts.get(label, 0) + 1
-        return [(dict(zip(self._labels, label, strict=True)), count / users.size) for label, count in counts.items()]
-
-    def of_any(self, rows: str) -> list[dict[str, str]]:
-        """The parts of the users of several rows, each once; `rows` is a JSON array of [link, set of users]."""
-        found = {tuple(part.items()): part for link, user_set in json.loads(rows) for part, _ in self.of(link, user_set)}
-        return list(found.values())
-
-
-class _Owners:
-    """Which members a row of the ledger is about: those of its set, or all behind its link."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        members = connection.execute("SELECT name, cluster, host FROM members ORDER BY position").fetchall()
-        self.names = [name for name, _, _ in members]
-        self.clusters = [cluster for _, cluster, _ in members]
-        by_host: dict[str, list[int]] = {}
-        for position, (_, _, host) in enumerate(members):
-            by_host.setdefault(host, []).append(position)
-        self._behind = {host: np.array(positions, dtype=np.int64) for host, positions in by_host.items()}
-        self._sets: dict[int, Indices] | None = None
-
-    def of(self, link: str, user_set: int | None) -> Indices:
-        """The positions of the members."""
-        if self._sets is None:
-            self._read_sets()
-        assert self._sets is not None  # noqa: S101 - read above
-        if user_set is not None:
-            return self._sets[user_set]
-        aggregator = link.partition("/")[0].replace("%2F", "/").replace("%25", "%")
-        found = self._behind.get(link)
-        return found if found is not None else self._behind.get(aggregator, np.zeros(0, dtype=np.int64))
-
-    def _read_sets(self) -> None:
-        """The users behind a link below an aggregator are in the sets of its rows, and all of them in that of its session."""
-        self._sets = {number: of_ranges(text) for number, text in self._connection.execute("SELECT id, members FROM user_sets")}
-        below = "SELECT DISTINCT link, user_set FROM ledger WHERE scope = ? AND user_set IS NOT NULL"
-        sets_of: dict[str, list[Indices]] = {}
-        for link, number in self._connection.execute(below, (WITHIN,)):
-            sets_of.setdefault(link, []).append(self._sets[number])
-        self._behind |= {link: np.unique(np.concatenate(listed)) for link, listed in sets_of.items()}
-
-    @functools.cached_property
-    def clusters_of_links(self) -> dict[str, str] | None:
-        """The known cluster of each link; None where users of several clusters share a link."""
-        links = [link for (link,) in self._connection.execute("SELECT DISTINCT link FROM ledger")]
-        found = {link: {self.clusters[user] for user in self.of(link, None).tolist()} for link in links}
-        return {link: min(those) for link, those in found.items()} if all(len(those) == 1 for those in found.values()) else None
-
-
 # ---- the rows themselves
 
 
@@ -358,16 +276,15 @@ def rows(connection: sqlite3.Connection, query: Query) -> Iterator[tuple[Any, ..
 
 def _rows(connection: sqlite3.Connection, query: Query) -> Iterator[tuple[Any, ...]]:
     where, values = _where(connection, query)
-    owners = _Owners(connection)
-    parts, name = _Parts(query, owners), stage_namer(connection)
-    is_limited = bool(query.users or query.clusters)
+    owners = Owners(connection)
+    parts, name = Parts(owners, query.by, query.users, query.clusters), stage_namer(connection)
     names: dict[int | None, tuple[str, ...] | None] = {None: None}
     columns = ", ".join(ROW_COLUMNS).replace("stage", f"{_STAGE}", 1).replace("users", "user_set", 1)
     columns = columns.replace("wire_bytes", f"message_bytes + {GRPC_FRAME_HEADER_BYTES} * frames")
     link_place, users_place = ROW_COLUMNS.index("link"), ROW_COLUMNS.index("users")
     for row in connection.execute(f"SELECT {columns} FROM ledger WHERE {where} ORDER BY row", values):  # noqa: S608 - columns are ours
         user_set = row[users_place]
-        if is_limited and not parts.of(row[link_place], user_set):
+        if parts.has_filter and not parts.of(row[link_place], user_set):
             continue
         if user_set not in names:
             names[user_set] = tuple(owners.names[user] for user in owners.of("", user_set).tolist())

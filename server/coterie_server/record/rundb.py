@@ -10,13 +10,9 @@ deploy/docs/ledger.md has all tables and columns.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import json
 import math
-import os
-import re
-import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,74 +23,18 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, ProtocolError, RunError
-from coterie.findings import Finding
 from coterie.record.ledger import CONTROL, Own, Row, as_ranges, of_ranges, step_of
 from coterie.wire.messages import Broadcast, PerCluster, kind_class
 from coterie_server.interface.expected import Expected, Key
+from coterie_server.record.run_file import OF_ROUNDS, TABLES, RunFile
 
 if TYPE_CHECKING:
     from coterie_server.interface.half import Members  # which brings much that a reader of a database does not need
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS run (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS members (position INTEGER PRIMARY KEY, name TEXT NOT NULL, cluster TEXT NOT NULL, host TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS stages (
-    number INTEGER PRIMARY KEY, name TEXT NOT NULL, method TEXT NOT NULL, rounds INTEGER NOT NULL, outcome TEXT NOT NULL,
-    seconds REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS figures (
-    stage INTEGER NOT NULL, round INTEGER NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY (stage, round, name)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS rounds (
-    stage INTEGER NOT NULL, round INTEGER NOT NULL, at REAL NOT NULL, PRIMARY KEY (stage, round)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS results (stage INTEGER NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY (stage, name)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS user_results (
-    stage INTEGER NOT NULL, name TEXT NOT NULL, member INTEGER NOT NULL, value REAL NOT NULL,
-    PRIMARY KEY (stage, name, member)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS expected (
-    stage INTEGER NOT NULL, step TEXT NOT NULL, direction TEXT NOT NULL, scope TEXT NOT NULL, vectors REAL, spread REAL NOT NULL,
-    drawn REAL, scalars REAL, PRIMARY KEY (stage, step, direction, scope)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS printed (
-    stage INTEGER NOT NULL, direction TEXT NOT NULL, vectors REAL NOT NULL, PRIMARY KEY (stage, direction)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS memberships (
-    stage INTEGER NOT NULL, round INTEGER NOT NULL, labels TEXT NOT NULL, PRIMARY KEY (stage, round)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS user_sets (id INTEGER PRIMARY KEY, members TEXT NOT NULL UNIQUE);
-CREATE TABLE IF NOT EXISTS ledger_messages (
-    id INTEGER PRIMARY KEY, step TEXT NOT NULL, kind TEXT NOT NULL, direction TEXT NOT NULL, scope TEXT NOT NULL, link TEXT NOT NULL,
-    user_set INTEGER, is_broadcast INTEGER NOT NULL, vectors INTEGER NOT NULL, scalars INTEGER NOT NULL, payload_bytes INTEGER NOT NULL,
-    message_bytes INTEGER NOT NULL, frames INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS ledger_rows (
-    seq INTEGER NOT NULL, attempt INTEGER NOT NULL, resent INTEGER NOT NULL, useful INTEGER NOT NULL, stage INTEGER NOT NULL,
-    round INTEGER NOT NULL, message INTEGER NOT NULL);
-CREATE VIEW IF NOT EXISTS ledger AS
-    SELECT ledger_rows.rowid AS row, seq, attempt, resent, useful, stage, round, step, kind, direction, scope, link, user_set, is_broadcast,
-        vectors, scalars, payload_bytes, message_bytes, frames
-    FROM ledger_rows CROSS JOIN ledger_messages ON ledger_messages.id = message;
-CREATE TABLE IF NOT EXISTS host_ledger (
-    seq INTEGER NOT NULL, attempt INTEGER NOT NULL, resent INTEGER NOT NULL, direction TEXT NOT NULL, kind TEXT NOT NULL,
-    link TEXT NOT NULL, vectors INTEGER NOT NULL, scalars INTEGER NOT NULL, payload_bytes INTEGER NOT NULL,
-    message_bytes INTEGER NOT NULL, frames INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS events (at REAL NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS decisions (seq INTEGER NOT NULL, kind TEXT NOT NULL, value TEXT NOT NULL);
-"""
-_TABLES = re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", _SCHEMA)  # in the order in which they are made
 # The scopes of communication: with a client host that has no aggregator, inside a cluster, between the clusters.
 DIRECT, WITHIN, BETWEEN = "direct", "within-cluster", "between-cluster"
-_FLUSH_ROWS = 5000
 _MAX_MESSAGES = 50_000  # that are remembered: where more are different, some of the same are written again
 _RESERVED = "reserved"
-FLUSH_S = 0.5  # so old buffered rows get
-_PAGES_BYTES = 64 << 10  # with less room than this, an error of the file is one of the room: so much of an index is written at once
-_INSERTS = {
-    "ledger_messages": 13,
-    "ledger_rows": 7,
-    "host_ledger": 11,
-    "figures": 4,
-    "rounds": 3,
-    "memberships": 3,
-    "events": 4,
-    "decisions": 3,
-}
-_OF_ROUNDS = ("figures", "rounds", "memberships")  # made again when a resumed run repeats a round
-_LINKS = {"ledger_messages": 5, "host_ledger": 5}  # the column that names the link
 
 OnEvent = Callable[[str, str, Mapping[str, Any]], None]  # is told the kind, the text and the data of each event of one's own
 
@@ -103,57 +43,31 @@ class RunDatabase:
     """One run's database; `path` None keeps it in memory. RunError when the disk refuses."""
 
     def __init__(self, path: Path | None, clock: Any = time.time, *, scope: str = DIRECT, on_event: OnEvent | None = None) -> None:
-        self._path = path
         self._scope = scope  # of the links that are booked here
         self._clock = clock
         self._on_event = on_event
-        self._rows: dict[str, list[tuple[Any, ...]]] = {table: [] for table in _INSERTS}
-        self._n_rows = 0
-        self._flushed_at = clock()
+        self._file = RunFile(path, clock)
+        self.connection = self._file.connection
         self._sets: dict[str, int] = {}
         self._messages: dict[tuple[Any, ...], int] = {}  # the id of each in `ledger_messages`
         self._n_messages = 0  # ids that are taken
         self._labels: tuple[int, str] | None = None  # stage and text of the latest memberships
         self._same_labels: Indices | None = None  # the array that they came in, which is there again after most rounds
-        try:
-            self.connection = sqlite3.connect(path or ":memory:", timeout=30.0, isolation_level=None)
-            if path is not None:
-                self.connection.execute("PRAGMA journal_mode=WAL")
-                self.connection.execute("PRAGMA synchronous=NORMAL")
-            self.connection.executescript(_SCHEMA)
-            self._sets = {members: number for number, members in self.connection.execute("SELECT id, members FROM user_sets")}
+        with self._file.refusals():
+            self._sets |= self.connection.execute("SELECT members, id FROM user_sets").fetchall()
             ((self._n_messages,),) = self.connection.execute("SELECT COALESCE(MAX(id), 0) FROM ledger_messages")
-        except sqlite3.Error as error:
-            raise self._refused(error) from error
-
-    def _refused(self, error: sqlite3.Error | OverflowError) -> RunError:
-        if type(error) is sqlite3.DatabaseError:  # of its kinds, those of a damaged file
-            return self._damaged(str(error))
-        return RunError(f"cannot write the run database {self._path}: {self._reason(error)}", Finding("R5"))
-
-    def _reason(self, error: sqlite3.Error | OverflowError) -> str:
-        """Of a full disk what the system calls it, in whatever way SQLite has noticed."""
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # what is above says more of it
-        is_full = code == sqlite3.SQLITE_FULL
-        if code == sqlite3.SQLITE_IOERR and self._path is not None:
-            is_full = shutil.disk_usage(self._path.parent).free < _PAGES_BYTES
-        return os.strerror(errno.ENOSPC) if is_full else str(error)
-
-    def _damaged(self, how: str) -> RunError:
-        return RunError(f"the run database {self._path} is damaged ({' '.join(how.split())}): start again with another --output")
 
     # ---- what the hub writes down
 
     def book(self, link: str, where: tuple[int, int], rows: Iterable[tuple[Row, Indices | None]], useful: bool) -> None:
         """The parent's own rows for one message on one link; `where` is (stage, round)."""
         # Every message of a run comes here: most are like one that was booked before, and the line then has seven numbers.
-        (stage, number), is_useful, scope, lines = where, int(useful), self._scope, self._rows["ledger_rows"]
+        (stage, number), is_useful, scope, lines = where, int(useful), self._scope, self._file.rows["ledger_rows"]
         known = self._messages
         for row, users in rows:
             user_set = None if users is None else self._set_of(as_ranges(users))
             about = (scope, link, user_set, *row[3:])
             lines.append((*row[:3], is_useful, stage, number, known.get(about) or self._message(about)))
-            self._n_rows += 1
 
     def book_within(self, link: str, rows: Iterable[tuple[Row, Own]], user_sets: Sequence[str]) -> None:
         """An aggregator's side of a link to one of its hosts; `Own.user_set` is a place in `user_sets`, from 1."""
@@ -161,7 +75,7 @@ class RunDatabase:
             user_set = self._set_of(user_sets[own.user_set - 1]) if own.user_set else None
             about = (WITHIN, link, user_set, *row[3:])
             message = self._messages.get(about) or self._message(about)
-            self._add("ledger_rows", (*row[:3], own.useful, own.stage, own.round, message))
+            self._file.add("ledger_rows", (*row[:3], own.useful, own.stage, own.round, message))
 
     def _message(self, about: tuple[Any, ...]) -> int:
         """Writes down what a message is, and gives its id; `about` is scope, link, set of users, and what follows `resent` in a Row."""
@@ -171,23 +85,23 @@ class RunDatabase:
         self._n_messages += 1
         self._messages[about] = self._n_messages
         step, is_broadcast = _facts_of(kind)
-        self._add("ledger_messages", (self._n_messages, step, kind, direction, scope, link, user_set, is_broadcast, *sizes))
+        self._file.add("ledger_messages", (self._n_messages, step, kind, direction, scope, link, user_set, is_broadcast, *sizes))
         return self._n_messages
 
     def book_host(self, link: str, rows: Iterable[Row]) -> None:
         """A host's own rows."""
         for row in rows:
-            self._add("host_ledger", (*row[:5], link, *row[5:]))
+            self._file.add("host_ledger", (*row[:5], link, *row[5:]))
 
     def event(self, kind: str, text: str, **data: Any) -> None:
         """Something a person may want to know."""
-        self._add("events", (self._clock(), kind, text, json.dumps(data)))
+        self._file.add("events", (self._clock(), kind, text, json.dumps(data)))
         if self._on_event is not None:
             self._on_event(kind, text, data)
 
     def decide(self, seq: int, kind: str, value: Any) -> None:
         """A decision that depended on the clock, written before anything that follows from it: a later attempt must repeat it."""
-        self._add("decisions", (seq, kind, json.dumps(value)))
+        self._file.add("decisions", (seq, kind, json.dumps(value)))
         self.flush()
 
     def events_of(self, aggregator: str, lines: str) -> None:
@@ -202,13 +116,13 @@ class RunDatabase:
                     word.encode()  # half a surrogate pair is no text for a database
             except (ValueError, TypeError, OverflowError, RecursionError) as error:
                 raise ProtocolError(f"an event of its book is {line[:100]!r}, wanted [time, kind, text, data]") from error
-            self._add("events", values)
+            self._file.add("events", values)
 
     def _set_of(self, text: str) -> int:
         number = self._sets.get(text)
         if number is None:
             number = self._sets[text] = len(self._sets) + 1
-            self._execute("INSERT INTO user_sets VALUES (?, ?)", (number, text))
+            self._file.execute("INSERT INTO user_sets VALUES (?, ?)", (number, text))
         return number
 
     # ---- what an aggregator reads of it, for the coordinator's books
@@ -246,9 +160,9 @@ class RunDatabase:
 
     def figures(self, stage: int, round_number: int, figures: Mapping[str, float]) -> None:
         """The figures of one round, which is over now; round 0 is the start of the stage."""
-        self._add("rounds", (stage, round_number, self._clock()))
+        self._file.add("rounds", (stage, round_number, self._clock()))
         for name, value in figures.items():
-            self._add("figures", (stage, round_number, name, float(value)))
+            self._file.add("figures", (stage, round_number, name, float(value)))
 
     def figures_of(self, stage: int) -> list[dict[str, float]]:
         """The figures of a stage, one mapping per round."""
@@ -268,7 +182,7 @@ class RunDatabase:
         if self._labels is None or self._labels[0] != stage:
             self._labels = (stage, self._last_labels(stage))
         if self._labels[1] != text:
-            self._add("memberships", (stage, round_number, text))
+            self._file.add("memberships", (stage, round_number, text))
             self._labels = (stage, text)
 
     def _last_labels(self, stage: int) -> str:
@@ -281,7 +195,7 @@ class RunDatabase:
         """A stage has ended (or, with an empty outcome, has begun)."""
         if not outcome:
             self._labels, self._same_labels = (number, ""), None
-        self._execute("INSERT OR REPLACE INTO stages VALUES (?, ?, ?, ?, ?, ?)", (number, name, method, rounds, outcome, seconds))
+        self._file.execute("INSERT OR REPLACE INTO stages VALUES (?, ?, ?, ?, ?, ?)", (number, name, method, rounds, outcome, seconds))
 
     def result(
         self,
@@ -294,13 +208,13 @@ class RunDatabase:
 
         A bare number is an exact count of d-vectors.
         """
-        with self._transaction():
+        with self._file.transaction():
             for name, value in figures.items():
-                self._execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", (stage, name, float(value)))
+                self._file.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", (stage, name, float(value)))
             for (step, direction, *scope), form in expected.items():
                 whole = form if isinstance(form, Expected) else Expected(float(form))
                 key = (stage, step, direction, "".join(scope))
-                self._execute("INSERT OR REPLACE INTO expected VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*key, *whole))
+                self._file.execute("INSERT OR REPLACE INTO expected VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*key, *whole))
             for name, values in (by_user or {}).items():
                 judged = np.flatnonzero(~np.isnan(values))
                 rows = [(stage, name, member, value) for member, value in zip(judged.tolist(), values[judged].tolist(), strict=True)]
@@ -309,18 +223,18 @@ class RunDatabase:
     def printed(self, stage: int, vectors: Mapping[str, float]) -> None:
         """The paper's own count of the d-vectors of a stage, by direction."""
         for direction, count in vectors.items():
-            self._execute("INSERT OR REPLACE INTO printed VALUES (?, ?, ?)", (stage, direction, float(count)))
+            self._file.execute("INSERT OR REPLACE INTO printed VALUES (?, ?, ?)", (stage, direction, float(count)))
 
     def members(self, members: Members, host_of: Mapping[str, str]) -> None:
         """Who takes part, and on which host."""
         rows = [(*row, host_of[row[1]]) for row in zip(range(len(members.names)), members.names, members.clusters, strict=True)]
-        with self._transaction():
+        with self._file.transaction():
             self.connection.execute("DELETE FROM members")
             self.connection.executemany("INSERT INTO members VALUES (?, ?, ?, ?)", rows)
 
     def put(self, key: str, value: str) -> None:
         """A fact about the run: run_id, name, status, attempt, ..."""
-        self._execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (key, value))
+        self._file.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (key, value))
 
     def get(self, key: str) -> str | None:
         """A fact about the run."""
@@ -329,9 +243,9 @@ class RunDatabase:
 
     def reserve(self, seq: int) -> None:
         """Exchanges may have numbers up to `seq`: this is on the disk when it returns, so that it survives the end of power too."""
-        self._execute("PRAGMA synchronous=FULL", ())
+        self._file.execute("PRAGMA synchronous=FULL")
         self.put(_RESERVED, str(seq))
-        self._execute("PRAGMA synchronous=NORMAL", ())
+        self._file.execute("PRAGMA synchronous=NORMAL")
 
     @property
     def reserved(self) -> int:
@@ -340,108 +254,40 @@ class RunDatabase:
 
     def rewind(self, seq: int, stage: int, round_number: int) -> None:
         """A resumed run repeats everything after this point: traffic that was booked later brought nothing, figures are made again."""
-        self._execute("UPDATE ledger_rows SET useful = 0 WHERE seq > ?", (seq,))
-        for table in _OF_ROUNDS:
+        self._file.execute("UPDATE ledger_rows SET useful = 0 WHERE seq > ?", (seq,))
+        for table in OF_ROUNDS:
             later = f"DELETE FROM {table} WHERE stage > ? OR (stage = ? AND round > ?)"  # noqa: S608 - fixed names
-            self._execute(later, (stage, stage, round_number))
+            self._file.execute(later, (stage, stage, round_number))
         self._labels = None
         for table in ("results", "user_results", "expected", "printed"):
-            self._execute(f"DELETE FROM {table} WHERE stage >= ?", (stage,))  # noqa: S608 - four fixed names
-        self._execute("DELETE FROM stages WHERE number > ?", (stage,))
+            self._file.execute(f"DELETE FROM {table} WHERE stage >= ?", (stage,))  # noqa: S608 - four fixed names
+        self._file.execute("DELETE FROM stages WHERE number > ?", (stage,))
         self.forget_books()
 
     def forget_books(self) -> None:
         """Hosts and aggregators bring their books also when a run fails; when it is resumed they will bring all of it again."""
-        self._execute("DELETE FROM host_ledger", ())
+        self._file.execute("DELETE FROM host_ledger")
         if self._scope == BETWEEN:
-            self._execute("DELETE FROM ledger_rows WHERE message IN (SELECT id FROM ledger_messages WHERE scope = ?)", (WITHIN,))
-            self._execute("DELETE FROM events WHERE json_extract(data, '$.aggregator') IS NOT NULL", ())
+            self._file.execute("DELETE FROM ledger_rows WHERE message IN (SELECT id FROM ledger_messages WHERE scope = ?)", (WITHIN,))
+            self._file.execute("DELETE FROM events WHERE json_extract(data, '$.aggregator') IS NOT NULL")
 
-    # ---- writing
-
-    def _add(self, table: str, values: tuple[Any, ...]) -> None:
-        self._rows[table].append(values)
-        self._n_rows += 1
-
-    def _execute(self, statement: str, values: tuple[Any, ...]) -> None:
-        try:
-            self.connection.execute(statement, values)
-        except (sqlite3.Error, OverflowError) as error:
-            raise self._refused(error) from error
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """All that the block writes, or nothing of it: so a reader sees no half, and many rows cost little more than one."""
-        try:
-            self.connection.execute("BEGIN")
-            yield
-            self.connection.execute("COMMIT")
-        except BaseException as error:
-            if self.connection.in_transaction:
-                self.connection.execute("ROLLBACK")
-            if isinstance(error, sqlite3.Error):
-                raise self._refused(error) from error
-            raise
-
-    def flush_if_due(self) -> None:
-        """Writes the buffered rows when they are many or old."""
-        if self._n_rows >= _FLUSH_ROWS or self._clock() - self._flushed_at > FLUSH_S:
-            self.flush()
+    # ---- the file
 
     def flush(self) -> None:
         """Writes all buffered rows in one transaction."""
-        self._flushed_at = self._clock()
-        if not self._n_rows:
-            return
-        try:
-            with self._transaction():
-                for table, n_columns in _INSERTS.items():
-                    marks = ",".join("?" * n_columns)
-                    verb = "INSERT OR REPLACE" if table in _OF_ROUNDS else "INSERT"
-                    self.connection.executemany(f"{verb} INTO {table} VALUES ({marks})", self._rows[table])
-        except OverflowError as error:
-            raise self._without_large_numbers() from error
-        for rows in self._rows.values():
-            rows.clear()
-        self._n_rows = 0
+        self._file.flush()
 
-    def _without_large_numbers(self) -> RunError:
-        """Drops the rows that no table takes, so that the others can be written after all, and names the first of them."""
-        found = ""
-        for table, rows in self._rows.items():
-            kept = [values for values in rows if not any(map(_is_too_large, values))]
-            if len(kept) < len(rows) and not found:
-                values = next(values for values in rows if any(map(_is_too_large, values)))
-                link = f" of host {values[_LINKS[table]]!r}" if table in _LINKS else ""
-                number = next(filter(_is_too_large, values))
-                found = f"table {table!r}{link} was to have the number {number}, want -2^63 to 2^63 - 1"
-            self._n_rows -= len(rows) - len(kept)
-            rows[:] = kept
-        return RunError(found or f"cannot write the run database {self._path}: a number is too large", Finding("R5"))
+    def flush_if_due(self) -> None:
+        """Writes the buffered rows when they are many or old."""
+        self._file.flush_if_due()
 
     def check(self) -> None:
         """RunError when the file is damaged."""
-        try:
-            found = self.connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        except sqlite3.Error as error:
-            raise self._refused(error) from error
-        if found != "ok":
-            raise self._damaged(str(found))
+        self._file.check()
 
     def close(self) -> None:
         """Flushes and closes. A closed run is one file, readable from a read-only place too, unless a reader is still there."""
-        try:
-            self.flush()
-            with contextlib.suppress(sqlite3.Error):
-                self.connection.execute("PRAGMA busy_timeout=0")
-                self.connection.execute("PRAGMA journal_mode=DELETE")
-        finally:
-            self.connection.close()
-
-
-def _is_too_large(value: object) -> bool:
-    """For SQLite, whose integers have 64 bits."""
-    return isinstance(value, int) and not -(2**63) <= value < 2**63
+        self._file.close()
 
 
 @functools.cache
@@ -465,8 +311,8 @@ def open_run(folder: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30.0)  # whose folder may have ?, # or %
     try:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        missing = [name for name in _TABLES if name not in tables]
-        if _TABLES[-1] in missing:
+        missing = [name for name in TABLES if name not in tables]
+        if TABLES[-1] in missing:
             raise ConfigError(f"{folder} has a run.db without the tables of a run: nothing has been written to it yet")
         if missing:
             raise ConfigError(f"{folder} was written by an older version of coterie: its run.db has no table {missing[0]!r}")

@@ -32,7 +32,8 @@ from coterie.experiment.features import Feature
 from coterie.experiment.plugins import check_versions
 from coterie.record.files import written_whole
 from coterie_server.interface.half import Facts, Members, Outcome
-from coterie_server.record.rundb import BETWEEN, DIRECT, FLUSH_S, OnEvent, RunDatabase, read_run
+from coterie_server.record.run_file import FLUSH_S
+from coterie_server.record.rundb import BETWEEN, DIRECT, OnEvent, RunDatabase, read_run
 from coterie_server.run.engine import Engine, Observer, Point, best
 from coterie_server.session.hub import Hub
 from coterie_server.session.ports import Tracer
