@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from numpy.typing import NDArray
@@ -138,6 +139,23 @@ def test_a_new_user_with_a_table_of_its_own_is_named_after_the_file(run: Path, t
     path, out = write_table(tmp_path / "newbie.csv"), tmp_path / "adapted"
     assert said(["adapt", str(run / "run"), "--data", str(path), "--set", "data.target_column=y", "--output", str(out), "--quiet"]) == 0
     assert query(out, "SELECT name FROM members") == [("newbie",)]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "dta"])
+def test_a_table_of_another_format_adapts_as_its_text_does(run: Path, tmp_path: Path, suffix: str) -> None:
+    found = []
+    frame = pd.read_csv(write_table(tmp_path / "newbie.csv"))
+    if suffix == "parquet":
+        frame.to_parquet(tmp_path / "newbie.parquet")
+    else:
+        frame.to_stata(tmp_path / "newbie.dta", write_index=False)
+    for name in ("csv", suffix):
+        out = tmp_path / f"from-{name}"
+        arguments = ["--data", str(tmp_path / f"newbie.{name}"), "--set", "data.target_column=y", "--output", str(out), "--quiet"]
+        assert said(["adapt", str(run / "run"), *arguments]) == 0
+        assert query(out, "SELECT name FROM members") == [("newbie",)]
+        found.append(query(out, "SELECT round, name, value FROM figures ORDER BY round, name"))
+    assert found[0] == found[1]
 
 
 def test_the_targets_of_a_table_are_called_as_in_the_run_or_asked_for(

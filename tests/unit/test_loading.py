@@ -298,8 +298,36 @@ def test_dates_of_a_frame_are_read_as_those_of_the_table(tmp_path: Path) -> None
     said = finished.predict("u0", days)
     for cells in (["2020-01-01", "2020-01-02"], pd.to_datetime(["2020-01-01", "2020-01-02"]), days[:, 0]):
         np.testing.assert_array_equal(finished.predict("u0", pd.DataFrame({"seen": cells})), said)
-    with pytest.raises(ConfigError, match=r"ends in \.dta, want the rows as text"):
-        read_new_rows(finished.experiment.data, tmp_path / "rows.dta", ["seen"])
+    with pytest.raises(ConfigError, match=r"ends in \.xlsx, want the rows as a table: \.csv, \.csv\.gz, \.parquet, \.dta, \.sav"):
+        read_new_rows(finished.experiment.data, tmp_path / "rows.xlsx", ["seen"])
+
+
+def test_new_rows_of_any_format_have_the_predictions_of_their_text(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"user": [f"u{i % 3}" for i in range(30)], "sex": rng.choice(["f", "m"], 30), "a": rng.normal(size=30)})
+    table["seen"] = pd.to_datetime("2020-01-01") + pd.to_timedelta(rng.integers(0, 99, 30), unit="D")
+    table["y"] = table["a"] + (table["sex"] == "m")
+    table.to_csv(tmp_path / "rows.csv", index=False)
+    roles = {"user_column": "user", "target_column": "y", "columns": {"sex": {"category": ["f", "m"]}}}
+    content = {"name": "mixed", "data": {"source": "csv", "path": "rows.csv", **roles}, "problem": {"loss": "least_squares", "l2": 0.1}}
+    run({**content, "method": {"name": "local"}}, data=tmp_path, output=tmp_path / "run")
+    new = table.drop(columns=["user", "y"]).head(6)
+    new.to_csv(tmp_path / "new.csv", index=False)
+    new.to_parquet(tmp_path / "new.parquet", index=False)
+    new.to_stata(tmp_path / "new.dta", write_index=False, convert_dates={"seen": "td"})
+    said = {}
+    for suffix in ("csv", "parquet", "dta"):
+        text = io.StringIO()
+        predict(tmp_path / "run", "u1", tmp_path / f"new.{suffix}", None, None, text)
+        said[suffix] = pd.read_csv(io.StringIO(text.getvalue()))
+    assert said["csv"].prediction.is_unique
+    for suffix in ("parquet", "dta"):
+        assert list(said[suffix].columns) == ["sex", "a", "seen", "prediction"]
+        pd.testing.assert_series_equal(said[suffix].prediction, said["csv"].prediction, check_exact=True)
+        pd.testing.assert_series_equal(said[suffix].a, said["csv"].a, check_exact=True)
+    new.assign(a=[0.5, None, 1.0, 2.0, None, 3.0]).to_parquet(tmp_path / "gaps.parquet")
+    with pytest.raises(ConfigError, match=r"gaps.parquet row 2, column 'a': the cell is missing \(and cells of 1 more rows\)"):
+        predict(tmp_path / "run", "u1", tmp_path / "gaps.parquet", None, None, io.StringIO())
 
 
 def test_a_run_in_memory_gives_the_same_tables_and_models(folder: Path, in_memory: Result) -> None:

@@ -364,6 +364,28 @@ def test_a_frame_with_the_columns_of_the_table_gives_the_features_of_its_file() 
         assert frame_rows(data, frame, ("age", "sex=m")).features.tobytes() == from_file.tobytes()
 
 
+def test_the_schema_of_an_experiment_keeps_what_it_declares(tmp_path: Path) -> None:
+    import yaml
+
+    from coterie_deploy.cli.data_schema import schema_of_data
+
+    lines = [f"s{i % 3};{i};{i % 2};{'low' if i % 2 else 'high'};{i / 4:g};{i}".replace(".", ",") for i in range(12)]
+    (tmp_path / "t.csv").write_text("\n".join(["ward;number;score;dose;age;note", *lines]) + "\n")
+    section = {
+        "source": "csv", "path": "t.csv", "user_column": "ward", "target_column": "score", "feature_columns": ["number", "dose"],
+        "test_fraction": 0.25, "csv": {"delimiter": ";", "decimal": ","}, "columns": {"dose": {"category": ["low", "high"]}},
+    }  # fmt: skip
+    text = schema_of_data(ADAPTER.validate_python(section), tmp_path)
+    found = yaml.safe_load(text)["data"]
+    assert {key: value for key, value in found.items() if key != "columns"} == {
+        key: value for key, value in section.items() if key != "columns"
+    }
+    # The user column needs no type, and a column with a role is never ignored, whatever it looks like.
+    assert found["columns"] == {"score": "number", "dose": {"category": ["low", "high"]}, "age": "number", "note": "ignore"}
+    assert "    # number: ignore  # as many values as rows: likely an identifier" in text
+    assert load_users(ADAPTER.validate_python(found), 0, None, tmp_path)[0].features.shape == (3, 2)
+
+
 def test_the_schema_of_a_table_says_how_dates_have_to_be_written(tmp_path: Path) -> None:
     from coterie_deploy.cli.data_schema import schema_of
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from coterie.arrays import Array
 from coterie.experiment.data import ExamsData, GrowthData, HsbData
 from coterie.experiment.tables import CsvData
-from coterie_client.data.tables import csv_table
+from coterie_client.data.tables import formats
 from coterie_client.data.users import UserData, UserHead, frozen
 
 _FILES = Path(__file__).parent / "files"
@@ -39,12 +39,12 @@ _TARGET_SCALES = {"hsb": (12.748, 6.878), "growth": (-0.450, 1.531)}
 
 def heads(config: Bundled) -> list[UserHead]:
     """All users of the table."""
-    return csv_table.heads(_as_csv(config), None)
+    return formats.heads(_as_csv(config), None)
 
 
 def load(config: Bundled, seed: int, names: Collection[str] | None) -> list[UserData]:
     """The users in `names` (None: all) that the table has."""
-    users = list(csv_table.load(_as_csv(config), seed, names, None).users)
+    users = list(formats.load(_as_csv(config), seed, names, None).users)
     if isinstance(config, ExamsData) or not config.standardize_target:
         return users
     mean, scale = _TARGET_SCALES[config.source]

@@ -123,24 +123,14 @@ class _Source(NamedTuple):
 
 def _source(config: DataConfig, seed: int, data_dir: Path | None) -> _Source:
     match config:
-        case CsvData():
-            from coterie_client.data.tables import csv_table
+        case CsvData() | ParquetData() | StataData() | SpssData():
+            from coterie_client.data.tables import formats
 
-            return _Source(partial(csv_table.heads, config, data_dir), partial(csv_table.load, config, seed, data_dir=data_dir))
+            return _Source(partial(formats.heads, config, data_dir), partial(formats.load, config, seed, data_dir=data_dir))
         case HsbData() | ExamsData() | GrowthData():
             from coterie_client.data import bundled
 
             return _Source(partial(bundled.heads, config), partial(bundled.load, config, seed))
-        case ParquetData():
-            from coterie_client.data.tables import parquet_table
-
-            return _Source(partial(parquet_table.heads, config, data_dir), partial(parquet_table.load, config, seed, data_dir=data_dir))
-        case StataData() | SpssData():
-            from coterie_client.data.tables import statistics_table
-
-            return _Source(
-                partial(statistics_table.heads, config, data_dir), partial(statistics_table.load, config, seed, data_dir=data_dir)
-            )
         case EllipsesData():
             from coterie_client.data import ellipses
 

@@ -9,7 +9,6 @@ import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,13 @@ from coterie.experiment.features import Feature
 from coterie.experiment.tables import CsvData, ParquetData, SpssData, StataData
 from coterie.findings import Finding
 from coterie_client.data.paths import DataFile, one_file
-from coterie_client.data.tables import csv_table
 from coterie_client.data.tables.cells import Spelling
+from coterie_client.data.tables.formats import SUFFIXES, format_of, source_of
 from coterie_client.data.tables.formula import Asked, asked_by
 from coterie_client.data.tables.heads import Roles
-from coterie_client.data.tables.table_reader import Format, load_rows
+from coterie_client.data.tables.table_reader import load_rows
 
-_BINARY = (".dta", ".sav", ".parquet", ".npz", ".xlsx")
+_NO_TABLES = (".npz", ".xlsx")
 _MISSING = " is missing"  # ends the name of an indicator
 
 
@@ -43,22 +42,24 @@ class NewRows:
 
 
 def read_new_rows(data: DataConfig, path: Path, features: Sequence[str], label: str | None = None) -> NewRows:
-    """The rows of a text table; `features` are the names of the model's, in order, or empty where they have none.
+    """The rows of a table, of any format; `features` are the names of the model's, in order, or empty where they have none.
 
     Without names, features are all numbers in columns that have no other role. Raises ConfigError.
     """
     config, fills = _as_csv(data, path), getattr(data, "missing", "refuse") in ("mean", "indicator")
-    spelling = Spelling.of(config.csv)
     label = str(path) if label is None else label
-    if path.suffix in _BINARY:
-        raise ConfigError(f"{label} ends in {path.suffix}, want the rows as text, in .csv", Finding("T1"))
-    file = DataFile(one_file(str(path), None).path, label, user="rows")
-    with csv_table.opened(file, config.csv, spelling) as opened:
+    if path.suffix in _NO_TABLES:
+        wanted = ", ".join(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+        raise ConfigError(f"{label} ends in {path.suffix}, want the rows as a table: {wanted}", Finding("T1"))
+    file, how = DataFile(one_file(str(path), None).path, label, user="rows"), format_of(source_of(path) or "csv", config.csv)
+    with how.opened(file) as opened:
         header = tuple(opened.header)
-        at, cells = [], []
-        for line, row in opened.lines:
-            at.append(line)
-            cells.append(_checked(file, line, row, len(header)))
+        at: list[int] = []
+        cells: list[list[str]] = []
+        for block in opened.blocks(header, header):
+            at += block.lines.tolist()
+            texts = block.chunks(header, header)
+            cells += map(list, zip(*(texts[name].texts for name in header), strict=True))
     if not cells:
         return NewRows(header, cells, np.empty((0, len(features))))
     if config.formula is not None:
@@ -75,11 +76,11 @@ def read_new_rows(data: DataConfig, path: Path, features: Sequence[str], label: 
     types = dict(config.columns)
     for column, trained in levels.items():
         if trained and not isinstance(types.get(column), Levels):
-            types[column] = Levels(category=(_reference(header, cells, column, trained, spelling, label), *dict.fromkeys(trained)))
+            types[column] = Levels(category=(_reference(header, cells, column, trained, how.spelling, label), *dict.fromkeys(trained)))
     config = config.model_copy(update={"columns": types})
-    found = load_rows(config, roles, file, Format(spelling, "line", partial(csv_table.opened, dialect=config.csv, spelling=spelling)))
+    found = load_rows(config, roles, file, how)
     if not fills:
-        _check_complete(label, found.features, found.schema, at)
+        _check_complete(f"{label} {how.what}", found.features, found.schema, at)
     names = [feature.name for feature in found.schema]
     if features and set(features) - set(names):
         lacking = next(name for name in features if name not in names)
@@ -100,7 +101,7 @@ def frame_rows(data: DataConfig, frame: Any, features: Sequence[str]) -> NewRows
 
 
 def _as_csv(data: DataConfig, path: Path) -> CsvData:
-    """The run's own data section, of a text table without users and targets."""
+    """The run's own data section, of a table without users and targets; its dialect is for text."""
     kept: dict[str, object] = {}
     others = {"user_column", "cluster_column", "target_column", "user", "target", "cluster"}
     if isinstance(data, CsvData | ParquetData | StataData | SpssData):
@@ -113,7 +114,7 @@ def _as_csv(data: DataConfig, path: Path) -> CsvData:
     return section.model_copy(update={**kept, "columns": columns})
 
 
-def _check_complete(label: str, features: Array, schema: Sequence[Feature], lines: Sequence[int]) -> None:
+def _check_complete(where: str, features: Array, schema: Sequence[Feature], lines: Sequence[int]) -> None:
     """ConfigError for missing cells, where the experiment does not fill them in."""
     missing = np.argwhere(np.isnan(features))
     if not len(missing):
@@ -121,18 +122,12 @@ def _check_complete(label: str, features: Array, schema: Sequence[Feature], line
     row, place = missing[0]
     n_rows, column = len(set(missing[:, 0].tolist())), schema[place].column or schema[place].name
     more = f" (and cells of {n_rows - 1} more rows)" if n_rows > 1 else ""
-    said = f"{label} line {lines[row]}, column {column!r}: the cell is missing{more}, want a value, for the run has not filled in any"
+    said = f"{where} {lines[row]}, column {column!r}: the cell is missing{more}, want a value, for the run has not filled in any"
     raise ConfigError(said, Finding("T4", count=n_rows, role="feature"))
 
 
 def _names(column: object) -> Sequence[str]:
     return (column,) if isinstance(column, str) else column if isinstance(column, tuple) else ()
-
-
-def _checked(file: DataFile, line: int, row: list[str], width: int) -> list[str]:
-    if len(row) != width:
-        raise csv_table.wrong_width(file.label, line, len(row), width)
-    return row
 
 
 def _columns_of(label: str, header: Sequence[str], features: Sequence[str]) -> dict[str, list[str]]:

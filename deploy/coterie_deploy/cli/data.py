@@ -67,7 +67,7 @@ def init_policy_file(
 @app.command()
 def predict(
     run: options.RunFolder,
-    table: Annotated[Path, typer.Argument(metavar="DATA", help="CSV with the feature columns; for networks NPZ too.")],
+    table: Annotated[Path, typer.Argument(metavar="DATA", help="A table with the features; for networks NPZ too.")],
     user: Annotated[str, typer.Option(help="Whose model.")],
     stage: Annotated[str | None, typer.Option(help="[default: the final one]")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="[default: standard output]")] = None,

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -20,15 +19,15 @@ import yaml
 from coterie.errors import ConfigError
 from coterie.experiment.columns import DELIMITERS, Dialect
 from coterie.experiment.data import DataConfig
-from coterie.experiment.tables import CsvData, ParquetData, SpssData, StataData
+from coterie.experiment.tables import CsvData, TableData
 from coterie_client.data.paths import DataFile, data_files, one_file
-from coterie_client.data.tables import csv_table, parquet_table, statistics_table
 from coterie_client.data.tables.cells import Spelling
 from coterie_client.data.tables.column_types import Tally
-from coterie_client.data.tables.table_reader import TableFile
+from coterie_client.data.tables.csv_table import open_text
+from coterie_client.data.tables.formats import SUFFIXES, format_of, source_of
+from coterie_client.data.tables.heads import roles_of
+from coterie_client.data.tables.table_reader import Format, TableFile
 
-_STATISTICS: Final = {suffix: source for source, suffixes in statistics_table.SUFFIXES.items() for suffix in suffixes}
-SUFFIXES: Final = (*csv_table.SUFFIXES, *parquet_table.SUFFIXES, *_STATISTICS)
 _OTHER_DATE: Final = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}( .*)?", re.ASCII)
 _MOST_LEVELS = 20  # of a text column that is taken for a category
 _MOST_DISTINCT = 1_000_000  # values that are remembered, to tell identifiers
@@ -76,6 +75,11 @@ class _Seen:
         kind = self.kind(known)
         return self.is_distinct and self.n_rows >= _LEAST_ROWS and (kind == "text" or (kind == "number" and self.is_whole))
 
+    def may_group(self, known: str | None) -> bool:
+        """Whether several rows have the same text, which may name their user."""
+        kind = self.described(known)[0]
+        return (isinstance(kind, dict) or kind == "ignore") and len(self.levels) >= 2 and not self.is_distinct
+
     @property
     def has_few_values(self) -> bool:
         """Whether it may say which group a row is of."""
@@ -103,48 +107,44 @@ class _Seen:
 
 def is_table(place: Path) -> bool:
     """Whether it is called like a table."""
-    return place.name.endswith(SUFFIXES)
+    return source_of(place) is not None
 
 
 def schema_of(place: Path) -> str:
     """The YAML of a table's `data` section. Raises ConfigError."""
-    return _section(_source(place), *_opened(place))
+    file, source = one_file(str(place), None), source_of(place) or "csv"
+    dialect = _dialect(file) if source == "csv" else None
+    table, seen = _columns(file, format_of(source, dialect))
+    groups = [name for name, one in seen.items() if one.may_group(table.known.get(name))]
+    which = f": {', '.join(map(_scalar, groups))}?" if groups else ""
+    head = [
+        f"source: {source}",
+        f"path: {_scalar(file.label)}",
+        f"user_column: {_scalar(groups[0]) if groups else ''}  # whose row it is{which}",
+        "# target_column:  # what is to be predicted",
+    ]
+    return _section(head, dialect, table, seen, {}, {})
+
+
+def schema_of_data(data: DataConfig, data_dir: Path | None) -> str:
+    """An experiment's `data` section, with the columns of its first file: what it declares itself stays. Raises ConfigError."""
+    if not isinstance(data, TableData):
+        raise ConfigError(f"the data come from source {data.source!r}, want a table (csv, parquet, stata or spss) for --schema")
+    dialect = data.csv if isinstance(data, CsvData) else None
+    file = data_files(data.path, data_dir, SUFFIXES[data.source])[0]
+    table, seen = _columns(file, format_of(data.source, dialect))
+    head = [f"source: {data.source}"]
+    for key, value in data.model_dump(mode="json", exclude_unset=True, exclude={"source", "csv", "columns"}).items():
+        head.append(f"{key}: {_flow(value) if isinstance(value, list | dict) else _scalar(value)}")
+    declared = data.model_dump(mode="json", include={"columns"})["columns"]
+    return _section(head, dialect, table, seen, declared, roles_of(data).named)
 
 
 def columns_of(place: Path) -> dict[str, tuple[_Seen, str | None]]:
     """The columns of a table in their order, each with the type that the file itself declares. Raises ConfigError."""
-    _, _, opened, spelling = _opened(place)
-    table, seen = _columns(opened, spelling)
+    file, source = one_file(str(place), None), source_of(place) or "csv"
+    table, seen = _columns(file, format_of(source, _dialect(file) if source == "csv" else None))
     return {name: (one, table.known.get(name)) for name, one in seen.items()}
-
-
-def _source(place: Path) -> str:
-    return "parquet" if place.name.endswith(parquet_table.SUFFIXES) else _STATISTICS.get(place.suffix, "csv")
-
-
-def _opened(place: Path) -> tuple[DataFile, Dialect | None, AbstractContextManager[TableFile], Spelling]:
-    file, source = one_file(str(place), None), _source(place)
-    if source == "csv":
-        dialect = _dialect(file)
-        return file, dialect, csv_table.opened(file, dialect, Spelling.of(dialect)), Spelling.of(dialect)
-    if source == "parquet":
-        return file, None, parquet_table.opened(file), Spelling(frozenset({""}))
-    return file, None, statistics_table.opened(source, file), statistics_table.SPELLING
-
-
-def schema_of_data(data: DataConfig, data_dir: Path | None) -> str:
-    """The same of the first file of an experiment's data."""
-    if isinstance(data, StataData | SpssData):
-        file = data_files(data.path, data_dir, statistics_table.SUFFIXES[data.source])[0]
-        return _section(data.source, file, None, statistics_table.opened(data.source, file), statistics_table.SPELLING)
-    if not isinstance(data, CsvData | ParquetData):
-        raise ConfigError(f"the data come from source {data.source!r}, want a table (csv, parquet, stata or spss) for --schema")
-    suffixes = csv_table.SUFFIXES if isinstance(data, CsvData) else parquet_table.SUFFIXES
-    file = data_files(data.path, data_dir, suffixes)[0]
-    if isinstance(data, CsvData):
-        spelling = Spelling.of(data.csv)
-        return _section("csv", file, data.csv, csv_table.opened(file, data.csv, spelling), spelling)
-    return _section("parquet", file, None, parquet_table.opened(file), Spelling(frozenset({""})))
 
 
 # ---- the dialect
@@ -169,8 +169,7 @@ def _dialect(file: DataFile) -> Dialect:
 
 
 def _seen(file: DataFile, dialect: Dialect) -> dict[str, _Seen]:
-    spelling = Spelling.of(dialect)
-    return _columns(csv_table.opened(file, dialect, spelling), spelling)[1]
+    return _columns(file, format_of("csv", dialect))[1]
 
 
 def _n_numbers(seen: dict[str, _Seen]) -> int:
@@ -179,7 +178,7 @@ def _n_numbers(seen: dict[str, _Seen]) -> int:
 
 def _first_lines(path: Path, encoding: str) -> list[str]:
     try:
-        with csv_table.open_text(path, encoding) as text:
+        with open_text(path, encoding) as text:
             return [line for line, _ in zip(text, range(_FIRST_LINES), strict=False)]
     except (OSError, EOFError) as error:
         raise ConfigError(f"{path} cannot be read ({error}), want .csv or .csv.gz text") from None
@@ -197,43 +196,45 @@ def _width(lines: Sequence[str], delimiter: str) -> int:
 # ---- columns
 
 
-def _columns(opened: AbstractContextManager[TableFile], spelling: Spelling) -> tuple[TableFile, dict[str, _Seen]]:
-    with opened as file:
-        names = list(dict.fromkeys(file.header))
+def _columns(file: DataFile, how: Format) -> tuple[TableFile, dict[str, _Seen]]:
+    with how.opened(file) as table:
+        names = list(dict.fromkeys(table.header))
         seen = {name: _Seen() for name in names}
-        for block in file.blocks(names, ()):
+        for block in table.blocks(names, ()):
             for name, chunk in block.chunks(names, ()).items():
-                seen[name].add(chunk.texts, chunk.values, spelling)
-    return file, seen
+                seen[name].add(chunk.texts, chunk.values, how.spelling)
+    return table, seen
 
 
-def _section(source: str, file: DataFile, dialect: Dialect | None, opened: AbstractContextManager[TableFile], spelling: Spelling) -> str:
-    table, seen = _columns(opened, spelling)
+def _section(
+    head: Sequence[str],
+    dialect: Dialect | None,
+    table: TableFile,
+    seen: Mapping[str, _Seen],
+    declared: Mapping[str, Any],
+    named: Mapping[str, str],
+) -> str:
+    """The YAML; `declared` are types that an experiment gives, `named` the columns that have a role there, with the key that says so."""
     n_rows = next(iter(seen.values())).n_rows if seen else 0
-    return "\n".join(_lines(source, file, dialect, table, seen, n_rows)) + "\n"
-
-
-def _lines(source: str, file: DataFile, dialect: Dialect | None, table: TableFile, seen: dict[str, _Seen], n_rows: int) -> Iterator[str]:
-    described = {name: one.described(table.known.get(name)) for name, one in seen.items()}
-    groups = [name for name, (kind, _) in described.items() if isinstance(kind, dict) or str(kind) == "ignore"]
-    groups = [name for name in groups if len(seen[name].levels) >= 2 and not seen[name].is_distinct]
-    yield f"# {n_rows} rows, {len(seen)} columns"
-    yield "data:"
-    yield f"  source: {source}"
-    yield f"  path: {_scalar(file.label)}"
-    which = f": {', '.join(map(_scalar, groups))}?" if groups else ""
-    yield f"  user_column: {_scalar(groups[0]) if groups else ''}  # whose row it is{which}"
-    yield "  # target_column:  # what is to be predicted"
+    lines = [f"# {n_rows} rows, {len(seen)} columns", "data:", *(f"  {line}" for line in head)]
     if dialect is not None and not dialect.is_default:
-        changed = {key: value for key, value in dialect.model_dump(mode="json").items() if value != Dialect().model_dump(mode="json")[key]}
-        yield f"  csv: {_flow(changed)}"
-    yield "  columns:"
-    for name, (kind, said) in described.items():
-        yield f"    {_scalar(name)}: {_flow(kind) if isinstance(kind, dict) else kind}" + (f"  # {said}" if said else "")
+        usual = Dialect().model_dump(mode="json")
+        lines.append(f"  csv: {_flow({key: value for key, value in dialect.model_dump(mode='json').items() if value != usual[key]})}")
+    lines.append("  columns:")
+    for name, one in seen.items():
+        kind, said = one.described(table.known.get(name))
+        if name in declared:
+            kind = declared[name]
+        elif named.get(name) in ("data.user_column", "data.cluster_column"):
+            continue
+        comment = f"  # {said}" if said else ""
+        start = "# " if kind == "ignore" and name in named else ""  # it has a role, so it cannot be ignored
+        lines.append(f"    {start}{_scalar(name)}: {_flow(kind) if isinstance(kind, dict) else kind}{comment}")
+    return "\n".join(lines) + "\n"
 
 
-def _scalar(text: str) -> str:
-    return yaml.safe_dump(text, allow_unicode=True, width=100_000).removesuffix("\n").removesuffix("\n...")
+def _scalar(value: Any) -> str:
+    return yaml.safe_dump(value, allow_unicode=True, width=100_000).removesuffix("\n").removesuffix("\n...")
 
 
 def _flow(content: Any) -> str:

@@ -89,7 +89,7 @@ def compare(
 @app.command()
 def adapt(
     run: options.RunFolder,
-    data: Annotated[Path, typer.Option(metavar="FILE", help="The new users' rows: CSV, Parquet or NPZ.")],
+    data: Annotated[Path, typer.Option(metavar="FILE", help="The new users' rows: a table or NPZ.")],
     epochs: Annotated[int, typer.Option(min=1, help="Of the head.")] = 10,
     overrides: options.Overrides = None,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="[default: RUN-adapt-1, ...]")] = None,

@@ -18,6 +18,7 @@ from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, apply_overrides, experiment_from, experiment_to_json
 from coterie.experiment.model import X
 from coterie.families.partial import Training
+from coterie_client.data.tables.formats import source_of
 from coterie_deploy.engines.launch import Launch
 from coterie_deploy.engines.local import run_here
 from coterie_deploy.read.folders import nothing_left_of_a_failed_start
@@ -25,8 +26,6 @@ from coterie_deploy.read.shipped import FROZEN
 from coterie_deploy.read.user_models import FinishedRun, finished_run
 from coterie_server.interface.half import Outcome
 
-_SOURCES = {".csv": "csv", ".gz": "csv", ".parquet": "parquet", ".npz": "npz"}
-_TABLES = ("csv", "parquet")
 NEW_USERS = "new-users"  # in the run folder: the file of a new user that does not name it
 _DROPPED = ("partition", "encoded", "fold", "test_path", "test_features", "test_target", "test_user")  # what the run's data alone had
 
@@ -88,16 +87,16 @@ def _method(experiment: Experiment, trained: Mapping[str, Any]) -> dict[str, Any
 
 def _as_data(run: FinishedRun, table: Path, output: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """The data section for the new users' file: the run's own where it is of the same kind, else that of the file's ending."""
-    source = _SOURCES.get(table.suffix)
+    source = "npz" if table.suffix == ".npz" else source_of(table)
     if source is None:
-        raise ConfigError(f"--data is {str(table)!r}, want a file that ends in .csv, .csv.gz, .parquet or .npz")
+        raise ConfigError(f"--data is {str(table)!r}, want a file that ends in .csv, .csv.gz, .parquet, .dta, .sav or .npz")
     if not table.is_file():
         raise ConfigError(f"--data {str(table)!r} is no file, want the new users' rows")
     section = json.loads(experiment_to_json(run.experiment))["data"]
     if section["source"] != source:
         section = {"source": source, "standardize": section.get("standardize", False)}
     section = {key: value for key, value in section.items() if key not in _DROPPED}
-    if source in _TABLES and section.get("target_column") is None:
+    if source != "npz" and section.get("target_column") is None:
         section = {**section, "target_column": getattr(run.experiment.data, "target", None)}  # of an archive: called the same in a table
     names_users = _names_users(table, source, section, overrides)
     return {**section, "path": str(table if names_users else _folder_of_one(table, output / NEW_USERS))}
@@ -107,7 +106,7 @@ def _names_users(table: Path, source: str, section: Mapping[str, Any], overrides
     """Whether a column or an array of the file says whose each row is; else all are of one user."""
     if any(override.strip().startswith("data.user") for override in overrides):
         return True
-    if source in _TABLES:
+    if source != "npz":
         return section.get("user_column") is not None
     with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(table) as archive:
         return f"{section.get('user', 'user')}.npy" in archive.namelist()

@@ -1,64 +1,31 @@
 """Separated text, read as a stream: rows of users that were not asked for are passed over and not kept.
 
-Such rows are checked for their number of fields and their user's name only. Large files are split by pyarrow where it is installed
-(`csv_arrow`), with the same values and, since what it does not like is read again here, with the same errors.
+Such rows are checked for their number of fields and their user's name only.
 """
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import gzip
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import ConfigError
 from coterie.experiment.columns import DELIMITERS, Dialect
-from coterie.experiment.tables import CsvData
 from coterie.findings import Finding
 from coterie.text.names import normal
-from coterie_client.data.paths import DataFile, data_files
-from coterie_client.data.reading import Reading
-from coterie_client.data.tables import table_reader
+from coterie_client.data.paths import DataFile
 from coterie_client.data.tables.cells import Spelling, other_spelling
 from coterie_client.data.tables.rows import Chunk, Codes, codes_of
-from coterie_client.data.users import UserHead
 
-T = TypeVar("T")
-
-SUFFIXES = (".csv", ".csv.gz")
 _ROWS = 1024  # of a block
-
-
-def heads(config: CsvData, data_dir: Path | None) -> list[UserHead]:
-    """All users of the table, in one pass that keeps no values."""
-    files = data_files(config.path, data_dir, SUFFIXES)
-    return _quickly(config, files, lambda how: table_reader.heads(config, files, how))
-
-
-def load(config: CsvData, seed: int, names: Collection[str] | None, data_dir: Path | None) -> Reading:
-    """The users in `names` (None: all) that the table has."""
-    files = data_files(config.path, data_dir, SUFFIXES)
-    return _quickly(config, files, lambda how: table_reader.load(config, files, how, seed, names))
-
-
-def _quickly(config: CsvData, files: Sequence[DataFile], read: Callable[[table_reader.Format], T]) -> T:
-    """What `read` gives, by pyarrow where that is quicker; what is wrong with a file is said by this module."""
-    from coterie_client.data.tables import csv_arrow  # noqa: PLC0415 - it knows this module
-
-    spelling = Spelling.of(config.csv)
-    if csv_arrow.reads(files, config.csv, spelling):
-        with contextlib.suppress(csv_arrow.Unread, ConfigError):
-            return read(table_reader.Format(spelling, "line", partial(csv_arrow.opened, dialect=config.csv, spelling=spelling)))
-    return read(table_reader.Format(spelling, "line", partial(opened, dialect=config.csv, spelling=spelling)))
 
 
 @dataclass(frozen=True)

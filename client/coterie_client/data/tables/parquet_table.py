@@ -12,37 +12,18 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array
 from coterie.errors import ConfigError
-from coterie.experiment.tables import ParquetData
 from coterie.findings import Finding
 from coterie.text.names import normal
-from coterie_client.data.paths import DataFile, data_files
-from coterie_client.data.reading import Reading
-from coterie_client.data.tables import table_reader
-from coterie_client.data.tables.cells import MICROSECONDS_A_DAY, Spelling
+from coterie_client.data.paths import DataFile
+from coterie_client.data.tables.cells import MICROSECONDS_A_DAY
 from coterie_client.data.tables.rows import Chunk, Codes, codes_of
-from coterie_client.data.users import UserHead
-
-SUFFIXES = (".parquet",)
-_SPELLING: Final = Spelling(frozenset({""}))  # what is missing is null
-FORMAT: table_reader.Format
-
-
-def heads(config: ParquetData, data_dir: Path | None) -> list[UserHead]:
-    """All users of the files; only the columns of user and cluster are read, unless rows with missing cells are dropped."""
-    return table_reader.heads(config, data_files(config.path, data_dir, SUFFIXES), FORMAT)
-
-
-def load(config: ParquetData, seed: int, names: Collection[str] | None, data_dir: Path | None) -> Reading:
-    """The users in `names` (None: all) that the files have."""
-    return table_reader.load(config, data_files(config.path, data_dir, SUFFIXES), FORMAT, seed, names)
 
 
 @dataclass(frozen=True)
@@ -113,9 +94,6 @@ def opened(file: DataFile) -> Iterator[_File]:
             yield _File(file, table, header, known)
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{file.label} cannot be read ({error}), want a Parquet file", Finding("T1")) from error
-
-
-FORMAT = table_reader.Format(_SPELLING, "row", opened)
 
 
 def _kind(pa: Any, kind: Any) -> str:

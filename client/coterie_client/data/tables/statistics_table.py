@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,30 +18,13 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Array
 from coterie.errors import ConfigError
-from coterie.experiment.tables import SpssData, StataData
 from coterie.findings import Finding
 from coterie.text.names import normal
-from coterie_client.data.paths import DataFile, data_files
-from coterie_client.data.reading import Reading
-from coterie_client.data.tables import table_reader
-from coterie_client.data.tables.cells import MICROSECONDS_A_DAY, Spelling
+from coterie_client.data.paths import DataFile
+from coterie_client.data.tables.cells import MICROSECONDS_A_DAY
 from coterie_client.data.tables.rows import Chunk, Codes, codes_of
-from coterie_client.data.users import UserHead
 
-SPELLING: Final = Spelling(frozenset({""}))  # what is missing is so in the file, or an empty text
-SUFFIXES: Final = {"stata": (".dta",), "spss": (".sav",)}
 _CALLED: Final = {"stata": "a Stata file", "spss": "an SPSS file"}
-Config = StataData | SpssData
-
-
-def heads(config: Config, data_dir: Path | None) -> list[UserHead]:
-    """All users of the files."""
-    return table_reader.heads(config, data_files(config.path, data_dir, SUFFIXES[config.source]), _format(config))
-
-
-def load(config: Config, seed: int, names: Collection[str] | None, data_dir: Path | None) -> Reading:
-    """The users in `names` (None: all) that the files have."""
-    return table_reader.load(config, data_files(config.path, data_dir, SUFFIXES[config.source]), _format(config), seed, names)
 
 
 @dataclass(frozen=True)
@@ -88,10 +70,6 @@ def opened(source: str, file: DataFile) -> Iterator[_File]:
     header = [normal(str(name)) for name in frame.columns]
     series = {name: frame.iloc[:, place] for place, name in enumerate(header)}
     yield _File(file.label, header, {name: _kind(values) for name, values in series.items()}, _Rows(file.label, series, len(frame)))
-
-
-def _format(config: Config) -> table_reader.Format:
-    return table_reader.Format(SPELLING, "row", partial(opened, config.source))
 
 
 def _frame(source: str, file: DataFile) -> Any:
