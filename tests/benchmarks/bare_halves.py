@@ -20,7 +20,7 @@ from coterie_client.hosting.build import build_host
 from coterie_client.interface.half import Inbox, Local
 from coterie_client.methods.pdmm import CLIENT
 from coterie_server.interface.half import Facts, Members, Replies, Setting
-from coterie_server.methods.pdmm.half import Pdmm, build
+from coterie_server.methods.pdmm.half import Pdmm, set_up
 from coterie_server.transport.serve import OPTIONS
 from tests.benchmarks.bench_transport import ADDRESS, _ended, _started
 
@@ -32,7 +32,7 @@ def halves(described: Experiment) -> tuple[Local, Pdmm]:
     local = host.local
     facts = Facts(local.problem.n_rows, local.problem.smoothness(), local.problem.strong_convexity(), local.problem.d)
     members = Members(local.names, ("",) * local.n_own)
-    return local, build(described.method, Setting(3, "pdmm", members, Precision.of("float64"), facts))
+    return local, set_up(described.method, Setting(3, "pdmm", members, Precision.of("float64"), facts))
 
 
 def client_process(address: str, described: Experiment) -> None:

@@ -34,7 +34,7 @@ from coterie_deploy.engines.loopback import join_all
 from coterie_server.interface.half import ClusterSetting, Facts, Members, Outcome, Replies, Setting, server_half
 from coterie_server.run.coordinator import Finished, Options, coordinate
 from coterie_server.run.engine import Progress
-from coterie_server.run.tiers import Hosted
+from coterie_server.run.tiers import hosted
 from coterie_server.session.hub import Hub
 
 FOLDER = Path(__file__).parents[1] / "fixtures"
@@ -275,7 +275,7 @@ class Tiers:
         if self.two_tier:
             self.federation = Aggregators(lambda setting: build_clusters(config, setting), self.users, settings)
         else:
-            self.method = Hosted(self.method, build_clusters(config, settings[0]), self.everyone.precision)
+            self.method = hosted(self.method, build_clusters(config, settings[0]), self.everyone.precision)
         for users in self.users:
             users.begin(self.method.client_options[config.name], self.start)
 

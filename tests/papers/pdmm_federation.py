@@ -16,7 +16,7 @@ from coterie_client.methods.pdmm import CLIENT
 from coterie_client.problems import build_problem
 from coterie_server.interface.half import Facts, Members, Outcome, Replies, Setting
 from coterie_server.interface.merge import Layout, merged
-from coterie_server.methods.pdmm.half import build
+from coterie_server.methods.pdmm.half import set_up
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -134,7 +134,7 @@ class Run:
         members = Members(tuple(f"u{i}" for i in range(data.n)), ("",) * data.n)
         setting = Setting(seed, stage, members, self.memory.precision, data.facts, outcome)
         self.config = Config(start="zero" if start == "zero" else "global", **config)
-        self.method = build(self.config, setting)
+        self.method = set_up(self.config, setting)
         self.memory.begin(self.method.client_options)
         self.state = finished(self.method.init(self.memory))
         self.figures = []

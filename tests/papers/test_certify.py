@@ -18,7 +18,7 @@ from coterie_deploy.engines.api import run
 from coterie_deploy.studies.certify import certification, certify, found_labels
 from coterie_server.interface.half import Facts, Members, Outcome, Replies, Setting
 from coterie_server.maths.clusters import same_partition
-from coterie_server.methods.certify import build
+from coterie_server.methods.certify import set_up
 from tests.papers.fixture_data import experiment, fixture
 
 LABELS = np.array(fixture(60)["label"])
@@ -86,7 +86,7 @@ def test_for_two_clusters_of_one_size_theorem_2_asks_for_the_penalty_itself_and_
         random = np.random.default_rng(seed)
         points = np.array([[-3.0, 0], [-3, 0], [3, 0], [3, 0]]) + 0.1 * random.normal(size=(4, 2))
         config = Config(at=float(random.uniform(0.2, 1.2)))
-        method = build(config, setting(("a", "a", "b", "b")))
+        method = set_up(config, setting(("a", "a", "b", "b")))
         _, figures = asyncio.run(method.round(asyncio.run(method.init(None)), PointUsers(points), 1))
         assert figures["exact_holds"] == 1
         assert figures["theorem2"] == pytest.approx(config.at, rel=1e-7)
@@ -137,13 +137,13 @@ def setting(clusters=("a", "a", "b"), labels=None):
 
 
 def test_labels_are_by_user_name_and_numbered_by_first_member():
-    method = build(Config(labels={"u2": "x", "u0": "y", "u1": "x"}), setting())
+    method = set_up(Config(labels={"u2": "x", "u0": "y", "u1": "x"}), setting())
     assert method.labels.tolist() == [0, 1, 1]
 
 
 def test_known_and_found_partitions():
-    assert build(Config(), setting()).labels.tolist() == [0, 0, 1]
-    assert build(Config(partition="found"), setting(labels=np.array([0, 1, 0]))).labels.tolist() == [0, 1, 0]
+    assert set_up(Config(), setting()).labels.tolist() == [0, 0, 1]
+    assert set_up(Config(partition="found"), setting(labels=np.array([0, 1, 0]))).labels.tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_known_and_found_partitions():
 )
 def test_a_partition_that_is_not_one_of_the_members_is_refused(config, clusters, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        build(Config(**config), setting(clusters))
+        set_up(Config(**config), setting(clusters))
 
 
 def test_labels_and_found_together_are_refused():

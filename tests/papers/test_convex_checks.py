@@ -22,7 +22,7 @@ from coterie_client.problems import ConvexProblem, build_problem
 from coterie_client.problems.descent import ConvexLearner
 from coterie_deploy.engines.launch import Launch, launch
 from coterie_server.interface.half import Outcome, Setting
-from coterie_server.methods.l2gd import build
+from coterie_server.methods.l2gd import set_up
 from tests.convex import BATCH, FULL, N_FEATURES, SEED, STAGE, ConvexUsers, a_model, convex_experiment, write_rows
 
 LR = 0.05
@@ -102,7 +102,7 @@ def l2gd_distances(lr: float, p: float, penalty: float, rounds: int) -> Array:
     setting = SimpleNamespace(
         seed=3, stage=STAGE, tensors=convex_tensors(D), facts=SimpleNamespace(n_rows=np.full(3, 9), n_test=np.zeros(3, np.int64))
     )
-    half = build(L2gdConfig(**method), cast(Setting, setting))
+    half = set_up(L2gdConfig(**method), cast(Setting, setting))
     mean, found = np.zeros(D), []
     for number in range(1, rounds + 1):
         x, _ = users.round(number, mean, EVERYONE, Coins(half.coins(number), users=np.array(EVERYONE)))

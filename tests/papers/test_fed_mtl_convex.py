@@ -29,7 +29,7 @@ from coterie_client.problems import build_problem
 from coterie_deploy.engines.api import Result, run
 from coterie_server.interface.half import Facts, Members, Replies, Setting
 from coterie_server.maths import relations
-from coterie_server.methods.fed_mtl import Related, build
+from coterie_server.methods.fed_mtl import Related
 from tests.papers.fixture_data import FOLDER, experiment
 from tests.simulation import Faults, World, bits, small_experiment
 
@@ -221,9 +221,7 @@ def related(n: int, d: int, **method: Any) -> Related:
     facts = Facts(np.ones(n, dtype=np.int64), np.ones(n), np.ones(n), d)
     names = tuple(f"u{i}" for i in range(n))
     setting = Setting(0, "fed_mtl", Members(names, ("",) * n), Precision.of("float64", is_convex=True), facts)
-    half = build(Config(**{"participation": 1.0, **method}), setting)
-    assert isinstance(half, Related)
-    return half
+    return Related(Config(**{"participation": 1.0, **method}), setting, n, facts.d)
 
 
 def played(method: Related, answer: Any, rounds: int) -> tuple[Any, dict[str, float]]:

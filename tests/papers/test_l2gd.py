@@ -20,7 +20,7 @@ from coterie_client.interface.half import Inbox
 from coterie_client.learning import Rows
 from coterie_client.methods.l2gd import LEFT, aggregated
 from coterie_server.interface.half import Setting
-from coterie_server.methods.l2gd import build
+from coterie_server.methods.l2gd import set_up
 from coterie_server.record import summary
 from coterie_server.record.rundb import open_run
 from tests.local_updates import BATCH, STAGE, Hand, Tensors, Users, a_model, assert_close, combined, gradient, hand
@@ -108,7 +108,7 @@ def test_the_coins_of_a_round_are_as_long_as_those_that_are_thrown() -> None:
     """ "xi = 1 with probability p and 0 with probability 1 - p": P(k zeros) = (1 - p)^(k-1) p, and of ones with p for 1 - p."""
     sizes = SimpleNamespace(n_rows=np.full(3, 10), n_test=np.zeros(3, np.int64))
     setting = SimpleNamespace(seed=3, stage=STAGE, tensors=(TensorInfo("w", (2,), False, "head"),), facts=sizes)
-    method = build(Config(p=0.3), cast(Setting, setting))
+    method = set_up(Config(p=0.3), cast(Setting, setting))
     lengths = np.array([method.coins(number) for number in range(1, 4001)])
     for found, end in zip(lengths.T, (0.3, 0.7), strict=True):
         for length in (1, 2, 3):

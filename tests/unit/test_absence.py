@@ -85,7 +85,7 @@ class Points(Federation):
 
 def points(a: Sequence[float], **settings: Any) -> tuple[pdmm_room.Pdmm, Points]:
     config = pdmm.Config(penalty=0.3, start="zero", evaluate_every=0, **settings)
-    method = pdmm_room.build(config, setting(len(a)))
+    method = pdmm_room.set_up(config, setting(len(a)))
     return method, Points(a, method.steps)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from coterie.methods import async_l2gd
 from coterie.wire.codec import Precision
 from coterie_server.families import coin_counts
 from coterie_server.families.coin_counts import NO_REUSE, REUSE_ALL, REUSE_WITHIN
-from coterie_server.interface.half import Facts, Members, Setting
+from coterie_server.interface.half import Facts, Members, Setting, StageHalf
 from coterie_server.methods.async_l2gd import half as room
 from coterie_server.record.rundb import WITHIN
 
@@ -48,7 +49,7 @@ def test_means_and_deviations_are_those_of_all_coins(reuse: int) -> None:
     np.testing.assert_allclose(found, over_all_coins(reuse), rtol=1e-9)
 
 
-def coordinator(reuse: str, alpha: dict[str, float]) -> room.Coordinator:
+def coordinator(reuse: str, alpha: dict[str, float]) -> StageHalf[Any]:
     members = Members(("a", "b", "c"), ("one", "one", "two"))
     facts = Facts(np.full(3, 5), np.ones(3), np.full(3, 0.1), 2)
     setting = Setting(1, "stage", members, Precision.of("float64"), facts, hosts_of_cluster=np.array([2, 1]))

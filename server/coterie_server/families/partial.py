@@ -41,7 +41,19 @@ from coterie.families.partial import (
 )
 from coterie.wire.messages import Message, Rows
 from coterie_server.families.known_clusters import spread_of
-from coterie_server.interface.half import ABSENT, FLAT_ONLY, UNASKED, Counts, Federation, Key, Outcome, Replies, ServerHalf, Setting
+from coterie_server.interface.half import (
+    ABSENT,
+    FLAT_ONLY,
+    UNASKED,
+    Counts,
+    Federation,
+    Key,
+    Outcome,
+    Replies,
+    ServerHalf,
+    Setting,
+    StageHalf,
+)
 from coterie_server.interface.merge import check_senders
 from coterie_server.interface.wanted import Wanted
 
@@ -78,6 +90,18 @@ class PartialSharing:
     n_test: Indices  # (n,)
     are_personal: bool  # whether users have tensors, or a whole model, of their own
     beta: float = 1.0  # how far phi moves towards the average: phi^{t+1} = (1 - beta) phi^t + beta mean
+
+    def as_half(self) -> StageHalf[State]:
+        """For the engine."""
+        return StageHalf(
+            client_options=self.client_options,
+            init=self.init,
+            round=self.round,
+            finish=self.finish,
+            expected_vectors=self.expected_vectors,
+            expected_scalars=self.expected_scalars,
+            warnings=self.warnings,
+        )
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -329,7 +353,7 @@ def _mean(values: Array, weights: Indices) -> float:
     return float((values * weights).sum() / weights.sum())
 
 
-def build(config: Training, setting: Setting) -> PartialSharing:
+def set_up(config: Training, setting: Setting) -> PartialSharing:
     """The server half for one stage. ConfigError when the shared part of the model has no tensors."""
     facts = setting.facts
     if facts is None or facts.n_test is None:
@@ -338,6 +362,11 @@ def build(config: Training, setting: Setting) -> PartialSharing:
     tensors = shared_tensors(setting.tensors, how.sharing, statistics_travel=statistics_travel, private_layers=how.private_layers)
     are_personal = how.is_personal or len(tensors) < len(setting.tensors)
     return PartialSharing(config, setting, tensors, facts.n_rows, facts.n_test, are_personal=are_personal)
+
+
+def build(config: Training, setting: Setting) -> StageHalf[State]:
+    """As `set_up`, for the engine."""
+    return set_up(config, setting).as_half()
 
 
 SERVER = ServerHalf(build=build, tiers=FLAT_ONLY)  # it knows no clusters

@@ -1,6 +1,6 @@
 """The interface of a server half.
 
-It is one value `SERVER` in `coterie_server/methods/NAME.py`, whose `build(config, setting)` returns a `ServerMethod`. Within one round it
+It is one value `SERVER` in `coterie_server/methods/NAME.py`, whose `build(config, setting)` returns a `StageHalf`. Within one round it
 reads like the paper's pseudo-code and speaks to a `Federation`; nothing survives a round but the state, a frozen dataclass of arrays and
 plain values, so that a checkpoint is generic. Halves know neither gRPC nor files nor clocks nor processes.
 """
@@ -8,9 +8,9 @@ plain values, so that a checkpoint is generic. Halves know neither gRPC nor file
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -185,39 +185,38 @@ class Setting:
     hosts_of_cluster: Indices | None = None  # (k,) client hosts with users of each known cluster; None: one
 
 
-class ServerMethod(Protocol[S]):
-    """The server half of a method, set up for one stage (in practice a frozen dataclass).
+def _nothing_counted(_: Sequence[Mapping[str, float]]) -> Counts:
+    return {}
 
-    A half may also have `warnings` (sentences about its settings, recorded when the stage starts), `labels_of(state)` (clusters so far,
-    recorded when they change), and `printed_vectors(n_rounds)` (the paper's own count of vectors by direction, where it differs from the
-    closed form). Beside `expected_vectors(figures)` it may have `expected_scalars(figures)`, the scalars of all fields of a step's messages
-    (for steps without vectors, or with more than these), `spread_of_vectors(figures)`, the standard deviations of vectors that are means
-    over random coins, and `drawn_vectors(figures)`, the vectors for the coins that were drawn. The engine asks for them by name.
+
+def _no_labels(_: Any) -> None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageHalf(Generic[S]):
+    """The server half of a method, set up for one stage. Its state S is a frozen dataclass of arrays and plain values.
+
+    `figures` below are those of the rounds so far. The last round has the closing figures beside whose names end in "_at_start" or
+    "_at_end", such as `UNASKED`.
     """
 
-    @property
-    def client_options(self) -> Mapping[str, Any]:
-        """JSON-able settings that the client half gets with the first task of the stage."""
-        ...
-
-    async def init(self, federation: Federation) -> S:
-        """The state before round 1."""
-        ...
-
-    async def round(self, state: S, federation: Federation, number: int) -> tuple[S, Mapping[str, float]]:
-        """Round `number` (from 1): the new state, and figures such as "objective" or "primal_residual"."""
-        ...
-
-    async def finish(self, state: S, federation: Federation) -> Outcome:
-        """What the stage leaves, after its last round."""
-        ...
-
-    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
-        """The closed form of the stage's communication: d-vectors, given each round's figures.
-
-        The last round has the closing figures beside whose names end in "_at_start" or "_at_end", such as `UNASKED`.
-        """
-        ...
+    client_options: Mapping[str, Any]  # JSON-able settings that client halves get with the first task of the stage, by their names
+    init: Callable[[Federation], Awaitable[S]]  # the state before round 1
+    # Round `number` (from 1): the new state, and figures such as "objective" or "primal_residual".
+    round: Callable[[S, Federation, int], Awaitable[tuple[S, Mapping[str, float]]]]
+    finish: Callable[[S, Federation], Awaitable[Outcome]]  # what the stage leaves, after its last round
+    # The closed form of the stage's communication: d-vectors, given the figures.
+    expected_vectors: Callable[[Sequence[Mapping[str, float]]], Counts]
+    # The scalars of all fields of a step's messages, for steps without vectors, or with more than these.
+    expected_scalars: Callable[[Sequence[Mapping[str, float]]], Counts] = _nothing_counted
+    # Of vectors that are means over random coins: their standard deviations, and the vectors for the coins that were drawn.
+    spread_of_vectors: Callable[[Sequence[Mapping[str, float]]], Counts] = _nothing_counted
+    drawn_vectors: Callable[[Sequence[Mapping[str, float]]], Counts] = _nothing_counted
+    # The paper's own count of vectors by direction after a number of rounds, where it differs from the closed form.
+    printed_vectors: Callable[[int], Mapping[str, float]] | None = None
+    labels_of: Callable[[S], Indices | None] = _no_labels  # clusters so far, recorded when they change
+    warnings: Sequence[str] = ()  # sentences about its settings, recorded when the stage starts
 
 
 @dataclass(frozen=True)
@@ -250,7 +249,7 @@ class ClusterMethod(Protocol[S]):
 class ServerHalf:
     """The server half of a method."""
 
-    build: Callable[[Any, Setting], ServerMethod[Any]]  # for one stage; ConfigError where config, members and start do not fit together
+    build: Callable[[Any, Setting], StageHalf[Any]]  # for one stage; ConfigError where config, members and start do not fit together
     stages: Callable[[Any, Experiment], Sequence[Stage]] = single_stage
     # Why no user can be left out of a stage, "" where one can; a function of the method's configuration where that decides.
     needs_everyone: str | Callable[[Any], str] = ""
@@ -286,7 +285,7 @@ __all__ = [
     "Outcome",
     "Replies",
     "ServerHalf",
-    "ServerMethod",
     "Setting",
+    "StageHalf",
     "server_half",
 ]

@@ -16,7 +16,7 @@ from coterie.experiment.model import TensorInfo, shared_tensors
 from coterie.families.partial import AS_IS, AskScores, Delivery, TrainHead, TrainingLoss
 from coterie.methods.adapt import Config
 from coterie_server.families.partial import PartialSharing, State
-from coterie_server.interface.half import FLAT_ONLY, Counts, Federation, Outcome, ServerHalf, Setting
+from coterie_server.interface.half import FLAT_ONLY, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,17 @@ class Adapt:
 
     half: PartialSharing  # judges and names as the methods that train do
     start: Mapping[str, Any]  # the shared tensors by name
+
+    def as_half(self) -> StageHalf[State]:
+        """For the engine."""
+        return StageHalf(
+            client_options=self.client_options,
+            init=self.init,
+            round=self.round,
+            finish=self.finish,
+            expected_vectors=self.expected_vectors,
+            expected_scalars=self.expected_scalars,
+        )
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -73,7 +84,7 @@ class Adapt:
         return {("evaluation", "up"): 2.0 * n_judged, ("loss", "up"): float(n_users * n_rounds)}
 
 
-def build(config: Config, setting: Setting) -> Adapt:
+def build(config: Config, setting: Setting) -> StageHalf[State]:
     """The server half for one stage. ConfigError where no finished run is given, or its model is another one."""
     facts, start = setting.facts, setting.start
     if facts is None or facts.n_test is None:
@@ -82,7 +93,8 @@ def build(config: Config, setting: Setting) -> Adapt:
         raise ConfigError("method 'adapt' starts from what a finished run shares: want coterie adapt RUN")
     tensors = shared_tensors(setting.tensors, config.shared, statistics_travel=config.batch_norm == "shared")
     _check(tensors, start.shared)
-    return Adapt(PartialSharing(config, setting, tensors, facts.n_rows, facts.n_test, are_personal=True), start.shared)
+    half = PartialSharing(config, setting, tensors, facts.n_rows, facts.n_test, are_personal=True)
+    return Adapt(half, start.shared).as_half()
 
 
 def _check(tensors: Sequence[TensorInfo], shared: Mapping[str, Any]) -> None:

@@ -62,7 +62,7 @@ from coterie_server.families.known_clusters import (
     weighted_average,
 )
 from coterie_server.families.l2gd_rates import expected_smoothness, rates_of
-from coterie_server.interface.half import ClusterSetting, Counts, Federation, Outcome, ServerHalf, Setting
+from coterie_server.interface.half import ClusterSetting, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
 from coterie_server.interface.stages import Stage
 from coterie_server.record.rundb import BETWEEN, WITHIN
 
@@ -135,6 +135,19 @@ class Coordinator:
     setting: Setting
     clusters: Clusters
     d: int
+
+    def as_half(self) -> StageHalf[State]:
+        """For the engine."""
+        return StageHalf(
+            client_options=self.client_options,
+            init=self.init,
+            round=self.round,
+            finish=self.finish,
+            expected_vectors=self.expected_vectors,
+            expected_scalars=self.expected_scalars,
+            spread_of_vectors=self.spread_of_vectors,
+            drawn_vectors=self.drawn_vectors,
+        )
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -304,13 +317,13 @@ class Coordinator:
         return known_clusters.around(self.clusters, self.d, figures, self._hosts, collects=self.config.collect_models)
 
 
-def build(config: Config, setting: Setting) -> Coordinator:
+def build(config: Config, setting: Setting) -> StageHalf[State]:
     """The coordinator's half for one stage. ConfigError for weights and coins that do not fit the members."""
     if setting.facts is None:
         raise RunError("method 'async_al2sgd' needs the facts of the stage 'prepare'")
     clusters = clusters_of(config, setting.members)
     _check_coins(config, setting.facts.n_rows, clusters.size)
-    return Coordinator(config, setting, clusters, setting.facts.d)
+    return Coordinator(config, setting, clusters, setting.facts.d).as_half()
 
 
 def _check_coins(config: Config, n_rows: Indices, n_clusters: int) -> None:

@@ -17,7 +17,7 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, RunError
 from coterie.families.consensus import Curvatures, GroupModel, Slopes
 from coterie.methods.certify import Config
-from coterie_server.interface.half import Counts, Federation, Members, Outcome, ServerHalf, Setting
+from coterie_server.interface.half import Counts, Federation, Members, Outcome, ServerHalf, Setting, StageHalf
 from coterie_server.maths import certificate
 from coterie_server.maths.clusters import canonical
 from coterie_server.methods.oracle import known_labels
@@ -74,6 +74,17 @@ class Certify:
     config: Config
     labels: Indices  # (n,), numbered from 0
     d: int
+
+    def as_half(self) -> StageHalf[State]:
+        """For the engine."""
+        return StageHalf(
+            client_options=self.client_options,
+            init=self.init,
+            round=self.round,
+            finish=self.finish,
+            expected_vectors=self.expected_vectors,
+            expected_scalars=self.expected_scalars,
+        )
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -146,7 +157,7 @@ def _inside(found: certificate.RecoveryInterval) -> float:
     return at or float(np.finfo(float).eps)
 
 
-def build(config: Config, setting: Setting) -> Certify:
+def set_up(config: Config, setting: Setting) -> Certify:
     """The server half for one stage. ConfigError when there is no partition of all users."""
     if setting.facts is None:
         raise RunError("method 'certify' needs the facts of the stage 'prepare'")
@@ -173,6 +184,11 @@ def _given_labels(given: Mapping[str, str], members: Members) -> Indices:
             raise ConfigError(f"labels names user {name!r}, who is not a member, want the {len(members)} users of the run")
     numbers = {label: number for number, label in enumerate(dict.fromkeys(given.values()))}
     return canonical(np.array([numbers[given[name]] for name in members.names], dtype=np.int64))
+
+
+def build(config: Config, setting: Setting) -> StageHalf[State]:
+    """As `set_up`, for the engine."""
+    return set_up(config, setting).as_half()
 
 
 SERVER = ServerHalf(build=build, needs_everyone="its conditions are on all pairs of users")

@@ -29,7 +29,7 @@ from coterie.methods.fedrep_linear import (
     UpdatedRepresentation,
 )
 from coterie_server.families.known_clusters import spread_of
-from coterie_server.interface.half import ABSENT, FLAT_ONLY, UNASKED, Counts, Federation, Key, Outcome, ServerHalf, Setting
+from coterie_server.interface.half import ABSENT, FLAT_ONLY, UNASKED, Counts, Federation, Key, Outcome, ServerHalf, Setting, StageHalf
 from coterie_server.interface.merge import check_senders
 from coterie_server.interface.stages import Stage, single_stage
 from coterie_server.interface.wanted import Wanted
@@ -58,6 +58,17 @@ class FedRepLinear:
     d: int
     truth: Array | None  # (d, k*) with orthonormal columns
     given: Array | None  # (d, k) what a finished run has left
+
+    def as_half(self) -> StageHalf[State]:
+        """For the engine."""
+        return StageHalf(
+            client_options=self.client_options,
+            init=self.init,
+            round=self.round,
+            finish=self.finish,
+            expected_vectors=self.expected_vectors,
+            expected_scalars=self.expected_scalars,
+        )
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -181,7 +192,7 @@ def stages(config: Config, experiment: Experiment) -> Sequence[Stage]:
     return single_stage(config, experiment)
 
 
-def build(config: Config, setting: Setting) -> FedRepLinear:
+def build(config: Config, setting: Setting) -> StageHalf[State]:
     """The server half for one stage. ConfigError when k is larger than d, or a finished run is missing or does not fit."""
     facts = setting.facts
     if facts is None:
@@ -195,7 +206,7 @@ def build(config: Config, setting: Setting) -> FedRepLinear:
             raise ConfigError("method.start is 'finished_run', but no run is given that has left a representation: want coterie adapt RUN")
         if given.shape != (facts.d, config.k):
             raise ConfigError(f"the run's representation has shape {list(given.shape)}, want [{facts.d}, {config.k}] for these rows")
-    return FedRepLinear(config, setting.seed, setting.stage, len(setting.members), facts.d, setting.truth, given)
+    return FedRepLinear(config, setting.seed, setting.stage, len(setting.members), facts.d, setting.truth, given).as_half()
 
 
 SERVER = ServerHalf(build=build, stages=stages, tiers=FLAT_ONLY)  # it knows no clusters

@@ -16,7 +16,7 @@ from coterie.families.partial import Chosen, Updated
 from coterie.methods.ifca import Config
 from coterie_server.families import partial
 from coterie_server.families.partial import PartialSharing, State, owners
-from coterie_server.interface.half import FLAT_ONLY, Federation, Replies, ServerHalf, Setting
+from coterie_server.interface.half import FLAT_ONLY, Federation, Replies, ServerHalf, Setting, StageHalf
 from coterie_server.interface.merge import check_senders
 from coterie_server.interface.wanted import Wanted
 from coterie_server.maths.clusters import canonical
@@ -27,6 +27,10 @@ class Ifca(PartialSharing):
     """The server half for one stage; its tensors have an axis of models."""
 
     one: PartialSharing  # of a single model
+
+    def as_half(self) -> StageHalf[State]:
+        """With the clusters that users have taken."""
+        return replace(super().as_half(), labels_of=self.labels_of)
 
     async def init(self, federation: Federation) -> State:
         """theta_1 to theta_K; all users are of the first until they say otherwise."""
@@ -95,11 +99,16 @@ def _with(choices: Indices, users: Indices, new: Indices) -> Indices:
     return found
 
 
-def build(config: Config, setting: Setting) -> Ifca:
+def set_up(config: Config, setting: Setting) -> Ifca:
     """The server half for one stage."""
-    one = partial.build(config, setting)
+    one = partial.set_up(config, setting)
     tensors = stacked(one.tensors, config.clusters)
     return Ifca(config, setting, tensors, one.n_rows, one.n_test, one.are_personal, one=one)
+
+
+def build(config: Config, setting: Setting) -> StageHalf[State]:
+    """As `set_up`, for the engine."""
+    return set_up(config, setting).as_half()
 
 
 SERVER = ServerHalf(build=build, tiers=FLAT_ONLY)  # its clusters are not the known ones of aggregators

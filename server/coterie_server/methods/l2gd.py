@@ -15,7 +15,7 @@ from coterie.methods.l2gd import Config
 from coterie.wire.messages import Message
 from coterie_server.families import partial
 from coterie_server.families.partial import PartialSharing, State
-from coterie_server.interface.half import Federation, Setting
+from coterie_server.interface.half import Federation, Setting, StageHalf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +45,15 @@ def _run(u: float, end: float) -> int:
     return 1 + math.floor(math.log1p(-u) / math.log1p(-end))
 
 
-def build(config: Config, setting: Setting) -> L2gd:
+def set_up(config: Config, setting: Setting) -> L2gd:
     """The server half for one stage."""
-    made = partial.build(config, setting)
+    made = partial.set_up(config, setting)
     return L2gd(config, setting, made.tensors, made.n_rows, made.n_test, made.are_personal, p=config.p)
+
+
+def build(config: Config, setting: Setting) -> StageHalf[State]:
+    """As `set_up`, for the engine."""
+    return set_up(config, setting).as_half()
 
 
 SERVER = replace(partial.SERVER, build=build)

@@ -14,7 +14,7 @@ import numpy as np
 from coterie.arrays import Array
 from coterie.families.consensus import AskLocalModels, UserModels
 from coterie.methods.local import Config
-from coterie_server.interface.half import Counts, Federation, Outcome, ServerHalf, Setting
+from coterie_server.interface.half import Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,16 @@ class Local:
     """The server half; it only collects."""
 
     n_users: int
+
+    def as_half(self) -> StageHalf[State]:
+        """For the engine."""
+        return StageHalf(
+            client_options=self.client_options,
+            init=self.init,
+            round=self.round,
+            finish=self.finish,
+            expected_vectors=self.expected_vectors,
+        )
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -53,9 +63,9 @@ class Local:
         return {("model", "up"): float(self.n_users * len(figures))}
 
 
-def build(config: Config, setting: Setting) -> Local:  # noqa: ARG001
+def build(config: Config, setting: Setting) -> StageHalf[State]:  # noqa: ARG001
     """The server half for one stage."""
-    return Local(len(setting.members))
+    return Local(len(setting.members)).as_half()
 
 
 SERVER = ServerHalf(build=build, needs_everyone="each is asked once, and without its answer has no model")

@@ -8,10 +8,11 @@ from coterie.arrays import Indices
 from coterie.errors import ConfigError, RunError
 from coterie.methods.oracle import Config
 from coterie_server.families.consensus import GroupSolver
-from coterie_server.interface.half import Members, ServerHalf, Setting
+from coterie_server.interface.half import Members, ServerHalf, Setting, StageHalf
+from coterie_server.maths.consensus import State
 
 
-def build(config: Config, setting: Setting) -> GroupSolver:
+def build(config: Config, setting: Setting) -> StageHalf[State]:
     """The server half for one stage. ConfigError when a user has no known cluster, and the known partition is wanted."""
     if setting.facts is None:
         raise RunError("method 'oracle' needs the facts of the stage 'prepare'")
@@ -22,7 +23,7 @@ def build(config: Config, setting: Setting) -> GroupSolver:
         labels = setting.start.labels
     else:
         raise ConfigError("method 'oracle' with partition 'found' needs a stage before it that finds clusters")
-    return GroupSolver(setting.facts, labels, config.tolerance, config.newton_up_to, start=start)
+    return GroupSolver(setting.facts, labels, config.tolerance, config.newton_up_to, start=start).as_half()
 
 
 def known_labels(members: Members) -> Indices:

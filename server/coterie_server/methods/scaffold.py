@@ -18,7 +18,7 @@ from coterie.methods.scaffold import Config
 from coterie.wire.messages import Message
 from coterie_server.families import partial
 from coterie_server.families.partial import PartialSharing, State, extents, owners
-from coterie_server.interface.half import Counts, Federation, Replies, Setting
+from coterie_server.interface.half import Counts, Federation, Replies, Setting, StageHalf
 from coterie_server.interface.merge import check_senders
 from coterie_server.interface.wanted import Wanted
 
@@ -59,10 +59,15 @@ class Scaffold(PartialSharing):
         return {**expected, ("variate", "down"): expected["shared", "down"], ("variate", "up"): expected["shared", "up"]}
 
 
-def build(config: Config, setting: Setting) -> Scaffold:
+def set_up(config: Config, setting: Setting) -> Scaffold:
     """The server half for one stage. ConfigError when the shared part of the model has no tensors."""
-    made = partial.build(config, setting)
+    made = partial.set_up(config, setting)
     return Scaffold(config, setting, made.tensors, made.n_rows, made.n_test, made.are_personal, beta=config.server_lr)
+
+
+def build(config: Config, setting: Setting) -> StageHalf[State]:
+    """As `set_up`, for the engine."""
+    return set_up(config, setting).as_half()
 
 
 SERVER = replace(partial.SERVER, build=build)

@@ -11,25 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from coterie_server.interface.half import ABSENT, UNASKED, Counts, Expected, Facts, Key, Outcome, ServerMethod
+from coterie_server.interface.half import ABSENT, UNASKED, Expected, Facts, Key, Outcome, StageHalf
 from coterie_server.record.rundb import BETWEEN, WITHIN
 
 Forms = Mapping[Key, Expected]
 
 
-def of_method(method: ServerMethod[Any], figures: Sequence[Mapping[str, float]], outcome: Outcome) -> Forms:
+def of_method(half: StageHalf[Any], figures: Sequence[Mapping[str, float]], outcome: Outcome) -> Forms:
     """The method's own, given the figures of all rounds; with the last go those closing figures that say who was not reached."""
     closing = {name: value for name, value in outcome.figures.items() if name.endswith(("_at_start", "_at_end"))}
     rounds = [*figures[:-1], {**closing, **figures[-1]}] if figures else []
-    vectors: Counts = method.expected_vectors(rounds)
-    spread, drawn, scalars = (_asked(method, name, rounds) for name in ("spread_of_vectors", "drawn_vectors", "expected_scalars"))
+    vectors, scalars = half.expected_vectors(rounds), half.expected_scalars(rounds)
+    spread, drawn = half.spread_of_vectors(rounds), half.drawn_vectors(rounds)
     keys = dict.fromkeys([*vectors, *scalars])
     return {key: Expected(vectors.get(key), spread.get(key, 0.0), drawn.get(key), scalars.get(key)) for key in keys}
-
-
-def _asked(method: ServerMethod[Any], name: str, rounds: Sequence[Mapping[str, float]]) -> Counts:
-    formula = getattr(method, name, None)
-    return {} if formula is None else formula(rounds)
 
 
 def of_preparation(facts: Facts, n_aggregators: int) -> Forms:

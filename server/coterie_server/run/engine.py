@@ -39,8 +39,8 @@ from coterie_server.interface.half import (
     Federation,
     Members,
     Outcome,
-    ServerMethod,
     Setting,
+    StageHalf,
     server_half,
 )
 from coterie_server.interface.stages import Stage
@@ -49,7 +49,7 @@ from coterie_server.record import closed_forms
 from coterie_server.record.rundb import RunDatabase
 from coterie_server.run.absence import check_absence, why_everyone
 from coterie_server.run.plan import stages_of
-from coterie_server.run.tiers import Hosted
+from coterie_server.run.tiers import hosted
 from coterie_server.session.hosts import HOST_BYTES
 from coterie_server.session.hub import Hub
 
@@ -237,7 +237,7 @@ class Engine:
         if point.state is None:
             self.database.stage(point.stage, stage.name, stage.method, 0, "", 0.0)
             self.database.figures(point.stage, 0, {})
-            for sentence in getattr(half, "warnings", ()):
+            for sentence in half.warnings:
                 self.database.event("warning", sentence, stage=stage.name)
             self.hub.begin_stage(point.stage, settings)
             point = replace(point, state=await half.init(self.hub), round=0)
@@ -268,8 +268,8 @@ class Engine:
         if point.stage == 0 and point.facts is not None:
             forms = closed_forms.together(closed_forms.of_preparation(point.facts, self._n_aggregators), forms)
         self.database.result(point.stage, outcome.figures, forms, outcome.by_user)
-        if printed_vectors := getattr(half, "printed_vectors", None):
-            self.database.printed(point.stage, printed_vectors(point.round))
+        if half.printed_vectors is not None:
+            self.database.printed(point.stage, half.printed_vectors(point.round))
         self.database.stage(point.stage, stage.name, stage.method, point.round, point.ended, self._clock() - started)
         outcomes = {**point.outcomes, stage.name: outcome}
         # What a stage carries for its successors is dropped once there is none left; along a path it would pile up in the checkpoints.
@@ -281,7 +281,7 @@ class Engine:
             self.checkpoint(point)
         return point
 
-    async def _finished(self, stage: Stage, half: ServerMethod[Any], point: Point) -> Outcome:
+    async def _finished(self, stage: Stage, half: StageHalf[Any], point: Point) -> Outcome:
         outcome = await half.finish(point.state, self.hub)
         for sentence in outcome.warnings:
             self.database.event("warning", sentence, stage=stage.name)
@@ -298,7 +298,7 @@ class Engine:
         if self.hub.state.tracer is not None:
             self.hub.state.tracer.enter(stage.name, stage.method, round_number, is_round=is_round)
 
-    def _build(self, stage: Stage, point: Point, members: Members) -> ServerMethod[Any]:
+    def _build(self, stage: Stage, point: Point, members: Members) -> StageHalf[Any]:
         start = best(stage.start, point.outcomes) if stage.start else None
         setting = Setting(
             seed=self.experiment.seed,
@@ -317,7 +317,7 @@ class Engine:
         built = half.build(stage.config, setting)
         if callable(half.tiers) and not self.experiment.federation.is_two_tier:
             below = ClusterSetting(setting.seed, stage.name, members, setting.precision)
-            built = Hosted(built, half.tiers(stage.config, below), setting.precision)
+            built = hosted(built, half.tiers(stage.config, below), setting.precision)
         if self.experiment.federation.late == "skip" and why_everyone(stage):
             text = f"stage {stage.name!r} needs every member in every round, so it waits for late ones"
             self.database.event("wait", text, stage=stage.name)
@@ -348,16 +348,14 @@ class Engine:
                 text += ", and of two rows both values of each feature, though not which belong together"
             self.database.event("warning", text, users=n_users)
 
-    def _note_round(self, half: ServerMethod[Any], point: Point, latest: Mapping[str, float], figures: list[dict[str, float]]) -> None:
+    def _note_round(self, half: StageHalf[Any], point: Point, latest: Mapping[str, float], figures: list[dict[str, float]]) -> None:
         figures.append(dict(latest))
         self.database.figures(point.stage, point.round, figures[-1])
         self._note_labels(half, point)
         self.database.flush_if_due()
 
-    def _note_labels(self, half: ServerMethod[Any], point: Point) -> None:
-        labels_of = getattr(half, "labels_of", None)
-        labels = labels_of(point.state) if labels_of is not None else None
-        if labels is not None:
+    def _note_labels(self, half: StageHalf[Any], point: Point) -> None:
+        if (labels := half.labels_of(point.state)) is not None:
             self.database.membership(point.stage, point.round, labels)
 
     def _after_round(self, stage: Stage, point: Point, figures: Mapping[str, float]) -> None:

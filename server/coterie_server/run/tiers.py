@@ -1,6 +1,6 @@
 """Where the aggregators' half of a two-tier method runs in a flat run: in the coordinator, for all clusters at once.
 
-`Hosted` makes an ordinary server half of the coordinator's and the aggregators' halves. What would travel between them is rounded to the
+`hosted` makes an ordinary half of the coordinator's and the aggregators' halves. What would travel between them is rounded to the
 payload type as if it did, so that a flat and a two-tier run have the same bits.
 """
 
@@ -14,7 +14,7 @@ from coterie.arrays import Indices
 from coterie.errors import ProtocolError
 from coterie.wire.codec import Precision
 from coterie.wire.messages import Message, PerCluster
-from coterie_server.interface.half import ClusterMethod, Counts, Federation, Outcome, Replies, ServerMethod
+from coterie_server.interface.half import ClusterMethod, Counts, Federation, Outcome, Replies, StageHalf
 from coterie_server.interface.wanted import Wanted
 from coterie_server.record.rundb import BETWEEN
 
@@ -57,57 +57,33 @@ class _Tier:
         return replace(message, **rounded) if floats else message
 
 
-@dataclass(frozen=True)
-class Hosted:
-    """A two-tier method in a flat run."""
+def hosted(above: StageHalf[Any], half: ClusterMethod[Any], precision: Precision) -> StageHalf[HostedState]:
+    """A two-tier method in a flat run. Its closed forms are of what still travels: nothing does between coordinator and aggregators."""
 
-    method: ServerMethod[Any]
-    half: ClusterMethod[Any]
-    precision: Precision
-
-    @property
-    def client_options(self) -> Mapping[str, Any]:
-        return self.method.client_options
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        return getattr(self.method, "warnings", ())
-
-    async def init(self, federation: Federation) -> HostedState:
-        """Both halves' states before round 1."""
-        tier = _Tier(federation, self.half, self.half.init(), self.precision)
-        state = await self.method.init(tier)
+    async def init(federation: Federation) -> HostedState:
+        tier = _Tier(federation, half, half.init(), precision)
+        state = await above.init(tier)
         return HostedState(state, tier.state)
 
-    async def round(self, state: HostedState, federation: Federation, number: int) -> tuple[HostedState, Mapping[str, float]]:
-        """One round of the coordinator's half."""
-        tier = _Tier(federation, self.half, state.clusters, self.precision)
-        after, figures = await self.method.round(state.method, tier, number)
+    async def round_(state: HostedState, federation: Federation, number: int) -> tuple[HostedState, Mapping[str, float]]:
+        tier = _Tier(federation, half, state.clusters, precision)
+        after, figures = await above.round(state.method, tier, number)
         return HostedState(after, tier.state), figures
 
-    async def finish(self, state: HostedState, federation: Federation) -> Outcome:
-        """What the stage leaves."""
-        return await self.method.finish(state.method, _Tier(federation, self.half, state.clusters, self.precision))
+    async def finish(state: HostedState, federation: Federation) -> Outcome:
+        return await above.finish(state.method, _Tier(federation, half, state.clusters, precision))
 
-    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
-        """The closed form of what still travels: nothing does between coordinator and aggregators."""
-        return _inside(self.method.expected_vectors(figures))
-
-    def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
-        """Likewise."""
-        return self._inside("expected_scalars", figures)
-
-    def spread_of_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
-        """Likewise."""
-        return self._inside("spread_of_vectors", figures)
-
-    def drawn_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
-        """Likewise."""
-        return self._inside("drawn_vectors", figures)
-
-    def _inside(self, name: str, figures: Sequence[Mapping[str, float]]) -> Counts:
-        formula = getattr(self.method, name, None)
-        return {} if formula is None else _inside(formula(figures))
+    return replace(
+        above,
+        init=init,
+        round=round_,
+        finish=finish,
+        labels_of=lambda state: above.labels_of(state.method),
+        expected_vectors=lambda figures: _inside(above.expected_vectors(figures)),
+        expected_scalars=lambda figures: _inside(above.expected_scalars(figures)),
+        spread_of_vectors=lambda figures: _inside(above.spread_of_vectors(figures)),
+        drawn_vectors=lambda figures: _inside(above.drawn_vectors(figures)),
+    )
 
 
 def _inside(counts: Counts) -> Counts:

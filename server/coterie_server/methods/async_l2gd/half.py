@@ -44,7 +44,7 @@ from coterie_server.families.known_clusters import (
     weighted_average,
 )
 from coterie_server.families.l2gd_rates import Rates, rates_of
-from coterie_server.interface.half import ClusterSetting, Counts, Federation, Outcome, ServerHalf, Setting
+from coterie_server.interface.half import ClusterSetting, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
 from coterie_server.interface.stages import Stage
 from coterie_server.methods.async_l2gd.walk import ClusterHalfState, Walk
 from coterie_server.record import rundb
@@ -70,6 +70,19 @@ class Coordinator:
     clusters: Clusters
     rates: Rates
     reuse: int  # of REUSE_ALL for bar
+
+    def as_half(self) -> StageHalf[State]:
+        """For the engine."""
+        return StageHalf(
+            client_options=self.client_options,
+            init=self.init,
+            round=self.round,
+            finish=self.finish,
+            expected_vectors=self.expected_vectors,
+            expected_scalars=self.expected_scalars,
+            spread_of_vectors=self.spread_of_vectors,
+            drawn_vectors=self.drawn_vectors,
+        )
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -225,7 +238,7 @@ def _averages(between: float, models: float, targets: float) -> dict[tuple[str, 
     }
 
 
-def build(config: Config, setting: Setting) -> Coordinator:
+def build(config: Config, setting: Setting) -> StageHalf[State]:
     """The coordinator's half for one stage. ConfigError for weights and parameters that cannot be run."""
     if setting.facts is None:
         raise RunError("method 'async_l2gd' needs the facts of the stage 'prepare'")
@@ -233,7 +246,7 @@ def build(config: Config, setting: Setting) -> Coordinator:
     if config.coins is not None and any(len(flips) != clusters.size for _, flips in config.coins):
         raise ConfigError(f"method.coins must have a coin for each of the {clusters.size} clusters in every iteration")
     rates = rates_of(config, clusters, float(setting.facts.smoothness.max()))
-    return Coordinator(config, setting, clusters, rates, _reuse(config, clusters))
+    return Coordinator(config, setting, clusters, rates, _reuse(config, clusters)).as_half()
 
 
 def _reuse(config: Config, clusters: Clusters) -> int:

@@ -32,7 +32,7 @@ from coterie.arrays import Array, Indices
 from coterie.draws.streams import generator
 from coterie.errors import ConfigError, RunError
 from coterie.methods.pdmm import Config, Constants, Values, ValuesWanted
-from coterie_server.interface.half import FLAT_ONLY, Counts, Federation, Outcome, ServerHalf, Setting
+from coterie_server.interface.half import FLAT_ONLY, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
 from coterie_server.interface.later import Figures
 from coterie_server.maths.clusters import Mask, partition, persistent
 from coterie_server.methods.pdmm import counts as pdmm_counts
@@ -92,6 +92,20 @@ class Pdmm:
         """The iterate of the stage before, when that was one of this method."""
         start = self.setting.start
         return start.carry if self.config.start == "global" and start is not None and isinstance(start.carry, Carry) else None
+
+    def as_half(self) -> StageHalf[State]:
+        """For the engine."""
+        return StageHalf(
+            client_options=self.client_options,
+            init=self.init,
+            round=self.round,
+            finish=self.finish,
+            expected_vectors=self.expected_vectors,
+            expected_scalars=self.expected_scalars,
+            printed_vectors=self.printed_vectors,
+            labels_of=self.labels_of,
+            warnings=self.warnings,
+        )
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -237,7 +251,7 @@ def needs_everyone(config: Config) -> str:
     return "" if config.placement == "lean" else "in placement 'paper' users keep each other's models, which must stay equal"
 
 
-def build(config: Config, setting: Setting) -> Pdmm:
+def set_up(config: Config, setting: Setting) -> Pdmm:
     """The server half for one stage. Raises ConfigError when config, members and start do not fit together."""
     n = len(setting.members)
     if setting.facts is None:
@@ -273,6 +287,11 @@ def _check_draws(method: Pdmm) -> None:
         wrong = [user for user in users if user >= n] + [p for part in places for p in part if p >= n * n or p // n == p % n]
         if wrong:
             raise ConfigError(f"round {number} of the schedule names block {wrong[0]}, which {n} users do not have")
+
+
+def build(config: Config, setting: Setting) -> StageHalf[State]:
+    """As `set_up`, for the engine."""
+    return set_up(config, setting).as_half()
 
 
 SERVER = ServerHalf(

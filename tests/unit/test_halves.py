@@ -1,0 +1,120 @@
+"""A method is a value: the type checker finds each misspelt hook."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# One method with each kind of half, right in every line.
+RIGHT = """
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from coterie.arrays import Indices
+from coterie.experiment.method import Method
+from coterie.experiment.settings import Settings
+from coterie.families.partial import LocalTraining, Training
+from coterie.wire.messages import Message
+from coterie_client.interface.half import ClientHalf, Inbox, Local
+from coterie_client.interface.local_update import Fit, LocalUpdate, Moved, own_model
+from coterie_client.interface.local_update import Settings as Settings_
+from coterie_client.learning import Phase, Tensors
+from coterie_server.families import partial
+from coterie_server.interface.half import Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
+
+
+def first(options: Mapping[str, Any], local: Local, previous: int | None) -> int:
+    return 0
+
+
+def step(state: int, inbox: Inbox, local: Local) -> tuple[int, Sequence[Message]]:
+    return state, []
+
+
+def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Settings_, fit: Fit) -> Moved:
+    return Moved(model, kept, 0.0)
+
+
+class Stage:
+    async def init(self, federation: Federation) -> int:
+        return 0
+
+    async def round(self, state: int, federation: Federation, number: int) -> tuple[int, Mapping[str, float]]:
+        return state, {}
+
+    async def finish(self, state: int, federation: Federation) -> Outcome:
+        return Outcome(None)
+
+    def counts(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        return {}
+
+    def labels(self, state: int) -> Indices:
+        return np.zeros(3, dtype=np.int64)
+
+
+def build(config: Settings, setting: Setting) -> StageHalf[int]:
+    stage = Stage()
+    half = StageHalf(client_options={}, init=stage.init, round=stage.round, finish=stage.finish, expected_vectors=stage.counts)
+    half = replace(half, labels_of=stage.labels)
+    half = replace(half, expected_scalars=stage.counts)
+    half = replace(half, spread_of_vectors=stage.counts)
+    half = replace(half, drawn_vectors=stage.counts)
+    half = replace(half, printed_vectors=lambda n_rounds: {"up": 1.0})
+    return replace(half, warnings=("it is slow",))
+
+
+METHOD = Method(config=Settings, reveals=(), needs_sizes=True)
+TRAINING = LocalTraining(config=Training, sharing="head")
+SERVER = ServerHalf(build=build, needs_everyone="its sums are of all users")
+OF_FAMILY = replace(partial.SERVER, build=build)
+CLIENT = ClientHalf(init=first, step=step, keeps_models=True)
+OPTIONAL = ClientHalf(init=first, step=step, allows=lambda options, experiment, n: True)
+UPDATE = LocalUpdate(update, start=own_model)
+"""
+# What is right, and what is written instead: each is one mistake of one line.
+MISSPELT = {
+    "a hook of a stage": [
+        ("labels_of=", "lables_of="),
+        ("expected_scalars=", "expected_scalar="),
+        ("spread_of_vectors=", "spreads_of_vectors="),
+        ("drawn_vectors=", "drawn_vector="),
+        ("printed_vectors=", "printed_vector="),
+        ("warnings=", "warning="),
+        ("expected_vectors=", "expected_vector="),
+    ],
+    "a field of a method": [("needs_sizes=", "need_sizes="), ("sharing=", "shares=")],
+    "a field of a server half": [
+        ("needs_everyone=", "need_everyone="),
+        ("replace(partial.SERVER, build=", "replace(partial.SERVER, built="),
+    ],
+    "a hook of a client half": [("keeps_models=", "keep_models="), ("allows=", "allow=")],
+    "a hook of a local update": [("start=", "starts=")],
+    "a function that a hook is given": [("=own_model", "=own_models"), ("=stage.labels", "=stage.lables")],
+}
+
+
+@pytest.mark.timeout(300)  # the checker's first look at all of the packages takes half a minute
+def test_each_misspelt_hook_is_an_error_of_the_type_checker(tmp_path: Path) -> None:
+    listed = [one for kind in MISSPELT.values() for one in kind]
+    (tmp_path / "right.py").write_text(RIGHT)
+    for number, (right, wrong) in enumerate(listed):
+        assert RIGHT.count(right) == 1, right
+        (tmp_path / f"wrong_{number}.py").write_text(RIGHT.replace(right, wrong))
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--hide-error-context", *map(str, sorted(tmp_path.glob("*.py")))]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert found.stderr == ""
+    lines: dict[str, set[int]] = {}
+    for name, line in re.findall(r"(\w+)\.py:(\d+): error: ", found.stdout):
+        lines.setdefault(name, set()).add(int(line))
+    assert "right" not in lines, found.stdout
+    for number, (right, wrong) in enumerate(listed):
+        place = RIGHT[: RIGHT.index(right)].count("\n") + 1
+        assert lines.get(f"wrong_{number}") == {place}, (wrong, found.stdout)
