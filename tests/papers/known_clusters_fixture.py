@@ -192,9 +192,9 @@ class Users:
         everyone, self.precision = np.arange(len(members)), Precision.of(experiment.payload)
         numbers = {"numbers": members.number_of, "clusters": members.cluster_of}
         self.local = Local(experiment.seed, members.names, everyone, len(members), self.precision, data, problem, **numbers)
-        client = client_half(experiment.method.name)
-        assert client is not None
-        self.client = client
+        found = client_half(experiment.method.name)
+        assert found is not None
+        _, self.client = found
         self.state: Any = None
         self.n_clusters = n_clusters  # of the run
 

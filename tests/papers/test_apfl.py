@@ -9,7 +9,8 @@ import pytest
 
 from coterie.errors import ConfigError
 from coterie.families.partial import ALL_TUNED
-from coterie_client.learning import ALPHA, Rows
+from coterie_client.learning import Rows
+from coterie_client.methods.apfl import ALPHA
 from tests.local_updates import PLAIN, Users, a_model, assert_close, combined, gradient, hand
 from tests.networks import WIDTH
 

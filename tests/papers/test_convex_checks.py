@@ -5,24 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
 from coterie.arrays import Array
 from coterie.draws.streams import normal, stream
-from coterie.experiment.model import convex_tensors
-from coterie.families.partial import ALL_TUNED, AS_IS, Coins
-from coterie.methods.l2gd import Config as L2gdConfig
+from coterie.families.partial import ALL_TUNED, AS_IS
+from coterie.methods.l2gd import Coins
+from coterie.wire.codec import Precision
 from coterie_client.data import load_users
 from coterie_client.learning import Draw, Phase, Rows
 from coterie_client.problems import ConvexProblem, build_problem
 from coterie_client.problems.descent import ConvexLearner
 from coterie_deploy.engines.launch import Launch, launch
-from coterie_server.interface.half import Outcome, Setting
-from coterie_server.methods.l2gd import set_up
+from coterie_server.interface.half import Members, Outcome, Setting
+from coterie_server.methods.l2gd import coins
 from tests.convex import BATCH, FULL, N_FEATURES, SEED, STAGE, ConvexUsers, a_model, convex_experiment, write_rows
 
 LR = 0.05
@@ -99,13 +98,10 @@ def l2gd_distances(lr: float, p: float, penalty: float, rounds: int) -> Array:
     for i, hessian in enumerate(users.problem.hessian(zero)):
         system[i * D : (i + 1) * D, i * D : (i + 1) * D] += hessian
     best = np.linalg.solve(system, -users.problem.gradient(zero).reshape(-1)).reshape(3, D)
-    setting = SimpleNamespace(
-        seed=3, stage=STAGE, tensors=convex_tensors(D), facts=SimpleNamespace(n_rows=np.full(3, 9), n_test=np.zeros(3, np.int64))
-    )
-    half = set_up(L2gdConfig(**method), cast(Setting, setting))
+    setting = Setting(3, STAGE, Members((), ()), Precision.of("float64"))
     mean, found = np.zeros(D), []
     for number in range(1, rounds + 1):
-        x, _ = users.round(number, mean, EVERYONE, Coins(half.coins(number), users=np.array(EVERYONE)))
+        x, _ = users.round(number, mean, EVERYONE, Coins(coins(p, setting, number), users=np.array(EVERYONE)))
         mean = x.mean(axis=0)
         found.append(float(np.square(x - best).sum()))
     return np.array(found)

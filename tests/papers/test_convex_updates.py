@@ -12,8 +12,12 @@ import torch
 from coterie.arrays import Array, Indices
 from coterie.draws.streams import normal, stream
 from coterie.experiment.problem import ProblemConfig
-from coterie.families.partial import ALL_TUNED, HEAD_TUNED, AskStart, Chosen, Coins, Start, Updated, Variate, VariateMove
-from coterie_client.learning import ALPHA, Draw, Epoch, Phase, Rows
+from coterie.families.partial import ALL_TUNED, HEAD_TUNED, AskStart, Start, Updated
+from coterie.methods.ifca import Chosen
+from coterie.methods.l2gd import Coins
+from coterie.methods.scaffold import Variate, VariateMove
+from coterie_client.learning import Draw, Epoch, Phase, Rows
+from coterie_client.methods.apfl import ALPHA
 from coterie_client.methods.l2gd import LEFT
 from coterie_client.problems import build_problem
 from coterie_client.problems.descent import Adam, ConvexLearner, ConvexSlope, Sgd

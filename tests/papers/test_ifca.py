@@ -13,18 +13,19 @@ import torch
 
 from coterie.errors import ProtocolError
 from coterie.experiment.model import TensorInfo, named_tensors, stacked
-from coterie.families.partial import ALL_TUNED, AS_IS, AskScores, AskStart, Chosen, Delivery, Scores, Shared, Start, Trial, Updated
-from coterie.methods.ifca import Config
+from coterie.families.partial import ALL_TUNED, AS_IS, AskScores, AskStart, Delivery, Scores, Shared, Start, Trial, Updated
+from coterie.methods.ifca import Chosen, Config
 from coterie.wire.codec import Precision
 from coterie_client.families.partial import CLIENT
 from coterie_client.interface.half import Inbox
-from coterie_client.interface.local_update import CHOICE
 from coterie_client.learning import Rows
+from coterie_client.methods.ifca import CHOICE
 from coterie_deploy.engines.launch import Launch, launch
 from coterie_deploy.read.user_models import finished_run, models_of
 from coterie_server.families.partial import PartialSharing, State
 from coterie_server.interface.half import Members, Replies, Setting
-from coterie_server.methods.ifca import Ifca
+from coterie_server.methods import ifca as server
+from coterie_server.methods.ifca import CHOICES
 from tests.local_updates import PLAIN, STAGE, Tensors, Users, a_model, assert_close, combined, gradient, hand, loss_by_hand
 from tests.networks import WIDTH, network_experiment, write_users
 from tests.simulation import Faults, World
@@ -111,12 +112,15 @@ def test_the_models_start_from_different_seeds() -> None:
         assert len({array.tobytes() for array in starts[0][name]}) == 3
 
 
-def half(n_models: int = 3) -> Ifca:
+def half(n_models: int = 3) -> PartialSharing:
     tensors = (TensorInfo("w", (2,), False, "representation"), TensorInfo("n", (), True, "representation"))
     rows, none = np.array([10, 20, 30, 40]), np.zeros(4, np.int64)
     config, setting = Config(clusters=n_models), SETTING
-    one = PartialSharing(config, setting, tensors, rows, none, are_personal=True)
-    return Ifca(config, setting, stacked(tensors, n_models), rows, none, are_personal=True, one=one)
+    return PartialSharing(config, setting, stacked(tensors, n_models), rows, none, are_personal=True, own=server.OWN, one=tensors)
+
+
+def choosing(weights: Any, counts: Any, choices: Any) -> State:
+    return State(weights, counts, beside={CHOICES: choices})
 
 
 def replied(users: Sequence[int], models: Sequence[int]) -> Replies:
@@ -127,29 +131,29 @@ def replied(users: Sequence[int], models: Sequence[int]) -> Replies:
 
 def test_the_server_averages_by_choice() -> None:
     """ "theta_j^{t+1} = sum over M_t of s_ij theta~_i / sum over M_t of s_ij", here by rows; a model that nobody has chosen stays."""
-    before = State(np.array([5, 5, 6, 6, 7, 7], np.float32), np.array([1, 2, 3]), choices=np.zeros(4, np.int64))
-    after = half().taken(before, replied([0, 1, 3], [2, 0, 2]), np.array([0, 1, 3]))
+    before = choosing(np.array([5, 5, 6, 6, 7, 7], np.float32), np.array([1, 2, 3]), np.zeros(4, np.int64))
+    after = server.taken(half(), before, replied([0, 1, 3], [2, 0, 2]), np.array([0, 1, 3]))
     mean = (10 * 0 + 40 * 3) / 50
     np.testing.assert_allclose(after.weights, [1, 1, 6, 6, mean, mean], rtol=1e-6)
     assert after.counts.tolist() == [10, 2, round(10 * mean)]
-    assert after.choices.tolist() == [2, 0, 0, 2]
-    assert half().labels_of(after).tolist() == [0, 1, 1, 0]
+    assert after.beside[CHOICES].tolist() == [2, 0, 0, 2]
+    assert server.labels_of(after).tolist() == [0, 1, 1, 0]
     assert before.weights.tolist() == [5, 5, 6, 6, 7, 7]
 
 
 @pytest.mark.parametrize("model", [-1, 3])
 def test_a_choice_that_there_is_not_is_refused(model: int) -> None:
-    before = State(np.zeros(6, np.float32), np.zeros(3, np.int64), choices=np.zeros(4, np.int64))
-    with pytest.raises(ProtocolError, match=rf"partial.Chosen came with models \[0, {model}\], wanted numbers from 0 to 2"):
-        half().taken(before, replied([0, 1], [0, model]), np.array([0, 1]))
+    before = choosing(np.zeros(6, np.float32), np.zeros(3, np.int64), np.zeros(4, np.int64))
+    with pytest.raises(ProtocolError, match=rf"ifca.Chosen came with models \[0, {model}\], wanted numbers from 0 to 2"):
+        server.taken(half(), before, replied([0, 1], [0, model]), np.array([0, 1]))
 
 
 def test_a_choice_of_somebody_who_was_not_asked_is_refused() -> None:
     replies = Replies(
         {Chosen: Chosen(np.array([0, 1]), users=np.array([0, 2]))}, None, {Updated: replied([0, 1], [0, 0]).one_by_one(Updated)}
     )
-    with pytest.raises(ProtocolError, match=r"partial\.Chosen came for members \[0, 2\]"):
-        half().taken(State(np.zeros(6, np.float32), np.zeros(3, np.int64)), replies, np.array([0, 1]))
+    with pytest.raises(ProtocolError, match=r"ifca\.Chosen came for members \[0, 2\]"):
+        server.taken(half(), State(np.zeros(6, np.float32), np.zeros(3, np.int64)), replies, np.array([0, 1]))
 
 
 def test_one_model_is_fedavg_to_the_bit() -> None:
@@ -161,18 +165,18 @@ def test_one_model_is_fedavg_to_the_bit() -> None:
         np.testing.assert_array_equal(said[0], returned)
         np.testing.assert_array_equal(said[1], losses)
         np.testing.assert_array_equal(ifca.judged(number, sent).loss, fedavg.judged(number, sent).loss)
-    before = State(np.array([5, 6], np.float32), np.array([1]), choices=np.zeros(4, np.int64))
-    method, users = half(1), np.array([0, 1, 3])
-    after, wanted = (each.taken(before, replied(users.tolist(), [0, 0, 0]), users) for each in (method, method.one))
+    before = choosing(np.array([5, 6], np.float32), np.array([1]), np.zeros(4, np.int64))
+    users, replies = np.array([0, 1, 3]), replied([0, 1, 3], [0, 0, 0])
+    after, wanted = server.taken(half(1), before, replies, users), half(1).averaged(before, replies, users)
     np.testing.assert_array_equal(after.weights, wanted.weights)
     np.testing.assert_array_equal(after.counts, wanted.counts)
 
 
 def test_whoever_is_away_at_the_end_stays_in_its_cluster() -> None:
-    state = State(np.zeros(6, np.float32), np.zeros(3, np.int64), choices=np.array([2, 1, 0, 1]))
+    state = choosing(np.zeros(6, np.float32), np.zeros(3, np.int64), np.array([2, 1, 0, 1]))
     replies = Replies({Chosen: Chosen(np.array([1, 0]), users=np.array([0, 2]))}, np.array([0, 2]))
-    assert half().clusters(state, replies).tolist() == [0, 0, 1, 0]
-    assert half().clusters(state, Replies({}, np.array([], np.int64))).tolist() == [0, 1, 2, 1]
+    assert server.clusters(half(), state, replies).tolist() == [0, 0, 1, 0]
+    assert server.clusters(half(), state, Replies({}, np.array([], np.int64))).tolist() == [0, 1, 2, 1]
 
 
 def test_batch_norms_statistics_are_those_of_each_model_whoever_dies(tmp_path: Path) -> None:

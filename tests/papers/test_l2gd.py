@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from coterie.errors import ConfigError
-from coterie.experiment.model import TensorInfo
-from coterie.families.partial import Coins, Shared, TrainingLoss, Updated
-from coterie.methods.l2gd import Config
+from coterie.families.partial import Shared, TrainingLoss, Updated
+from coterie.methods.l2gd import Coins
+from coterie.wire.codec import Precision
 from coterie_client.families.partial import CLIENT
 from coterie_client.interface.half import Inbox
 from coterie_client.learning import Rows
 from coterie_client.methods.l2gd import LEFT, aggregated
-from coterie_server.interface.half import Setting
-from coterie_server.methods.l2gd import set_up
+from coterie_server.interface.half import Members, Setting
+from coterie_server.methods.l2gd import coins
 from coterie_server.record import summary
 from coterie_server.record.rundb import open_run
 from tests.local_updates import BATCH, STAGE, Hand, Tensors, Users, a_model, assert_close, combined, gradient, hand
@@ -57,17 +56,17 @@ def test_rounds_are_the_coins_of_algorithm_1() -> None:
     """ "if xi = 0: all devices perform a local step"; "else: master ... x_i^{k+1} = (1 - alpha lambda / (np)) x_i^k + ... xbar^k"."""
     users = Users(METHOD)
     x, to_come = {i: hand(users.network.initial()) for i in range(3)}, dict.fromkeys(range(3), 1)
-    for number, coins, asked in ((1, (3, 2), (0, 1)), (2, (4, 1), (0, 2)), (3, (1, 3), (0, 1, 2))):
+    for number, thrown, asked in ((1, (3, 2), (0, 1)), (2, (4, 1), (0, 2)), (3, (1, 3), (0, 1, 2))):
         mean = a_model(users, seed=number)
-        returned, _ = a_round(users, number, mean, coins, asked)
+        returned, _ = a_round(users, number, mean, thrown, asked)
         for row, position in enumerate(asked):
             x[position] = towards(x[position], mean, to_come[position])
-            batches = list(users.batches(position, number))[: coins[0]]
-            assert len(batches) == coins[0]
+            batches = list(users.batches(position, number))[: thrown[0]]
+            assert len(batches) == thrown[0]
             for batch in batches:
                 x[position] = combined(lambda w, g: w - LR * g, x[position], gradient(x[position], batch))
             assert_close(users.named(returned[row]), x[position])
-            to_come[position] = coins[1]
+            to_come[position] = thrown[1]
     for position in range(3):
         assert_close({name: array for name, array in users.kept(position).items() if name != LEFT}, x[position])
 
@@ -106,10 +105,8 @@ def test_whole_aggregations_are_federated_averaging_to_the_bit() -> None:
 
 def test_the_coins_of_a_round_are_as_long_as_those_that_are_thrown() -> None:
     """ "xi = 1 with probability p and 0 with probability 1 - p": P(k zeros) = (1 - p)^(k-1) p, and of ones with p for 1 - p."""
-    sizes = SimpleNamespace(n_rows=np.full(3, 10), n_test=np.zeros(3, np.int64))
-    setting = SimpleNamespace(seed=3, stage=STAGE, tensors=(TensorInfo("w", (2,), False, "head"),), facts=sizes)
-    method = set_up(Config(p=0.3), cast(Setting, setting))
-    lengths = np.array([method.coins(number) for number in range(1, 4001)])
+    setting = Setting(3, STAGE, Members((), ()), Precision.of("float64"))
+    lengths = np.array([coins(0.3, setting, number) for number in range(1, 4001)])
     for found, end in zip(lengths.T, (0.3, 0.7), strict=True):
         for length in (1, 2, 3):
             share = (1 - end) ** (length - 1) * end

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.experiment.model import TensorInfo
-from coterie.families.partial import Shared, Updated, Variate, VariateMove
-from coterie.methods.scaffold import Config
+from coterie.families.partial import Shared, Updated
+from coterie.methods.scaffold import Config, Variate, VariateMove
 from coterie.record.snapshot import SnapshotFile
 from coterie.wire.codec import Precision
 from coterie_client.families.partial import CLIENT
 from coterie_client.interface.half import Inbox
-from coterie_server.families.partial import State
+from coterie_server.families.partial import PartialSharing, State
 from coterie_server.interface.half import Members, Replies, Setting
-from coterie_server.methods.scaffold import Scaffold
+from coterie_server.methods.scaffold import OWN, C, taken
 from tests.local_updates import PLAIN, STAGE, Tensors, Users, a_model, assert_close, combined, gradient, hand
 from tests.networks import WIDTH, network_experiment, write_users
 from tests.simulation import CoordinatorKilledError, Faults, World
@@ -110,24 +110,25 @@ def test_the_server_takes_the_mean_of_the_moves(server_lr: float) -> None:
     """ "(Delta x, Delta c) <- 1/|S| sum_i (Delta y_i, Delta c_i)"; "x <- x + eta_g Delta x and c <- c + |S|/N Delta c"."""
     tensors = (TensorInfo("w", (2,), False, "representation"),)
     config = Config(optimizer=SGD, server_lr=server_lr)
-    method = Scaffold(config, SETTING, tensors, np.array([10, 20, 30, 40]), np.zeros(4, np.int64), are_personal=False, beta=server_lr)
+    rows, none = np.array([10, 20, 30, 40]), np.zeros(4, np.int64)
+    method = PartialSharing(config, SETTING, tensors, rows, none, are_personal=False, beta=server_lr, own=OWN)
     x, c = np.array([1.0, 2.0]), np.array([0.5, -0.5])
     y, moves = np.array([[3.0, 4.0], [0.0, 8.0]]), np.array([[0.1, 0.2], [0.3, -0.6]])
     users = np.array([1, 3])
     updates = [Updated(y[i : i + 1].astype(np.float32), np.zeros((1, 0), np.int64), users=users[i : i + 1]) for i in range(2)]
     variates = [VariateMove(moves[i : i + 1].astype(np.float32), users=users[i : i + 1]) for i in range(2)]
-    before = State(x.astype(np.float32), np.zeros(0, np.int64), variate=c.astype(np.float32))
-    after = method.taken(before, Replies({}, None, {Updated: updates, VariateMove: variates}), users)
+    before = State(x.astype(np.float32), np.zeros(0, np.int64), beside={C: c.astype(np.float32)})
+    after = taken(method, before, Replies({}, None, {Updated: updates, VariateMove: variates}), users)
     np.testing.assert_allclose(after.weights, x + server_lr * (y - x).mean(axis=0), rtol=1e-6)
-    np.testing.assert_allclose(after.variate, c + 2 / 4 * moves.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(after.beside[C], c + 2 / 4 * moves.mean(axis=0), rtol=1e-6)
     wrong = [VariateMove(np.zeros((1, 3), np.float32), users=users[i : i + 1]) for i in range(2)]
     with pytest.raises(ProtocolError, match=r"came with shape \(1, 3\), wanted \(1, 2\)"):
-        method.taken(before, Replies({}, None, {Updated: updates, VariateMove: wrong}), users)
+        taken(method, before, Replies({}, None, {Updated: updates, VariateMove: wrong}), users)
 
 
 def test_users_who_moved_their_variates_are_those_who_answered() -> None:
     """A control variate of somebody else, or none, is refused."""
-    method = Scaffold(
+    method = PartialSharing(
         Config(optimizer=SGD),
         SETTING,
         (TensorInfo("w", (1,), False, "representation"),),
@@ -135,13 +136,13 @@ def test_users_who_moved_their_variates_are_those_who_answered() -> None:
         np.zeros(4, np.int64),
         are_personal=False,
     )
-    before = State(np.zeros(1, np.float32), np.zeros(0, np.int64), variate=np.zeros(1, np.float32))
+    before = State(np.zeros(1, np.float32), np.zeros(0, np.int64), beside={C: np.zeros(1, np.float32)})
     users = np.array([1, 3])
     updates = [Updated(np.ones((1, 1), np.float32), np.zeros((1, 0), np.int64), users=users[i : i + 1]) for i in range(2)]
     moved = [VariateMove(np.ones((1, 1), np.float32), users=np.array([user])) for user in (1, 2)]
     for variates in (moved, moved[:1]):
         with pytest.raises(ProtocolError, match=r"VariateMove came for members \[1.*\], wanted it once for each of \[1, 3\]"):
-            method.taken(before, Replies({}, None, {Updated: updates, VariateMove: variates}), users)
+            taken(method, before, Replies({}, None, {Updated: updates, VariateMove: variates}), users)
 
 
 def after_one_round(folder: Path, server_lr: float, **extra: Any) -> Mapping[str, NDArray[Any]]:
@@ -183,8 +184,8 @@ def test_the_servers_variate_is_the_mean_of_the_users(tmp_path: Path) -> None:
         kept = host.states["partial"].kept
         own.append(np.concatenate([kept[tensor.name].reshape(len(host.users), -1) for tensor in host.network.tensors], axis=1))
     assert point.round == 5
-    assert np.abs(point.state.variate).max() > 1e-3
-    np.testing.assert_allclose(point.state.variate, np.concatenate(own).mean(axis=0), atol=1e-6)
+    assert np.abs(point.state.beside[C]).max() > 1e-3
+    np.testing.assert_allclose(point.state.beside[C], np.concatenate(own).mean(axis=0), atol=1e-6)
 
 
 def test_other_steps_than_plain_sgd_are_refused(tmp_path: Path) -> None:

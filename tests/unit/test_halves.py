@@ -24,9 +24,7 @@ from coterie.experiment.settings import Settings
 from coterie.families.partial import LocalTraining, Training
 from coterie.wire.messages import Message
 from coterie_client.interface.half import ClientHalf, Inbox, Local
-from coterie_client.interface.local_update import Fit, LocalUpdate, Moved, own_model
-from coterie_client.interface.local_update import Settings as Settings_
-from coterie_client.learning import Phase, Tensors
+from coterie_client.interface.local_update import Context, LocalUpdate, Moved, own_model
 from coterie_server.families import partial
 from coterie_server.interface.half import Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
 
@@ -39,8 +37,13 @@ def step(state: int, inbox: Inbox, local: Local) -> tuple[int, Sequence[Message]
     return state, []
 
 
-def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Settings_, fit: Fit) -> Moved:
-    return Moved(model, kept, 0.0)
+def update(context: Context) -> Moved:
+    fitted = context.fit(context.model, context.phases)
+    return Moved(fitted.tensors, context.kept, fitted.loss)
+
+
+def asked(half: partial.PartialSharing, state: partial.State, chosen: Indices, number: int) -> Sequence[Message]:
+    return []
 
 
 class Stage:
@@ -77,6 +80,7 @@ SERVER = ServerHalf(build=build, needs_everyone="its sums are of all users")
 OF_FAMILY = replace(partial.SERVER, build=build)
 CLIENT = ClientHalf(init=first, step=step, keeps_models=True)
 OPTIONAL = ClientHalf(init=first, step=step, allows=lambda options, experiment, n: True)
+OWN = partial.Own(asked=asked)
 UPDATE = LocalUpdate(update, start=own_model)
 """
 # What is right, and what is written instead: each is one mistake of one line.
@@ -97,6 +101,8 @@ MISSPELT = {
     ],
     "a hook of a client half": [("keeps_models=", "keep_models="), ("allows=", "allow=")],
     "a hook of a local update": [("start=", "starts=")],
+    "what a local update knows": [("context.kept", "context.keeps")],
+    "a hook of the family of local updates": [("Own(asked=", "Own(ask=")],
     "a function that a hook is given": [("=own_model", "=own_models"), ("=stage.labels", "=stage.lables")],
 }
 

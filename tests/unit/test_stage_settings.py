@@ -24,9 +24,9 @@ def experiment(method: dict[str, Any], **more: Any) -> Experiment:
 
 
 def allows(room: str, options: dict[str, Any], served: Experiment, n_members: int = 2) -> bool:
-    half = client_half(room)
-    assert half is not None
-    return half.allows(json.loads(json.dumps(options)), served, n_members)
+    found = client_half(room)
+    assert found is not None
+    return found[1].allows(json.loads(json.dumps(options)), served, n_members)
 
 
 @pytest.mark.parametrize("changes", [{"sharing": "all"}, {"delivers": "all"}, {"n_models": 2}, {"update": "ditto"}, {"phases": []}])

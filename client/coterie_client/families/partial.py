@@ -25,8 +25,6 @@ from coterie.families.partial import (
     AS_IS,
     AskScores,
     AskStart,
-    Chosen,
-    Coins,
     Delivery,
     Scores,
     Shared,
@@ -37,15 +35,15 @@ from coterie.families.partial import (
     TrainingLoss,
     Trial,
     Updated,
-    Variate,
-    VariateMove,
 )
 from coterie.registry import is_method
 from coterie.text.quoting import quoted
-from coterie.wire.messages import Message
+from coterie.wire.codec import select
+from coterie.wire.messages import Message, Rows
 from coterie_client.interface.half import ClientHalf, Inbox, Local
-from coterie_client.interface.local_update import CHOICE, PHASES, LocalUpdate, local_update
-from coterie_client.learning import Draw, Fitted, Learner, Phase, Rows, Tensors
+from coterie_client.interface.local_update import PHASES, Context, LocalUpdate, Received, local_update
+from coterie_client.learning import Draw, Fitted, Learner, Phase, Tensors
+from coterie_client.learning import Rows as UserRows
 from coterie_client.problems.descent import ConvexLearner
 
 
@@ -78,27 +76,26 @@ def init(options: Mapping[str, Any], local: Local, previous: State | None) -> St
 
 @np.errstate(over="ignore", invalid="ignore")  # what has run away is told after training, or by the parent that is sent it
 def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
-    split = _Split(local, state.options)
+    split, update = _Split(local, state.options), _update(state.options)
+    _check_declared(inbox, update)
     replies: list[Message] = []
     if (asked := inbox.get(AskStart)) is not None:
         weights, counts = split.flat(split.initial(_learner(local)), split.shared)
         users = _listed(asked.users, local)
         replies.append(Start(np.tile(weights, (users.size, 1)), np.tile(counts, (users.size, 1)), users=users))
     if (sent := inbox.get(Shared)) is not None:
-        state, trained = _train(state, sent, inbox, local, split)
+        state, trained = _train(state, sent, inbox, local, split, update)
         replies += trained
     if (kept := inbox.get(Delivery)) is not None:
         state = _kept(state, kept, local, split)
-        if state.options.get("adaptation"):
-            state = _adapted(state, inbox, local, split)
-        if _update(state.options).choose is not None:
-            state = _chosen(state, kept.weights, kept.counts, inbox, local, split)
-            replies.append(Chosen(state.kept[CHOICE]))
+        if update.received is not None:
+            state, told = _received(state, inbox, local, split, update)
+            replies += told
     if TrainHead in inbox:
         state, losses = _train_heads(state, inbox, local, split)
         replies.append(TrainingLoss(losses))
     if AskScores in inbox:
-        replies.append(_scores(state, inbox, local, split))
+        replies.append(_scores(state, inbox, local, split, update))
     return state, replies
 
 
@@ -139,6 +136,12 @@ class _Split:
         """Numbers like the shared float tensors, by the names of these."""
         return named_tensors(weights.astype(self._dtype, copy=False), np.zeros(0, np.int64), self.float_shared)
 
+    def packed(self, tensors: Tensors) -> Single:
+        """(1, shared) numbers like the shared float tensors, 0 for those that are not given."""
+        n_weights = sum(tensor.size for tensor in self.float_shared)
+        weights, _ = self.flat({**self.floats(np.zeros(n_weights)), **tensors}, self.float_shared)
+        return weights.astype(self._dtype, copy=False)[None]
+
     def parameters(self, weights: Single) -> dict[str, NDArray[Any]]:
         """Those of them that gradients move."""
         named = self.floats(weights)
@@ -163,64 +166,96 @@ def _kept(state: State, kept: Delivery, local: Local, split: _Split) -> State:
     return replace(state, private=private, private_counts=private_counts, delivered=weights, delivered_counts=counts)
 
 
-def _adapted(state: State, inbox: Inbox, local: Local, split: _Split) -> State:
-    """Users keep what they make of the delivered tensors: it is their model."""
-    weights, counts = _delivered(state)
-    models = [_adaptation(state, inbox, local, position, split.model(state, position, weights, counts)) for position in range(local.n_own)]
-    return replace(state, kept={name: np.stack([model[name] for model in models]) for name in models[0]})
+def _check_declared(inbox: Inbox, update: LocalUpdate) -> None:
+    """ProtocolError for a message of a method that its local update does not declare."""
+    for kind in inbox.messages:
+        if kind.method != Shared.method and kind not in update.down:
+            raise ProtocolError(f"the parent sends {kind.kind}, which the method's local update does not declare")
 
 
-def _adaptation(state: State, inbox: Inbox, local: Local, position: int, model: Tensors) -> Tensors:
-    phases = [Phase(**phase) for phase in state.options.get("adaptation", [])]
-    return _fit(inbox, local, position, model, phases, "adaptation").tensors if phases else model
+def _context(state: State, model: Tensors, position: int, inbox: Inbox, local: Local, split: _Split, update: LocalUpdate) -> Context:
+    return Context(
+        model=model,
+        kept=_of_user(state.kept, position),
+        shared={tensor.name for tensor in split.shared},
+        phases=[Phase(**phase) for phase in state.options["phases"]],
+        settings=state.options.get("settings", {}),
+        fit=partial(_fit, inbox, local, position),
+        named=split.parameters,
+        packed=split.packed,
+        messages={kind: _row_of(inbox[kind], position) for kind in update.down if kind in inbox},
+    )
 
 
-def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split) -> tuple[State, list[Message]]:
+def _row_of(message: Rows, position: int) -> Rows:
+    """Of a message to several users what is for one. ProtocolError where nothing is."""
+    row = np.full(1, position) if message.users is None else np.flatnonzero(message.users == position)
+    if not row.size:
+        raise ProtocolError(f"the parent sends {message.kind} to other users than the shared tensors")
+    return select(message, row, None)  # type: ignore[return-value]
+
+
+class _Beside:
+    """The methods' own messages of several users, put together into one of each kind."""
+
+    def __init__(self, kinds: Sequence[type[Rows]], users: Indices) -> None:
+        self._kinds, self._users = kinds, users
+        self._fields: dict[type[Rows], dict[str, NDArray[Any]]] = {}
+
+    def put(self, row: int, messages: Sequence[Rows]) -> None:
+        """Those of one user. TypeError unless they are what the local update declares."""
+        if [type(message) for message in messages] != list(self._kinds):
+            found, wanted = (", ".join(kind.__name__ for kind in listed) or "none" for listed in (map(type, messages), self._kinds))
+            raise TypeError(f"a local update returns the messages {found}, but declares {wanted}")
+        for message in messages:
+            fields = self._fields.setdefault(type(message), {})
+            for name, _ in message.specs:
+                array = getattr(message, name)
+                if name not in fields:
+                    fields[name] = np.empty((self._users.size, *array.shape[1:]), array.dtype)
+                fields[name][row] = array[0]
+
+    def together(self) -> list[Message]:
+        """One message of each kind."""
+        return [kind(**fields, users=self._users) for kind, fields in self._fields.items()]
+
+
+def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split, update: LocalUpdate) -> tuple[State, list[Message]]:
     """A local update of each user drawn, one after another."""
     users = _listed(sent.users, local)
     private, private_counts = state.private.copy(), state.private_counts.copy()
     kept = {name: rows.copy() for name, rows in state.kept.items()}
     n_weights, n_counts = (sum(tensor.size for tensor in split.returned if tensor.is_integer == kind) for kind in (False, True))
     weights, counts = np.empty((users.size, n_weights), local.precision.model), np.empty((users.size, n_counts), np.int64)
-    losses = np.empty(users.size)
-    phases = [Phase(**phase) for phase in state.options["phases"]]
-    update, settings = _update(state.options).update, state.options.get("settings", {})
-    beside = inbox.get(Variate)
-    if beside is not None:
-        settings = {**settings, "variate": split.parameters(beside.weights)}
-    if (coins := inbox.get(Coins)) is not None:
-        settings = {**settings, "coins": coins.lengths.tolist()}
-    moves = np.empty((users.size, n_weights if beside is not None else 0), weights.dtype)
+    losses, beside = np.empty(users.size), _Beside(update.up, users)
     for row, position in enumerate(users.tolist()):
-        model, fit = split.model(state, position, sent.weights, sent.counts), partial(_fit, inbox, local, position)
-        moved = update(model, _of_user(state.kept, position), phases, settings, fit)
+        model = split.model(state, position, sent.weights, sent.counts)
+        moved = update.update(_context(state, model, position, inbox, local, split, update))
         losses[row] = moved.loss
         weights[row], counts[row] = split.flat(moved.tensors, split.returned)
         private[position], private_counts[position] = split.flat(moved.tensors, split.private)
-        if beside is not None:
-            moves[row], _ = split.flat({**split.floats(np.zeros(n_weights)), **moved.variate}, split.float_shared)
+        beside.put(row, moved.messages)
         for name, rows in kept.items():
             rows[position] = moved.kept[name]
     state = replace(state, private=private, private_counts=private_counts, kept=kept)
     updated: list[Message] = [Updated(weights, counts, users=users)] if split.shared else []
-    if beside is not None:
-        updated.append(VariateMove(moves, users=users))
-    if CHOICE in kept:
-        updated.append(Chosen(kept[CHOICE][users], users=users))
-    return state, [*updated, TrainingLoss(losses, users=users)]
+    return state, [*updated, *beside.together(), TrainingLoss(losses, users=users)]
 
 
-def _chosen(state: State, weights: Single, counts: Indices, inbox: Inbox, local: Local, split: _Split) -> State:
-    """Of several models each user keeps the number of its own."""
-    choose = _update(state.options).choose
-    if choose is None:
-        return state
-    kept = {name: rows.copy() for name, rows in state.kept.items()}
-    for position in range(local.n_own):
-        fit, own = partial(_fit, inbox, local, position), _of_user(state.kept, position)
-        for name, array in choose(split.model(state, position, weights, counts), own, fit).items():
-            kept[name][position] = array
-    return replace(state, kept=kept)
+def _received(state: State, inbox: Inbox, local: Local, split: _Split, update: LocalUpdate) -> tuple[State, list[Message]]:
+    """What users make of the tensors that were delivered to them, and keep."""
+    everyone, (weights, counts) = np.arange(local.n_own), _delivered(state)
+    listed, beside = [], _Beside(update.told, everyone)
+    for position in everyone.tolist():
+        model = split.model(state, position, weights, counts)
+        received = _on_receipt(_context(state, model, position, inbox, local, split, update), update)
+        listed.append(received.kept)
+        beside.put(position, received.messages)
+    return replace(state, kept={name: np.stack([kept[name] for kept in listed]) for name in listed[0]}), beside.together()
+
+
+def _on_receipt(context: Context, update: LocalUpdate) -> Received:
+    return Received(context.kept) if update.received is None else update.received(context)
 
 
 def _train_heads(state: State, inbox: Inbox, local: Local, split: _Split) -> tuple[State, NDArray[np.float64]]:
@@ -236,27 +271,28 @@ def _train_heads(state: State, inbox: Inbox, local: Local, split: _Split) -> tup
     return replace(state, private=private, private_counts=private_counts), losses
 
 
-def _scores(state: State, inbox: Inbox, local: Local, split: _Split) -> Scores:
-    """Every user judges its model, as it is or fine-tuned; what comes of fine-tuning, and of a trial's adaptation, is forgotten."""
+def _scores(state: State, inbox: Inbox, local: Local, split: _Split, update: LocalUpdate) -> Scores:
+    """Every user judges its model, as it is or fine-tuned; what comes of fine-tuning, and of a trial, is forgotten."""
     sent = inbox.get(Trial)
     weights, counts = (sent.weights, sent.counts) if sent is not None else _delivered(state)
-    if sent is not None:
-        state = _chosen(state, weights, counts, inbox, local, split)
     modes = inbox[AskScores].modes
+    parameters = _parameters(_learner(local).tensors)
     loss, metric = np.full((local.n_own, modes.size), np.nan), np.full((local.n_own, modes.size), np.nan)
     for position, user in enumerate(local.users):
         if not len(user.test_features):
             continue
         fit = partial(_fit, inbox, local, position)
-        model = personal_model(state, position, split.model(state, position, weights, counts), _learner(local).tensors)
+        model: Tensors = split.model(state, position, weights, counts)
+        kept = _of_user(state.kept, position)
         if sent is not None:
-            model = _adaptation(state, inbox, local, position, model)
+            kept = _on_receipt(_context(state, model, position, inbox, local, split, update), update).kept
+        model = update.judged(model, kept, parameters)
         for place, mode in enumerate(modes.tolist()):
             tensors = model
             if mode != AS_IS:
                 phase = Phase(**state.options["fine_tuning"][str(mode)])
                 tensors = fit(model, [phase], "fine-tuning").tensors
-            held_out = Rows(user.test_features, user.test_target, user.name)
+            held_out = UserRows(user.test_features, user.test_target, user.name)
             loss[position, place], metric[position, place] = _learner(local).judge(tensors, held_out)
             if np.isnan(metric[position, place]):
                 raise RunError(
@@ -267,9 +303,13 @@ def _scores(state: State, inbox: Inbox, local: Local, split: _Split) -> Scores:
 
 
 def personal_model(state: State, position: int, model: Tensors, tensors: Sequence[TensorInfo]) -> Tensors:
-    """The model that a user judges by, given `model` of the shared tensors and its private ones; of a trial's before any adaptation."""
-    parameters = {tensor.name for tensor in tensors if not tensor.is_statistic}
-    return _update(state.options).personal(model, _of_user(state.kept, position), parameters)
+    """The model that a user judges by, given `model` of the shared tensors and its private ones."""
+    return _update(state.options).judged(model, _of_user(state.kept, position), _parameters(tensors))
+
+
+def _parameters(tensors: Sequence[TensorInfo]) -> frozenset[str]:
+    """The names of those that gradients move."""
+    return frozenset(tensor.name for tensor in tensors if not tensor.is_statistic)
 
 
 def _update(options: Mapping[str, Any]) -> LocalUpdate:
@@ -289,7 +329,7 @@ def _of_user(kept: Tensors, position: int) -> Tensors:
 def _fit(inbox: Inbox, local: Local, position: int, tensors: Tensors, phases: Sequence[Phase], purpose: str = "training") -> Fitted:
     user = local.users[position]
     draw = Draw(local.seed, user.name, inbox.round, f"{purpose} of {inbox.stage}")
-    return _learner(local).fit(tensors, Rows(user.features, user.target, user.name), phases, draw)
+    return _learner(local).fit(tensors, UserRows(user.features, user.target, user.name), phases, draw)
 
 
 def _delivered(state: State) -> tuple[Single, Indices]:

@@ -60,7 +60,7 @@ class Host(Member):
         self._build_local = build_local
         self._local: Local | None = None
         self._stage = ""
-        self._clients: dict[str, ClientHalf[Any]] = {}
+        self._clients: dict[str, tuple[str, ClientHalf[Any]]] = {}
         self._answered = answered
         self._admitted = admitted
         self._ahead: list[Callable[[], None]] = []  # what methods can do before the next task is here
@@ -111,45 +111,47 @@ class Host(Member):
 
     def ending(self, finish: session_pb2.Finish) -> None:
         """What users keep to themselves outlives the run that trained it; other methods have delivered or judged what there is."""
-        if not finish.failed and any(self._client(method).keeps_models for method in self.states):
+        if not finish.failed and any(self._client(room)[1].keeps_models for room in self.states):
             self.save()
 
     def _begin_stage(self, stage_json: str) -> None:
         """Sets up the methods of a new stage. Their earlier states are theirs to build on."""
         self._stage, options_of = _read_stage(stage_json)
-        for method, options in options_of.items():
-            self._check_options(method, options)
-            self.states[method] = self._client(method).init(options, self.local, self.states.get(method))
+        for room, options in options_of.items():
+            self._check_options(room, options)
+            self.states[room] = self._client(room)[1].init(options, self.local, self.states.get(room))
 
-    def _check_options(self, method: str, options: Mapping[str, Any]) -> None:
+    def _check_options(self, room: str, options: Mapping[str, Any]) -> None:
         """ProtocolError for settings that are not those of the experiment: as steps do, they decide what travels."""
-        if self._answered is not None and not self._client(method).allows(options, self.experiment, self.n_members):
-            sentence = f"the parent's settings of {method!r} are not those of the experiment that this host serves"
+        if self._answered is not None and not self._client(room)[1].allows(options, self.experiment, self.n_members):
+            sentence = f"the parent's settings of {room!r} are not those of the experiment that this host serves"
             raise ProtocolError(sentence, Finding("C10"))
 
     def _dispatch(self, messages: Sequence[Message], round_number: int) -> list[Message]:
         """Hands the messages to the halves of their methods, in order, and collects the replies."""
-        by_method: dict[str, dict[type[Message], Message]] = {}
+        by_room: dict[str, dict[type[Message], Message]] = {}
         for message in messages:
             if self._answered is not None and not is_answered(self._answered, message.method, message.step):
                 raise _not_asked(message)
-            by_method.setdefault(message.method, {})[type(message)] = message
+            room, _ = self._client(message.method)
+            by_room.setdefault(room, {})[type(message)] = message
         replies: list[Message] = []
         self._ahead.clear()
-        for method, listed in by_method.items():
-            client = self._client(method)
-            if method not in self.states:
-                self.states[method] = client.init({}, self.local, None)
-            before, inbox = self.states[method], Inbox(self._stage, round_number, listed)
-            self.states[method], answers = client.step(before, inbox, self.local)
-            if client.ahead is not None and (work := client.ahead(self.states[method], inbox, self.local)):
+        for room, listed in by_room.items():
+            _, client = self._client(room)
+            if room not in self.states:
+                self.states[room] = client.init({}, self.local, None)
+            before, inbox = self.states[room], Inbox(self._stage, round_number, listed)
+            self.states[room], answers = client.step(before, inbox, self.local)
+            if client.ahead is not None and (work := client.ahead(self.states[room], inbox, self.local)):
                 self._ahead.append(work)
-            if client.changes_rows and self.states[method] is not before:
+            if client.changes_rows and self.states[room] is not before:
                 self._local = None
             replies.extend(answers)
         return replies
 
-    def _client(self, name: str) -> ClientHalf[Any]:
+    def _client(self, name: str) -> tuple[str, ClientHalf[Any]]:
+        """The half that takes the messages of this name, and its own name."""
         if name not in self._clients:
             found = client_half(name)
             if found is None:

@@ -16,7 +16,7 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.errors import RunError
 from coterie.experiment.config import Experiment
-from coterie.registry import typed_part
+from coterie.registry import is_method, method, typed_part
 from coterie.wire.codec import Precision
 from coterie.wire.messages import Message
 from coterie_client.data import Fresh, UserData
@@ -102,9 +102,13 @@ class ClientHalf(Generic[S]):
     changes_rows: bool = False  # whether a new state changes the rows that all halves see
 
 
-def client_half(name: str) -> ClientHalf[Any] | None:
-    """The one that takes the messages of this name, or None."""
-    return typed_part("coterie_client", name, "CLIENT", ClientHalf)
+def client_half(name: str) -> tuple[str, ClientHalf[Any]] | None:
+    """The half that takes the messages of this name, and its own name: that of a method, or of its family; None where there is none."""
+    family = method(name).room if is_method(name) else ""
+    for room in (name, family):
+        if (found := typed_part("coterie_client", room, "CLIENT", ClientHalf)) is not None:
+            return room, found
+    return None
 
 
 __all__ = ["ClientHalf", "Inbox", "Local", "client_half"]

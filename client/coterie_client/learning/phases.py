@@ -1,59 +1,30 @@
-"""What a local update is to do: phases, and the rules by which methods take gradients elsewhere than at the parameters."""
+"""What a local update is to do: phases of minibatch steps, and where a step takes its gradient."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from numpy.typing import NDArray
 
 from coterie.experiment.model import Part, check_part
 
-ALPHA = "alpha of the mix"  # beside the tensors of a mix's own model
+if TYPE_CHECKING:
+    from coterie_client.learning.steps import Gradient, Slope
 
 
-@dataclass(frozen=True)
-class Adapted:
-    """Of f(w - rate grad f(w)), with independent batches D, D' and D'' for inner step, outer gradient and Hessian: Per-FedAvg.
-
-    "fo": g = grad f(w - rate grad f(w; D); D'). "hf": g - rate H(w) g, the product with the Hessian from gradients on both sides of w,
-    (grad f(w + delta g; D'') - grad f(w - delta g; D'')) / (2 delta).
-    """
-
-    rate: float
-    hessian: Literal["fo", "hf"]
-    delta: float
+class Rule(Protocol):
+    """How a method takes its gradients elsewhere than at the parameters."""
 
     @property
     def n_batches(self) -> int:
-        return 3 if self.hessian == "hf" else 2
+        """How many batches of rows a step takes, each from draws of its own."""
+        ...
 
-
-@dataclass(frozen=True)
-class Envelope:
-    """Of min_theta f(theta) + penalty/2 |theta - w|^2, which is penalty (w - theta): pFedMe. Beside w stands the last theta.
-
-    theta is what `n_steps` gradient steps on one batch make of w.
-    """
-
-    penalty: float
-    rate: float
-    n_steps: int
-    n_batches = 1
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """Of f(w); beside w moves v, by the gradient of f(alpha v + (1 - alpha) w) in v, and alpha by that in alpha if it is adaptive: APFL."""
-
-    own: Mapping[str, NDArray[Any]]  # v, with the running statistics of the mix
-    alpha: float
-    is_adaptive: bool
-    n_batches = 1
-
-
-Rule = Adapted | Envelope | Mixed
+    def on(self, slope: Slope, phase: Phase) -> Gradient:
+        """The rule at work on a slope, for one phase."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coterie_client.interface.local_update import Fit, LocalUpdate, Moved, Settings
-from coterie_client.learning import ALPHA, Mixed, Phase, Tensors
+from coterie_client.interface.local_update import Context, LocalUpdate, Moved, Settings
+from coterie_client.learning import Gradient, Gradients, Numbers, Phase, Slope, Tensors, evaluated
+
+ALPHA = "alpha of the mix"  # beside the tensors of a mix's own model
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """The gradient of f(w); beside w moves v, by the gradient of f(alpha v + (1 - alpha) w) in v, and alpha, if it is adaptive, by that
+    in alpha.
+    """
+
+    own: Tensors  # v, with the running statistics of the mix
+    alpha: float
+    is_adaptive: bool
+    n_batches = 1
+
+    def on(self, slope: Slope, phase: Phase) -> Gradient:
+        return _Mixed(self, slope, phase)
+
+
+class _Mixed:
+    def __init__(self, rule: Mixed, slope: Slope, phase: Phase) -> None:
+        self._slope, self._lr, self._alpha, self._is_adaptive = slope, phase.lr, rule.alpha, rule.is_adaptive
+        own = {name: slope.array(numbers) for name, numbers in rule.own.items()}
+        self._v = [own.pop(name) for name in slope.names]
+        self._rest = own
+        self._optimizer = slope.optimizer(phase, self._v)
+
+    def __call__(self, rows: Numbers, *_: Numbers) -> tuple[Numbers, Gradients]:
+        """The loss is that of the mix, before the step."""
+        slope, alpha = self._slope, self._alpha
+        w = slope.values()
+        with slope.apart(self._rest):  # the mix drops out what w does
+            slope.put([alpha * own + (1 - alpha) * shared for own, shared in zip(self._v, w, strict=True)])
+            value, g = evaluated(slope, rows)
+        slope.put(w)
+        in_alpha = sum(float(((own - shared) * slant).sum()) for own, shared, slant in zip(self._v, w, g, strict=True))
+        self._optimizer.step([alpha * slant for slant in g])
+        if self._is_adaptive:
+            self._alpha = min(max(alpha - self._lr * in_alpha, 0.0), 1.0)
+        return value, slope(rows)[1]
+
+    def beside(self) -> dict[str, Numbers]:
+        return {**dict(zip(self._slope.names, self._v, strict=True)), **self._rest, ALPHA: self._slope.array(np.array(self._alpha))}
 
 
 def start(model: Tensors, settings: Settings) -> Tensors:
@@ -17,18 +59,18 @@ def start(model: Tensors, settings: Settings) -> Tensors:
     return {**model, ALPHA: np.array(settings["alpha"])}
 
 
-def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Settings, fit: Fit) -> Moved:
+def update(context: Context) -> Moved:
     """w_i to return, v_i and alpha_i to keep; the loss is that of the mix."""
-    (phase,) = phases
+    (phase,), kept = context.phases, context.kept
     own = {name: array for name, array in kept.items() if name != ALPHA}
-    fitted = fit(model, [replace(phase, rule=Mixed(own, float(kept[ALPHA]), settings["adaptive"]))])
+    fitted = context.fit(context.model, [replace(phase, rule=Mixed(own, float(kept[ALPHA]), context.settings["adaptive"]))])
     return Moved(fitted.tensors, {**kept, **fitted.beside}, fitted.loss)
 
 
-def personal(model: Tensors, kept: Tensors, parameters: AbstractSet[str]) -> Tensors:
+def judged(model: Tensors, kept: Tensors, parameters: AbstractSet[str]) -> Tensors:
     """alpha_i v_i + (1 - alpha_i) w, with the mix's own running statistics."""
     alpha = float(kept[ALPHA])
     return {name: alpha * kept[name] + (1 - alpha) * w if name in parameters else kept[name] for name, w in model.items()}
 
 
-UPDATE = LocalUpdate(update, start, personal)
+UPDATE = LocalUpdate(update, start, judged)

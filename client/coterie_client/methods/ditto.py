@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from coterie_client.interface.local_update import Fit, LocalUpdate, Moved, Settings, judge_own, own_model, pulled
-from coterie_client.learning import Phase, Tensors
+from coterie_client.interface.local_update import Context, LocalUpdate, Moved, judge_own, own_model, pulled
+from coterie_client.learning import Phase
 
 
-def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Settings, fit: Fit) -> Moved:
+def update(context: Context) -> Moved:
     """w_k to return, v_k to keep; the loss is that of v_k."""
-    returned = fit(model, phases)
-    own = fit(kept, pulled([Phase(**phase) for phase in settings["personal"]], settings["penalty"], model))
+    settings = context.settings
+    returned = context.fit(context.model, context.phases)
+    own = context.fit(context.kept, pulled([Phase(**phase) for phase in settings["personal"]], settings["penalty"], context.model))
     return Moved(returned.tensors, own.tensors, own.loss)
 
 

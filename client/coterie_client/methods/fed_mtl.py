@@ -14,13 +14,12 @@ from coterie.arrays import Array
 from coterie.methods.fed_mtl import Pull, Pulled
 from coterie.wire.messages import Message
 from coterie_client.interface.half import ClientHalf, Inbox, Local
-from coterie_client.interface.local_update import Fit, LocalUpdate, Moved, Settings, judge_own, own_model, pulled
-from coterie_client.learning import Phase, Tensors
+from coterie_client.interface.local_update import Context, LocalUpdate, Moved, judge_own, own_model, pulled
 
 
-def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Settings, fit: Fit) -> Moved:
+def update(context: Context) -> Moved:
     """w_i, both to return and to keep."""
-    fitted = fit(kept, pulled(phases, settings["mu"], model))
+    fitted = context.fit(context.kept, pulled(context.phases, context.settings["mu"], context.model))
     return Moved(fitted.tensors, fitted.tensors, fitted.loss)
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from coterie_client.interface.local_update import Fit, LocalUpdate, Moved, Settings, pulled
-from coterie_client.learning import Phase, Tensors
+from coterie_client.interface.local_update import Context, LocalUpdate, Moved, pulled
 
 
-def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Settings, fit: Fit) -> Moved:
+def update(context: Context) -> Moved:
     """w_k^{t+1}, a minimiser of h_k(w; w^t), approximately."""
-    fitted = fit(model, pulled(phases, settings["mu"], model))
-    return Moved(fitted.tensors, kept, fitted.loss)
+    fitted = context.fit(context.model, pulled(context.phases, context.settings["mu"], context.model))
+    return Moved(fitted.tensors, context.kept, fitted.loss)
 
 
 UPDATE = LocalUpdate(update)

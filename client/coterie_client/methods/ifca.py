@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 import numpy as np
 
-from coterie_client.interface.local_update import CHOICE, Fit, LocalUpdate, Moved, Settings
-from coterie_client.learning import Phase, Tensors
+from coterie.methods.ifca import Chosen
+from coterie_client.interface.local_update import Context, LocalUpdate, Moved, Received, Settings
+from coterie_client.learning import Tensors
+
+CHOICE = "choice"  # j_i
 
 
 def start(_: Tensors, __: Settings) -> Tensors:
@@ -16,23 +18,24 @@ def start(_: Tensors, __: Settings) -> Tensors:
     return {CHOICE: np.array(0)}
 
 
-def update(models: Tensors, _: Tensors, phases: Sequence[Phase], settings: Settings, fit: Fit) -> Moved:  # noqa: ARG001
+def update(context: Context) -> Moved:
     """theta~_i to return."""
-    kept = choose(models, {}, fit)
-    fitted = fit(personal(models, kept, frozenset()), phases)
-    return Moved(fitted.tensors, kept, fitted.loss)
+    kept, told = choose(context)
+    fitted = context.fit(chosen(context.model, kept, frozenset()), context.phases)
+    return Moved(fitted.tensors, kept, fitted.loss, told)
 
 
-def choose(models: Tensors, _: Tensors, fit: Fit) -> Tensors:
+def choose(context: Context) -> Received:
     """j_i = argmin_j F_i(theta_j): the loss after no training at all."""
-    n_models = len(next(iter(models.values())))
-    losses = [fit(personal(models, {CHOICE: np.array(j)}, frozenset()), ()).loss for j in range(n_models)]
-    return {CHOICE: np.array(np.argmin(losses))}
+    n_models = len(next(iter(context.model.values())))
+    models = [chosen(context.model, {CHOICE: np.array(j)}, frozenset()) for j in range(n_models)]
+    best = np.argmin([context.fit(model, ()).loss for model in models])
+    return Received({CHOICE: np.array(best)}, [Chosen(np.array([best]))])
 
 
-def personal(models: Tensors, kept: Tensors, _: AbstractSet[str]) -> Tensors:
+def chosen(models: Tensors, kept: Tensors, _: AbstractSet[str]) -> Tensors:
     """theta_j_i."""
     return {name: np.asarray(array[kept[CHOICE]]) for name, array in models.items()}
 
 
-UPDATE = LocalUpdate(update, start, personal, choose)
+UPDATE = LocalUpdate(update, start, chosen, choose, up=(Chosen,), told=(Chosen,))

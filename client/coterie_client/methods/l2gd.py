@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 import numpy as np
 
-from coterie_client.interface.local_update import Fit, LocalUpdate, Moved, Settings
+from coterie.methods.l2gd import Coins
+from coterie_client.interface.local_update import Context, LocalUpdate, Moved, Settings
 from coterie_client.learning import Phase, Tensors
 
 LEFT = "left of the distance"  # (1 - a)^m of the aggregations to come, beside the tensors of x_i
@@ -19,11 +19,12 @@ def start(model: Tensors, settings: Settings) -> Tensors:
     return {**model, LEFT: np.array(settings["left"])}
 
 
-def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Settings, fit: Fit) -> Moved:
+def update(context: Context) -> Moved:
     """The aggregations of the round before with the mean that has come, and the local steps of this one."""
-    n_steps, n_aggregations = settings["coins"]
-    fitted = fit(aggregated(model, kept, frozenset()), [_repeated(phase, n_steps) for phase in phases])
-    return Moved(fitted.tensors, {**fitted.tensors, LEFT: np.array(settings["left"] ** n_aggregations)}, fitted.loss)
+    n_steps, n_aggregations = context[Coins].lengths.tolist()
+    start = aggregated(context.model, context.kept, frozenset())
+    fitted = context.fit(start, [_repeated(phase, n_steps) for phase in context.phases])
+    return Moved(fitted.tensors, {**fitted.tensors, LEFT: np.array(context.settings["left"] ** n_aggregations)}, fitted.loss)
 
 
 def _repeated(phase: Phase, times: int) -> Phase:
@@ -40,4 +41,4 @@ def aggregated(mean: Tensors, kept: Tensors, _: AbstractSet[str]) -> Tensors:
     return {name: x if mean[name].dtype.kind == "f" else np.rint(x).astype(np.int64) for name, x in moved.items()}
 
 
-UPDATE = LocalUpdate(update, start, aggregated)
+UPDATE = LocalUpdate(update, start, aggregated, down=(Coins,))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from coterie_client.interface.local_update import Fit, LocalUpdate, Moved, Settings
-from coterie_client.learning import Phase, Tensors
+from coterie.methods.scaffold import Variate, VariateMove
+from coterie_client.interface.local_update import Context, LocalUpdate, Moved, Settings
+from coterie_client.learning import Tensors
 
 
 def start(model: Tensors, _: Settings) -> Tensors:
@@ -16,15 +18,16 @@ def start(model: Tensors, _: Settings) -> Tensors:
     return {name: np.zeros_like(array) for name, array in model.items() if array.dtype.kind == "f"}
 
 
-def update(model: Tensors, kept: Tensors, phases: Sequence[Phase], settings: Settings, fit: Fit) -> Moved:
+def update(context: Context) -> Moved:
     """Algorithm 1, lines 7 to 14: y_i by K steps along g_i(y) - c_i + c, then c_i^+ = c_i - c + (x - y_i) / (K eta_l)."""
-    (phase,), sent = phases, settings["variate"]
-    fitted = fit(model, [replace(phase, shift={name: sent[name] - kept[name] for name in sent})])
-    if not fitted.n_steps:  # no gradient was seen
-        return Moved(fitted.tensors, kept, fitted.loss, {name: np.zeros_like(array) for name, array in sent.items()})
-    rate = 1 / (fitted.n_steps * phase.lr)
-    moves = {name: rate * (model[name] - fitted.tensors[name]) - sent[name] for name in sent}
-    return Moved(fitted.tensors, {**kept, **{name: kept[name] + move for name, move in moves.items()}}, fitted.loss, moves)
+    (phase,), model, kept, sent = context.phases, context.model, context.kept, context.named(context[Variate].weights)
+    fitted = context.fit(model, [replace(phase, shift={name: sent[name] - kept[name] for name in sent})])
+    moves: dict[str, NDArray[Any]] = {}
+    if fitted.n_steps:  # else no gradient was seen
+        rate = 1 / (fitted.n_steps * phase.lr)
+        moves = {name: rate * (model[name] - fitted.tensors[name]) - sent[name] for name in sent}
+    kept = {**kept, **{name: kept[name] + move for name, move in moves.items()}}
+    return Moved(fitted.tensors, kept, fitted.loss, [VariateMove(context.packed(moves))])
 
 
-UPDATE = LocalUpdate(update, start=start)
+UPDATE = LocalUpdate(update, start=start, down=(Variate,), up=(VariateMove,))

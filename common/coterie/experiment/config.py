@@ -219,9 +219,6 @@ class Experiment(Settings):
             raise ValueError(f"problem.l2 is {self.problem.l2:g}, but networks are penalised by method.optimizer.weight_decay: want that")
         if is_network and (self.data.standardize or self.references):
             raise ValueError("standardize and references are for convex problems: want neither beside a model (see model.input_mean)")
-        for phases in ("phases", "adaptation"):  # of local steps: a part that is misspelt in them is a mistake before anything starts
-            if (made := getattr(self.method, phases, None)) is not None:
-                made()
         if is_network and self.data.fills_missing:
             raise ValueError("data.missing: mean and indicator are for convex problems: want refuse or drop_rows beside a model")
         if not is_network and self.payload in ("float16", "bfloat16"):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from coterie.experiment.method import NETWORK, Kind, Method
-from coterie.experiment.model import Sharing, check_part
+from coterie.experiment.model import Part, Sharing, check_part
 from coterie.experiment.reveals import Reveal
 from coterie.experiment.settings import Settings
 from coterie.families.evaluation import judged
@@ -29,6 +29,7 @@ from coterie.registry import method
 from coterie.wire.messages import Array, Broadcast, Indices, Positions, Rows, Scalars, Weights, dataclass, declare
 
 Single = NDArray[Any]  # float32 of networks, float64 of convex problems
+Trained = Part | Literal["all"]
 Epochs = Annotated[int, Field(ge=0, le=1_000_000)]
 
 # What users are asked to judge: their model as it is, and after fine-tuning its head or all of it on their own rows.
@@ -84,11 +85,13 @@ class Training(Settings):
         """What the method's local update needs to know beside the phases."""
         return {}
 
-    def adaptation(self) -> list[dict[str, Any]]:
-        """Phases in which users adapt a copy of their model to their rows before they judge it."""
-        return []
+    @model_validator(mode="after")
+    def _parts_are_those_of_models(self) -> Self:
+        """A part that is misspelt in phases is a mistake before anything starts."""
+        self.client_options()
+        return self
 
-    def phase(self, part: str, *, epochs: int | None = None, updates: int | None = None, **changes: Any) -> dict[str, Any]:
+    def phase(self, part: Trained, *, epochs: int | None = None, updates: int | None = None, **changes: Any) -> dict[str, Any]:
         """One phase: `epochs` over the user's rows, or `updates` batches. ConfigError for a part that models do not have."""
         check_part(part)
         chosen: Optimizer = changes.pop("optimizer", None) or self.optimizer
@@ -102,7 +105,8 @@ class Training(Settings):
 
     def client_options(self) -> dict[str, Any]:
         """The settings of the client half."""
-        tuned = {str(mode): self.phase(part, epochs=self.fine_tune_epochs) for mode, part in ((HEAD_TUNED, "head"), (ALL_TUNED, "all"))}
+        epochs = self.fine_tune_epochs
+        tuned = {str(HEAD_TUNED): self.phase("head", epochs=epochs), str(ALL_TUNED): self.phase("all", epochs=epochs)}
         return {
             "sharing": self.how.sharing,
             "statistics_travel": self.batch_norm == "shared",
@@ -111,7 +115,6 @@ class Training(Settings):
             "private_layers": list(self.how.private_layers),
             "update": self.name,
             "settings": self.settings(),
-            "adaptation": self.adaptation(),
         }
 
     def n_selected(self, n_users: int) -> int:
@@ -169,38 +172,6 @@ class Updated(Rows):
 
     weights: Annotated[Single, Weights("rows", "shared")]
     counts: Annotated[Indices, Positions("rows", "counts")]
-
-
-@declare(method="partial", step="shared")
-@dataclass(frozen=True)
-class Chosen(Rows):
-    """Of several models that were sent, the number of the one that fits a user best: IFCA, Algorithm 1, the cluster identity."""
-
-    model: Annotated[Indices, Positions("rows")]
-
-
-@declare(method="partial", step="variate")
-@dataclass(frozen=True)
-class Variate(Rows):
-    """The server's control variate c, for the users of this round: SCAFFOLD, Algorithm 1, line 4."""
-
-    weights: Annotated[Single, Weights("shared")]
-
-
-@declare(method="partial", step="variate")
-@dataclass(frozen=True)
-class VariateMove(Rows):
-    """A user returns how far its own control variate has moved: SCAFFOLD, Algorithm 1, line 13, "communicate (Delta y_i, Delta c_i)"."""
-
-    weights: Annotated[Single, Weights("rows", "shared")]
-
-
-@declare(method="partial", step="coins")
-@dataclass(frozen=True)
-class Coins(Rows):
-    """How often the common coin shows 0, and then 1, before it shows 0 again: L2GD, Algorithm 1, with the users of this round."""
-
-    lengths: Annotated[Indices, Positions(2)]
 
 
 @declare(method="partial", step="loss")

@@ -21,6 +21,7 @@ from pydantic import Field
 from coterie.experiment.method import ANY_MODEL
 from coterie.experiment.reveals import Reveal
 from coterie.families.partial import LOCAL_UPDATE, JointTraining, LocalTraining
+from coterie.wire.messages import Indices, Positions, Rows, dataclass, declare
 
 
 class Config(JointTraining):
@@ -35,6 +36,14 @@ class Config(JointTraining):
         return {**super().client_options(), "n_models": self.clusters}
 
 
+@declare(method="ifca", step="shared")
+@dataclass(frozen=True)
+class Chosen(Rows):
+    """The number of the model that fits a user best: the cluster identity."""
+
+    model: Annotated[Indices, Positions("rows")]
+
+
 METHOD = LocalTraining(
     config=Config,
     models=ANY_MODEL,
@@ -42,7 +51,7 @@ METHOD = LocalTraining(
     reveals=(
         *LOCAL_UPDATE,
         Reveal(
-            "beside them, the number of the model that fits best, each round and at the end", "who has data like whose", ("partial/shared",)
+            "beside them, the number of the model that fits best, each round and at the end", "who has data like whose", ("ifca/shared",)
         ),
     ),
 )

@@ -24,6 +24,7 @@ from pydantic import Field, NonNegativeFloat, model_validator
 
 from coterie.experiment.method import ANY_MODEL
 from coterie.families.partial import LOCAL_UPDATE, SHARED_UPDATE, JointTraining, LocalTraining, PlainSgd
+from coterie.wire.messages import Indices, Positions, Rows, dataclass, declare
 
 
 class Config(JointTraining):
@@ -59,9 +60,17 @@ class Config(JointTraining):
         return {"left": 1 - self.step_to_mean}
 
 
+@declare(method="l2gd", step="coins")
+@dataclass(frozen=True)
+class Coins(Rows):
+    """How often the common coin shows 0, and then 1, before it shows 0 again: with the users of this round."""
+
+    lengths: Annotated[Indices, Positions(2)]
+
+
 METHOD = LocalTraining(
     config=Config,
     models=ANY_MODEL,
     is_personal=True,
-    reveals=(replace(SHARED_UPDATE, steps=(*SHARED_UPDATE.steps, "partial/coins")), *LOCAL_UPDATE[1:]),
+    reveals=(replace(SHARED_UPDATE, steps=(*SHARED_UPDATE.steps, "l2gd/coins")), *LOCAL_UPDATE[1:]),
 )

@@ -40,10 +40,10 @@ class Config(JointTraining):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """The inner step, and what becomes of the Hessian."""
-        return {"rate": self.alpha, "hessian": self.hessian, "delta": self.delta}
+        """The inner step, what becomes of the Hessian, and how users adapt the model before they judge it."""
+        return {"rule": {"rate": self.alpha, "hessian": self.hessian, "delta": self.delta}, "adaptation": self._adaptation()}
 
-    def adaptation(self) -> list[dict[str, Any]]:
+    def _adaptation(self) -> list[dict[str, Any]]:
         """Plain gradient steps of length alpha."""
         epochs = None if self.adaptation_updates is not None else 1 if self.adaptation_epochs is None else self.adaptation_epochs
         plain = self.phase("all", epochs=epochs, updates=self.adaptation_updates, optimizer=Optimizer(momentum=0.0), lr=self.alpha)

@@ -16,7 +16,8 @@ from pydantic import PositiveFloat, model_validator
 
 from coterie.experiment.method import ANY_MODEL
 from coterie.experiment.reveals import Reveal
-from coterie.families.partial import LOCAL_UPDATE, JointTraining, LocalTraining, PlainSgd
+from coterie.families.partial import LOCAL_UPDATE, JointTraining, LocalTraining, PlainSgd, Single
+from coterie.wire.messages import Annotated, Rows, Weights, dataclass, declare
 
 
 class Config(JointTraining):
@@ -37,11 +38,27 @@ class Config(JointTraining):
         return self
 
 
+@declare(method="scaffold", step="variate")
+@dataclass(frozen=True)
+class Variate(Rows):
+    """The server's control variate c, for the users of this round: Algorithm 1, line 4."""
+
+    weights: Annotated[Single, Weights("shared")]
+
+
+@declare(method="scaffold", step="variate")
+@dataclass(frozen=True)
+class VariateMove(Rows):
+    """A user returns how far its own control variate has moved: line 13, "communicate (Delta y_i, Delta c_i)"."""
+
+    weights: Annotated[Single, Weights("rows", "shared")]
+
+
 METHOD = LocalTraining(
     config=Config,
     models=ANY_MODEL,
     reveals=(
         *LOCAL_UPDATE,
-        Reveal("beside them, how far its control variate has moved", "the mean gradient of the user's round", ("partial/variate",)),
+        Reveal("beside them, how far its control variate has moved", "the mean gradient of the user's round", ("scaffold/variate",)),
     ),
 )

@@ -13,7 +13,7 @@ tensors, and has no accuracy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,14 +60,6 @@ from coterie_server.interface.wanted import Wanted
 _BLOCK = 1 << 18  # numbers that are averaged at once
 
 
-def _nothing() -> Single:
-    return np.zeros(0, dtype=np.float32)
-
-
-def _nobody() -> Indices:
-    return np.zeros(0, dtype=np.int64)
-
-
 @dataclass(frozen=True)
 class State:
     """Between two rounds."""
@@ -75,8 +67,32 @@ class State:
     weights: Single  # (shared,) phi^t and all other shared float tensors, one after the other
     counts: Indices  # (counts,) the shared integer tensors
     recent: tuple[float, ...] = ()  # mean metrics of the latest rounds, as far back as all were evaluated, oldest first
-    variate: Single = field(default_factory=_nothing)  # (shared,) what a method sends beside; of most nothing
-    choices: Indices = field(default_factory=_nobody)  # (n,) of several models the one that each user took last; of most nothing
+    beside: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # what a method keeps beside them, by name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """What a method does with messages and arrays of its own; each function is given the half."""
+
+    # Names and first values of `State.beside`, given the half and phi^0.
+    start: Callable[[PartialSharing, Single], Mapping[str, NDArray[Any]]] = lambda *_: {}
+    # (half, state, users of the round, round) -> messages that go with the shared tensors
+    asked: Callable[[PartialSharing, State, Indices, int], Sequence[Message]] = lambda *_: ()
+    # (half, users of the round) -> what they must return with their tensors
+    returned: Callable[[PartialSharing, Indices], Sequence[Wanted]] = lambda *_: ()
+    # What all users must answer to the final tensors.
+    told: Callable[[PartialSharing], Sequence[Wanted]] = lambda *_: ()
+    # (half, state, replies, who has answered) -> what becomes of the users' replies; the mean of their tensors by default.
+    taken: Callable[[PartialSharing, State, Replies, Indices], State] = lambda half, *given: half.averaged(*given)
+    # (half, round) -> figures of the round
+    figures: Callable[[PartialSharing, int], Mapping[str, float]] = lambda *_: {}
+    # (half, state, replies to the delivery) -> the cluster of each user, of a method that finds any
+    clusters: Callable[[PartialSharing, State, Replies], Indices | None] = lambda *_: None
+    labels_of: Callable[[State], Indices | None] = lambda *_: None  # the clusters so far
+    # (half, state, replies to the delivery) -> (n, d) the models of users with convex problems; None where the server does not know them.
+    models: Callable[[PartialSharing, State, Replies], Array | None] = lambda half, state, _: half.common_models(state)
+    # The closed form of its own messages, given that of the others.
+    vectors: Callable[[Counts], Counts] = lambda *_: {}
 
 
 @dataclass(frozen=True)
@@ -85,11 +101,13 @@ class PartialSharing:
 
     config: Training
     setting: Setting
-    tensors: tuple[TensorInfo, ...]  # that travel
+    tensors: tuple[TensorInfo, ...]  # that are sent
     n_rows: Indices  # (n,) training rows
     n_test: Indices  # (n,)
     are_personal: bool  # whether users have tensors, or a whole model, of their own
     beta: float = 1.0  # how far phi moves towards the average: phi^{t+1} = (1 - beta) phi^t + beta mean
+    own: Own = Own()
+    one: tuple[TensorInfo, ...] | None = None  # that return, where several models are sent; None: those that are sent
 
     def as_half(self) -> StageHalf[State]:
         """For the engine."""
@@ -100,6 +118,7 @@ class PartialSharing:
             finish=self.finish,
             expected_vectors=self.expected_vectors,
             expected_scalars=self.expected_scalars,
+            labels_of=self.own.labels_of,
             warnings=self.warnings,
         )
 
@@ -123,7 +142,7 @@ class PartialSharing:
     async def init(self, federation: Federation) -> State:
         """phi^0, from the first user that is not left out; every user would say the same."""
         if not self.tensors:
-            return State(_nothing(), _nobody())
+            return State(np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int64))
         for number in range(self.n_rows.size):
             first = np.full(1, number)
             wanted = [Wanted(Start, first, extents(self.tensors))]
@@ -134,12 +153,14 @@ class PartialSharing:
         check_senders(Start.kind, owners(starts), first)
         start = starts[0]
         check_sizes(start.weights[0], start.counts[0], self.tensors)
-        return State(start.weights[0].astype(self._dtype), start.counts[0])
+        weights = start.weights[0].astype(self._dtype)
+        return State(weights, start.counts[0], beside=self.own.start(self, weights))
 
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
         """Users are drawn, train and return; and, in some rounds, everyone judges."""
         chosen = drawn(self.config, self.setting, self.n_rows.size, number)
-        replies = await federation.exchange(*self.asked(state, chosen, number), to=chosen, wanted=self.returned(chosen))
+        asked = [Shared(state.weights, state.counts, users=chosen), *self.own.asked(self, state, chosen, number)]
+        replies = await federation.exchange(*asked, to=chosen, wanted=self._returned(chosen))
         answered = replies.awaited(chosen)
         figures = {"users": float(answered.size)}
         if answered.size < chosen.size:
@@ -149,39 +170,31 @@ class PartialSharing:
             check_senders(TrainingLoss.kind, losses.users, answered)
             figures["loss"] = _mean(losses.loss, self.n_rows[answered])
         if answered.size and self.tensors:
-            state = self.taken(state, replies, answered)
+            state = self.own.taken(self, state, replies, answered)
             self._check_finite(state, number)
         judged = await self._mean_metric(state, federation) if self._is_evaluated(number) else {}
-        figures |= judged
+        figures |= {**judged, **self.own.figures(self, number)}
         if self.setting.metric in judged:
             metric = judged[self.setting.metric]
             return replace(state, recent=(*state.recent, metric)[-max(self.config.evaluate_last, 1) :]), figures
         return replace(state, recent=()), figures
 
-    def asked(self, state: State, chosen: Indices, number: int) -> list[Message]:  # noqa: ARG002
-        """What the users of round `number` are sent. A method may send more."""
-        return [Shared(state.weights, state.counts, users=chosen)]
+    def _returned(self, chosen: Indices) -> list[Wanted]:
+        """What the users of a round must return."""
+        updates = [Wanted(Updated, chosen, extents(self._returning))] if self.tensors else []
+        return [Wanted(TrainingLoss, chosen), *updates, *self.own.returned(self, chosen)]
 
-    def returned(self, chosen: Indices) -> list[Wanted]:
-        """What they must return. A method may want more."""
-        updates = [Wanted(Updated, chosen, extents(self.tensors))] if self.tensors else []
-        return [Wanted(TrainingLoss, chosen), *updates]
-
-    def scored(self, modes: Indices) -> list[Wanted]:
-        """What everyone must answer who is asked to judge. A method may want more."""
+    def _scored(self, modes: Indices) -> list[Wanted]:
+        """What everyone must answer who is asked to judge."""
         return [Wanted(Scores, None, {"modes": modes.size}, self._check_scores)]
-
-    def delivered_to(self, modes: Indices) -> list[Wanted]:
-        """What everyone must answer to the final tensors. A method may want more."""
-        return self.scored(modes)
 
     def _check_scores(self, scores: Scores, users: Indices) -> None:
         """ProtocolError where a user with held-out rows has no metric: its host would have said that it cannot go on."""
         if np.isnan(scores.metric[self.n_test[users] > 0]).any():
             raise ProtocolError(f"{Scores.kind} came with a metric of nan for a user with held-out rows, wanted a number")
 
-    def taken(self, state: State, replies: Replies, answered: Indices) -> State:
-        """What becomes of the users' replies: the mean of their shared tensors. A method may do something else with them."""
+    def averaged(self, state: State, replies: Replies, answered: Indices) -> State:
+        """The mean of the users' shared tensors."""
         updates = replies.one_by_one(Updated)
         check_senders(Updated.kind, owners(updates), answered)
         weights, counts = self.average(updates)
@@ -192,7 +205,8 @@ class PartialSharing:
 
     def _check_finite(self, state: State, number: int) -> None:
         """RunError where a long step of the server leaves what users cannot be sent: means alone stay among what they have returned."""
-        for what, values in (("shared tensors", state.weights if self.beta != 1 else _nothing()), ("control variate", state.variate)):
+        moved = {"shared tensors": state.weights} if self.beta != 1 else {}
+        for what, values in {**moved, **{name: array for name, array in state.beside.items() if array.dtype.kind == "f"}}.items():
             sent = self.setting.precision.rounded_weights(values)
             if not np.isfinite(sent).all():
                 found = "nan" if np.isnan(sent).any() else "inf"
@@ -206,24 +220,20 @@ class PartialSharing:
         everyone = np.arange(self.n_rows.size)
         modes = np.array(self.config.modes, dtype=np.int64)
         delivery = Delivery(state.weights, state.counts, users=everyone)
-        replies = await federation.exchange(delivery, AskScores(modes), wanted=self.delivered_to(modes))
+        replies = await federation.exchange(delivery, AskScores(modes), wanted=[*self._scored(modes), *self.own.told(self)])
         figures, by_user = self.judged(replies, modes)
         figures |= replies.left_out(self.n_rows.size)
         if state.recent and self.config.evaluate_last:
             figures[f"last_rounds_{self.setting.metric}"] = float(np.mean(state.recent))
-        shared, labels = self.delivered(state), self.clusters(state, replies)
-        models = self.convex_models(state, replies) if self.setting.precision.model == np.float64 else None
+        shared, labels = self.delivered(state), self.own.clusters(self, state, replies)
+        models = self.own.models(self, state, replies) if self.setting.precision.model == np.float64 else None
         return Outcome(models, labels, figures, by_user=by_user, shared=shared, is_judged=True)
 
-    def convex_models(self, state: State, replies: Replies) -> Array | None:  # noqa: ARG002
+    def common_models(self, state: State) -> Array | None:
         """(n, d) the models of users with convex problems; None where these are their own, which the server does not know."""
         if self.are_personal:
             return None
         return np.tile(self.setting.precision.rounded_weights(state.weights), (self.n_rows.size, 1))
-
-    def clusters(self, state: State, replies: Replies) -> Indices | None:  # noqa: ARG002
-        """The cluster of each user, of a method that finds any, from the replies to the delivery."""
-        return None
 
     def delivered(self, state: State) -> Mapping[str, NDArray[Any]]:
         """The shared tensors by name, as users have them: in half precision they have lost something on the way."""
@@ -239,7 +249,7 @@ class PartialSharing:
         n_judging = self._n_judging(figures) - sum(row.get("unasked_judges", 0.0) for row in figures)
         expected: dict[Key, float] = {("start", "up"): 1.0, ("shared", "down"): n_asked, ("shared", "up"): n_trained}
         expected["delivery", "down"] = self.n_rows.size - _last(figures, UNASKED)
-        return {**expected, **({("evaluation", "down"): n_judging} if n_judging else {})}
+        return {**expected, **({("evaluation", "down"): n_judging} if n_judging else {}), **self.own.vectors(expected)}
 
     def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """From each user a training loss a round, and a loss and an accuracy in each mode in which it judges."""
@@ -254,7 +264,7 @@ class PartialSharing:
     def average(self, updates: Sequence[Updated]) -> tuple[Single, Indices]:
         """phi^{t+1} = sum_i p_i phi_i^{t+1}, block by block: the users' tensors may be most of the memory."""
         for update in updates:
-            check_sizes(update.weights[0], update.counts[0], self.tensors)
+            check_sizes(update.weights[0], update.counts[0], self._returning)
         shares = self._shares(owners(updates))
         size = updates[0].weights.shape[1]
         mean = np.empty(size, dtype=self._dtype)
@@ -276,6 +286,10 @@ class PartialSharing:
         return shares
 
     @property
+    def _returning(self) -> tuple[TensorInfo, ...]:
+        return self.tensors if self.one is None else self.one
+
+    @property
     def _dtype(self) -> np.dtype[Any]:
         return self.setting.precision.model
 
@@ -290,7 +304,7 @@ class PartialSharing:
         everyone = np.arange(self.n_rows.size)
         modes = np.array([AS_IS])
         trial = Trial(state.weights, state.counts, users=everyone)
-        replies = await federation.exchange(trial, AskScores(modes), wanted=self.scored(modes))
+        replies = await federation.exchange(trial, AskScores(modes), wanted=self._scored(modes))
         figures, _ = self.judged(replies, modes)
         found = {self.setting.metric: figures["heldout_metric"]} if figures else {}
         if n_absent := everyone.size - replies.awaited(everyone).size:

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from coterie.arrays import Indices
 from coterie.draws.streams import stream
-from coterie.families.partial import Coins
-from coterie.methods.l2gd import Config
-from coterie.wire.messages import Message
+from coterie.methods.l2gd import Coins, Config
 from coterie_server.families import partial
-from coterie_server.families.partial import PartialSharing, State
-from coterie_server.interface.half import Federation, Setting, StageHalf
+from coterie_server.families.partial import Own, PartialSharing, State
+from coterie_server.interface.half import Setting, StageHalf
 
 
-@dataclass(frozen=True, kw_only=True)
-class L2gd(PartialSharing):
-    """The server half for one stage."""
-
-    p: float
-
-    def asked(self, state: State, chosen: Indices, number: int) -> list[Message]:
-        """The mean of the round before, and the coins."""
-        return [*super().asked(state, chosen, number), Coins(self.coins(number), users=chosen)]
-
-    async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
-        """With the coins among the figures."""
-        state, figures = await super().round(state, federation, number)
-        n_steps, n_aggregations = self.coins(number).tolist()
-        return state, {**figures, "local_steps": float(n_steps), "aggregations": float(n_aggregations)}
-
-    def coins(self, number: int) -> Indices:
-        """(2,) how many zeros a round has, which a coin ends with probability p, and ones, which one ends with 1 - p."""
-        uniform = stream(self.setting.seed, "coins", self.setting.stage, number).uniform(2)
-        return np.array([_run(u, end) for u, end in zip(uniform.tolist(), (self.p, 1 - self.p), strict=True)], np.int64)
+def coins(p: float, setting: Setting, number: int) -> Indices:
+    """(2,) how many zeros round `number` has, which a coin ends with probability p, and ones, which one ends with 1 - p."""
+    uniform = stream(setting.seed, "coins", setting.stage, number).uniform(2)
+    return np.array([_run(u, end) for u, end in zip(uniform.tolist(), (p, 1 - p), strict=True)], np.int64)
 
 
 def _run(u: float, end: float) -> int:
@@ -45,15 +28,21 @@ def _run(u: float, end: float) -> int:
     return 1 + math.floor(math.log1p(-u) / math.log1p(-end))
 
 
-def set_up(config: Config, setting: Setting) -> L2gd:
-    """The server half for one stage."""
-    made = partial.set_up(config, setting)
-    return L2gd(config, setting, made.tensors, made.n_rows, made.n_test, made.are_personal, p=config.p)
+def asked(p: float, half: PartialSharing, state: State, chosen: Indices, number: int) -> list[Coins]:  # noqa: ARG001
+    """The coins go with the mean of the round before."""
+    return [Coins(coins(p, half.setting, number), users=chosen)]
+
+
+def figures(p: float, half: PartialSharing, number: int) -> Mapping[str, float]:
+    """The coins."""
+    n_steps, n_aggregations = coins(p, half.setting, number).tolist()
+    return {"local_steps": float(n_steps), "aggregations": float(n_aggregations)}
 
 
 def build(config: Config, setting: Setting) -> StageHalf[State]:
-    """As `set_up`, for the engine."""
-    return set_up(config, setting).as_half()
+    """The server half for one stage."""
+    own = Own(asked=functools.partial(asked, config.p), figures=functools.partial(figures, config.p))
+    return replace(partial.set_up(config, setting), own=own).as_half()
 
 
 SERVER = replace(partial.SERVER, build=build)
