@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import coterie
 from tests.commands import Command, models
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = Path(os.environ.get("TMPDIR", "/tmp")) / "coterie-docker" / "cfg"  # noqa: S108 - where engine.sh puts Compose
 DEADLINE_S = 120.0
+BASE = "python:3.11-slim"
 IMAGES = {"server": "coterie-server", "client": "coterie-client"}
 
 
@@ -42,7 +45,17 @@ def why_no_engine() -> str | None:
         done = subprocess.run(["docker", *arguments], env=environment(), capture_output=True, text=True, check=False, timeout=60)
         if done.returncode:
             return f"docker {' '.join(arguments)} fails: {done.stderr.strip()[:200]}"
-    return None
+    for command in ("image inspect", "pull -q"):
+        done = subprocess.run(["docker", *command.split(), BASE], env=environment(), capture_output=True, text=True, check=False)
+        if not done.returncode:
+            return None
+    return f"{BASE} is not there and cannot be pulled: {done.stderr.strip()[:200]}"
+
+
+def wants_an_engine() -> None:
+    """Skips the test where there is no engine, and fails it where REQUIRE_ENGINE says that there is to be one."""
+    if reason := why_no_engine():
+        (pytest.fail if os.environ.get("REQUIRE_ENGINE") else pytest.skip)(f"NO CONTAINERS WERE TESTED: {reason}")
 
 
 @functools.cache

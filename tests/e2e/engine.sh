@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # A Docker engine for the end-to-end tests, where none runs: on Debian as root, without an init system and without an image registry.
-# `engine.sh up` does nothing where `docker version` and `docker compose` answer already; exit code 77: an engine cannot be had
-# here, and why. `engine.sh down` stops the engine that `up` has started, and no other.
+# `engine.sh up` does nothing where `docker version` and `docker compose` answer already and the base image can be pulled; exit code 77: an
+# engine cannot be had here, and why. `engine.sh down` stops the engine that `up` has started. An engine that somebody else has started gets
+# no stand-in for the base image, and none of its containers is removed.
 set -euo pipefail
 state=${COTERIE_ENGINE:-${TMPDIR:-/tmp}/coterie-docker}
 base=python:3.11-slim
 cannot() { echo "no Docker engine: $1" >&2; exit 77; }
 
 mkdir -p "$state"
+state=$(realpath "$state")
+is_ours() { [ "$(docker info --format '{{.DockerRootDir}}' 2>/dev/null)" = "$state/data" ]; }
 if [ "${1:-up}" = down ]; then
-  [ -e "$state/started" ] || exit 0
-  rm "$state/started"
+  is_ours || exit 0
   ids=$(docker ps -aq) && [ -z "$ids" ] || docker rm -f $ids >/dev/null
   pid=$(cat "$state/dockerd.pid") && kill "$pid"
   for _ in $(seq 100); do kill -0 "$pid" 2>/dev/null || exit 0; sleep 0.2; done
@@ -27,7 +29,6 @@ if ! docker version >/dev/null 2>&1; then
   rm -f "$state/dockerd.pid"
   setsid dockerd --data-root "$state/data" --exec-root "$state/exec" --pidfile "$state/dockerd.pid" >"$state/dockerd.log" 2>&1 </dev/null &
   for _ in $(seq 100); do docker version >/dev/null 2>&1 && break; sleep 0.2; done
-  touch "$state/started"
   docker version >/dev/null 2>&1 || cannot "dockerd does not start: $(tail -n 1 "$state/dockerd.log")"
 fi
 if ! docker compose version >/dev/null 2>&1; then
@@ -37,6 +38,7 @@ if ! docker compose version >/dev/null 2>&1; then
   ln -sf "$state/venv/bin/docker-compose" "$state/cfg/cli-plugins/docker-compose"
 fi
 if ! docker image inspect "$base" >/dev/null 2>&1 && ! timeout 120 docker pull -q "$base" >/dev/null 2>&1; then
+  is_ours || cannot "$base cannot be pulled, and an engine that was started elsewhere gets no stand-in under that name"
   # No image registry is reached: the stand-in is this machine's own Debian packages and Python, with nothing of its configuration.
   command -v dpkg-query >/dev/null || cannot "$base cannot be pulled, and without dpkg there is no stand-in for it"
   python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || cannot "$base cannot be pulled, and the stand-in for it wants Python 3.11"

@@ -22,14 +22,11 @@ from tests.e2e.containers import (
     in_one_process,
     same_models,
     wait_until,
-    why_no_engine,
+    wants_an_engine,
 )
 from tests.e2e.ledgers import centres_by_round, same_ledger, wire_bytes
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(why_no_engine() is not None, reason=f"NO CONTAINERS WERE TESTED: {why_no_engine()}"),
-]
+pytestmark = pytest.mark.e2e
 
 # A link with a delay makes a round take milliseconds, so that there is time to disturb it; in one process there is no link.
 PDMM = """
@@ -60,6 +57,11 @@ method: {name: METHOD, iterations: 4000, gamma: 1.0, alpha: 0.4, p0: 0.3, p: 0.3
 snapshots: {every_rounds: 60}
 federation: {topology: clusters, hosts: 2, absence_timeout_s: 40, links: {between: 1Gbit/2ms, within: 1Gbit/1ms}}
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def engine() -> None:
+    wants_an_engine()
 
 
 def test_the_images_are_confined_and_say_what_they_are() -> None:
