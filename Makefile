@@ -22,8 +22,9 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -m "not slow and not e2e and not browser" -n $(JOBS) --dist loadfile
 
+# SHARD=NAME: one of the shards of tests/slow.py. MINUTES=N: as much as fits.
 test-slow: $(INSTALLED)
-	$(BIN)/python -m pytest -m "slow and not e2e and not browser" --timeout 900
+	$(BIN)/python -m tests.slow $(SHARD) --jobs $(JOBS) $(if $(MINUTES),--minutes $(MINUTES))
 
 # On a Docker engine: one that runs, or one that is started here. Without one it says so loudly and ends well; with REQUIRE_ENGINE=1 it fails.
 e2e: $(INSTALLED)

@@ -1,10 +1,18 @@
 """What holds for all tests."""
 
+import pytest
 from hypothesis import settings
 
 from coterie.record.snapshot import PACKAGES
+from tests import slow
 
 # A test must not depend on how fast the machine is. All else is as it was: on a machine for continuous integration, that profile's.
 settings.register_profile("coterie", settings(), deadline=None)
 settings.load_profile("coterie")
 PACKAGES.add("tests")  # as plug-ins are: tests have dataclasses of their own in snapshots
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are left out
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps the files that have slow tests, for the test that each is in a shard."""
+    config.stash[slow.SLOW] = {item.nodeid.split("::")[0] for item in items if item.get_closest_marker("slow")}
