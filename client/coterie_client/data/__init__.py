@@ -1,6 +1,6 @@
-"""A client's private data: the users it has, their rows, the held-out split, and standardisation.
+"""A client's private data: its users, their rows, the held-out split, and standardisation.
 
-Importing this is light: NumPy and pydantic; pyarrow is imported by the Parquet reader alone, on first use. The configuration is
+Importing this is light: it needs NumPy and pydantic. The Parquet reader imports pyarrow on first use. The configuration is
 `coterie.experiment.data.DataConfig`.
 """
 

@@ -1,4 +1,4 @@
-"""NumPy archives (.npz), read as streams: of the rows that are asked for, whatever the size of the array. Pickled objects are refused."""
+"""Reads NumPy archives (.npz) as streams: only the requested rows, however large the array. Pickled objects are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_ROWS = 4096  # read at once
 
 @dataclass(frozen=True)
 class Header:
-    """What an array is, before its numbers."""
+    """Shape and type of an array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -33,27 +33,25 @@ class Header:
 
 @dataclass(frozen=True)
 class Archive:
-    """The arrays of one file. Raises ConfigError for whatever is wrong with it, naming file and array."""
+    """The arrays of one file. Raises ConfigError for any damage, naming file and array."""
 
     file: DataFile
 
     @property
     def label(self) -> str:
-        """How messages call the file."""
+        """The name of the file in messages."""
         return self.file.label
 
     def header(self, name: str) -> Header:
-        """What an array is."""
         with self._opened() as archive:
             return self._header(archive, name)[1]
 
     def read(self, name: str) -> NDArray[Any]:
-        """A whole array."""
         with self._opened() as archive, self._member(archive, name) as data, self._array_damage(name):
             return np.lib.format.read_array(data, allow_pickle=False)
 
     def rows(self, name: str, rows: Indices) -> NDArray[Any]:
-        """Some rows of an array, (len(rows), ...), in the order asked for."""
+        """Some rows of an array, (len(rows), ...), in the requested order."""
         with self._opened() as archive:
             start, header = self._header(archive, name)
             if header.is_fortran or len(header.shape) == 1:
@@ -63,7 +61,7 @@ class Archive:
                 return take(data, start, width, rows).view(header.dtype).reshape(len(rows), *header.shape[1:])
 
     def pieces(self, name: str, starts: Indices, ends: Indices) -> Iterator[tuple[int, bytes]]:
-        """(place, bytes starts[place] to ends[place]) of an array of bytes (total,), in the order of the file."""
+        """(i, bytes starts[i] to ends[i]) of an array of bytes (total,), in file order."""
         with self._opened() as archive:
             start, header = self._header(archive, name)
             if header.dtype != np.uint8 or len(header.shape) != 1:
@@ -104,7 +102,7 @@ class Archive:
             yield data
 
     def _header(self, archive: zipfile.ZipFile, name: str) -> tuple[int, Header]:
-        """Where the numbers start, and what they are."""
+        """Offset of the data, and the header."""
         with self._member(archive, name) as data, self._array_damage(name):
             version = np.lib.format.read_magic(data)
             if version not in _HEADERS:
@@ -126,7 +124,7 @@ class Archive:
 
 
 def take(data: IO[bytes], start: int, width: int, rows: Indices) -> NDArray[np.uint8]:
-    """(len(rows), width) rows of `width` bytes of a file whose first row is at `start`, read forwards. EOFError where it is too short."""
+    """(len(rows), width) rows of `width` bytes from a file whose first row is at `start`, read forwards. EOFError when it is too short."""
     taken = np.empty((len(rows), width), np.uint8)
     for places, first, n in _runs(rows):
         data.seek(start + first * width)
@@ -135,7 +133,7 @@ def take(data: IO[bytes], start: int, width: int, rows: Indices) -> NDArray[np.u
 
 
 def _runs(rows: Indices) -> Iterator[tuple[Indices, int, int]]:
-    """The rows in the order of the file, as runs: their places among `rows`, the first row, how many."""
+    """Runs of consecutive rows in file order: their places among `rows`, the first row, the length."""
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
     starts = np.flatnonzero(np.diff(ordered, prepend=-2) != 1)

@@ -1,4 +1,4 @@
-"""The bundled tables, read like any other text table. files/ORIGIN.md says where each is from and what was changed."""
+"""The bundled tables, read as CSV files. files/ORIGIN.md lists their sources and what was changed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ Bundled = HsbData | ExamsData | GrowthData
 
 @dataclass(frozen=True)
 class _Table:
-    """A file, and its columns by role."""
-
     file: str
     user: str
     cluster: str
@@ -32,13 +30,12 @@ _TABLES = {
     "exams": _Table("chem97.csv.gz", user="school", cluster="authority", target="a_or_b"),
     "growth": _Table("egsingle.csv.gz", user="child", cluster="school", target="math"),
 }
-# Mean and standard deviation of the target over the whole table, in its own units. Public constants, and not those of the training rows:
-# no user has to tell anything about its targets, and they do not depend on the held-out split.
+# Mean and standard deviation of the target over the whole table, in its own units. They are public constants, so no user has to reveal
+# anything about its targets, and they do not depend on the held-out split.
 _TARGET_SCALES = {"hsb": (12.748, 6.878), "growth": (-0.450, 1.531)}
 
 
 def heads(config: Bundled) -> list[UserHead]:
-    """All users of the table."""
     return formats.heads(_as_csv(config), None)
 
 
@@ -56,7 +53,7 @@ def load(config: Bundled, seed: int, names: Collection[str] | None) -> list[User
 
 
 def _as_csv(config: Bundled) -> CsvData:
-    """The text table that `config` stands for; its path is the package's own, whatever the client's data folder."""
+    """The CSV source of a bundled table. Its path is the package's own, whatever the client's data folder."""
     table = _TABLES[config.source]
     return CsvData(
         source="csv",

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits, read from the table that it ships, without importing it: that would take a second and 100 MB."""
+"""scikit-learn's handwritten digits, read from its data file. Importing scikit-learn would take a second and 100 MB."""
 
 from __future__ import annotations
 

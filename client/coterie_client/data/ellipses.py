@@ -1,11 +1,11 @@
 """Synthetic classification in the plane, after section V of Armacki, Bajovic, Jakovetic and Kar (2022).
 
-The paper gives the construction (per cluster, each class uniform in an ellipse, a pool from which the cluster's users draw
-rows without replacement) but not the ellipses; those are ours: all clusters are centred at 0, cluster k of K has the direction
-u_k at 90 + 360 k / K degrees, and class +1 (-1) is uniform in the ellipse around +2 u_k (-2 u_k) with semi-axis 2.8 along u_k and
-1.0 across, so the classes overlap. A draw with one class only is repeated.
+In the paper each cluster has a pool of points, each class uniform in an ellipse. The cluster's users draw rows from it without replacement.
+The paper does not give the ellipses; these are ours. All clusters are centred at 0. Cluster k of K has the direction u_k at 90 + 360 k / K
+degrees. Class +1 (-1) is uniform in the ellipse around +2 u_k (-2 u_k) with semi-axis 2.8 along u_k and 1.0 across. So the classes overlap.
+A draw with only one class is repeated.
 
-Users "u0", "u1", ... are in cluster order, clusters are "c0", "c1", ...; features are the two coordinates, without a constant.
+Users are "u0", "u1", ... in cluster order; clusters are "c0", "c1", .... Features are the two coordinates, without a constant.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ SEMI_AXIS_ACROSS = 1.0
 
 
 def heads(config: EllipsesData) -> list[UserHead]:
-    """All users, without making any row."""
     return [
         UserHead(f"u{cluster * config.users_per_cluster + place}", f"c{cluster}", config.rows_per_user)
         for cluster in range(config.clusters)
@@ -36,7 +35,7 @@ def heads(config: EllipsesData) -> list[UserHead]:
 
 
 def load(config: EllipsesData, seed: int, names: Collection[str] | None) -> list[UserData]:
-    """The users in `names` (None: all) that there are; the users of a cluster share its test arrays."""
+    """The users in `names` (None: all) that exist. Users of a cluster share its test arrays."""
     seed = seed if config.seed is None else config.seed
     loaded = []
     for cluster in range(config.clusters):
@@ -65,7 +64,7 @@ def _points(config: EllipsesData, cluster: int, n_per_class: int, draws: Stream)
 
 
 def _disc(n: int, draws: Stream) -> Array:
-    """(n, 2) points uniform in the unit disc, by rejection from the square: no sine whose last bit differs between machines."""
+    """(n, 2) points uniform in the unit disc. Rejection from the square needs no sine, whose last bit differs between machines."""
     kept = np.empty((0, 2))
     while len(kept) < n:
         square = 2.0 * draws.uniform(2 * max(n, 16)).reshape(-1, 2) - 1.0
@@ -74,7 +73,7 @@ def _disc(n: int, draws: Stream) -> Array:
 
 
 def _rows_with_both_classes(target: Array, n_rows: int, draws: Stream) -> list[int]:
-    """n_rows of the pool's rows without replacement, drawn again until both classes are there."""
+    """n_rows of the pool's rows without replacement, drawn again until they contain both classes."""
     while True:
         rows = draws.order(len(target))[:n_rows]
         if len(distinct(target[rows])) == 2:

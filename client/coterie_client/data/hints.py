@@ -1,7 +1,7 @@
-"""Features that look like identifiers, and those of very different sizes.
+"""Notes on features that look like identifiers, and on features with very different scales.
 
-These are hints: a covariate may count rows, and may be the same for all rows of a user. A feature that the experiment names is no
-identifier, so only the others are looked at for that, and only numbers as they stand in a table.
+These are only hints: a covariate may count rows, or be constant for each user. A feature that the experiment names is not checked for being
+an identifier. Nor is a column that is not numeric in the table.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from coterie.findings import Finding
 from coterie_client.data.notes import Note
 from coterie_client.data.users import UserData
 
-_FEWEST = 10  # rows: a few whole numbers differ by chance
-_FEWEST_CODES = 3  # values: two are a yes and a no
-_FIRST_LOOK = 1000  # rows: most columns are told apart from identifiers by these
+_FEWEST = 10  # rows: a few whole numbers may differ by chance
+_FEWEST_CODES = 3  # values: two may mean yes and no
+_FIRST_LOOK = 1000  # rows: enough to rule out most columns
 _MAX_NAMED = 5
-_MOST_APART = 1e4  # sizes: a Hessian knows their squares, and half of its digits are then gone
+_MOST_APART = 1e4  # a Hessian contains squares of sizes, and loses half of its digits here
 _REMEDY = "list data.feature_columns, or declare {it} ignore in data.columns"
 
 
 def likely_identifiers(users: Sequence[UserData], named: Collection[str]) -> list[Note]:
-    """At most two notes: on features with another whole number in each row, and on those that are a code of their user."""
+    """At most two notes: on features with a different whole number in each row, and on features that encode the user."""
     schema = users[0].schema if users else ()
     rows, codes = [], []
     for place, feature in enumerate(schema):
@@ -48,7 +48,7 @@ def likely_identifiers(users: Sequence[UserData], named: Collection[str]) -> lis
 
 
 def unlike_sizes(users: Sequence[UserData]) -> list[Note]:
-    """A note where features that are not standardised are of very different sizes; the intercept is one of size 1."""
+    """A note if features that are not standardised differ much in scale. The intercept counts with scale 1."""
     schema = users[0].schema if users else ()
     if not schema:
         return []
@@ -72,7 +72,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _is_of_rows(users: Sequence[UserData], place: int) -> bool:
-    """Whether each row has a whole number of its own."""
+    """Whether each row has a different whole number."""
     first: list[Array] = []
     n_first = 0
     for values in _parts(users, place):
@@ -90,7 +90,7 @@ def _are_distinct(values: Array) -> bool:
 
 
 def _is_of_users(users: Sequence[UserData], place: int) -> bool:
-    """Whether a whole number never varies within any user, though users have several rows, and differs between them."""
+    """Whether the feature is a whole number that is constant for each user, and differs between users that have several rows."""
     codes: set[float] = set()
     n_several = 0
     for user in users:

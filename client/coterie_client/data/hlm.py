@@ -3,11 +3,12 @@
     centre = sigma_global N(0, I),   theta*_j = centre + sigma_cluster N(0, I),   theta*_i = theta*_j + sigma_user N(0, I),
     y_i = X_i theta*_i + sigma_noise N(0, I),   X_i with entries N(0, 1), or with X_i'X_i = m I (design "orthogonal").
 
-Users "u0", "u1", ... are in cluster order, clusters are "c0", "c1", ... The model has no intercept: set `problem.intercept` to false. With
-loss `least_squares`, reduction "sum" and sigma_noise = 1 a user's loss is the paper's 1/(2 sigma_i^2) |y_i - X_i theta|^2; for another
-noise multiply the weights of Theorem 5.1, gamma_i = 1/sigma_user^2 and lambda_j = 1/sigma_cluster^2, by its square.
+Users are "u0", "u1", ... in cluster order; clusters are "c0", "c1", .... The model has no intercept: set `problem.intercept` to false. With
+loss `least_squares`, reduction "sum" and sigma_noise = 1 a user's loss is the paper's 1/(2 sigma_i^2) |y_i - X_i theta|^2. For another
+noise, multiply the weights of Theorem 5.1, gamma_i = 1/sigma_user^2 and lambda_j = 1/sigma_cluster^2, by its square.
 
-Everything is drawn by name: a user's truth and rows do not depend on who else is loaded, and fewer rows are the first of more.
+All draws are keyed by name. So a user's truth and rows do not depend on the other loaded users, and a shorter draw is a prefix of a longer
+one.
 """
 
 from __future__ import annotations
@@ -24,13 +25,12 @@ from coterie_client.data.users import UserData, UserHead, frozen
 
 
 def heads(config: HlmData) -> list[UserHead]:
-    """All users, without making any row."""
     n_users = config.clusters * config.users_per_cluster
     return [UserHead(f"u{number}", f"c{number // config.users_per_cluster}", config.rows_per_user) for number in range(n_users)]
 
 
 def load(config: HlmData, seed: int, names: Collection[str] | None) -> list[UserData]:
-    """The users in `names` (None: all) that there are."""
+    """The users in `names` (None: all) that exist."""
     seed = seed if config.seed is None else config.seed
     wanted = [head for head in heads(config) if names is None or head.name in names]
     thetas = truth(config, seed, [head.name for head in wanted])
@@ -52,7 +52,7 @@ def truth(config: HlmData, seed: int, names: Sequence[str]) -> Array:
 
 
 def _user(config: HlmData, seed: int, head: UserHead, theta: Array) -> UserData:
-    """A user's rows; the entries of test rows are N(0, 1) whatever the design."""
+    """A user's rows. The entries of test rows are N(0, 1) for every design."""
     features, target = _rows(config, "", config.rows_per_user, seed, head.name, theta, is_orthogonal=config.design == "orthogonal")
     test_features, test_target = _rows(config, "test ", config.test_per_user, seed, head.name, theta, is_orthogonal=False)
     return UserData(head.name, head.cluster, features, target, test_features, test_target)

@@ -1,6 +1,6 @@
-"""Data sets of the Hugging Face hub, or local ones in its formats, through `datasets`, which is imported on first use.
+"""Data sets of the Hugging Face hub, or local ones in its formats. They need `datasets`, which is imported on first use.
 
-`datasets` runs no code of a data set from version 4 on. Images are decoded here and not by `datasets`, row by row.
+From version 4 on, `datasets` runs no code of a data set. Images are decoded here row by row; `datasets` only stores them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from coterie_client.data.pool import Pool
 from coterie_client.data.tables.heads import rows_by_user
 from coterie_client.data.words import symbols_of
 
-_SAVED = ("dataset_dict.json", "state.json")  # of `save_to_disk`
+_SAVED = ("dataset_dict.json", "state.json")  # written by `save_to_disk`
 
 
 def pool(config: HuggingfaceData, data_dir: Path | None) -> Pool:
@@ -60,7 +60,7 @@ def _called(config: HuggingfaceData) -> str:
 
 
 def _split(config: HuggingfaceData, split: str, data_dir: Path | None) -> Any:
-    """One split, its images left as files."""
+    """One split; its images are not decoded."""
     datasets = _datasets(config)
     try:
         if config.name is not None:
@@ -78,7 +78,7 @@ def _split(config: HuggingfaceData, split: str, data_dir: Path | None) -> Any:
                 table = datasets.load_dataset(str(folder), config.subset, split=split)
     except ConfigError:
         raise
-    except Exception as error:  # of the hub, of the network, of the files
+    except Exception as error:  # errors of the hub, the network, or the files
         said = re.sub(r"\s+", " ", str(error))[:300] or type(error).__name__
         raise ConfigError(f"{_called(config)}, split {split!r} cannot be loaded ({said}), want a data set with this split") from error
     for column in (config.image, config.text, config.label, config.user if split == config.split else None):
@@ -95,7 +95,7 @@ def _split(config: HuggingfaceData, split: str, data_dir: Path | None) -> Any:
 
 
 def _class_names(config: HuggingfaceData, table: Any) -> list[str]:
-    """The names of the labels: those of the data set, or, where labels are text, their sorted values in the training split."""
+    """The label names of the data set. For text labels: their sorted values in the training split."""
     names = getattr(table.features[config.label], "names", None)
     if names is not None:
         return list(names)
@@ -124,7 +124,7 @@ def _images(config: HuggingfaceData, where: str, table: Any, indices: Indices, d
 
 
 def _file(config: HuggingfaceData, where: str, image: Any, row: int, data_dir: Path | None) -> bytes | Path:
-    """An image as it is stored: its bytes, or the place of its file, which for a local data set is in the data folder."""
+    """An image as stored: its bytes, or the path of its file. A local data set's files must lie in the data folder."""
     if image and image.get("bytes"):
         return bytes(image["bytes"])
     if image and image.get("path"):

@@ -1,4 +1,4 @@
-"""Folders of images: a folder for each class, files listed but not opened before somebody wants their pixels."""
+"""Folders of images, one folder for each class. Files are listed first, and opened when their pixels are needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SUFFIXES = (".png", ".jpg", ".jpeg")
 
 
 def pool(config: ImagesData, data_dir: Path | None) -> Pool:
-    """Rows of uint8 (channels, height, width); labels are places in the sorted names of the classes."""
+    """Rows of uint8 (channels, height, width). A label is the index of the class in the sorted class names."""
     classes = _classes(config.path, data_dir)
     train = _listed(config.path, classes, data_dir)
     test = None
@@ -45,7 +45,7 @@ def _pool(config: ImagesData, where: str, classes: list[str], files: list[tuple[
 
 
 def _classes(path: str, data_dir: Path | None) -> list[str]:
-    """The names of the folders in a folder, sorted."""
+    """Sorted names of the subfolders."""
     folder = resolve(path, data_dir)
     if not folder.is_dir():
         raise ConfigError(f"image folder {path!r} is missing or no folder, want a folder of classes")
@@ -56,7 +56,7 @@ def _classes(path: str, data_dir: Path | None) -> list[str]:
 
 
 def _listed(path: str, classes: list[str], data_dir: Path | None) -> list[tuple[int, str, Path]]:
-    """Label, name and place of each image, sorted by class and name."""
+    """Label, name and path of each image, sorted by class and name."""
     files = []
     for label, name in enumerate(classes):
         folder = resolve(Path(path) / name, data_dir)

@@ -1,7 +1,6 @@
 """LEAF's JSON files: `{"users": [...], "user_data": {user: {"x": [[...], ...], "y": [...]}}}`, one file or a folder of them.
 
-Labels are kept of all users, and rows of those that were asked for. Text, as in Shakespeare and Sent140,
-has sources of its own (`roles`, `tweets`).
+Labels of all users are kept, and rows of the requested users. Text data (Shakespeare, Sent140) has its own sources: `roles` and `tweets`.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from coterie_client.data.paths import DataFile, one_file, resolve
 from coterie_client.data.pool import Pool
 from coterie_client.data.tables.heads import check_finite, no_rows
 
-_MAX_BYTES = 1 << 30  # of a file: as numbers of Python it takes many times as much memory
+_MAX_BYTES = 1 << 30  # of a file: parsed, it takes many times as much memory
 _SUFFIX = ".json"
 
 
 def pool(config: LeafData, data_dir: Path | None, names: Collection[str] | None) -> Pool:
-    """The rows of all files; users outside of `names` have labels alone, where rows stay with their users."""
+    """The rows of all files. With natural users, users outside `names` have only labels."""
     test = None if config.test_path is None else _pool(config, config.test_path, data_dir, names, None)
     return _pool(config, config.path, data_dir, names, test)
 
@@ -68,7 +67,7 @@ def _pool(config: LeafData, path: str, data_dir: Path | None, names: Collection[
 
 @otherwise(Finding("D2", place="data.path"))
 def _files(path: str, data_dir: Path | None) -> list[DataFile]:
-    """The file, or those of the folder in the order of their names."""
+    """The file, or the folder's files in order of their names."""
     folder = resolve(path, data_dir)
     if not folder.is_dir():
         return [one_file(path, data_dir)]
@@ -80,7 +79,7 @@ def _files(path: str, data_dir: Path | None) -> list[DataFile]:
 
 @otherwise(Finding("T1"))
 def _users(file: DataFile) -> list[tuple[str, Mapping[str, Any]]]:
-    """The users of a file with what it says of each."""
+    """Names and records of a file's users."""
     wanted = 'want an object with "users" and "user_data"'
     try:
         size = file.path.stat().st_size
@@ -96,7 +95,7 @@ def _users(file: DataFile) -> list[tuple[str, Mapping[str, Any]]]:
     found: list[tuple[str, Mapping[str, Any]]] = []
     for user in listed:
         name = check_name(user, f"{file.label}, users")
-        record = data.get(user)  # under the name as it stands
+        record = data.get(user)  # under the name before normalisation
         if not isinstance(record, dict):
             raise ConfigError(f"{file.label}: user {name!r} is in users and not in user_data, want it in both")
         found.append((name, record))

@@ -1,7 +1,6 @@
-"""The two questions a client asks of its data: which users are there, and what are the rows of mine.
+"""Lists the users of the data, and loads the rows of some of them.
 
-Both give the same answers for a user whichever other users are asked for, so data does not depend on how users are
-spread over hosts.
+The answer for one user does not depend on the other users that are loaded. So data does not depend on how users are spread over hosts.
 """
 
 # ruff: noqa: PLC0415 - a client reads one source, and starts sooner without the others
@@ -48,10 +47,10 @@ Fresh = Callable[[int, int, int], tuple[Array, Array]]
 
 @otherwise(Finding("D1", place="data.source"))
 def list_users(config: DataConfig, seed: int, data_dir: Path | None = None) -> list[UserHead]:
-    """All users of the data in natural order (u2 before u10), without their rows where the source allows it.
+    """All users of the data in natural order (u2 before u10). Rows are not read if the source allows it.
 
-    `data_dir` is the client's data folder: paths in `config` start there and must not leave it; None: the current working directory, and
-    any path. `seed` is the experiment's. Raises ConfigError when the data cannot be read.
+    `data_dir` is the client's data folder: paths in `config` start there and must not leave it. None: paths start at the working directory,
+    and any path is allowed. `seed` is the experiment's. Raises ConfigError when the data cannot be read.
     """
     heads = sorted(_source(config, seed, data_dir).heads(), key=lambda head: natural_key(head.name))
     fold = config.fold
@@ -60,17 +59,17 @@ def list_users(config: DataConfig, seed: int, data_dir: Path | None = None) -> l
 
 @otherwise(Finding("D1", place="data.source"))
 def load_users(config: DataConfig, seed: int, names: Sequence[str] | None, data_dir: Path | None = None) -> list[UserData]:
-    """The users in `names` (None: all) with their rows, in natural order of names, whatever the order or repetitions of `names`.
+    """The users in `names` (None: all) with their rows, in natural order of names. Order and repetitions of `names` do not matter.
 
     `seed` and `data_dir` are as in `list_users`. Raises ConfigError when the data cannot be read, a row of one of these users is wrong, or
-    a name is unknown. Rows of other users are neither kept nor, but for their user's name, checked.
+    a name is unknown. Rows of other users are not kept; only their user's name is checked.
     """
     return list(read_users(config, seed, names, data_dir).users)
 
 
 @otherwise(Finding("D1", place="data.source"))
 def read_users(config: DataConfig, seed: int, names: Sequence[str] | None, data_dir: Path | None = None) -> Reading:
-    """The same, with notes on what was left out, dropped or converted."""
+    """As `load_users`, with notes on rows and columns that were left out, dropped or converted."""
     wanted = None if names is None else frozenset(map(normal, names))
     loaded = _source(config, seed, data_dir).load(wanted)
     reading = loaded if isinstance(loaded, Reading) else Reading(loaded)
@@ -84,9 +83,9 @@ def read_users(config: DataConfig, seed: int, names: Sequence[str] | None, data_
 
 @otherwise(Finding("D1", place="data.source"))
 def summarize_users(config: DataConfig, seed: int, data_dir: Path | None = None) -> list[UserSummary]:
-    """All users in numbers, in natural order: rows, test rows, and how many training rows have which label.
+    """Counts for all users, in natural order: rows, test rows, and training rows by label.
 
-    Sources that a partition deals are not read beyond their labels. Raises ConfigError as `list_users` does.
+    For sources with a partition, only labels are read. Raises ConfigError as `list_users` does.
     """
     if isinstance(config, PooledData) and config.fold is None:
         dealt = _dealt(config, seed, None, data_dir)
@@ -96,7 +95,7 @@ def summarize_users(config: DataConfig, seed: int, data_dir: Path | None = None)
 
 
 def count_users(config: DataConfig, seed: int) -> int | None:
-    """How many users an experiment has, as far as that can be said without files and data sets that do not come with the package."""
+    """The number of users, or None when only files or data sets outside the package can tell."""
     partition = config.partition if isinstance(config, PooledData) else None
     if partition is not None and partition.users is not None:
         return partition.users
@@ -106,7 +105,7 @@ def count_users(config: DataConfig, seed: int) -> int | None:
 
 
 def fresh_rows(config: DataConfig, seed: int, names: Sequence[str]) -> Fresh | None:
-    """(position in `names`, round, m) -> m new rows (m, p) and targets (m,), where the data is generated and has a truth; else None."""
+    """(position in `names`, round, m) -> m new rows (m, p) and targets (m,). None unless the data is generated from a known truth."""
     if not isinstance(config, RepresentationData):
         return None
     from coterie_client.data import representation
@@ -115,8 +114,6 @@ def fresh_rows(config: DataConfig, seed: int, names: Sequence[str]) -> Fresh | N
 
 
 class _Source(NamedTuple):
-    """How a source answers the two questions."""
-
     heads: Callable[[], list[UserHead]]
     load: Callable[[Collection[str] | None], list[UserData] | Reading]
 
@@ -163,7 +160,7 @@ def _pooled_users(config: PooledData, seed: int, data_dir: Path | None, names: C
 
 
 def _dealt(config: PooledData, seed: int, names: Collection[str] | None, data_dir: Path | None) -> Iterator[tuple[Pool, list[Share]]]:
-    """Pools of labelled rows and who gets what of them; pools that have none of the users in `names` may be passed over."""
+    """Pools of labelled rows with the shares of their users. Pools without users in `names` may be skipped."""
     from coterie_client.data.partition import deal
 
     for pool in _pools(config, names, data_dir):

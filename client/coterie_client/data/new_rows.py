@@ -1,6 +1,6 @@
-"""Rows of a new table, read as the rows that a model was trained on: by the same dialect, types, categories and formula.
+"""Reads a new table the way a model's training rows were read: same dialect, types, categories and formula.
 
-The model's features say which columns are needed. Users, clusters and targets are not.
+The model's features decide which columns are needed. Columns of users, clusters and targets are not.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from coterie_client.data.tables.heads import Roles
 from coterie_client.data.tables.table_reader import load_rows
 
 _NO_TABLES = (".npz", ".xlsx")
-_MISSING = " is missing"  # ends the name of an indicator
+_MISSING = " is missing"  # suffix of an indicator's name
 
 
 @dataclass(frozen=True)
 class NewRows:
-    """A table with its features; NaN where a cell is missing which the experiment fills in."""
+    """A table with its features. Missing cells that the experiment fills in are NaN."""
 
     header: tuple[str, ...]
     cells: list[list[str]]
@@ -42,7 +42,7 @@ class NewRows:
 
 
 def read_new_rows(data: DataConfig, path: Path, features: Sequence[str], label: str | None = None) -> NewRows:
-    """The rows of a table, of any format; `features` are the names of the model's, in order, or empty where they have none.
+    """The rows of a table in any format. `features` are the model's feature names in order, empty if it has none.
 
     Without names, features are all numbers in columns that have no other role. Raises ConfigError.
     """
@@ -90,7 +90,7 @@ def read_new_rows(data: DataConfig, path: Path, features: Sequence[str], label: 
 
 
 def frame_rows(data: DataConfig, frame: Any, features: Sequence[str]) -> NewRows:
-    """The same of a data frame of pandas or polars with the columns of the table, by way of its text: numbers keep their bits."""
+    """As `read_new_rows`, for a pandas or polars data frame with the table's columns. It goes through CSV text; numbers keep their bits."""
     if isinstance(data, CsvData):
         data = data.model_copy(update={"csv": Dialect(missing=tuple(dict.fromkeys((*data.csv.missing, ""))))})
     with tempfile.TemporaryDirectory() as folder:
@@ -101,12 +101,12 @@ def frame_rows(data: DataConfig, frame: Any, features: Sequence[str]) -> NewRows
 
 
 def _as_csv(data: DataConfig, path: Path) -> CsvData:
-    """The run's own data section, of a table without users and targets; its dialect is for text."""
+    """The run's data section as CSV, without users and targets."""
     kept: dict[str, object] = {}
     others = {"user_column", "cluster_column", "target_column", "user", "target", "cluster"}
     if isinstance(data, CsvData | ParquetData | StataData | SpssData):
         kept = {"columns": dict(data.columns), "formula": data.formula, "indicator_columns": data.indicator_columns}
-        kept["missing"] = "indicator" if data.missing == "indicator" else "mean"  # no row is dropped: each has a prediction
+        kept["missing"] = "indicator" if data.missing == "indicator" else "mean"  # drops no row: each needs a prediction
     ignored = {name for role in others for name in _names(getattr(data, role, None))}
     columns: dict[str, object] = {**dict.fromkeys(ignored, "ignore"), **kept.pop("columns", {})}  # type: ignore[dict-item]
     columns |= dict.fromkeys(ignored, "ignore")
@@ -115,7 +115,7 @@ def _as_csv(data: DataConfig, path: Path) -> CsvData:
 
 
 def _check_complete(where: str, features: Array, schema: Sequence[Feature], lines: Sequence[int]) -> None:
-    """ConfigError for missing cells, where the experiment does not fill them in."""
+    """ConfigError for missing cells, if the experiment does not fill them in."""
     missing = np.argwhere(np.isnan(features))
     if not len(missing):
         return
@@ -131,7 +131,7 @@ def _names(column: object) -> Sequence[str]:
 
 
 def _columns_of(label: str, header: Sequence[str], features: Sequence[str]) -> dict[str, list[str]]:
-    """The columns of a model's features, in their order, with the levels that categories have features for."""
+    """The columns of a model's features, in order, with those levels of categories that have a feature."""
     columns: dict[str, list[str]] = {}
     for name in features:
         if name in header:
@@ -149,7 +149,7 @@ def _columns_of(label: str, header: Sequence[str], features: Sequence[str]) -> d
 def _reference(
     header: Sequence[str], cells: Sequence[Sequence[str]], column: str, trained: Sequence[str], spelling: Spelling, label: str
 ) -> str:
-    """The level that has no feature, where it was not declared: the only other one that the rows may have."""
+    """The level without a feature, unless it was declared: the only other level that the rows may contain."""
     if column not in header:
         raise ConfigError(f"{label}: column {column!r} is missing, found {', '.join(map(repr, header))}", Finding("T2"))
     place = header.index(column)

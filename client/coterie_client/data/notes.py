@@ -1,4 +1,4 @@
-"""What is to be known of a host's data before the first round: rows left out, columns not used, columns that may be identifiers."""
+"""Notes on a host's data before the first round: rows left out, columns not used, columns that may be identifiers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coterie.findings import Finding
 
 @dataclass(frozen=True)
 class Note:
-    """The sentence is for the host's own log, the finding for the coordinator."""
+    """The sentence goes to the host's own log, the finding to the coordinator."""
 
     sentence: str
     finding: Finding

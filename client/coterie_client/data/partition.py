@@ -1,8 +1,9 @@
-"""How labelled rows become users': by classes, by Dirichlet proportions, by the users that the rows know, or by a rule of others.
+"""Deals labelled rows to users: by classes, by Dirichlet proportions, by natural users, or by a rule from outside.
 
-Labels and the seed alone decide, for all users at once: `classes` are dealt like cards, so that all are used equally often (the shards of
-McMahan et al., 2017, with distinct classes per user as in Collins et al., 2021); `dirichlet` is that of Hsu, Qi and Brown (2019) with
-proportions drawn per class. Test rows of the source follow a user's classes in the proportions of its training rows, and each is used once.
+The result depends only on labels and seed, and is computed for all users at once. `classes` deals classes like cards, so that all are used
+equally often: the shards of McMahan et al. (2017), with distinct classes per user as in Collins et al. (2021). `dirichlet` follows Hsu, Qi
+and Brown (2019), with proportions drawn per class. A user's test rows have the class proportions of its training rows; no test row is used
+twice.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from coterie.text.names import natural_key
 from coterie_client.data.pool import Pool, Share, chosen_classes
 from coterie_client.data.split import held_out_rows
 
-MAX_DRAWS = 100  # of Dirichlet proportions until all users have enough rows
-_LEAST_SHARE = 2  # rows of a class that a user gets, where there are enough for all
+MAX_DRAWS = 100  # of Dirichlet proportions, until all users have enough rows
+_LEAST_SHARE = 2  # rows of a class per user, if there are enough for all
 _NONE = np.empty(0, dtype=np.int64)
 
 
 @otherwise(Finding("D5", place="data.partition.by"))
 def deal(pool: Pool, partition: Partition | None, test_fraction: float, seed: int) -> list[Share]:
-    """All users' shares of the pool, in natural order. Raises ConfigError where the labels do not allow what is wanted."""
+    """All users' shares of the pool, in natural order. Raises ConfigError when the labels do not allow the partition."""
     if partition is None:
         partition = Partition(by="user")
     seed = seed if partition.seed is None else partition.seed
@@ -58,7 +59,7 @@ def deal(pool: Pool, partition: Partition | None, test_fraction: float, seed: in
 
 
 def _share(pool: Pool, partition: Partition, name: str, rows: Indices, test_rows: Indices | None, test_fraction: float, seed: int) -> Share:
-    """A user's share: test rows of the source, or (None) some of the user's own, and of both at most as many as the partition says."""
+    """A user's share, cut to the sizes in the partition. Without `test_rows` of the source, some of the user's own rows are held out."""
     source = pool if test_rows is None else pool.test
     assert source is not None  # noqa: S101 - test rows came from there
     if test_rows is None:
@@ -116,7 +117,7 @@ def _by_user(pool: Pool, partition: Partition, test_fraction: float, seed: int) 
 
 
 def _of_classes(pool: Pool, partition: Partition, name: str, rows: Indices, seed: int) -> Indices:
-    """A natural user's rows of the S classes that are drawn for it."""
+    """A natural user's rows of the classes drawn for it."""
     if partition.classes_per_user is not None:
         _check_whole(pool, rows)
         present = distinct(pool.target[rows])
@@ -126,7 +127,7 @@ def _of_classes(pool: Pool, partition: Partition, name: str, rows: Indices, seed
 
 
 def _thinned(pool: Pool, sigma: float, kept: dict[str, Indices], least: int, seed: int) -> dict[str, Indices]:
-    """Natural users with log-normal numbers of rows: in proportion to the drawn sizes, their mean as it was, as far as they have rows."""
+    """Natural users with log-normal numbers of rows: proportional to the drawn sizes, with the same mean if users have enough rows."""
     sizes = {name: math.exp(sigma * float(normal(stream(seed, "partition sizes", name), 1)[0])) for name in kept}
     scale = sum(map(len, kept.values())) / sum(sizes.values())
     thinned = {}
@@ -137,7 +138,7 @@ def _thinned(pool: Pool, sigma: float, kept: dict[str, Indices], least: int, see
 
 
 def _natural_test_rows(pool: Pool, partition: Partition, kept: dict[str, Indices], seed: int) -> dict[str, Indices] | None:
-    """The source's test rows by user: the user's own, or, where they know no users, some with the user's class proportions."""
+    """The source's test rows by user: the user's own, or, without users in the test rows, some with the user's class proportions."""
     test = pool.test
     if test is None:
         return None
@@ -151,7 +152,7 @@ def _natural_test_rows(pool: Pool, partition: Partition, kept: dict[str, Indices
 
 
 def _test_rows_by_class(pool: Pool, test: Pool, kept: dict[str, Indices], seed: int) -> dict[str, Indices]:
-    """For each user test rows with its class proportions."""
+    """Test rows for each user, with its class proportions."""
     everything = np.concatenate(list(kept.values()))
     _check_whole(pool, everything)
     labels = distinct(pool.target[everything])
@@ -168,7 +169,7 @@ def _has_classes(partition: Partition) -> bool:
 
 
 def _classes(pool: Pool, partition: Partition) -> Array:
-    """(C,) the labels to deal: the chosen ones, or all from 0 to the largest, each of which must have a row."""
+    """(C,) the labels to deal: the chosen ones, or all from 0 to the largest. Each must have a row."""
     everything = np.arange(len(pool.target))
     _check_whole(pool, everything)
     chosen = chosen_classes(pool, partition)
@@ -207,7 +208,7 @@ def _deck(pool: Pool, label: float, what: str, seed: int) -> Indices:
 
 
 def _hands(decks: Sequence[Indices], counts: NDArray[np.int64]) -> list[Indices]:
-    """Each user's rows, ascending; `counts` (n_users, C) of each class, dealt one user after the other."""
+    """Each user's rows, ascending. `counts` (n_users, C) says how many of each class; users are served in turn."""
     ends = np.cumsum(counts, axis=0)
     hands = []
     for mine, end in zip(counts, ends, strict=True):
@@ -217,7 +218,7 @@ def _hands(decks: Sequence[Indices], counts: NDArray[np.int64]) -> list[Indices]
 
 
 def _counts_by_classes(pool: Pool, partition: Partition, labels: Array, decks: Sequence[Indices], seed: int) -> NDArray[np.int64]:
-    """(n_users, C) rows of each class for each user."""
+    """(n_users, C) number of rows by user and class."""
     assert partition.users is not None  # noqa: S101 - the partition's own validator
     assert partition.classes_per_user is not None  # noqa: S101
     n_users, n_classes, per_user = partition.users, len(labels), partition.classes_per_user
@@ -244,10 +245,10 @@ def _counts_by_classes(pool: Pool, partition: Partition, labels: Array, decks: S
 
 
 def classes_of_users(n_users: int, per_user: int, n_classes: int, draws: Stream) -> NDArray[np.int64]:
-    """(n_users, n_classes) of 0 and 1: each user has `per_user` classes, drawn, and any two classes have equally many users to within one.
+    """(n_users, n_classes) of 0 and 1: each user draws `per_user` classes, and the numbers of users per class differ by at most one.
 
-    A user takes the classes that are left most often, ties in random order: since the numbers left never differ by more than one, there are
-    always `per_user` distinct ones.
+    A user takes the classes with the most copies left, ties in random order. The numbers left never differ by more than one, so there are
+    always `per_user` distinct classes.
     """
     base, extra = divmod(n_users * per_user, n_classes)
     left = np.full(n_classes, base, dtype=np.int64)
@@ -262,7 +263,7 @@ def classes_of_users(n_users: int, per_user: int, n_classes: int, draws: Stream)
 
 
 def _dirichlet(partition: Partition, decks: Sequence[Indices], seed: int) -> NDArray[np.int64]:
-    """(n_users, C) rows of each class for each user, drawn again until each user has `min_rows`."""
+    """(n_users, C) number of rows by user and class, drawn again until each user has `min_rows`."""
     assert partition.users is not None  # noqa: S101 - the partition's own validator
     assert partition.alpha is not None  # noqa: S101
     least = 2 if partition.min_rows is None else partition.min_rows
@@ -284,7 +285,7 @@ def _dirichlet(partition: Partition, decks: Sequence[Indices], seed: int) -> NDA
 
 
 def _divided(total: int, weights: Array) -> NDArray[np.int64]:
-    """`total` cut into pieces at the rounded cumulative shares of the weights."""
+    """`total` split into whole pieces by rounding the cumulative shares of the weights."""
     ends = np.floor(total * (np.cumsum(weights) / weights.sum()) + 0.5).astype(np.int64)
     ends[-1] = total
     pieces: NDArray[np.int64] = np.diff(np.minimum(ends, total), prepend=0)
@@ -292,7 +293,7 @@ def _divided(total: int, weights: Array) -> NDArray[np.int64]:
 
 
 def log_gamma(alpha: float, n: int, draws: Stream) -> Array:
-    """(n,) logarithms of Gamma(alpha, 1) numbers, by Marsaglia and Tsang (2000); with a small alpha they themselves underflow."""
+    """(n,) logarithms of Gamma(alpha, 1) numbers, by Marsaglia and Tsang (2000). The numbers themselves underflow for small alpha."""
     d = (alpha if alpha >= 1 else alpha + 1) - 1 / 3
     c = 1 / math.sqrt(9 * d)
     logs = np.full(n, np.nan)
@@ -309,7 +310,7 @@ def log_gamma(alpha: float, n: int, draws: Stream) -> Array:
 
 
 def _sizes(partition: Partition, n_users: int, seed: int) -> Array:
-    """(n_users,) weights of the users' numbers of rows."""
+    """(n_users,) relative numbers of rows."""
     if partition.sizes is None:
         return np.ones(n_users)
     sizes: Array = np.exp(partition.sizes.lognormal * normal(stream(seed, "partition sizes"), n_users))
@@ -320,7 +321,7 @@ def _sizes(partition: Partition, n_users: int, seed: int) -> Array:
 
 
 def _test_counts(test: Pool, labels: Array, counts: NDArray[np.int64], decks: Sequence[Indices]) -> NDArray[np.int64]:
-    """(n_users, C) test rows: of each class the same ratio to the training rows, the largest for which all classes have enough."""
+    """(n_users, C) number of test rows. Their ratio to training rows is equal in all classes: the largest for which no class runs out."""
     totals = counts.sum(axis=0)
     for label, deck, total in zip(labels, decks, totals, strict=True):
         if total and not len(deck):
@@ -332,7 +333,7 @@ def _test_counts(test: Pool, labels: Array, counts: NDArray[np.int64], decks: Se
 
 
 def apportion(total: int, weights: Array) -> NDArray[np.int64]:
-    """(n,) whole numbers that sum to `total`, in proportion to the weights, the largest remainders rounded up."""
+    """(n,) whole numbers that sum to `total`, in proportion to the weights, by largest remainders."""
     shares = total * (weights / weights.sum())
     whole: NDArray[np.int64] = np.floor(shares).astype(np.int64)
     order = np.argsort(whole - shares, kind="stable")
@@ -341,13 +342,13 @@ def apportion(total: int, weights: Array) -> NDArray[np.int64]:
 
 
 def _cut(pool: Pool, rows: Indices, most: int | None, draws: Stream) -> Indices:
-    """At most `most` of the rows, drawn, their labels in the same proportions."""
+    """At most `most` of the rows, drawn with the same label proportions."""
     if most is None or len(rows) <= most:
         return rows
     order = draws.order(len(rows))
     target = pool.target[rows[order]]
     _, firsts, of_row, counts = np.unique(target, return_index=True, return_inverse=True, return_counts=True)
-    drawn = np.argsort(firsts)  # labels in the order in which they are drawn first, so that ties favour none
+    drawn = np.argsort(firsts)  # labels in random order, so that ties favour none
     kept = [order[of_row == label][:n] for label, n in zip(drawn, apportion(most, counts[drawn].astype(np.float64)), strict=True)]
     chosen: Indices = rows[np.sort(np.concatenate(kept))]
     return chosen

@@ -1,7 +1,7 @@
-"""Which files a configured path stands for, and the wall around the client's data folder.
+"""Finds the files of a configured path, and keeps reads inside the client's data folder.
 
-A client's configuration may come from the coordinator, so a path in it is not trusted: with a data folder, only files whose
-real place is inside that folder are read, whatever "..", absolute paths or symbolic links say.
+The configuration may come from the coordinator, so its paths are not trusted. A client with a data folder reads only files whose resolved
+path lies inside it. "..", absolute paths and symbolic links do not help.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from coterie.experiment.source import USER
 from coterie.findings import Finding
 from coterie.text.names import check_name, natural_key
 
-# What a client keeps beside its data, or in a state folder there: keys, lists of true names, the policy, what its owner has accepted.
+# Files of the client itself, which may lie beside its data: keys, lists of true names, the policy, accepted consents.
 _OWN = re.compile(r"policy\.(yaml|key)|accepted\.json|.*pseudonyms.*\.(key|json)")
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file to read; `label` is how messages call it: as configured, without the client's own folders."""
+    """One file to read. Messages use `label`: the configured path, without the client's own folders."""
 
     path: Path
     label: str
-    user: str | None  # the file holds this user's rows alone; None: a column tells the users
+    user: str | None  # all rows are this user's; None: a column names the users
 
 
 @otherwise(Finding("D2", place="data.path"))
 def resolve(path: str | Path, data_dir: Path | None) -> Path:
-    """The real place of `path`. Raises ConfigError when it is outside of `data_dir`, or `data_dir` is no folder.
+    """The resolved path. Raises ConfigError when it lies outside `data_dir`, or when `data_dir` is not a folder.
 
-    Without `data_dir`, relative paths start at the current working directory and all places are allowed.
+    Without `data_dir`, relative paths start at the current working directory and any path is allowed.
     """
     if data_dir is None:
         return _real(Path(path), path)
@@ -58,12 +58,12 @@ def one_file(path: str, data_dir: Path | None) -> DataFile:
 
 @otherwise(Finding("D2", place="data.path"))
 def data_files(path: str, data_dir: Path | None, suffixes: tuple[str, ...]) -> list[DataFile]:
-    """The files that `path` stands for, per-user files in natural order of their users.
+    """The files of `path`; files of single users come in natural order of user names.
 
-    A folder stands for its files that end in one of `suffixes`, each named after its user; other and hidden files are passed over.
+    A folder means all its files that end in one of `suffixes`, each named after its user. Other files and hidden files are skipped.
     """
     if USER in path:
-        return _per_user(path, data_dir)
+        return _in_order(path, _matches(path, data_dir))
     if not resolve(path, data_dir).is_dir():
         return [one_file(path, data_dir)]
     found: dict[str, DataFile] = {}
@@ -74,10 +74,6 @@ def data_files(path: str, data_dir: Path | None, suffixes: tuple[str, ...]) -> l
                 raise ConfigError(f"user {name!r} has the files {found[name].label!r} and {file.label!r}, want one")
             found[name] = file
     return _in_order(path, list(found.values()))
-
-
-def _per_user(pattern: str, data_dir: Path | None) -> list[DataFile]:
-    return _in_order(pattern, _matches(pattern, data_dir))
 
 
 def _in_order(path: str, files: list[DataFile]) -> list[DataFile]:

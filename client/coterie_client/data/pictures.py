@@ -1,4 +1,4 @@
-"""JPEG and PNG files as bytes: uint8 (channels, height, width), decoded by Pillow, which is imported on first use."""
+"""Decodes JPEG and PNG files to uint8 (channels, height, width), with Pillow, which is imported on first use."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _MAX_PIXELS = 64 << 20  # of one image
 
 
 class Pictures:
-    """A block of images of one size, filled one by one; the first image of a source decides channels and size for all of it."""
+    """A batch of images of one size, filled one by one. The first image of a source sets channels and size for all."""
 
     block: Bytes  # (n, channels, height, width)
 
     def __init__(self, where: str, channels: int | None = None, resize: tuple[int, int] | None = None) -> None:
         self._where, self._channels, self._resize = where, channels, resize
-        self._size = (0, 0)  # width and height, as Pillow has it
+        self._size = (0, 0)  # width and height, in Pillow's order
         self._first = ""
 
     def begin(self, first: bytes | Path, called: str, n: int) -> None:
-        """Makes room for n images like this one."""
+        """Allocates space for n images of this size."""
         with self._opened(first, called) as image:
             if self._channels is None:
                 self._channels = 1 if image.mode in ("1", "L", "I;16", "I", "F", "LA") else 3
@@ -40,7 +40,7 @@ class Pictures:
         self.block = np.empty((n, self._channels, self._size[1], self._size[0]), np.uint8)
 
     def put(self, place: int, data: bytes | Path, called: str) -> None:
-        """Decodes an image into its place. ConfigError that names it when it cannot be decoded, or has another size than the first."""
+        """Decodes one image. ConfigError that names it when it cannot be decoded, or its size differs from the first."""
         with self._opened(data, called) as image:
             if self._resize is None and image.size != self._size:
                 (width, height), (first_width, first_height) = image.size, self._size
@@ -70,7 +70,7 @@ class Pictures:
 
 
 def _said(error: Exception) -> str:
-    said = str(getattr(error, "strerror", None) or error).partition("image file <")[0]  # Pillow ends with the address of a buffer
+    said = str(getattr(error, "strerror", None) or error).partition("image file <")[0]  # Pillow appends the address of a buffer
     return said.strip() or type(error).__name__
 
 

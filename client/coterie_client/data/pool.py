@@ -1,7 +1,7 @@
 """Labelled rows that a partition gives to users.
 
-A source says which rows there are and what their labels are, and brings the rows themselves only on demand, so that a client decodes those
-of its own users alone. Who gets what depends on the labels, the seed and the partition, never on which users a client asks for.
+A source lists its labels first and decodes rows on demand, so a client decodes only the rows of its own users. Labels, seed and partition
+alone decide who gets which rows. The users that a client loads do not matter.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from coterie_client.data.users import UserData, UserHead
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Rows 0 to n - 1 with their labels; `rows` takes some of them, in any order and each once, to their features (len, ...)."""
+    """Rows 0 to n - 1 with their labels. `rows` maps distinct row numbers, in any order, to their features (len, ...)."""
 
-    where: str  # how messages call the source
+    where: str  # the name of the source in messages
     target: Array  # (n,)
     rows: Callable[[Indices], NDArray[Any]]
     users: Mapping[str, Indices] | None = None  # the rows of each natural user, ascending
-    clusters: Mapping[str, str] = field(default_factory=dict)  # of natural users whose cluster is known
-    class_names: Sequence[str] = ()  # of labels 0, 1, ..., where they have names
-    test: Pool | None = None  # the source's own test rows; None: some of each user's rows are held out
+    clusters: Mapping[str, str] = field(default_factory=dict)  # of those natural users whose cluster is known
+    class_names: Sequence[str] = ()  # of labels 0, 1, ..., if they have names
+    test: Pool | None = None  # the source's own test rows; None: each user holds out some of its rows
 
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """What one user gets: rows of the pool, ascending, and test rows, which are of `Pool.test` where there is one."""
+    """The rows of the pool that one user gets, ascending, and its test rows. Test rows belong to `Pool.test` if there is one."""
 
     name: str
     cluster: str | None
@@ -45,21 +45,18 @@ class Share:
 
 @dataclass(frozen=True)
 class UserSummary:
-    """A user's rows in numbers."""
-
     name: str
     n_rows: int
     n_test: int
-    labels: Mapping[float, int] | None  # how many training rows have which label; None: targets that are no whole numbers
+    labels: Mapping[float, int] | None  # number of training rows by label; None: some target is not a whole number
 
 
 def heads_of(shares: Sequence[Share]) -> list[UserHead]:
-    """The users without their rows."""
     return [UserHead(share.name, share.cluster, len(share.rows)) for share in shares]
 
 
 def load_shares(pool: Pool, partition: Partition | None, shares: Sequence[Share], names: Collection[str] | None) -> list[UserData]:
-    """The users in `names` (None: all) with their rows, which are brought together in one go."""
+    """The users in `names` (None: all) with their rows, which are read in one batch."""
     mine = [share for share in shares if names is None or share.name in names]
     if not mine:
         return []
@@ -82,14 +79,14 @@ def load_shares(pool: Pool, partition: Partition | None, shares: Sequence[Share]
 
 
 def _features(pool: Pool, of_users: Sequence[Indices]) -> list[NDArray[Any]]:
-    """The features of each user's rows, read-only views of one array."""
+    """The features of each user, as read-only views of one array."""
     block = np.ascontiguousarray(pool.rows(np.concatenate(of_users)))
     block.flags.writeable = False
     return np.split(block, np.cumsum([len(rows) for rows in of_users])[:-1])
 
 
 def chosen_classes(pool: Pool, partition: Partition | None) -> Array | None:
-    """The labels that `partition.classes` chooses, in its order; None: all. ConfigError for one that no row has."""
+    """The labels in `partition.classes`, in its order; None: all. ConfigError for a class without rows."""
     if partition is None or partition.classes is None:
         return None
     chosen = []
@@ -110,7 +107,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def relabelling(pool: Pool, partition: Partition | None) -> Callable[[Array], Array]:
-    """From labels of the pool to those that users have, read-only."""
+    """A function from labels of the pool to labels of the users. It returns read-only arrays."""
     chosen = chosen_classes(pool, partition) if partition is not None and partition.relabel else None
 
     def relabelled(target: Array) -> Array:
@@ -125,12 +122,12 @@ def relabelling(pool: Pool, partition: Partition | None) -> Callable[[Array], Ar
 
 
 def summaries(pool: Pool, partition: Partition | None, shares: Sequence[Share]) -> list[UserSummary]:
-    """The users in numbers, without bringing a row."""
+    """Counts for each user; no rows are read."""
     relabelled = relabelling(pool, partition)
     return [summary(share.name, relabelled(pool.target[share.rows]), len(share.test_rows)) for share in shares]
 
 
 def summary(name: str, target: Array, n_test: int) -> UserSummary:
-    """A user with these targets (m,)."""
+    """Counts for a user with these targets (m,)."""
     is_whole = bool(np.equal(target, np.floor(target)).all())
     return UserSummary(name, len(target), n_test, Counter(target.tolist()) if is_whole else None)

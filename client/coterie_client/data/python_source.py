@@ -1,4 +1,4 @@
-"""Users made by code of a package, or of the client's own (`sources` says what that is), checked."""
+"""Users from Python code: a data source of an installed package or of the client itself (see `sources`). Its values are checked."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from coterie_client.user_code import user_code
 
 
 def heads(config: PythonData, seed: int, data_dir: Path | None = None) -> list[UserHead]:
-    """All users; the source has to make them, or its rows, for this."""
+    """All users. The source has to load its rows for this."""
     return [UserHead(user.name, user.cluster, len(user.features)) for user in load(config, seed, None, data_dir)]
 
 
 def load(config: PythonData, seed: int, names: Collection[str] | None, data_dir: Path | None = None) -> list[UserData]:
-    """The users in `names` (None: all) that the source gives; records of others are checked for their name only."""
+    """The users in `names` (None: all). Records of other users are only checked for their name."""
     ask = _source(config, seed, data_dir)
     with user_code(config.path, Finding("L3", place="data.path"), ConfigError):
         found = ask()
@@ -43,7 +43,6 @@ def load(config: PythonData, seed: int, names: Collection[str] | None, data_dir:
 
 
 def _pool(found: LabelledRows, where: str) -> Pool:
-    """The rows as partitions know them."""
     labels = _numbers(found.labels, "labels", 1, where)
     n_rows = 0 if labels is None else len(labels)
     if labels is None or not n_rows:
@@ -97,7 +96,7 @@ def _loaded(config: PythonData, seed: int, names: Collection[str] | None, record
 
 @otherwise(Finding("L4", place="data.path"))
 def _source(config: PythonData, seed: int, data_dir: Path | None) -> Callable[[], Any]:
-    """What makes the users, or labelled rows."""
+    """The function that returns users or labelled rows."""
     found = plugins.load("source", config.path)
     if isinstance(found, DataSource):
         options = validated(found.options, config.options, "data.options")
@@ -138,7 +137,7 @@ def _rows(record: Any, features_name: str, target_name: str, where: str) -> tupl
 
 
 def _numbers(values: Any, what: str, n_axes: int, where: str) -> NDArray[Any] | None:
-    """The values as they are, with one axis or with at least two."""
+    """The values as an array with one axis, or with at least two."""
     if values is None:
         return None
     try:

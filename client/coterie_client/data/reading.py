@@ -1,4 +1,4 @@
-"""What reading gives: the users, and notes on what was left out, dropped or converted, so that nothing is done in silence."""
+"""The result of reading data: users, with notes on everything that was left out, dropped or converted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coterie_client.data.users import UserData
 
 @dataclass(frozen=True)
 class Reading:
-    """Users with their rows, in natural order of names, and what is to be said about them."""
+    """Users with their rows, in natural order of names, and notes on them."""
 
     users: Sequence[UserData]
     notes: tuple[Note, ...] = ()

@@ -1,7 +1,7 @@
 """Regressions that share a representation: y = w*_i' B*' x + noise, x ~ N(0, I), section 5.1 of Collins et al. (2021).
 
-Users "u0", "u1", ...; the truth is in `coterie.experiment.representation`. Rows are drawn by user, purpose and round, so they do not
-depend on who else is loaded, and fewer rows are the first of more.
+Users are "u0", "u1", ...; `coterie.experiment.representation` draws the truth. Rows are drawn by user, purpose and round. So they do not
+depend on the other loaded users, and a shorter draw is a prefix of a longer one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from coterie_client.data.users import UserData, UserHead, frozen
 
 
 def heads(config: RepresentationData) -> list[UserHead]:
-    """All users, without making any row."""
     return [UserHead(f"u{number}", None, config.rows_per_user) for number in range(config.users)]
 
 
 def load(config: RepresentationData, seed: int, names: Collection[str] | None) -> list[UserData]:
-    """The users in `names` (None: all) that there are."""
+    """The users in `names` (None: all) that exist."""
     wanted = [head.name for head in heads(config) if names is None or head.name in names]
     thetas = _thetas(config, seed, wanted)
     loaded = []
@@ -33,7 +32,7 @@ def load(config: RepresentationData, seed: int, names: Collection[str] | None) -
 
 
 def fresh(config: RepresentationData, seed: int, names: Sequence[str]) -> Callable[[int, int, int], tuple[Array, Array]]:
-    """(position in `names`, round, m) -> m rows (m, d) and targets (m,) that this user has in this round alone."""
+    """(position in `names`, round, m) -> m rows (m, d) and targets (m,), different in every round."""
     thetas = _thetas(config, seed, names)
 
     def draw(position: int, round_number: int, m: int) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""The speaking roles of plays as users: sequences of characters, and which character follows."""
+"""Speaking roles of plays as users: rows are character sequences, and the label is the next character."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from coterie_client.data.pool import Pool
 
 
 def pool(config: RolesData, data_dir: Path | None) -> Pool:
-    """Rows of int64 (T,), the roles in the order of their first speech; test rows lie in the last part of a role's text altogether."""
+    """Rows of int64 (T,); roles in order of their first speech. Test rows lie entirely in the last part of a role's text."""
     file = one_file(config.path, data_dir)
     text = _text(file)
     speeches = {name: said for name, said in speeches_of(text, file.label).items() if len(said) >= config.min_characters}
@@ -46,7 +46,7 @@ def pool(config: RolesData, data_dir: Path | None) -> Pool:
 
 
 def speeches_of(text: str, where: str) -> Mapping[str, str]:
-    """All that each role says, its speeches joined by line ends."""
+    """The text of each role: its speeches, joined by newlines."""
     said: dict[str, list[str]] = {}
     for block in text.split("\n\n"):
         head, _, speech = block.strip("\n").partition("\n")
@@ -58,7 +58,7 @@ def speeches_of(text: str, where: str) -> Mapping[str, str]:
 def _windows(
     config: RolesData, where: str, whole: Indices, spans: list[tuple[str, int, int]], symbols: list[str], test: Pool | None
 ) -> Pool:
-    """The rows that begin in these spans of the text and end in them, their labels included."""
+    """The rows that lie inside these spans of the text, including their labels."""
     length = config.sequence_length
     begins = [np.arange(start, end - length, config.stride) for _, start, end in spans]
     ends = np.cumsum([len(mine) for mine in begins])

@@ -1,4 +1,4 @@
-"""Partition rules of packages, or of the client's own code: who gets which of the labelled rows."""
+"""Partition rules of installed packages, or of the client's own code."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ O = TypeVar("O", bound=Settings)
 
 @dataclass(frozen=True)
 class PartitionRequest(Generic[O]):
-    """What a rule is to deal. The same request must give the same users, in any process; draws come from `stream` alone."""
+    """The input of a rule. The same request must give the same users in any process, so rules draw from `stream` only."""
 
     options: O  # `data.partition.options` of the experiment
-    rows: Indices  # (n,) the numbers of the rows to deal, ascending: those of `data.partition.classes`, or all
-    labels: Array  # (n,) theirs, whole numbers from 0
+    rows: Indices  # (n,) row numbers to deal, ascending: those of `data.partition.classes`, or all
+    labels: Array  # (n,) whole numbers from 0
     n_users: int | None  # `data.partition.users`
-    users: Mapping[str, Indices] | None  # of natural users their rows among these, where the source knows them
+    users: Mapping[str, Indices] | None  # the rows of each natural user among these, if the source has users
     seed: int
 
     def stream(self, *index: int | str) -> Stream:
@@ -41,14 +41,14 @@ class PartitionRequest(Generic[O]):
 
 @dataclass(frozen=True)
 class PartitionRule(Generic[O]):
-    """A rule: `deal` says which of the rows each user gets. No row goes to two users; rows may be left over."""
+    """A rule: `deal` returns the rows of each user. No row may go to two users; rows may be left over."""
 
     deal: Callable[[PartitionRequest[O]], Mapping[str, ArrayLike]]
     options: type[O] = NoOptions  # type: ignore[assignment]  # which is what O then is
 
 
 def dealt(partition: Partition, rows: Indices, labels: Array, users: Mapping[str, Indices] | None, seed: int) -> dict[str, Indices]:
-    """Each user's rows, ascending. ConfigError where the rule cannot be used, or gives what is no division of the rows."""
+    """Each user's rows, ascending. ConfigError when the rule cannot be used, or its result does not divide the rows."""
     name, finding = partition.by, Finding("D5", place="data.partition.by")
     rule = plugins.load("partition", name)
     if not isinstance(rule, PartitionRule):

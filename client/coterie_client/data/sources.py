@@ -1,7 +1,7 @@
-"""What code of a package, or of the client's own, gives as a data source: users, or labelled rows that a partition deals to users.
+"""The interface of data sources in Python. A source returns users, or labelled rows that a partition deals to users.
 
-The experiment may come from the coordinator, and naming any function of any module would let it run any of them ("subprocess:call"). So a
-source is a `DataSource`, or a function marked with `@user_source`: whoever wrote it wanted experiments to call it.
+The experiment may come from the coordinator. If it could name any function, it could call "subprocess:call". So a source must be a
+`DataSource`, or a function marked with `@user_source`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ O = TypeVar("O", bound=Settings)
 
 
 class UserRecord(Protocol):
-    """One user as a source returns it; `User` and `UserData` are, any object with these attributes will do.
+    """One user as a source returns it: a `User`, a `UserData`, or any object with these attributes.
 
-    Features are numbers (n, p), or, for networks, rows with more axes: bytes (n, channels, height, width) stay bytes.
-    `target` (n,), `cluster`, `test_features` (m_test, ...) and `test_target` (m_test,) may be None or absent. Without test rows, some of
-    the n rows are held out by the experiment's `test_fraction`.
+    Features are numbers (n, p). For networks they may have more axes; bytes (n, channels, height, width) stay bytes. `target` (n,),
+    `cluster`, `test_features` (m_test, ...) and `test_target` (m_test,) may be None or absent. Without test rows, the experiment's
+    `test_fraction` of the n rows is held out.
     """
 
     @property
@@ -53,46 +53,48 @@ class User:
 class LabelledRows:
     """Rows that the experiment's `data.partition` deals to users."""
 
-    features: Any  # (n, ...): an array, or what gives an array (len(rows), ...) for `features[rows]`, such as a memory map
+    features: Any  # (n, ...): an array, or an object such as a memory map whose `features[rows]` is an array (len(rows), ...)
     labels: ArrayLike  # (n,) whole numbers from 0
-    users: Mapping[str, ArrayLike] | None = None  # of natural users, the numbers of their rows from 0; None: the rows know no users
-    class_names: Sequence[str] = ()  # of labels 0, 1, ..., where they have names
-    test: LabelledRows | None = None  # test rows; None: some of each user's rows are held out by `test_fraction`
+    users: Mapping[str, ArrayLike] | None = None  # the row numbers of each natural user, from 0; None: rows have no users
+    class_names: Sequence[str] = ()  # of labels 0, 1, ..., if they have names
+    test: LabelledRows | None = None  # None: each user's `test_fraction` is held out
 
 
 class NoOptions(Settings):
-    """Of code that takes none: any key is a mistake."""
+    """Accepts no options."""
 
 
 @dataclass(frozen=True)
 class SourceRequest(Generic[O]):
-    """What a source is asked for. The same request must give the same users, in any process."""
+    """The input of a source. The same request must give the same users in any process."""
 
     options: O  # `data.options` of the experiment
     seed: int  # of the experiment
-    folder: Path | None  # the client's data folder; None: the working directory, and any path
+    folder: Path | None  # the client's data folder; None: the working directory, and any path is allowed
 
     def path(self, name: str) -> Path:
-        """The real place of a file in the data folder. ConfigError when it is outside: the experiment may come from the coordinator."""
+        """The resolved path of a file in the data folder. ConfigError when it lies outside, since the experiment may come from the
+        coordinator.
+        """
         return paths.resolve(name, self.folder)
 
 
 @dataclass(frozen=True)
 class DataSource(Generic[O]):
-    """A data source. `options` is the model that `data.options` must fit, a subclass of `Settings`."""
+    """A data source. `options` is the subclass of `Settings` that checks `data.options`."""
 
     read: Callable[[SourceRequest[O]], Iterable[UserRecord] | LabelledRows]
     options: type[O] = NoOptions  # type: ignore[assignment]  # which is what O then is
 
 
 class UserSource(Protocol):
-    """Makes all users. The same options and seed must give the same users, in any process."""
+    """Makes all users. The same options and seed must give the same users in any process."""
 
     def __call__(self, options: dict[str, JsonValue], seed: int) -> Iterable[UserRecord]: ...
 
 
 def user_source(function: F) -> F:
-    """Mark a `UserSource`: experiments may call it."""
+    """Mark a function as a `UserSource`, so that experiments may call it."""
     setattr(function, MARK, True)
     return function
 

@@ -1,7 +1,7 @@
-"""The held-out split: which of a user's rows are its test rows, and which of the others a fold of a cross-validation holds out.
+"""The held-out split: which of a user's rows are test rows, and which training rows a fold of a cross-validation holds out.
 
-It depends on the seed, the user's name and the user's own rows, never on other users or on who shares the host.
-How many rows are held out depends on their number (in a fold, on the user's name too), so that heads know it without reading targets.
+It depends on the seed, the user's name and the user's own rows. Other users and hosts do not matter. The number of held-out rows needs no
+targets: it follows from the number of rows, and in a fold also from the user's name.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from coterie_client.data.users import UserData, UserHead, frozen
 
 
 def n_test_rows(n_rows: int, test_fraction: float) -> int:
-    """`test_fraction` of the rows, rounded half up, but two rows (or all there are) stay for training."""
-    # Two and not one: a user with both classes keeps both, and the number needs no look at the targets.
+    """`test_fraction` of the rows, rounded half up. At least two rows (or all) stay for training."""
+    # Two, so that a user with both classes can keep both. The number needs no look at the targets.
     return max(0, min(math.floor(n_rows * test_fraction + 0.5), n_rows - 2))
 
 
@@ -50,7 +50,7 @@ def hold_out(
 
 
 def held_out_rows(name: str, target: Array, test_fraction: float, seed: int) -> NDArray[np.bool_]:
-    """(n,) which of a user's rows are its test rows; `target` (n,) is theirs.
+    """(n,) mask of a user's test rows; `target` (n,) is the user's.
 
     A target with exactly two values is split in proportion to them, and both stay in training.
     """
@@ -71,12 +71,13 @@ def _test_rows(name: str, target: Array, n_test: int, seed: int) -> Indices:
 
 
 def fold_rows(name: str, target: Array, fold: Fold, seed: int) -> NDArray[np.bool_]:
-    """(m,) which of a user's m training rows the fold holds out; `target` (m,) is theirs.
+    """(m,) mask of the training rows that the fold holds out; `target` (m,) is the user's.
 
-    The rows, shuffled (a target with exactly two values: one value after the other), are dealt to the folds in turn, so that a user's folds
-    differ by at most one row, and by at most one of each of two values. Each user begins with a fold of its own, drawn: the rows of users
-    with fewer rows than folds are spread over all folds, and such a user has nothing held out in the others. A single row is never held
-    out: its user always trains on it, and is judged in no fold.
+    The rows are shuffled (with exactly two target values: one value after the other) and dealt to the folds in turn. So a user's folds
+    differ by at most one row, and by at most one row of each of two values.
+
+    Each user starts at a random fold. So users with fewer rows than folds are spread over all folds, and hold out nothing in some of them.
+    A single row is never held out: its user always trains on it, and no fold tests it.
     """
     held_out = np.zeros(len(target), dtype=np.bool_)
     if len(target) > 1:
@@ -91,7 +92,7 @@ def fold_rows(name: str, target: Array, fold: Fold, seed: int) -> NDArray[np.boo
 
 
 def with_fold(user: UserData, fold: Fold, seed: int) -> UserData:
-    """The user as the fold has it: some of its training rows in the place of its test rows."""
+    """The user in this fold: the held-out training rows replace its test rows."""
     chosen = fold_rows(user.name, user.target, fold, seed)
     return replace(
         user,
@@ -103,7 +104,7 @@ def with_fold(user: UserData, fold: Fold, seed: int) -> UserData:
 
 
 def head_with_fold(head: UserHead, fold: Fold, seed: int) -> UserHead:
-    """The head of `with_fold`, which needs no rows."""
+    """The head of `with_fold`, computed without rows."""
     if head.n_rows < 2:
         return head
     turn = _turn(stream(seed, "folds", head.name), fold)
@@ -111,6 +112,6 @@ def head_with_fold(head: UserHead, fold: Fold, seed: int) -> UserHead:
 
 
 def _turn(draws: Stream, fold: Fold) -> int:
-    """The place of the fold in a user's deal, from 0; the first number of the user's stream."""
+    """The position of the fold in the user's deal, from 0. Uses the first number of the user's stream."""
     first = int(draws.words.random_raw() % fold.of)
     return (fold.number - 1 - first) % fold.of

@@ -1,7 +1,7 @@
-"""Standardisation in pure pieces: per-user totals and deviations to be summed over the federation, and applying what was agreed.
+"""Standardisation: per-user sums and deviations, which the federation adds up, and the transform with the common constants.
 
-The constants themselves are agreed on in federated rounds of sums, so that no member sees another's rows. A missing cell is NaN here: it
-counts in no sum, and gets the common mean. All of it is free of units: a feature in other units has other constants and the same rows.
+Hosts compute the constants in federated rounds of sums, so no host sees another's rows. A missing cell is NaN: it counts in no sum and gets
+the common mean. The result does not depend on the units of a feature.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
 from coterie_client.data.users import UserData, frozen
 
-_CELLS = 1 << 20  # turned at a time: 8 MB
+_CELLS = 1 << 20  # transposed at a time: 8 MB
 
 
 class Totals(NamedTuple):
-    """Over each user's training rows; a missing cell is neither counted nor summed."""
+    """Sums over each user's training rows, without missing cells."""
 
     n_rows: Indices  # (n_users,)
     n_present: Indices  # (n_users, p)
@@ -28,7 +28,7 @@ class Totals(NamedTuple):
 
 
 def totals(users: Sequence[UserData]) -> Totals:
-    """Counts and sums of each user's training rows, in the order given. A row depends on its own user alone."""
+    """Counts and sums of each user's training rows, in the given order. A row of the result depends on its own user only."""
     _check(users)
     return Totals(
         n_rows=np.array([len(user.features) for user in users], dtype=np.int64),
@@ -38,9 +38,9 @@ def totals(users: Sequence[UserData]) -> Totals:
 
 
 def deviations(users: Sequence[UserData], mean: Array) -> Array:
-    """(n_users, p) Euclidean norms of what each user's training rows are from `mean` (p,). ConfigError when it has another shape.
+    """(n_users, p) Euclidean norms of `features - mean` over each user's training rows; mean (p,). ConfigError for another shape.
 
-    Norms and not squares, which leave the range of numbers for features of 1e-170 or 1e170.
+    These are norms because squares over- or underflow for features around 1e170 or 1e-170.
     """
     _check(users)
     for user in users:
@@ -56,9 +56,9 @@ def filled(user: UserData, fill: Array) -> UserData:
 
 
 def standardize(user: UserData, mean: Array, scale: Array) -> UserData:
-    """The user with training and test features turned into (features - mean) / scale; mean and scale (p,).
+    """The user with (features - mean) / scale as training and test features; mean and scale (p,).
 
-    Raises ConfigError for a wrong shape, or a mean or scale that is not finite, or a scale that is not positive.
+    Raises ConfigError for a wrong shape, a mean or scale that is not finite, or a scale that is not positive.
     """
     for what, values in (("mean", mean), ("scale", scale)):
         _check_shape(what, values, user)
@@ -86,7 +86,9 @@ def _check_shape(what: str, values: Array, user: UserData) -> None:
 
 
 def _by_feature(rows: Array, of_features: Callable[[Array], Array]) -> Array:
-    """(p,) what `of_features` makes of the features (k, m), each in one piece: so numpy sums in pairs, with small errors of rounding."""
+    """(p,) the results of `of_features` on contiguous blocks (k, m) of features, so that numpy's pairwise summation keeps rounding errors
+    small.
+    """
     m, p = rows.shape
     width = max(1, _CELLS // max(1, m))
     parts = [of_features(np.ascontiguousarray(rows[:, start : start + width].T)) for start in range(0, p, width)]

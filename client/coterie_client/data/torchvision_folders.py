@@ -1,6 +1,6 @@
-"""Folders in the layout that torchvision leaves: MNIST and its kin as IDX files, CIFAR as Python pickles or in the binary version.
+"""Data sets in torchvision's folder layout: MNIST and relatives as IDX files, CIFAR as Python pickles or in the binary version.
 
-Without torch and torchvision. A pickle can run any code, so CIFAR's are read by an unpickler that knows arrays and nothing else.
+It needs neither torch nor torchvision. A pickle can run any code, so CIFAR's are read by an unpickler that accepts only arrays.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CIFAR_BYTES = math.prod(_CIFAR_SHAPE)
 
 
 class _Part(Protocol):
-    """One file, or pair of files, with some of the rows."""
+    """One file, or pair of files, that holds part of the rows."""
 
     def labels(self) -> Bytes:  # (n,)
         ...
@@ -69,7 +69,7 @@ def pool(config: TorchvisionData, data_dir: Path | None) -> Pool:
 
 
 def _joined(where: str, parts: Sequence[_Part], test: Pool | None) -> Pool:
-    """The rows of all parts, one after the other."""
+    """The rows of all parts, in order."""
     labels = [part.labels() for part in parts]
     ends = np.cumsum([len(mine) for mine in labels])
 
@@ -107,7 +107,7 @@ def _parts(config: TorchvisionData, data_dir: Path | None, *, is_test: bool) -> 
 
 @dataclass(frozen=True)
 class _Pickled:
-    """A batch: a dictionary with the pixels (n, 3072) and a list of labels. It is read anew for what is wanted, and not kept."""
+    """A CIFAR batch: a dictionary of pixels (n, 3072) and a list of labels. Each access reads the file again, to save memory."""
 
     file: DataFile
     key: str
@@ -139,7 +139,7 @@ class _Pickled:
 
 
 class _OnlyArrays(pickle.Unpickler):
-    """Knows what arrays are pickled with; all of it is compiled code, which a pickle cannot change."""
+    """Accepts only the callables of pickled arrays. All of them are compiled code, which a pickle cannot change."""
 
     _KNOWN: dict[tuple[str, str], Any] = {  # noqa: RUF012 - never changed
         ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
@@ -150,7 +150,7 @@ class _OnlyArrays(pickle.Unpickler):
     }
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        """What the name stands for, if it is one of few."""
+        """Called by `load` for each global name in the pickle."""
         if (module_name, global_name) not in self._KNOWN:
             raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}")
         return self._KNOWN[module_name, global_name]
@@ -161,7 +161,7 @@ class _OnlyArrays(pickle.Unpickler):
 
 @dataclass(frozen=True)
 class _Binary:
-    """Rows of one or two labels and 3072 pixels."""
+    """Rows of one or two label bytes and 3072 pixels."""
 
     file: DataFile
     n_label_bytes: int
@@ -182,7 +182,7 @@ class _Binary:
 
 @dataclass(frozen=True)
 class _Idx:
-    """A file of images and one of labels, plain or gzip."""
+    """A file of images and a file of labels, plain or gzip."""
 
     images: DataFile
     labels_file: DataFile
@@ -224,7 +224,7 @@ def _idx_opened(file: DataFile) -> Iterator[IO[bytes]]:
 
 
 def _idx_shape(file: DataFile, data: IO[bytes], n_axes: int) -> tuple[int, ...]:
-    """The header: two zeros, the type (8: bytes), how many axes, their extents as 32-bit numbers, the first byte the highest."""
+    """Reads the header: two zeros, the type (8: bytes), the number of axes, and the big-endian 32-bit length of each axis."""
     magic = data.read(4)
     if magic != bytes([0, 0, 8, n_axes]):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Short texts of many authors in one CSV, such as Sent140: read once for authors and labels, and once more for one's own texts."""
+"""Short texts of many authors in one CSV file, such as Sent140. The file is read once for users and labels, and again for the texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from coterie_client.data.words import symbols_of
 
 
 def pool(config: TweetsData, data_dir: Path | None) -> Pool:
-    """Rows of int64 (length,); natural users are the authors."""
+    """Rows of int64 (length,); authors are the natural users."""
     file = one_file(config.path, data_dir)
     names, labels = [], []
     for line, user, label, _ in _lines(config, file):

@@ -16,7 +16,7 @@ A = TypeVar("A", bound=NDArray[Any])
 
 @dataclass(frozen=True)
 class UserHead:
-    """What the others may know of a user: `n_rows` is its number of training rows, `len(UserData.features)`."""
+    """What others may know of a user: `n_rows` is the number of training rows, `len(UserData.features)`."""
 
     name: str
     cluster: str | None
@@ -25,19 +25,20 @@ class UserHead:
 
 @dataclass(frozen=True, eq=False)
 class UserData:
-    """One user's private rows. All arrays are read-only, and may be shared between users.
+    """One user's private rows. All arrays are read-only, and users may share them.
 
-    m training rows, m_test test rows (possibly 0); targets are 0 where the data has none. Features are float64 (m, p), or, for networks,
-    rows of any shape: images as uint8 (m, channels, height, width), sequences of symbols as int64 (m, T). Classes are 0, 1, ... as floats.
+    There are m training rows and m_test test rows (possibly 0). Targets are 0 if the data has none; class labels are 0, 1, ... as floats.
+    Features are float64 (m, p). For networks they may have any shape: images are uint8 (m, channels, height, width), symbol sequences are
+    int64 (m, T).
     """
 
     name: str
-    cluster: str | None  # the known label, where the data has one
+    cluster: str | None  # the known label, if the data has one
     features: NDArray[Any]  # (m, ...)
     target: Array  # (m,)
     test_features: NDArray[Any]  # (m_test, ...)
     test_target: Array  # (m_test,)
-    schema: tuple[Feature, ...] = ()  # the p features, where the data has names
+    schema: tuple[Feature, ...] = ()  # the p features, if the data names them
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -46,7 +47,7 @@ class UserData:
 
 
 def frozen(array: A) -> A:
-    """The same values as a read-only, C-ordered array of its own."""
+    """A read-only copy in C order."""
     copy = np.array(array, order="C")
     copy.flags.writeable = False
     return copy  # type: ignore[return-value]

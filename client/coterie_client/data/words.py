@@ -1,7 +1,7 @@
-"""Text as sequences of symbols: words hashed to a fixed number of symbols, so that no vocabulary has to be agreed on.
+"""Texts as symbol sequences. Words are hashed to a fixed number of symbols, so users need not agree on a vocabulary.
 
-Lower-case letters and digits of any script make words. Symbol 0 fills the front of short texts, so that the last symbol is the last word;
-of long texts the first words are taken.
+A word consists of letters and digits of any script; case is ignored. Short texts are padded with 0 at the front, so the last symbol is the
+last word. Long texts keep their first words.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 
 
 def symbols_of(texts: Sequence[str], n_symbols: int, length: int) -> Indices:
-    """(n, length) symbols 0 to n_symbols - 1 of n texts: 1 + crc32(word) mod (n_symbols - 1)."""
+    """(n, length) symbols of n texts: 0 for padding, else 1 + crc32(word) mod (n_symbols - 1)."""
     symbols = np.zeros((len(texts), length), np.int64)
     for row, text in enumerate(texts):
         words = [1 + zlib.crc32(word.encode()) % (n_symbols - 1) for word in _WORD.findall(text.lower())[:length]]

@@ -1,1 +1,1 @@
-"""Tables as files: cells, dialects and types of CSV, Parquet, NPZ and statistics files, made into features and targets."""
+"""Reads CSV, Parquet, NPZ and statistics files: cells, dialects and column types become features and targets."""

@@ -1,7 +1,7 @@
-"""Cells of text tables as numbers: what is a number, a date, true or false, or missing, by the table's dialect.
+"""Parses cells of text tables: numbers, dates, booleans and missing values, by the table's dialect.
 
-A number is what Python's `float` reads, but for infinities, digits with underscores, and signs that the dialect does not declare; so
-every reader of text must give the bits of `float`. Dates are ISO 8601 and become days since 1970-01-01, in UTC where they name no zone.
+A number is whatever Python's `float` reads, except infinities, underscores between digits, and signs that the dialect does not declare. So
+every reader of text must give the bits of `float`. Dates are ISO 8601 and become days since 1970-01-01, in UTC unless they name a zone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def day(cell: str) -> float | None:
 
 
 def truth(cell: str) -> float | None:
-    """1 for what means true, 0 for what means false, 0 and 1 among them."""
+    """1 for true, yes, t and 1; 0 for false, no, f and 0; else None."""
     word = cell.strip().lower()
     return 1.0 if word in TRUE or word == "1" else 0.0 if word in FALSE or word == "0" else None
 
@@ -56,7 +56,7 @@ def _grouped(thousands: str, decimal: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class Spelling:
-    """How the numbers of a table are written, and what means that there is none."""
+    """How a table writes numbers and missing values."""
 
     missing: frozenset[str]
     decimal: str = "."
@@ -64,20 +64,13 @@ class Spelling:
 
     @staticmethod
     def of(dialect: Dialect) -> Spelling:
-        """That of a text table."""
         return Spelling(frozenset(word.strip() for word in dialect.missing), dialect.decimal, dialect.thousands)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether numbers are written as programs write them."""
-        return self.decimal == "." and self.thousands is None
-
     def is_missing(self, cell: str) -> bool:
-        """Whether the cell says that there is no value."""
         return cell.strip() in self.missing
 
     def number(self, cell: str) -> float | None:
-        """The number that a cell holds; None for what is no finite number."""
+        """The finite number in a cell, or None."""
         text = cell.strip()
         if self.thousands is not None and self.thousands in text:
             if _grouped(self.thousands, self.decimal).fullmatch(text) is None:
@@ -94,7 +87,7 @@ class Spelling:
         return value if math.isfinite(value) and "_" not in text else None
 
     def numbers(self, cells: Sequence[str]) -> Array | None:
-        """(n,) the numbers of many cells, NaN where one is missing; None if there is any other cell. For whole blocks, so it is quick."""
+        """(n,) the numbers of many cells, NaN for missing ones; None if any cell is something else. Fast for whole blocks."""
         if self.has_numeric_missing or self.thousands is not None:
             return self._each(cells)
         text = "\0".join(cells)
@@ -112,11 +105,11 @@ class Spelling:
 
     @property
     def has_numeric_missing(self) -> bool:
-        """Whether some number means that there is none."""
+        """Whether some number is a code for a missing value."""
         return any(self.number(word) is not None for word in self.missing)
 
     def _with_missing(self, cells: Sequence[str]) -> Array | None:
-        """The same of cells that are numbers with a point, or missing."""
+        """As `numbers`, for numbers with a decimal point and missing cells."""
         missing = self.missing
         present = [cell for cell in cells if cell not in missing]
         try:
@@ -139,7 +132,6 @@ class Spelling:
         return values
 
     def kind(self, cell: str) -> Kind:
-        """What a cell looks like."""
         if self.is_missing(cell):
             return "missing"
         if self.number(cell) is not None:
@@ -155,11 +147,11 @@ _COMMA, _GROUPED, _GROUPED_COMMA = (replace(PLAIN, decimal=sign, thousands=group
 
 
 def other_spelling(cell: str, spelling: Spelling = PLAIN) -> str | None:
-    """The key of the dialect that would have to be another for this text to be a number: "decimal", "thousands", or None."""
+    """The key of the dialect ("decimal" or "thousands") to change so that this text becomes a number, or None."""
     if spelling.decimal == ",":
         return "thousands" if _GROUPED_COMMA.number(cell) is not None else "decimal" if PLAIN.number(cell) is not None else None
     if _GROUPED.number(cell) is not None and "." not in cell and spelling.thousands is None and "," in cell:
-        return "thousands"  # 1,000 may be 1 as well, but not 0,041
+        return "thousands"  # 1,000 may also mean 1; 0,041 may not mean 41
     if _COMMA.number(cell) is not None and "," in cell:
         return "decimal"
     if _GROUPED.number(cell) is not None and "," in cell:

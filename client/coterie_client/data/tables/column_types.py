@@ -1,7 +1,7 @@
-"""What the columns of a table hold: counted over all of their cells, whoever's they are, and decided once all have been seen.
+"""Infers column types from all cells of a table, whichever users they belong to.
 
-A column is of the kind that at least four in five of its cells have which are not missing; the others are then bad cells, and counted.
-Below that it is text. TRUE and FALSE make a boolean; a lone letter T or F does so only where both are there, for it may as well be a code.
+A column has a type if at least four in five of its non-missing cells have it; the others are counted as bad cells. Otherwise the column is
+text. TRUE and FALSE make a boolean. A column with only T or only F is text, since the letter may be a code.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ MOST: Final = 0.8  # of the cells that are not missing
 
 @dataclass
 class Tally:
-    """What the cells of one column look like."""
+    """Counts of what the cells of one column look like."""
 
     kinds: Counter[str] = field(default_factory=Counter)
-    spelled: Counter[str] = field(default_factory=Counter)  # numbers by another dialect, by its key
-    example: str = ""  # of those
-    letters: set[str] = field(default_factory=set)  # single ones among the booleans; "-": there are words too
+    spelled: Counter[str] = field(default_factory=Counter)  # numbers in another dialect, by the key to change
+    example: str = ""  # one of these cells
+    letters: set[str] = field(default_factory=set)  # single letters among the booleans; "-": there are words too
 
     def add_numbers(self, values: Array) -> None:
-        """Numbers, NaN where one is missing."""
+        """Adds numbers; NaN counts as missing."""
         n_missing = int(np.isnan(values).sum())
         self.kinds["missing"] += n_missing
         self.kinds["number"] += len(values) - n_missing
 
     def add_cells(self, cells: Sequence[str], spelling: Spelling) -> None:
-        """Text as it stands in the table."""
+        """Adds cells as they stand in the table."""
         for cell, n in Counter(cells).items():
             kind = spelling.kind(cell)
             self.kinds[kind] += n
@@ -48,7 +48,7 @@ class Tally:
                 self.example = self.example or cell
 
     def add(self, other: Tally) -> None:
-        """Those of another file."""
+        """Adds the counts of another file."""
         self.kinds += other.kinds
         self.spelled += other.spelled
         self.letters |= other.letters
@@ -56,12 +56,11 @@ class Tally:
 
     @property
     def n_present(self) -> int:
-        """How many cells are not missing."""
         return self.kinds.total() - self.kinds["missing"]
 
     @property
     def found(self) -> Found:
-        """What the column holds."""
+        """The type of the column."""
         if not self.n_present:
             return "empty"
         kinds: tuple[Literal["number", "boolean", "date"], ...] = ("number", "boolean", "date")
@@ -72,7 +71,7 @@ class Tally:
 
     @property
     def respelled(self) -> str | None:
-        """The key of the dialect by which the column would be one of numbers: "decimal" or "thousands"; None where there is none."""
+        """The key of the dialect ("decimal" or "thousands") to change so that the column becomes numeric, or None."""
         numbers = self.kinds["number"] + self.spelled.total()
         if not self.spelled or numbers < MOST * self.n_present or (self.found == "number" and self.spelled.total() < self.n_present / 20):
             return None

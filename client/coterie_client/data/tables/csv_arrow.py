@@ -1,7 +1,7 @@
-"""Large text tables, split into cells by pyarrow where it is installed: the values of `csv_table`, several times as quick.
+"""Reads large CSV files with pyarrow, if it is installed: the values of `csv_table`, several times as fast.
 
-pyarrow's numbers are correctly rounded, as Python's are, so both readers give the same bits. Files that it may read in another way (with
-quotes, thousands signs, comments) are left to `csv_table`, and so is everything that it does not like, whose errors name lines.
+pyarrow rounds numbers correctly, as Python does, so both readers give the same bits. `csv_table` reads files that pyarrow may read
+differently (with quotes, thousands signs, comments), and files that pyarrow rejects, since its errors name lines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from coterie_client.data.tables import csv_table
 from coterie_client.data.tables.cells import Spelling
 from coterie_client.data.tables.rows import Chunk, Codes
 
-LARGE_BYTES: Final = 4 << 20  # smaller files are read before pyarrow would be loaded
+LARGE_BYTES: Final = 4 << 20  # csv_table reads smaller files before pyarrow would be loaded
 _BLOCK_BYTES = 4 << 20
 
 
@@ -31,7 +31,7 @@ class Unread(Exception):  # noqa: N818 - not a failure
 
 
 def reads(files: Sequence[DataFile], dialect: Dialect, spelling: Spelling) -> bool:
-    """Whether these files are worth it, and surely read alike."""
+    """Whether pyarrow is worth loading for these files, and certain to read the same values."""
     if dialect.comment is not None or dialect.thousands is not None or dialect.encoding != "utf-8" or not dialect.delimiter.isascii():
         return False
     if spelling.has_numeric_missing or importlib.util.find_spec("pyarrow") is None:
@@ -49,7 +49,7 @@ def _has(path: Path, sign: bytes) -> bool:
 @dataclass(frozen=True)
 class _Block:
     batch: Any  # pyarrow.RecordBatch
-    lines: NDArray[np.int64]  # counted without blank lines: not for sentences
+    lines: NDArray[np.int64]  # do not count blank lines, so not for messages
     spelling: Spelling
 
     def coded(self, column: str) -> tuple[list[str | None], Codes]:
@@ -109,7 +109,7 @@ class _File:
             raise Unread from error
 
     def _numbers(self, columns: Sequence[str], texts: Collection[str]) -> set[str]:
-        """Columns that are numbers as far as the first rows tell. Where they tell wrong, the file is read once more."""
+        """Columns whose first block is numeric. If a later block is not, `csv_table` reads the file again."""
         with csv_table.opened(self.file, self.dialect, self.spelling) as first:
             block = next(iter(first.blocks(columns, texts)), None)
         if block is None:
@@ -120,7 +120,7 @@ class _File:
 
 @contextmanager
 def opened(file: DataFile, dialect: Dialect, spelling: Spelling) -> Iterator[_File]:
-    """A file with its header, which `csv_table` has read."""
+    """A file with the header that `csv_table` reads."""
     with csv_table.opened(file, dialect, spelling) as plain:
         header, hint, n_lines = plain.header, plain.hint, plain.n_header_lines
     yield _File(file, header, {}, hint, n_lines, dialect, spelling)

@@ -1,7 +1,4 @@
-"""Separated text, read as a stream: rows of users that were not asked for are passed over and not kept.
-
-Such rows are checked for their number of fields and their user's name only.
-"""
+"""Reads CSV files as a stream. Rows of users that were not requested are skipped; only their width and user name are checked."""
 
 from __future__ import annotations
 
@@ -25,12 +22,12 @@ from coterie_client.data.paths import DataFile
 from coterie_client.data.tables.cells import Spelling, other_spelling
 from coterie_client.data.tables.rows import Chunk, Codes, codes_of
 
-_ROWS = 1024  # of a block
+_ROWS = 1024  # per block
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Rows as tuples of cells, column by column."""
+    """Rows, stored by column."""
 
     header: Sequence[str]
     lines: NDArray[np.int64]
@@ -69,7 +66,7 @@ class _File:
         at: list[int] = []
         for line, cells in self.lines:
             if len(cells) != width:
-                raise wrong_width(self.file.label, line, len(cells), width)
+                raise ConfigError(f"{self.file.label} line {line} has {len(cells)} fields, want the {width} of the header", Finding("T8"))
             rows.append(cells)
             at.append(line)
             if len(rows) == _ROWS:
@@ -82,14 +79,9 @@ class _File:
         return _Block(self.header, np.array(at), list(zip(*rows, strict=True)), self.spelling)
 
 
-def wrong_width(label: str, line: int, found: int, wanted: int) -> ConfigError:
-    """The error for a row that has more or fewer fields than the header."""
-    return ConfigError(f"{label} line {line} has {found} fields, want the {wanted} of the header", Finding("T8"))
-
-
 @contextmanager
 def opened(file: DataFile, dialect: Dialect, spelling: Spelling) -> Iterator[_File]:
-    """A file with its header. ConfigError for what is no text, or has another delimiter."""
+    """A file with its header. ConfigError for a file that is not text, or uses another delimiter."""
     lines = lines_of(file, dialect)
     if dialect.names is not None:
         yield _File(file, list(dialect.names), lines, spelling, {}, "", 0)
@@ -97,7 +89,7 @@ def opened(file: DataFile, dialect: Dialect, spelling: Spelling) -> Iterator[_Fi
     n_lines, header = next(lines)
     if len(header) == 1:
         _check_delimiter(file, header[0], next(lines, (0, []))[1], dialect)
-        lines = lines_of(file, dialect)  # again, with the row that was looked at
+        lines = lines_of(file, dialect)  # start again, with the row just read
         next(lines)
     header = [normal(name) for name in header]
     hint = ""
@@ -107,7 +99,7 @@ def opened(file: DataFile, dialect: Dialect, spelling: Spelling) -> Iterator[_Fi
 
 
 def _check_delimiter(file: DataFile, header: str, first: Sequence[str], dialect: Dialect) -> None:
-    """ConfigError for a header of one column that another delimiter would cut; where the next row shows it, also for its decimal sign."""
+    """ConfigError when the header has one column and another delimiter would split it. The next row may also show another decimal sign."""
     widths = {other: header.count(other) + 1 for other in DELIMITERS if other != dialect.delimiter}
     best = max(widths, key=widths.__getitem__)
     if widths[best] > 1:
@@ -119,7 +111,7 @@ def _check_delimiter(file: DataFile, header: str, first: Sequence[str], dialect:
 
 
 def lines_of(file: DataFile, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
-    """Line number and cells of each line with cells, the header first; there is at least one."""
+    """Line number and cells of each non-empty line, the header first. ConfigError for an empty file."""
     n_lines = 0
     encoding = "utf-8-sig" if dialect.encoding == "utf-8" else dialect.encoding
     quoting = {"quoting": csv.QUOTE_NONE} if dialect.quote is None else {"quotechar": dialect.quote}
@@ -153,18 +145,18 @@ def lines_of(file: DataFile, dialect: Dialect) -> Iterator[tuple[int, list[str]]
 
 
 def open_text(path: Path, encoding: str) -> IO[str]:
-    """The text of a file, unpacked."""
+    """Opens a text file, decompressing .gz."""
     opener = gzip.open if path.suffix == ".gz" else open
     return opener(path, "rt", encoding=encoding, newline="")
 
 
 def _without_comments(text: IO[str], sign: str) -> Iterator[str]:
-    """Lines, with empty ones instead of comments, so that all others keep their numbers."""
+    """Comments become empty lines, so that all other lines keep their numbers."""
     return ("\n" if line.startswith(sign) else line for line in text)
 
 
 def _first_bad_line(path: Path, encoding: str) -> str:
-    """Which line of a file is not of this encoding; nothing where lines cannot be told in its bytes."""
+    """ " line N" for the first line that the encoding cannot decode; "" if the encoding does not split into lines by bytes."""
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rb") as data:
         for number, line in enumerate(data, 1):

@@ -1,4 +1,4 @@
-"""Cells that cannot be used: all of them counted, the first ones named in the host's own sentence, none of them in what others hear."""
+"""Errors for bad cells. The message for the host counts all and names the first ones; the finding for others names none."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from coterie_client.data.tables.cells import other_spelling
 
 MOST_LISTED: Final = 5
 _MOST_LEVELS: Final = 10
-Place = Callable[[int], str]  # of a kept row: "t.csv line 5"
+Place = Callable[[int], str]  # position of a kept row, such as "t.csv line 5"
 
-# Of each kind: the rule, what is wrong with one cell, with several, and what is wanted.
+# For each kind: the rule, the phrase for one cell, for several, and the wanted values.
 _KINDS: Final = {
     "missing": ("T4", "is missing", "are missing", "values, or data.missing: drop_rows, mean or indicator"),
     "number": ("T3", "is not a finite number", "are not finite numbers", "numbers"),
@@ -29,18 +29,18 @@ _NO_FILLING: Final = ("target", "user", "cluster")  # roles whose cells are neve
 
 @dataclass(frozen=True)
 class Fault:
-    """Cells of one column that are wrong in one way."""
+    """Cells of one column that are wrong in the same way."""
 
     kind: str
     role: Role
     column: str
     count: int
-    first: tuple[tuple[int, str], ...]  # rows, and what stands there; at most MOST_LISTED
-    levels: tuple[str, ...] = ()  # that a category may have
+    first: tuple[tuple[int, str], ...]  # row and cell text; at most MOST_LISTED
+    levels: tuple[str, ...] = ()  # the allowed levels of a category
 
 
 def error_of(faults: Sequence[Fault], place: Place) -> ConfigError:
-    """One sentence of all faults."""
+    """One error for all faults."""
     total, listed = sum(fault.count for fault in faults), _listed(faults)
     row, text, fault = listed[0]
     n_here = sum(one.count for one in faults if (one.kind, one.role) == (fault.kind, fault.role))
@@ -71,12 +71,12 @@ def error_of(faults: Sequence[Fault], place: Place) -> ConfigError:
 
 
 def _listed(faults: Sequence[Fault]) -> list[tuple[int, str, Fault]]:
-    """The first cells in the order of the rows."""
+    """The first bad cells in row order."""
     return sorted(((row, text, fault) for fault in faults for row, text in fault.first), key=lambda one: one[0])[:MOST_LISTED]
 
 
 def _levels(faults: Sequence[Fault]) -> str:
-    """The levels of the first column that has others."""
+    """The levels of the first category with unknown levels."""
     levels = next(fault.levels for fault in faults if fault.kind == "category")
     more = f" and {len(levels) - _MOST_LEVELS} more" if len(levels) > _MOST_LEVELS else ""
     return f"{', '.join(map(quoted, levels[:_MOST_LEVELS]))}{more} (data.columns)"

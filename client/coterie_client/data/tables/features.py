@@ -1,4 +1,4 @@
-"""What rows are in memory: numbers as float64, images as bytes with their channels first, sequences of symbols as int64."""
+"""The types of rows in memory: numbers as float64, images as uint8 with channels first, symbol sequences as int64."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _CHANNELS = (1, 3, 4)
 
 
 def reading_of(array: NDArray[Any]) -> Reading:
-    """How an array (n, ...) is read when nobody says: tables of any numbers as numbers, more axes by their type."""
+    """The default for an array (n, ...): tables and floats are numbers, other arrays are bytes if uint8, else symbols."""
     if array.ndim <= 2 or array.dtype.kind == "f":
         return "numbers"
     return "bytes" if array.dtype == np.uint8 else "symbols"
 
 
 def as_rows(array: NDArray[Any], what: str, read_as: Reading | None = None, channels: Channels | None = None) -> NDArray[Any]:
-    """The features that rows (n, ...) of integers or floats stand for; `what` is how messages call them."""
+    """The features of rows (n, ...) of integers or floats. `what` names them in messages."""
     reading = reading_of(array) if read_as is None else read_as
     if reading == "bytes":
         if array.dtype != np.uint8:
@@ -37,7 +37,7 @@ def as_rows(array: NDArray[Any], what: str, read_as: Reading | None = None, chan
 
 
 def with_channels(images: NDArray[Any], what: str, channels: Channels | None) -> NDArray[Any]:
-    """Images with the channels first: (n, channels, height, width). Rows with other numbers of axes stay as they are."""
+    """Images with channels first: (n, channels, height, width). Rows with other numbers of axes are unchanged."""
     if channels is None:
         channels = "first"
         if images.ndim == 3:

@@ -1,7 +1,7 @@
-"""Tables by format: which file is of which, and their users. What reads a format is imported for the first file of it.
+"""Table formats by file suffix. The reader of a format is imported on first use.
 
-Large text tables are split by pyarrow where it is installed (`csv_arrow`), with the same values. What it does not like is read again by
-`csv_table`, so errors are the same too.
+pyarrow reads large CSV files, if it is installed (`csv_arrow`), with the same values. `csv_table` reads again what pyarrow rejects, so
+errors are the same too.
 """
 
 # ruff: noqa: PLC0415 - see above
@@ -33,16 +33,16 @@ SUFFIXES: Final[Mapping[Source, tuple[str, ...]]] = {
     "stata": (".dta",),
     "spss": (".sav",),
 }
-_TYPED: Final = Spelling(frozenset({""}))  # what is missing is so in the file, or an empty text
+_TYPED: Final = Spelling(frozenset({""}))  # missing cells are nulls, or empty text
 
 
 def source_of(path: Path) -> Source | None:
-    """The source that reads a file of this name; None for what is not called like a table."""
+    """The source for a file name; None if its suffix is not a table's."""
     return next((source for source, suffixes in SUFFIXES.items() if path.name.endswith(suffixes)), None)
 
 
 def format_of(source: Source, dialect: Dialect | None = None) -> Format:
-    """How files of a source are opened; `dialect` is that of text."""
+    """How files of a source are opened; `dialect` applies to CSV."""
     if source == "csv":
         from coterie_client.data.tables import csv_table
 
@@ -59,7 +59,7 @@ def format_of(source: Source, dialect: Dialect | None = None) -> Format:
 
 
 def heads(config: Table, data_dir: Path | None) -> list[UserHead]:
-    """All users of the files, in one pass that keeps no values; only the columns of user and cluster are read, where a format allows it."""
+    """All users of the files. One pass that keeps no values; Parquet reads only the columns of user and cluster."""
     files = data_files(config.path, data_dir, SUFFIXES[config.source])
     return _read(config, files, lambda how: table_reader.heads(config, files, how))
 
@@ -71,7 +71,7 @@ def load(config: Table, seed: int, names: Collection[str] | None, data_dir: Path
 
 
 def _read(config: Table, files: Sequence[DataFile], read: Callable[[Format], T]) -> T:
-    """What `read` gives, by pyarrow where that is quicker."""
+    """The result of `read`, with pyarrow if that is faster."""
     if not isinstance(config, CsvData):
         return read(format_of(config.source))
     from coterie_client.data.tables import csv_arrow

@@ -1,7 +1,7 @@
-"""Formulas such as "score ~ ses + C(sector) + ses:hours", read and evaluated by formulaic (of the extra `data`).
+"""Formulas such as "score ~ ses + C(sector) + ses:hours", parsed and evaluated by formulaic (of the extra `data`).
 
-A formula comes from the coordinator, and formulaic evaluates Python in it, so only what is listed here is let through: columns, numbers,
-arithmetic, and functions of one row. What is computed from many rows (center, scale, bs, poly) is refused: hosts would differ.
+A formula comes from the coordinator, and formulaic evaluates Python in it. So only this is allowed: columns, numbers, arithmetic, and
+functions of one row. Functions of many rows (center, scale, bs, poly) are refused, because hosts would differ.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ CATEGORY: Final = "C"
 _STATEFUL = frozenset({"center", "scale", "standardize", "bs", "cs", "cc", "cr", "poly", "hashed", "lag"})
 _ARITHMETIC = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub, ast.UAdd, ast.Load)
 _MOST, _MOST_POWER = 1e300, 16
-_MOST_DOUBLINGS = 16  # of the number of terms, while a formula is multiplied out
+_MOST_DOUBLINGS = 16  # of the number of terms, when a formula is expanded
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The columns of a formula."""
+    """The columns that a formula uses."""
 
     target: str
     columns: tuple[str, ...]  # the target first
@@ -45,13 +45,13 @@ def _wrong(formula: str, why: str) -> ConfigError:
 
 @lru_cache(maxsize=8)
 def asked_by(formula: str) -> Asked:
-    """The columns that a formula names. ConfigError for what it may not have in it."""
+    """The columns that a formula uses. ConfigError if it contains anything that is not allowed."""
     Formula = _formulaic(formula).Formula
     _check_size(formula)
     try:
         parsed = Formula(formula)
         left, right = [[factor for term in side for factor in term.factors] for side in (parsed.lhs, parsed.rhs)]
-    except Exception as error:  # a parser of others, for any text
+    except Exception as error:  # the parser may raise anything
         raise _wrong(formula, f"cannot be read ({_first_line(error)}), want one such as 'score ~ ses + hours'") from None
     if len(left) != 1 or left[0].eval_method.value != "lookup":
         raise _wrong(formula, "has another left side than one column, want the name of the target")
@@ -71,9 +71,9 @@ def asked_by(formula: str) -> Asked:
 
 
 def _check_size(formula: str) -> None:
-    """ConfigError for what would be multiplied out into very many terms, before it is: that takes a machine's time and memory."""
+    """ConfigError for a formula that would expand into very many terms. Expanding it would exhaust time and memory."""
     outside, n_calls = formula, 1
-    while n_calls:  # what is in a function or in braces is arithmetic, and multiplies no terms
+    while n_calls:  # function calls and braces contain arithmetic, which adds no terms
         outside, n_calls = re.subn(r"\w+\([^()]*\)|\{[^{}]*\}", " f ", outside)
     degrees = [power.strip() for power in re.findall(r"(?:\*\*|\^)([^+*:~)]*)", outside)]
     if any(not degree.isdecimal() or int(degree) > _MOST_POWER for degree in degrees):
@@ -85,7 +85,7 @@ def _check_size(formula: str) -> None:
 
 
 def _columns_in(formula: str, expression: str) -> tuple[list[str], str | None]:
-    """The columns of an expression, and the one that it makes a category. ConfigError for all but functions of a row's numbers."""
+    """The columns of an expression, and the column that C() makes a category. ConfigError for anything but functions of one row."""
     try:
         tree = ast.parse(expression, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -120,7 +120,7 @@ def _check_function(formula: str, call: ast.Call) -> None:
 
 
 def _check_power(formula: str, node: ast.BinOp) -> None:
-    """Whole numbers to high powers take a machine's memory; columns to a power do not."""
+    """ConfigError for any power but a column to a small constant: large powers of whole numbers exhaust memory."""
     power, has_column = node.right, any(isinstance(part, ast.Name) for part in ast.walk(node.left))
     if not has_column or not isinstance(power, ast.Constant) or not isinstance(power.value, int | float) or abs(power.value) > _MOST_POWER:
         raise _wrong(formula, f"has the power {ast.unparse(power)}, want a column to the power of a number, at most {_MOST_POWER}")
@@ -131,9 +131,9 @@ def terms(
     numbers: Mapping[str, Array],
     categories: Mapping[str, tuple[Sequence[str], NDArray[np.int32]]],
 ) -> tuple[tuple[Feature, ...], Array]:
-    """The features (n, p) of a formula, without its intercept, which the problem adds where it has one.
+    """The features (n, p) of a formula, without its intercept, which the problem adds if it has one.
 
-    `numbers` are columns (n,); `categories` are levels and the code of each row. ConfigError for values that a function is not defined on.
+    `numbers` are columns (n,); `categories` are levels and the code of each row. ConfigError for values outside a function's domain.
     """
     import pandas as pd  # noqa: PLC0415 - heavy, and for formulas alone
 
@@ -146,7 +146,7 @@ def terms(
     try:
         with np.errstate(all="ignore"):
             matrix = _formulaic(formula).model_matrix(right, pd.DataFrame(content), context={}, na_action="ignore")
-    except Exception as error:  # of a library, for any data
+    except Exception as error:  # the library may raise anything
         raise _wrong(formula, f"cannot be evaluated ({_first_line(error)}), want one that its columns can be put into") from None
     names = [str(name) for name in matrix.columns if name != "Intercept"]
     if not names:
@@ -160,7 +160,7 @@ def terms(
 
 
 def _columns_of(matrix: Any, name: str) -> str:
-    """The one column that a term is of; "" where there are several."""
+    """The one column that a term uses; "" if it uses several."""
     for term, places in matrix.model_spec.term_indices.items():
         if name in [matrix.model_spec.column_names[place] for place in places]:
             found = {str(one) for one in matrix.model_spec.term_variables[term] if one.source == "data"}
@@ -169,7 +169,7 @@ def _columns_of(matrix: Any, name: str) -> str:
 
 
 def _formulaic(formula: str) -> Any:
-    # Imported late: it brings pandas, which a client without a formula must not pay for, and it is an optional dependency.
+    # Imported late: formulaic is optional, and loads pandas.
     try:
         import formulaic  # noqa: PLC0415
     except ImportError:

@@ -1,4 +1,4 @@
-"""What the table formats share: the roles of the columns, gathering rows by user, and the sentences of their errors."""
+"""Shared by the table formats: column roles, rows grouped by user, and error messages."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Roles:
     users: tuple[str, ...]
     clusters: tuple[str, ...]
     target: str | None
-    features: tuple[str, ...] | None  # None: those that turn out to be numbers, booleans or dates
+    features: tuple[str, ...] | None  # None: all columns of numbers, booleans or dates
     formula: Asked | None = None
-    declared: tuple[str, ...] = ()  # without a list of features: columns with a type, which must be there
+    declared: tuple[str, ...] = ()  # columns with a declared type, which must exist; empty if features are listed
 
     @property
     def named(self) -> dict[str, str]:
-        """Each column that the experiment names, with its place in the experiment."""
+        """The columns that the experiment names, each with where it names them."""
         places = dict.fromkeys(self.users, "data.user_column")
         places |= {column: "data.cluster_column" for column in self.clusters if column not in self.users}
         if self.formula is not None:
@@ -44,7 +44,7 @@ class Roles:
 
 
 def roles_of(config: Table) -> Roles:
-    """The columns that the experiment names. ConfigError for a formula that cannot be used."""
+    """The columns that the experiment names. ConfigError for a formula that is not allowed."""
     users = config.user_columns
     clusters = users[:-1] if config.cluster_column is None else (config.cluster_column,)
     if config.formula is not None:
@@ -58,7 +58,7 @@ def roles_of(config: Table) -> Roles:
 
 
 def check_header(label: str, header: Sequence[str], roles: Roles, hint: str = "") -> None:
-    """ConfigError for a header that lacks a column, or has one twice. `hint` says what the table may be instead."""
+    """ConfigError for a header that lacks a column, or repeats one. `hint` says what may be wrong with the file."""
     twice = sorted(column for column, n in Counter(header).items() if n > 1)
     if twice:
         found = f"{label}: the column name {twice[0]!r} is there {header.count(twice[0])} times"
@@ -73,7 +73,7 @@ def check_header(label: str, header: Sequence[str], roles: Roles, hint: str = ""
 
 
 def check_user_column(label: str, config: Table, *, per_user: bool) -> None:
-    """ConfigError where both the file and a column name users, or none does."""
+    """ConfigError if both the file and a column name users, or neither does."""
     finding = Finding("T16", place="data.user_column")
     if per_user and config.user_column is not None:
         found = f"{label} is the file of one user, and user_column is {config.user_column!r}"
@@ -83,7 +83,7 @@ def check_user_column(label: str, config: Table, *, per_user: bool) -> None:
 
 
 def modes_of(label: str, config: Table, roles: Roles, header: Sequence[str], known: Mapping[str, str]) -> dict[str, Mode]:
-    """How each column that may be a feature or the target is read, in file order; `known` are types that the file itself declares."""
+    """How each column that may be a feature or the target is read, in file order. `known` are types that the file declares."""
     others = {*roles.users, *roles.clusters}
     if roles.formula is not None:
         used: Collection[str] = roles.formula.columns
@@ -111,20 +111,20 @@ def modes_of(label: str, config: Table, roles: Roles, header: Sequence[str], kno
 
 
 def no_type(found: str, place: str, column: str) -> ConfigError:
-    """The error for a column whose cells are of no kind that makes a number."""
+    """The error for a column that cannot be turned into numbers."""
     wanted = f"want numbers, dates, TRUE and FALSE, or a category (data.columns: {{{column}: category}})"
     return ConfigError(f"{found}, {wanted}", Finding("T15", place=place))
 
 
 def same_cluster(user: str, known: str | None, found: str, where: str) -> None:
-    """Raise ConfigError where a user's rows disagree about its cluster."""
+    """ConfigError if a user's rows disagree about its cluster."""
     if known is not None and known != found:
         said = f"{where}: user {user!r} has cluster {found!r} here and {known!r} before, want one per user"
         raise ConfigError(said, Finding("T11", role="cluster"))
 
 
 def rows_by_user(names: NDArray[np.str_]) -> dict[str, Indices]:
-    """Row numbers of each user, ascending; `names` (n,) is the user of each row. Names that look alike are one."""
+    """Row numbers of each user, ascending; `names` (n,) is the user of each row. Names that normalise to the same text are one user."""
     distinct, first_code = np.unique(names, return_inverse=True)
     spelled = [normal(str(name)) for name in distinct]
     if len(set(spelled)) < len(spelled) or any(map(str.__ne__, spelled, map(str, distinct))):
@@ -135,20 +135,17 @@ def rows_by_user(names: NDArray[np.str_]) -> dict[str, Indices]:
     return {str(name): rows for name, rows in zip(distinct, np.split(order, ends[:-1]), strict=True)}
 
 
-def one_cluster(user: str, labels: NDArray[np.str_], rows: Indices, where: str, first_row: int = 0) -> str:
-    """The cluster that all `rows` of a user agree on; `labels` (n,) is the cluster of each row.
-
-    `rows` count from 0, and messages from 1 for the row `first_row` of the file.
-    """
+def one_cluster(user: str, labels: NDArray[np.str_], rows: Indices, where: str) -> str:
+    """The cluster that all `rows` of a user agree on; `labels` (n,) is the cluster of each row. ConfigError if they disagree."""
     first, *others = dict.fromkeys(labels[rows].tolist())
     for other in others:
         row = rows[labels[rows] == other][0]
-        same_cluster(user, normal(first), normal(other), f"{where} row {first_row + row + 1}")
+        same_cluster(user, normal(first), normal(other), f"{where} row {row + 1}")
     return normal(first)
 
 
 def check_finite(values: Array, rows: Indices, columns: Sequence[str], where: str) -> None:
-    """Raise ConfigError for the first NaN or infinity in `values` (len(rows), len(columns)); `rows` count from 0."""
+    """ConfigError for the first NaN or infinity in `values` (len(rows), len(columns)); `rows` count from 0."""
     bad = np.argwhere(~np.isfinite(values))
     if len(bad):
         row, column = bad[0]

@@ -1,6 +1,6 @@
-"""NumPy archives: arrays of features, targets, users and clusters with a row per example, or one archive per user.
+"""Reads NumPy archives: arrays of features, targets, users and clusters with one row per example, or one archive per user.
 
-Labels are read whole, and of the features only the rows of the users that were asked for are kept and checked.
+Labels are read whole. Features are read and checked only for the rows of requested users.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Rows = Callable[[Indices], NDArray[Any]]
 
 
 def pools(config: NpzData, data_dir: Path | None, names: Collection[str] | None) -> Iterator[Pool]:
-    """The archive with the rows of all users; or the archive of each user in `names` (None: all)."""
+    """One pool with the rows of all users, or one pool for each user in `names` (None: all)."""
     if USER not in config.path and not resolve(config.path, data_dir).is_dir():
         yield _pool(config, one_file(config.path, data_dir), data_dir)
         return
@@ -75,12 +75,12 @@ def _rows_of(config: NpzData, file: DataFile, *, is_test: bool = False, test: Po
 
 
 def _tests_know_users(config: NpzData) -> bool:
-    """Test rows of a partition may be anybody's; all others are of the users they name."""
+    """Whether test rows belong to named users. With a partition and no `test_user` they may go to anyone."""
     return config.partition is None or config.test_user is not None
 
 
 def _n_rows(config: NpzData, archive: Archive, user: str | None, is_test: bool) -> int:
-    """How many rows there are, by the array of users where there is one."""
+    """The number of rows: the length of the array of users, of image offsets, or of features."""
     if user is not None:
         name, header = user, _header(archive, user, "iuU", "integers or text")
     elif config.encoded is not None:
@@ -108,7 +108,7 @@ def _features_name(config: NpzData, is_test: bool) -> str:
 
 
 def _features(config: NpzData, archive: Archive, n_rows: int, is_test: bool) -> Rows:
-    """From rows to their features."""
+    """A function from row numbers to features."""
     name = _features_name(config, is_test)
     header = _header(archive, name, "iuf", "integers or floating-point numbers")
     if len(header.shape) < 2 or header.shape[0] != n_rows:
@@ -127,7 +127,7 @@ def _features(config: NpzData, archive: Archive, n_rows: int, is_test: bool) -> 
 
 
 def _images(encoded: Encoded, archive: Archive, n_rows: int) -> Rows:
-    """From rows to their images, which are JPEG or PNG files in the archive."""
+    """A function from row numbers to images, which are JPEG or PNG files in the archive."""
     header = _header(archive, encoded.offsets, "iu", "integers")
     if header.shape != (n_rows + 1,):
         raise _wrong_shape(archive, encoded.offsets, header, f"({n_rows + 1},): one more than rows")

@@ -1,8 +1,7 @@
-"""Parquet files through pyarrow, by row group: of the columns in use, the rows of the users that were asked for.
+"""Reads Parquet files with pyarrow, by row group: only columns in use, and rows of requested users.
 
-The file's own types say what a column is: whole, floating-point and decimal numbers, booleans, dates and timestamps; text is a category
-where the experiment says so. As with text tables, rows of other users are checked for their user's name only. pyarrow is imported on first
-use.
+Column types come from the file: integers, floats, decimals, booleans, dates and timestamps. Text is a category if the experiment declares
+it. Of other users' rows only the user name is checked. pyarrow is imported on first use.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from coterie_client.data.tables.rows import Chunk, Codes, codes_of
 
 @dataclass(frozen=True)
 class _Group:
-    """A row group; columns are read when they are asked for."""
+    """A row group; columns are read on demand."""
 
     file: DataFile
     table: Any  # pyarrow.parquet.ParquetFile
     group: int
-    stored: dict[str, str]  # names in the file of the columns, by their normal ones
+    stored: dict[str, str]  # normalised column name -> name in the file
     start: int
     n_rows: int
 
@@ -65,8 +64,6 @@ class _Group:
 
 @dataclass
 class _File:
-    """An open file."""
-
     file: DataFile
     table: Any
     header: list[str]
@@ -85,7 +82,7 @@ class _File:
 
 @contextmanager
 def opened(file: DataFile) -> Iterator[_File]:
-    """A file with its columns; damage found while it is read is a ConfigError."""
+    """A file with its columns. Damage found later also raises ConfigError."""
     pa, pq = _pyarrow(file.label)
     try:
         with pq.ParquetFile(file.path) as table:
@@ -97,7 +94,7 @@ def opened(file: DataFile) -> Iterator[_File]:
 
 
 def _kind(pa: Any, kind: Any) -> str:
-    """What a column holds; the name of its type where that is nothing that makes numbers by itself."""
+    """The kind of a column; the name of its type if it needs declaring."""
     types = pa.types
     if types.is_dictionary(kind):
         kind = kind.value_type
@@ -109,7 +106,7 @@ def _kind(pa: Any, kind: Any) -> str:
 
 
 def _plain(values: Any) -> Any:
-    """A column without dictionaries."""
+    """A column with its dictionary encoding removed."""
     return values.cast(values.type.value_type) if hasattr(values.type, "value_type") and hasattr(values.type, "index_type") else values
 
 
@@ -118,7 +115,7 @@ def _as_numbers(file: DataFile, values: Any) -> Chunk:
     values = _plain(values)
     kind = _kind(pa, values.type)
     if pa.types.is_decimal(values.type):
-        # Not by a cast, which may be one bit off: a decimal number has the value that its text would have.
+        # A cast may be one bit off; `float` gives the value that the number has as text.
         return Chunk(np.array([math.nan if cell is None else float(cell) for cell in values.to_pylist()]))
     if kind == "boolean":
         return Chunk(_floats(values.cast(pa.uint8())), kind="boolean")
@@ -129,7 +126,7 @@ def _as_numbers(file: DataFile, values: Any) -> Chunk:
 
 
 def _floats(values: Any) -> Array:
-    """(n,) float64, NaN where there is a null."""
+    """(n,) float64, NaN for nulls."""
     if str(values.type) == "null":
         return np.full(len(values), math.nan)
     found: Array = values.to_numpy().astype(np.float64, copy=False)
@@ -141,13 +138,13 @@ def _as_text(values: Any) -> Chunk:
 
 
 def _text(cell: Any) -> str:
-    if isinstance(cell, float):  # of whole numbers, where one is missing
+    if isinstance(cell, float):  # whole numbers become floats if one is missing
         return "" if math.isnan(cell) else str(int(cell)) if cell.is_integer() else repr(cell)
     return str(cell).lower() if isinstance(cell, bool) else str(cell)
 
 
 def _pyarrow(label: str) -> tuple[Any, Any]:
-    # Imported late: tens of megabytes that a client without Parquet files must not pay, and an optional dependency.
+    # Imported late: pyarrow is optional, and takes tens of megabytes.
     try:
         import pyarrow as pa  # noqa: PLC0415
         import pyarrow.parquet as pq  # noqa: PLC0415

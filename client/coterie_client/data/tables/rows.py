@@ -1,7 +1,7 @@
-"""Rows of a table as they stream by in blocks: whose each row is, and of each column in use the cells of the users that are kept.
+"""Collects the rows of a table block by block: the user of each row, and the used columns of the requested users.
 
-Types are found from the cells of all rows, also of users that nobody asked for: they must not depend on who is loaded. Columns whose types
-are known beforehand are looked at in kept rows only, so that one user's bad row stops the host that holds this user, and no other.
+Types are inferred from all rows, also those of other users, because types must not depend on who is loaded. Columns with known types are
+read only in requested rows. So one user's bad row stops only the host of this user.
 """
 
 from __future__ import annotations
@@ -25,48 +25,48 @@ _END = "\0"
 
 @dataclass(frozen=True)
 class Chunk:
-    """Cells of one column: numbers of a kind, NaN where one is missing; or text as it stands in the table, "" where it is null."""
+    """Cells of one column: numbers of a kind, NaN if missing; or text as in the table, "" if null."""
 
     values: Array | None = None
     texts: Sequence[str] = ()
     kind: str = "number"  # of the values
 
     def at(self, rows: NDArray[np.bool_]) -> Chunk:
-        """Those of some rows."""
+        """The cells of the rows in this mask."""
         if self.values is not None:
             return Chunk(self.values[rows], kind=self.kind)
         return Chunk(texts=[cell for cell, is_kept in zip(self.texts, rows.tolist(), strict=True) if is_kept])
 
 
 class Block(Protocol):
-    """Some hundreds of rows, one after the other."""
+    """Some hundreds of consecutive rows."""
 
     @property
     def lines(self) -> NDArray[np.int64]:
-        """(n,) where the rows stand: lines of a text, or rows from 1."""
+        """(n,) positions of the rows: lines of a text file, else rows from 1."""
         ...
 
     def coded(self, column: str) -> tuple[list[str | None], Codes]:
-        """Distinct texts of a column, None where it is missing, and which one each row has."""
+        """Distinct texts of a column, None for missing, and the index of each row's text."""
         ...
 
     def chunks(self, columns: Sequence[str], texts: Collection[str]) -> dict[str, Chunk]:
-        """Cells of these columns; of those in `texts` as text."""
+        """Cells of these columns, as text for those in `texts`."""
         ...
 
 
 @dataclass
 class ColumnRows:
-    """What is kept of one column."""
+    """The kept cells of one column."""
 
     mode: Mode
     tally: Tally = field(default_factory=Tally)
-    chunks: list[Chunk | str | Codes] = field(default_factory=list)  # texts are one text, with a sign between them
-    levels: dict[str, int] = field(default_factory=dict)  # codes of a category's levels, of all rows
-    spellings: dict[str, int] = field(default_factory=dict)  # the same of the cells as they stand; -1: missing
+    chunks: list[Chunk | str | Codes] = field(default_factory=list)  # texts are joined by _END
+    levels: dict[str, int] = field(default_factory=dict)  # a category's level -> its code, over all rows
+    spellings: dict[str, int] = field(default_factory=dict)  # cell as it stands -> the code of its level; -1: missing
 
     def keep(self, chunk: Chunk) -> None:
-        """Some rows' cells; those of a category are coded already."""
+        """Keeps numbers or texts. Codes of categories are appended directly."""
         if chunk.values is not None:
             self.chunks.append(chunk)
             return
@@ -74,7 +74,7 @@ class ColumnRows:
         self.chunks.append(text if text.count(_END) == len(chunk.texts) - 1 else Chunk(texts=tuple(chunk.texts)))
 
     def unpacked(self) -> Iterable[Chunk]:
-        """What was kept, in order."""
+        """The kept numbers and texts, in order."""
         for chunk in self.chunks:
             if isinstance(chunk, str):
                 yield Chunk(texts=chunk.split(_END))
@@ -84,19 +84,19 @@ class ColumnRows:
 
 @dataclass
 class Kept:
-    """The rows of the users that were asked for, from all files, and what is known of the columns of all rows."""
+    """The rows of requested users from all files, and what all rows say about the columns."""
 
     columns: dict[str, ColumnRows]
     spelling: Spelling
     what: str  # places are called: "line" or "row"
-    named: dict[str, str] = field(default_factory=dict)  # columns that the experiment names, with their places in it
+    named: dict[str, str] = field(default_factory=dict)  # columns named in the experiment -> where it names them
     users: dict[str, int] = field(default_factory=dict)  # name -> its code
-    counts: dict[int, int] = field(default_factory=dict)  # kept rows of a user, by its code
-    codes: list[Codes] = field(default_factory=list)  # the users of the rows, block by block
-    places: list[tuple[str, NDArray[np.int64]]] = field(default_factory=list)  # label of the file, and the rows' lines
+    counts: dict[int, int] = field(default_factory=dict)  # number of kept rows by user code
+    codes: list[Codes] = field(default_factory=list)  # user code of each kept row, by block
+    places: list[tuple[str, NDArray[np.int64]]] = field(default_factory=list)  # file label and row positions, by block
 
     def add(self, label: str, block: Block, codes: Codes, is_kept: NDArray[np.bool_]) -> None:
-        """One block; `codes` (n,) are the users of its rows."""
+        """Adds one block; `codes` (n,) are the users of its rows."""
         keeps_all, keeps_some = bool(is_kept.all()), bool(is_kept.any())
         wanted = [name for name, column in self.columns.items() if keeps_some or column.mode in ("found", "category")]
         as_texts = {name for name in wanted if self.columns[name].mode == "category"}
@@ -123,11 +123,11 @@ class Kept:
 
     @property
     def n_rows(self) -> int:
-        """How many rows are kept."""
+        """The number of kept rows."""
         return sum(map(len, self.codes))
 
     def place(self, row: int) -> tuple[str, int]:
-        """Label of the file and line of a kept row."""
+        """File label and position of a kept row."""
         for label, lines in self.places:
             if row < len(lines):
                 return label, int(lines[row])
@@ -136,7 +136,7 @@ class Kept:
 
 
 def _coded(texts: Sequence[str], column: ColumnRows, spelling: Spelling) -> Codes:
-    """(n,) the codes of levels, new ones numbered as they come; -1 where one is missing."""
+    """(n,) codes of levels, numbered in order of appearance; -1 for missing."""
     spellings, levels = column.spellings, column.levels
     for text in set(texts) - spellings.keys():
         spellings[text] = -1 if spelling.is_missing(text) else levels.setdefault(normal(text.strip()), len(levels))
@@ -144,14 +144,14 @@ def _coded(texts: Sequence[str], column: ColumnRows, spelling: Spelling) -> Code
 
 
 def codes_of(texts: Sequence[Any]) -> tuple[list[Any], Codes]:
-    """Distinct values in the order of their first rows, and which one each row has."""
+    """Distinct values in order of appearance, and the index of each row's value."""
     index: dict[Any, int] = {}
     codes = np.fromiter((index.setdefault(text, len(index)) for text in texts), np.int32, len(texts))
     return list(index), codes
 
 
 def joined(parts: Sequence[tuple[list[str | None], Codes]]) -> tuple[list[tuple[str | None, ...]], Codes]:
-    """Several coded columns as one, of the combinations that there are."""
+    """Several coded columns combined into one; only combinations that occur get a code."""
     names: list[tuple[str | None, ...]] = [(name,) for name in parts[0][0]]
     codes = parts[0][1]
     for more, at in parts[1:]:

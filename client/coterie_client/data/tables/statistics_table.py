@@ -1,7 +1,7 @@
-"""Files of statistics programs through pandas: Stata's `.dta`, and SPSS's `.sav`, which needs pyreadstat as well.
+"""Reads files of statistics programs with pandas: Stata's `.dta`, and SPSS's `.sav`, which also needs pyreadstat.
 
-A file is read whole. Numbers, dates and text are what the file says; values with labels are text, so a category where the experiment says
-so. Neither library is imported before the first such file.
+A file is read whole. Types come from the file. Labelled values are read as text, so they become a category if the experiment declares one.
+pandas and pyreadstat are imported on first use.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Rows:
     """All rows of a file."""
 
     label: str
-    series: dict[str, Any]  # by the normal names of the columns
+    series: dict[str, Any]  # by normalised column name
     n_rows: int
 
     @property
@@ -50,7 +50,7 @@ class _Rows:
 
 @dataclass
 class _File:
-    """A file that has been read."""
+    """A file, already read."""
 
     label: str
     header: list[str]
@@ -73,7 +73,7 @@ def opened(source: str, file: DataFile) -> Iterator[_File]:
 
 
 def _frame(source: str, file: DataFile) -> Any:
-    """The file as a data frame; ConfigError where a library is missing, or the file is damaged."""
+    """The file as a data frame. ConfigError if a library is missing, or the file is damaged."""
     try:
         import pandas as pd  # noqa: PLC0415 - tens of megabytes, and an optional dependency
     except ImportError as error:
@@ -81,12 +81,12 @@ def _frame(source: str, file: DataFile) -> Any:
         raise ConfigError(said, Finding("T21")) from error
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on labels that only some of the values have
+            warnings.simplefilter("ignore")  # about labels that only some of the values have
             return pd.read_spss(file.path) if source == "spss" else _stata(pd, file.path)
     except ImportError as error:
         said = f"{file.label} is {_CALLED[source]} and pyreadstat is not installed, want `pip install pyreadstat`"
         raise ConfigError(said, Finding("T21")) from error
-    except Exception as error:  # whatever pandas makes of a damaged file
+    except Exception as error:  # pandas may raise anything for a damaged file
         raise ConfigError(f"{file.label} cannot be read ({error}), want {_CALLED[source]}", Finding("T1")) from error
 
 
@@ -98,7 +98,7 @@ def _stata(pd: Any, path: Path) -> Any:
 
 
 def _kind(values: Any) -> str:
-    """What a column holds; "text" for what makes no numbers by itself."""
+    """The type of a column; "text" if it needs declaring."""
     kind = getattr(values.dtype, "kind", "O")
     return "boolean" if kind == "b" else "number" if kind in "iuf" else "date" if kind == "M" else "text"
 
@@ -115,7 +115,7 @@ def _chunk(values: Any) -> Chunk:
 
 
 def _texts(values: Any) -> list[str]:
-    """Each value as text, "" where it is missing; whole numbers as such, for these programs keep numbers of users as floats."""
+    """Each value as text, "" if missing. Whole numbers have no decimals: these programs store numeric user names as floats."""
     cells = values.astype(object).to_numpy()
     is_missing = values.isna().to_numpy()
     return ["" if missing else _text(cell) for cell, missing in zip(cells, is_missing.tolist(), strict=True)]

@@ -1,6 +1,6 @@
-"""From the files of a table to its users, for every format: whose the rows are, which columns are used, and what has to be said.
+"""Reads the users of a table, in any format: the user of each row, the columns in use, and notes on what was left out.
 
-A format opens a file as a `TableFile`, which knows its header and gives its rows in blocks.
+A format opens a file as a `TableFile`, which has a header and yields rows in blocks.
 """
 
 from __future__ import annotations
@@ -34,29 +34,25 @@ class TableFile(Protocol):
     """An open file."""
 
     @property
-    def header(self) -> Sequence[str]:
-        """The names of its columns."""
-        ...
+    def header(self) -> Sequence[str]: ...
 
     @property
     def known(self) -> Mapping[str, str]:
-        """Types that the file itself declares."""
+        """Types that the file declares."""
         ...
 
     @property
     def hint(self) -> str:
-        """What the table may be where its header lacks a column."""
+        """What may be wrong with the file if a column is missing; ends the message."""
         ...
 
     def blocks(self, columns: Sequence[str], texts: Collection[str]) -> Iterator[Block]:
-        """Its rows, of these columns; of those in `texts` the cells as text."""
+        """Its rows with these columns; cells of columns in `texts` are text."""
         ...
 
 
 @dataclass(frozen=True)
 class Format:
-    """How the files of one kind are opened."""
-
     spelling: Spelling
     what: str  # places are called: "line" or "row"
     opened: Callable[[DataFile], AbstractContextManager[TableFile]]
@@ -64,7 +60,7 @@ class Format:
 
 @dataclass
 class _Table:
-    """What is known while the files are read."""
+    """The state while files are read."""
 
     config: Table
     roles: Roles
@@ -77,7 +73,7 @@ class _Table:
 
 
 def heads(config: Table, files: Sequence[DataFile], how: Format) -> list[UserHead]:
-    """All users of the files, in one pass that keeps no values, unless rows with missing cells are dropped."""
+    """All users of the files. One pass that keeps no values, unless rows with missing cells are dropped."""
     if config.missing == "drop_rows":
         users = load(config, files, how, 0, None).users
         return [UserHead(user.name, user.cluster, len(user.target)) for user in users]
@@ -115,7 +111,7 @@ def load(config: Table, files: Sequence[DataFile], how: Format, seed: int, names
 
 
 def load_rows(config: Table, roles: Roles, file: DataFile, how: Format) -> Typed:
-    """The rows of one file, whosever they are, with the columns that `roles` name."""
+    """The rows of all users in one file, with the columns in `roles`."""
     table, label, unused = _read(config, [file], how, None, keep_values=True, roles=roles)
     return typed(label, config, roles, table.kept, decided(roles, table.kept, label, unused))
 
@@ -148,9 +144,9 @@ def _listed(names: Sequence[str]) -> str:
 def _read(
     config: Table, files: Sequence[DataFile], how: Format, names: Collection[str] | None, *, keep_values: bool, roles: Roles | None = None
 ) -> tuple[_Table, str, list[str]]:
-    """What was kept; how sentences call the table; columns that are not used."""
+    """The kept rows, the table's name in messages, and the columns that are not used."""
     roles = roles_of(config) if roles is None else roles
-    with how.opened(files[0]) as first:  # decides for all, also when its user is not asked for: data must not depend on who is loaded
+    with how.opened(files[0]) as first:  # decides for all, even if its user is not requested: data must not depend on who is loaded
         check_user_column(files[0].label, config, per_user=files[0].user is not None)
         check_header(files[0].label, first.header, roles, first.hint)
         modes = modes_of(files[0].label, config, roles, first.header, first.known)
@@ -170,7 +166,7 @@ def _read(
 
 
 def _is_of_all_rows(config: Table, name: str, column: ColumnRows) -> bool:
-    """Whether cells of other users matter for it."""
+    """Whether cells of other users affect the column."""
     return column.mode == "found" or (column.mode == "category" and not isinstance(config.columns.get(name), Levels))
 
 
@@ -188,7 +184,7 @@ def _check_named_columns(label: str, header: Sequence[str], modes: Mapping[str, 
 
 
 def _read_file(file: DataFile, how: Format, table: _Table, absent: list[tuple[str, ConfigError]], *, is_mine: bool) -> None:
-    """One file. One that holds another host's user is read for the types of the columns only, as far as it can be."""
+    """Reads one file. If it holds another host's user, only its column types are read, as far as possible."""
     kept, roles = table.kept, table.roles
     try:
         with how.opened(file) as opened:
@@ -215,7 +211,7 @@ def _read_file(file: DataFile, how: Format, table: _Table, absent: list[tuple[st
 
 
 def _check_absent(table: _Table, absent: Sequence[tuple[str, ConfigError]]) -> None:
-    """ConfigError where one's own file lacks a column that is used."""
+    """ConfigError if a file of this host lacks a used column."""
     for column, error in absent:
         found = table.kept.columns[column]
         if found.mode != "found" or found.tally.found not in ("text", "empty"):
@@ -247,7 +243,7 @@ def _code_of(table: _Table, name: str) -> int:
 
 
 def _user_code(file: DataFile, table: _Table, parts: tuple[str | None, ...], number: int, at: Codes, lines: np.ndarray) -> int:
-    """The code of a user; -1 for one that was not asked for, -2 where there is no name."""
+    """The code of a user; -1 if not requested, -2 without a name."""
     if None in parts:
         return -2
     name = normal("/".join(map(str, parts)))
@@ -270,7 +266,7 @@ def _check_part(name: str, where: str, role: Role, *, is_level: bool) -> None:
 
 
 def _clusters(file: DataFile, table: _Table, block: Block, codes: Codes, is_kept: np.ndarray, lines: np.ndarray) -> np.ndarray:
-    """(n,) kept rows without a cluster; a user's cluster is noted when it is first seen. ConfigError where its rows disagree."""
+    """(n,) mask of kept rows without a cluster. Stores each user's cluster. ConfigError if the user's rows disagree."""
     roles, names = table.roles, {code: name for name, code in table.kept.users.items()}
     labels, at = joined([block.coded(column) for column in roles.clusters])
     column = roles.clusters[-1]
@@ -304,6 +300,6 @@ def _note_nameless(file: DataFile, table: _Table, role: Role, column: str, lines
 
 
 def _check_named(table: _Table) -> None:
-    """ConfigError for rows without user or cluster, unless they are dropped."""
+    """ConfigError for rows without user or cluster, unless rows with missing cells are dropped."""
     if table.nameless and table.config.missing != "drop_rows":
         raise error_of(table.nameless, lambda number: table.nameless_places[number])

@@ -1,8 +1,7 @@
-"""From the kept cells of a table to features and targets: types are decided, and cells become numbers.
+"""Turns the kept cells of a table into features and targets.
 
-Missing cells are refused, dropped with their rows, or left: NaN, where the experiment fills them by means that the members agree on
-(`missing: mean` or `indicator`). Rows stay in the order of their file. A category becomes one feature for each level but the first, the
-reference.
+Missing cells are refused, or dropped with their rows, or left as NaN for means that the members agree on (`missing: mean` or `indicator`).
+Rows keep the order of their file. A category becomes one feature per level, except for the first level, the reference.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ MOST_LEVELS: Final = 10_000  # of a category
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the kept rows as numbers: NaN where one is missing; of a category the place of its level, -1 where it is missing."""
+    """A column of the kept rows: numbers, NaN if missing; for a category the index of the level, -1 if missing."""
 
     name: str
     kind: str  # number, boolean, date or category
@@ -42,7 +41,7 @@ class Column:
 
     @property
     def is_missing(self) -> NDArray[np.bool_]:
-        """(n,) where there is no value."""
+        """(n,) mask of missing values."""
         is_missing: NDArray[np.bool_] = self.values == -1 if self.kind == "category" else np.isnan(self.values)
         return is_missing
 
@@ -54,11 +53,11 @@ class Typed:
     features: Array  # (n, p)
     target: Array  # (n,)
     schema: tuple[Feature, ...]
-    is_row: NDArray[np.bool_]  # (kept rows,) which of them are among the n
+    is_row: NDArray[np.bool_]  # (kept rows,) mask of the n rows
 
 
 def decided(roles: Roles, kept: Kept, label: str, unused: list[str]) -> dict[str, str]:
-    """The kind of each column in use. What is no number is added to `unused`, where the experiment does not name it."""
+    """The kind of each used column. Columns that are not numeric are added to `unused`, unless the experiment names them."""
     kinds: dict[str, str] = {}
     for name, column in kept.columns.items():
         if column.mode != "found":
@@ -91,7 +90,7 @@ def _respelled(label: str, name: str, tally: Tally, key: str) -> ConfigError:
 
 
 def typed(label: str, config: Table, roles: Roles, kept: Kept, kinds: dict[str, str]) -> Typed:
-    """The kept rows. ConfigError that counts all cells which cannot be used."""
+    """The kept rows as numbers. ConfigError that counts all bad cells."""
     faults: list[Fault] = []
     columns = {}
     for name, kind in kinds.items():
@@ -124,9 +123,9 @@ def typed(label: str, config: Table, roles: Roles, kept: Kept, kinds: dict[str, 
 
 
 def _features(config: Table, roles: Roles, columns: dict[str, Column], n: int) -> tuple[tuple[Feature, ...], Array]:
-    """The features (n, p), and what they are. Frees the columns as it goes, for they may be large."""
+    """The features (n, p) and their descriptions."""
     if roles.formula is not None:
-        assert config.formula is not None  # noqa: S101 - roles come of it
+        assert config.formula is not None  # noqa: S101 - roles come from it
         numbers = {name: column.values for name, column in columns.items() if column.kind != "category"}
         categories = {name: (column.levels, column.values) for name, column in columns.items() if column.kind == "category"}
         return formula.terms(config.formula, numbers, categories)
@@ -139,7 +138,7 @@ def _features(config: Table, roles: Roles, columns: dict[str, Column], n: int) -
 
 
 def schema_of(config: Table, columns: Sequence[Column]) -> tuple[Feature, ...]:
-    """What the features of these columns are."""
+    """The descriptions of these columns' features."""
     features: list[Feature] = []
     for column in columns:
         if column.kind == "category":
@@ -164,7 +163,7 @@ def _encoded(config: Table, columns: Sequence[Column]) -> Iterator[Array]:
 
 
 def _has_indicator(config: Table, column: Column) -> bool:
-    """Not by what is missing in these rows: all hosts must have the same features."""
+    """Decided without looking at these rows: all hosts must have the same features."""
     return config.missing == "indicator" and (config.indicator_columns is None or column.name in config.indicator_columns)
 
 
@@ -172,11 +171,11 @@ def _has_indicator(config: Table, column: Column) -> bool:
 
 
 def _numbers(name: str, kind: str, role: Role, kept: Kept, faults: list[Fault]) -> Column:
-    """A column of numbers, booleans or dates; cells that are none are faults."""
+    """A column of numbers, booleans or dates. Bad cells are added to `faults`."""
     parts: list[Array] = []
     bad: list[tuple[int, str]] = []
     n_bad = start = 0
-    convert = _converter(kind, kept.spelling)
+    convert = {"number": kept.spelling.number, "boolean": truth, "date": day}[kind]
     for chunk in kept.columns[name].unpacked():
         values, wrong = _converted(chunk, kind, convert, kept.spelling)
         bad += [(start + row, cell) for row, cell in wrong[: MOST_LISTED - len(bad)]]
@@ -188,12 +187,8 @@ def _numbers(name: str, kind: str, role: Role, kept: Kept, faults: list[Fault]) 
     return Column(name, kind, np.concatenate(parts) if parts else np.empty(0))
 
 
-def _converter(kind: str, spelling: Spelling) -> Callable[[str], float | None]:
-    return {"number": spelling.number, "boolean": truth, "date": day}[kind]
-
-
 def _converted(chunk: Chunk, kind: str, convert: Callable[[str], float | None], spelling: Spelling) -> tuple[Array, list[tuple[int, str]]]:
-    """Numbers, and the rows and cells that are none."""
+    """Numbers, and the rows and texts of bad cells."""
     if chunk.values is not None:
         values = chunk.values
         wrong = np.isinf(values)
@@ -211,12 +206,12 @@ def _converted(chunk: Chunk, kind: str, convert: Callable[[str], float | None], 
         value = convert(cell)
         if value is None:
             bad.append((row, quoted(cell)))
-        filled[row] = math.inf if value is None else value  # what is wrong is not missing
+        filled[row] = math.inf if value is None else value  # so that a bad cell is not missing
     return filled, bad
 
 
 def _category(label: str, config: Table, name: str, role: Role, kept: Kept, faults: list[Fault]) -> Column:
-    """A column of levels; those that are not declared are faults."""
+    """A column of levels. Cells with undeclared levels are added to `faults`."""
     column = kept.columns[name]
     found = {code: level for level, code in column.levels.items() if code >= 0}
     declared = config.columns.get(name)
@@ -230,7 +225,7 @@ def _category(label: str, config: Table, name: str, role: Role, kept: Kept, faul
     codes = np.concatenate([np.asarray(chunk) for chunk in column.chunks]) if column.chunks else np.empty(0, np.int32)
     column.chunks.clear()
     place = {level: number for number, level in enumerate(levels)}
-    table = np.full(max(found, default=0) + 2, -2, np.int32)  # the last entry is that of code -1
+    table = np.full(max(found, default=0) + 2, -2, np.int32)  # the last entry is for code -1
     table[-1] = -1
     for code, level in found.items():
         table[code] = place.get(level, -2)
