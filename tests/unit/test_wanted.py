@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import math
 
 import numpy as np
 import pytest
 
 from coterie.errors import ProtocolError
+from coterie.families.evaluation import Scores as Judged
 from coterie.families.partial import TrainingLoss, Updated
 from coterie.wire.codec import Precision
 from coterie.wire.finite import first_bad
@@ -82,3 +85,13 @@ def test_vectors_that_float32_cannot_hold_are_found_before_they_are_sent() -> No
     bad = first_bad(answer, Precision.of("float32", is_convex=True))
     assert bad is not None
     assert (bad.field, bad.value) == ("x", np.inf)
+
+
+def test_a_judgement_may_be_infinite_but_a_value_of_the_objective_is_never_nan() -> None:
+    nowhere = np.array([np.nan, 0.5])
+    scores = Judged(np.array([np.inf, 1.0]), nowhere, nowhere, np.array([0, 3]))
+    assert first_bad(scores) is None
+    bad = first_bad(dataclasses.replace(scores, objective=np.array([1.0, np.nan])))
+    assert bad is not None
+    assert (bad.field, bad.row) == ("objective", 1)
+    assert math.isnan(bad.value)

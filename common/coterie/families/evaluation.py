@@ -17,7 +17,7 @@ class FinalModels(Rows):
     x: Annotated[Array, Vectors("rows", "d")]
 
 
-@declare(method="evaluation", step="evaluate", may_be_infinite=True)
+@declare(method="evaluation", step="evaluate")
 @dataclass(frozen=True)
 class Scores(Rows):
     """f_i at the model, and the means of loss (without its l2 term) and metric over held-out rows; NaN for a user without any.
@@ -25,9 +25,9 @@ class Scores(Rows):
     The metric is the accuracy of a classifier, the deviance of loss "poisson", else the squared error.
     """
 
-    objective: Annotated[Array, Scalars("rows")]
-    test_loss: Annotated[Array, Scalars("rows")]
-    test_metric: Annotated[Array, Scalars("rows")]
+    objective: Annotated[Array, Scalars("rows", allows="infinity")]
+    test_loss: Annotated[Array, Scalars("rows", allows="nan")]
+    test_metric: Annotated[Array, Scalars("rows", allows="nan")]
     n_test: Annotated[Indices, Positions("rows")]
 
 

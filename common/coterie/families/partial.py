@@ -208,13 +208,13 @@ class AskScores(Broadcast):
     modes: Annotated[Indices, Positions("modes")]
 
 
-@declare(method="partial", step="evaluation", may_be_infinite=True)
+@declare(method="partial", step="evaluation")
 @dataclass(frozen=True)
 class Scores(Rows):
     """Mean loss and metric (`ProblemConfig.metric`) on the held-out rows; NaN for users without any."""
 
-    loss: Annotated[Array, Scalars("rows", "modes")]
-    metric: Annotated[Array, Scalars("rows", "modes")]
+    loss: Annotated[Array, Scalars("rows", "modes", allows="nan")]
+    metric: Annotated[Array, Scalars("rows", "modes", allows="nan")]
 
 
 @declare(method="partial", step="head")

@@ -290,14 +290,14 @@ class Judge(Broadcast):
     """Asks users to judge their own models, which stay where they are."""
 
 
-@declare(method="async_al2sgd", step="evaluate", may_be_infinite=True)
+@declare(method="async_al2sgd", step="evaluate")
 @dataclass(frozen=True)
 class Judgement(Rows):
     """f_i at the user's model, and loss and metric on its held-out rows, as in `evaluation.Scores`."""
 
-    objective: Annotated[Array, Scalars("rows")]
-    test_loss: Annotated[Array, Scalars("rows")]
-    test_metric: Annotated[Array, Scalars("rows")]
+    objective: Annotated[Array, Scalars("rows", allows="infinity")]
+    test_loss: Annotated[Array, Scalars("rows", allows="nan")]
+    test_metric: Annotated[Array, Scalars("rows", allows="nan")]
     n_test: Annotated[Indices, Positions("rows")]
 
 

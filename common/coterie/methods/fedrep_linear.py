@@ -102,13 +102,13 @@ class FinalRepresentation(Rows):
     b: Annotated[Array, Vectors("k", "d")]
 
 
-@declare(method="fedrep_linear", step="evaluation", may_be_infinite=True)
+@declare(method="fedrep_linear", step="evaluation")
 @dataclass(frozen=True)
 class Scores(Rows):
     """Mean squared error of the user's model on its held-out rows, NaN without any, and the loss on its own."""
 
-    loss: Annotated[Array, Scalars("rows")]
-    test_error: Annotated[Array, Scalars("rows")]
+    loss: Annotated[Array, Scalars("rows", allows="infinity")]
+    test_error: Annotated[Array, Scalars("rows", allows="nan")]
     n_test: Annotated[Indices, Positions("rows")]
 
 

@@ -1,4 +1,4 @@
-"""Which number of a message is not finite: asked by a host of what it is about to send, and by a parent of what has come.
+"""Which number of a message is not finite where it has to be: asked by a host before it sends, and by a parent of what has come.
 
 On the wire some payloads are narrower than what halves compute with, so a host also finds what would be infinite only there.
 """
@@ -27,14 +27,16 @@ class Bad:
 
 
 def first_bad(message: Message, precision: Precision | None = None) -> Bad | None:
-    """The first bad number of a message that must have none; with `precision`, as it would be on the wire."""
-    if message.may_be_infinite:
-        return None
+    """The first number of a message that its field does not allow; with `precision`, as it would be on the wire."""
     for name, spec in message.specs:
         array = getattr(message, name)
-        if not spec.is_float:
+        if not spec.is_float or spec.allows == "nan":
             continue
-        if not is_finite(array):
+        if spec.allows == "infinity":
+            if not np.isnan(array).any():
+                continue
+            where = tuple(np.argwhere(np.isnan(array))[0])
+        elif not is_finite(array):
             where = tuple(np.argwhere(~np.isfinite(array))[0])
         elif precision is not None and not _fits(array, spec, precision):
             where = tuple(np.unravel_index(np.argmax(np.abs(array)), array.shape))

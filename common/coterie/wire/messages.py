@@ -22,12 +22,13 @@ import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ProtocolError
 
 Shape = tuple[str | int, ...]
+Allowed = Literal["finite", "infinity", "nan"]  # each of them includes those before it
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Spec:
     is_float: bool
     counts_vectors: bool
     is_exact: bool = False  # always float64, whatever the payload type of the run
+    allows: Allowed = "finite"  # numbers; a parent refuses a message with others
     is_weights: bool = False  # of a model: of networks float32 in the halves, and no wider on the wire
 
     def count(self, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -53,9 +55,9 @@ def Vectors(*shape: str | int, exact: bool = False) -> Spec:  # noqa: N802 - rea
     return Spec(shape, is_float=True, counts_vectors=True, is_exact=exact)
 
 
-def Scalars(*shape: str | int, exact: bool = True) -> Spec:  # noqa: N802
-    """Float payload counted in scalars only: losses, sums, matrices."""
-    return Spec(shape, is_float=True, counts_vectors=False, is_exact=exact)
+def Scalars(*shape: str | int, exact: bool = True, allows: Allowed = "finite") -> Spec:  # noqa: N802
+    """Float payload counted in scalars only: losses, sums, matrices. `allows` infinity, or NaN too, where that is an answer."""
+    return Spec(shape, is_float=True, counts_vectors=False, is_exact=exact, allows=allows)
 
 
 def Weights(*shape: str | int) -> Spec:  # noqa: N802
@@ -78,7 +80,6 @@ class Message:
     step: ClassVar[str] = ""  # the paper's own step, as the ledger shows it
     specs: ClassVar[tuple[tuple[str, Spec], ...]] = ()
     carries_weights: ClassVar[bool] = False
-    may_be_infinite: ClassVar[bool] = False  # a parent refuses NaN and infinity in all other kinds
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ _KIND = re.compile(r"[a-z][a-z0-9_]*\.[A-Za-z0-9]+")
 _MAX_SHOWN = 100  # characters
 
 
-def declare(*, method: str, step: str, may_be_infinite: bool = False) -> Callable[[type[M]], type[M]]:
+def declare(*, method: str, step: str) -> Callable[[type[M]], type[M]]:
     """Registers a message class under "<method>.<Class>" with the paper's step; the class must be a frozen dataclass."""
 
     def register(cls: type[M]) -> type[M]:
@@ -134,7 +135,6 @@ def declare(*, method: str, step: str, may_be_infinite: bool = False) -> Callabl
             specs.append((declared.name, spec))
         cls.kind, cls.method, cls.step, cls.specs = f"{method}.{cls.__name__}", method, step, tuple(specs)
         cls.carries_weights = any(spec.is_weights for _, spec in specs)
-        cls.may_be_infinite = may_be_infinite
         _KINDS[cls.kind] = cls
         return cls
 
