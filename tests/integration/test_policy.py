@@ -188,15 +188,25 @@ def test_a_key_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
     assert key_in(tmp_path / "policy.key", place) == key
     (tmp_path / "policy.key").write_text(KEY.hex())
+    (tmp_path / "policy.key").chmod(0o440)
     assert key_in(tmp_path / "policy.key", place) == KEY
     write_list(tmp_path / "list.json", {"u-1": "Zoë"})
     assert stat.S_IMODE((tmp_path / "list.json").stat().st_mode) == 0o600
     assert json.loads((tmp_path / "list.json").read_text()) == {"u-1": "Zoë"}
 
 
+@pytest.mark.parametrize("mode", [0o644, 0o620, 0o602])
+def test_a_key_that_others_may_read_or_change_is_refused(mode: int, tmp_path: Path) -> None:
+    (tmp_path / "policy.key").write_text(KEY.hex())
+    (tmp_path / "policy.key").chmod(mode)
+    with pytest.raises(ConfigError, match=f"policy.key has mode {mode:04o}: others may read or change .*, want chmod 600"):
+        key_in(tmp_path / "policy.key", tmp_path / "pseudonyms.key")
+
+
 @pytest.mark.parametrize("text", ["", "12", "no key"])
 def test_a_broken_key_is_a_sentence_and_not_another_key(text: str, tmp_path: Path) -> None:
     (tmp_path / "policy.key").write_text(text)
+    (tmp_path / "policy.key").chmod(0o600)
     with pytest.raises(ConfigError, match="64 hexadecimal digits"):
         key_in(tmp_path / "policy.key", tmp_path / "pseudonyms.key")
 

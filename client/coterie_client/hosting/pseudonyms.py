@@ -14,6 +14,7 @@ import hmac
 import json
 import os
 import secrets
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from coterie_client.data import UserData
 
 KEY_BYTES: Final = 32
 DIGITS: Final = 16
+_OTHERS: Final = stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH  # a group of services may read a key that is mounted for it
 _UNUSABLE: Final = Finding("C8")
 _TOO_FEW: Final = Finding("C6")
 
@@ -81,11 +83,14 @@ def key_in(*paths: Path) -> bytes:
 
 def _read(path: Path) -> bytes:
     try:
+        mode = stat.S_IMODE(path.stat().st_mode)
         key = bytes.fromhex(path.read_text(encoding="ascii").strip())
     except OSError as error:
         raise ConfigError(f"cannot read the key of the pseudonyms {path}: {error.strerror or error}", _UNUSABLE) from None
     except ValueError:
         key = b""
+    if mode & _OTHERS:
+        raise ConfigError(f"{path} has mode {mode:04o}: others may read or change the key of the pseudonyms, want chmod 600", _UNUSABLE)
     if len(key) < KEY_BYTES:
         raise ConfigError(f"{path} is no key of pseudonyms, want {2 * KEY_BYTES} hexadecimal digits", _UNUSABLE)
     return key

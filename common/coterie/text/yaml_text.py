@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from coterie.errors import ConfigError
+from coterie.text.names import normal
 from coterie.text.quoting import quoted, shortened
 
 MAX_BYTES = 1 << 20  # of a text
@@ -45,11 +46,11 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 continue
-            line = key.start_mark.line + 1
-            if (key.tag, key.value) in lines:
-                first = lines[key.tag, key.value]
-                raise yaml.YAMLError(f"the key {quoted(key.value)} is there twice, in line {first} and in line {line}, want it once")
-            lines[key.tag, key.value] = line
+            line, name = key.start_mark.line + 1, normal(key.value)  # keys that look alike are one: an experiment reads names so
+            if (key.tag, name) in lines:
+                first = lines[key.tag, name]
+                raise yaml.YAMLError(f"the key {quoted(name)} is there twice, in line {first} and in line {line}, want it once")
+            lines[key.tag, name] = line
         return node
 
     def construct_yaml_int(self, node: Any) -> int:

@@ -15,7 +15,7 @@ _COMMENT = """\
 # what nobody is to ask for. A key that is absent allows everything. coterie client --policy FILE, or policy.yaml in the data folder.
 """
 _REST = """\
-min_rows: 3            # users with fewer training rows do not take part: the sums of one or two rows give them away
+min_rows: 3            # users with fewer training rows (held-out ones do not count) stay away: sums of one or two rows give them away
 # methods: [pdmm]      # that may run; absent: any
 # references: []       # that may run beside; absent: any
 standardize: true      # sums of each feature travel
