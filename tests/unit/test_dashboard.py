@@ -24,7 +24,7 @@ from starlette.testclient import TestClient
 
 from coterie.record.ledger import Row
 from coterie_deploy.cli import app as cli
-from coterie_deploy.view.dashboard import downloads, found
+from coterie_deploy.view.dashboard import found
 from coterie_deploy.view.dashboard.app import application
 from coterie_server.record.rundb import RunDatabase
 from tests.small_runs import make_run
@@ -269,8 +269,7 @@ def test_what_is_served_needs_nobody_else(client: TestClient) -> None:
 # ---- downloads
 
 
-def test_the_ledger_goes_out_row_by_row(client: TestClient, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads, "_ROWS_AT_ONCE", 7)
+def test_the_ledger_goes_out_row_by_row(client: TestClient, finished: Path) -> None:
     with sqlite3.connect(finished / "run.db") as connection:
         wanted = connection.execute("SELECT seq, link, message_bytes, useful FROM ledger ORDER BY rowid").fetchall()
     connection.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import importlib
 import io
 import itertools
@@ -14,7 +15,7 @@ import json
 import re
 import sqlite3
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -351,17 +352,15 @@ def _described(wanted: Wanted) -> str:
 
 def _write(how: str, output: Path | None, columns: Sequence[str], lines: Iterator[tuple[Any, ...]]) -> None:
     """To a file, written whole or not at all, or to standard output."""
-    write = {"csv": _write_csv, "jsonl": _write_jsonl}.get(how)
     if output is None:
-        assert write is not None  # noqa: S101 - the format was checked
-        write(sys.stdout, columns, lines)
+        write_lines(how, sys.stdout, columns, lines)
         return
     with written_whole(output) as file:
-        if write is None:
+        if how == "parquet":
             _write_parquet(file, columns, lines)
         else:
             with _text_of(file) as text:
-                write(text, columns, lines)
+                write_lines(how, text, columns, lines)
 
 
 @contextlib.contextmanager
@@ -372,24 +371,15 @@ def _text_of(file: IO[bytes]) -> Iterator[IO[str]]:
     text.detach()  # with all that was written
 
 
-def _write_csv(file: IO[str], columns: Sequence[str], lines: Iterator[tuple[Any, ...]]) -> None:
-    """Users as a JSON array, since their names may have commas; "" where a row has no value."""
+def write_lines(how: str, file: IO[str], columns: Sequence[str], lines: Iterable[tuple[Any, ...]]) -> None:
+    """As csv or jsonl. In csv users are a JSON array, since their names may have commas; "" where a row has no value."""
+    if how == "jsonl":
+        file.writelines(f"{json.dumps(dict(zip(columns, line, strict=True)), ensure_ascii=False)}\n" for line in lines)
+        return
+    as_text = functools.lru_cache(lambda users: json.dumps(users, ensure_ascii=False))  # few sets of users are in many rows
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
-    if "users" not in columns:
-        writer.writerows(lines)
-        return
-    place = columns.index("users")
-    texts: dict[tuple[str, ...] | None, str] = {None: ""}
-    for line in lines:
-        users = line[place]
-        if users not in texts:
-            texts[users] = json.dumps(users, ensure_ascii=False)
-        writer.writerow((*line[:place], texts[users], *line[place + 1 :]))
-
-
-def _write_jsonl(file: IO[str], columns: Sequence[str], lines: Iterator[tuple[Any, ...]]) -> None:
-    file.writelines(f"{json.dumps(dict(zip(columns, line, strict=True)), ensure_ascii=False)}\n" for line in lines)
+    writer.writerows([as_text(cell) if isinstance(cell, tuple) else cell for cell in line] for line in lines)
 
 
 def _pyarrow() -> tuple[Any, Any]:

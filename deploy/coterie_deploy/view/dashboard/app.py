@@ -19,7 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -147,13 +147,7 @@ def _named(runs: Runs, name: str) -> Watched:
 
 
 def _content(request: Request, content: Mapping[str, Any]) -> Response:
-    """JSON, unless the asker has it already."""
-    body = safe_json(content).encode("utf-8", "backslashreplace")
-    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    headers = {"ETag": tag, "Cache-Control": "no-cache"}
-    if request.headers.get("if-none-match") == tag:
-        return Response(status_code=304, headers=headers)
-    return Response(body, media_type="application/json", headers=headers)
+    return _cached(request, safe_json(content).encode("utf-8", "backslashreplace"), "application/json")
 
 
 async def _refuse(_request: Request, error: Exception) -> Response:
@@ -174,14 +168,9 @@ def _as_attachment(name: str) -> dict[str, str]:
     return {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
 
 
-def _ledger(form: str, media_type: str, folder: Path, name: str) -> Response:
-    return StreamingResponse(downloads.LedgerPieces(folder, form), media_type=media_type, headers=_as_attachment(name))
-
-
-def _database(folder: Path, name: str) -> Response:
-    path = downloads.copy_of(folder)
-    taken_away = BackgroundTask(path.unlink, missing_ok=True)
-    return FileResponse(path, media_type="application/vnd.sqlite3", headers=_as_attachment(name), background=taken_away)
+def _file(make: Callable[[Path], Path], media_type: str, folder: Path, name: str) -> Response:
+    path = make(folder)
+    return FileResponse(path, media_type=media_type, headers=_as_attachment(name), background=BackgroundTask(path.unlink, missing_ok=True))
 
 
 def _report(folder: Path, name: str) -> Response:
@@ -189,9 +178,9 @@ def _report(folder: Path, name: str) -> Response:
 
 
 _DOWNLOADS: Mapping[str, Callable[[Path, str], Response]] = {
-    "ledger.csv": functools.partial(_ledger, "csv", "text/csv"),
-    "ledger.jsonl": functools.partial(_ledger, "jsonl", "application/jsonl"),
-    "run.db": _database,
+    "ledger.csv": functools.partial(_file, functools.partial(downloads.ledger_of, form="csv"), "text/csv"),
+    "ledger.jsonl": functools.partial(_file, functools.partial(downloads.ledger_of, form="jsonl"), "application/jsonl"),
+    "run.db": functools.partial(_file, downloads.copy_of, "application/vnd.sqlite3"),
     "report.html": _report,
 }
 
@@ -209,17 +198,13 @@ _STATIC: Mapping[str, tuple[Callable[[], str], str]] = {
 
 def _static(name: str, request: Request) -> Response:
     text, media_type = _STATIC[name]
-    return _cached(request, text(), media_type)
+    return _cached(request, text().encode(), media_type)
 
 
-def _cached(request: Request, text: str, media_type: str) -> Response:
-    tag = f'"{_digest(text)}"'
+def _cached(request: Request, body: bytes, media_type: str) -> Response:
+    """The body, unless the asker has it already."""
+    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
-    return Response(text, media_type=media_type, headers=headers)
-
-
-@functools.lru_cache(maxsize=16)
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return Response(body, media_type=media_type, headers=headers)
