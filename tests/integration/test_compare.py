@@ -21,12 +21,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from rich.console import Console
 
 import coterie
 from coterie.registry import methods
+from coterie_deploy.studies import progress
 from coterie_deploy.studies.compare.chart import front, pareto_chart
-from coterie_deploy.studies.tune import progress
 from coterie_server.run.engine import Progress
 from tests.networks import CLASSES, write_users
 from tests.said import refused, said, without_plots
@@ -229,7 +228,7 @@ def test_what_is_wrong_is_said_in_a_sentence_before_anything_runs(
 
 
 def test_the_display_names_the_run_and_nothing_is_done_before_the_first_one() -> None:
-    shown = progress.TuneDisplay(Console(), 2, 1, ["fedrep-0", "fedavg-0"])
+    shown = progress.SeriesDisplay(["fedrep-0 (1/2)", "fedavg-0 (2/2)"])
     assert (shown.place(), shown.done) == ("fedrep-0 (1/2)  starting", 0)
     shown.skip(1)
     assert shown.done == 1
@@ -239,14 +238,14 @@ def test_the_display_names_the_run_and_nothing_is_done_before_the_first_one() ->
 
 def interrupt_in(monkeypatch: pytest.MonkeyPatch, run: int) -> None:
     """Sends this process SIGINT, as Ctrl-C does, after the first round of a run."""
-    observe: Callable[..., None] = progress.TuneDisplay.__call__
+    observe: Callable[..., None] = progress.SeriesDisplay.__call__
 
-    def observe_and_interrupt(self: progress.TuneDisplay, latest: Progress) -> None:
+    def observe_and_interrupt(self: progress.SeriesDisplay, latest: Progress) -> None:
         observe(self, latest)
-        if (self.fold, latest.round) == (run, 1):
+        if (self.number, latest.round) == (run, 1):
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(progress.TuneDisplay, "__call__", observe_and_interrupt)
+    monkeypatch.setattr(progress.SeriesDisplay, "__call__", observe_and_interrupt)
 
 
 def test_an_interrupted_comparison_goes_on_to_the_same_table_and_repeats_no_finished_run(

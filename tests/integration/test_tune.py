@@ -20,8 +20,9 @@ from rich.console import Console
 from coterie.experiment.config import experiment_from, load_experiment
 from coterie_deploy.cli import app as cli
 from coterie_deploy.engines.api import run
-from coterie_deploy.studies.tune import plot, progress, result
-from coterie_deploy.studies.tune.plan import MEMORY
+from coterie_deploy.studies import progress
+from coterie_deploy.studies.tune import plot, result
+from coterie_deploy.studies.tune.plan import SERIES
 from coterie_deploy.view.report_page import write_figure
 from coterie_server.run.engine import Progress
 from coterie_server.run.plan import stages_of
@@ -216,14 +217,14 @@ def test_a_fold_of_hlm_exact_sends_statistics_once_and_losses(capsys: pytest.Cap
 
 def interrupt_in(monkeypatch: pytest.MonkeyPatch, fold: int, stage: int) -> None:
     """Sends this process SIGINT, as Ctrl-C does, after the first round of one point of one fold."""
-    observe: Callable[..., None] = progress.TuneDisplay.__call__
+    observe: Callable[..., None] = progress.SeriesDisplay.__call__
 
-    def observe_and_interrupt(self: progress.TuneDisplay, latest: Progress) -> None:
+    def observe_and_interrupt(self: progress.SeriesDisplay, latest: Progress) -> None:
         observe(self, latest)
-        if (self.fold, latest.number, latest.round) == (fold, stage, 1):
+        if (self.number, latest.number, latest.round) == (fold, stage, 1):
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(progress.TuneDisplay, "__call__", observe_and_interrupt)
+    monkeypatch.setattr(progress.SeriesDisplay, "__call__", observe_and_interrupt)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -268,7 +269,7 @@ def test_a_finished_tune_that_is_resumed_reports_again(capsys: pytest.CaptureFix
 
 def test_a_tune_remembers_what_it_is(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     said(capsys, "tune", "small.yaml", "--grid", "method.penalty=1,0.1", "--folds", "2", "--hosts", "3", *TUNE)
-    tuning = MEMORY.read(here / "out")
+    tuning = SERIES.read(here / "out")
     assert (tuning.folds, dict(tuning.federation)) == (2, {"hosts": 3})
     fold = tuning.fold(2)
     assert fold == experiment_from(json.loads((here / "out/fold-2/experiment.json").read_text()))
@@ -360,7 +361,7 @@ def test_one_bar_counts_the_points_of_all_folds_and_fits_the_terminal(here: Path
     grid = [{"penalty": 10.0**-place} for place in range(tuning_points)]
     method = {"name": "squared", "penalty": 1.0, "grid": grid}
     stages = stages_of(experiment_from({"name": "x", "data": {"source": "hsb"}, "problem": {"loss": "least_squares"}, "method": method}))
-    shown = progress.TuneDisplay(Console(), folds, tuning_points)
+    shown = progress.SeriesDisplay([f"fold {number}/{folds}" for number in range(1, folds + 1)], tuning_points)
     done = []
     shown.skip(1)
     assert shown.done == tuning_points
@@ -377,7 +378,7 @@ def test_one_bar_counts_the_points_of_all_folds_and_fits_the_terminal(here: Path
     assert done[-1] == tuning_points * folds
     console = Console(width=60, force_terminal=True, color_system=None)
     with console.capture() as capture:
-        console.print(progress._Drawing(shown))
+        console.print(shown.picture())
     (line,) = capture.get().splitlines()
     assert len(line) <= 60
     assert line.startswith("fold 3/3  penalty=0.001")

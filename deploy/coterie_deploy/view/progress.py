@@ -23,7 +23,7 @@ from coterie_server.run.engine import Progress
 from coterie_server.session.hub import Hub
 
 LINES_EVERY_S = 10.0
-_DRAWS_PER_S = 6.0
+DRAWS_PER_S = 6.0
 _RATE_OVER_S = 3.0
 
 
@@ -60,6 +60,17 @@ class Display:
         n_here, n_wanted = sum(host.link is not None for host in hosts), self.hub.rules.hosts
         return f"waiting for {self.hub.rules.noun}s: {n_here} of {n_wanted} here" if n_here < n_wanted else "preparing"
 
+    def picture(self) -> Group:
+        """What a terminal shows."""
+        latest = self.latest
+        if latest is None:
+            return Group(Text(self.waiting(), style="dim"))
+        rate, limit = self.rate(), latest.stage.stop.rounds
+        left = f"  at most {duration((limit - latest.round) / rate)}" if rate > 0 else ""
+        grid = bars([(_stage_of(latest), latest.round, limit, f"{latest.round}/{limit}{left}")])
+        parts = [*figures_of(latest.figures), rate_said(rate)]
+        return Group(grid, Text("  " + "  ".join(parts), no_wrap=True, overflow="ellipsis"))
+
 
 def figures_of(known: Mapping[str, float]) -> list[str]:
     """Objective, residual, loss, metric, distance and clusters of a round, as far as its method knows them."""
@@ -84,11 +95,11 @@ def rate_said(rate: float) -> str:
     return f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s"
 
 
-def bars(rows: Iterable[tuple[str, int, int, str]]) -> Table:
+def bars(rows: Iterable[tuple[str, float, int, str]]) -> Table:
     """A line for each of (what, how many are done, of how many, what is said of it)."""
     grid = Table.grid(padding=(0, 1), expand=True)
-    grid.add_column(no_wrap=True)
-    grid.add_column(ratio=1)
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    grid.add_column(ratio=1, min_width=8)
     grid.add_column(no_wrap=True, justify="right")
     for what, done, of, said in rows:
         grid.add_row(Text(what, style="bold"), ProgressBar(total=of, completed=done), Text(said))
@@ -97,23 +108,6 @@ def bars(rows: Iterable[tuple[str, int, int, str]]) -> Table:
 
 def _stage_of(progress: Progress) -> str:
     return f"{progress.number + 1}/{progress.n_stages} {progress.stage.name}"
-
-
-class _Drawing:
-    """What the live display draws, each time anew."""
-
-    def __init__(self, display: Display) -> None:
-        self._display = display
-
-    def __rich__(self) -> Group:
-        latest = self._display.latest
-        if latest is None:
-            return Group(Text(self._display.waiting(), style="dim"))
-        rate, limit = self._display.rate(), latest.stage.stop.rounds
-        left = f"  at most {duration((limit - latest.round) / rate)}" if rate > 0 else ""
-        grid = bars([(_stage_of(latest), latest.round, limit, f"{latest.round}/{limit}{left}")])
-        parts = [*figures_of(latest.figures), rate_said(rate)]
-        return Group(grid, Text("  " + "  ".join(parts), no_wrap=True, overflow="ellipsis"))
 
 
 class _Lines(Display):
@@ -157,7 +151,7 @@ def display(console: Console, *, quiet: bool, log: Log | None = None) -> Iterato
         yield Display(console)
     elif console.is_terminal and not log.is_json:
         shown = Display(console)
-        with Live(_Drawing(shown), console=console, refresh_per_second=_DRAWS_PER_S, transient=True):
+        with Live(get_renderable=shown.picture, console=console, refresh_per_second=DRAWS_PER_S, transient=True):
             yield shown
     else:
         lines = _Lines(console, log)

@@ -14,10 +14,10 @@ from rich.console import Console
 
 from coterie.errors import ConfigError
 from coterie_deploy.read.folders import is_finished
-from coterie_deploy.studies.compare.plan import MEMORY, Asked, Comparing, choose, run_folder
+from coterie_deploy.studies.compare.plan import SERIES, Asked, Comparing, choose, run_folder
 from coterie_deploy.studies.compare.result import Compared, print_result, result_of, write_files
-from coterie_deploy.studies.several import How, Shown, Wanted, run_all
-from coterie_deploy.studies.tune.progress import tune_display
+from coterie_deploy.studies.progress import series_display
+from coterie_deploy.studies.series import How, Shown, Wanted
 from coterie_deploy.terminal.signals import Stop, stopping_on_signals
 
 
@@ -28,8 +28,7 @@ def compare_here(comparing: Comparing, folder: Path, how: How, out: Console, err
     """
 
     async def make_all() -> None:
-        names = [run.name for run in wanted(comparing, folder)]
-        with stopping_on_signals() as stop, tune_display(err, len(names), 1, quiet=quiet, names=names) as shown:
+        with stopping_on_signals() as stop, series_display(err, names_shown(comparing, folder), quiet=quiet) as shown:
             await make_runs(comparing, folder, how, shown, stop)
 
     asyncio.run(make_all())
@@ -53,14 +52,15 @@ def wanted(comparing: Comparing, folder: Path) -> list[Wanted]:
     return sorted(runs, key=lambda run: not is_finished(run.folder))
 
 
+def names_shown(comparing: Comparing, folder: Path) -> list[str]:
+    """What a display calls the runs."""
+    runs = wanted(comparing, folder)
+    return [f"{run.name} ({number}/{len(runs)})" for number, run in enumerate(runs, start=1)]
+
+
 async def make_runs(comparing: Comparing, folder: Path, how: How, shown: Shown, stop: Stop) -> None:
     """Remembers the comparison in its folder, and makes the runs that are not finished yet. Raises CoterieError."""
-    MEMORY.write(comparing, folder)
-    try:
-        await run_all(wanted(comparing, folder), how, shown, stop, f"coterie compare {folder} --resume")
-    except ConfigError:
-        MEMORY.forget_unless_begun(folder)
-        raise
+    await SERIES.make(comparing, folder, wanted(comparing, folder), how, shown, stop)
 
 
 __all__ = ["Asked", "Compared", "Comparing", "How", "choose", "compare_here", "make_runs"]

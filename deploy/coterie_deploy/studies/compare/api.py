@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from coterie_deploy.engines.api import Source, outside_of_loops
 from coterie_deploy.engines.launch import Transport, default_hosts
 from coterie_deploy.read.frames import Library, maker_of, partial
 from coterie_deploy.read.loading import Run, load_run
-from coterie_deploy.studies.compare import How, make_runs
+from coterie_deploy.studies.compare import How, make_runs, names_shown
 from coterie_deploy.studies.compare.plan import Asked, Comparing, choose, run_folder
 from coterie_deploy.studies.compare.result import Compared, columns_of, result_of, write_files
-from coterie_deploy.studies.tune.progress import TuneDisplay
+from coterie_deploy.studies.progress import SeriesDisplay
 from coterie_deploy.terminal.signals import Stop
 
 
@@ -89,7 +88,7 @@ def compare(
 
 
 def _made(comparing: Comparing, folder: Path, how: How) -> Comparison:
-    display = TuneDisplay(Console(quiet=True), len(comparing.runs()), 1)
+    display = SeriesDisplay(names_shown(comparing, folder))
     asyncio.run(make_runs(comparing, folder, how, display, Stop()))
     compared = result_of(comparing, folder)
     write_files(compared, folder)

@@ -9,7 +9,6 @@ defaults, or set for it alone: `--set METHOD:method.key=value`.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,9 +26,8 @@ from coterie.text.names import similar_names
 from coterie.text.quoting import quoted
 from coterie_deploy.engines.api import Source, load_experiment
 from coterie_deploy.engines.launch import Transport
-from coterie_deploy.read import shipped
 from coterie_deploy.read.shipped import FROZEN, RUNS
-from coterie_deploy.studies.several import Memory
+from coterie_deploy.studies.series import Series, federation_of
 from coterie_server.record.curves import Goal, goal_from
 from coterie_server.run.plan import stages_of
 
@@ -81,7 +79,7 @@ class Comparing:
         return None if self.target is None else goal_from(self.target)
 
 
-MEMORY = Memory("comparison", COMPARE, Comparing, "*-[0-9]*")
+SERIES = Series("comparison", "compare", COMPARE, Comparing, "*-[0-9]*")
 
 
 @dataclass(frozen=True)
@@ -101,14 +99,11 @@ class Asked:
 
 def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Comparing, Path]:
     """The comparison and its folder. ConfigError for what is wrong with either, or where the folder has other runs than those asked for."""
-    named = Path(asked.experiment) if isinstance(asked.experiment, str | os.PathLike) else None
-    own = named if named is not None and (named / COMPARE).is_file() else None
-    if own is not None and not asked.resume:
-        raise ConfigError(f"{own} is the folder of a comparison, want --resume to go on with it, or an experiment to compare on")
+    own = SERIES.folder_named(asked.experiment, resume=asked.resume)
     for_all, for_one = _divided(asked.overrides)
     base = _content(asked.experiment, own, for_all)
     folder = asked.output or own or RUNS / f"{base['name']}-compare"
-    started = MEMORY.started(folder, resume=asked.resume)
+    started = SERIES.started(folder, resume=asked.resume)
     methods = _methods(asked.methods, base) if asked.methods is not None else () if started is None else tuple(started.methods)
     if not methods:
         raise ConfigError(f"there are no methods to compare, want --methods with some of {', '.join(_fitting(base))}")
@@ -123,7 +118,9 @@ def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Co
     settings = {name: [*earlier.get(name, ()), *for_one.get(name, ())] for name in methods if name in earlier or name in for_one}
     target = asked.target if asked.target is not None or started is None else started.target
     beside = [path for name in methods if (path := written(name)) != name]
-    comparing = Comparing(base, methods, seeds, settings, _federation(asked, base, started, default_hosts), target, beside)
+    given = {**({} if started is None else started.federation), **({} if asked.hosts is None else {"hosts": asked.hosts})}
+    federation = federation_of(base, given, asked.transport, default_hosts)
+    comparing = Comparing(base, methods, seeds, settings, federation, target, beside)
     _check(comparing, folder)
     return comparing, folder
 
@@ -138,16 +135,13 @@ def _check(comparing: Comparing, folder: Path) -> None:
         except ConfigError as error:
             raise ConfigError(f"{error} (--set {name}:method.key=value is for this method alone)") from None
         stages_of(experiment)
-        found = shipped.difference(experiment, load_experiment(frozen)) if frozen.is_file() else None
-        if found is not None:
-            key, old, new = found
-            raise ConfigError(f"{key} is {new}, but {frozen.parent} was started with {old}: go on with `coterie compare {folder} --resume`")
+        SERIES.check_same(experiment, load_experiment(frozen) if frozen.is_file() else None, frozen.parent, folder)
 
 
 def _content(config: Source, own: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
     """The experiment as written, or as remembered by its comparison."""
     if own is not None:
-        content = apply_overrides(dict(MEMORY.read(own).content), overrides)
+        content = apply_overrides(dict(SERIES.read(own).content), overrides)
         return as_written(experiment_from(content, str(own / COMPARE)))
     experiment = load_experiment(config, overrides)
     if getattr(experiment.method, "grid", None):
@@ -212,21 +206,6 @@ def _divided(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]
         else:
             for_all.append(override)
     return for_all, for_one
-
-
-def _federation(
-    asked: Asked, content: Mapping[str, Any], started: Comparing | None, default_hosts: Callable[[Experiment], int]
-) -> dict[str, Any]:
-    """Who runs it: as asked, as it was started, or as many hosts as is usual."""
-    own = content.get("federation", {})
-    given: dict[str, Any] = {} if started is None else dict(started.federation)
-    if asked.hosts is not None:
-        given["hosts"] = asked.hosts
-    if asked.transport == "loopback" and own.get("topology") == "clusters":
-        given.setdefault("topology", "flat")  # one process has one tier; the bits are the same
-    if "hosts" not in {**own, **given}:
-        given["hosts"] = default_hosts(experiment_from({**content, "federation": {**own, **given}}))
-    return given
 
 
 def _taken_over(name: str, content: Mapping[str, Any]) -> list[str]:

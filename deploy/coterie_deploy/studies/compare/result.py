@@ -7,9 +7,7 @@ OUTPUT/pareto.png, .svg       quality against megabytes, where the library of fi
 from __future__ import annotations
 
 import contextlib
-import csv
 import importlib.util
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,9 +23,9 @@ from coterie.experiment.problem import METRICS
 from coterie_deploy.read.cautions import cautions_of
 from coterie_deploy.read.costs import common_goal, cost, goal_said
 from coterie_deploy.read.report import metric_name, report_of
+from coterie_deploy.read.tabular import csv_text, write_text
 from coterie_deploy.studies.compare.chart import pareto_chart
 from coterie_deploy.studies.compare.plan import Comparing, run_folder
-from coterie_deploy.studies.several import write_whole
 from coterie_deploy.terminal.tables import count, counted, duration, figure, is_narrow, size, table
 from coterie_deploy.view.charts import WAYS
 from coterie_deploy.view.report_page import write_figures
@@ -205,21 +203,13 @@ def _is_sparse(found: Curves, name: str) -> bool:
 
 def write_files(compared: Compared, folder: Path) -> list[Path]:
     """The table, and the plot where its library is installed. Raises RunError when one cannot be written."""
-    write_whole(folder / CSV, _csv(compared))
+    columns = columns_of(compared)
+    write_text(folder / CSV, csv_text(list(columns), zip(*columns.values(), strict=True)))
     points = [(line.method, line.how, line.megabytes, float(line.mean.mean())) for line in compared.lines if np.isfinite(line.mean).all()]
     if not points or importlib.util.find_spec("vl_convert") is None:
         return [folder / CSV]
     chart = pareto_chart(points, compared.quality, is_rising=compared.is_rising)
     return [folder / CSV, *write_figures([(chart.key, chart)], folder, FIGURES)]
-
-
-def _csv(compared: Compared) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    columns = columns_of(compared)
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    return text.getvalue()
 
 
 def columns_of(compared: Compared) -> dict[str, list[Any]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -15,7 +13,7 @@ from rich.console import Console
 
 from coterie import __version__
 from coterie.experiment.config import Experiment, experiment_to_json
-from coterie.record.files import written_whole
+from coterie_deploy.read.tabular import csv_text, write_text
 from coterie_deploy.view.charts import Spec
 
 R = TypeVar("R")
@@ -60,19 +58,14 @@ def kept_rows(kept: Path, fingerprint: str, kind: Callable[..., R], measure: Cal
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there, or of another version: the runs are made again
     rows = measure()
-    with written_whole(kept) as file:
-        file.write(json.dumps({"fingerprint": fingerprint, "rows": [vars(row) for row in rows]}, indent=1).encode())
+    write_text(kept, json.dumps({"fingerprint": fingerprint, "rows": [vars(row) for row in rows]}, indent=1))
     return rows
 
 
 def write_numbers(study: Study, rows: Sequence[Any], path: Path) -> None:
     """The rows as a table for others to read. Raises RunError when the file cannot be written."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(study.columns or [field.name for field in fields(rows[0])])
-    writer.writerows(line for row in rows for line in study.lines(row))
-    with written_whole(path) as file:
-        file.write(text.getvalue().encode())
+    columns = study.columns or [field.name for field in fields(rows[0])]
+    write_text(path, csv_text(columns, (line for row in rows for line in study.lines(row))))
 
 
 def seeds_of(rows: Sequence[Any]) -> str:

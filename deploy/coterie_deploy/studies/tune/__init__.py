@@ -14,10 +14,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coterie.errors import ConfigError
-from coterie_deploy.studies.several import How, Wanted, run_all
-from coterie_deploy.studies.tune.plan import MEMORY, Asked, Tuning, choose, fold_folder
-from coterie_deploy.studies.tune.progress import tune_display
+from coterie_deploy.studies.progress import series_display
+from coterie_deploy.studies.series import How, Wanted
+from coterie_deploy.studies.tune.plan import SERIES, Asked, Tuning, choose, fold_folder
 from coterie_deploy.studies.tune.result import Tuned, print_result, result_of, write_files
 from coterie_deploy.terminal.signals import stopping_on_signals
 
@@ -27,12 +26,7 @@ def tune_here(tuning: Tuning, folder: Path, how: How, out: Console, err: Console
 
     Asked to stop, it ends with a RunError that says how to go on.
     """
-    MEMORY.write(tuning, folder)
-    try:
-        asyncio.run(_run(tuning, folder, how, err, quiet=quiet))
-    except ConfigError:
-        MEMORY.forget_unless_begun(folder)
-        raise
+    asyncio.run(_run(tuning, folder, how, err, quiet=quiet))
     tuned = result_of(tuning, folder)
     write_files(tuned, tuning, folder)
     print_result(tuned, tuning, folder, out)
@@ -42,8 +36,9 @@ def tune_here(tuning: Tuning, folder: Path, how: How, out: Console, err: Console
 async def _run(tuning: Tuning, folder: Path, how: How, err: Console, *, quiet: bool) -> None:
     numbers = range(1, tuning.folds + 1)
     runs = [Wanted(f"fold {number}", fold_folder(folder, number), functools.partial(tuning.fold, number)) for number in numbers]
-    with stopping_on_signals() as stop, tune_display(err, tuning.folds, len(tuning.entries), quiet=quiet) as shown:
-        await run_all(runs, how, shown, stop, f"coterie tune {folder} --resume")
+    names = [f"{run.name}/{len(runs)}" for run in runs]
+    with stopping_on_signals() as stop, series_display(err, names, len(tuning.entries), quiet=quiet) as shown:
+        await SERIES.make(tuning, folder, runs, how, shown, stop)
 
 
 __all__ = ["Asked", "How", "Tuned", "Tuning", "choose", "tune_here"]

@@ -19,7 +19,7 @@ from coterie.registry import method, methods
 from coterie_deploy.engines.launch import Transport
 from coterie_deploy.read import shipped
 from coterie_deploy.read.shipped import RUNS
-from coterie_deploy.studies.several import Memory
+from coterie_deploy.studies.series import Series, federation_of
 from coterie_deploy.studies.tune.grid import entries_of
 
 TUNE = "tune.json"
@@ -50,7 +50,7 @@ class Tuning:
         return {**self.content, "method": method}
 
 
-MEMORY = Memory("tune", TUNE, Tuning, "fold-*")
+SERIES = Series("tune", "tune", TUNE, Tuning, "fold-*")
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,11 @@ class Asked:
 
 def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Tuning, Path]:
     """The tune and its folder. ConfigError for what is wrong with either, or where the folder is used by another."""
-    own = Path(asked.experiment)
-    is_own = (own / TUNE).is_file()
-    if is_own and not asked.resume:
-        raise ConfigError(f"{own} is the folder of a tune, want --resume to go on with it, or an experiment to tune")
+    own = SERIES.folder_named(asked.experiment, resume=asked.resume)
     listed: Sequence[Mapping[str, Any]] = entries_of(asked.grid) if asked.grid else ()
-    experiment = _load(asked, own if is_own else None, listed)
-    folder = asked.output or (own if is_own else RUNS / f"{experiment.name}-tune")
-    started = MEMORY.started(folder, resume=asked.resume)
+    experiment = _load(asked, own, listed)
+    folder = asked.output or own or RUNS / f"{experiment.name}-tune"
+    started = SERIES.started(folder, resume=asked.resume)
     folds = asked.folds if asked.folds is not None else DEFAULT_FOLDS if started is None else started.folds
     if not 2 <= folds <= MAX_FOLDS:
         raise ConfigError(f"folds is {folds}, want 2 to {MAX_FOLDS}")
@@ -88,27 +85,11 @@ def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Tu
         raise ConfigError(f"the grid has {many}, want at least 2: --grid method.setting=values, or method.grid in the experiment")
     content = as_written(experiment)
     content["method"].pop("grid", None)
-    federation = dict(_federation(asked, content, default_hosts) if started is None else {**started.federation, **_given(asked)})
-    tuning = Tuning(content, entries, folds, federation)
-    found = shipped.difference(tuning.fold(1), tuning.fold(1) if started is None else started.fold(1))
-    if found is not None:
-        key, old, new = found
-        raise ConfigError(f"{key} is {new}, but {folder} was started with {old}: go on with `coterie tune {folder} --resume`")
+    given = {key: value for key, value in (("hosts", asked.hosts), ("topology", asked.topology)) if value is not None}
+    given = {**({} if started is None else started.federation), **given}
+    tuning = Tuning(content, entries, folds, federation_of(content, given, asked.transport, default_hosts))
+    SERIES.check_same(tuning.fold(1), None if started is None else started.fold(1), folder, folder)
     return tuning, folder
-
-
-def _given(asked: Asked) -> dict[str, Any]:
-    return {key: value for key, value in (("hosts", asked.hosts), ("topology", asked.topology)) if value is not None}
-
-
-def _federation(asked: Asked, content: Mapping[str, Any], default_hosts: Callable[[Experiment], int]) -> dict[str, Any]:
-    """Who runs a tune that has not started."""
-    own, given = content.get("federation", {}), _given(asked)
-    if asked.transport == "loopback" and own.get("topology") == "clusters":
-        given.setdefault("topology", "flat")  # one process has one tier; the bits are the same
-    if "hosts" not in {**own, **given}:
-        given["hosts"] = default_hosts(experiment_from({**content, "federation": {**own, **given}}))
-    return given
 
 
 def _load(asked: Asked, own: Path | None, entries: Sequence[Mapping[str, Any]]) -> Experiment:
@@ -119,7 +100,7 @@ def _load(asked: Asked, own: Path | None, entries: Sequence[Mapping[str, Any]]) 
         experiment = shipped.load(asked.experiment, listed, seed=asked.seed)
     else:
         listed += [] if asked.seed is None else [f"seed={asked.seed}"]
-        experiment = experiment_from(apply_overrides(dict(MEMORY.read(own).content), listed), str(own / TUNE))
+        experiment = experiment_from(apply_overrides(dict(SERIES.read(own).content), listed), str(own / TUNE))
     if experiment.data.fold is not None:
         raise ConfigError(f"the experiment {asked.experiment} has data.fold, want none: a tune makes the folds itself")
     if not isinstance(experiment.method, Grid):

@@ -7,9 +7,7 @@ OUTPUT/tuned.png    the same as curves, where the library that draws is installe
 
 from __future__ import annotations
 
-import csv
 import importlib.util
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +23,7 @@ from coterie.errors import RunError
 from coterie.families.grid import value_text
 from coterie_deploy.read.cautions import cautions_of
 from coterie_deploy.read.report import metric_name
-from coterie_deploy.studies.several import write_whole
+from coterie_deploy.read.tabular import csv_text, write_text
 from coterie_deploy.studies.tune.plan import Tuning, fold_folder
 from coterie_deploy.terminal.tables import counted, figure, is_narrow, table
 from coterie_deploy.view.report_page import write_figure
@@ -117,8 +115,8 @@ def write_files(tuned: Tuned, tuning: Tuning, folder: Path) -> None:
     """The chosen experiment, the table, and the plot where its library is installed. Raises RunError when one cannot be written."""
     head = f"# Chosen by coterie tune for {tuned.best.name}: held-out loss {tuned.best.loss:.6g}, mean of {tuning.folds} folds.\n"
     chosen = yaml.safe_dump(tuning.chosen(tuned.best.entry), sort_keys=False, allow_unicode=True, width=120)
-    write_whole(folder / "tuned.yaml", head + chosen)
-    write_whole(folder / "tuned.csv", _csv(tuned, tuning))
+    write_text(folder / "tuned.yaml", head + chosen)
+    write_text(folder / "tuned.csv", _csv(tuned, tuning))
     if importlib.util.find_spec("vl_convert") is not None:
         from coterie_deploy.studies.tune import plot  # noqa: PLC0415 - knows this module's points
 
@@ -126,15 +124,13 @@ def write_files(tuned: Tuned, tuning: Tuning, folder: Path) -> None:
 
 
 def _csv(tuned: Tuned, tuning: Tuning) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     folds = [f"loss_fold_{number}" for number in range(1, tuning.folds + 1)]
-    writer.writerow(["point", *tuned.keys, "heldout_loss", "standard_error", "heldout_metric", *folds])
+    rows = []
     for point in tuned.points:
         settings = [value_text(point.entry[key]) if key in point.entry else "" for key in tuned.keys]
         losses = ["" if np.isnan(loss) else repr(float(loss)) for loss in point.losses]
-        writer.writerow([point.name, *settings, repr(point.loss), repr(point.error), repr(point.metric), *losses])
-    return text.getvalue()
+        rows.append([point.name, *settings, repr(point.loss), repr(point.error), repr(point.metric), *losses])
+    return csv_text(["point", *tuned.keys, "heldout_loss", "standard_error", "heldout_metric", *folds], rows)
 
 
 def print_result(tuned: Tuned, tuning: Tuning, folder: Path, console: Console) -> None:
