@@ -14,7 +14,8 @@ import pytest
 from coterie.arrays import Array
 from coterie_deploy.read.costs import AXES, axes_of, common_goal, cost, figures_shown, goal_said
 from coterie_deploy.view import charts, charts_structure
-from coterie_deploy.view.charts import Chart, theme
+from coterie_deploy.view import theme as themes
+from coterie_deploy.view.charts import Chart
 from coterie_deploy.view.charts_structure import KNOWN, Link
 from coterie_server.record.curves import GAP, Curves, Goal
 from coterie_server.record.query import Group
@@ -302,7 +303,7 @@ def test_every_chart_is_drawn_from_what_it_carries() -> None:
 
     for chart in some_of_each():
         spec = json.loads(json.dumps(chart.spec, allow_nan=False))
-        drawn = vl_convert.vegalite_to_svg({**spec, "width": 300}, config=theme(dark=True), allowed_base_urls=[])
+        drawn = vl_convert.vegalite_to_svg({**spec, "width": 300}, config=themes.theme(dark=True), allowed_base_urls=[])
         assert drawn.startswith("<svg"), chart.key
         assert "NaN" not in drawn, chart.key
         assert len(chart.rows[0]) == len(chart.columns), chart.key
@@ -333,13 +334,13 @@ def lab(rgb: Array) -> Array:
 
 @pytest.mark.parametrize("name", ["light", "dark"])
 def test_colours_can_be_told_apart_and_stand_out_whatever_one_sees(name: str) -> None:
-    palette = charts.PALETTES[name]
-    assert len(palette) == charts.N_COLOURS
+    palette = themes.PALETTES[name]
+    assert len(palette) == themes.N_COLOURS
     for sight, matrix in SIGHTS.items():
         seen = [lab(np.asarray(matrix) @ linear(colour)) for colour in palette]
         nearest = min(float(np.linalg.norm(one - other)) for one, other in itertools.combinations(seen, 2))
         assert nearest > 15, sight  # 2.3 is just noticeable side by side
-    page = float(linear(charts.PAGES[name]) @ [0.2126, 0.7152, 0.0722])
+    page = float(linear(themes.PAGES[name]) @ [0.2126, 0.7152, 0.0722])
     for colour in palette:
         light, dark = sorted((page, float(linear(colour) @ [0.2126, 0.7152, 0.0722])), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 3, colour  # WCAG 2.1, 1.4.11

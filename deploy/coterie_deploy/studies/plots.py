@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from coterie_deploy.view.charts import Spec, spec_of
+from coterie_deploy.view.charts import Spec, number, spec_of
 
 WIDTH, HEIGHT = 340, 240  # points, of one panel alone
 _MARKED = 15  # points of a curve, above which they are not marked
@@ -44,7 +44,7 @@ class Axis:
         ends = {name: end for name, end in (("domainMin", self.low), ("domainMax", self.high)) if end is not None}
         scale = {"type": "log" if self.is_log else "linear", "zero": False, "nice": False, "padding": 8, **ends}
         ticks: dict[str, Any] = {"values": list(self.ticks)} if self.ticks else {"tickCount": 4 if self.is_log else 6}
-        return {"field": field, "type": "quantitative", "title": self.title, "scale": scale, "axis": {"labelExpr": _NUMBER, **ticks}}
+        return number(field, self.title, scale=scale, axis={"labelExpr": _NUMBER, **ticks})
 
 
 def curves(

@@ -1,6 +1,6 @@
 """Charts of runs as Vega-Lite specifications: one for the report, the dashboard, and the figures of a paper.
 
-A specification carries its own data and no colours: these come from a theme (`theme`), which whoever draws it passes as configuration.
+A specification carries its own data and no colours: these come from a theme (`view.theme`), which whoever draws it passes as configuration.
 Lines are thinned to what a screen can show, with the highest and lowest values of each stretch; `rows` has what was drawn.
 `charts_structure` has the charts of who is together and who speaks to whom.
 """
@@ -17,6 +17,7 @@ import numpy as np
 from coterie.arrays import Array
 from coterie_deploy.read.costs import AXES, cost, goal_said
 from coterie_deploy.read.costs import Against as Against  # noqa: PLC0414 - a word of this module too
+from coterie_deploy.view.theme import N_COLOURS
 from coterie_server.record.curves import GAP, RESIDUAL, Curves, Goal
 from coterie_server.record.query import Group
 from coterie_server.record.rundb import BETWEEN, DIRECT, WITHIN
@@ -49,13 +50,6 @@ _NAMES = {
     "heldout_loss": "held-out loss",
     "distance": "distance to the true representation",
 }
-# Any two of eight colours stay apart for those who see no red, no green or no blue, and have a contrast of 3:1 with the page.
-PALETTES = {
-    "light": ("#0b69c7", "#d9480f", "#00583f", "#a58a5f", "#8a2be2", "#6b0f1a", "#e366a5", "#23262e"),
-    "dark": ("#6cb4ff", "#ff9a5c", "#f2ec9b", "#dd4b9a", "#7d6ff0", "#2fd6a5", "#d5dae2", "#a87a33"),
-}
-N_COLOURS = 8
-PAGES = {"light": "#ffffff", "dark": "#1c2129"}  # what charts stand on
 
 
 @dataclass(frozen=True)
@@ -68,35 +62,6 @@ class Chart:
     spec: Spec
     columns: Sequence[str]
     rows: Rows
-
-
-def theme(*, dark: bool, paper: bool = False) -> dict[str, Any]:
-    """The configuration for Vega-Lite, on light, on dark or, with `paper`, in print: colours that also the colour-blind can tell apart."""
-    name = "dark" if dark else "light"
-    ink, faint, grid = ("#e6e9ee", "#6b7685", "#313842") if dark else ("#1f2733", "#8a94a1", "#e3e7ec")
-    size = 9 if paper else 12
-    font = "Helvetica, Arial, sans-serif" if paper else "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
-    words = {"labelColor": ink, "titleColor": ink, "labelFontSize": size, "titleFontSize": size, "titleFontWeight": "normal"}
-    return {
-        "background": "white" if paper else "transparent",
-        "font": font,
-        "range": {"category": list(PALETTES[name])},
-        "view": {"stroke": None},
-        "axis": {**words, "gridColor": grid, "domainColor": faint, "tickColor": faint, "labelLimit": 190, "labelPadding": 5},
-        "legend": {**words, "orient": "top", "title": None, "symbolStrokeWidth": 3, "labelLimit": 240, "columns": 2},
-        "header": {**words, "labelFontWeight": "bold", "labelAnchor": "start"},
-        "text": {"color": ink, "fontSize": size},
-        "rule": {"color": faint},
-        "mark": {"color": PALETTES[name][0]},
-        "style": {
-            "line": {"strokeWidth": 1.5 if paper else 2},  # a mark of its own here would win over a width that is drawn from data
-            "halo": {"stroke": PAGES[name], "strokeWidth": 4, "strokeJoin": "round", "opacity": 0.9},
-            "mark-of-goal": {"color": ink, "strokeDash": [5, 4], "strokeWidth": 1.2, "opacity": 0.8},
-            "closed-form": {"color": ink, "opacity": 1},
-            "box": {"color": PAGES[name], "stroke": ink, "strokeWidth": 1.2},
-            "median": {"color": ink},
-        },
-    }
 
 
 def figure_name(figure: str) -> str:
@@ -121,17 +86,15 @@ def progress_chart(
         rows = [row for row in rows if row[2] > 0]
     weighted = f", up {up_weight:g} times" if against == "bytes" and up_weight != 1 else ""
     x_title, y_title = AXES[against] + weighted, figure_name(figure)
-    x = {"field": "x", "type": "quantitative", "title": x_title, "axis": axis_of(against), "scale": {"nice": False}}
-    y: dict[str, Any] = {"field": "y", "type": "quantitative", "title": y_title, "scale": {"zero": False}}
+    y = number("y", y_title, scale={"zero": False})
     if is_log:
-        y |= {"scale": {"type": "log"}, "axis": _decades([row[2] for row in rows])}
-    x_format = {"format": ","} if against not in ("round", "seconds") else {"format": ",.4~r"}
-    told = [
-        {"field": "name", "title": "of"},
-        {"field": "x", "title": x_title, **x_format},
-        {"field": "y", "title": y_title, "format": ".4~g"},
-    ]
-    encoding: dict[str, Any] = {"x": x, "y": y, "tooltip": told}
+        y = number("y", y_title, scale={"type": "log"}, axis=_decades([row[2] for row in rows]))
+    x_format = ",.4~r" if against in ("round", "seconds") else ","
+    encoding: dict[str, Any] = {
+        "x": number("x", x_title, axis=axis_of(against), scale={"nice": False}),
+        "y": y,
+        "tooltip": told("name", formats={"x": x_format, "y": ".4~g"}, titles={"name": "of", "x": x_title, "y": y_title}),
+    }
     n_lines = len({row[0] for row in rows})
     if len(named) > 1:
         encoding["color"] = {"field": "name", "type": "nominal", "sort": list(named), "scale": {"domain": list(named)}}
@@ -177,11 +140,11 @@ def cumulative_chart(curves: Curves) -> Chart:
     scopes = list(dict.fromkeys(row[1] for row in rows))
     columns = ("way", "scope", "round", "bytes")
     encoding: dict[str, Any] = {
-        "x": {"field": "round", "type": "quantitative", "axis": axis_of("round"), "scale": {"nice": False}},
-        "y": {"field": "bytes", "type": "quantitative", "title": "bytes so far", "axis": axis_of("bytes")},
+        "x": number("round", axis=axis_of("round"), scale={"nice": False}),
+        "y": number("bytes", "bytes so far", axis=axis_of("bytes")),
         "color": coloured("way", WAYS),
         "detail": {"field": "scope"},
-        "tooltip": [{"field": "way"}, {"field": "scope"}, {"field": "round", "format": ","}, {"field": "bytes", "format": ","}],
+        "tooltip": told("way", "scope", formats={"round": ",", "bytes": ","}),
     }
     if len(scopes) > 1:
         dashes = {"domain": scopes, "range": _dashes(len(scopes))}
@@ -231,7 +194,7 @@ def vectors_chart(traffic: Iterable[Traffic]) -> Chart | None:
     ticks = {
         "transform": [{"filter": "isValid(datum['closed form'])"}],
         "mark": {"type": "tick", "style": "closed-form", "thickness": 2.5, "size": 15},
-        "encoding": {**places, "x": {"field": "closed form", "type": "quantitative"}},
+        "encoding": {**places, "x": number("closed form")},
     }
     layers = {"layer": [{"mark": bars["mark"], "encoding": bars["encoding"]}, ticks], "height": bars["height"]}
     note = f"A vector is one model; a broadcast counts once. Across the bars: the closed form{_met(kept)}.{_not_drawn(left_out)}"
@@ -280,9 +243,9 @@ def _bars(rows: Rows, field: str, title: str, axis: Mapping[str, Any], tooltip: 
     encoding = {
         "y": {"field": "bar", "type": "nominal", "sort": None, "title": None, "axis": {"ticks": False, "domain": False}},
         "yOffset": {"field": "way", "type": "nominal", "sort": list(WAYS), "scale": {"domain": list(WAYS)}},
-        "x": {"field": field, "type": "quantitative", "title": title, "axis": axis},
+        "x": number(field, title, axis=axis),
         "color": coloured("way", WAYS),
-        "tooltip": [{"field": name, "type": "nominal"} for name in tooltip] + [{"field": field, "type": "quantitative", "format": ","}],
+        "tooltip": told(*tooltip, formats={field: ","}),
     }
     return {"mark": {"type": "bar", "cornerRadiusEnd": 2}, "encoding": encoding, "height": 30 * len({row[0] for row in rows})}
 
@@ -306,26 +269,19 @@ def users_chart(by_user: Mapping[str, Mapping[str, float]], *, key: str = "users
     boxes = [(metric, *np.quantile([row[2] for row in rows if row[0] == metric], [0, 0.25, 0.5, 0.75, 1]).tolist()) for metric in metrics]
     y: dict[str, Any] = {"field": "metric", "type": "nominal", "sort": None, "title": None, "scale": {"domain": metrics}}
     y |= {"axis": {"ticks": False, "domain": False, "labelLimit": 190}}
-    x: dict[str, Any] = {"type": "quantitative", "title": None, "scale": {"zero": False}, "axis": {"tickCount": 6}}
-    told = [{"field": name, "type": "quantitative", "format": ".4~g"} for name in _QUARTILES]
-    quartiles = {"data": {"values": [dict(zip(("metric", *_QUARTILES), box, strict=True)) for box in boxes]}}
-    of_user = [{"field": "user", "type": "nominal"}, {"field": "value", "type": "quantitative", "format": ".4~g"}]
+
+    def layer(mark: Spec, x: str, tooltip: Sequence[Spec], **more: Any) -> dict[str, Any]:
+        across = {**number(x, scale={"zero": False}, axis={"tickCount": 6}), "title": None}
+        return {"mark": mark, "encoding": {"x": across, "y": y, "tooltip": tooltip, **more}}
+
+    below, quartiles = {"yOffset": 9}, told(formats=dict.fromkeys(_QUARTILES, ".4~g"))
+    under = {"data": {"values": [dict(zip(("metric", *_QUARTILES), box, strict=True)) for box in boxes]}}
+    box = {"type": "bar", "style": "box", "height": 12, **below}
     layers: list[dict[str, Any]] = [
-        {
-            "mark": {"type": "tick", "opacity": 0.5, "size": 16, "yOffset": -11},
-            "encoding": {"x": {"field": "value", **x}, "y": y, "tooltip": of_user},
-        },
-        {**quartiles, "mark": {"type": "rule", "yOffset": 9}, "encoding": {"x": {"field": "min", **x}, "x2": {"field": "max"}, "y": y}},
-        {
-            **quartiles,
-            "mark": {"type": "bar", "style": "box", "height": 12, "yOffset": 9},
-            "encoding": {"x": {"field": "q1", **x}, "x2": {"field": "q3"}, "y": y, "tooltip": told},
-        },
-        {
-            **quartiles,
-            "mark": {"type": "tick", "style": "median", "thickness": 2.5, "size": 12, "yOffset": 9},
-            "encoding": {"x": {"field": "median", **x}, "y": y, "tooltip": told},
-        },
+        layer({"type": "tick", "opacity": 0.5, "size": 16, "yOffset": -11}, "value", told("user", formats={"value": ".4~g"})),
+        {**under, **layer({"type": "rule", **below}, "min", quartiles, x2={"field": "max"})},
+        {**under, **layer(box, "q1", quartiles, x2={"field": "q3"})},
+        {**under, **layer({"type": "tick", "style": "median", "thickness": 2.5, "size": 12, **below}, "median", quartiles)},
     ]
     columns = ("metric", "user", "value")
     spec = spec_of({"layer": layers, "height": 56 * len(metrics)}, columns, [(metric, user, _short(value)) for metric, user, value in rows])
@@ -338,15 +294,11 @@ _QUARTILES = ("min", "q1", "median", "q3", "max")
 def events_chart(events: Sequence[tuple[float, str, str]], stages: Sequence[tuple[str, float, float]] = ()) -> Chart:
     """What has happened when: (seconds since the run began, kind, text); and from when to when each stage went."""
     kinds = [*([_STAGES] if stages else []), *dict.fromkeys(kind for _, kind, _ in events)]
-    x: dict[str, Any] = {"field": "seconds", "type": "quantitative", "title": "seconds since the run began"}
-    x |= {"axis": {"tickCount": 6}, "scale": {"padding": 10}}
+    x = number("seconds", "seconds since the run began", axis={"tickCount": 6}, scale={"padding": 10})
     axis = {"grid": True, "ticks": False, "domain": False}
     y = {"field": "kind", "type": "nominal", "sort": kinds, "scale": {"domain": kinds}, "title": None, "axis": axis}
-    told = [
-        {"field": "seconds", "type": "quantitative", "format": ",.1f"},
-        *({"field": name, "type": "nominal"} for name in ("kind", "text")),
-    ]
-    points = {"mark": {"type": "point", "filled": True, "size": 55, "opacity": 0.75}, "encoding": {"x": x, "y": y, "tooltip": told}}
+    mark = {"type": "point", "filled": True, "size": 55, "opacity": 0.75}
+    points = {"mark": mark, "encoding": {"x": x, "y": y, "tooltip": told("kind", "text", formats={"seconds": ",.1f"})}}
     columns = ("seconds", "kind", "text")
     values = [dict(zip(columns, event, strict=True)) for event in events]
     layers = [*([_stage_bars(stages, x, y)] if stages else []), {**points, "data": {"values": values}}]
@@ -364,8 +316,8 @@ def _stage_bars(stages: Sequence[tuple[str, float, float]], x: Spec, y: Spec) ->
     names = ("text", "seconds", "until")
     drawn = [{**dict(zip(names, stage, strict=True)), "kind": _STAGES, "odd": place % 2} for place, stage in enumerate(stages)]
     shade = {"field": "odd", "type": "ordinal", "scale": {"domain": [0, 1], "range": [0.85, 0.4]}, "legend": None}
-    told = [{"field": "text", "type": "nominal", "title": "stage"}]
-    encoding = {"x": x, "x2": {"field": "until"}, "y": y, "opacity": shade, "tooltip": told}
+    tooltip = [{"field": "text", "type": "nominal", "title": "stage"}]
+    encoding = {"x": x, "x2": {"field": "until"}, "y": y, "opacity": shade, "tooltip": tooltip}
     return {"data": {"values": drawn}, "mark": {"type": "bar", "height": 12}, "encoding": encoding}
 
 
@@ -377,11 +329,11 @@ def outcomes_chart(outcomes: Sequence[tuple[str, float, float]], figure: str, x_
     scale = {"type": "log"} if is_log else {"zero": False, "padding": 12}
     of_run = {"field": "run", "type": "nominal", "sort": names, "scale": {"domain": names}}
     encoding = {
-        "x": {"field": "bytes", "type": "quantitative", "title": x_title, "axis": axis_of("bytes"), "scale": {"zero": True}},
-        "y": {"field": "value", "type": "quantitative", "title": y_title, "scale": scale},
+        "x": number("bytes", x_title, axis=axis_of("bytes"), scale={"zero": True}),
+        "y": number("value", y_title, scale=scale),
         "color": of_run,
         "shape": of_run,
-        "tooltip": [{"field": "run"}, {"field": "bytes", "format": ","}, {"field": "value", "format": ".4~g"}],
+        "tooltip": told("run", formats={"bytes": ",", "value": ".4~g"}),
     }
     mark = {"type": "point", "filled": True, "size": 110, "opacity": 1}
     spec = spec_of({"mark": mark, "encoding": encoding, "height": 240}, ("run", "bytes", "value"), outcomes)
@@ -390,6 +342,17 @@ def outcomes_chart(outcomes: Sequence[tuple[str, float, float]], figure: str, x_
 
 
 # ---- parts
+
+
+def number(field: str, title: str | None = None, **more: Any) -> dict[str, Any]:
+    """A channel of numbers; without a title it has the field's name."""
+    return {"field": field, "type": "quantitative", **({} if title is None else {"title": title}), **more}
+
+
+def told(*names: str, formats: Mapping[str, str], titles: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """What is told of a mark under the pointer: names, and numbers with their formats."""
+    listed = [{"field": name, "type": "nominal"} for name in names] + [number(name, format=form) for name, form in formats.items()]
+    return [{**one, "title": titles[one["field"]]} if titles and one["field"] in titles else one for one in listed]
 
 
 def spec_of(unit: Mapping[str, Any], columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coterie_deploy.terminal.tables import counted, size
-from coterie_deploy.view.charts import FITTED, N_COLOURS, SCHEMA, SCOPES, Chart, axis_of, coloured, cut, spec_of
+from coterie_deploy.view.charts import FITTED, SCHEMA, SCOPES, Chart, axis_of, coloured, cut, number, spec_of, told
+from coterie_deploy.view.theme import N_COLOURS
 from coterie_server.record.rundb import BETWEEN
 
 COORDINATOR = "coordinator"
@@ -56,25 +57,15 @@ def clusters_chart(
     every = max(1, -(-len(shown) // 12))  # which steps have room for their names
     named = [step for number, step in enumerate(shown) if number % every == 0 or step == KNOWN]
     names = {"labels": len(order) <= _MOST_NAMED, "ticks": False, "domain": False}
-    colour = {
-        "condition": {"test": "datum.users === 1", "value": _ALONE},
-        "field": "colour",
-        "type": "nominal",
-        "legend": None,
-        "scale": {"domain": list(range(N_COLOURS))},
-    }
+    alone = {"condition": {"test": "datum.users === 1", "value": _ALONE}}
+    colour = {**alone, "field": "colour", "type": "nominal", "legend": None, "scale": {"domain": list(range(N_COLOURS))}}
+    ticks = {"labelAngle": 0, "values": named, "labelOverlap": True, "ticks": False, "domain": False}
     encoding = {
-        "x": {
-            "field": "step",
-            "type": "ordinal",
-            "title": axis,
-            "scale": {"domain": shown},
-            "axis": {"labelAngle": 0, "values": named, "labelOverlap": True, "ticks": False, "domain": False},
-        },
+        "x": {"field": "step", "type": "ordinal", "title": axis, "scale": {"domain": shown}, "axis": ticks},
         "y": {"field": "user", "type": "nominal", "sort": None, "title": counted(len(order), "user"), "axis": names},
         "fill": colour,
         "stroke": colour,  # closes the seams that a printer leaves between neighbours
-        "tooltip": [{"field": "user"}, {"field": "step", "title": axis}, {"field": "cluster"}, {"field": "users", "title": "users in it"}],
+        "tooltip": told("user", "step", "cluster", formats={"users": ","}, titles={"step": axis, "users": "users in it"}),
     }
     height = len(order) * max(2, min(14, 420 // max(len(order), 1)))  # whole pixels: rows of broken height have seams
     unit = {"mark": {"type": "rect", "strokeWidth": 0.4}, "encoding": encoding, "height": height}
@@ -123,9 +114,9 @@ def path_charts(penalties: Sequence[float], measured: Mapping[str, Sequence[floa
         columns = ("penalty", name)
         axis = {"values": list(penalties), "format": "~g", "labelOverlap": "greedy"}
         encoding = {
-            "x": {"field": "penalty", "type": "quantitative", "scale": {"type": "log", "nice": False, "padding": 8}, "axis": axis},
-            "y": {"field": "value", "type": "quantitative", "title": name, "scale": {"zero": name == "clusters"}},
-            "tooltip": [{"field": "penalty"}, {"field": "value", "title": name, "format": ".4~g"}],
+            "x": number("penalty", scale={"type": "log", "nice": False, "padding": 8}, axis=axis),
+            "y": number("value", name, scale={"zero": name == "clusters"}),
+            "tooltip": told(formats={"penalty": "~g", "value": ".4~g"}, titles={"value": name}),
         }
         mark = {"type": "line", "point": {"filled": True, "size": 45}}
         spec = spec_of({"mark": mark, "encoding": encoding, "height": 200}, ("penalty", "value"), rows)
@@ -138,9 +129,9 @@ def path_charts(penalties: Sequence[float], measured: Mapping[str, Sequence[floa
 def agreement_chart(steps: Sequence[int], values: Sequence[float]) -> Chart:
     """How well found clusters agree with known ones as rounds go."""
     encoding = {
-        "x": {"field": "round", "type": "quantitative", "axis": axis_of("round")},
-        "y": {"field": "agreement", "type": "quantitative", "title": AGREEMENT},
-        "tooltip": [{"field": "round"}, {"field": "agreement", "format": ".4~g"}],
+        "x": number("round", axis=axis_of("round")),
+        "y": number("agreement", AGREEMENT),
+        "tooltip": told(formats={"round": ",", "agreement": ".4~g"}),
     }
     rows = list(zip(steps, values, strict=True))
     mark = {"type": "line", "interpolate": "step-after", "point": {"filled": True, "size": 40}}
@@ -193,13 +184,13 @@ def topology_chart(links: Sequence[Link]) -> Chart:
     room = f"{_LEAF_WORDS} / max(width, {2 * _LEAF_WORDS})"  # for what is said of the leaves
     across = {"domainMin": _LEFT, "domainMax": {"expr": f"({deepest} - {_LEFT} * {room}) / (1 - {room})"}, "nice": False, "zero": False}
     at_nodes: dict[str, Any] = {
-        "x": {"field": "x", "type": "quantitative", "scale": across, "axis": None},
-        "y": {"field": "y", "type": "quantitative", "scale": {"domain": [n_leaves - 0.25, -0.75], "nice": False}, "axis": None},
+        "x": number("x", scale=across, axis=None),
+        "y": number("y", scale={"domain": [n_leaves - 0.25, -0.75], "nice": False}, axis=None),
     }
     scopes = [scope for scope in SCOPES if any(link.scope == scope for link in links)]
     colour = coloured("scope", scopes) if len(scopes) > 1 else {**coloured("scope", scopes), "legend": None}
     points = [point for node in nodes for child in node.below for point in _curve(node, child, widest)]
-    thickness = {"field": "width", "type": "quantitative", "scale": None}
+    thickness = number("width", scale=None)
     edges = {
         "data": {"values": points},
         "mark": {"type": "line", "interpolate": "basis", "opacity": 0.65, "strokeCap": "butt"},

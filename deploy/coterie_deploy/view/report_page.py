@@ -10,11 +10,12 @@ from pathlib import Path
 from coterie import __version__
 from coterie.record.files import written_whole
 from coterie_deploy.read.costs import Weighing
-from coterie_deploy.view.charts import Chart, Spec, theme
+from coterie_deploy.view.charts import Chart, Spec
 from coterie_deploy.view.comparison import comparison_of, labels_of
 from coterie_deploy.view.pages import environment, needed, safe_json, specs_of, text_of, themes, vega_script
 from coterie_deploy.view.run_view import RunView, view_of
 from coterie_deploy.view.sections import Section
+from coterie_deploy.view.theme import theme
 from coterie_server.record.curves import reached
 
 REPORT = "report.html"

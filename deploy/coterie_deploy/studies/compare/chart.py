@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from coterie_deploy.view.charts import Chart, cut, spec_of
+from coterie_deploy.view.charts import Chart, cut, number, spec_of, told
 
 Point = tuple[str, str, float, float]  # method, how it was fine-tuned ("" not at all), megabytes, quality
 
@@ -45,33 +45,25 @@ def pareto_chart(points: Sequence[Point], quality: str, *, is_rising: bool) -> C
     x_title = "megabytes on the wire, up and down"
     scale = {"type": "log", "domain": [10**end for end in x_range], "nice": False}
     axis = {"format": "~g", "tickCount": 5, "labelOverlap": True}
-    x = {"field": "megabytes", "type": "quantitative", "title": x_title, "scale": scale, "axis": axis}
-    y = {"field": quality, "type": "quantitative", "title": quality, "scale": {"domain": list(y_range), "nice": False}}
+    x = number("megabytes", x_title, scale=scale, axis=axis)
+    y = number(quality, quality, scale={"domain": list(y_range), "nice": False})
     tunings = list(dict.fromkeys(row[1] for row in rows))
-    form = {
-        "field": "fine-tuned",
-        "type": "nominal",
-        "sort": tunings,
-        "legend": {"symbolFillColor": "#8a94a1"} if len(tunings) > 1 else None,
-    }
-    layers: list[dict[str, Any]] = [
-        {
-            "transform": [{"filter": "datum['on the front']"}],
-            "mark": {"type": "line", "interpolate": "step-after", "style": "mark-of-goal"},
-            "encoding": {"x": x, "y": y},
-        },
-        {
-            "mark": {"type": "point", "filled": True, "size": 45, "opacity": 1},
-            "encoding": {"x": x, "y": y, "shape": form, "tooltip": [{"field": name} for name in columns[:4]]},
-        },
+    legend = {"symbolFillColor": "#8a94a1"} if len(tunings) > 1 else None
+    form = {"field": "fine-tuned", "type": "nominal", "sort": tunings, "legend": legend}
+
+    def layer(mark: dict[str, Any], only: str = "true", **encoding: Any) -> dict[str, Any]:
+        return {"transform": [{"filter": only}], "mark": mark, "encoding": {"x": x, "y": y, **encoding}}
+
+    beside = {"x": {**x, "field": "label x"}, "y": {**y, "field": "label y"}, "text": {"field": "label"}}
+    tooltip = told(*columns[:2], formats=dict.fromkeys(columns[2:4], "~g"))
+    leading = {"type": "rule", "strokeWidth": 0.7, "color": "#8a94a1"}
+    layers = [
+        layer({"type": "line", "interpolate": "step-after", "style": "mark-of-goal"}, "datum['on the front']"),
+        layer(leading, "datum['is led']", x2={"field": "label x"}, y2={"field": "label y"}),
+        layer({"type": "point", "filled": True, "size": 45, "opacity": 1}, shape=form, tooltip=tooltip),
+        layer({"type": "text", "baseline": "middle", "align": "left"}, "!datum['is left']", **beside),
+        layer({"type": "text", "baseline": "middle", "align": "right"}, "datum['is left']", **beside),
     ]
-    leading = {"x": x, "y": y, "x2": {"field": "label x"}, "y2": {"field": "label y"}}
-    line = {"type": "rule", "strokeWidth": 0.7, "color": "#8a94a1"}
-    layers.insert(1, {"transform": [{"filter": "datum['is led']"}], "mark": line, "encoding": leading})
-    for is_left, align in ((False, "left"), (True, "right")):
-        beside = {"x": {**x, "field": "label x"}, "y": {**y, "field": "label y"}, "text": {"field": "label"}}
-        only = [{"filter": f"datum['is left'] === {str(is_left).lower()}"}]
-        layers.append({"transform": only, "mark": {"type": "text", "baseline": "middle", "align": align}, "encoding": beside})
     spec = spec_of({"layer": layers, "height": height}, (*columns, "label", "is left", "is led", "label x", "label y"), drawn)
     note = "Each point is a method, mean over the seeds; dashed: the front, whose points no other one beats in both. Logarithmic."
     return Chart("pareto", f"{quality[:1].upper()}{quality[1:]} against megabytes", note, spec, columns, rows)

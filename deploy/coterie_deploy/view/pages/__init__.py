@@ -11,7 +11,8 @@ from typing import Any
 
 from coterie.errors import ConfigError
 from coterie_deploy.terminal.tables import figure
-from coterie_deploy.view.charts import Chart, theme
+from coterie_deploy.view.charts import Chart
+from coterie_deploy.view.theme import theme
 
 MOST_ROWS = 500  # of the table behind a chart
 _WIDE = ("clusters", "events", "topology", "coefficients")  # charts as wide as the page
