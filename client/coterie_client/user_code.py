@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from coterie.errors import CoterieError, RunError, otherwise
+from coterie.errors import CoterieError, RunError, default_finding
 from coterie.findings import Finding
 
 
@@ -16,7 +16,7 @@ def user_code(what: str, finding: Finding, family: type[CoterieError] = RunError
     Errors of ours that say nothing for others say the finding too.
     """
     try:
-        with otherwise(finding):
+        with default_finding(finding):
             yield
     except CoterieError:
         raise

@@ -68,7 +68,7 @@ class RunError(CoterieError):
 
 
 @contextlib.contextmanager
-def otherwise(finding: Finding) -> Iterator[None]:
+def default_finding(finding: Finding) -> Iterator[None]:
     """Errors of the block, or of the function below, that would say nothing elsewhere say this."""
     try:
         yield

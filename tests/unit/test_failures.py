@@ -12,7 +12,7 @@ import coterie
 import coterie_client
 import coterie_deploy
 import coterie_server
-from coterie.errors import ConfigError, ProtocolError, RunError, otherwise
+from coterie.errors import ConfigError, ProtocolError, RunError, default_finding
 from coterie.experiment.config import experiment_from
 from coterie.findings import NO_RULE, ROLES, RULES, Finding, Role
 from coterie.session.failures import FAILURE, declared, failure_of, failures_left, finding_in, left_failure, sentence_of
@@ -107,9 +107,9 @@ def test_what_may_be_written_down_is_the_message_unless_something_else_is_given(
 
 
 def test_a_finding_given_at_the_raise_site_wins_over_that_of_the_block() -> None:
-    with pytest.raises(RunError) as silent, otherwise(Finding("M2")):
+    with pytest.raises(RunError) as silent, default_finding(Finding("M2")):
         raise RunError("something")
-    with pytest.raises(RunError) as said, otherwise(Finding("M2")):
+    with pytest.raises(RunError) as said, default_finding(Finding("M2")):
         raise RunError("something", Finding("R5"))
     assert (silent.value.finding, said.value.finding) == (Finding("M2"), Finding("R5"))
 

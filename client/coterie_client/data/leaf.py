@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
-from coterie.errors import ConfigError, otherwise
+from coterie.errors import ConfigError, default_finding
 from coterie.experiment.data import LeafData
 from coterie.findings import Finding
 from coterie.text.names import check_name
@@ -45,7 +45,7 @@ def _pool(config: LeafData, path: str, data_dir: Path | None, names: Collection[
             is_kept = names is None or not config.is_by_user or user in names
             y = _numbers(record, "y", where, "label")
             x = _rows(config, record, where, len(y)) if is_kept else None
-            with otherwise(Finding("N3", role="label")):
+            with default_finding(Finding("N3", role="label")):
                 check_finite(y[:, np.newaxis], np.arange(len(y)), ["y"], where)
             users[user] = np.arange(start, start + len(y))
             rows_of[user] = x
@@ -65,7 +65,7 @@ def _pool(config: LeafData, path: str, data_dir: Path | None, names: Collection[
     return Pool(path, np.concatenate(labels), rows, users if config.is_by_user else None, test=test)
 
 
-@otherwise(Finding("D2", place="data.path"))
+@default_finding(Finding("D2", place="data.path"))
 def _files(path: str, data_dir: Path | None) -> list[DataFile]:
     """The file, or the folder's files in order of their names."""
     folder = resolve(path, data_dir)
@@ -77,7 +77,7 @@ def _files(path: str, data_dir: Path | None) -> list[DataFile]:
     return [one_file(str(Path(path) / name), data_dir) for name in found]
 
 
-@otherwise(Finding("T1"))
+@default_finding(Finding("T1"))
 def _users(file: DataFile) -> list[tuple[str, Mapping[str, Any]]]:
     """Names and records of a file's users."""
     wanted = 'want an object with "users" and "user_data"'
@@ -102,7 +102,7 @@ def _users(file: DataFile) -> list[tuple[str, Mapping[str, Any]]]:
     return found
 
 
-@otherwise(Finding("N2", role="label"))
+@default_finding(Finding("N2", role="label"))
 def _numbers(record: Mapping[str, Any], key: str, where: str, what: str) -> Array:
     """(m,) labels."""
     found = _array(record, key, where)
@@ -111,7 +111,7 @@ def _numbers(record: Mapping[str, Any], key: str, where: str, what: str) -> Arra
     return found.astype(np.float64)
 
 
-@otherwise(Finding("N2", role="feature"))
+@default_finding(Finding("N2", role="feature"))
 def _rows(config: LeafData, record: Mapping[str, Any], where: str, n_rows: int) -> NDArray[Any]:
     """(m, p) numbers, or (m, *shape)."""
     found = _array(record, "x", where)
@@ -122,7 +122,7 @@ def _rows(config: LeafData, record: Mapping[str, Any], where: str, n_rows: int) 
             raise ConfigError(f"{where}: x has shape {found.shape}, want rows of shape {list(config.shape)} (data.shape)")
         found = found.reshape(n_rows, *config.shape)
     found = found.astype(np.float64)
-    with otherwise(Finding("N3", role="feature")):
+    with default_finding(Finding("N3", role="feature")):
         check_finite(found.reshape(n_rows, -1), np.arange(n_rows), [f"x[{i}]" for i in range(found[:1].size)], where)
     return found
 
@@ -144,7 +144,7 @@ def _width(rows_of: Mapping[str, NDArray[Any] | None]) -> tuple[int, ...]:
     return next((rows.shape[1:] for rows in rows_of.values() if rows is not None and len(rows)), (0,))
 
 
-@otherwise(Finding("N2", role="feature"))
+@default_finding(Finding("N2", role="feature"))
 def _check_widths(label: str, rows_of: Mapping[str, NDArray[Any] | None]) -> None:
     width = _width(rows_of)
     for user, rows in rows_of.items():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, assert_never
 
 from coterie.arrays import Array
-from coterie.errors import otherwise
+from coterie.errors import default_finding
 from coterie.experiment.data import (
     DataConfig,
     DigitsData,
@@ -45,7 +45,7 @@ from coterie_client.data.users import UserData, UserHead
 Fresh = Callable[[int, int, int], tuple[Array, Array]]
 
 
-@otherwise(Finding("D1", place="data.source"))
+@default_finding(Finding("D1", place="data.source"))
 def list_users(config: DataConfig, seed: int, data_dir: Path | None = None) -> list[UserHead]:
     """All users of the data in natural order (u2 before u10). Rows are not read if the source allows it.
 
@@ -57,7 +57,7 @@ def list_users(config: DataConfig, seed: int, data_dir: Path | None = None) -> l
     return heads if fold is None else [head_with_fold(head, fold, seed) for head in heads]
 
 
-@otherwise(Finding("D1", place="data.source"))
+@default_finding(Finding("D1", place="data.source"))
 def load_users(config: DataConfig, seed: int, names: Sequence[str] | None, data_dir: Path | None = None) -> list[UserData]:
     """The users in `names` (None: all) with their rows, in natural order of names. Order and repetitions of `names` do not matter.
 
@@ -67,7 +67,7 @@ def load_users(config: DataConfig, seed: int, names: Sequence[str] | None, data_
     return list(read_users(config, seed, names, data_dir).users)
 
 
-@otherwise(Finding("D1", place="data.source"))
+@default_finding(Finding("D1", place="data.source"))
 def read_users(config: DataConfig, seed: int, names: Sequence[str] | None, data_dir: Path | None = None) -> Reading:
     """As `load_users`, with notes on rows and columns that were left out, dropped or converted."""
     wanted = None if names is None else frozenset(map(normal, names))
@@ -81,7 +81,7 @@ def read_users(config: DataConfig, seed: int, names: Sequence[str] | None, data_
     return replace(reading, users=users if fold is None else [with_fold(user, fold, seed) for user in users])
 
 
-@otherwise(Finding("D1", place="data.source"))
+@default_finding(Finding("D1", place="data.source"))
 def summarize_users(config: DataConfig, seed: int, data_dir: Path | None = None) -> list[UserSummary]:
     """Counts for all users, in natural order: rows, test rows, and training rows by label.
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices, distinct
 from coterie.draws.streams import Stream, normal, stream
-from coterie.errors import ConfigError, otherwise
+from coterie.errors import ConfigError, default_finding
 from coterie.experiment.partition import Partition
 from coterie.findings import Finding
 from coterie.text.names import natural_key
@@ -29,7 +29,7 @@ _LEAST_SHARE = 2  # rows of a class per user, if there are enough for all
 _NONE = np.empty(0, dtype=np.int64)
 
 
-@otherwise(Finding("D5", place="data.partition.by"))
+@default_finding(Finding("D5", place="data.partition.by"))
 def deal(pool: Pool, partition: Partition | None, test_fraction: float, seed: int) -> list[Share]:
     """All users' shares of the pool, in natural order. Raises ConfigError when the labels do not allow the partition."""
     if partition is None:

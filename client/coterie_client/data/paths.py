@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from coterie.errors import ConfigError, otherwise
+from coterie.errors import ConfigError, default_finding
 from coterie.experiment.source import USER
 from coterie.findings import Finding
 from coterie.text.names import check_name, natural_key
@@ -28,7 +28,7 @@ class DataFile:
     user: str | None  # all rows are this user's; None: a column names the users
 
 
-@otherwise(Finding("D2", place="data.path"))
+@default_finding(Finding("D2", place="data.path"))
 def resolve(path: str | Path, data_dir: Path | None) -> Path:
     """The resolved path. Raises ConfigError when it lies outside `data_dir`, or when `data_dir` is not a folder.
 
@@ -47,7 +47,7 @@ def resolve(path: str | Path, data_dir: Path | None) -> Path:
     return place
 
 
-@otherwise(Finding("D2", place="data.path"))
+@default_finding(Finding("D2", place="data.path"))
 def one_file(path: str, data_dir: Path | None) -> DataFile:
     """The regular file at `path`; ConfigError if there is none."""
     place = resolve(path, data_dir)
@@ -56,7 +56,7 @@ def one_file(path: str, data_dir: Path | None) -> DataFile:
     return DataFile(place, path, user=None)
 
 
-@otherwise(Finding("D2", place="data.path"))
+@default_finding(Finding("D2", place="data.path"))
 def data_files(path: str, data_dir: Path | None, suffixes: tuple[str, ...]) -> list[DataFile]:
     """The files of `path`; files of single users come in natural order of user names.
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
-from coterie.errors import ConfigError, otherwise
+from coterie.errors import ConfigError, default_finding
 from coterie.experiment import plugins
 from coterie.experiment.data import PythonData
 from coterie.experiment.settings import validated
@@ -94,7 +94,7 @@ def _loaded(config: PythonData, seed: int, names: Collection[str] | None, record
     return loaded
 
 
-@otherwise(Finding("L4", place="data.path"))
+@default_finding(Finding("L4", place="data.path"))
 def _source(config: PythonData, seed: int, data_dir: Path | None) -> Callable[[], Any]:
     """The function that returns users or labelled rows."""
     found = plugins.load("source", config.path)

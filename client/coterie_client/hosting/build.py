@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coterie.errors import ConfigError, otherwise
+from coterie.errors import ConfigError, default_finding
 from coterie.experiment.config import Experiment
 from coterie.experiment.features import named_columns
 from coterie.experiment.plugins import check_versions
@@ -81,7 +81,7 @@ def build_network(experiment: Experiment, shape: tuple[int, ...]) -> TorchNetwor
 def _losses(experiment: Experiment, users: Sequence[UserData]) -> Problem:
     """The losses of the users on these rows. ConfigError for rows that they are not defined on."""
     names = [user.name for user in users]
-    with otherwise(Finding("L7", place="problem.loss")):
+    with default_finding(Finding("L7", place="problem.loss")):
         return build_problem(experiment.problem, names, [user.features for user in users], [user.target for user in users])
 
 

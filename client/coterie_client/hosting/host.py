@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from coterie.errors import ProtocolError, RunError, otherwise
+from coterie.errors import ProtocolError, RunError, default_finding
 from coterie.experiment.config import Experiment
 from coterie.experiment.model import to_json
 from coterie.experiment.reveals import is_answered
@@ -87,7 +87,7 @@ class Host(Member):
             return asked.answer
         if asked.task.stage_json:
             self._begin_stage(asked.task.stage_json)
-        with otherwise(Finding("M2")):
+        with default_finding(Finding("M2")):
             answers = self._dispatch(asked.messages, asked.task.round)
             for message in answers:
                 self._check_finite(message, asked.task.round)

@@ -8,7 +8,7 @@ from typing import assert_never
 import torch
 from torch import nn
 
-from coterie.errors import ConfigError, otherwise
+from coterie.errors import ConfigError, default_finding
 from coterie.experiment import plugins
 from coterie.experiment.model import CnnModel, CustomModel, LinearModel, LstmModel, MlpModel, ModelConfig
 from coterie.findings import Finding
@@ -45,7 +45,7 @@ class LastOutput(nn.Module):
         return last
 
 
-@otherwise(Finding("L7", place="model.kind"))
+@default_finding(Finding("L7", place="model.kind"))
 def build_module(config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
     """The network for rows of this shape, with torch's initial values. ConfigError where it does not fit them, or cannot be built."""
     match config:

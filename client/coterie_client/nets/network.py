@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from coterie.draws.streams import stream
-from coterie.errors import ConfigError, CoterieError, RunError, otherwise
+from coterie.errors import ConfigError, CoterieError, RunError, default_finding
 from coterie.experiment.model import CnnModel, CustomModel, ModelConfig, Part, TensorInfo
 from coterie.findings import Finding
 from coterie.text.suggestions import suggestion
@@ -66,7 +66,7 @@ class TorchNetwork:
             torch.manual_seed(_seed_of(seed, "model", *number))
             return build_module(self._config, self._shape)
 
-    @otherwise(Finding("L4", place="model.build"))
+    @default_finding(Finding("L4", place="model.build"))
     def _described(self) -> tuple[TensorInfo, ...]:
         parameters = dict(self._module.named_parameters())
         modules = dict(self._module.named_modules(remove_duplicate=False))
@@ -96,7 +96,7 @@ class TorchNetwork:
         if isinstance(self._config, CnnModel):  # its convolutions and poolings are faster by half with channels last
             self._module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    @otherwise(Finding("L4", place="model.build"))
+    @default_finding(Finding("L4", place="model.build"))
     def _check_is_seeded(self, seed: int) -> None:
         again = self._built(seed).state_dict()
         for name, array in self._initial.items():
@@ -117,7 +117,7 @@ class TorchNetwork:
             return {name: _array(tensor) for name, tensor in self._built(self._seed, number).state_dict().items()}
         return {name: array.copy() for name, array in self._initial.items()}
 
-    @otherwise(Finding("L7"))
+    @default_finding(Finding("L7"))
     def check_users(self, users: Sequence[UserData]) -> None:
         """ConfigError that names a user with fewer than two training rows, rows of another shape, or a label that there is not."""
         for user in users:

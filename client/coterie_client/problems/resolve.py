@@ -6,7 +6,7 @@ import math
 from typing import Any, cast
 
 from coterie.arrays import Array
-from coterie.errors import ConfigError, otherwise
+from coterie.errors import ConfigError, default_finding
 from coterie.experiment import plugins
 from coterie.experiment.problem import ProblemConfig
 from coterie.findings import Finding
@@ -18,7 +18,7 @@ _RAISED = Finding("L1", place="problem.loss")
 _BOUNDS = ("curvature_bound", "curvature_floor")
 
 
-@otherwise(Finding("L4", place="problem.loss"))
+@default_finding(Finding("L4", place="problem.loss"))
 def resolve_row_loss(config: ProblemConfig) -> RowLoss:
     """The row loss that `config.loss` names; its class is called without arguments when the name stands for a class.
 
@@ -79,7 +79,7 @@ class _Guarded:
             return self._loss.curvature(s, y)
 
     def check_targets(self, y: Array, user: str) -> None:
-        with user_code(self._what, _RAISED, ConfigError), otherwise(Finding("L6", role="target", place="problem.loss")):
+        with user_code(self._what, _RAISED, ConfigError), default_finding(Finding("L6", role="target", place="problem.loss")):
             self._loss.check_targets(y, user)
 
     def predict(self, s: Array) -> Array:

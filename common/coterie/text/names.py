@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from coterie.errors import ConfigError, otherwise
+from coterie.errors import ConfigError, default_finding
 from coterie.findings import Finding
 
 NaturalKey = tuple[tuple[tuple[str, int, str], ...], str]
@@ -62,7 +62,7 @@ def unknown_user(name: str, names: Sequence[str]) -> ConfigError:
     return ConfigError(f"user {name!r} is not in the data, want one of its {len(names)} users", Finding("J2"))
 
 
-@otherwise(Finding("J2"))
+@default_finding(Finding("J2"))
 def parse_users(selection: str, names: Iterable[str]) -> list[str]:
     """The users that `selection` chooses among `names`, in natural order and each once.
 
