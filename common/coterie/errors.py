@@ -69,7 +69,7 @@ class RunError(CoterieError):
 
 @contextlib.contextmanager
 def default_finding(finding: Finding) -> Iterator[None]:
-    """Errors of the block, or of the function below, that would say nothing elsewhere say this."""
+    """Gives this finding to errors of the block, or of the decorated function, that have none."""
     try:
         yield
     except CoterieError as error:

@@ -13,7 +13,7 @@ import pytest
 
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
-from coterie.experiment.consent import HEX, asked_of, changed_parts, check_accept, consent_hash
+from coterie.experiment.consent import HEX, changed_parts, check_accept, consent_hash, consent_parts
 from coterie_deploy.cli import app as cli
 from coterie_deploy.roles import consent
 from coterie_deploy.roles.consent import MEMORY, Ask, Asked, accepted, terminal
@@ -80,7 +80,7 @@ def refused(asks: Asked, ask: Ask | None = None) -> ConfigError:
 def test_what_decides_what_is_learnt_changes_the_hash_and_is_named(key: str) -> None:
     found = experiment(**COUNTS[key])
     assert consent_hash(found) != consent_hash(experiment())
-    assert key in changed_parts(asked_of(experiment()), asked_of(found))
+    assert key in changed_parts(consent_parts(experiment()), consent_parts(found))
 
 
 def test_the_model_and_its_code_count() -> None:
@@ -88,14 +88,14 @@ def test_the_model_and_its_code_count() -> None:
     wider = experiment(**{**NETWORK, "model": {"name": "mlp", "classes": 3}})
     custom = [experiment(**{**NETWORK, "model": {"name": "custom", "build": f"nets:{name}"}}) for name in ("one", "two")]
     assert len({consent_hash(one) for one in (plain, wider, *custom)}) == 4
-    assert {"code", "model.build"} <= set(changed_parts(asked_of(custom[0]), asked_of(custom[1])))
+    assert {"code", "model.build"} <= set(changed_parts(consent_parts(custom[0]), consent_parts(custom[1])))
 
 
 def test_code_of_losses_and_sources_counts() -> None:
     losses = [experiment(problem={"loss": f"own:{name}"}) for name in ("one", "two")]
     sources = [experiment(data={"source": "python", "path": f"own:{name}"}) for name in ("one", "two")]
     for pair in (losses, sources):
-        assert "code" in changed_parts(*map(asked_of, pair))
+        assert "code" in changed_parts(*map(consent_parts, pair))
 
 
 @pytest.mark.parametrize("key", DOES_NOT_COUNT)

@@ -12,7 +12,7 @@ import pytest
 from coterie import registry, run
 from coterie.errors import ConfigError
 from coterie.experiment.config import as_written, experiment_from, experiment_to_json, named_code
-from coterie.experiment.consent import asked_of, consent_hash
+from coterie.experiment.consent import consent_hash, consent_parts
 from coterie.experiment.plugins import code_allowed
 from coterie.record import snapshot
 from coterie_client.hosting.build import build_host
@@ -145,12 +145,12 @@ def test_a_path_needs_leave_before_anything_is_imported(mine: Path) -> None:
 
 def test_consent_names_the_package_or_the_path_of_a_method(pack: Path, mine: Path) -> None:
     package = experiment_from(NETWORK)
-    assert asked_of(package)["packages"] == {"pack-m": "1.2"}
+    assert consent_parts(package)["packages"] == {"pack-m": "1.2"}
     assert "  code of installed packages: pack-m 1.2" in asked_lines(package)
     assert any("the shared tensors after local training" in line for line in asked_lines(package))
     (mine / "mine.py").write_text((mine / "mine.py").read_text().replace('"bodies"', '"bones"'))
     beside = experiment_from(with_method("mine:METHOD"))
-    assert asked_of(beside)["code"] == ["mine:METHOD"]
+    assert consent_parts(beside)["code"] == ["mine:METHOD"]
     assert consent_hash(beside) != consent_hash(package)
 
 

@@ -16,7 +16,7 @@ from coterie import plugin, run
 from coterie.errors import ConfigError, CoterieError
 from coterie.experiment import plugins
 from coterie.experiment.config import Experiment, experiment_from, experiment_to_json, named_code
-from coterie.experiment.consent import asked_of, changed_parts, consent_hash
+from coterie.experiment.consent import changed_parts, consent_hash, consent_parts
 from coterie_client.data import list_users, load_users
 from coterie_client.hosting.build import build_host
 from coterie_client.hosting.policy import Policy, breaches
@@ -336,7 +336,7 @@ def test_consent_names_the_package_and_its_version(pack: Path, capsys: pytest.Ca
     experiment = experiment_from(CONVEX)
     other = experiment.model_copy(update={"packages": {"pack-a": "1.3"}})
     assert consent_hash(experiment) != consent_hash(other)
-    assert changed_parts(asked_of(experiment), asked_of(other)) == ["packages.pack-a"]
+    assert changed_parts(consent_parts(experiment), consent_parts(other)) == ["packages.pack-a"]
     assert "  code of installed packages: pack-a 1.2" in asked_lines(experiment)
     assert not [line for line in asked_lines(load("ellipses")) if "packages" in line]
 

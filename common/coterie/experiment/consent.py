@@ -39,7 +39,7 @@ _FORMAT: Final = "coterie consent 1"
 _HASH = re.compile(rf"[0-9a-f]{{{HEX}}}")
 
 
-def asked_of(experiment: Experiment) -> dict[str, Any]:
+def consent_parts(experiment: Experiment) -> dict[str, Any]:
     """The parts that count, as plain JSON values."""
     data = experiment.data.model_dump(mode="json", exclude_defaults=True, exclude={"fold", "standardize"})
     method = experiment.method.model_dump(mode="json", exclude_defaults=True)
@@ -63,7 +63,7 @@ def asked_of(experiment: Experiment) -> dict[str, Any]:
 
 def consent_hash(experiment: Experiment) -> str:
     """The first 128 bits of the SHA-256 of the parts that count, as hexadecimal digits."""
-    return hash_of(asked_of(experiment))
+    return hash_of(consent_parts(experiment))
 
 
 def hash_of(asked: Mapping[str, Any]) -> str:
@@ -105,4 +105,4 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-__all__ = ["ANY", "HEX", "asked_of", "changed_parts", "check_accept", "consent_hash", "hash_of", "named_code", "place_of", "refusal"]
+__all__ = ["ANY", "HEX", "changed_parts", "check_accept", "consent_hash", "consent_parts", "hash_of", "named_code", "place_of", "refusal"]

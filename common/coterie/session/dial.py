@@ -20,7 +20,7 @@ import grpc
 
 from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
 from coterie.experiment.config import Experiment, experiment_from
-from coterie.experiment.consent import asked_of, changed_parts, refusal
+from coterie.experiment.consent import changed_parts, consent_parts, refusal
 from coterie.experiment.links import link_rule
 from coterie.findings import Finding
 from coterie.session.computer import Computer, Thread
@@ -249,7 +249,7 @@ class _Parent:
             return  # joining says why
         if answer is None or answer.experiment_json == served:
             return
-        if changed := changed_parts(asked_of(experiment), asked_of(_experiment_of(answer))):
+        if changed := changed_parts(consent_parts(experiment), consent_parts(_experiment_of(answer))):
             listed = ", ".join(changed[:_MAX_SHOWN])
             error = refusal(f"host {self._name!r} serves another experiment than the parent now has: {listed} changed", changed)
             await self.report(error)

@@ -12,7 +12,7 @@ import socket
 import ssl
 
 from coterie.errors import ConfigError
-from coterie.session.tls import CA, CERTIFICATE, Tls, why
+from coterie.session.tls import CA, CERTIFICATE, Tls, distrust_reason
 
 _PROBE_S = 5.0  # for each wait of a connection
 # The beginning of HTTP/2, with empty SETTINGS: a server answers with its own.
@@ -90,4 +90,4 @@ def _answer(host: str, port: int, context: ssl.SSLContext | None) -> bytes | Non
 def _not_believed(error: ssl.SSLCertVerificationError, host: str) -> str:
     if "mismatch" in error.verify_message:
         return f"its certificate is not for {host!r}: issue one with --address {host}, or dial a name that it is for"
-    return f"its certificate is not believed: {why(error)}"
+    return f"its certificate is not believed: {distrust_reason(error)}"

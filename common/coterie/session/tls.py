@@ -209,7 +209,7 @@ class Tls:
         try:
             _shake_hands(dialling, listening)
         except ssl.SSLCertVerificationError as error:
-            raise ConfigError(f"the certificate {self.folder / CERTIFICATE} is no good: {why(error)}") from None
+            raise ConfigError(f"the certificate {self.folder / CERTIFICATE} is no good: {distrust_reason(error)}") from None
         except ssl.SSLError as error:
             raise ConfigError(f"the certificate {self.folder / CERTIFICATE} cannot be used: {error.reason}") from None
 
@@ -235,7 +235,7 @@ _REASONS = {
 }
 
 
-def why(error: ssl.SSLCertVerificationError) -> str:
+def distrust_reason(error: ssl.SSLCertVerificationError) -> str:
     """Why a certificate was not believed, in our words."""
     return _REASONS.get(error.verify_message, error.verify_message.rstrip("."))
 

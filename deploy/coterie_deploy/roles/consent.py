@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from coterie.errors import ConfigError, RunError
 from coterie.experiment.config import Experiment
-from coterie.experiment.consent import ANY, asked_of, changed_parts, hash_of, refusal
+from coterie.experiment.consent import ANY, changed_parts, consent_parts, hash_of, refusal
 from coterie.record.files import written_whole
 from coterie_deploy.roles.consent_page import asked_lines
 from coterie_deploy.telemetry.logs import Log
@@ -55,7 +55,7 @@ def accepted(asked: Asked, log: Log, ask: Ask | None) -> bool:
 
     `ask` puts a question on the terminal; None where there is none. ConfigError with finding C1 when the owner has not accepted it.
     """
-    parts = asked_of(asked.experiment)
+    parts = consent_parts(asked.experiment)
     found = hash_of(parts)
     if asked.accept == ANY:
         log.say("consent", f"host {asked.host!r} serves any experiment (--accept any); {found} is not remembered", consent=found)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coterie.experiment.config import Experiment
-from coterie.experiment.consent import asked_of, consent_hash
+from coterie.experiment.consent import consent_hash, consent_parts
 from coterie.experiment.reveals import steps_of
 from coterie.text.quoting import shortened
 from coterie_deploy.terminal.printable import printable
@@ -23,7 +23,7 @@ _MAX_LINE = 2000  # characters
 
 def asked_lines(experiment: Experiment) -> list[str]:
     """What is asked, and who learns what from it; nothing in the experiment can end a line, or fill the screen."""
-    asked = asked_of(experiment)
+    asked = consent_parts(experiment)
     lines = [f"  {name}: {value}" for name, value in _data(experiment, asked["data"])]
     lines.append(f"  loss: {_mapping(asked['problem'])}")
     if "model" in asked:
