@@ -1,4 +1,4 @@
-"""Code of the host's owner or of the experiment: a loss, a model, a data source. What it raises may say anything, so it stays here."""
+"""Runs code of the host's owner or of the experiment: losses, models, data sources. Its errors may quote data, and stay on the host."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from coterie.findings import Finding
 
 @contextlib.contextmanager
 def user_code(what: str, finding: Finding, family: type[CoterieError] = RunError) -> Iterator[None]:
-    """Whatever code of others raises in the block is an error of this family, with its text and, as the cause, its traceback.
+    """Exceptions of foreign code in this block become errors of this family, with their text, and their traceback as cause.
 
-    Errors of ours that say nothing for others say the finding too.
+    Errors of ours without a finding get this finding.
     """
     try:
         with default_finding(finding):

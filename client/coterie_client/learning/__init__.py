@@ -1,7 +1,7 @@
-"""Local updates of one user's model, whatever it is: phases of minibatch steps, and where a step takes its gradient.
+"""Local updates of one user's model: phases of minibatch steps, and rules for where a step takes its gradient.
 
-Models are tensors by name, as numpy arrays. What knows a model's loss is a `Learner`: a network (`coterie_client.nets`), or the convex loss
-of a user (`coterie_client.problems`). The loop of steps is here, once for both; rules of methods work on it, and need no torch.
+Models are tensors by name, as numpy arrays. A `Learner` knows a model's loss: a network (`coterie_client.nets`), or a user's convex loss
+(`coterie_client.problems`). Both share this loop of steps and these rules, which need no torch.
 """
 
 from coterie_client.learning.batches import Epoch, count_steps, epochs, steps_of

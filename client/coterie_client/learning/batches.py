@@ -1,4 +1,4 @@
-"""Which rows each step of a phase takes."""
+"""Selects the rows of each step of a phase."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from coterie_client.learning.phases import Phase
 
 
 class Epoch(NamedTuple):
-    """The row numbers of its steps, one after the other, and how many each step takes."""
+    """Row numbers of all steps in order, and the batch size of each step."""
 
     order: Indices
     sizes: list[int]
 
 
 def _sizes(n_rows: int, phase: Phase) -> list[int]:
-    """The batches of one epoch. A last one of one row joins the one before, unless all are of one: batch norm needs two."""
+    """The batch sizes of one epoch. A last batch of one row joins the previous one, as batch norm needs two (unless all have one)."""
     starts = list(range(0, n_rows, phase.batch_size or n_rows))
     if len(starts) > 1 and n_rows - starts[-1] == 1 and phase.batch_size != 1:
         starts.pop()
@@ -27,20 +27,19 @@ def _sizes(n_rows: int, phase: Phase) -> list[int]:
 
 
 def count_steps(n_rows: int, phase: Phase) -> int:
-    """How many steps a phase has."""
     lengths = (phase.updates, None if phase.epochs is None else phase.epochs * len(_sizes(n_rows, phase)))
     return min(length for length in lengths if length is not None)
 
 
 def steps_of(n_rows: int, phase: Phase, draw: Draw, number: int) -> Iterator[tuple[Epoch, ...]]:
-    """The epochs of phase `number` side by side: one, or as many as its rule takes batches in a step, each from draws of its own."""
+    """Tuples of epochs for phase `number`, one epoch for each batch that the rule takes per step. Each has its own random stream."""
     further = range(1, 1 if phase.rule is None else phase.rule.n_batches)
     draws = [draw, *(draw.another(f"batch {k}") for k in further)]
     return zip(*(epochs(n_rows, phase, each, number) for each in draws), strict=True)
 
 
 def epochs(n_rows: int, phase: Phase, draw: Draw, number: int) -> Iterator[Epoch]:
-    """The steps of phase `number`, from 0."""
+    """The epochs of phase `number`, which counts from 0."""
     sizes, n_steps = _sizes(n_rows, phase), count_steps(n_rows, phase)
     done = epoch = 0
     while done < n_steps:

@@ -1,7 +1,7 @@
-"""Where a step takes its gradient: at the parameters as they are, or where the rule of its phase says.
+"""Chooses where a step takes its gradient: at the parameters, or as the rule of the phase says.
 
-A rule evaluates the plain gradient of the step's rows (`Slope`) wherever its formula says, and leaves the parameters w as they were. What
-it trains beside w is handed out in the end. Rules are their methods' own.
+A rule evaluates the plain gradient of the step's rows (`Slope`) wherever its formula says, and restores the parameters w. What it trains
+beside w is returned at the end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from coterie_client.learning.steps import Gradient, Gradients, Numbers, Slope
 
 
 def gradient(phase: Phase, slope: Slope) -> Gradient:
-    """The rule of the phase at work on a slope."""
     return _Plain(slope) if phase.rule is None else phase.rule.on(slope, phase)
 
 
@@ -27,6 +26,6 @@ class _Plain:
 
 
 def evaluated(slope: Slope, rows: Numbers) -> tuple[Numbers, Gradients]:
-    """Loss and gradients, 0 where the loss does not depend on a parameter."""
+    """Loss and gradients; 0 for parameters that the loss does not depend on."""
     value, gradients = slope(rows)
     return value, [0 * w if g is None else g for w, g in zip(slope.parameters, gradients, strict=True)]

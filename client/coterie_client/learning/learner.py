@@ -1,4 +1,4 @@
-"""What trains and judges the model of a user: the seam between the methods' local updates and the losses."""
+"""The interface between local updates of the methods and the losses: training and evaluating one user's model."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Rows:
 
     features: NDArray[Any]
     target: NDArray[Any]
-    user: str = ""  # whose they are, for sentences
+    user: str = ""  # for messages
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What names the random streams of one local update."""
+    """The key of the random streams of one local update."""
 
     seed: int
     user: str
@@ -36,26 +36,26 @@ class Draw:
     purpose: str
 
     def another(self, what: str) -> Draw:
-        """For numbers beside those of this one."""
+        """The key of other streams for the same update."""
         return replace(self, purpose=f"{self.purpose}, {what}")
 
     @property
     def place(self) -> str:
-        """The middle of a sentence about the update."""
+        """The user and round, for messages."""
         return f"user {self.user!r} in round {self.round}"
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a local update leaves."""
+    """The result of a local update."""
 
     tensors: dict[str, NDArray[Any]]
-    loss: float  # mean over the batches of the last phase that had any
+    loss: float  # mean over the batches of the last phase that had a batch
     n_steps: int  # of all phases
-    beside: dict[str, NDArray[Any]] = field(default_factory=dict)  # what the rules of the phases have trained beside the model
+    beside: dict[str, NDArray[Any]] = field(default_factory=dict)  # trained by the rules, beside the model
 
     def checked(self, place: str) -> Fitted:
-        """Itself. RunError that names place and tensor of a number that is not finite."""
+        """Itself. RunError naming place and tensor if a number is not finite."""
         for name, array in (*self.tensors.items(), *self.beside.items()):
             _check_finite(place, f"tensor {name!r}", array)
         _check_finite(place, "the loss", np.array(self.loss))
@@ -63,28 +63,27 @@ class Fitted:
 
 
 class Learner(Protocol):
-    """Trains and judges models of one kind. Arrays handed in are never changed, results are fresh, and nothing stays for the next user."""
+    """Trains and evaluates models of one kind. It never changes its arguments, returns fresh arrays, and keeps no state between users."""
 
     @property
     def tensors(self) -> Sequence[TensorInfo]: ...
 
     def initial(self, number: int = 0) -> dict[str, NDArray[Any]]:
-        """The tensors' first values, which the seed gives; of a model with another number others."""
+        """The tensors' initial values, drawn from the seed. Models with another number start elsewhere."""
 
     def fit(self, tensors: Tensors, rows: Rows, phases: Sequence[Phase], draw: Draw) -> Fitted:
-        """One local update of one user, from its tensors. RunError that names user, round and tensor of a number that is not finite."""
+        """One local update of one user. RunError naming user, round and tensor if a number is not finite."""
 
     def judge(self, tensors: Tensors, rows: Rows) -> tuple[float, float]:
         """Mean loss, and accuracy or another metric of the loss, on the rows."""
 
 
 class Network(Learner, Protocol):
-    """The network of a host's users, which torch builds and trains (`coterie_client.nets`); halves see its tensors as arrays."""
+    """The network of a host's users, which torch builds and trains (`coterie_client.nets`). Halves see its tensors as arrays."""
 
     @property
     def numerics(self) -> str:
-        """What decides the bits of its arithmetic."""
-        ...
+        """Describes what determines the bits of its arithmetic."""
 
 
 def _check_finite(place: str, what: str, found: NDArray[Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a local update is to do: phases of minibatch steps, and where a step takes its gradient."""
+"""The plan of a local update: phases of steps, and the interface of rules that take gradients elsewhere than at w."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ if TYPE_CHECKING:
 
 
 class Rule(Protocol):
-    """How a method takes its gradients elsewhere than at the parameters."""
+    """A method's rule for taking gradients elsewhere than at the parameters."""
 
     @property
     def n_batches(self) -> int:
-        """How many batches of rows a step takes, each from draws of its own."""
-        ...
+        """Batches of rows per step, each with its own random stream."""
 
     def on(self, slope: Slope, phase: Phase) -> Gradient:
-        """The rule at work on a slope, for one phase."""
-        ...
+        """The gradient of a slope in one phase."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Minibatch steps on a part of the model: `epochs` over the user's rows, or `updates` steps (tau); one of them is None."""
+    """Minibatch steps on a part of the model: `epochs` over the user's rows, or `updates` steps (tau). One of the two is None."""
 
     part: Part | Literal["all"]
     epochs: int | None
@@ -39,17 +37,17 @@ class Phase:
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: float = 0.0  # of sgd
     weight_decay: float = 0.0
-    cache: bool = True  # the head's features are computed once, where the phase trains the head
+    cache: bool = True  # compute the head's features once, if the phase trains the head
     pull: tuple[float, Mapping[str, NDArray[Any]]] | None = None  # mu and anchor: mu (w - anchor) is added to the gradient
     shift: Mapping[str, NDArray[Any]] | None = None  # added to the gradient
-    rule: Rule | None = None  # where the gradient is taken, if not at the parameters as they are
+    rule: Rule | None = None  # where to take the gradient; None: at the parameters
 
     def __post_init__(self) -> None:
-        """ConfigError for a part that models do not have: a misspelt head would be the representation."""
+        """ConfigError for an unknown part, since a misspelt "head" would mean the representation."""
         check_part(self.part)
 
     def inside(self, prefix: str) -> Phase:
-        """The phase for one module of a network, where tensors are called without the module's `prefix`."""
+        """The phase for one module of a network, with the module's `prefix` cut from tensor names."""
 
         def cut(named: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
             return {name.removeprefix(prefix): array for name, array in named.items() if name.startswith(prefix)}

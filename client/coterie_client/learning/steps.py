@@ -1,4 +1,4 @@
-"""The loop of steps of one phase, for arrays of any library that has the operators of numpy."""
+"""The loop of steps of one phase, for arrays of any library with numpy's operators."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from coterie_client.learning.batches import Epoch
 from coterie_client.learning.phases import Phase
 
 Numbers = Any  # an array of the slope's library
-Gradients = list[Any]  # one for each parameter, None where the loss does not depend on it
+Gradients = list[Any]  # one for each parameter, None if the loss does not depend on it
 
 
 class Optimizer(Protocol):
-    """Moves its parameters along their gradients; its memory begins with it."""
+    """Moves its parameters along their gradients. Its state starts empty."""
 
     def step(self, gradients: Sequence[Numbers | None]) -> None:
         """One step. Parameters without a gradient stay."""
 
 
 class Slope(Protocol):
-    """The plain loss of some rows and its gradients, where the parameters are."""
+    """The loss of some rows, and its gradients at the current parameters."""
 
     @property
     def names(self) -> Sequence[str]: ...  # of the parameters that move
@@ -32,16 +32,16 @@ class Slope(Protocol):
     def parameters(self) -> Sequence[Numbers]: ...  # which are moved in place
 
     def __call__(self, rows: Numbers) -> tuple[Numbers, Gradients]:
-        """The loss and its gradients, which are fresh."""
+        """The loss and its gradients, in fresh arrays."""
 
     def values(self) -> list[Numbers]:
-        """What the parameters are now."""
+        """Copies of the parameters."""
 
     def put(self, values: Sequence[Numbers]) -> None:
         """Sets the parameters."""
 
     def state(self) -> Mapping[str, Numbers]:
-        """All tensors of the model as they are now, those that no gradient moves among them."""
+        """All current tensors of the model, including those without a gradient."""
 
     def array(self, numbers: NDArray[Any]) -> Numbers:
         """A copy in the slope's library."""
@@ -50,31 +50,31 @@ class Slope(Protocol):
         """The row numbers of each step."""
 
     def optimizer(self, phase: Phase, parameters: Sequence[Numbers]) -> Optimizer:
-        """A new one of the kind that the phase says."""
+        """A new optimizer of the phase's kind."""
 
     def apart(self, rest: Mapping[str, Numbers]) -> AbstractContextManager[None]:
-        """For a model beside the parameters' own: `rest` are then its running statistics, and what is drawn is drawn again afterwards."""
+        """A context for another model, with running statistics `rest`. Afterwards the random state is as before."""
 
 
 class Gradient(Protocol):
-    """Where a step takes its gradient."""
+    """Computes the gradient of a step."""
 
     def __call__(self, rows: Numbers, *others: Numbers) -> tuple[Numbers, Gradients]:
-        """The loss that is told of a step, and what the optimizer is to follow. `others` are its further batches."""
+        """The loss to report, and the gradients for the optimizer. `others` are the step's further batches."""
 
     def beside(self) -> dict[str, Numbers]:
         """What was trained beside the parameters."""
 
 
 class Trained(NamedTuple):
-    """What a phase leaves."""
+    """The result of a phase."""
 
     loss: float | None  # mean over its batches, None without any
-    beside: Mapping[str, Numbers] = {}  # what its rule has trained beside the parameters
+    beside: Mapping[str, Numbers] = {}  # trained by its rule, beside the parameters
 
 
 def train(slope: Slope, follow: Gradient, steps: Iterable[Sequence[Epoch]], phase: Phase) -> Trained:
-    """Moves the parameters of `slope`. `steps` are epochs side by side: of each step one batch, or as many as its rule takes."""
+    """Moves the parameters of `slope`. `steps` holds tuples of epochs: one for each batch that the rule takes per step."""
     optimizer = slope.optimizer(phase, slope.parameters)
     correct = _corrections(phase, slope)
     total, n_steps = 0.0, 0

@@ -1,6 +1,6 @@
-"""Networks of users, built, trained and judged by torch. The only package of a client that imports it.
+"""Networks of users, built, trained and evaluated with torch. No other package of the client imports torch.
 
-Method halves see a network's tensors as numpy arrays by name, and none of torch.
+Method halves see a network's tensors as numpy arrays by name.
 """
 
 from coterie_client.nets.network import TorchNetwork

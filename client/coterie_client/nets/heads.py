@@ -1,4 +1,4 @@
-"""A linear head under cross entropy, whose gradient is written down: the many epochs of heads are most of the steps there are."""
+"""Trains a linear head under cross entropy with a hand-written gradient, because most steps are head steps."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from coterie_client.learning import Epoch, Phase
 
 
 def has_written_gradient(head: nn.Module, phase: Phase) -> bool:
-    """Whether `train_linear_head` is for this head and phase, under cross entropy."""
+    """Whether `train_linear_head` can train this head in this phase, under cross entropy."""
     return type(head) is nn.Linear and phase.optimizer == "sgd" and phase.pull is None and phase.shift is None and phase.rule is None
 
 
 @torch.no_grad()
 def train_linear_head(head: nn.Linear, features: torch.Tensor, targets: torch.Tensor, steps: Iterator[Epoch], phase: Phase) -> float | None:
-    """SGD on a linear head under cross entropy, as the loop of steps does it: d loss / d scores = (softmax(scores) - one_hot(y)) / m.
+    """SGD on a linear head under cross entropy, as in `learning.train`: d loss / d scores = (softmax(scores) - one_hot(y)) / m.
 
-    The bias is a column of the weight, beside a column of ones: a step is six operations. The mean loss of the batches, None without any.
+    The bias is a column of the weight, for a feature that is always 1, so a step has six operations. Returns the mean loss of the batches,
+    None without any.
     """
     has_bias = head.bias is not None
     if has_bias:

@@ -1,4 +1,4 @@
-"""The losses of networks: those that are built in, and those of packages or of the user's own code."""
+"""The losses of networks: built in, or from packages or the user's own code."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ Of = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class NetworkLoss:
-    """What a network minimises on a batch of rows."""
+    """The loss that a network minimises on a batch of rows."""
 
-    # (outputs (m, c), targets (m,)) -> the mean over the m rows, a number () with a gradient in the outputs.
+    # (outputs (m, c), targets (m,)) -> the mean over the m rows, a scalar tensor with a gradient in the outputs.
     mean: Of
-    # classes: targets are whole numbers from 0, each with an output, as int64; numbers: any, as float32.
+    # classes: whole numbers from 0, each with an output, as int64; numbers: any numbers, as float32.
     targets: Literal["classes", "numbers"] = "classes"
-    n_outputs: int | None = None  # that a network must have; None: any
-    # As `mean`, what held-out rows are judged by; None: accuracy of classes, mean squared error of the first output for numbers.
+    n_outputs: int | None = None  # required number of outputs; None: any
+    # The metric for held-out rows, as `mean`; None: accuracy for classes, mean squared error of the first output for numbers.
     metric: Of | None = None
 
     @property
     def has_classes(self) -> bool:
-        """Whether targets are classes."""
         return self.targets == "classes"
 
     def total(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
@@ -47,16 +46,12 @@ def _squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
     return ((outputs[:, 0] - targets) ** 2).mean()
 
 
-def _half_squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return _squared_error(outputs, targets) / 2
-
-
 CROSS_ENTROPY = NetworkLoss(nn.functional.cross_entropy)
-LEAST_SQUARES = NetworkLoss(_half_squared_error, "numbers", n_outputs=1)
+LEAST_SQUARES = NetworkLoss(lambda outputs, targets: _squared_error(outputs, targets) / 2, "numbers", n_outputs=1)
 
 
 def resolve_network_loss(name: str) -> NetworkLoss:
-    """The loss that `problem.loss` names in an experiment with a network. ConfigError when it is none."""
+    """The loss that `problem.loss` names, in an experiment with a network. ConfigError if it is not a network's loss."""
     if name in ("cross_entropy", "least_squares"):
         return CROSS_ENTROPY if name == "cross_entropy" else LEAST_SQUARES
     found = plugins.load("loss", name)
@@ -67,7 +62,7 @@ def resolve_network_loss(name: str) -> NetworkLoss:
 
 
 def _guarded(function: Of, name: str) -> Of:
-    """A function of others: whatever it raises is the loss's error and not ours, and so is what is no number."""
+    """The function, with errors that blame the loss: for exceptions, and for results that are not scalars."""
 
     def guarded(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with user_code(f"loss {name!r}", _RAISED):

@@ -1,4 +1,4 @@
-"""The built-in networks, and those of packages or of the user's own code. A built-in one is a `representation` followed by a `head`."""
+"""The built-in networks, and those from packages or the user's own code. A built-in one is a `representation` followed by a `head`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNUSABLE, _RAISED = Finding("L4", place="model.build"), Finding("L2", place="mo
 
 
 class Composed(nn.Module):
-    """A representation, then a head."""
+    """A representation, then a head. Rows (m, ...) give scores (m, classes)."""
 
     def __init__(self, representation: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -25,13 +25,12 @@ class Composed(nn.Module):
         self.head = head
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scores (m, classes) of rows (m, ...)."""
         found: torch.Tensor = self.head(self.representation(x))
         return found
 
 
 class LastOutput(nn.Module):
-    """An embedding of symbols (m, T) and an LSTM; its output after the last symbol (m, hidden)."""
+    """An embedding of symbols (m, T), then an LSTM. Returns its output after the last symbol, (m, hidden)."""
 
     def __init__(self, config: LstmModel) -> None:
         super().__init__()
@@ -39,7 +38,6 @@ class LastOutput(nn.Module):
         self.lstm = nn.LSTM(config.embedding, config.hidden, config.layers, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Features of sequences of symbols."""
         outputs, _ = self.lstm(self.embedding(x))
         last: torch.Tensor = outputs[:, -1]
         return last
@@ -47,7 +45,7 @@ class LastOutput(nn.Module):
 
 @default_finding(Finding("L7", place="model.kind"))
 def build_module(config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
-    """The network for rows of this shape, with torch's initial values. ConfigError where it does not fit them, or cannot be built."""
+    """The network for rows of this shape, with torch's initial values. ConfigError if it does not fit the rows or cannot be built."""
     match config:
         case LinearModel():
             return Composed(nn.Flatten(), nn.Linear(_size(shape), config.classes))
@@ -83,13 +81,13 @@ def _mlp(config: MlpModel, shape: tuple[int, ...]) -> nn.Module:
 
 
 def _cnn(config: CnnModel, shape: tuple[int, ...]) -> nn.Module:
-    smallest = 16  # a pixel is left after two convolutions of 5 and two halvings
+    smallest = 16  # two convolutions of 5 and two halvings leave one pixel
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise ConfigError(f"model 'cnn' reads images of at least {smallest}x{smallest}, but a row has shape {list(shape)}")
     first, second = config.channels
     left = [((extent - 4) // 2 - 4) // 2 for extent in shape[1:]]
     return nn.Sequential(
-        # ReLU after the maximum gives the same numbers from a quarter of the work.
+        # ReLU after the maximum gives the same numbers at a quarter of the cost.
         *(nn.Conv2d(shape[0], first, 5), nn.MaxPool2d(2), nn.ReLU()),
         *(nn.Conv2d(first, second, 5), nn.MaxPool2d(2), nn.ReLU()),
         nn.Flatten(),

@@ -1,7 +1,7 @@
-"""A host's network: one module, into which the tensors of one user after another are loaded, trained and taken out again.
+"""A host's network: one module that loads, trains and returns the tensors of one user after another.
 
-Arrays handed in are never changed, results are fresh arrays, and nothing of a user's tensors stays for the next one. One torch thread, CPU
-arithmetic, seeded draws: the same inputs give the same bits, whatever was trained before.
+It never changes its arguments, returns fresh arrays, and keeps nothing of a user's tensors for the next user. With one torch thread, CPU
+arithmetic and seeded draws, the same inputs give the same bits, whatever was trained before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from coterie_client.nets.models import build_module
 from coterie_client.nets.rows import FEWEST_ROWS, Reader
 from coterie_client.nets.slope import TorchSlope
 
-_CHUNK = 100  # rows that pass the network at once, without gradients: what a convolution makes of many more leaves the processor's cache
+_CHUNK = 100  # rows in one forward pass without gradients: activations of many more leave the CPU cache
 _MAX_SHOWN = 4
 _RAISED = Finding("L2", place="model.build")
 
@@ -36,11 +36,11 @@ _RAISED = Finding("L2", place="model.build")
 class TorchNetwork:
     """The network of a model section, for rows of one shape.
 
-    Raises ConfigError where it cannot be built, or holds what cannot travel as arrays. Parameters that a custom model sets to need no
+    Raises ConfigError if it cannot be built, or has tensors that cannot be sent as arrays. Parameters of a custom model that need no
     gradient keep their values.
     """
 
-    tensors: tuple[TensorInfo, ...]  # parameters and buffers, in the order of torch's state_dict
+    tensors: tuple[TensorInfo, ...]  # parameters and buffers, in state_dict order
 
     def __init__(self, config: ModelConfig, loss: str, seed: int, shape: tuple[int, ...]) -> None:
         torch.set_num_threads(1)
@@ -54,12 +54,12 @@ class TorchNetwork:
         self._fixed = {name for name, parameter in self._module.named_parameters() if not parameter.requires_grad}
         self._own_memory()
         self._initial = self._taken()
-        # Buffers that a module keeps out of its state: each user finds them as they were built.
+        # Buffers outside the state_dict are reset to their initial values for each user.
         self._hidden = {name: buffer.clone() for name, buffer in self._module.named_buffers() if name not in self._initial}
         if isinstance(config, CustomModel):
             self._check_is_seeded(seed)
 
-    # ---- what it is
+    # ---- building
 
     def _built(self, seed: int, *number: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -71,7 +71,7 @@ class TorchNetwork:
         parameters = dict(self._module.named_parameters())
         modules = dict(self._module.named_modules(remove_duplicate=False))
         listed: list[TensorInfo] = []
-        first_at: dict[int, str] = {}  # address -> the name that has been seen there
+        first_at: dict[int, str] = {}  # address -> the first name with this address
         for name, tensor in self._module.state_dict().items():
             _check_can_travel(name, tensor)
             if tensor.numel() and (other := first_at.setdefault(tensor.data_ptr(), name)) != name:
@@ -90,10 +90,10 @@ class TorchNetwork:
         return tuple(listed)
 
     def _own_memory(self) -> None:
-        """Tensors where torch puts them: products of unaligned matrices, such as those of a file's arrays, have other bits."""
+        """Copies tensors into memory that torch aligned: products of unaligned matrices, such as arrays from a file, have other bits."""
         for tensor in (*self._module.parameters(), *self._module.buffers()):
             tensor.data = tensor.data.clone(memory_format=torch.contiguous_format).to(self._device)
-        if isinstance(self._config, CnnModel):  # its convolutions and poolings are faster by half with channels last
+        if isinstance(self._config, CnnModel):  # convolutions and pooling are one and a half times as fast with channels last
             self._module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @default_finding(Finding("L4", place="model.build"))
@@ -108,18 +108,18 @@ class TorchNetwork:
 
     @property
     def numerics(self) -> str:
-        """What decides the bits: torch's version, and the kernels that it has chosen for this processor or device."""
+        """What determines the bits: torch's version, and its kernels for this processor or device."""
         return f"torch {torch.__version__}, {self._device.type} {torch.backends.cpu.get_cpu_capability()}"
 
     def initial(self, number: int = 0) -> dict[str, NDArray[Any]]:
-        """The tensors' first values, which the seed gives; of a model with another number others, from a seed of its own."""
+        """The tensors' initial values, drawn from the seed. Each further model number has a seed of its own."""
         if number:
             return {name: _array(tensor) for name, tensor in self._built(self._seed, number).state_dict().items()}
         return {name: array.copy() for name, array in self._initial.items()}
 
     @default_finding(Finding("L7"))
     def check_users(self, users: Sequence[UserData]) -> None:
-        """ConfigError that names a user with fewer than two training rows, rows of another shape, or a label that there is not."""
+        """ConfigError naming a user with fewer than two training rows, rows of another shape, or an unknown label."""
         for user in users:
             self._reader.check(user)
         n_outputs = self._try(users[0])
@@ -127,14 +127,14 @@ class TorchNetwork:
             self._reader.check_labels(user, n_outputs)
 
     def _try(self, user: UserData) -> int:
-        """How many outputs the model has for a row."""
+        """The number of outputs per row."""
         self._load(self._initial)
         self._module.eval()
         inputs = self._reader.inputs(user.features[:FEWEST_ROWS])
         try:
             with torch.no_grad():
                 outputs = self._module(inputs)
-        except Exception as error:  # whatever the model's own code raises
+        except Exception as error:  # the model's own code may raise anything
             finding = _RAISED if isinstance(self._config, CustomModel) else Finding("L7")
             raise ConfigError(f"the model cannot take rows of shape {list(self._shape)}: {_said(error)}", finding) from error
         if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2 or len(outputs) != len(inputs):
@@ -145,10 +145,10 @@ class TorchNetwork:
             raise ConfigError(f"the model has {n_outputs} outputs, want {self._loss.n_outputs} for the loss {self._loss_name}")
         return n_outputs
 
-    # ---- what it does
+    # ---- training and evaluating
 
     def fit(self, tensors: Tensors, rows: Rows, phases: Sequence[Phase], draw: Draw) -> Fitted:
-        """One local update of one user, from its tensors. RunError that names user, round and tensor of a number that is not finite."""
+        """One local update of one user. RunError naming user, round and tensor if a number is not finite."""
         self._load(tensors)
         inputs, targets = self._reader.inputs(rows.features), self._reader.targets(rows.target)
         loss: float | None = None
@@ -166,7 +166,7 @@ class TorchNetwork:
         return Fitted(fitted, loss, n_steps, beside).checked(draw.place)
 
     def judge(self, tensors: Tensors, rows: Rows) -> tuple[float, float]:
-        """Mean loss and metric on the rows: with least_squares half the mean squared error, and the mean squared error."""
+        """Mean loss and metric on the rows. For least_squares: half the mean squared error, and the mean squared error."""
         scores = self._scores(tensors, rows.features)
         targets = self._reader.targets(rows.target)
         loss = right = 0.0
@@ -180,14 +180,14 @@ class TorchNetwork:
         return np.concatenate([piece.cpu().numpy() for piece in self._scores(tensors, features)])
 
     def _scores(self, tensors: Tensors, features: NDArray[Any]) -> list[torch.Tensor]:
-        """Outputs for every _CHUNK rows."""
+        """Outputs in chunks of _CHUNK rows."""
         self._load(tensors)
         self._module.eval()
         with self._model_errors("a model to be judged"), torch.no_grad():
             return [self._module(chunk) for chunk in torch.split(self._reader.inputs(features), _CHUNK)]
 
     def _phase(self, inputs: torch.Tensor, targets: torch.Tensor, phase: Phase, draw: Draw, number: int) -> Trained:
-        """Moves what the phase moves, where there is anything."""
+        """Trains the parameters of the phase, if there are any."""
         self._set_modes(phase)
         names = [name for name, _ in self._module.named_parameters() if self._is_moved(name, phase) and name not in self._fixed]
         if not names:
@@ -208,7 +208,7 @@ class TorchNetwork:
             return train(slope, gradient(phase, slope), steps_of(n_rows, phase, draw, number), phase)
 
     def _set_modes(self, phase: Phase) -> None:
-        """Only what is trained is in training mode: a part that is fixed drops nothing out, and its statistics stay."""
+        """Only the trained part is in training mode: a fixed part has no dropout, and keeps its statistics."""
         for name, module in self._module.named_modules():
             module.training = self._is_moved(name, phase)
 
@@ -216,14 +216,14 @@ class TorchNetwork:
         return phase.part == "all" or self._is_of_head(name) == (phase.part == "head")
 
     def _head_module(self) -> nn.Module | None:
-        """The one module that is the head, where there is one."""
+        """The module that is the whole head, or None."""
         if len(self._head_prefixes) != 1:
             return None
         return dict(self._module.named_modules()).get(self._head_prefixes[0])
 
     @torch.no_grad()
     def _features(self, inputs: torch.Tensor, head: nn.Module) -> torch.Tensor | None:
-        """What the head is given for each row; None where the outputs are not simply what the head makes of it, or rows mix."""
+        """The head's input for each row. None if the outputs are not a function of it alone, or rows affect each other."""
         seen: list[torch.Tensor] = []
 
         def keep(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -231,7 +231,7 @@ class TorchNetwork:
                 seen.append(given[0].clone())  # a head may work in place
 
         was_training = head.training
-        head.eval()  # its dropout would make the comparison say nothing
+        head.eval()  # dropout would break the comparison
         handle = head.register_forward_pre_hook(keep, with_kwargs=True)
         try:
             chunks = [inputs[:FEWEST_ROWS], *torch.split(inputs, _CHUNK)]
@@ -242,13 +242,13 @@ class TorchNetwork:
         finally:
             handle.remove()
             head.train(was_training)
-        # Features that depend on the other rows of a batch are not those of another batch; products of other sizes round otherwise.
+        # If features depend on other rows of the batch, they cannot be cached. The tolerance allows for rounding with other batch sizes.
         is_by_row = torch.allclose(seen[0], seen[1][:FEWEST_ROWS], rtol=1e-3, atol=1e-5)
         return torch.cat(seen[1:]) if is_by_row else None
 
     @contextlib.contextmanager
     def _model_errors(self, where: str) -> Iterator[None]:
-        """What a custom model raises is a RunError; what ours raise is a bug."""
+        """Exceptions of a custom model become RunErrors; those of ours are bugs."""
         try:
             yield
         except CoterieError:
@@ -291,7 +291,7 @@ def _device(name: str) -> torch.device:
 
 
 def _check_can_travel(name: str, tensor: Any) -> None:
-    """ConfigError unless this entry of a state_dict is a tensor of floats, or counts, that is there already."""
+    """ConfigError unless this entry of a state_dict is an initialised tensor of floats, or of counts."""
     if not isinstance(tensor, torch.Tensor):
         raise ConfigError(f"{name!r} in the state of the model is a {type(tensor).__name__}, want tensors alone")
     if nn.parameter.is_lazy(tensor):
@@ -301,12 +301,12 @@ def _check_can_travel(name: str, tensor: Any) -> None:
 
 
 def _is_inside(name: str, prefix: str) -> bool:
-    """Whether a tensor or module is the one named `prefix`, or inside it."""
+    """Whether a tensor or module has the name `prefix`, or lies inside it."""
     return name == prefix or name.startswith(f"{prefix}.")
 
 
 def _kind(module: nn.Module | None) -> str:
-    """What kind of layer it is: the nearest of its classes that is torch's own."""
+    """The layer's kind: the first of its classes that is torch's own."""
     classes = () if module is None else type(module).__mro__
     return next((cls.__name__ for cls in classes if cls.__module__.startswith("torch.nn.")), "")
 
@@ -320,6 +320,6 @@ def _seed_of(seed: int, purpose: str, *index: int | str) -> int:
 
 
 def _prefixes(tensors: Sequence[TensorInfo]) -> list[str]:
-    """What names of tensors begin with, up to each dot."""
+    """All prefixes of tensor names that end before a dot."""
     pieces = [tensor.name.split(".") for tensor in tensors]
     return list(dict.fromkeys(".".join(piece[:length]) for piece in pieces for length in range(1, len(piece))))

@@ -1,4 +1,4 @@
-"""SGD and Adam as torch has them, without its optimizer classes: the first of those that a process makes costs it a second and 70 MB."""
+"""SGD and Adam with the bits of torch's. The first torch optimizer in a process costs a second and 70 MB."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class Sgd:
 
     @torch.no_grad()
     def step(self, gradients: Gradients) -> None:
-        """One step."""
         for number, parameter, gradient in _moved(self._parameters, gradients, self._weight_decay):
             velocity = gradient
             if self._momentum:
@@ -31,7 +30,7 @@ class Sgd:
 
 
 class Adam:
-    """The rule of Kingma and Ba (2015), Algorithm 1, with weight decay as part of the gradient: that of `torch.optim.Adam`, to the bit."""
+    """Algorithm 1 of Kingma and Ba (2015), with weight decay as part of the gradient: the rule of `torch.optim.Adam`, to the bit."""
 
     BETAS = (0.9, 0.999)
     EPSILON = 1e-8
@@ -44,7 +43,6 @@ class Adam:
 
     @torch.no_grad()
     def step(self, gradients: Gradients) -> None:
-        """One step."""
         first_beta, second_beta = self.BETAS
         for number, parameter, gradient in _moved(self._parameters, gradients, self._weight_decay):
             steps = self._steps[number] = self._steps.get(number, 0) + 1
@@ -58,7 +56,7 @@ class Adam:
 def _moved(
     parameters: Sequence[torch.Tensor], gradients: Gradients, weight_decay: float
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Number, parameter and gradient, with its weight decay, of those that have one."""
+    """Number, parameter and gradient (with weight decay) of each parameter that has a gradient."""
     for number, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
         if gradient is not None:
             yield number, parameter, gradient.add(parameter, alpha=weight_decay) if weight_decay else gradient

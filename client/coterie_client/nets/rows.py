@@ -1,4 +1,4 @@
-"""From a user's private rows to what a network reads, and what is wrong with rows that it cannot read."""
+"""Converts a user's private rows to a network's inputs, and checks them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEWEST_ROWS = 2
 
 
 class Reader:
-    """How the network of a model section reads rows of one shape."""
+    """Reads rows of one shape for the network of a model section."""
 
     def __init__(self, config: ModelConfig, has_classes: bool, shape: tuple[int, ...], device: torch.device) -> None:
         self._config, self._has_classes, self._shape, self._device = config, has_classes, shape, device
@@ -32,11 +32,11 @@ class Reader:
         return np.array(constants, np.float32).reshape(-1, *[1] * (len(self._shape) - 1))
 
     def inputs(self, features: NDArray[Any]) -> torch.Tensor:
-        """Rows (m, ...) on the device. Bytes are divided by 255; all but symbols are centred and scaled by channel, in float32.
+        """Rows (m, ...) on the device. Bytes are divided by 255. Everything but symbols is centred and scaled by channel, in float32.
 
-        Whole numbers wider than bytes are symbols, and stay what they are.
+        Whole numbers wider than bytes are symbols, and stay unchanged.
         """
-        if self._reads_symbols(features):
+        if isinstance(self._config, LstmModel) or (features.dtype.kind in "iu" and features.dtype != np.uint8):
             return self._owned(features.astype(np.int64))
         single = features.astype(np.float32)
         if features.dtype == np.uint8:
@@ -51,37 +51,29 @@ class Reader:
         return self._owned(target.astype(np.int64 if self._has_classes else np.float32))
 
     def _owned(self, array: NDArray[Any], layout: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
-        """A copy in memory that torch has aligned: products of unaligned matrices have other bits."""
+        """A copy in memory that torch aligned: products of unaligned matrices have other bits."""
         return torch.from_numpy(array).clone(memory_format=layout).to(self._device)
 
-    def _reads_symbols(self, features: NDArray[Any]) -> bool:
-        return isinstance(self._config, LstmModel) or (features.dtype.kind in "iu" and features.dtype != np.uint8)
-
     def check(self, user: UserData) -> None:
-        """ConfigError that names a user with fewer than two training rows, rows of another shape, or what is no label or symbol."""
+        """ConfigError naming a user with fewer than two training rows, rows of another shape, or an invalid label or symbol."""
         n_rows = len(user.target)
         if n_rows < FEWEST_ROWS:
             found = "1 training row" if n_rows == 1 else f"{n_rows} training rows"
             raise ConfigError(f"user {user.name!r} has {found}, want at least {FEWEST_ROWS}", Finding("D4"))
         for features, target in ((user.features, user.target), (user.test_features, user.test_target)):
             if len(target) and features.shape[1:] != self._shape:
-                raise ConfigError(
-                    f"user {user.name!r} has rows of shape {_said(features)}, want {list(self._shape)}, as the host's first user has"
-                )
+                found = f"user {user.name!r} has rows of shape {list(features.shape[1:])}"
+                raise ConfigError(f"{found}, want {list(self._shape)}, as the host's first user has")
             if isinstance(self._config, LstmModel):
                 _check_whole(user.name, "symbol", features, self._config.symbols)
             if self._has_classes:
                 _check_whole(user.name, "label", target, None)
 
     def check_labels(self, user: UserData, n_classes: int) -> None:
-        """ConfigError that names a user with a label that the network has no output for."""
+        """ConfigError naming a user with a label that the network has no output for."""
         if self._has_classes:
             for target in (user.target, user.test_target):
                 _check_whole(user.name, "label", target, n_classes)
-
-
-def _said(features: NDArray[Any]) -> str:
-    return str(list(features.shape[1:]))
 
 
 def _check_whole(user: str, what: str, found: NDArray[Any], n_known: int | None) -> None:

@@ -1,4 +1,4 @@
-"""The loss of a network on some rows and its gradients by torch, for the loop of steps in `coterie_client.learning`."""
+"""The loss of a network on some rows, with gradients by torch, for the loop in `coterie_client.learning`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class TorchSlope:
-    """A `Slope` of the parameters `names` of a module; the others are held fixed. Arithmetic on its tensors needs `torch.no_grad`."""
+    """A `Slope` of the parameters `names` of a module; other parameters are fixed. Arithmetic on its tensors needs `torch.no_grad`."""
 
     def __init__(self, module: nn.Module, names: Sequence[str], inputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> None:
         self._module, self._inputs, self._targets, self._loss = module, inputs, targets, loss

@@ -1,4 +1,4 @@
-"""Convex losses of a host's users, vectorised over users with uneven row counts; numpy only."""
+"""Convex losses of a host's users, vectorised over users with different numbers of rows; numpy only."""
 
 from coterie_client.problems.convex import ConvexProblem, build_problem
 from coterie_client.problems.losses import Huber, LeastSquares, Logistic, RowLoss, SquaredHinge

@@ -1,4 +1,4 @@
-"""From the users' arrays, checked, to stacks of rows and their losses."""
+"""Checks the users' arrays and builds stacks of rows and their losses."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ def read_stacks(
     targets: Sequence[Array],
     width: int | None = None,
 ) -> list[Stack]:
-    """Stacks of the users' rows; `loss` None is a distance, whose targets are not looked at.
+    """Stacks of the users' rows. With `loss` None the problem is a distance, which ignores targets.
 
-    With a `width` (the p of a problem already built) users may be without rows, and are then in no stack.
-    Raises `ConfigError` naming the first user with an array of the wrong shape, a number that is not finite, or a
-    target that the loss does not know.
+    With a `width` (the p of an existing problem) users may have no rows; they are then in no stack. Raises `ConfigError` naming the first
+    user with an array of the wrong shape, a number that is not finite, or a target outside the loss's domain.
     """
     for what, given in (("features", features), ("targets", targets)):
         if len(given) != len(names) and not (loss is None and what == "targets"):
@@ -44,5 +43,5 @@ def read_stacks(
 
 
 def make_block(config: ProblemConfig, loss: RowLoss | None, stack: Stack, l2: float) -> Block:
-    """The losses of one stack's users; `l2` is c, apart from the config since evaluation has none."""
+    """The losses of one stack's users. `l2` is c; it is separate from the config because evaluation uses 0."""
     return distance_block(stack, config, l2) if loss is None else margin_block(stack, loss, config, l2)

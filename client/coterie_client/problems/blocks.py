@@ -1,9 +1,8 @@
-"""What a loss must offer for the users of one stack: the seam between the solvers and the losses.
+"""The interface between solvers and losses: the losses of the users of one stack.
 
-Row k of every result is a function of row k of the arguments and of user k's own rows, to the last bit. What holds
-that: stacked `matmul`, `vecdot`, `solve` and `eigvalsh`, which do one BLAS or LAPACK call for each user on arrays of
-one layout, its order of summation set by (R, d) alone. `einsum` is avoided: its order is the choice of an iterator that
-sees the axis of users too.
+Row k of every result is a function of row k of the arguments and of user k's own rows, to the last bit. Stacked `matmul`, `vecdot`, `solve`
+and `eigvalsh` guarantee this: they make one BLAS or LAPACK call per user on arrays of one layout, so only (R, d) sets the order of
+summation. `einsum` is avoided: its iterator chooses the order, and sees the axis of users too.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ class Block(Protocol):
 
     @property
     def size(self) -> int:
-        """How many numbers the users' rows are, padding included."""
+        """Number of entries in the users' rows, padding included."""
 
     @property
     def steepness(self) -> Array:
-        """(k,) the size of the curvature of f_i near its minimiser, cheap to have; a scale, and for most losses a bound."""
+        """(k,) the scale of the curvature of f_i near its minimiser, cheap to compute; for most losses an upper bound."""
 
     @property
     def pull(self) -> Array:
-        """(k,) the size of the row part's gradient near the origin; a scale."""
+        """(k,) the scale of the gradient of f_i near the origin, without its penalty."""
 
     @property
     def floor(self) -> Array:
-        """(k,) a lower bound on the curvature of f_i everywhere, cheap to have."""
+        """(k,) a lower bound on the curvature of f_i everywhere, cheap to compute."""
 
     def take(self, rows: Indices) -> Self:
-        """The block of some of its users."""
+        """The block of these users."""
 
     def batch(self, rows: Indices) -> Self:
-        """Of a block of one user, the mean over these rows of the f_il, whose mean over all is f_i: for its value and its gradient."""
+        """For a block of one user: the mean of f_il over these rows l, where f_i is the mean over all. Supports value and gradient."""
 
     def look(self, x: Array) -> Array:
-        """What the rows see of the models, shared by the three functions below: (k, R) or (k, R, d)."""
+        """The values that the three functions below share, from rows and models: (k, R) or (k, R, d)."""
 
     def value(self, x: Array, seen: Array) -> Array:
         """(k,) f_i(x_i)."""
@@ -56,29 +55,29 @@ class Block(Protocol):
         """(k, d, d), an element of the generalised Hessian where f_i is not twice differentiable; a fresh array."""
 
     def closed_form(self, tilt: Array, ridge: Array) -> Array | None:
-        """(k, d) argmin f_i + ridge_i/2 |x|^2 - tilt_i.x, NaN for users without a closed form; None if none has."""
+        """(k, d) argmin f_i + ridge_i/2 |x|^2 - tilt_i.x, NaN for users without a closed form; None if no user has one."""
 
     def smoothness(self) -> Array:
-        """(k,) the largest curvature of f_i: the least Lipschitz constant of the gradient that holds for any targets."""
+        """(k,) the largest curvature of f_i: the least Lipschitz constant of the gradient that holds for all targets."""
 
     def strong_convexity(self) -> Array:
-        """(k,) the largest known mu_i such that f_i - mu_i/2 |x|^2 is convex."""
+        """(k,) the largest known mu_i for which f_i - mu_i/2 |x|^2 is convex."""
 
     def row_gradient(self, x: Array, users: Indices, rows: Indices) -> Array:
-        """(n, d) for user users[i] of the block at x_i: the gradient of m_i times the part of row rows[i] in f_i, the penalty in full.
+        """(n, d) gradients at x_i, for user users[i] of the block: m_i times the part of row rows[i] in f_i, plus the full penalty.
 
-        Its mean over a user's rows is the gradient of f_i. A row index is below the user's m_i; this is not checked here.
+        Its mean over a user's rows is the gradient of f_i. Row indices must be below m_i; this is not checked.
         """
 
     def row_smoothness(self) -> Array:
-        """(k,) the largest curvature that any of these functions of the user's rows can have."""
+        """(k,) the largest curvature of any of these row functions."""
 
     def row_strong_convexity(self) -> Array:
-        """(k,) a lower bound on the curvature of all of them."""
+        """(k,) a lower bound on the curvature of all these row functions."""
 
 
 def gathered(rows: Array, users: Indices, numbers: Indices) -> Array:
-    """(n, d) row numbers[i] of user users[i], out of (k, R, d): one flat gather, whatever R."""
+    """(n, d) row numbers[i] of user users[i], from (k, R, d): one flat gather, whatever R."""
     k, size, d = rows.shape
     found: Array = rows.reshape(k * size, d).take(users * size + numbers, axis=0)
     return found
@@ -96,6 +95,6 @@ def spectrum(matrices: Array) -> Array:
 
 
 def norm(x: Array) -> Array:
-    """(k,) Euclidean norms of the rows of x (k, d), each row by itself."""
+    """(k,) Euclidean norms of the rows of x (k, d)."""
     length: Array = np.sqrt(np.vecdot(x, x))
     return length

@@ -1,8 +1,8 @@
-"""All users of one host and what each of them minimises.
+"""The convex losses of all users of one host.
 
-The host's users are worked on together, in stacks of like row counts, and user i's result is the same to the last bit
-whether the host holds it alone, among others, or is asked about it in a subset. This holds within one version of
-numpy and one CPU kernel, with one BLAS thread, and for a row loss whose functions are elementwise.
+The host's users are computed together, in stacks of similar row counts. User i's result is the same to the last bit whether the host holds
+it alone, among others, or is asked about a subset. This holds for one version of numpy, one CPU kernel and one BLAS thread, if the row loss
+is elementwise.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from coterie_client.problems.rows import read_features, stack_rows
 from coterie_client.problems.subsets import Subsets, exact_layout
 
 _NAMED_OFFENDERS = 3
-PIECE_ROWS = 16_384  # of rows to judge at a time
-_MAX_AHEAD = 1 << 20  # numbers in the Hessians that are computed ahead: 8 MiB
+PIECE_ROWS = 16_384  # rows to evaluate at a time
+_MAX_AHEAD = 1 << 20  # numbers in the Hessians computed ahead: 8 MiB
 
 
 class _Ahead(NamedTuple):
-    """What `look_ahead` has computed at x (n_users, d): gradients, or with a ridge where the stacks' minimisations start."""
+    """What `look_ahead` computed at x (n_users, d): gradients, or, with a ridge, the starts of the stacks' minimisations."""
 
     x: Array
     ridge: float | None
@@ -51,7 +51,7 @@ class ConvexProblem:
     n_rows: Indices  # (n_users,)
     n_features: int  # p
     loss: RowLoss | None  # None: distances
-    stacks: tuple[tuple[Indices, Block], ...]  # positions among the host's users, and their losses
+    stacks: tuple[tuple[Indices, Block], ...]  # positions of the host's users, and their losses
 
     @property
     def n_users(self) -> int:
@@ -75,10 +75,10 @@ class ConvexProblem:
 
     def look_ahead(self, x: Array, ridge: float | None = None) -> None:
         self._ahead.clear()
-        if self.loss is None:  # what a distance sees at x is as large as the rows; mostly its minimisers have a closed form
+        if self.loss is None:  # its seen array is as large as the rows, and most minimisers have a closed form
             return
         x = self._models(x, self.n_users)
-        with np.errstate(all="ignore"):  # what is wrong is found when somebody asks
+        with np.errstate(all="ignore"):  # errors surface when the result is used
             if ridge is None:
                 self._ahead.append(_Ahead(x, None, (), self.gradient(x)))
                 return
@@ -90,7 +90,7 @@ class ConvexProblem:
         self._ahead.append(_Ahead(x, ridge, starts, None))
 
     def _ahead_at(self, x: Array, ridge: object) -> _Ahead | None:
-        """What was computed ahead for just this."""
+        """What was computed ahead for exactly this call."""
         for ahead in self._ahead:
             if ahead.ridge == ridge and (x is ahead.x or np.array_equal(x, ahead.x)):
                 return ahead
@@ -110,7 +110,7 @@ class ConvexProblem:
         n_rows = self.n_rows if users is None else self.n_rows[users]
         if rows.shape != n_rows.shape:
             raise ValueError(f"row indices have shape {rows.shape}, wanted {n_rows.shape}")
-        if ((rows < 0) | (rows >= n_rows)).any():  # a row of padding would be somebody's gradient otherwise
+        if ((rows < 0) | (rows >= n_rows)).any():  # padding must not give a gradient
             i = int(np.argmax((rows < 0) | (rows >= n_rows)))
             raise ValueError(f"row index {rows[i]} is asked of a user with {n_rows[i]} rows")
         x = self._models(x, len(n_rows))
@@ -139,8 +139,8 @@ class ConvexProblem:
     ) -> Array:
         """As `Problem.argmin`, to the gradient norm stated in `coterie_client.problems.newton`.
 
-        Raises `RunError` naming the users whose problem is unbounded or does not converge; with `allow_unbounded`
-        their rows are NaN instead. A user with neither tilt nor ridge whose loss is not coercive is one of them.
+        Raises `RunError` naming the users whose problem is unbounded or does not converge; with `allow_unbounded` their rows are NaN
+        instead. This includes users with neither tilt nor ridge whose loss is not coercive.
         """
         n = self.n_users if users is None else len(users)
         tilt, ridges = self._models(tilt, n), np.full(n, ridge, dtype=np.float64)
@@ -189,19 +189,19 @@ class ConvexProblem:
             )
 
     def predict(self, x: Array, features: Array) -> Array:
-        """As `Problem.predict`; a distance loss predicts nothing, hence `ConfigError`."""
+        """As `Problem.predict`. `ConfigError` for a distance loss, which has no predictions."""
         if self.loss is None:
             raise ConfigError(f"loss {self.config.loss!r} has no predictions, wanted a loss with targets")
         (a,) = read_features(["predict"], [features], self.n_features)
         if not len(a):
             return np.empty(0)
-        (stack,) = stack_rows([a], [np.zeros(len(a))])  # padded, so that scores agree with `evaluate` to the last bit
+        (stack,) = stack_rows([a], [np.zeros(len(a))])  # padded, so that scores have the bits of `evaluate`
         rows = design(stack.features, self.config.has_intercept)
         scores = np.matmul(rows, self._models(x[None], 1)[:, :, None])[0, : len(a), 0]
         return self.loss.predict(scores)
 
     def evaluate(self, x: Array, features: Sequence[Array], targets: Sequence[Array], users: Indices | None = None) -> tuple[Array, Array]:
-        """As `Problem.evaluate`, with the reduction of the config; for distances the squared error is |x - a_r|^2.
+        """As `Problem.evaluate`, with the reduction of the config. For distances the squared error is |x - a_r|^2.
 
         The metric of a `poisson` loss is the mean of 2 (y log(y/mu) - (y - mu)) over the rows, with mu as predicted.
 
@@ -245,7 +245,7 @@ class ConvexProblem:
     def _reasons(self) -> list[str | None]:
         reasons: list[str | None] = [None] * self.n_users
         for positions, block in self.stacks:
-            if isinstance(block, MarginBlock):  # a distance grows in every direction
+            if isinstance(block, MarginBlock):  # distances are always coercive
                 for position, reason in zip(positions, margin_reasons(block, self.config.has_intercept), strict=True):
                     reasons[position] = reason
         return reasons
@@ -258,7 +258,7 @@ class ConvexProblem:
 
     def _models(self, x: Array, n: int) -> Array:
         x = np.asarray(x, dtype=np.float64)
-        if x.ndim and not exact_layout(x):  # the strides of the caller's array must not reach BLAS
+        if x.ndim and not exact_layout(x):  # the caller's strides must not reach BLAS
             x = np.array(x, order="C")
         if x.shape != (n, self.d):
             raise ValueError(f"models have shape {x.shape}, wanted {(n, self.d)}")
@@ -289,9 +289,9 @@ class ConvexProblem:
 def build_problem(config: ProblemConfig, names: Sequence[str], features: Sequence[Array], targets: Sequence[Array]) -> ConvexProblem:
     """The losses of a host's users.
 
-    features: (m_i, p) for each user. targets: (m_i,) for each user, not looked at by the distance losses.
-    Raises `ConfigError` for users without rows, numbers that are not finite, labels a loss does not know, or arrays
-    of the wrong shape. Whether the losses have minimisers is another question: `Problem.check`.
+    features: (m_i, p) for each user. targets: (m_i,) for each user, ignored by the distance losses. Raises `ConfigError` for users without
+    rows, numbers that are not finite, labels outside the loss's domain, or arrays of the wrong shape. `Problem.check` tells whether the
+    losses have minimisers.
     """
     if not names:
         raise ConfigError("the host has 0 users, it needs at least one")
@@ -309,7 +309,7 @@ def build_problem(config: ProblemConfig, names: Sequence[str], features: Sequenc
 
 
 def _pieces(n_rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Runs of users with about PIECE_ROWS rows together: rows to judge are many, and need not be padded all at once."""
+    """Ranges of users with about PIECE_ROWS rows together, which limits the memory for padding."""
     first, held = 0, 0
     for position, rows in enumerate(n_rows):
         if held and held + rows > PIECE_ROWS:

@@ -1,6 +1,6 @@
-"""Minibatch steps on the convex loss of a user: what a network has in torch (`coterie_client.nets`), in numpy and float64.
+"""Minibatch steps on a user's convex loss, in numpy and float64: the counterpart of `coterie_client.nets`, which uses torch.
 
-A user's steps see its own rows alone, one user after another, so its numbers do not depend on who shares its host.
+Each user's steps use its own rows only, so its numbers do not depend on the other users of its host.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from coterie_client.learning import Draw, Epoch, Fitted, Optimizer, Phase, Rows,
 from coterie_client.problems.blocks import Block
 from coterie_client.problems.problem import Problem
 
-# Standard deviation of the entries of a start that is one of several. Small, since the first is zero: of starts as long as the users' own
-# models it would fit everybody best.
+# Standard deviation of the entries of all starts but the first, which is zero. Small: beside starts as long as the users' own models, the
+# zero start would fit everybody best.
 SPREAD = 0.01
 
 
 class ConvexLearner:
-    """The `Learner` of users with convex losses. The first model is zero; others (of several) have small normal entries."""
+    """The `Learner` of users with convex losses. Model 0 starts at zero; further models start with small normal entries."""
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self._problem, self._seed = problem, seed
@@ -39,7 +39,7 @@ class ConvexLearner:
         return {X: SPREAD * normal(stream(self._seed, "model", number), d) if number else np.zeros(d)}
 
     def fit(self, tensors: Tensors, rows: Rows, phases: Sequence[Phase], draw: Draw) -> Fitted:
-        """As of `Learner`. All of the model is head: phases of the representation move nothing."""
+        """As `Learner.fit`. The whole model is head, so phases of the representation do nothing."""
         block = self._problem.block(rows.user, rows.features, rows.target)
         slope, n_rows = ConvexSlope(block, tensors[X]), len(rows.features)
         loss: float | None = None
@@ -54,13 +54,13 @@ class ConvexLearner:
         return Fitted({X: slope.x}, loss, sum(count_steps(n_rows, phase) for phase in phases), beside).checked(draw.place)
 
     def judge(self, tensors: Tensors, rows: Rows) -> tuple[float, float]:
-        """Mean loss without the penalty, and accuracy, squared error or deviance, on the rows."""
-        with np.errstate(over="ignore", invalid="ignore"):  # the parent says whose model has run away
+        """Mean loss without the penalty; and accuracy, squared error or deviance."""
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller reports diverged models
             return self._problem.judge(tensors[X], rows.user, rows.features, rows.target)
 
 
 class ConvexSlope:
-    """The `Slope` of one user's loss at x (d,), which is a copy of `start`."""
+    """The `Slope` of one user's loss at x (d,), which starts as a copy of `start`."""
 
     names: Sequence[str] = (X,)
 
@@ -70,7 +70,7 @@ class ConvexSlope:
         self.parameters = [self.x]
 
     def value(self) -> float:
-        """f_i(x), all rows and the penalty."""
+        """f_i(x), with all rows and the penalty."""
         x = self.x[None]
         return float(self._block.value(x, self._block.look(x))[0])
 
@@ -104,7 +104,7 @@ class ConvexSlope:
 
 
 class Sgd:
-    """v <- momentum v + g + weight_decay w, then w <- w - lr v; of one parameter w."""
+    """v <- momentum v + g + weight_decay w, then w <- w - lr v, for one parameter w."""
 
     def __init__(self, parameters: Sequence[Array], lr: float, momentum: float, weight_decay: float) -> None:
         (self._w,) = parameters
@@ -112,13 +112,12 @@ class Sgd:
         self._velocity = np.zeros_like(self._w)
 
     def step(self, gradients: Sequence[Any]) -> None:
-        """One step."""
         self._velocity = self._momentum * self._velocity + gradients[0] + self._weight_decay * self._w
         self._w -= self._lr * self._velocity
 
 
 class Adam:
-    """The rule of Kingma and Ba (2015), Algorithm 1, with weight decay as part of the gradient; of one parameter."""
+    """Algorithm 1 of Kingma and Ba (2015) for one parameter, with weight decay as part of the gradient."""
 
     BETAS = (0.9, 0.999)
     EPSILON = 1e-8
@@ -130,7 +129,6 @@ class Adam:
         self._n_steps = 0
 
     def step(self, gradients: Sequence[Any]) -> None:
-        """One step."""
         first_beta, second_beta = self.BETAS
         self._n_steps += 1
         g = gradients[0] + self._weight_decay * self._w

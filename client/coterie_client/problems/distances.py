@@ -1,6 +1,6 @@
 """Distances to a user's points: f_i(x) = sum_r weight_r h(|x - a_r|) + c/2 |x|^2 for one stack of users.
 
-h(t) = t^2/2, with which the sum-of-norms penalty is plain convex clustering, or the Huber function of t.
+h(t) is t^2/2, which with the sum-of-norms penalty gives plain convex clustering, or the Huber function of t.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class DistanceBlock:
         return self.share + self.l2 if self.delta is None else self.floor
 
     def _nearest_to_one(self, tilt: Array, ridge: Array, delta: float) -> Array:
-        """Huber function of the distance to the user's first point, its only one: a shrunken step towards tilt/k."""
+        """For users with one point, the Huber distance to it: a shrunken step towards tilt/k."""
         a, k = self.points[:, 0, :], (self.l2 + ridge)[:, None]
         e = tilt - k * a
         far = np.maximum(norm(e)[:, None] - delta * (1.0 + k), 0.0)
@@ -130,7 +130,7 @@ def _quotient(x: Array, k: Array) -> Array:  # (k, d) by (k,), NaN where the div
 
 
 def distance_block(stack: Stack, config: ProblemConfig, l2: float) -> DistanceBlock:
-    """The block of one stack; `l2` is c, apart from the config since evaluation has none."""
+    """The block of one stack. `l2` is c; it is separate from the config because evaluation uses 0."""
     weights = stack.weights(config.reduction)
     total = np.ones(len(weights)) if config.reduction == "mean" else stack.counts
     reach = np.sqrt(np.vecdot(stack.features, stack.features).max(axis=1))

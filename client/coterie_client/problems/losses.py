@@ -1,7 +1,7 @@
-"""Row losses phi(s, y): what one row costs when the model says s and the target is y.
+"""Row losses phi(s, y): the loss of one row for prediction s and target y.
 
-Source of the squared hinge (without a factor 1/2): Armacki, Bajovic, Jakovetic, Kar (2022), section V.
-Every function here is elementwise, so a row's value cannot depend on the rows beside it.
+The squared hinge (without a factor 1/2) is from section V of Armacki, Bajovic, Jakovetic, Kar (2022). All functions are elementwise, so a
+row's value cannot depend on other rows.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from coterie.findings import Finding
 class RowLoss(Protocol):
     """A convex, once differentiable function phi(s, y) of the prediction s, with bounded curvature.
 
-    The arrays s and y have one shape, the result has it too, and each entry depends on its own s and y alone.
-    A classifier's targets are -1 or +1 and its loss is flat towards the right label only; any other loss must grow
-    both ways. `coercive` relies on this.
+    s, y and the result have the same shape, and each entry depends only on its own s and y. A classifier's targets are -1 or +1, and its
+    loss is flat only towards the right label. Any other loss must grow both ways. `coercive` relies on this.
     """
 
     @property
     def is_classifier(self) -> bool:
-        """Whether targets are labels -1 and +1: rows are scored by accuracy, else by squared error."""
+        """Whether targets are labels -1 and +1. The metric is then accuracy, else squared error."""
 
     @property
     def curvature_bound(self) -> float:
@@ -35,7 +34,7 @@ class RowLoss(Protocol):
 
     @property
     def curvature_floor(self) -> float:
-        """Infimum of the second derivative in s; 0 is always right, and positive only for a strongly convex loss."""
+        """Infimum of the second derivative in s. 0 is always valid; only a strongly convex loss has a positive one."""
 
     def value(self, s: Array, y: Array) -> Array:
         """phi(s, y)."""
@@ -44,13 +43,13 @@ class RowLoss(Protocol):
         """Derivative of phi in s."""
 
     def curvature(self, s: Array, y: Array) -> Array:
-        """Second derivative of phi in s; where there is none, an element of the generalised derivative."""
+        """Second derivative of phi in s, or an element of the generalised derivative."""
 
     def check_targets(self, y: Array, user: str) -> None:
         """Raise `ConfigError`, naming `user` and the value found, when a target is outside the loss's domain."""
 
     def predict(self, s: Array) -> Array:
-        """What is said to the world: the label -1 or +1, or s itself."""
+        """The prediction in the units of y: a label -1 or +1, or s itself."""
 
 
 def check_labels(y: Array, user: str) -> None:
@@ -105,7 +104,7 @@ class Logistic:
         return np.log1p(np.exp(-np.abs(margin))) + np.maximum(-margin, 0.0)
 
     def slope(self, s: Array, y: Array) -> Array:
-        slope: Array = y / (-1.0 - np.exp(np.minimum(y * s, 700.0)))  # beyond, exp would overflow, and the slope is 0 to all ends
+        slope: Array = y / (-1.0 - np.exp(np.minimum(y * s, 700.0)))  # beyond, exp overflows; the slope is practically 0
         return slope
 
     def curvature(self, s: Array, y: Array) -> Array:
@@ -175,9 +174,9 @@ class Huber:
 class Poisson:
     """phi = exp(s) - y s, the negative log-likelihood of a count y with mean exp(s), without the term log y!.
 
-    Its curvature exp(s) has no bound, so step sizes would have none either: beyond s = log_mean_limit the exponential goes on as its
-    parabola, with the curvature exp(log_mean_limit). Below it nothing is changed, and counts that users train on may not be above
-    exp(log_mean_limit): their fit would not be a Poisson regression.
+    Its curvature exp(s) is unbounded, and so no step size would be safe. So beyond s = log_mean_limit, the exponential continues as its
+    parabola, with curvature exp(log_mean_limit). Counts in training rows may not exceed exp(log_mean_limit), since their fit would not be a
+    Poisson regression.
     """
 
     log_mean_limit: float = 5.0
@@ -210,7 +209,7 @@ class Poisson:
             raise ConfigError(found, Finding("L6", wrong.size, "target", "problem.loss"))
 
     def check_limit(self, y: Array, user: str) -> None:
-        """Raise `ConfigError` when a count to be fitted is above exp(log_mean_limit)."""
+        """Raise `ConfigError` when a training count is above exp(log_mean_limit)."""
         above = np.flatnonzero(y > self.curvature_bound)
         if above.size:
             row = above[0]
@@ -226,13 +225,13 @@ class Poisson:
         return mean
 
     def deviance(self, s: Array, y: Array) -> Array:
-        """2 (y log(y/mean) - (y - mean)) with mean = `predict(s)`: twice the log-likelihood that a row loses to a perfect prediction."""
+        """2 (y log(y/mean) - (y - mean)) with mean = `predict(s)`: twice the log-likelihood lost against a perfect prediction."""
         s = np.minimum(s, 700.0)
         deviance: Array = 2.0 * (np.exp(s) - y * s - y * (1.0 - np.log(np.maximum(y, 1.0))))
-        return np.maximum(deviance, 0.0)  # near 0 it is the rounding of a difference
+        return np.maximum(deviance, 0.0)  # a value below 0 is a rounding error
 
 
 def huber(t: Array, delta: float) -> Array:
-    """The Huber function of t >= 0, in a form without the difference of two large squares."""
+    """The Huber function of t >= 0, without a difference of two large squares."""
     inner = np.minimum(t, delta)
     return inner * (t - 0.5 * inner)

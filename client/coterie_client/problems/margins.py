@@ -15,7 +15,7 @@ from coterie_client.problems.rows import Stack
 
 
 def design(features: Array, intercept: bool) -> Array:
-    """Features (..., p) with a last column of -1 when there is an intercept, so that a.x = <w, a> - b."""
+    """Features (..., p), with a last column of -1 if there is an intercept, so that a.x = <w, a> - b."""
     if not intercept:
         return features
     return np.concatenate([features, np.full((*features.shape[:-1], 1), -1.0)], axis=-1)
@@ -106,15 +106,15 @@ class MarginBlock:
         return a
 
     def row_smoothness(self) -> Array:
-        """The largest eigenvalue of q a a' + diag(c), q the most a row curves; padding repeats a row, which changes no maximum."""
+        """The largest eigenvalue of q a a' + diag(c), with q the largest curvature of a row. Padding repeats rows: maxima stay."""
         largest: Array = self._row_peaks(self.loss.curvature_bound).max(axis=1)
         return largest
 
     def row_strong_convexity(self) -> Array:
-        """The smallest eigenvalue of q a a' + diag(c), q the least a row curves.
+        """The smallest eigenvalue of q a a' + diag(c), with q the least curvature of a row.
 
-        One row is flat in all directions but its own: in two dimensions or more that leaves c, or where the intercept is not
-        penalised the eigenvalue that c q / (the largest one) is, since c q is the product of both.
+        One row is flat in all directions but its own. So in two or more dimensions the minimum is c. With an unpenalised intercept it is c
+        q / (the largest eigenvalue), since c q is the product of both.
         """
         c, d = self.shrink[0], self.rows.shape[2]
         q = self.loss.curvature_floor * self.share
@@ -126,7 +126,7 @@ class MarginBlock:
         return modulus
 
     def _row_peaks(self, curvature: float) -> Array:
-        """(k, R) the largest eigenvalue of q a a' + diag(c), q being a curvature of phi times m_i times the row's weight.
+        """(k, R) the largest eigenvalue of q a a' + diag(c), where q is a curvature of phi times m_i times the row's weight.
 
         With an intercept, a = [w, -1] and the last c_j is 0: it is that of [[q |w|^2 + c, -q |w|], [-q |w|, q]].
         """
@@ -146,7 +146,7 @@ class MarginBlock:
 
 
 def margin_block(stack: Stack, loss: RowLoss, config: ProblemConfig, l2: float) -> MarginBlock:
-    """The block of one stack; `l2` is c, apart from the config since evaluation has none."""
+    """The block of one stack. `l2` is c; it is separate from the config because evaluation uses 0."""
     rows = design(stack.features, config.has_intercept)
     weights = stack.weights(config.reduction)
     shrink = np.full(rows.shape[2], l2)
@@ -164,6 +164,6 @@ def margin_block(stack: Stack, loss: RowLoss, config: ProblemConfig, l2: float) 
 
 def _typical_curvature(loss: RowLoss, reach: Array) -> Array | float:
     """(k,) or one for all: the scale of a row's curvature near a minimiser."""
-    if isinstance(loss, Poisson):  # a mean, like the counts it fits; the bound is a limit that nobody is expected to come near
+    if isinstance(loss, Poisson):  # about the mean, so about the counts; the bound is rarely reached
         return np.minimum(reach, loss.curvature_bound)
     return loss.curvature_bound

@@ -1,19 +1,19 @@
 """argmin_x f_i(x) + ridge_i/2 |x|^2 - tilt_i.x for all users of a block: damped semismooth Newton, each user by itself.
 
-Users share the calls and nothing else. Each has its own step lengths and its own last iteration, after which it leaves
-the batch; what remains is cut down to the others, and a block gives the same bits for any subset of its users.
+Users share the calls and nothing else. Each has its own step lengths and stops by itself; then the batch shrinks. So a block gives the same
+bits for any subset of its users.
 
 A user is done when its gradient norm is at most
 
     max(1e-12 (1 + |tilt|), 64 eps ((L + ridge) |x| + pull + |tilt|)),
 
-L and pull being the block's scales. The second term is the level at which rounding in the gradient itself takes over: in the direction of
-the largest curvature. Where others are far smaller (a patient number beside an intercept), much can be left to gain below it, so users
-without a useful curvature bound go on for a few steps there.
-Users whose curvature has no useful positive bound get the regularised Newton step of Li, Fukushima, Qi and Yamashita
-(2004), with a damping proportional to the gradient norm: fast where the Hessian turns singular (ridge = 0). Acceptance
-is the Armijo rule, or the approximate Wolfe rule of Hager and Zhang (2005) where values agree to rounding; a step of the
-others that ends within the first term of the bound is accepted as it is.
+where L and pull are the block's scales. The second term is the rounding level of the gradient in the direction of largest curvature. If
+other curvatures are far smaller (a patient number beside an intercept), steps below this level still gain much. So users without a useful
+curvature bound take a few more steps.
+
+These users take the regularised Newton step of Li, Fukushima, Qi and Yamashita (2004). Its damping is proportional to the gradient norm, so
+it is fast where the Hessian becomes singular (ridge = 0). Steps are accepted by the Armijo rule, or, where values agree to rounding, by the
+approximate Wolfe rule of Hager and Zhang (2005). An undamped step that ends within the first term of the bound is always accepted.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from coterie_client.problems.blocks import Block, Flags, diagonal, norm
 MAX_STEPS = 1000
 _MAX_TRIALS = 60
 _EPS = float(np.finfo(np.float64).eps)
-_WEAK = 1e-8  # curvature bounds below this share of L are no help
-_POLISH = 12  # steps of a weak user below the level of rounding
-_FAR = 1e10  # a user this many natural lengths away, without curvature to hold it, is on its way to infinity
+_WEAK = 1e-8  # curvature bounds below this share of L do not help
+_POLISH = 12  # steps of a weak user below the rounding level
+_FAR = 1e10  # a weak user this many natural lengths away diverges
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """The users still at work and what does not change for them."""
+    """The unfinished users, and what is constant for them."""
 
     block: Block
     tilt: Array  # (k, d)
@@ -62,20 +62,18 @@ class _Batch:
 
 
 class Start(NamedTuple):
-    """What does not depend on the tilt: of the objective at x, and of the scales of the users' problems."""
+    """The part of the start that does not depend on the tilt."""
 
     x: Array  # (k, d)
     seen: Array
     gradient: Array  # (k, d)
-    hessian: Array | None  # (k, d, d), where nobody needs damping
+    hessian: Array | None  # (k, d, d), if no user needs damping
     stiffness: Array  # (k,), as in `_Batch`
     weak: Array  # (k,)
-    is_damped: bool  # any of them
+    is_damped: bool  # whether any user is weak
 
 
 class _Point(NamedTuple):
-    """Where the users are."""
-
     x: Array  # (k, d)
     seen: Array
     gradient: Array  # (k, d), of the whole objective
@@ -85,7 +83,7 @@ class _Point(NamedTuple):
 
 
 class _Height(NamedTuple):
-    """The whole objective there."""
+    """The objective value."""
 
     value: Array  # (k,)
     size: Array  # (k,), the magnitudes that cancel in `value`
@@ -95,13 +93,13 @@ class _Height(NamedTuple):
 
 
 def start_at(block: Block, x: Array, ridge: Array, *, wants_hessian: bool = False) -> Start:
-    """What `minimise` needs where it starts; x C-contiguous (k, d), ridge (k,)."""
+    """The start of `minimise`; x C-contiguous (k, d), ridge (k,)."""
     stiffness = block.steepness + ridge
     if not (stiffness > 0.0).all():
         stiffness = np.where(stiffness > 0.0, stiffness, 1.0)
     weak = block.floor + ridge < _WEAK * stiffness
     is_damped = bool(weak.any())
-    with np.errstate(all="ignore"):  # a start may be too far away for its numbers
+    with np.errstate(all="ignore"):  # a distant start may overflow
         seen = block.look(x)
         hessian = _with_ridge(block.hessian(x, seen), ridge) if wants_hessian and not is_damped else None
         gradient = block.gradient(x, seen) + ridge[:, None] * x
@@ -109,9 +107,9 @@ def start_at(block: Block, x: Array, ridge: Array, *, wants_hessian: bool = Fals
 
 
 def minimise(block: Block, tilt: Array, ridge: Array, start: Array, known: Start | None = None) -> tuple[Array, Flags]:
-    """Minimisers (k, d), and (k,) booleans telling which users converged; the others' rows are their last iterate.
+    """Minimisers (k, d), and (k,) flags of the users that converged. The others' rows are their last iterate.
 
-    tilt, start: C-contiguous (k, d). ridge: (k,), not negative. known: `start_at` the start, which saves the time. Users with a closed
+    tilt, start: C-contiguous (k, d). ridge: (k,), not negative. known: `start_at` of the start, if already computed. Users with a closed
     form need no steps.
     """
     exact = block.closed_form(tilt, ridge)
@@ -129,14 +127,14 @@ def _newton(block: Block, tilt: Array, ridge: Array, start: Start) -> tuple[Arra
     with np.errstate(all="ignore"):  # a diverging user is reported, not warned about
         batch = _batch(block, tilt, ridge, start)
         point, hessian = _Point(start.x, start.seen, start.gradient - tilt), start.hessian
-        height: _Height | None = None  # of the point, where it has been computed
+        height: _Height | None = None  # at the point, once computed
         stuck: Flags | None = None
         damped = _Damped.fresh(len(tilt))
-        left: _Left | None = None  # nobody has left yet
+        left: _Left | None = None  # no user has left yet
         for step in range(MAX_STEPS + 1):
             slope = norm(point.gradient)
             goal = np.maximum(batch.tolerance, 64.0 * _EPS * (batch.stiffness * norm(point.x) + batch.pull))
-            # Mostly nobody leaves before all do, which for all but the damped takes a glance.
+            # Usually all undamped users finish in the same step, which a quick test recognises.
             if start.is_damped or stuck is not None or step == MAX_STEPS or not ((slope > goal).all() and slope.max() < np.inf):
                 lost = ~(norm(point.x) <= batch.limit) | ~np.isfinite(slope)
                 done = (slope <= goal) & ~lost
@@ -144,7 +142,7 @@ def _newton(block: Block, tilt: Array, ridge: Array, start: Start) -> tuple[Arra
                     done &= ~damped.goes_on(batch, done, slope)
                 leave = done | lost if stuck is None else done | lost | stuck
                 leave = leave if step < MAX_STEPS else np.ones_like(done)
-                # No step lowers a stuck user's objective: that is the floor of rounding, if the slope agrees.
+                # A stuck user's objective is at the rounding level, if the slope agrees.
                 done |= leave & ~lost & (slope <= 100.0 * goal)
                 left = left or _Left.nobody(start.x)
                 left.add(leave, point.x, done)
@@ -161,7 +159,7 @@ def _newton(block: Block, tilt: Array, ridge: Array, start: Start) -> tuple[Arra
             direction, fall = _direction(batch, point, hessian)
             hessian = None
             trial = _look(batch, point.x + direction)
-            # Who has arrived at a minimum needs no comparison of heights; mostly all have, after one step from a start nearby.
+            # A user at a minimum needs no comparison of heights. From a close start, most users arrive after one step.
             arrived: Flags = norm(trial.gradient) <= batch.tolerance
             if start.is_damped:
                 arrived &= batch.weak == 0.0
@@ -184,11 +182,11 @@ def _newton(block: Block, tilt: Array, ridge: Array, start: Start) -> tuple[Arra
 
 @dataclass
 class _Damped:
-    """What damped users carry from step to step."""
+    """State of damped users between steps."""
 
-    caution: Array  # (k,), the share of the slope that damps
-    n_steps: Indices  # (k,), those of weak users below the level of rounding
-    gain: Array  # (k,), what the latest step promised, as a share of the magnitudes that cancel in the value
+    caution: Array  # (k,), damping per relative slope
+    n_steps: Indices  # (k,), steps below the rounding level
+    gain: Array  # (k,), predicted gain of the latest step, relative to the size of the value
 
     @staticmethod
     def fresh(n: int) -> _Damped:
@@ -198,12 +196,12 @@ class _Damped:
         return _Damped(self.caution[rows], self.n_steps[rows], self.gain[rows])
 
     def note(self, refused: Flags, fall: Array, height: _Height) -> None:
-        """A step has been taken from this height."""
+        """Records a step from this height."""
         self.gain = -fall / np.maximum(height.size, np.finfo(np.float64).tiny)
         self.caution = np.clip(np.where(refused, 10.0 * self.caution, 0.1 * self.caution), 1e-12, 1.0)
 
     def goes_on(self, batch: _Batch, done: Flags, slope: Array) -> Flags:
-        """Who of those that are done goes on, which is counted."""
+        """Finished users that continue for a few steps, which are counted."""
         early: Flags = done & (batch.weak > 0.0) & (slope > batch.tolerance) & (self.n_steps < _POLISH) & (self.gain > _EPS)
         self.n_steps = self.n_steps + early
         return early
@@ -211,11 +209,11 @@ class _Damped:
 
 @dataclass
 class _Left:
-    """Where users ended, and who is still at work."""
+    """Results of finished users, and positions of the others."""
 
-    x: Array  # (n, d), the start of those at work
+    x: Array  # (n, d), the start for unfinished users
     converged: Flags  # (n,)
-    order: Indices  # (k,), the places of those at work
+    order: Indices  # (k,), positions of unfinished users
 
     @staticmethod
     def nobody(start: Array) -> _Left:
@@ -223,7 +221,7 @@ class _Left:
         return _Left(start.copy(), np.zeros(n, dtype=np.bool_), np.arange(n))
 
     def add(self, who: Flags, x: Array, converged: Flags) -> None:
-        """Those of the k at work."""
+        """Adds users among the k unfinished ones."""
         places = self.order[who]
         self.x[places], self.converged[places], self.order = x[who], converged[who], self.order[~who]
 
@@ -237,7 +235,7 @@ def _batch(block: Block, tilt: Array, ridge: Array, start: Start) -> _Batch:
 
 
 def _damping(batch: _Batch, slope: Array, caution: Array) -> Array:
-    """(k,) beside the ridge, 0 for those who need none."""
+    """(k,) added to the ridge; 0 for users that need none."""
     damping: Array = batch.weak * batch.stiffness * np.maximum(caution * np.minimum(slope / batch.pull, 1.0), _EPS)
     return damping
 
@@ -254,7 +252,7 @@ def _height(batch: _Batch, point: _Point) -> _Height:
 
 
 def _with_ridge(hessian: Array, ridge: Array) -> Array:
-    """The Hessians (k, d, d), which are overwritten, with their ridges (k,)."""
+    """The Hessians (k, d, d) plus their ridges (k,), in place."""
     diagonal(hessian)[...] += ridge[:, None]
     return hessian
 
@@ -273,7 +271,7 @@ def _direction(batch: _Batch, point: _Point, hessian: Array) -> tuple[Array, Arr
 
 
 def _solve(matrices: Array, right: Array) -> Array:
-    """(k, d), NaN for a singular matrix; a singular matrix must not stop the other users."""
+    """(k, d), NaN for a singular matrix, which must not stop the other users."""
     try:
         solution: Array = np.linalg.solve(matrices, right[:, :, None]).astype(np.float64, copy=False)[:, :, 0]
     except np.linalg.LinAlgError:
@@ -286,7 +284,7 @@ def _solve(matrices: Array, right: Array) -> Array:
 def _search_where(
     refused: Flags, batch: _Batch, at: tuple[_Point, _Height], trial: tuple[_Point, _Height], direction: Array, fall: Array
 ) -> Flags:
-    """Shorter steps for those who were refused the full one, put in the place of their trial; tells who of them found none."""
+    """Replaces refused trials by shorter steps. Returns the users for whom none was found."""
     rows, stuck = np.flatnonzero(refused), np.zeros(len(fall), dtype=np.bool_)
     *found, stuck[rows] = _search(batch.take(rows), at[0].take(rows), at[1].take(rows), direction[rows], fall[rows])
     for field, new in zip((*trial[0], *trial[1]), itertools.chain(*found), strict=True):
@@ -295,10 +293,9 @@ def _search_where(
 
 
 def _search(batch: _Batch, point: _Point, height: _Height, direction: Array, fall: Array) -> tuple[_Point, _Height, Flags]:
-    """A bisection for the weak Wolfe rules below a refused full step, each user by itself; points, and who found none.
+    """A bisection for the weak Wolfe rules below a refused full step, each user by itself. Returns points, and the users without one.
 
-    Halving alone stops far short of the minimum along the line where rows enter or leave the curved part of their
-    loss, and then crawls.
+    Plain halving stops far short of the minimum along the line if rows enter or leave the curved part of their loss, and then crawls.
     """
     low, high, t = np.zeros(len(fall)), np.ones(len(fall)), np.full(len(fall), 0.5)
     best, highest = _Point(*(field.copy() for field in point)), _Height(*(field.copy() for field in height))

@@ -1,4 +1,4 @@
-"""From the name in the configuration to the row loss, built in, of a package, or the user's own."""
+"""Resolves the name of a loss: built in, from a package, or from the user's own code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BOUNDS = ("curvature_bound", "curvature_floor")
 
 @default_finding(Finding("L4", place="problem.loss"))
 def resolve_row_loss(config: ProblemConfig) -> RowLoss:
-    """The row loss that `config.loss` names; its class is called without arguments when the name stands for a class.
+    """The row loss that `config.loss` names. A class is called without arguments.
 
     Raises `ConfigError` when it cannot be imported or is not a `RowLoss`.
     """
@@ -53,7 +53,7 @@ def _own(path: str) -> RowLoss:
 
 
 class _Guarded:
-    """A loss of the user's own code, whose errors are the loss's and not ours. All else that it has is there as it is."""
+    """A loss from outside, whose exceptions become errors that blame the loss. Other attributes are passed through."""
 
     def __init__(self, loss: RowLoss, path: str) -> None:
         self._loss, self._what = loss, f"loss {path!r}"
@@ -62,7 +62,7 @@ class _Guarded:
         self.curvature_floor = loss.curvature_floor
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # of copies and pickles, before there is a loss
+        if name.startswith("__"):  # copies and pickles ask before there is a loss
             raise AttributeError(name)
         return getattr(self._loss, name)
 

@@ -1,7 +1,7 @@
 """Rows of many users in a few rectangular stacks.
 
-Users of one stack have the same padded row count, a function of a user's own row count alone. Who else is on the host
-therefore decides neither the shape of any user's arithmetic nor, by that, the order of its sums.
+Users of one stack have the same padded row count, which depends only on a user's own row count. So other users on the host affect neither
+the shapes of a user's arithmetic nor the order of its sums.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIN_ROWS = 8
 
 
 def padded_rows(m: int) -> int:
-    """The next power of two or three quarters of one, at least `MIN_ROWS`: few sizes, and less than half of the rows are padding."""
+    """The next power of two or three quarters of one, at least `MIN_ROWS`. There are few sizes, and less than half is padding."""
     power = 1 << (m - 1).bit_length()
     return max(MIN_ROWS, power if m > 3 * power // 4 else 3 * power // 4)
 
@@ -28,7 +28,7 @@ def padded_rows(m: int) -> int:
 class Stack:
     """k users whose rows are padded to R. All arrays are C-contiguous.
 
-    A padding row repeats its user's first row (a point where any loss is defined) and counts for nothing.
+    A padding row repeats its user's first row (a point where any loss is defined) and has weight 0.
     """
 
     members: Indices  # (k,) positions among the host's users, ascending
@@ -38,12 +38,12 @@ class Stack:
     valid: Array  # (k, R) 1 for a row, 0 for padding
 
     def weights(self, reduction: str) -> Array:  # (k, R)
-        """What each row counts for: 1/m_i or 1, and 0 for padding."""
+        """The weight of each row: 1/m_i or 1, and 0 for padding."""
         return self.valid / self.counts[:, None] if reduction == "mean" else self.valid
 
 
 def stack_rows(features: Sequence[Array], targets: Sequence[Array]) -> list[Stack]:
-    """Stacks by padded row count, ascending; users without rows are in none.
+    """Stacks by padded row count, ascending, without users that have no rows.
 
     features: (m_i, p) for each user. targets: (m_i,) for each user.
     """
@@ -69,7 +69,7 @@ def _stack(members: list[int], size: int, features: Sequence[Array], targets: Se
 def read_features(names: Sequence[str], features: Sequence[Array], width: int | None) -> list[Array]:
     """Features as float64 (m_i, p), or `ConfigError` naming the user.
 
-    `width` is p where it is known already; where it is not, each user needs a row.
+    `width` is p if it is known. Otherwise each user needs a row.
     """
     need_rows = width is None
     read: list[Array] = []

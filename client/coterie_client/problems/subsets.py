@@ -1,7 +1,7 @@
-"""Some of a host's users, sorted into the stacks that hold their rows.
+"""Sorts a list of users into the stacks that hold their rows.
 
-Local steps ask about the same users thousands of times in a row, so how the last users were sorted is remembered. The second
-time in a row their own rows are copied out of the stacks, and kept until other users are asked about.
+Local steps ask for the same users thousands of times in a row, so the last sorting is cached. The second time in a row, the users' rows are
+copied out of the stacks, and kept until other users are requested.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ MAX_KEPT = 1 << 22  # numbers in the copied rows of a subset: 32 MiB
 
 
 class Part(NamedTuple):
-    """Those of the listed users that are in one stack."""
+    """The listed users that are in one stack."""
 
-    listed: Indices | slice  # where they stand in the list
+    listed: Indices | slice  # their positions in the list
     places: Indices  # their rows in the stack
     stack: Block
 
@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
 
 class Subsets:
-    """The parts of any list of users, all of them or the last one again at little cost."""
+    """The parts of any list of users. All users, or the same list again, cost little."""
 
     def __init__(self, stacks: tuple[tuple[Indices, Block], ...], n_users: int) -> None:
         self._blocks = tuple(block for _, block in stacks)
@@ -50,7 +50,7 @@ class Subsets:
         return self._parts
 
     def blocks(self, users: Indices | None) -> list[tuple[Indices | slice, Block]]:
-        """Where the listed users of each stack stand in the list, and a block of these users alone."""
+        """For each stack: the positions of its users in the list, and a block of only these users."""
         if users is None:
             return [(part.listed, part.stack) for part in self.everyone]
         is_repeated = np.array_equal(users, self._last)
@@ -74,5 +74,5 @@ class Subsets:
 
 
 def exact_layout(x: Array) -> bool:
-    """Whether x is C-contiguous to the letter; numpy also calls arrays so whose strides along axes of length 1 are anything."""
+    """Whether x is C-contiguous in the strict sense. For axes of length 1, numpy ignores the strides."""
     return x.flags.c_contiguous and x.flags.aligned and x.strides[-1] == x.itemsize and x.strides[0] == x.itemsize * x.shape[-1]

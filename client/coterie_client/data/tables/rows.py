@@ -44,15 +44,12 @@ class Block(Protocol):
     @property
     def lines(self) -> NDArray[np.int64]:
         """(n,) positions of the rows: lines of a text file, else rows from 1."""
-        ...
 
     def coded(self, column: str) -> tuple[list[str | None], Codes]:
         """Distinct texts of a column, None for missing, and the index of each row's text."""
-        ...
 
     def chunks(self, columns: Sequence[str], texts: Collection[str]) -> dict[str, Chunk]:
         """Cells of these columns, as text for those in `texts`."""
-        ...
 
 
 @dataclass

@@ -39,16 +39,13 @@ class TableFile(Protocol):
     @property
     def known(self) -> Mapping[str, str]:
         """Types that the file declares."""
-        ...
 
     @property
     def hint(self) -> str:
         """What may be wrong with the file if a column is missing; ends the message."""
-        ...
 
     def blocks(self, columns: Sequence[str], texts: Collection[str]) -> Iterator[Block]:
         """Its rows with these columns; cells of columns in `texts` are text."""
-        ...
 
 
 @dataclass(frozen=True)
