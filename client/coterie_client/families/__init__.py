@@ -1,1 +1,1 @@
-"""What several client halves share, and the steps of every run: preparation, evaluation, local training, derivatives, gaps."""
+"""Parts shared by several client halves, and the steps of every run: preparation, evaluation, local training, derivatives, gaps."""

@@ -1,12 +1,12 @@
-"""Client half of `global`, `oracle`, `squared` and `local`: a user's term, with derivatives, at a point it is asked.
+"""Client half of `global`, `oracle`, `squared` and `local`: a user's term and its derivatives at a requested point.
 
 The term is f_i, or with the option `ridge` q its Moreau envelope (see `coterie.methods.squared`):
 
     env_i(y) = min_x f_i(x) + q/2 |x - y|^2,   grad = q (y - x_i(y)),   Hessian = q (I - q (H_i + q I)^{-1})
 
-Rows are not sent, but answers are per user and can be solved for them. The first point is zero as a rule, where a user with the single
-row (a, y) has the gradient phi'(0, y) [a, -1]: that tells a, and y with it. The Hessian of m < d rows tells the space that they span,
-and each further point adds d equations about the m rows.
+Rows are not sent, but replies are per user and can be solved for rows. The first point is usually zero. There a user with one row (a, y)
+has the gradient phi'(0, y) [a, -1], which reveals a, and with it y. The Hessian of m < d rows reveals the space that they span. Each
+further point adds d equations about the m rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 @dataclass(frozen=True)
 class State:
-    """Settings of the stage, and the last proximal points (n_own, d): where Newton's method starts."""
+    """Settings of the stage, and the last proximal points (n_own, d), from which Newton's method starts."""
 
     ridge: float | None
     with_hessians: bool
@@ -36,7 +36,7 @@ class State:
 
 
 def allows(options: Mapping[str, Any], experiment: Experiment, n_members: int) -> bool:
-    """A ridge is that of `squared`: with one, each model asked for is a gradient at a point of the parent's choice."""
+    """Only the ridges of `squared`: with a ridge, each requested model is a gradient at a point of the parent's choice."""
     ridge, method = options["ridge"], experiment.method
     points = [method, *(point for _, point in method.points())] if method.name == "squared" else []
     return ridge is None or any(ridge == 2 * point.gam(n_members) * n_members for point in points)
@@ -51,7 +51,7 @@ def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Mess
         zeros = np.zeros((local.n_own, local.problem.d))
         return state, [UserModels(local.problem.argmin(zeros, 0.0))]
     if AskModels in inbox:
-        if state.ridge is None:  # where there are several minimisers, each start finds another one
+        if state.ridge is None:  # with several minimisers, each start could find another one
             raise ProtocolError("the parent asks for models near a point, but the stage has no ridge", Finding("C10"))
         return state, [UserModels(_proximal_points(state, inbox[AskModels].y, local))]
     point, ridge = inbox[GroupModel].x, state.ridge

@@ -1,4 +1,4 @@
-"""Client half of the evaluation: the user judges a model on its own rows and sends numbers only."""
+"""Client half of the evaluation: each user evaluates a model on its own rows, and sends only numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 
 def init(options: Mapping[str, Any], local: Local, previous: None) -> None:
-    """Nothing is kept."""
+    """There is no state."""
 
 
 def step(state: None, inbox: Inbox, local: Local) -> tuple[None, Sequence[Message]]:
@@ -23,9 +23,9 @@ def step(state: None, inbox: Inbox, local: Local) -> tuple[None, Sequence[Messag
 
 
 def judged(x: Array, local: Local) -> tuple[Array, Array, Indices]:
-    """Loss and metric (n_own,) of the users' models x (n_own, d) on their held-out rows, NaN without any, and the numbers of these rows.
+    """Loss and metric (n_own,) of the users' models x (n_own, d) on their held-out rows, NaN without any, and the number of these rows.
 
-    Both are means over the rows, whatever the reduction of the losses, so that users with few and with many rows can be compared.
+    Both are means over the rows, whatever the reduction of the losses, so that users with few and many rows are comparable.
     """
     n_test = np.array([len(user.test_features) for user in local.users], dtype=np.int64)
     with_rows = np.flatnonzero(n_test)

@@ -1,13 +1,13 @@
-"""How far a user's model is from the optimum of F of (2.1), as far as its gradient and the curvature of its own loss tell.
+"""Bounds the distance of a user's model from the optimum of F of (2.1), from its gradient and the curvature of its own loss.
 
 With g_i = grad f_i(theta_i) + gamma_i (theta_i - alpha_j bar - (1-alpha_j) bar_j) the user's part of F's gradient, and H_i the Hessian of
-f_i, F's Hessian lies between the blocks H_i and H_i + gamma_i I: the pull towards averages is convex, and a variance is no more than the
-squares. So a Newton step from here lowers F by
+f_i, F's Hessian lies between the blocks H_i and H_i + gamma_i I: the pull towards averages is convex, and a variance is at most the mean
+square. So a Newton step from here lowers F by
 
     sum_i g_i' (H_i + gamma_i I)^-1 g_i / 2   at least, and by   sum_i g_i' H_i^-1 g_i / 2   at most,
 
-exactly so for quadratic losses, and elsewhere as far as H_i changes little. Where the rows leave H_i a direction without curvature there is
-no upper bound from them, and the user is called flat. The vectors stay here; what is sent is four numbers.
+exactly for quadratic losses, and approximately if H_i changes little. If H_i has a direction without curvature, there is no upper bound,
+and the user is called flat. The vectors stay here; four numbers are sent.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import numpy as np
 from coterie.arrays import Array
 from coterie_client.problems import Problem
 
-_FLAT = 1e-10  # of the largest curvature: less is none
-_LARGEST = 1e200  # of a diverging run, whose numbers are to be sent all the same
+_FLAT = 1e-10  # relative to the largest curvature: less counts as 0
+_LARGEST = 1e200  # so that a diverging run can still send its numbers
 
 
 def gaps(problem: Problem, models: Array, gamma: Array, centre: Array) -> tuple[Array, Array, Array, Array]:
-    """(n,) each: |g_i|^2, the least and the most, and 1 for users who are flat, whose most is 0. `models` and `centre` are (n, d)."""
+    """(n,) each: |g_i|^2, the least and the most decrease, and 1 for flat users, whose most is 0. `models` and `centre` are (n, d)."""
     n = len(models)
     squared, least, most, is_flat = np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n)
     with np.errstate(all="ignore"):
         gradient = problem.gradient(models) + gamma[:, None] * (models - centre)
-        for i in range(n):  # a Hessian at a time
+        for i in range(n):  # one Hessian at a time
             g = gradient[i]
             hessian = problem.hessian(models[i : i + 1], np.array([i]))[0]
             if not (np.isfinite(hessian).all() and np.isfinite(g).all()):

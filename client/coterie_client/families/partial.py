@@ -1,9 +1,9 @@
-"""Client half of partial sharing, for all methods of local updates (see `coterie.families.partial`).
+"""Client half of partial sharing, for all methods with local updates (see `coterie.families.partial`).
 
-A user's private tensors are its state: they persist from round to round and across restarts, and no message has a place for them. So does
-what a method's own local update keeps (`coterie_client.interface.local_update`), which the stage names; by default an update is phases of
-training. A host trains its users one after another, each from its own tensors, rows and random streams, so that a user's numbers do not
-depend on who shares its host.
+A user's private tensors are its state. They persist between rounds and across restarts, and no message can carry them. The same holds for
+what a method's own local update keeps (`coterie_client.interface.local_update`). The stage names this update; the default is phases of
+training. A host trains its users one after another, each from its own tensors, rows and random streams. So a user's numbers do not depend
+on the other users of its host.
 """
 
 from __future__ import annotations
@@ -49,24 +49,22 @@ from coterie_client.problems.descent import ConvexLearner
 
 @dataclass(frozen=True)
 class State:
-    """What the users of a host keep."""
-
-    private: Single  # (n_own, p) each user's private float tensors, one after the other
-    private_counts: Indices  # (n_own, c) and the integer ones
+    private: Single  # (n_own, p) each user's private float tensors, concatenated
+    private_counts: Indices  # (n_own, c) and its integer ones
     options: Mapping[str, Any]  # of the stage
-    delivered: Single | None = None  # (shared,) the tensors that came to stay
+    delivered: Single | None = None  # (shared,) the delivered tensors
     delivered_counts: Indices | None = None
-    kept: dict[str, NDArray[Any]] = field(default_factory=dict)  # (n_own, ...) by name, what the method's own update keeps
+    kept: dict[str, NDArray[Any]] = field(default_factory=dict)  # (n_own, ...) by name, kept by the method's own update
 
 
 def allows(options: Mapping[str, Any], experiment: Experiment, n_members: int) -> bool:  # noqa: ARG001
-    """Those of the experiment: which tensors are shared is among them."""
+    """Only the experiment's options, which include the names of shared tensors."""
     wanted = experiment.method
     return isinstance(wanted, Training) and bool(dict(options) == json.loads(json.dumps(wanted.client_options())))
 
 
 def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG001
-    """A stage starts: every user has the model that the seed gives."""
+    """At the start of a stage, every user has the initial model of the seed."""
     split, initial = _Split(local, options), _learner(local).initial()
     weights, counts = split.flat(initial, split.private)
     started = _update(options).start(initial, options.get("settings", {}))
@@ -74,7 +72,7 @@ def init(options: Mapping[str, Any], local: Local, previous: State | None) -> St
     return State(np.tile(weights, (local.n_own, 1)), np.tile(counts, (local.n_own, 1)), dict(options), kept=kept)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # what has run away is told after training, or by the parent that is sent it
+@np.errstate(over="ignore", invalid="ignore")  # divergence is reported after training, or by the parent
 def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
     split, update = _Split(local, state.options), _update(state.options)
     _check_declared(inbox, update)
@@ -106,20 +104,20 @@ def travelling(tensors: Sequence[TensorInfo], options: Mapping[str, Any]) -> tup
 
 
 class _Split:
-    """Which tensors travel, and how tensors become the rows of messages and of the state."""
+    """The shared and the private tensors, and their conversion to rows of messages and of the state."""
 
     def __init__(self, local: Local, options: Mapping[str, Any]) -> None:
         tensors = _learner(local).tensors
         self._dtype = local.precision.model
         self.returned = travelling(tensors, options)
-        self._n_models: int | None = options.get("n_models")  # None: what is sent is like what is returned
+        self._n_models: int | None = options.get("n_models")  # None: the server sends one model
         self.shared = self.returned if self._n_models is None else stacked(self.returned, self._n_models)
         names = {tensor.name for tensor in self.shared}
         self.private = tuple(tensor for tensor in tensors if tensor.name not in names)
         self.float_shared = tuple(tensor for tensor in self.shared if not tensor.is_integer)
 
     def initial(self, learner: Learner) -> Tensors:
-        """What the seed gives, of several models by as many seeds."""
+        """The initial tensors of the seed. With several models, each has its own seed."""
         if self._n_models is None:
             return learner.initial()
         models = [learner.initial(number) for number in range(self._n_models)]
@@ -127,34 +125,34 @@ class _Split:
 
     @staticmethod
     def flat(tensors: Tensors, listed: Sequence[TensorInfo]) -> tuple[Single, Indices]:
-        """The listed tensors as numbers and counts, one after the other."""
+        """The listed tensors, concatenated: floats and integers."""
         weights = [tensors[tensor.name].reshape(-1) for tensor in listed if not tensor.is_integer]
         counts = [tensors[tensor.name].reshape(-1) for tensor in listed if tensor.is_integer]
         return np.concatenate([np.zeros(0, np.float32), *weights]), np.concatenate([np.zeros(0, np.int64), *counts])
 
     def floats(self, weights: Single) -> dict[str, NDArray[Any]]:
-        """Numbers like the shared float tensors, by the names of these."""
+        """The shared float tensors by name, from concatenated numbers."""
         return named_tensors(weights.astype(self._dtype, copy=False), np.zeros(0, np.int64), self.float_shared)
 
     def packed(self, tensors: Tensors) -> Single:
-        """(1, shared) numbers like the shared float tensors, 0 for those that are not given."""
+        """(1, shared) the concatenated shared float tensors, with 0 for missing tensors."""
         n_weights = sum(tensor.size for tensor in self.float_shared)
         weights, _ = self.flat({**self.floats(np.zeros(n_weights)), **tensors}, self.float_shared)
         return weights.astype(self._dtype, copy=False)[None]
 
     def parameters(self, weights: Single) -> dict[str, NDArray[Any]]:
-        """Those of them that gradients move."""
+        """As `floats`, without running statistics, which have no gradient."""
         named = self.floats(weights)
         return {tensor.name: named[tensor.name] for tensor in self.float_shared if not tensor.is_statistic}
 
     def model(self, state: State, position: int, weights: Single, counts: Indices) -> dict[str, NDArray[Any]]:
-        """All tensors of a user: the shared ones as given, its private ones."""
+        """All tensors of a user: the given shared ones, and its private ones."""
         private = named_tensors(state.private[position], state.private_counts[position], self.private)
         return {**named_tensors(weights.astype(self._dtype, copy=False), counts, self.shared), **private}
 
 
 def _kept(state: State, kept: Delivery, local: Local, split: _Split) -> State:
-    """What was delivered stays; where more comes than is shared, users start their own part from it."""
+    """Stores the delivered tensors. If they include private ones, users start their own part from them."""
     delivers = state.options.get("delivers", state.options["sharing"])
     if delivers == state.options["sharing"]:
         return replace(state, delivered=kept.weights, delivered_counts=kept.counts)
@@ -167,7 +165,7 @@ def _kept(state: State, kept: Delivery, local: Local, split: _Split) -> State:
 
 
 def _check_declared(inbox: Inbox, update: LocalUpdate) -> None:
-    """ProtocolError for a message of a method that its local update does not declare."""
+    """ProtocolError for a method's message that its local update does not declare."""
     for kind in inbox.messages:
         if kind.method != Shared.method and kind not in update.down:
             raise ProtocolError(f"the parent sends {kind.kind}, which the method's local update does not declare")
@@ -188,7 +186,7 @@ def _context(state: State, model: Tensors, position: int, inbox: Inbox, local: L
 
 
 def _row_of(message: Rows, position: int) -> Rows:
-    """Of a message to several users what is for one. ProtocolError where nothing is."""
+    """One user's row of a message to several users. ProtocolError if there is none."""
     row = np.full(1, position) if message.users is None else np.flatnonzero(message.users == position)
     if not row.size:
         raise ProtocolError(f"the parent sends {message.kind} to other users than the shared tensors")
@@ -196,14 +194,14 @@ def _row_of(message: Rows, position: int) -> Rows:
 
 
 class _Beside:
-    """The methods' own messages of several users, put together into one of each kind."""
+    """Collects the methods' own messages of several users into one message of each kind."""
 
     def __init__(self, kinds: Sequence[type[Rows]], users: Indices) -> None:
         self._kinds, self._users = kinds, users
         self._fields: dict[type[Rows], dict[str, NDArray[Any]]] = {}
 
     def put(self, row: int, messages: Sequence[Rows]) -> None:
-        """Those of one user. TypeError unless they are what the local update declares."""
+        """Adds one user's messages. TypeError unless they are what the local update declares."""
         if [type(message) for message in messages] != list(self._kinds):
             found, wanted = (", ".join(kind.__name__ for kind in listed) or "none" for listed in (map(type, messages), self._kinds))
             raise TypeError(f"a local update returns the messages {found}, but declares {wanted}")
@@ -216,12 +214,11 @@ class _Beside:
                 fields[name][row] = array[0]
 
     def together(self) -> list[Message]:
-        """One message of each kind."""
         return [kind(**fields, users=self._users) for kind, fields in self._fields.items()]
 
 
 def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split, update: LocalUpdate) -> tuple[State, list[Message]]:
-    """A local update of each user drawn, one after another."""
+    """A local update of each drawn user, one after another."""
     users = _listed(sent.users, local)
     private, private_counts = state.private.copy(), state.private_counts.copy()
     kept = {name: rows.copy() for name, rows in state.kept.items()}
@@ -243,7 +240,7 @@ def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split
 
 
 def _received(state: State, inbox: Inbox, local: Local, split: _Split, update: LocalUpdate) -> tuple[State, list[Message]]:
-    """What users make of the tensors that were delivered to them, and keep."""
+    """Users process the delivered tensors, and keep the result."""
     everyone, (weights, counts) = np.arange(local.n_own), _delivered(state)
     listed, beside = [], _Beside(update.told, everyone)
     for position in everyone.tolist():
@@ -272,7 +269,7 @@ def _train_heads(state: State, inbox: Inbox, local: Local, split: _Split) -> tup
 
 
 def _scores(state: State, inbox: Inbox, local: Local, split: _Split, update: LocalUpdate) -> Scores:
-    """Every user judges its model, as it is or fine-tuned; what comes of fine-tuning, and of a trial, is forgotten."""
+    """Each user evaluates its model, as it is or fine-tuned. Results of fine-tuning and of trials are discarded."""
     sent = inbox.get(Trial)
     weights, counts = (sent.weights, sent.counts) if sent is not None else _delivered(state)
     modes = inbox[AskScores].modes
@@ -303,19 +300,19 @@ def _scores(state: State, inbox: Inbox, local: Local, split: _Split, update: Loc
 
 
 def personal_model(state: State, position: int, model: Tensors, tensors: Sequence[TensorInfo]) -> Tensors:
-    """The model that a user judges by, given `model` of the shared tensors and its private ones."""
+    """The model that a user evaluates, given `model` of the shared tensors and its private ones."""
     return _update(state.options).judged(model, _of_user(state.kept, position), _parameters(tensors))
 
 
 def _parameters(tensors: Sequence[TensorInfo]) -> frozenset[str]:
-    """The names of those that gradients move."""
+    """The names of the tensors with gradients."""
     return frozenset(tensor.name for tensor in tensors if not tensor.is_statistic)
 
 
 def _update(options: Mapping[str, Any]) -> LocalUpdate:
-    """The local update of the stage's method: phases alone where it has none of its own."""
+    """The local update of the stage's method, or phases if it has none."""
     name = options.get("update")
-    if name is None:  # of a run that is finished
+    if name is None:  # after the end of a run
         return PHASES
     if not is_method(name):
         raise ProtocolError(f"the parent asks for the local update of method {quoted(name)}, which is unknown")
@@ -343,7 +340,7 @@ def _listed(users: Indices | None, local: Local) -> Indices:
 
 
 def _learner(local: Local) -> Learner:
-    """The users' network, or what descends their convex losses."""
+    """The users' network, or the learner of their convex losses."""
     return ConvexLearner(local.problem, local.seed) if local.network is None else local.network
 
 

@@ -1,6 +1,6 @@
 """Client half of `prepare`: sums for the common constants, and facts about the users' losses. The agreed constants are its state.
 
-Sums are of one user, not of a host: those of a user with one or two rows determine its features (see `coterie.families.prepare`).
+Sums are per user, not per host. Those of a user with one or two rows determine its features (see `coterie.families.prepare`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 @dataclass(frozen=True)
 class State:
-    """Mean and scale (p,) of the features, once agreed on; None before, and no scale where nothing is standardised."""
+    """Mean and scale (p,) of the features, None before they are agreed on. Without standardisation there is no scale."""
 
     mean: Array | None = None
     scale: Array | None = None

@@ -1,7 +1,7 @@
-"""Which row a user takes in an iteration: uniform, and fixed by the seed, the user's number in the whole run, and the iteration.
+"""Draws the row of a user in an iteration: uniform, and fixed by the seed, the user's number in the whole run, and the iteration.
 
-Each user has a stream of its own, SplitMix64 started at a word of `coterie.draws.streams`. Its state after t draws is known without the
-draws before, so that users at different iterations are served at once, and nothing is kept.
+Each user has its own stream: SplitMix64, started at a word of `coterie.draws.streams`. Its state after t draws needs no earlier draws, so
+users at different iterations are served at once, and nothing is stored.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _30, _27, _31, _32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
 
 
 def keys_of(seed: int, numbers: Indices) -> Words:
-    """(n,) where the streams of these users start."""
+    """(n,) the start values of these users' streams."""
     return np.array([philox(seed, "row of user", number).random_raw() for number in numbers.tolist()], dtype=np.uint64)
 
 
 def drawn_rows(keys: Words, iterations: Indices, n_rows: Indices) -> Indices:
-    """(n,) a row below n_rows (n,) < 2^31 of each user, for its iteration (n,); a row's chance is within 2^-32 of 1/n_rows."""
+    """(n,) a row below n_rows (n,) < 2^31 for each user and iteration (n,); each row's probability is within 2^-32 of 1/n_rows."""
     word = keys + (iterations.astype(np.uint64) + np.uint64(1)) * _GAMMA
     word = (word ^ (word >> _30)) * _MIX_1
     word = (word ^ (word >> _27)) * _MIX_2
@@ -37,5 +37,5 @@ def drawn_rows(keys: Words, iterations: Indices, n_rows: Indices) -> Indices:
 
 
 def recorded_rows(coins: Sequence[Sequence[Sequence[int]]], numbers: Indices) -> Indices:
-    """(iterations, n) the rows of these users, where coins are recorded."""
+    """(iterations, n) the rows of these users in recorded coins."""
     return np.array([line[2] for line in coins], dtype=np.int64)[:, numbers]

@@ -1,4 +1,4 @@
-"""From the experiment and a selection of users to a `Host`: loads the rows and builds the losses, standardised ones when first needed."""
+"""Builds a `Host` from the experiment and a selection of users. It loads the rows, and builds losses on standardised rows when needed."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def build_host(
     instance: str = "",
     admit: Callable[[Sequence[UserData]], Admitted] | None = None,
 ) -> Host:
-    """A host for these users (None: all of its data). Raises ConfigError for what is wrong with the data, naming it.
+    """A host for these users (None: all of its data). Raises ConfigError that names what is wrong with the data.
 
-    `admit` says which of them take part, and what they are called.
+    `admit` decides which of them take part, and under which names.
     """
     check_versions(experiment.packages)
     reading = read_users(experiment.data, experiment.seed, users, data_dir)
@@ -48,7 +48,7 @@ def build_host(
     loaded = reading.users if taken is None else taken.users
     answered = answered_by(experiment)
     for room in {step.partition("/")[0] for step in answered}:
-        client_half(room)  # before the run waits for it
+        client_half(room)  # load it before the run waits for it
     if part("coterie_client", experiment.method.name, "UPDATE") is not None:
         from coterie_client.interface.local_update import local_update  # noqa: PLC0415 - few clients take local steps
 
@@ -57,7 +57,7 @@ def build_host(
     losses = None
     if network is not None:
         network.check_users(loaded)
-    elif not (experiment.data.standardize or experiment.data.fills_missing):  # also before the run waits for it
+    elif not (experiment.data.standardize or experiment.data.fills_missing):  # also early
         losses = _losses(experiment, loaded)
     is_raw = network is None and not experiment.data.standardize
     notes = (*reading.notes, *likely_identifiers(loaded, named_columns(experiment.data)), *(unlike_sizes(loaded) if is_raw else ()))
@@ -65,7 +65,7 @@ def build_host(
 
 
 def build_network(experiment: Experiment, shape: tuple[int, ...]) -> TorchNetwork:
-    """The users' network for rows of this shape. ConfigError when torch is not installed, or the model cannot be built."""
+    """The users' network for rows of this shape. ConfigError if torch is not installed, or the model cannot be built."""
     try:
         from coterie_client.nets import TorchNetwork  # noqa: PLC0415 - convex clients start without torch
     except ModuleNotFoundError as error:
@@ -79,14 +79,14 @@ def build_network(experiment: Experiment, shape: tuple[int, ...]) -> TorchNetwor
 
 
 def _losses(experiment: Experiment, users: Sequence[UserData]) -> Problem:
-    """The losses of the users on these rows. ConfigError for rows that they are not defined on."""
+    """The losses of the users on these rows. ConfigError for rows outside their domain."""
     names = [user.name for user in users]
     with default_finding(Finding("L7", place="problem.loss")):
         return build_problem(experiment.problem, names, [user.features for user in users], [user.target for user in users])
 
 
 def local_of(host: Host) -> Local:
-    """What the halves may know: rows standardised by the agreed constants, and the losses on them."""
+    """The input of the halves: rows standardised by the agreed constants, and the losses on them."""
     preparation = host.states.get("prepare", Preparation())
     users, losses, experiment = host.users, host.losses, host.experiment
     mean, scale, data = preparation.mean, preparation.scale, experiment.data
@@ -96,7 +96,7 @@ def local_of(host: Host) -> Local:
         users = tuple(standardize(user, mean, scale) for user in users)
     names = [user.name for user in users]
     is_ready = (scale is not None or not data.standardize) and (mean is not None or not data.fills_missing)
-    if host.network is None and losses is None and is_ready:  # until then the rows are only summed
+    if host.network is None and losses is None and is_ready:  # earlier tasks only sum the rows
         losses = _losses(experiment, users)
     return Local(
         seed=experiment.seed,

@@ -1,6 +1,6 @@
 """The client host: the users of one process, their state, and the client halves of the methods.
 
-No I/O but the snapshot store, no clock, no network: a transport feeds it whole tasks and carries its replies.
+It does no I/O except for snapshots, and has no clock and no network. A transport feeds it whole tasks and carries its replies.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class Host(Member):
         network: Network | None = None,
         losses: Problem | None = None,
         notes: Sequence[Note] = (),
-        answered: frozenset[str] | None = None,  # the steps that its owner has accepted, and no others; None: all that there are
+        answered: frozenset[str] | None = None,  # the steps that the owner has accepted; None: all
         admitted: Admitted | None = None,
     ) -> None:
         model = "" if network is None else to_json(network.tensors)
         super().__init__(name, experiment, run_id, users, store, instance, users[0].schema, model, [note.finding for note in notes])
         self.network = network
-        self.losses = losses  # on the rows as they are
+        self.losses = losses  # on rows that are not standardised
         self.users = tuple(users)
-        self.notes = tuple(notes)  # on the data that they were read from
+        self.notes = tuple(notes)  # on their data
         self.states: dict[str, Any] = {}
         self._build_local = build_local
         self._local: Local | None = None
@@ -63,25 +63,25 @@ class Host(Member):
         self._clients: dict[str, tuple[str, ClientHalf[Any]]] = {}
         self._answered = answered
         self._admitted = admitted
-        self._ahead: list[Callable[[], None]] = []  # what methods can do before the next task is here
+        self._ahead: list[Callable[[], None]] = []  # work of methods in idle time
         if (snapshot := self.restored()) is not None:
             self._stage, self.states = snapshot["stage"], snapshot["states"]
 
     def true_name(self, name: str) -> str:
-        """What a user is called in the data, by the name that it goes by in the run."""
+        """A user's name in the data, from its name in the run."""
         return name if self._admitted is None else self._admitted.true_names[name]
 
     def numerics(self) -> str:
-        """Of users with networks, those of torch too."""
+        """With a network, torch is included."""
         return super().numerics() if self.network is None else f"{super().numerics()}; {self.network.numerics}"
 
     def welcome(self, welcome: session_pb2.Welcome) -> None:
-        """Learns the member order. ProtocolError when it does not fit the host's users."""
+        """Stores the member order. ProtocolError if it does not fit the host's users."""
         super().welcome(welcome)
         self._local = None
 
     def handle(self, received: Received) -> Encoded | None:
-        """Handles one task; the reply to send, or None when the parent has it already."""
+        """Handles one task. Returns the reply to send, or None if the parent already has it."""
         asked = self.open(received)
         if asked.messages is None:
             return asked.answer
@@ -94,7 +94,7 @@ class Host(Member):
             return self.close(asked, answers)
 
     def _check_finite(self, message: Message, round_number: int) -> None:
-        """RunError that names user, field and round of a number that no parent would take."""
+        """RunError that names user, field and round of a number that the parent would refuse."""
         if (bad := first_bad(message, self._precision)) is None:
             return
         users = message.users if isinstance(message, Rows) else None
@@ -104,31 +104,31 @@ class Host(Member):
         raise RunError(f"host {self.name!r} has {bad.value}{whose} in {place}, wanted finite numbers: {hint}", Finding("M1"))
 
     def settle(self) -> None:
-        """Does what no reply needs to wait for, and what the next task would otherwise wait for."""
+        """Does the work that no reply waits for, so that the next task need not wait."""
         super().settle()
         while self._ahead:
             self._ahead.pop()()
 
     def ending(self, finish: session_pb2.Finish) -> None:
-        """What users keep to themselves outlives the run that trained it; other methods have delivered or judged what there is."""
+        """Saves private models, which outlive the run that trained them. Other methods have delivered or evaluated theirs."""
         if not finish.failed and any(self._client(room)[1].keeps_models for room in self.states):
             self.save()
 
     def _begin_stage(self, stage_json: str) -> None:
-        """Sets up the methods of a new stage. Their earlier states are theirs to build on."""
+        """Sets up the methods of a new stage, which may continue from their earlier states."""
         self._stage, options_of = _read_stage(stage_json)
         for room, options in options_of.items():
             self._check_options(room, options)
             self.states[room] = self._client(room)[1].init(options, self.local, self.states.get(room))
 
     def _check_options(self, room: str, options: Mapping[str, Any]) -> None:
-        """ProtocolError for settings that are not those of the experiment: as steps do, they decide what travels."""
+        """ProtocolError for settings that are not the experiment's: like steps, they decide what is sent."""
         if self._answered is not None and not self._client(room)[1].allows(options, self.experiment, self.n_members):
             sentence = f"the parent's settings of {room!r} are not those of the experiment that this host serves"
             raise ProtocolError(sentence, Finding("C10"))
 
     def _dispatch(self, messages: Sequence[Message], round_number: int) -> list[Message]:
-        """Hands the messages to the halves of their methods, in order, and collects the replies."""
+        """Dispatches the messages to the halves of their methods, in order, and collects the replies."""
         by_room: dict[str, dict[type[Message], Message]] = {}
         for message in messages:
             if self._answered is not None and not is_answered(self._answered, message.method, message.step):
@@ -151,7 +151,7 @@ class Host(Member):
         return replies
 
     def _client(self, name: str) -> tuple[str, ClientHalf[Any]]:
-        """The half that takes the messages of this name, and its own name."""
+        """The half that takes messages of this name, and its own name."""
         if name not in self._clients:
             found = client_half(name)
             if found is None:
@@ -161,13 +161,12 @@ class Host(Member):
 
     @property
     def local(self) -> Local:
-        """What the halves may know."""
+        """The input of the halves."""
         if self._local is None:
             self._local = self._build_local(self)
         return self._local
 
     def tree(self) -> Mapping[str, Any]:
-        """The states of all users."""
         return {"stage": self._stage, "states": self.states}
 
 
@@ -177,7 +176,7 @@ def _not_asked(message: Message) -> ProtocolError:
 
 
 def _read_stage(stage_json: str) -> tuple[str, Mapping[str, Any]]:
-    """The name of a stage and the options of its methods. ProtocolError when the text is not what parents write."""
+    """The name of a stage and the options of its methods. ProtocolError for any other text."""
     try:
         stage = json.loads(stage_json)
         return str(stage["stage"]), dict(stage["options"])

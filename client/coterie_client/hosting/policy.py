@@ -1,7 +1,7 @@
-"""The policy of a host's owner: what an experiment may ask of it, whoever wrote it. A file `policy.yaml`, checked before data is opened.
+"""The policy of a host's owner: what any experiment may ask of it. A file `policy.yaml`, checked before data is opened.
 
-A key that is absent allows everything, with one exception: where `columns.features` is there, the experiment has to list its features. The
-policy looks at the experiment only. What it allows still tells others what SECURITY.md says.
+An absent key allows everything, with one exception: with `columns.features`, the experiment has to list its features. The policy looks at
+the experiment only. SECURITY.md says what others still learn from what it allows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from coterie_client.data.tables.formula import asked_by
 FILE: Final = "policy.yaml"
 UNUSABLE: Final = Finding("C8")
 _KINDS: Final[Mapping[Role, str]] = {"user": "users", "cluster": "clusters", "target": "targets", "feature": "features"}
-# Of all sources, the keys of the data section that name a column or an array, and its role.
+# The keys of all data sections that name a column or an array, with its role.
 _KEYS: Final[Mapping[str, Role]] = {
     "user_column": "user",
     "user": "user",
@@ -59,28 +59,28 @@ class Columns(Settings):
 
 
 class Policy(Settings):
-    """What an experiment may ask."""
+    """What an experiment may ask for."""
 
     columns: Columns = Columns()
-    min_rows: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1  # users with fewer training rows do not take part
+    min_rows: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1  # users with fewer training rows are left out
     methods: tuple[Name, ...] | None = None
     references: tuple[Name, ...] | None = None
     standardize: bool = True
-    pseudonyms: bool = False  # users are called by keyed hashes of their names
-    code: bool = True  # whether code beside the experiment may be imported; --allow-code is needed besides
-    packages: tuple[Name, ...] | None = None  # installed ones whose code may take part
+    pseudonyms: bool = False  # users take part under keyed hashes of their names
+    code: bool = True  # whether code beside the experiment may be imported; it also needs --allow-code
+    packages: tuple[Name, ...] | None = None  # installed packages whose code may be used
 
 
 @dataclass(frozen=True)
 class Breach:
-    """Something that an experiment asks for beyond a policy: in full for the owner, and as others may hear it."""
+    """A request beyond the policy: a sentence for the owner, and a finding for others."""
 
     sentence: str
     finding: Finding
 
 
 def read_policy(path: Path) -> Policy:
-    """The policy in a file. ConfigError with every mistake in it."""
+    """The policy in a file. ConfigError with all its mistakes."""
     from coterie.text import yaml_text  # noqa: PLC0415 - a client without a policy never reads YAML
 
     try:
@@ -98,12 +98,12 @@ def read_policy(path: Path) -> Policy:
 
 
 def breaches(policy: Policy, experiment: Experiment) -> list[Breach]:
-    """All that the experiment asks for beyond the policy."""
+    """All requests of the experiment beyond the policy."""
     return [*_columns(policy.columns, experiment.data), *_methods(policy, experiment)]
 
 
 def check_policy(policy: Policy, experiment: Experiment, where: str) -> None:
-    """ConfigError that lists all breaches; others hear of the first one."""
+    """ConfigError that lists all breaches. Others receive the finding of the first one."""
     if found := breaches(policy, experiment):
         listed = "; ".join(breach.sentence for breach in found)
         raise ConfigError(f"the policy {where} does not allow what the coordinator asks for: {listed}", found[0].finding)
@@ -135,8 +135,8 @@ def _columns(columns: Columns, data: Any) -> Iterator[Breach]:
         allowed: Sequence[str] | None = getattr(columns, _KINDS[role])
         if allowed is not None and name not in allowed:
             yield Breach(f"column {name!r} as {role} ({place}), want {_listed(allowed)}", Finding("C2", role=role, place=place))
-    is_open = hasattr(data, "formula") and data.feature_columns is None and data.formula is None  # a table of any source
-    # Whoever names the columns of a file by their places could call any of them by a name that is allowed.
+    is_open = hasattr(data, "formula") and data.feature_columns is None and data.formula is None  # a table in any format
+    # An experiment that names a file's columns could give any of them an allowed name.
     if columns != Columns() and (dialect := getattr(data, "csv", None)) is not None and dialect.names is not None:
         sentence = "data.csv.names, by which any column may get any name: want a file with a header, or a policy without columns"
         yield Breach(sentence, Finding("C7", place="data.csv.names"))
@@ -149,7 +149,7 @@ def _columns(columns: Columns, data: Any) -> Iterator[Breach]:
 
 
 def _roles(data: Any) -> Iterator[tuple[Role, str, str]]:
-    """Role, place and name of all columns that the data section names."""
+    """Role, place and name of all columns in the data section."""
     for key, role in _KEYS.items():
         value = getattr(data, key, None)
         if value is None:
@@ -159,12 +159,12 @@ def _roles(data: Any) -> Iterator[tuple[Role, str, str]]:
             yield role, f"data.{key}[{i}]" if isinstance(value, tuple) else f"data.{key}", str(name)
     several = getattr(data, "user_column", None)
     if isinstance(several, tuple) and len(several) > 1 and data.cluster_column is None:
-        yield "cluster", "data.user_column[0]", several[0]  # its values travel as names of known clusters
+        yield "cluster", "data.user_column[0]", several[0]  # its values are sent as names of known clusters
     if (encoded := getattr(data, "encoded", None)) is not None:
         yield "feature", "data.encoded.bytes", encoded.bytes
         yield "feature", "data.encoded.offsets", encoded.offsets
     if getattr(data, "formula", None) is not None:
-        asked = asked_by(data.formula)  # as the reader does, so that nothing gets by
+        asked = asked_by(data.formula)  # the reader's own parser, so that it sees the same columns
         for name in asked.columns:
             yield ("target" if name == asked.target else "feature"), "data.formula", name
 

@@ -1,10 +1,10 @@
-"""Users under other names: keyed hashes, of which the key and the list stay with the host.
+"""Users under pseudonyms: keyed hashes, whose key and list stay with the host.
 
     u- and the first 16 hexadecimal digits of HMAC-SHA256(key, name)
 
-Whoever has no key cannot try names. The same key gives the same pseudonyms, so a host that is started again speaks for the same users.
-Known clusters keep their names: aggregators are made for them, and experiments list them. Rows are dealt and held out by the true names;
-results differ from those of true names by the order of the members alone.
+Without the key, nobody can try names. The same key gives the same pseudonyms, so a restarted host has the same users. Known clusters keep
+their names, because aggregators are made for them and experiments list them. Rows are dealt and held out by true names, so results differ
+only by the order of the members.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TOO_FEW: Final = Finding("C6")
 
 @dataclass(frozen=True)
 class Admitted:
-    """The users that take part, in natural order of the names they go by, and of each its true name."""
+    """The users that take part, in natural order of their names in the run, with their true names."""
 
     users: tuple[UserData, ...]
     true_names: Mapping[str, str]
@@ -43,7 +43,7 @@ class Admitted:
 
 
 def admitted(users: Sequence[UserData], min_rows: int, key: bytes | None) -> Admitted:
-    """Users with at least `min_rows` training rows, under pseudonyms where there is a key. ConfigError when there is none."""
+    """Users with at least `min_rows` training rows, under pseudonyms if there is a key. ConfigError if no user is left."""
     kept = [user for user in users if len(user.features) >= min_rows]
     if not kept:
         raise ConfigError(f"none of {len(users)} users has the {min_rows} training rows that the policy's min_rows wants", _TOO_FEW)
@@ -57,12 +57,11 @@ def admitted(users: Sequence[UserData], min_rows: int, key: bytes | None) -> Adm
 
 
 def pseudonym(key: bytes, name: str) -> str:
-    """What a user is called elsewhere."""
     return "u-" + hmac.new(key, name.encode(), hashlib.sha256).hexdigest()[:DIGITS]
 
 
 def key_in(*paths: Path) -> bytes:
-    """The key in the first of these files that exists; else a new one, in the last of them, that only its owner may read."""
+    """The key in the first of these files that exists. Otherwise a new one in the last of them, which only its owner may read."""
     for path in paths:
         if path.exists():
             return _read(path)
@@ -97,7 +96,7 @@ def _read(path: Path) -> bytes:
 
 
 def write_list(path: Path, true_names: Mapping[str, str]) -> None:
-    """Who is who, for the owner of the host alone."""
+    """Writes the list of true names, readable only by the owner of the host."""
     with written_whole(path, "the list of pseudonyms") as file:
         os.fchmod(file.fileno(), 0o600)
         file.write(json.dumps(dict(true_names), indent=1, ensure_ascii=False, sort_keys=True).encode())

@@ -1,1 +1,1 @@
-"""What a client half is, and what the local update of a method is."""
+"""The interfaces of client halves and of local updates."""

@@ -1,8 +1,8 @@
-"""The interface of a client half.
+"""The interface of a client half: one value `CLIENT` in `coterie_client/methods/NAME.py` with two pure functions.
 
-It is one value `CLIENT` in `coterie_client/methods/NAME.py` with two pure functions: `init` makes the state of a host's users,
-`step` maps (state, messages, private data) to (new state, replies). All users of the host are handled at once, with arithmetic per
-user, so that a user's numbers do not depend on who shares its host. The state never leaves the host unless a declared message carries it.
+`init` makes the state of a host's users. `step` maps (state, messages, private data) to (new state, replies). It handles all users of the
+host at once. Arithmetic is per user, so a user's numbers do not depend on the other users of its host. The state never leaves the host
+unless a declared message carries it.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def _none() -> Indices:
 
 @dataclass(frozen=True)
 class Local:
-    """What a client half may know: its users, their data and their losses."""
+    """What a client half has access to: its users, their data and their losses."""
 
     seed: int
     names: tuple[str, ...]  # of the host's users, in member order
     indices: Indices  # (n_own,) their member indices at the parent, ascending
     n_members: int  # of the parent
     precision: Precision
-    users: Sequence[UserData]  # in the order of `names`, standardised when the run says so
+    users: Sequence[UserData]  # in the order of `names`, standardised if the run says so
     losses: Problem | None = None  # of a convex experiment
     network: Network | None = None  # of one with a network
-    # (position, round, m) -> m rows (m, p) and targets (m,) that nobody has seen, where the data is generated and can be drawn anew
+    # (position, round, m) -> m unseen rows (m, p) and targets (m,); None unless the data is generated and can be drawn anew
     fresh: Fresh | None = None
-    numbers: Indices = field(default_factory=_none)  # (n_own,) their numbers in the whole run, ascending: what names their random streams
+    numbers: Indices = field(default_factory=_none)  # (n_own,) their numbers in the whole run, ascending: the keys of their random streams
     clusters: Indices = field(default_factory=_none)  # (n_own,) the numbers of their known clusters in the whole run, -1 for none
 
     @property
@@ -56,7 +56,7 @@ class Local:
 
     @property
     def problem(self) -> Problem:
-        """The convex losses. RunError in a run with a network, and before the constants of the rows are agreed on."""
+        """The convex losses. RunError in a run with a network, and before the rows' constants are agreed on."""
         if self.losses is None:
             why = "no constants of the features yet" if self.network is None else "a network"
             raise RunError(f"the run's users have {why}, wanted the loss of a convex problem")
@@ -65,10 +65,10 @@ class Local:
 
 @dataclass(frozen=True)
 class Inbox:
-    """The messages of one task for one method. `users` of a `Rows` message are positions among the host's users, None: all."""
+    """The messages of one task for one method. `users` of a `Rows` message are positions among the host's users; None: all."""
 
     stage: str
-    round: int  # 0 while a stage starts
+    round: int  # 0 at the start of a stage
     messages: Mapping[type[Message], Message]
 
     def get(self, cls: type[M]) -> M | None:
@@ -81,29 +81,25 @@ class Inbox:
         return cls in self.messages
 
 
-def _allows_all(options: Mapping[str, Any], experiment: Experiment, n_members: int) -> bool:  # noqa: ARG001
-    return True
-
-
 @dataclass(frozen=True, kw_only=True)
 class ClientHalf(Generic[S]):
-    """The client half of a method, or of steps that are part of every run."""
+    """The client half of a method, or of steps of every run."""
 
-    # (options of the stage, local, its state in an earlier stage, if there was one) -> the state when a stage of this method starts.
+    # (options of the stage, local, state of an earlier stage or None) -> the state at the start of a stage.
     init: Callable[[Mapping[str, Any], Local, S | None], S]
-    # Handles one task. The messages returned have `users` as positions among the host's users, None for all.
+    # Handles one task. `users` of the returned messages are positions among the host's users; None: all.
     step: Callable[[S, Inbox, Local], tuple[S, Sequence[Message]]]
-    # (options, experiment, number of the parent's members): whether a parent may send these options, where they decide what travels.
-    allows: Callable[[Mapping[str, Any], Experiment, int], bool] = _allows_all
-    # With the new state: what can be computed while the reply is on its way, for the losses to remember, or None. It may be left undone,
-    # and no result depends on it.
+    # (options, experiment, number of the parent's members) -> whether a parent may send these options, if they decide what is sent.
+    allows: Callable[[Mapping[str, Any], Experiment, int], bool] = lambda *_: True
+    # Given the new state: work for the time until the next task, which the losses cache; None for nothing. It may be skipped, and no result
+    # depends on it.
     ahead: Callable[[S, Inbox, Local], Callable[[], None] | None] | None = None
-    keeps_models: bool = False  # whether the state holds models that outlive the run, so that it is written down at the end
+    keeps_models: bool = False  # whether the state holds models that outlive the run, and must be saved at its end
     changes_rows: bool = False  # whether a new state changes the rows that all halves see
 
 
 def client_half(name: str) -> tuple[str, ClientHalf[Any]] | None:
-    """The half that takes the messages of this name, and its own name: that of a method, or of its family; None where there is none."""
+    """The half that takes messages of this name, and its own name: that of a method or of its family. None if there is none."""
     family = method(name).room if is_method(name) else ""
     for room in (name, family):
         if (found := typed_part("coterie_client", room, "CLIENT", ClientHalf)) is not None:

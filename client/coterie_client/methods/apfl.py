@@ -1,4 +1,4 @@
-"""Local update of `apfl` (see `coterie.methods.apfl`): the global model as in FedAvg, and beside it, step by step, the user's own v_i."""
+"""Local update of `apfl` (see `coterie.methods.apfl`): the global model as in FedAvg, and in the same steps the user's own v_i."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import numpy as np
 from coterie_client.interface.local_update import Context, LocalUpdate, Moved, Settings
 from coterie_client.learning import Gradient, Gradients, Numbers, Phase, Slope, Tensors, evaluated
 
-ALPHA = "alpha of the mix"  # beside the tensors of a mix's own model
+ALPHA = "alpha of the mix"  # key of alpha beside the tensors of v
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """The gradient of f(w); beside w moves v, by the gradient of f(alpha v + (1 - alpha) w) in v, and alpha, if it is adaptive, by that
-    in alpha.
-    """
+    """The gradient of f(w). v follows the gradient of f(alpha v + (1 - alpha) w) in v; an adaptive alpha follows the one in alpha."""
 
     own: Tensors  # v, with the running statistics of the mix
     alpha: float
@@ -40,7 +38,7 @@ class _Mixed:
         """The loss is that of the mix, before the step."""
         slope, alpha = self._slope, self._alpha
         w = slope.values()
-        with slope.apart(self._rest):  # the mix drops out what w does
+        with slope.apart(self._rest):  # w then draws the same dropout as the mix
             slope.put([alpha * own + (1 - alpha) * shared for own, shared in zip(self._v, w, strict=True)])
             value, g = evaluated(slope, rows)
         slope.put(w)

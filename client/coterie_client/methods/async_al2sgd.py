@@ -1,6 +1,6 @@
 """Client half of `async_al2sgd`: the iterations of Algorithm 2 on the x, y, z of a host's users, which stay here.
 
-The aggregator says how far to go and brings averages; which step each iteration is, and which row it takes, the shared seed says.
+The aggregator says how many iterations to make, and sends averages. The shared seed decides the kind and the row of each iteration.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 @dataclass(frozen=True)
 class State:
-    """What a host keeps of its n users and of their c clusters (ascending numbers)."""
+    """The state of a host's n users and their c clusters (ascending numbers)."""
 
     options: Mapping[str, Any]
     keys: Words  # (n,) of the users' draws of rows
@@ -61,7 +61,7 @@ class State:
 
 
 def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:
-    """x = y = z = 0, or, with the option `is_warm`, where an earlier stage has left y."""
+    """x = y = z = 0, or, with the option `is_warm`, the y of an earlier stage."""
     numbers, place = np.unique(local.clusters, return_inverse=True)
     zeros, averages = np.zeros((local.n_own, local.problem.d)), np.zeros((numbers.size, local.problem.d))
     y = previous.y if previous is not None and options["is_warm"] else zeros
@@ -78,7 +78,7 @@ def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Mess
     if (steps := inbox.get(Steps)) is not None:
         if (anchors := inbox.get(AnchorAverages)) is not None:
             state = _with_anchors(state, anchors, local)
-        with np.errstate(over="ignore", invalid="ignore"):  # the parent refuses what a diverging run sends
+        with np.errstate(over="ignore", invalid="ignore"):  # the parent refuses numbers of a diverging run
             return _stepped(state, steps, inbox.get(Target), local)
     if AskState in inbox:
         return state, [UserState(local.problem.value(state.y), state.y)]
@@ -109,7 +109,7 @@ def _gradient_at_anchor(state: State, local: Local) -> Array:
 
 
 def _stepped(state: State, steps: Steps, target: Target | None, local: Local) -> tuple[State, Sequence[Message]]:
-    """Goes on with the clusters in `steps`: an averaging iteration for those with a target, then local ones, and sends what is wanted."""
+    """Advances the clusters in `steps`: one averaging iteration for those with a target, then local ones. Sends what is requested."""
     assert state.parameters is not None  # noqa: S101 - as above
     places = np.searchsorted(state.clusters, steps.clusters)
     n_local = np.zeros(state.clusters.size, dtype=np.int64)
@@ -176,7 +176,7 @@ class _Run:
         self._at[places] += 1
 
     def _pull(self, place: int) -> tuple[float, float, Array]:
-        """(weight, share, what is subtracted at x), so that the term is gamma_i weight (share (theta_i - x_i) - (target - subtracted))."""
+        """(weight, share, subtracted at x): the term is gamma_i weight (share (theta_i - x_i) - (target - subtracted))."""
         p, state, at = self._p, self._state, int(self._at[place])
         p0, pj, tau, alpha = (float(values[place]) for values in (p.p0, p.p, p.tau, p.alpha))
         if self._operation(place, at) == GLOBAL:
@@ -202,7 +202,7 @@ class _Run:
             done = level
 
     def _descend_together(self, users: Indices, start: int, stop: int) -> None:
-        """Local iterations `start` to `stop` of this task, for users who all make them."""
+        """Local iterations `start` to `stop` of this task, for users that all make them."""
         state, problem = self._state, self._local.problem
         listed = _unless_all(users, self._local)
         own = state.place[users]

@@ -1,6 +1,6 @@
 """Client half of `async_l2gd`: the three steps of Algorithm 1 on the models of a host's users, which stay here.
 
-The aggregator says how far to go and brings averages where they are new; which step each iteration is, the coins say, which are everyone's.
+The aggregator says how many iterations to make, and sends new averages. Coins, which all members share, decide the kind of each iteration.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 @dataclass(frozen=True)
 class State:
-    """What a host keeps of its n users and of their c clusters (ascending numbers)."""
+    """The state of a host's n users and their c clusters (ascending numbers)."""
 
     options: Mapping[str, Any]
     theta: Array  # (n, d)
@@ -51,7 +51,7 @@ class State:
 
 
 def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:
-    """theta = 0, or where an earlier stage has left it."""
+    """theta = 0, or that of an earlier stage."""
     numbers, place = np.unique(local.clusters, return_inverse=True)
     d = local.problem.d
     theta = np.zeros((local.n_own, d)) if previous is None else previous.theta
@@ -65,7 +65,7 @@ def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Mess
         gamma = state.gamma if weights is None else _placed(state.gamma, weights)
         return replace(state, parameters=parameters, gamma=gamma), []
     if (steps := inbox.get(Steps)) is not None:
-        with np.errstate(over="ignore", invalid="ignore"):  # the parent refuses what a diverging run sends
+        with np.errstate(over="ignore", invalid="ignore"):  # the parent refuses numbers of a diverging run
             return _stepped(state, steps, inbox.get(Target), inbox.get(Centres), local)
     if AskState in inbox:
         return state, [UserState(local.problem.value(state.theta), state.theta)]
@@ -87,7 +87,7 @@ def _placed(gamma: Array, weights: UserWeights) -> Array:
 
 
 def _stepped(state: State, steps: Steps, target: Target | None, centres: Centres | None, local: Local) -> tuple[State, Sequence[Message]]:
-    """Goes on with the clusters in `steps`: averaging steps first, for which averages are known, then local steps up to `until`."""
+    """Advances the clusters in `steps`: first averaging steps with known averages, then local steps up to `until`."""
     assert state.parameters is not None  # noqa: S101 - the parameters come first
     run = _Run(state, state.parameters, local)
     schedule = _schedule(state, local.seed)
@@ -130,7 +130,9 @@ class _Run:
         self._state, self._parameters, self._local = state, parameters, local
 
     def average(self, place: int, until: int, target: Array | None, schedule: Schedule) -> int:
-        """The averaging steps of one cluster at the beginning; returns how many local steps follow. `target` is for the first of them."""
+        """The averaging steps of one cluster at the beginning. Returns the number of local steps that follow. `target` is for the first
+        step.
+        """
         at = int(self._state.at[place])
         ops = schedule.operations(int(self._state.clusters[place]), at, until)
         local_steps = np.flatnonzero(ops == LOCAL)

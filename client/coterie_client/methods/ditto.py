@@ -1,4 +1,4 @@
-"""Local update of `ditto` (see `coterie.methods.ditto`): the global model as in FedAvg, and the user's own, pulled towards it."""
+"""Local update of `ditto` (see `coterie.methods.ditto`): the global model as in FedAvg, and the user's own model pulled towards it."""
 
 from __future__ import annotations
 

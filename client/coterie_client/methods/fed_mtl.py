@@ -1,5 +1,7 @@
-"""Client half of `fed_mtl` (see `coterie.methods.fed_mtl`): of networks a local update, the user's own model pulled towards the mean that
-was sent; of convex problems a half of its own, the exact minimiser of the loss and the pull.
+"""Client half of `fed_mtl` (see `coterie.methods.fed_mtl`).
+
+With a network it is a local update: the user's own model, pulled towards the received mean. With convex losses it is a half of its own: the
+exact minimiser of loss plus pull.
 """
 
 from __future__ import annotations
@@ -28,9 +30,7 @@ UPDATE = LocalUpdate(update, own_model, judge_own)
 
 @dataclass(frozen=True)
 class State:
-    """Where Newton's method starts."""
-
-    w: Array  # (n_own, d) the users' latest models
+    w: Array  # (n_own, d) the users' latest models, from which Newton's method starts
 
 
 def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG001
@@ -38,7 +38,7 @@ def init(options: Mapping[str, Any], local: Local, previous: State | None) -> St
 
 
 def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
-    """w_i = argmin f_i(w) + weight/2 ||w - y_i||^2, as it travels, and the loss of that."""
+    """w_i = argmin f_i(w) + weight/2 ||w - y_i||^2, rounded as it is sent, and its loss."""
     task, w = inbox[Pull], state.w.copy()
     who = slice(None) if task.users is None else task.users
     found = local.problem.argmin(task.weight[:, None] * task.y, task.weight, w[who], task.users)

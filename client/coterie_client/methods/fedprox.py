@@ -1,4 +1,4 @@
-"""Local update of `fedprox` (see `coterie.methods.fedprox`): training that is pulled towards the model as it was sent."""
+"""Local update of `fedprox` (see `coterie.methods.fedprox`): training with a pull towards the received model."""
 
 from __future__ import annotations
 

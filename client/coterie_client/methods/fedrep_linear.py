@@ -1,4 +1,4 @@
-"""Client half of `fedrep_linear`: heads by least squares or gradient steps, and one gradient step on the representation, user by user."""
+"""Client half of `fedrep_linear`: for each user, its head by least squares or gradient steps, then one gradient step on B."""
 
 from __future__ import annotations
 
@@ -28,14 +28,12 @@ from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 @dataclass(frozen=True)
 class State:
-    """What the users of a host keep."""
-
     heads: Array  # (n_own, k)
     options: Mapping[str, Any]  # of the stage
 
 
 def allows(options: Mapping[str, Any], experiment: Experiment, n_members: int) -> bool:  # noqa: ARG001
-    """Those of the experiment: whether heads travel is among them."""
+    """Only the experiment's options, which decide whether heads are sent."""
     return bool(dict(options) == experiment.method.model_dump(mode="json"))
 
 
@@ -48,7 +46,7 @@ def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Mess
     if AskMoments in inbox:
         return state, [Moments(_moments(config, inbox, local))]
     if Representation in inbox:
-        with np.errstate(over="ignore", invalid="ignore"):  # what diverges is told by whoever gets it, with the user and the round
+        with np.errstate(over="ignore", invalid="ignore"):  # the receiver reports divergence, with user and round
             return _update(state, config, inbox, local)
     if FinalRepresentation in inbox:
         return _judge(state, config, inbox, local)
@@ -88,7 +86,7 @@ def _update(state: State, config: Config, inbox: Inbox, local: Local) -> tuple[S
 
 
 def _head(config: Config, features: Array, y: Array, before: Array, shared: Array | None) -> Array:
-    """The head that the representation is moved with."""
+    """The head for the step on the representation."""
     if shared is not None:
         return shared
     if config.heads == "exact":
@@ -101,7 +99,7 @@ def _head(config: Config, features: Array, y: Array, before: Array, shared: Arra
 
 
 def exact_head(features: Array, y: Array) -> Array:
-    """(k,) argmin_w |y - features w|, of several the smallest; features (m, k)."""
+    """(k,) argmin_w |y - features w|, the smallest of several; features (m, k)."""
     return np.asarray(np.linalg.lstsq(features, y, rcond=None)[0], dtype=np.float64)
 
 
@@ -134,7 +132,7 @@ def _batch(config: Config, position: int, inbox: Inbox, local: Local) -> tuple[A
 
 
 def _judge(state: State, config: Config, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
-    """Heads for the final representation on all of the users' own rows, unless all users have one, and what they are worth."""
+    """Heads for the final representation, fitted to all of each user's own rows unless they are shared, and their losses."""
     shared = inbox[SharedHead].w if config.heads == "shared" else None
     b = np.ascontiguousarray(inbox[FinalRepresentation].b.T)
     heads = state.heads.copy()

@@ -1,7 +1,6 @@
-"""Client half of `hlm_exact`: a user's quadratic loss, told once, and its model, kept.
+"""Client half of `hlm_exact`: it sends a user's quadratic loss once, and keeps the model that comes back.
 
-The Hessian does not depend on where it is asked, and minus the gradient at zero is b_i; l2, the reduction and the column of an intercept
-are in both.
+The Hessian is the same everywhere, and minus the gradient at zero is b_i. Both include l2, the reduction and the intercept's column.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 @dataclass(frozen=True)
 class State:
-    """The users' models (n_own, d), once they have come."""
+    """The users' models (n_own, d), once received."""
 
     theta: Array | None = None
 

@@ -1,4 +1,4 @@
-"""Local update of `ifca` (see `coterie.methods.ifca`): the best of several models, trained. All tensors come with an axis of models."""
+"""Local update of `ifca` (see `coterie.methods.ifca`): trains the best of several models. All tensors have an axis of models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHOICE = "choice"  # j_i
 
 
 def start(_: Tensors, __: Settings) -> Tensors:
-    """j_i, of which nothing is known."""
+    """j_i, not yet chosen."""
     return {CHOICE: np.array(0)}
 
 
@@ -26,7 +26,7 @@ def update(context: Context) -> Moved:
 
 
 def choose(context: Context) -> Received:
-    """j_i = argmin_j F_i(theta_j): the loss after no training at all."""
+    """j_i = argmin_j F_i(theta_j), by the loss of a fit without phases."""
     n_models = len(next(iter(context.model.values())))
     models = [chosen(context.model, {CHOICE: np.array(j)}, frozenset()) for j in range(n_models)]
     best = np.argmin([context.fit(model, ()).loss for model in models])

@@ -11,16 +11,16 @@ from coterie.methods.l2gd import Coins
 from coterie_client.interface.local_update import Context, LocalUpdate, Moved, Settings
 from coterie_client.learning import Phase, Tensors
 
-LEFT = "left of the distance"  # (1 - a)^m of the aggregations to come, beside the tensors of x_i
+LEFT = "left of the distance"  # (1 - a)^m for the m pending aggregations, beside the tensors of x_i
 
 
 def start(model: Tensors, settings: Settings) -> Tensors:
-    """x_i, and one aggregation to come."""
+    """x_i, with one pending aggregation."""
     return {**model, LEFT: np.array(settings["left"])}
 
 
 def update(context: Context) -> Moved:
-    """The aggregations of the round before with the mean that has come, and the local steps of this one."""
+    """The pending aggregations with the received mean, then the local steps of this round."""
     n_steps, n_aggregations = context[Coins].lengths.tolist()
     start = aggregated(context.model, context.kept, frozenset())
     fitted = context.fit(start, [_repeated(phase, n_steps) for phase in context.phases])
@@ -33,7 +33,7 @@ def _repeated(phase: Phase, times: int) -> Phase:
 
 
 def aggregated(mean: Tensors, kept: Tensors, _: AbstractSet[str]) -> Tensors:
-    """xbar + left (x_i - xbar), of which nothing is lost to rounding where a is 0 or 1."""
+    """xbar + left (x_i - xbar), without rounding errors if a is 0 or 1."""
     left = float(kept[LEFT])
     if left == 1:
         return {name: kept[name] for name in mean}

@@ -1,12 +1,12 @@
 """Convex clustering by PDMM: the client half.
 
-Armacki, Bajovic, Jakovetic and Kar (2022), Algorithm 1, the users' steps S2 to S6 and S11. In placement `paper` a user keeps everyone's
-models, its splits z_ij and its mu^_ij; in placement `lean` nothing but its own model, from which the next minimization starts. The
-deviations from the print are those named in the server half. Arithmetic is per user, and sums over j run in member order, whoever
-shares the host.
+These are the users' steps S2 to S6 and S11 of Algorithm 1 of Armacki, Bajovic, Jakovetic and Kar (2022). In placement `paper` a user keeps
+all models, its splits z_ij and its mu^_ij. In placement `lean` it keeps only its own model, from which the next minimization starts. The
+server half names the deviations from the paper. Arithmetic is per user, and sums over j run in member order, so other users of the host do
+not matter.
 
-x-update (16): exact, or `linearized`, which takes B_i(x, y) = L_i/2 |x - y|^2 - f_i(x) + f_i(y) + <grad f_i(y), x - y> beside
-eta/2 |x - y|^2 (section 2.1 of Wang, Banerjee and Luo, 2014): one gradient,
+The x-update (16) is exact, or `linearized`: next to eta/2 |x - y|^2 it takes B_i(x, y) = L_i/2 |x - y|^2 - f_i(x) + f_i(y) + <grad f_i(y),
+x - y> (section 2.1 of Wang, Banerjee and Luo, 2014). This needs one gradient,
 
     x_i^{t+1} = (L_i x_i^t - grad f_i(x_i^t) + v_i) / (L_i + q),     q = rho (N-1) + eta,
     v_i = rho sum_{j!=i} (x_j^t + z_ij^t) + eta x_i^t - sum_{j!=i} mu^_ij^t.
@@ -47,14 +47,14 @@ from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 @dataclass(frozen=True)
 class Options:
-    """What the server half decided for the stage."""
+    """The server half's options for the stage."""
 
     stage: str
     warm_from: str  # the stage whose state is kept, "" for none
     placement: str
     z_after_x: bool
     linearized: bool
-    in_pairs: bool  # (i,j) and (j,i) are drawn together: the user with i < j sends z_ij
+    in_pairs: bool  # (i,j) and (j,i) are drawn together; the user with i < j sends z_ij
     penalty: float  # lambda in (17)
     rho: float
     eta: float
@@ -72,7 +72,7 @@ class LeanState:
 
 @dataclass(frozen=True)
 class PaperState:
-    """What Algorithm 1 lets users keep. Axis 1 of z and muhat are the N-1 partners in member order."""
+    """What users keep in Algorithm 1. Axis 1 of z and muhat is the N-1 partners in member order."""
 
     options: Options
     smoothness: Array  # (n_own,) L_i
@@ -86,11 +86,11 @@ S = TypeVar("S", LeanState, PaperState)
 
 
 def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:
-    """Zeros, or the state of the stage before along a path; RunError when that is not here."""
+    """Zeros, or the previous state along a path. RunError if the host does not have it."""
     chosen = Options(**options)
     if chosen.warm_from:
         is_missed = previous is not None and previous.options.stage != chosen.warm_from
-        # In placement lean a host may have missed a stage: what it has is only where its next minimization starts.
+        # In placement lean a host may miss a stage, because its state is only a starting point.
         if previous is None or (is_missed and chosen.placement == "paper"):
             found = "no state" if previous is None else f"the state of stage {previous.options.stage!r}"
             raise RunError(f"stage {chosen.stage!r} starts from stage {chosen.warm_from!r}, but the host has {found}")
@@ -106,19 +106,19 @@ def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Mess
     """Handles one task of either placement."""
     if isinstance(state, LeanState):
         return _lean_step(_weighted(state, inbox), inbox, local)
-    # S11 belongs to the round before, and to its rho.
+    # S11 belongs to the previous round, and uses its rho.
     return _paper_step(_weighted(_received(state, inbox, local), inbox), inbox, local)
 
 
 def ahead(state: State, inbox: Inbox, local: Local) -> Callable[[], None] | None:
-    """In placement lean the next minimization starts from the models just sent, if everyone's are asked for again."""
+    """In placement lean, prepares the next minimization, which starts from the models just sent if all are requested again."""
     if isinstance(state, LeanState) and (task := inbox.get(Aggregates)) and task.users is None:
         return partial(local.problem.look_ahead, state.x, None if state.options.linearized else _weight(state, local))
     return None
 
 
 def _weighted(state: S, inbox: Inbox) -> S:
-    """With the rho of this round, and an eta that keeps its share of it."""
+    """The state with the rho of this round, and with eta in the same ratio to it."""
     if not (sent := inbox.get(Weight)):
         return state
     options = state.options
@@ -171,7 +171,7 @@ def _received(state: PaperState, inbox: Inbox, local: Local) -> PaperState:
 
 
 def _paper_step(state: PaperState, inbox: Inbox, local: Local) -> tuple[PaperState, list[Message]]:
-    """S2 and S5, S3 and S6. A new x_i takes its place in the state when S7 brings it; z_ij does at once."""
+    """S2 and S5, S3 and S6. A new x_i enters the state when S7 brings it, a new z_ij at once."""
     replies: list[Message] = []
     wants_all, chosen = AllBlocks in inbox, inbox.get(ChosenModels)
     own = state.x[local.indices]
@@ -194,7 +194,7 @@ def _paper_step(state: PaperState, inbox: Inbox, local: Local) -> tuple[PaperSta
 
 
 def _chosen_splits(state: PaperState, users: Indices, partner: Indices, local: Local) -> tuple[Array, UpdatedSplits]:
-    """S3 and S6 on some pairs; one of the two users of a drawn pair sends, and the other knows z_ji = -z_ij by the same arithmetic."""
+    """S3 and S6 on some pairs. One user of a drawn pair sends; the other computes z_ji = -z_ij itself."""
     member = local.indices[users]
     place = _place(member, partner)
     w = state.x[member] - state.x[partner] + state.muhat[users, place] / state.options.rho
@@ -205,7 +205,7 @@ def _chosen_splits(state: PaperState, users: Indices, partner: Indices, local: L
 
 
 def _aggregates(state: PaperState, own: Array, users: Indices | None) -> Array:
-    """v (n, d) of the listed users, from what they keep."""
+    """v (n, d) of the listed users, from their state."""
     options, rows = state.options, _rows(users)
     others = state.x.sum(axis=0) - own[rows]
     v: Array = options.rho * (others + state.z[rows].sum(axis=1)) + options.eta * own[rows] - state.muhat[rows].sum(axis=1)
@@ -213,7 +213,7 @@ def _aggregates(state: PaperState, own: Array, users: Indices | None) -> Array:
 
 
 def _minimized(state: State, v: Array, x: Array, users: Indices | None, local: Local) -> Array:
-    """x^{t+1} (n, d) of the listed users from their x^t, as the server will see it: (16), argmin f_i(x) + q/2 |x|^2 - v_i.x."""
+    """x^{t+1} (n, d) of the listed users from their x^t, rounded as it is sent: (16), argmin f_i(x) + q/2 |x|^2 - v_i.x."""
     options, q = state.options, _weight(state, local)
     if options.linearized:
         curvature = state.smoothness[_rows(users), None]
@@ -227,7 +227,7 @@ def _weight(state: State, local: Local) -> float:
 
 
 def _shrunk(w: Array, state: PaperState, local: Local) -> Array:
-    """(17): the block soft threshold of the last axis, as the server will see it."""
+    """(17): the block soft threshold of the last axis, rounded as it is sent."""
     norms = np.sqrt((w * w).sum(axis=-1, keepdims=True))
     with np.errstate(divide="ignore"):
         kept = np.maximum(0.0, 1.0 - state.options.penalty / state.options.rho / norms)  # a norm of 0 gives -inf, hence 0
@@ -243,7 +243,7 @@ def _differences(x: Array, local: Local) -> Array:
 
 
 def _place(member: Indices, partner: Indices) -> Indices:
-    """Where a partner stands among the N-1 partners of a member."""
+    """The index of a partner among the N-1 partners of a member."""
     place: Indices = partner - (partner > member)
     return place
 

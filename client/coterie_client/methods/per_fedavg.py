@@ -1,4 +1,4 @@
-"""Local update of `per_fedavg` (see `coterie.methods.per_fedavg`): steps along the gradient at the point that an inner step leads to."""
+"""Local update of `per_fedavg` (see `coterie.methods.per_fedavg`): steps along the gradient at the point after an inner step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from coterie_client.learning import Gradient, Gradients, Numbers, Phase, Slope, 
 class Adapted:
     """The gradient of f(w - rate grad f(w)), with independent batches D, D' and D'' for inner step, outer gradient and Hessian.
 
-    "fo": g = grad f(w - rate grad f(w; D); D'). "hf": g - rate H(w) g, the product with the Hessian from gradients on both sides of w,
-    (grad f(w + delta g; D'') - grad f(w - delta g; D'')) / (2 delta).
+    "fo": g = grad f(w - rate grad f(w; D); D'). "hf": g - rate H(w) g. The product with the Hessian comes from gradients on both sides of
+    w: (grad f(w + delta g; D'') - grad f(w - delta g; D'')) / (2 delta).
     """
 
     rate: float
@@ -61,13 +61,13 @@ def update(context: Context) -> Moved:
 
 
 def received(context: Context) -> Received:
-    """What the user makes of w by steps on its own rows."""
+    """w, adapted by steps on the user's own rows."""
     phases = [Phase(**phase) for phase in context.settings["adaptation"]]
     return Received(context.fit(context.model, phases, "adaptation").tensors if phases else context.model)
 
 
 def judged(model: Tensors, kept: Tensors, _: AbstractSet[str]) -> Tensors:
-    """What the user has made of w."""
+    """The adapted w, or w before it is adapted."""
     return kept or model
 
 

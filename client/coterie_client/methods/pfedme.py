@@ -10,9 +10,9 @@ from coterie_client.learning import Gradient, Gradients, Numbers, Phase, Slope, 
 
 @dataclass(frozen=True)
 class Envelope:
-    """The gradient of min_theta f(theta) + penalty/2 |theta - w|^2, which is penalty (w - theta). Beside w stands the last theta.
+    """The gradient of min_theta f(theta) + penalty/2 |theta - w|^2, which is penalty (w - theta). The last theta is returned beside w.
 
-    theta is what `n_steps` gradient steps on one batch make of w.
+    theta is w after `n_steps` gradient steps on one batch.
     """
 
     penalty: float
