@@ -1,4 +1,4 @@
-"""Array types. All arithmetic is in float64; the payload dtype of the wire is decided at the codec alone."""
+"""Array types. All arithmetic is in float64; only the codec decides the payload dtype of the wire."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Indices = NDArray[np.int64]
 def distinct(values: NDArray[T]) -> NDArray[T]:
     """The distinct values, ascending.
 
-    numpy.unique by itself would look for masked arrays, which nothing here uses, and so load 2 MB of numpy that a small machine may lack.
+    Plain numpy.unique would look for masked arrays, and so load 2 MB of numpy that a small machine may lack.
     """
     found: NDArray[T] = np.unique(values, return_counts=True)[0]
     return found

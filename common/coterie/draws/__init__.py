@@ -1,1 +1,1 @@
-"""Random numbers: named streams, and the common coins."""
+"""Random numbers: named streams, and shared coins."""

@@ -1,6 +1,6 @@
-"""The coins of the loopless methods, from the shared seed: no message says what was drawn, and a run of steps is one instruction.
+"""The coins of the loopless methods, drawn from the shared seed. So no message carries them, and a run of steps is one instruction.
 
-Iterations count from 0. A coin is fixed by the seed, by what it is for, and by its iteration.
+Iterations count from 0. A coin is fixed by the seed, by its purpose, and by its iteration.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from coterie.draws.streams import generator
 
 Flips = NDArray[np.bool_]
-_BLOCK = 4096  # iterations whose coins are drawn together
+_BLOCK = 4096  # iterations per draw
 _KEPT = 4  # blocks
 
 
@@ -33,7 +33,6 @@ class DrawnCoin:
         self._blocks: dict[int, Flips] = {}
 
     def flips(self, start: int, stop: int) -> Flips:
-        """(stop - start,) whether it shows 1."""
         if self._p <= 0.0:
             return np.zeros(stop - start, dtype=np.bool_)
         numbers = range(start // _BLOCK, -(-stop // _BLOCK))
@@ -50,20 +49,19 @@ class DrawnCoin:
 
 
 class RecordedCoin:
-    """A coin whose flips are given; iterations beyond them are an IndexError."""
+    """A coin with given flips. IndexError for iterations beyond them."""
 
     def __init__(self, flips: Sequence[int | bool]) -> None:
         self._flips = np.array(flips, dtype=np.bool_)
 
     def flips(self, start: int, stop: int) -> Flips:
-        """(stop - start,) whether it shows 1."""
         if stop > self._flips.size:
             raise IndexError(f"coins are recorded for {self._flips.size} iterations, wanted {stop}")
         return self._flips[start:stop]
 
 
 def first(flips: Flips, start: int) -> int:
-    """The iteration of the first 1, for flips that begin at iteration `start`; their end when there is none."""
+    """The iteration of the first 1, for flips that begin at iteration `start`; their end if there is none."""
     if not flips.size:
         return start
     at = int(flips.argmax())

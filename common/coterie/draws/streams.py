@@ -1,8 +1,8 @@
 """Named random streams: the only source of randomness in a run.
 
-A stream is fixed by the run's seed and by names (what it is for, whose it is, which round), never by the order of calls, the
-host or the process, so that a simulated and a distributed run draw the same numbers. NumPy guarantees the raw words of Philox, of which a
-`Stream` makes its numbers. It may change what the methods of a `Generator` return.
+A stream is fixed by the run's seed and by names (its purpose, its owner, the round). The order of calls, the host and the process do not
+matter, so a simulated and a distributed run draw the same numbers. NumPy guarantees the raw words of Philox, from which a `Stream` makes
+its numbers. It does not guarantee the results of a `Generator`'s methods.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from coterie.arrays import Array, Indices
 
 
 def philox(seed: int, purpose: str, *index: int | str) -> np.random.Philox:
-    """The raw words of one stream; JSON keeps the parts of its name apart, SHA-256 the streams."""
+    """The raw words of one stream. JSON separates the parts of its name, SHA-256 the streams."""
     digest = hashlib.sha256(json.dumps([seed, purpose, *index]).encode()).digest()
     return np.random.Philox(key=int.from_bytes(digest[:16], "little"))
 
 
 def generator(seed: int, purpose: str, *, member: str = "", round_number: int = 0) -> np.random.Generator:
-    """NumPy's generator of one named stream."""
+    """NumPy's generator of a named stream."""
     return np.random.Generator(philox(seed, purpose, member, round_number))
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A named stream of random numbers; each call moves it on."""
+    """A named stream of random numbers. Each call advances it."""
 
     words: np.random.Philox
 
@@ -43,7 +43,6 @@ class Stream:
 
 
 def stream(seed: int, purpose: str, *index: int | str) -> Stream:
-    """The stream of (seed, purpose, index)."""
     return Stream(philox(seed, purpose, *index))
 
 

@@ -1,1 +1,1 @@
-"""The experiment: its sections, the methods that there are, and what of it a host's owner has to accept."""
+"""The experiment: its sections, the registry of methods, and what a host's owner has to accept."""

@@ -1,6 +1,6 @@
-"""What the columns of a table are, and how a text table spells their values: the parts of a `data` section that tables have in common.
+"""Column types and dialects of tables: the parts of a `data` section that table sources share.
 
-Configuration only; `coterie_client.data.tables.cells` reads cells by it.
+Only configuration; `coterie_client.data.tables.cells` reads the cells.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from coterie.text.names import normal
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000), AfterValidator(normal)]
 
-# What text tables write where there is no value, compared without the spaces around it.
+# How text tables write missing values, compared without surrounding spaces.
 MISSING: Final = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>", "#N/A", ".")
 DELIMITERS: Final = (",", ";", "\t", "|")
 
@@ -25,14 +25,14 @@ Simple = Literal["number", "boolean", "date", "category", "ignore"]
 
 
 def _level(value: object) -> object:
-    """YAML reads 1 as a number, and yes as true: the first is a level's name all the same, the second needs quotes."""
+    """YAML reads 1 as a number, and yes as true. The number is accepted as a level's name; the boolean needs quotes."""
     if isinstance(value, bool):
         raise ValueError(f"a level is {value}, want text: write it in quotes, as it stands in the table")
     return str(value) if isinstance(value, int | float) else value
 
 
 class Levels(Settings):
-    """A category with declared levels. The first is the reference: each other one is a feature, 1 where the cell has this level."""
+    """A category with declared levels. The first is the reference; each other one is a feature, 1 if the cell has this level."""
 
     category: tuple[Annotated[Name, BeforeValidator(_level)], ...] = Field(min_length=2, max_length=10_000)
 
@@ -48,7 +48,7 @@ def _form(value: object) -> str:
     return "levels" if isinstance(value, Mapping | Levels) else "word"
 
 
-# Told apart by what is written, so that a misspelt word is one mistake and not two.
+# Discriminated by its form, so that a misspelt word is one mistake instead of two.
 ColumnType = Annotated[Annotated[Simple, Tag("word")] | Annotated[Levels, Tag("levels")], Discriminator(_form)]
 
 
@@ -62,14 +62,14 @@ Sign = Annotated[str, StringConstraints(min_length=1, max_length=1), AfterValida
 
 
 class Dialect(Settings):
-    """How a text table is written."""
+    """The format of a text table."""
 
     delimiter: Sign = ","
     decimal: Literal[".", ","] = "."
     thousands: Literal[",", ".", "'", "\u2019", " ", "\u00a0", "\u202f"] | None = None
     encoding: Annotated[str, StringConstraints(min_length=1, max_length=40)] = "utf-8"  # with or without a byte order mark
-    quote: Literal['"', "'"] | None = '"'  # null: quotes are letters like others
-    comment: Sign | None = None  # lines that begin with it are passed over
+    quote: Literal['"', "'"] | None = '"'  # null: quotes are ordinary characters
+    comment: Sign | None = None  # lines that begin with it are skipped
     missing: tuple[Annotated[str, StringConstraints(max_length=100)], ...] = MISSING
     names: tuple[Name, ...] | None = Field(default=None, min_length=1)  # of the columns of a file without a header
 
@@ -86,7 +86,7 @@ class Dialect(Settings):
     def _signs_differ(self) -> Dialect:
         signs = {"delimiter": self.delimiter, "decimal": self.decimal, "thousands": self.thousands, "comment": self.comment}
         signs["quote"] = self.quote
-        # A delimiter may be a decimal or a thousands sign, in tables that quote such cells.
+        # The delimiter may be the decimal or thousands sign, in tables that quote such cells.
         may_agree = ({"decimal", "delimiter"}, {"delimiter", "thousands"})
         for key, sign in signs.items():
             for other, again in signs.items():
@@ -96,5 +96,5 @@ class Dialect(Settings):
 
     @property
     def is_default(self) -> bool:
-        """Whether it is that of every table which does not say otherwise."""
+        """Whether all settings are the defaults."""
         return self == Dialect()

@@ -1,4 +1,4 @@
-"""What a feature is: its name, its kind, and the column of the table that it comes from. The schema of a run is the list of them."""
+"""Features: name, kind, and the column of the table. A run's schema is the list of its features."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NAME = re.compile(r"`([^`]+)`|([^\W\d]\w*)")  # in a formula
 
 
 def named_columns(data: object) -> frozenset[str]:
-    """The columns that the experiment's `data` section names: both sides know them, so a sentence for the other side may."""
+    """The columns that the experiment's `data` section names. Both sides know them, so messages between them may name them."""
     named: set[str] = set()
     for key in _COLUMNS:
         value = getattr(data, key, None)

@@ -1,6 +1,6 @@
-"""What a method is to both sides: one value `METHOD` in `coterie/methods/NAME.py`. Its halves are `SERVER` and `CLIENT` or `UPDATE`.
+"""The common part of a method: one value `METHOD` in `coterie/methods/NAME.py`. Its halves are `SERVER` and `CLIENT` or `UPDATE`.
 
-Generic code reads these fields. It never looks for a name in a module, so a misspelt one is an error of the type checker.
+Generic code reads these fields and never looks up names in a module, so the type checker finds misspelt ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from coterie.experiment.reveals import Reveal
     from coterie.experiment.settings import Settings
 
-Kind = Literal["convex", "network"]  # of users' models
+Kind = Literal["convex", "network"]  # kind of the users' models
 CONVEX: Final[frozenset[Kind]] = frozenset({"convex"})
 NETWORK: Final[frozenset[Kind]] = frozenset({"network"})
 ANY_MODEL = CONVEX | NETWORK
@@ -21,7 +21,7 @@ ANY_MODEL = CONVEX | NETWORK
 
 @dataclass(frozen=True)
 class Meaningless:
-    """Keys of a method that mean nothing for one kind of models, and why: a sentence that follows "but"."""
+    """Keys of a method without meaning for one kind of models, and the reason: a clause that follows "but"."""
 
     keys: tuple[str, ...] = ()
     why: str = ""
@@ -29,7 +29,7 @@ class Meaningless:
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """What has messages of its own: a method, or steps that are part of every run."""
+    """A method, or steps of every run: anything that has its own messages."""
 
     reveals: tuple[Reveal, ...]  # who learns what from its messages
 
@@ -39,17 +39,16 @@ class Method(Room):
     """A method. Its name is the default of `config.name`."""
 
     config: type[Settings]
-    models: frozenset[Kind] = CONVEX  # what it is for
-    room: str = ""  # the family whose halves it uses where it has none of its own
-    users_need_minimisers: bool = True  # whether a user whose own loss has no unique minimiser is refused, of convex problems
-    needs_sizes: bool = False  # whether the server has to know how many rows users have, of convex problems too
-    convex_defaults: Mapping[str, Any] = field(default_factory=dict)  # settings that start from other values on a convex problem
+    models: frozenset[Kind] = CONVEX  # supported kinds
+    room: str = ""  # the family whose halves it uses, if it has none of its own
+    users_need_minimisers: bool = True  # on convex problems: whether users without a unique minimiser of their own loss are refused
+    needs_sizes: bool = False  # whether the server needs the users' numbers of rows, also on convex problems
+    convex_defaults: Mapping[str, Any] = field(default_factory=dict)  # other defaults on a convex problem
     meaningless: Mapping[Kind, Meaningless] = field(default_factory=dict)
-    own_sense: tuple[str, ...] = ()  # keys that a comparison does not take over from another method, though both inherit them
+    own_sense: tuple[str, ...] = ()  # inherited keys that a comparison does not copy from another method
 
     @property
     def name(self) -> str:
-        """The method's name."""
         return str(self.config.model_fields["name"].default)
 
 

@@ -1,8 +1,7 @@
-"""The model of an experiment with networks: how it is built, and which of its tensors are the head.
+"""The model of an experiment with networks: how to build it, and which of its tensors are the head.
 
-A model is a representation followed by a head, told apart by the names of its tensors; a method says which of the two is shared. Server
-and client read this page, and only the client, which builds the network, needs torch. What the server must know of it (names, shapes,
-which part) comes in the hosts' hellos as `TensorInfo`s.
+A model is a representation followed by a head, distinguished by the names of tensors; a method decides which of the two is shared. Only the
+client builds the network and needs torch. The server receives names, shapes and parts in the hosts' hellos, as `TensorInfo`s.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from coterie.text.quoting import quoted
 from coterie.text.suggestions import suggestion
 
 Part = Literal["representation", "head"]
-Sharing = Literal["all", "representation", "head", "none"]  # which part of the model travels; the rest is private
+Sharing = Literal["all", "representation", "head", "none"]  # which part of the model is shared; the rest is private
 
 Prefix = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Extent = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -33,11 +32,11 @@ X = "x"  # the model of a convex problem
 
 
 class _Model(Settings):
-    # What the rows are before they enter the network: bytes are divided by 255, then each channel (the first axis of a row) is centred
-    # and scaled by these constants, which are public.
+    # Preprocessing of rows: bytes are divided by 255, then each channel (the first axis of a row) is centred and scaled by these public
+    # constants.
     input_mean: tuple[float, ...] = (0.0,)
     input_std: tuple[PositiveFloat, ...] = (1.0,)
-    device: str = "cpu"  # "cuda" is outside the promise of equal bits
+    device: str = "cpu"  # equal bits are not guaranteed for "cuda"
 
 
 class LinearModel(_Model):
@@ -93,7 +92,7 @@ class CustomModel(_Model):
 
 
 def _named(value: Any) -> Any:
-    """`model: package.module:function`, a mapping with `build`, and one with the name of a package's model are custom models."""
+    """`model: package.module:function`, a mapping with `build`, and a mapping with a package's name are custom models."""
     if isinstance(value, str):
         value = {"build": value}
     if not isinstance(value, dict):
@@ -107,11 +106,11 @@ _BUILT_IN = ("linear", "mlp", "cnn", "lstm", "custom")
 ModelConfig = Annotated[LinearModel | MlpModel | CnnModel | LstmModel | CustomModel, Field(discriminator="name"), BeforeValidator(_named)]
 
 
-PARTS = ("all", "representation", "head")  # of a model, as phases of local steps name them
+PARTS = ("all", "representation", "head")  # parts that a phase of local steps may train
 
 
 def check_part(part: str) -> None:
-    """ConfigError for what is no part of a model."""
+    """ConfigError for an unknown part of a model."""
     if part not in PARTS:
         wanted = f"want one of {', '.join(PARTS)}{suggestion(part, PARTS)}"
         raise ConfigError(f"a phase trains {quoted(part)}, which is no part of a model: {wanted}", Finding("L4"))
@@ -119,14 +118,14 @@ def check_part(part: str) -> None:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor of a model, as every host must have it."""
+    """One tensor of a model, which all hosts must have alike."""
 
     name: str
     shape: tuple[int, ...]  # () for a single number
-    is_integer: bool  # a count, such as batches seen: int64; all others are float32 in networks
+    is_integer: bool  # a count, such as batches seen: int64; otherwise float32 in networks
     part: Part
-    is_statistic: bool = False  # a buffer, such as a running mean: moved by data, not by gradients
-    layer: str = ""  # whose it is: torch's class of the layer, or that which the user's own class comes from; of convex problems none
+    is_statistic: bool = False  # a buffer without gradient, such as a running mean
+    layer: str = ""  # torch's class of its layer (a base class for the user's own classes); "" in convex problems
 
     @property
     def size(self) -> int:
@@ -134,17 +133,17 @@ class TensorInfo:
 
 
 def convex_tensors(d: int) -> tuple[TensorInfo, ...]:
-    """The model of a convex problem as a tensor, x in R^d: float64 on both sides, and all of it head."""
+    """The model of a convex problem as a tensor, x in R^d: float64 on both sides, and all head."""
     return (TensorInfo(X, (d,), False, "head"),)
 
 
 def to_json(tensors: Sequence[TensorInfo]) -> str:
-    """As hellos bring it."""
+    """The format in hellos."""
     return json.dumps([asdict(tensor) for tensor in tensors])
 
 
 def from_json(text: str) -> tuple[TensorInfo, ...]:
-    """What `to_json` wrote. ProtocolError for anything else."""
+    """The inverse of `to_json`. ProtocolError for any other text."""
     try:
         listed = json.loads(text)
         if not 0 < len(listed) <= _MAX_TENSORS:
@@ -156,7 +155,7 @@ def from_json(text: str) -> tuple[TensorInfo, ...]:
                 bool(item["is_integer"]),
                 _part(item["part"]),
                 bool(item["is_statistic"]),
-                str(item.get("layer", "")),  # runs from before it was told are still read
+                str(item.get("layer", "")),  # absent in old runs
             )
             for item in listed
         )
@@ -179,7 +178,7 @@ def _part(value: Any) -> Part:
 def shared_tensors(
     tensors: Sequence[TensorInfo], sharing: Sharing, *, statistics_travel: bool = True, private_layers: Collection[str] = ()
 ) -> tuple[TensorInfo, ...]:
-    """The tensors that travel, in the model's order; the others are private, those of `private_layers` all of them.
+    """The shared tensors, in the model's order. All others are private, including those of `private_layers`.
 
     ConfigError when a shared part has none.
     """
@@ -193,19 +192,19 @@ def shared_tensors(
 
 
 def stacked(tensors: Sequence[TensorInfo], n_models: int) -> tuple[TensorInfo, ...]:
-    """The tensors of so many models, each with the models as its first axis."""
+    """The tensors of several models, with a first axis of models."""
     return tuple(replace(tensor, shape=(n_models, *tensor.shape)) for tensor in tensors)
 
 
 def check_sizes(weights: NDArray[Any], counts: NDArray[Any], listed: Sequence[TensorInfo]) -> None:
-    """ProtocolError unless these are as many numbers as the listed tensors have, floats and integers."""
+    """ProtocolError unless these numbers have the total size of the listed tensors, for floats and integers."""
     wanted = [sum(tensor.size for tensor in listed if tensor.is_integer == kind) for kind in (False, True)]
     if [weights.size, counts.size] != wanted:
         raise ProtocolError(f"{weights.size} weights and {counts.size} counts came, wanted {wanted[0]} and {wanted[1]}")
 
 
 def named_tensors(weights: NDArray[Any], counts: NDArray[Any], listed: Sequence[TensorInfo]) -> dict[str, NDArray[Any]]:
-    """The listed tensors in their shapes, views of the float numbers and the integers that hold them one after the other."""
+    """The listed tensors by name, as views of concatenated floats and integers."""
     check_sizes(weights, counts, listed)
     at = {False: 0, True: 0}
     tensors: dict[str, NDArray[Any]] = {}
@@ -218,7 +217,7 @@ def named_tensors(weights: NDArray[Any], counts: NDArray[Any], listed: Sequence[
 
 
 def difference(model: str, wanted: str) -> str:
-    """What is different between two hosts' models, as the middle of a sentence: "host 'a' ... the hosts before"."""
+    """The difference between two hosts' models, for the middle of a sentence: "host 'a' ... the hosts before"."""
     if not model:
         return "has no model, unlike"
     here, there = ({tensor.name: tensor for tensor in from_json(text)} for text in (model, wanted))

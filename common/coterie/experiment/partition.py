@@ -1,4 +1,4 @@
-"""How labelled rows are divided among users: the key `partition` of a data section. `coterie_client.data.partition` deals the rows."""
+"""The key `partition` of a data section: how labelled rows are divided among users. `coterie_client.data.partition` implements it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the users of a convex experiment minimise: the loss of their rows, as both sides write it in the configuration.
+"""The loss that users of a convex experiment minimise, as both sides read it in the configuration.
 
-The arithmetic is the client's alone, in `coterie_client.problems`; the coordinator reads this page and never the data.
+Only the client computes it, in `coterie_client.problems`. The coordinator never sees the data.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coterie.experiment.settings import Settings
 MARGIN_LOSSES: Final = ("squared_hinge", "logistic", "least_squares", "huber", "poisson")
 DISTANCE_LOSSES: Final = ("squared_distance", "huber_distance")
 NETWORK_LOSSES: Final = ("cross_entropy",)  # networks also take least_squares
-UNTOLD: Final = "metric"  # where only the code of the loss could tell
+UNTOLD: Final = "metric"  # if only the code of the loss knows
 METRICS: Final = ("accuracy", "squared_error", "deviance", UNTOLD)
 _BUILT_IN: Final = (*MARGIN_LOSSES, *DISTANCE_LOSSES, *NETWORK_LOSSES)
 
@@ -52,22 +52,22 @@ class ProblemConfig(Settings):
 
     @property
     def is_distance(self) -> bool:
-        """Whether rows are points to be near to, without targets."""
+        """Whether rows are points to be close to, without targets."""
         return self.loss in DISTANCE_LOSSES
 
     @property
     def is_own(self) -> bool:
-        """Whether the loss is code of a package, or beside the experiment: for a network where the experiment has one."""
+        """Whether the loss is code of a package, or beside the experiment. With a model, it is a network's loss."""
         return self.loss not in _BUILT_IN
 
     @property
     def is_for_networks(self) -> bool:
-        """Whether the loss is that of a network's outputs, for labels 0, 1, 2, ..."""
+        """Whether the loss is a network's, for labels 0, 1, 2, ..."""
         return self.loss in NETWORK_LOSSES
 
     @property
     def metric(self) -> str:
-        """What held-out rows are judged by, beside the loss."""
+        """The metric for held-out rows, besides the loss."""
         if self.loss in ("cross_entropy", "logistic", "squared_hinge"):
             return "accuracy"
         if self.loss == "poisson":

@@ -1,11 +1,11 @@
 """The truth behind `source: representation`: B* and the users' heads w*_i, of section 5.1 of Collins et al. (2021).
 
-"Generated randomly by sampling and normalizing Gaussian matrices" may be read in several ways. Here the rows of W* have norm sqrt(k) and
-the columns of B* are orthonormal (Assumption 3): the method of moments then starts Figure 3 at distances of about .44, .21, .14 and .06 for
-n = 100, 500, 1000 and 5000. Scaling W* as a whole gives .58 for n = 100, and rows of norm 1 need k times the step size.
+"Generated randomly by sampling and normalizing Gaussian matrices" is ambiguous. Here the rows of W* have norm sqrt(k) and the columns of B*
+are orthonormal (Assumption 3). The method of moments then starts Figure 3 at distances of about .44, .21, .14 and .06 for n = 100, 500,
+1000 and 5000. Scaling W* as a whole gives .58 for n = 100, and rows of norm 1 need k times the step size.
 
-Everything is drawn by name: a user's head does not depend on who else there is. The coordinator draws B* too, to tell how far the learnt
-representation is from it.
+All draws are keyed by name, so a user's head does not depend on other users. The coordinator also draws B*, to measure the distance of the
+learnt representation.
 """
 
 from __future__ import annotations

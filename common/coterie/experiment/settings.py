@@ -1,4 +1,4 @@
-"""The root of all configuration models."""
+"""The base class of all configuration models."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ S = TypeVar("S", bound="Settings")
 
 
 class Settings(BaseModel):
-    """Frozen; unknown keys, NaN and infinity are mistakes. Built at first use, since a run uses few of all the models there are."""
+    """Frozen; unknown keys, NaN and infinity are mistakes. Built on first use, since a run uses only a few of the models."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 def validated(model: type[S], content: object, where: str, finding: Finding = NO_RULE) -> S:
-    """The settings in `content`. ConfigError with every mistake in it; `where` is what sentences call it."""
+    """The settings in `content`. ConfigError with all mistakes; `where` names the section in messages."""
     try:
         return model.model_validate(content)
     except ValidationError as error:

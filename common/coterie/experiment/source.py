@@ -1,4 +1,4 @@
-"""What all data sources have in common: standardisation, the fold of a cross-validation, paths."""
+"""Settings of all data sources: standardisation, the fold of a cross-validation, paths."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from coterie.experiment.settings import Settings
 
 FilePath = Annotated[str, StringConstraints(min_length=1, max_length=4000, pattern=r"^[^\x00]+$")]
 TestFraction = Annotated[float, Field(ge=0, lt=1)]
-USER = "{user}"  # the place of the user's name in a path
+USER = "{user}"  # placeholder for the user's name in a path
 
 
 class Fold(Settings):
-    """One fold of a cross-validation on the users: which of each user's training rows are held out, in the place of its test rows.
+    """One fold of a cross-validation on the users: some training rows of each user are held out, and replace its test rows.
 
-    `coterie_client.data.split.fold_rows` says how rows are dealt. The test rows are left out altogether, neither trained on nor judged.
+    `coterie_client.data.split.fold_rows` deals the rows to folds. The real test rows are neither trained on nor evaluated.
     """
 
     number: int = Field(ge=1)
@@ -36,5 +36,5 @@ class SourceSettings(Settings):
 
     @property
     def fills_missing(self) -> bool:
-        """Whether missing cells of features are left for means that the members agree on."""
+        """Whether missing cells of features are filled with means that the members agree on."""
         return False

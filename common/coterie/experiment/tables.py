@@ -28,13 +28,13 @@ class TableData(SourceSettings):
 
     @property
     def user_columns(self) -> tuple[str, ...]:
-        """Those that name the users, from the outer level to the inner one."""
+        """The columns that name the users, from the outer level to the inner one."""
         column = self.user_column
         return () if column is None else (column,) if isinstance(column, str) else column
 
     @property
     def fills_missing(self) -> bool:
-        """Whether missing cells of features are left for means that the members agree on."""
+        """Whether missing cells of features are filled with means that the members agree on."""
         return self.missing in ("mean", "indicator")
 
     @model_validator(mode="after")

@@ -1,1 +1,1 @@
-"""What is kept of a run: the ledger of messages, snapshots, and files that are written whole."""
+"""Records of a run: the ledger of messages, snapshots, and files that are written atomically."""

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all: whoever reads one finds all of it or what was there before, also after a crash."""
+"""Atomic files: a reader finds all of a file, or the version before, even after a crash."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from coterie.findings import Finding
 
 @contextlib.contextmanager
 def written_whole(path: Path, noun: str = "", keep: Path | None = None) -> Iterator[IO[bytes]]:
-    """A file that takes the place of `path` when the block ends well, and that of `keep` is taken by what was at `path` before.
+    """A file that replaces `path` when the block ends without an error. The previous file moves to `keep`, if given.
 
-    RunError "cannot write NOUN PATH: reason" when the disk refuses; half a file would take the space that the next attempt needs, so none
-    is left.
+    RunError "cannot write NOUN PATH: reason" when the disk refuses. No partial file is left: it would take space from the next attempt.
     """
     temporary = path.with_name(f"{path.name}.tmp")
     try:

@@ -1,8 +1,8 @@
 """The ledger: what was sent, when, over which link, for which step of the method.
 
-One row for each (exchange, link, direction, kind of message). Both ends of a link book on their own: the parent in the run database, the
-host in a `Book` that travels to the coordinator when the run ends. Units: a vector is one d-vector, a scalar one floating-point number;
-payload = scalars x item size, message = protobuf bytes, wire = message + 5 bytes of gRPC header for each frame (HTTP/2 and TLS
+It has one row for each (exchange, link, direction, kind of message). Both ends of a link count independently: the parent in the run
+database, the host in a `Book` that it sends to the coordinator at the end. Units: a vector is one d-vector, a scalar one floating-point
+number; payload = scalars x item size, message = protobuf bytes, wire = message + 5 bytes of gRPC header for each frame (HTTP/2 and TLS
 framing excluded).
 """
 
@@ -26,17 +26,17 @@ T = TypeVar("T")
 
 UP, DOWN = "up", "down"
 SESSION = "session"  # hello, welcome, heartbeats, books, finish
-CONTROL = frozenset({ENVELOPE, SESSION})  # kinds that no method declares
+CONTROL = frozenset({ENVELOPE, SESSION})  # kinds without a declaration
 _DIRECTIONS = (UP, DOWN)
 _MAX_BOOK_ROWS = 20_000
-_MAX_KINDS = 10_000  # that one book names
-_MAX_NUMBER = 1 << 40  # of a book: sums of a million such numbers still have 64 bits
+_MAX_KINDS = 10_000  # in one book
+_MAX_NUMBER = 1 << 40  # in a book: sums of a million such numbers fit into 64 bits
 _MAX_SHOWN = 100  # characters
-_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")  # numbers of 64 bits
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")  # fits into 64 bits
 
 
 class Row(NamedTuple):
-    """What one end of a link booked. `resent` counts earlier sendings of the same message."""
+    """What one end of a link counted. `resent` is the number of earlier sendings of the same message."""
 
     seq: int
     attempt: int
@@ -55,7 +55,7 @@ class Row(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What an aggregator's side of a link says of a row beside."""
+    """An aggregator's further columns for a row of its own side of a link."""
 
     useful: int
     stage: int
@@ -63,7 +63,7 @@ class Own(NamedTuple):
     user_set: int
 
 
-Booked = tuple[Sequence[Entry], int, int, str, int]  # what `rows_of` makes rows of
+Booked = tuple[Sequence[Entry], int, int, str, int]  # the arguments of `rows_of`
 
 
 def rows_of(entries: Iterable[Entry], seq: int, attempt: int, direction: str, resent: int) -> list[Row]:
@@ -72,23 +72,23 @@ def rows_of(entries: Iterable[Entry], seq: int, attempt: int, direction: str, re
 
 
 def step_of(kind: str) -> str:
-    """The paper's step of a kind of message; "control" for what no method declares."""
+    """The paper's step of a kind of message; "control" for kinds without a declaration."""
     return "control" if kind in CONTROL else kind_class(kind).step
 
 
 def link_below(aggregator: str, host: str) -> str:
-    """The name of a link below an aggregator, AGGREGATOR/HOST: what is before the first slash is the aggregator's, whatever its name."""
+    """The name of a link below an aggregator, AGGREGATOR/HOST. The aggregator's name is escaped, so it ends at the first slash."""
     return f"{aggregator.replace('%', '%25').replace('/', '%2F')}/{host}"
 
 
 def pack(rows: Iterable[Row], link: str = "") -> Iterator[session_pb2.Book]:
-    """A host's rows as control messages, column by column and compressed; `link` as in the contract."""
+    """A host's rows as control messages, stored by column and compressed; `link` as in the contract."""
     for piece in _pieces(rows):
         yield _packed([(row, ()) for row in piece], link)
 
 
 def pack_own(rows: Iterable[tuple[Row, Own]], link: str, user_sets: Sequence[str]) -> Iterator[session_pb2.Book]:
-    """An aggregator's own side of a link to one of its hosts; `Own.user_set` is a place in `user_sets`, from 1, 0 for none."""
+    """An aggregator's own side of a link to one of its hosts. `Own.user_set` counts from 1 in `user_sets`; 0 means none."""
     for piece in _pieces(rows):
         book = _packed(piece, link)
         book.of_parent, book.user_sets = True, "\n".join(user_sets)
@@ -112,14 +112,14 @@ def _packed(rows: Sequence[tuple[Row, tuple[int, ...]]], link: str) -> session_p
 
 
 def unpack(book: session_pb2.Book) -> list[Row]:
-    """The rows of a Book; ProtocolError when its size does not fit."""
+    """The rows of a Book. ProtocolError when it is malformed."""
     return [row for row, _ in _unpacked(book, 0)]
 
 
 def unpack_own(book: session_pb2.Book) -> list[tuple[Row, Own]]:
-    """The rows of an aggregator's own side of a link. ProtocolError when the size does not fit or an unknown set of users is named."""
+    """The rows of an aggregator's own side of a link. ProtocolError when the book is malformed, or names an unknown set of users."""
     rows = [(row, Own(*more)) for row, more in _unpacked(book, len(Own._fields))]
-    n_sets = len(book.user_sets.split("\n"))  # one set of nobody is written like no set
+    n_sets = len(book.user_sets.split("\n"))  # one empty set is written like no set
     wrong = next((own.user_set for _, own in rows if not 0 <= own.user_set <= n_sets), None)
     if wrong is not None:
         raise ProtocolError(f"a ledger book names set {wrong} of users, but lists {n_sets}")
@@ -142,7 +142,7 @@ def _unpacked(book: session_pb2.Book, n_more: int) -> list[tuple[Row, list[int]]
     if len(data) != wanted:
         raise ProtocolError(f"a ledger book brings {len(data)} bytes for {book.n_rows} rows, wanted {wanted}")
     numbers = np.frombuffer(data, dtype="<i8").reshape(n_columns, book.n_rows)
-    counted = numbers[5 : len(Row._fields)]  # the columns before say what the row is about, those after what the parent says beside
+    counted = numbers[5 : len(Row._fields)]  # earlier columns identify the row, later ones are the parent's
     if numbers.size and not 0 <= counted.min() <= counted.max() <= _MAX_NUMBER:
         wrong = counted.min() if counted.min() < 0 else counted.max()
         raise ProtocolError(f"a ledger book counts {wrong} vectors, scalars, bytes or frames, wanted 0 to {_MAX_NUMBER}")
@@ -160,7 +160,7 @@ def _unpacked(book: session_pb2.Book, n_more: int) -> list[tuple[Row, list[int]]
 
 
 def as_ranges(users: Indices) -> str:
-    """Member indices as text, "0-19,25": how a set of users is interned in the run database."""
+    """Member indices as text, "0-19,25", which identifies a set of users in the run database."""
     ordered = sorted(set(users.tolist()))
     pieces = []
     first = last = ordered[0] if ordered else 0
@@ -173,7 +173,7 @@ def as_ranges(users: Indices) -> str:
 
 
 def check_ranges(text: str, own: Indices) -> None:
-    """ProtocolError unless `text` is ascending ranges, as `as_ranges` writes them, of none but `own` (ascending)."""
+    """ProtocolError unless `text` is ascending ranges as in `as_ranges`, and contains only members of `own` (ascending)."""
     before = -1
     for part in text.split(",") if text else ():
         found = _RANGE.fullmatch(part)
@@ -186,7 +186,7 @@ def check_ranges(text: str, own: Indices) -> None:
 
 
 def of_ranges(text: str) -> Indices:
-    """The member indices that `as_ranges` wrote."""
+    """The inverse of `as_ranges`."""
     ends = [part.partition("-")[::2] for part in text.split(",") if part]
     pieces = [np.arange(int(first), int(last or first) + 1) for first, last in ends]
     return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)

@@ -1,8 +1,8 @@
-"""Snapshots: a tree of plain values and arrays in one checksummed file, written atomically, two generations kept.
+"""Snapshots: a tree of plain values and arrays in one checksummed file, written atomically; two generations are kept.
 
-A tree is made of dataclasses, dicts with string keys, lists and tuples, arrays, bytes, strings, numbers, booleans and None. Nothing is ever
-unpickled, and of the dataclasses that a file names only those of `PACKAGES` are imported. Both sides use it: the coordinator for its
-checkpoints, a host for the state of its users.
+A tree consists of dataclasses, dicts with string keys, lists and tuples, arrays, bytes, strings, numbers, booleans and None. Nothing is
+unpickled, and only dataclasses of `PACKAGES` are imported. The coordinator uses snapshots as checkpoints, a host for the state of its
+users.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from coterie.findings import Finding
 from coterie.record.files import written_whole
 from coterie.text.quoting import quoted
 
-# Whose dataclasses a snapshot may name, by their first name. Whatever imports a plug-in adds its package.
+# Top-level packages whose dataclasses a snapshot may name. The importer of a plug-in adds its package.
 PACKAGES = {"coterie", "coterie_client", "coterie_server"}
 _MAGIC = b"COTERIE1"
 _DIGEST_BYTES = 32
 
 
 class _Buffers:
-    """The bytes of arrays and bytes, one after the other; they are not copied, since a snapshot may be most of a process's memory."""
+    """The bytes of arrays and bytes objects, in order. They are not copied, since they may take most of a process's memory."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes | memoryview] = []
         self._n_bytes = 0
 
     def append(self, data: bytes | memoryview) -> dict[str, int]:
-        """Where it will stand."""
+        """Adds a buffer, and returns its position."""
         place = {"at": self._n_bytes, "bytes": len(data)}
         self.pieces.append(data)
         self._n_bytes += len(data)
@@ -43,7 +43,7 @@ class _Buffers:
 
 
 def dumps(tree: Any) -> bytes:
-    """The tree as bytes: magic, digest, length of the JSON skeleton, skeleton, buffers. TypeError for other kinds of values."""
+    """The tree as bytes: magic, digest, length of the JSON skeleton, skeleton, buffers. TypeError for values of other types."""
     return b"".join(_pieces(tree))
 
 
@@ -58,7 +58,7 @@ def _pieces(tree: Any) -> list[bytes | memoryview]:
 
 
 def loads(data: bytes) -> Any:
-    """The tree again; ValueError when the checksum does not fit."""
+    """The inverse of `dumps`. ValueError when the checksum does not fit."""
     start = len(_MAGIC) + _DIGEST_BYTES
     if data[: len(_MAGIC)] != _MAGIC:
         raise ValueError("not a snapshot")
@@ -113,21 +113,21 @@ def _restore(value: Any, body: memoryview) -> Any:
 
 
 def _dataclass(path: str, content: dict[str, Any]) -> Any:
-    """The dataclass MODULE:NAME with these fields. ValueError where it is not of `PACKAGES`, is not there, or does not fit them."""
+    """The dataclass MODULE:NAME with these fields. ValueError when it is not in `PACKAGES`, does not exist, or has other fields."""
     module, _, name = path.partition(":")
     if module.partition(".")[0] not in PACKAGES:
         raise ValueError(f"it names the class {quoted(path)}, want one of coterie or of an installed plug-in")
     try:
         cls: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # something that it needs
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # one of its own imports
             raise
         cls = None
     for part in name.split("."):
         cls = getattr(cls, part, None)
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     needed = {field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING}
-    is_named = getattr(cls, "__module__", None) == module and getattr(cls, "__qualname__", None) == name  # and is not what a module imports
+    is_named = getattr(cls, "__module__", None) == module and getattr(cls, "__qualname__", None) == name  # defined there, not imported
     if not is_named or not dataclasses.is_dataclass(cls) or not needed <= content.keys() <= {field.name for field in fields}:
         raise ValueError(f"written by another version of coterie: it has a {name} of {', '.join(content) or 'nothing'}")
     build: Any = cls
@@ -136,13 +136,13 @@ def _dataclass(path: str, content: dict[str, Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotFile:
-    """Two generations of one snapshot in a folder: NAME.snapshot and NAME.snapshot.1 (the older)."""
+    """Two generations of one snapshot in a folder: NAME.snapshot, and the older NAME.snapshot.1."""
 
     folder: Path
     name: str
 
     def save(self, tree: Any) -> None:
-        """Writes the newest generation and keeps the one before; RunError when the disk refuses."""
+        """Writes the newest generation and keeps the previous one. RunError when the disk refuses."""
         with written_whole(self.folder / f"{self.name}.snapshot", "the snapshot", keep=self.older) as file:
             file.writelines(_pieces(tree))
 
@@ -151,7 +151,7 @@ class SnapshotFile:
         return self.folder / f"{self.name}.snapshot.1"
 
     def load(self) -> Any | None:
-        """The newest generation whose checksum fits, or None when there is none at all; RunError when all are damaged."""
+        """The newest generation with a valid checksum, or None if there is no file. RunError if all are damaged."""
         damaged = []
         for path in (self.folder / f"{self.name}.snapshot", self.older):
             if not path.exists():

@@ -1,1 +1,1 @@
-"""The lower end of a session: joining, dialling, credentials, work on tasks, and failures as frames."""
+"""The member's end of a session: joining, dialling, credentials, work on tasks, and failures as frames."""

@@ -1,8 +1,7 @@
-"""Where a member does its work, one piece at a time and in order.
+"""Executes a member's work, one piece at a time and in order.
 
-A host's work is done in one thread of its own, so that heartbeats go on while it computes; tasks of a sort that has been quick are done at
-once, since the way to a thread and back takes longer than they do. An aggregator's work is waiting for its own hosts, and is done on the
-event loop.
+A host's work runs in its own thread, so that heartbeats continue. Kinds of tasks that have been quick run at once, because a thread switch
+takes longer. An aggregator's work mostly waits for its own hosts, so it runs on the event loop.
 """
 
 from __future__ import annotations
@@ -17,58 +16,58 @@ from typing import Any, Protocol, TypeVar
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Received
 
-QUICK_S = 0.005  # a task that takes less is not worth the way to the thread
-QUICK_TIMES = 3  # so often in a row a sort of task must have been quick, which may be of other users each time
+QUICK_S = 0.005  # faster tasks are not worth a thread switch
+QUICK_TIMES = 3  # quick tasks of a kind in a row before it counts as quick; they may be for different users
 
 T = TypeVar("T")
 
 
 class Handler(Protocol):
-    """Whose tasks these are."""
+    """The owner of the tasks."""
 
     def handle(self, received: Received, /) -> Any:
         """The reply to a task."""
 
 
 class Computer(Protocol):
-    """Where the work is done: one piece at a time."""
+    """Executes work, one piece at a time."""
 
     async def run(self, work: Callable[..., Any], *args: Any) -> Any:
         """Does a piece of work."""
 
     def is_quick(self, task: Received, /) -> bool:
-        """Whether the task may be handled here and now by `handle`."""
+        """Whether `handle` may be called directly for this task."""
 
     def handle(self, handler: Handler, task: Received) -> Any:
         """Handles a task."""
 
     async def close(self) -> None:
-        """Waits for the piece under way, or ends it."""
+        """Waits for the current piece, or cancels it."""
 
 
 class OnLoop:
-    """Does the work on the event loop, where it may wait; a piece goes on to its end when the stream that brought it is lost."""
+    """Runs the work on the event loop, where it may wait. A piece continues to its end if its stream is lost."""
 
     def __init__(self) -> None:
-        self._under_way: list[asyncio.Task[Any]] = []  # and those that wait for their turn
+        self._under_way: list[asyncio.Task[Any]] = []  # and queued pieces
 
     async def run(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Does a piece of work after those before, and awaits its result where that is awaitable."""
+        """Runs a piece of work after the earlier ones, and awaits its result if it is awaitable."""
         before = self._under_way = [piece for piece in self._under_way if not piece.done()]
         piece = asyncio.create_task(_after(before, work, args))
         self._under_way = [*before, piece]
         return await asyncio.shield(piece)
 
     def is_quick(self, _: Received) -> bool:
-        """Never: whoever reads must go on reading."""
+        """Never, because the reader must go on reading."""
         return False
 
     def handle(self, handler: Handler, task: Received) -> Any:
-        """Handles a task; `run` awaits it."""
+        """The result of the handler, which `run` awaits."""
         return handler.handle(task)
 
     async def close(self) -> None:
-        """Ends the piece under way: whoever is started again repeats it."""
+        """Cancels the current piece; a restarted member repeats it."""
         for piece in self._under_way:
             piece.cancel()
         await asyncio.gather(*self._under_way, return_exceptions=True)
@@ -82,7 +81,7 @@ async def _after(before: Sequence[asyncio.Task[Any]], work: Callable[..., Any], 
 
 
 class Thread:
-    """Does the work on one thread or, where its sort has taken less than `quick_s` seconds (0: never), at once."""
+    """Runs the work on one thread, or at once if its kind has taken less than `quick_s` seconds (0: never)."""
 
     def __init__(self, quick_s: float = QUICK_S) -> None:
         self._quick_s = quick_s
@@ -91,25 +90,24 @@ class Thread:
         self._quick_times: dict[tuple[Any, ...], int] = {}
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
-        """Does a piece of work in the thread."""
         future = self._last = self._thread.submit(work, *args)
         try:
             return await asyncio.wrap_future(future)
         finally:
             if future.done() and self._last is future:
-                self._last = None  # a result may be large, and is not kept for longer than it is needed
+                self._last = None  # frees the result, which may be large
 
     def is_quick(self, task: Received) -> bool:
-        """Whether tasks of this sort have been quick, and the thread is free (what was begun for a lost stream may still be under way).
+        """Whether this kind of task has been quick, and the thread is free. Work for a lost stream may still be running.
 
-        Never with a snapshot, which is written when the host settles: a disk may take its time.
+        Never for a task with a snapshot, which `settle` writes: a disk may be slow.
         """
         if getattr(task.frame, "snapshot", 0):
             return False
         return (self._last is None or self._last.done()) and self._quick_times.get(_sort_of(task), 0) >= QUICK_TIMES
 
     def handle(self, handler: Handler, task: Received) -> Any:
-        """Handles a task, in the calling thread, and learns how long its sort takes."""
+        """Handles a task in the calling thread, and measures its kind."""
         start = time.perf_counter()
         encoded = handler.handle(task)
         sort, is_quick = _sort_of(task), time.perf_counter() - start < self._quick_s
@@ -117,14 +115,14 @@ class Thread:
         return encoded
 
     async def close(self) -> None:
-        """Waits for the piece under way, which cannot be interrupted."""
+        """Waits for the current piece, which cannot be interrupted."""
         if self._last is not None and not self._last.done():
             await asyncio.wait((asyncio.wrap_future(self._last),))
         self._thread.shutdown(wait=True, cancel_futures=True)
 
 
 def _sort_of(task: Received) -> tuple[Any, ...]:
-    """Tasks of the same sort take about the same time: same messages, same side work, all small or not."""
+    """The kind of a task: same messages, same side work, all small or not. Tasks of one kind take about the same time."""
     frame = task.frame
     if not isinstance(frame, session_pb2.Task):
         return ()

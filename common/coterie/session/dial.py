@@ -1,6 +1,6 @@
-"""The lower end of the wire: dials the parent, joins, and joins again when the stream is lost.
+"""The network client of a member: dials the parent, joins, and joins again when the stream is lost.
 
-It moves frames for a client host or an aggregator and decides nothing about them. What a task asks for is done by a `Computer`.
+It moves frames for a client host or an aggregator, and does not interpret them. A `Computer` executes the tasks.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from coterie.v1 import session_pb2
 from coterie.wire.codec import MAX_FRAME_BYTES, PROTOCOL_VERSION, Assembler, Encoded, Received
 
 SERVICE = "coterie.v1.FederationService"
-FAILED = "the run has failed"  # how a member's sentence begins when the others' run has ended it, and not a fault of its own
-FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 2.0  # between two attempts to join again
-DOUBT_S = 1.0  # between two looks at why there is no connection
-SAY_S = 1.0  # so long one waits for a server without a word
-SILENT_HEARTBEATS = 10  # without a frame for so many of them, the parent is given up
-CLOSE_S = 10.0  # how long one waits for a silent parent to end a stream
-LONGEST_CLOSE_S = 60.0  # and for one that is heard: it may have very many books to read
-MAX_QUEUED_BYTES = 64 << 20  # of tasks that wait for the one under way; more are read when their turn comes
+FAILED = "the run has failed"  # prefix of a member's message when the run was ended by others
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 2.0  # between attempts to rejoin
+DOUBT_S = 1.0  # between checks why there is no connection
+SAY_S = 1.0  # silent wait for a server before `on_wait`
+SILENT_HEARTBEATS = 10  # after this many without a frame, the parent counts as lost
+CLOSE_S = 10.0  # wait for a silent parent to close a stream
+LONGEST_CLOSE_S = 60.0  # for an active parent, which may have to read very many books
+MAX_QUEUED_BYTES = 64 << 20  # queued tasks; further ones are read later
 _MAX_SHOWN = 5  # changed keys
-_ITEM_BYTES = 2000  # a small task takes so much beside its frame
+_ITEM_BYTES = 2000  # memory of a small task besides its frame
 
-# See the options of `coterie_server.transport.serve`: the pings must come no more often than the server permits.
+# See the options of `coterie_server.transport.serve`: pings must not come more often than the server permits.
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
     ("grpc.max_send_message_length", MAX_FRAME_BYTES),
@@ -56,8 +56,8 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_http_proxy", 0),  # a stray http_proxy breaks even localhost
 )
 
-# What the parent's status says about who must act; all others are worth another attempt or are failures of the run.
-# (INTERNAL and UNKNOWN come from gRPC itself, when a stream is cut while it is written to or closed.)
+# Which error a status of the parent means. Those in _TRY_AGAIN are retried; all others are failures of the run. (gRPC itself sets INTERNAL
+# and UNKNOWN, when a stream is cut while it is written or closed.)
 _TRY_AGAIN = frozenset({"OK", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "INTERNAL", "UNKNOWN"})
 _FAMILIES: dict[str, type[CoterieError]] = {
     "ALREADY_EXISTS": ConfigError,
@@ -75,7 +75,7 @@ T = TypeVar("T")
 
 
 class Dialler(Protocol):
-    """Who joins the parent. What `handle` and `ending` return may be awaitable where the work is done on the event loop."""
+    """The member that joins the parent. `handle` and `ending` may return awaitables if the work runs on the event loop."""
 
     @property
     def name(self) -> str: ...
@@ -85,13 +85,13 @@ class Dialler(Protocol):
     def hello(self) -> Iterator[session_pb2.JoinRequest]: ...
     def welcome(self, welcome: session_pb2.Welcome) -> None: ...
     def handle(self, received: Received) -> Any:
-        """The reply (`Encoded`), or None when there is none to send."""
+        """The reply (`Encoded`), or None if there is none to send."""
 
     def settle(self) -> None:
-        """Called once a reply has been written: does what it did not need to wait for, and what the next one would wait for."""
+        """Called after a reply is written: does work that the reply did not wait for, but the next one would."""
 
     def ending(self, finish: session_pb2.Finish) -> Any:
-        """What must be done before the books are complete."""
+        """Work that must be done before the books are complete."""
 
     def books(self) -> Iterator[session_pb2.JoinRequest]: ...
     def save(self) -> None: ...
@@ -118,7 +118,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Stopped:
-    """This side has ended the stream, as it was asked to."""
+    """This side was asked to end the stream, and did."""
 
 
 End = Finished | Lost | Stopped
@@ -136,14 +136,15 @@ async def serve_member(
     on_wait: Callable[[], None] | None = None,
     on_refusal: Callable[[str], None] | None = None,
 ) -> str | None:
-    """Serves the run at HOST:PORT to its end and returns its outcome; None when `stop` was set before.
+    """Serves the run at HOST:PORT to its end and returns its outcome; None if `stop` was set before.
 
-    `make(experiment, run_id)` gives the `Dialler` once the experiment is known, or None when it was stopped; it is called where the work is
-    done, by default in a `Thread`. With `tls` both sides show certificates. `patience_s` is the longest time without a server, at the start
-    and between two streams; `on_wait` is called once when there is none yet, `on_refusal` with the reason why the parent does not take the
-    member now, though it may later. Raises RunError when the run failed or patience is over, ConfigError and ProtocolError when the
-    parent turned the member away, when certificates do not fit, or the experiment is wrong, and whatever a half or `make` raised, after
-    telling the parent.
+    `make(experiment, run_id)` creates the `Dialler` from the experiment, or returns None if it was stopped. The computer calls it, by
+    default a `Thread`. With `tls` both sides show certificates. `patience_s` is the longest time without a server, at the start and between
+    two streams.
+
+    `on_wait` is called once if there is no server yet. `on_refusal` is called with the reason if the parent refuses the member for now.
+    Raises RunError when the run failed or patience is over. Raises ConfigError and ProtocolError when the parent refused the member, when
+    certificates do not fit, or the experiment is wrong. Other errors of a half or of `make` are raised after reporting them to the parent.
     """
     parent = _Parent(server_address, name, patience_s, stop or asyncio.Event(), tls)
     computer = computer or Thread()
@@ -164,7 +165,7 @@ async def serve_member(
 
 
 def _experiment_of(answer: session_pb2.GetExperimentResponse) -> Experiment:
-    """ProtocolError when the answer is no JSON, ConfigError when it is not an experiment."""
+    """ProtocolError when the answer is not JSON, ConfigError when it is not an experiment."""
     try:
         content = json.loads(answer.experiment_json)
     except (ValueError, RecursionError) as error:
@@ -173,7 +174,7 @@ def _experiment_of(answer: session_pb2.GetExperimentResponse) -> Experiment:
 
 
 async def to_the_end(work: Coroutine[Any, Any, Any]) -> None:
-    """Awaits work that has its own deadline and must not be left halfway, also when the caller is cancelled meanwhile."""
+    """Awaits work that has its own deadline and must not be interrupted, even if the caller is cancelled."""
     task = asyncio.create_task(work)
     try:
         await asyncio.shield(task)
@@ -183,7 +184,7 @@ async def to_the_end(work: Coroutine[Any, Any, Any]) -> None:
 
 
 async def _watched(answer: Coroutine[Any, Any, T], on_wait: Callable[[], None] | None) -> T:
-    """The answer; `on_wait` is called when it takes a while."""
+    """The answer; `on_wait` is called if it takes long."""
     if on_wait is None:
         return await answer
     timer = asyncio.get_running_loop().call_later(SAY_S, on_wait)
@@ -194,12 +195,12 @@ async def _watched(answer: Coroutine[Any, Any, T], on_wait: Callable[[], None] |
 
 
 def _failure(error: BaseException) -> bytes:
-    """An error as the frame that tells the parent."""
+    """An error as a frame for the parent."""
     return session_pb2.JoinRequest(failure=failure_of(error)).SerializeToString()
 
 
 class _Parent:
-    """The way to the parent: one channel, and a stream after the other."""
+    """The connection to the parent: one channel, and one stream after another."""
 
     def __init__(self, address: str, name: str, patience_s: float, stop: asyncio.Event, tls: Tls | None) -> None:
         self._address, self._name, self._patience_s, self._stop, self._tls = address, name, patience_s, stop, tls
@@ -207,14 +208,14 @@ class _Parent:
             self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         else:
             self._channel = grpc.aio.secure_channel(address, tls.channel_credentials(), options=OPTIONS)
-        self._join: Any = self._channel.stream_stream(f"/{SERVICE}/Join")  # no serialisers: frames are bytes
+        self._join: Any = self._channel.stream_stream(f"/{SERVICE}/Join")  # without serialisers, since frames are bytes
         self._random = random.Random()  # noqa: S311 - spreads attempts in time, decides nothing
 
     async def close(self) -> None:
         await self._channel.close()
 
     async def ask(self) -> session_pb2.GetExperimentResponse | None:
-        """What the run is about, once there is a server; None when stopped before."""
+        """The experiment, once there is a server; None if stopped before."""
         deadline = time.monotonic() + self._patience_s
         while not self._stop.is_set():
             left = deadline - time.monotonic()
@@ -229,7 +230,7 @@ class _Parent:
         return None
 
     async def _answer(self, timeout_s: float, *, wait_for_ready: bool) -> session_pb2.GetExperimentResponse | None:
-        """The parent's answer to what the run is about; None when stopped before. Raises AioRpcError."""
+        """The parent's experiment; None if stopped before. Raises AioRpcError."""
         get: Any = self._channel.unary_unary(
             f"/{SERVICE}/GetExperiment",
             request_serializer=session_pb2.GetExperimentRequest.SerializeToString,
@@ -242,7 +243,7 @@ class _Parent:
         return answer
 
     async def _check_same(self, experiment: Experiment, served: str) -> None:
-        """ConfigError when the parent has come back with an experiment that asks for something else than what this member serves."""
+        """ConfigError when the parent returns with an experiment that asks for something else than this member serves."""
         try:
             answer = await self._answer(CLOSE_S, wait_for_ready=False)
         except grpc.aio.AioRpcError:
@@ -256,7 +257,7 @@ class _Parent:
             raise error
 
     async def _unless_stopped(self, call: Any) -> Any:
-        """The call's result, or None when `stop` is set first. ConfigError when there can be none."""
+        """The call's result, or None if `stop` is set first. ConfigError if the call can never succeed."""
 
         async def result() -> Any:
             return await call
@@ -273,17 +274,17 @@ class _Parent:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _doubt(self) -> None:
-        """While there is no connection, looks now and then for a reason that waiting does not cure. ConfigError names it."""
+        """Without a connection, looks from time to time for a permanent problem. ConfigError names it."""
         while True:
             state = self._channel.get_state()
-            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:  # as it stays until a connection is made
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:  # the state until it connects
                 await self._check_server()
                 await asyncio.sleep(DOUBT_S)
             else:
                 await self._channel.wait_for_state_change(state)
 
     async def _check_server(self) -> None:
-        """ConfigError when the server and this member cannot come together, however long one waits."""
+        """ConfigError when the server and this member can never connect."""
         found = await mismatch(self._address, self._tls)
         if found is None:
             return
@@ -292,7 +293,7 @@ class _Parent:
         raise ConfigError(f"host {self._name!r} cannot join the server at {self._address}: {found}")
 
     async def _complain(self, finding: Finding) -> None:
-        """Says in plain text why this member stays away; whoever cannot be told is told by nobody."""
+        """Sends the reason in plain text, if the server can be reached."""
         async with grpc.aio.insecure_channel(self._address, options=OPTIONS) as channel:
             request = session_pb2.GetExperimentRequest(protocol=PROTOCOL_VERSION, host=self._name, finding=finding_frame(finding))
             call: Any = channel.unary_unary(f"/{SERVICE}/GetExperiment")  # the answer is not read
@@ -312,7 +313,7 @@ class _Parent:
         return family(f"the server at {self._address} refused host {self._name!r}: {reason}")
 
     async def report(self, error: Exception) -> None:
-        """Tells the parent why there will be no host; a parent that cannot be told has its own deadline."""
+        """Reports to the parent why this host fails. A parent that cannot be reached has its own deadline."""
         call = self._join()
         hello = session_pb2.Hello(protocol=PROTOCOL_VERSION, host=self._name, more=True)
         try:
@@ -326,7 +327,7 @@ class _Parent:
             call.cancel()
 
     async def serve(self, host: Dialler, computer: Computer, served: str, on_refusal: Callable[[str], None] | None = None) -> str | None:
-        """Joins, and joins again after a lost stream until patience is over. `served` is the experiment as the parent has told it."""
+        """Joins, and rejoins after a lost stream until patience is over. `served` is the experiment as the parent sent it."""
         heard_at, delay, said = time.monotonic(), FIRST_DELAY_S, ""
         while not self._stop.is_set():
             session = _Session(self._join(), host, computer, self._stop)
@@ -341,7 +342,7 @@ class _Parent:
                 raise self._refused(end)
             if end.code == "UNAVAILABLE" and not session.was_welcomed:
                 await self._check_server()
-                # The parent's sentences name whom they are for; those of gRPC are about connections.
+                # The parent's messages name the member; gRPC's own are about connections.
                 if on_refusal is not None and repr(self._name) in end.reason and end.reason != said:
                     said = end.reason
                     on_refusal(said)
@@ -357,7 +358,7 @@ class _Parent:
 
 
 def _size_of(item: Received | session_pb2.Welcome) -> int:
-    """About what an item takes in the queue, in bytes."""
+    """The approximate size of an item in the queue, in bytes."""
     return _ITEM_BYTES + (item.n_bytes if isinstance(item, Received) else item.ByteSize())
 
 
@@ -368,22 +369,22 @@ class _Session:
         self.was_welcomed = False
         self._call, self._host, self._computer, self._stop = call, host, computer, stop
         self._rules = host.experiment.federation
-        self._heartbeat_s = self._rules.heartbeat_s  # until the welcome says
+        self._heartbeat_s = self._rules.heartbeat_s  # until the welcome
         self._queue: deque[Received | session_pb2.Welcome] = deque()
         self._queued_bytes = 0
-        self._is_full = False  # nothing is read until something has left the queue
+        self._is_full = False  # the reader waits until something leaves the queue
         self._has_room = asyncio.Event()
         self._is_greeted = False
         self._wake = asyncio.Event()
         self._working = asyncio.Lock()  # from the start of a task until its reply is written
-        self._framing = asyncio.Lock()  # one frame: gRPC takes no second write before the first is done
+        self._framing = asyncio.Lock()  # gRPC allows only one write at a time
         self._n_received = self._n_written = 0
         self._hello_bytes = 0
-        self._is_leaving = False  # tasks are dropped from here on
-        self._is_ending = False  # the parent may be silent from here on; other deadlines hold
+        self._is_leaving = False  # tasks are dropped now
+        self._is_ending = False  # the parent may be silent now; other deadlines hold
 
     async def run(self) -> End:
-        """Serves the stream. Raises what a half raised, after telling the parent."""
+        """Serves the stream. Raises errors of the halves, after reporting them to the parent."""
         reading = asyncio.create_task(self._read_all())
         others = [asyncio.create_task(work) for work in (self._introduce(), self._work(), self._beat(), self._watch_stop())]
         waiting: set[asyncio.Task[Any]] = {reading, *others}
@@ -407,7 +408,7 @@ class _Session:
     # ---- outgoing
 
     async def _write(self, frame: bytes) -> None:
-        """Writes one frame. A stream that is gone swallows it: the reader learns why."""
+        """Writes one frame. If the stream is gone, the reader reports why."""
         async with self._framing:
             try:
                 await self._call.write(frame)
@@ -427,7 +428,7 @@ class _Session:
             await self._write(data)
 
     async def _beat(self) -> End:
-        """Sends a heartbeat when nothing else was sent, and notices a silent parent; counts its own turns rather than seconds."""
+        """Sends a heartbeat when nothing else was sent, and detects a silent parent. It counts its own turns instead of seconds."""
         turns = 0
         while turns < 2 * (SILENT_HEARTBEATS + self._hello_beats):
             received, written = self._n_received, self._n_written
@@ -435,7 +436,7 @@ class _Session:
             silence_s = SILENT_HEARTBEATS * self._heartbeat_s
             is_silent = received == self._n_received and not self._is_full
             turns = turns + 1 if is_silent and not self._is_ending else 0
-            # A frame that is being written is sign enough, and a write that is stuck must not keep us from counting.
+            # A frame in progress is a sign of life, and a stuck write must not stop the count.
             if written != self._n_written or self._framing.locked():
                 continue
             try:
@@ -447,7 +448,7 @@ class _Session:
 
     @property
     def _hello_beats(self) -> int:
-        """For so many heartbeats longer the parent may be silent, which answers once it has the whole hello: a link may be slow."""
+        """Extra heartbeats for a silent parent before its first frame: it answers after the whole hello, and a link may be slow."""
         if self._n_received:
             return 0
         rules = (link_rule(text) for _, text in self._rules.links.given())
@@ -475,7 +476,7 @@ class _Session:
             return Lost(error.code().name, error.details() or "")
 
     async def _take(self, item: Any) -> None:
-        """Handles a quick task here and now, and leaves all else to the worker."""
+        """Handles a quick task directly, and queues everything else."""
         if isinstance(item, Received):
             if not self._queue and not self._working.locked() and self._computer.is_quick(item):
                 async with self._working:
@@ -525,13 +526,13 @@ class _Session:
     # ---- the end
 
     async def _finish(self, finish: session_pb2.Finish) -> End:
-        """Brings the books and waits for the parent to close."""
+        """Sends the books and waits for the parent to close."""
         self._is_ending = True
         if finish.failed:
             self._queue.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S if finish.failed else self._rules.task_timeout_s):
-                await self._work_off()  # also waits for a task under way; the books must be complete
+                await self._work_off()  # also waits for the current task; the books must be complete
                 await self._computer.run(self._host.ending, finish)
                 for frame in await self._computer.run(lambda: [book.SerializeToString() for book in self._host.books()]):
                     await self._write(frame)
@@ -541,7 +542,7 @@ class _Session:
         return Finished(finding_in(finish.finding).sentence if finish.failed else finish.outcome, finish.failed)
 
     async def _drain(self) -> None:
-        """Reads until the parent closes the stream. TimeoutError when it is silent."""
+        """Reads until the parent closes the stream. TimeoutError if it is silent."""
         with contextlib.suppress(grpc.aio.AioRpcError):
             while True:
                 async with asyncio.timeout(CLOSE_S):
@@ -549,7 +550,7 @@ class _Session:
                         return
 
     async def _watch_stop(self) -> End:
-        """When asked to stop: finishes the task under way, writes the state down and leaves."""
+        """When asked to stop: finishes the current task, saves the state and leaves."""
         await self._stop.wait()
         self._is_leaving = self._is_ending = True
         with contextlib.suppress(TimeoutError):
@@ -557,11 +558,11 @@ class _Session:
                 await self._computer.run(self._host.save)
             async with asyncio.timeout(CLOSE_S):
                 await self._half_close()
-        await asyncio.sleep(CLOSE_S)  # the reader is faster when the parent closes the stream
+        await asyncio.sleep(CLOSE_S)  # the reader ends first if the parent closes the stream
         return Stopped()
 
     async def _leave_with(self, error: BaseException, reading: asyncio.Task[End]) -> None:
-        """Tells the parent why this host cannot go on, and lets it close the stream."""
+        """Reports to the parent why this host fails, and waits for it to close the stream."""
         self._is_leaving = self._is_ending = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):

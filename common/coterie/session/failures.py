@@ -1,7 +1,6 @@
-"""What crosses a process boundary when something fails, or is worth a note: a finding as a frame, and back to a sentence.
+"""Converts failures and notes to what may cross a process boundary: a finding as a frame, and back to a sentence.
 
-No text of an error is ever sent, so there is nothing here that could carry a value. A peer that sends what is not in the tables is heard as
-one that says only that it cannot go on.
+Error texts are never sent, so no value can leak. If a peer sends a finding that is in no table, it counts as a failure without a reason.
 """
 
 from __future__ import annotations
@@ -18,24 +17,23 @@ from coterie.errors import ConfigError, CoterieError
 from coterie.findings import NO_RULE, Finding
 from coterie.v1 import session_pb2
 
-FAILURE = "failure"  # in the state folder of a launched member: what it has told its parent, for its launcher
+FAILURE = "failure"  # in a launched member's state folder: the failure it sent to its parent, for its launcher
 MISTAKE = Finding("X2")
 _STEP = re.compile(r"([a-z_][a-z0-9_]*)|\[([0-9]+)\]")
-_MAX_SHOWN = 60  # characters of what the experiment says
+_MAX_SHOWN = 60  # characters of an experiment's value
 
 
 def finding_behind(error: BaseException) -> Finding:
-    """What may be said of an error elsewhere; one that is not ours is a mistake of the program."""
+    """The public finding of an error. An error that is not ours is a bug of the program."""
     return error.finding if isinstance(error, CoterieError) else MISTAKE
 
 
 def finding_frame(finding: Finding) -> session_pb2.Finding:
-    """The frame of a finding."""
     return session_pb2.Finding(rule=finding.rule, count=finding.count, role=finding.role, place=finding.place)
 
 
 def finding_of(frame: session_pb2.Finding) -> Finding | None:
-    """The finding of a frame; None where a part of it is in no table, so nothing else gets into a sentence."""
+    """The finding of a frame; None if a part of it is in no table, so that no other text gets into a sentence."""
     try:
         return Finding(frame.rule, frame.count, frame.role, frame.place)  # type: ignore[arg-type]  # it checks the role itself
     except ValueError:
@@ -43,22 +41,22 @@ def finding_of(frame: session_pb2.Finding) -> Finding | None:
 
 
 def failure_of(error: BaseException) -> session_pb2.Failure:
-    """An error for the parent."""
+    """An error as a frame for the parent."""
     return session_pb2.Failure(finding=finding_frame(finding_behind(error)), config=isinstance(error, ConfigError))
 
 
 def finding_in(frame: session_pb2.Finding) -> Finding:
-    """The finding of a frame; one that says nothing where a part of it is in no table."""
+    """The finding of a frame; an empty one if a part of it is in no table."""
     return finding_of(frame) or NO_RULE
 
 
 def sentence_of(finding: Finding, experiment: BaseModel | None) -> str:
-    """The sentence of a peer's finding, with what our own experiment declares at its place."""
+    """The sentence of a peer's finding, with our own experiment's value at its place."""
     return finding.with_declared(None if experiment is None else declared(experiment, finding.place))
 
 
 def declared(experiment: BaseModel, place: str) -> str | int | float | None:
-    """What the experiment says at a place, where that is one short word or number."""
+    """The experiment's value at a place, if it is one short word or number."""
     value: Any = experiment if place else None
     for step in _STEP.finditer(place):
         name, number = step.groups()
@@ -76,7 +74,7 @@ def declared(experiment: BaseModel, place: str) -> str | int | float | None:
 
 @contextlib.contextmanager
 def failures_left(folder: Path | None) -> Iterator[None]:
-    """Leaves in the folder, if any, what others may know of an error that ends the block. (It is no second failure if that fails.)"""
+    """Leaves in the folder, if any, the public part of an error that ends the block. If writing fails, the error is still raised."""
     try:
         yield
     except Exception as error:
@@ -87,8 +85,8 @@ def failures_left(folder: Path | None) -> Iterator[None]:
 
 
 def left_failure(folder: Path) -> Finding | None:
-    """What a member has left there; None when it has left nothing that can be read."""
+    """The finding that a member left there; None if there is none that can be read."""
     try:
         return finding_in(session_pb2.Failure.FromString((folder / FAILURE).read_bytes()).finding)
-    except Exception:  # protobuf's DecodeError type is not part of its typed interface
+    except Exception:  # DecodeError is not typed
         return None

@@ -1,7 +1,7 @@
-"""The lower end of a session, sans I/O: what a client host and an aggregator are to their parent.
+"""The member's end of a session, without I/O: how a client host and an aggregator behave towards their parent.
 
-Each task is handled exactly once and in order; replies are kept until the parent says that it will never ask for them again, so that a
-parent that was killed is answered from what is stored. What a task means is the business of the subclass.
+Each task is handled exactly once and in order. Replies are kept until the parent says that it will never ask for them again. So a parent
+that was killed is answered from stored replies. The subclass handles the content of tasks.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from coterie.wire.messages import Message, Rows
 
 _USERS_PER_HELLO = 5000
 _BOOKED_UNPACKED = 2_000  # tasks and replies
-_SMALL_BYTES = 16 << 10  # tensors up to this size are part of a task's checksum
+_SMALL_BYTES = 16 << 10  # only tensors up to this size enter a task's checksum
 
 
 class User(Protocol):
-    """What a parent is told of a user."""
+    """The parent receives these of each user."""
 
     @property
     def name(self) -> str: ...
@@ -42,7 +42,7 @@ class User(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """A task that has been opened: what is to be done, or the answer when nothing is."""
+    """An opened task: its messages, or the answer if it was handled before."""
 
     task: session_pb2.Task
     messages: Sequence[Message] | None  # None: the task was handled before
@@ -50,14 +50,14 @@ class Asked:
 
 
 def numerics() -> str:
-    """What decides the bits of the arithmetic: library version, processor, and the kernels that numpy has chosen for it."""
+    """What determines the bits of the arithmetic: library version, processor, and numpy's kernels for it."""
     config: Any = np.show_config(mode="dicts")
     found = config.get("SIMD Extensions", {}).get("found") or ["baseline"]
     return f"numpy {np.__version__}, {platform.machine()}, {found[-1]}"
 
 
 class Member:
-    """One who has joined a parent and speaks for some users."""
+    """A member that has joined a parent with some users."""
 
     noun = "host"
     is_aggregator = False
@@ -90,21 +90,20 @@ class Member:
         self._precision = Precision.of_run(experiment)
         self._replies: dict[int, tuple[Encoded, int]] = {}  # exchange -> (reply, how often it was sent)
         self._fingerprints: dict[int, int] = {}  # exchange -> checksum of the task that the reply answers
-        self._unmarked: tuple[session_pb2.Task, Sequence[Message]] | None = None  # the latest task, where it has no checksum yet
+        self._unmarked: tuple[session_pb2.Task, Sequence[Message]] | None = None  # the latest task, if it has no checksum yet
         self._is_snapshot_asked = False
         self._booked: list[Booked] = []
-        self._books: list[bytes] = []  # rows that are packed already: a long run has many
+        self._books: list[bytes] = []  # packed rows, since a long run has many
         self._durable_seq = 0
         self._newest_seq = 0
 
     # ---- joining
 
     def numerics(self) -> str:
-        """What decides the bits of the member's arithmetic."""
+        """What determines the bits of the member's arithmetic."""
         return numerics()
 
     def hello(self) -> Iterator[session_pb2.JoinRequest]:
-        """The frames that introduce the member."""
         users = [session_pb2.User(name=user.name, cluster=user.cluster or "") for user in self._members]
         for start in range(0, len(users), _USERS_PER_HELLO):
             piece = users[start : start + _USERS_PER_HELLO]
@@ -125,7 +124,7 @@ class Member:
             yield session_pb2.JoinRequest(hello=hello)
 
     def welcome(self, welcome: session_pb2.Welcome) -> None:
-        """Learns the member order. ProtocolError when it does not fit the member's users, or the heartbeat is not the experiment's."""
+        """Stores the member order. ProtocolError if it does not fit the member's users, or the heartbeat is not the experiment's."""
         if welcome.run_id != self.run_id:
             raise ProtocolError(f"welcomed to run {welcome.run_id!r}, wanted {self.run_id!r}")
         heartbeat_s = self.experiment.federation.heartbeat_s
@@ -144,7 +143,7 @@ class Member:
     # ---- tasks
 
     def open(self, received: Received) -> Asked:
-        """Books a task and says what it asks for. ProtocolError and RunError for tasks that cannot be this member's."""
+        """Books and decodes a task. ProtocolError and RunError for tasks that cannot be for this member."""
         task = received.frame
         if not isinstance(task, session_pb2.Task):
             raise ProtocolError("the parent sent a reply, wanted a task")
@@ -153,7 +152,7 @@ class Member:
         Member.settle(self)
         messages, entries = received.decode(len(self._members))
         self._booked.append((entries, task.seq, task.attempt, DOWN, task.resent))
-        while self._replies and next(iter(self._replies)) <= task.durable_seq:  # they are kept in order
+        while self._replies and next(iter(self._replies)) <= task.durable_seq:  # in order of exchanges
             oldest = next(iter(self._replies))
             del self._replies[oldest], self._fingerprints[oldest]
         if len(self._booked) > _BOOKED_UNPACKED:
@@ -161,12 +160,12 @@ class Member:
         if task.seq <= self.last_seq:
             return Asked(task, None, None if task.replay else self._stored(task, _fingerprint(task, messages)))
         self._unmarked = task, messages
-        if received.n_bytes > _SMALL_BYTES:  # it would be kept for longer than it is needed
+        if received.n_bytes > _SMALL_BYTES:  # frees the messages early
             self._mark()
         return Asked(task, [self._with_positions(message) for message in messages])
 
     def close(self, asked: Asked, messages: Iterable[Message]) -> Encoded | None:
-        """The reply to send, or None when the parent has it already. Only now does the task count as handled."""
+        """The reply to send, or None if the parent already has it. The task counts as handled from now on."""
         task = asked.task
         reply = session_pb2.Reply(seq=task.seq, attempt=task.attempt, durable_seq=self._durable_seq)
         encoded = encode(reply, [self._with_indices(message) for message in messages], self._precision)
@@ -178,13 +177,13 @@ class Member:
         return None if task.replay else encoded
 
     def settle(self) -> None:
-        """Does what no reply needs to wait for, once it has been sent: the snapshot that was asked for, and the checksum of the task."""
+        """Does the work that no reply waits for, after it is sent: the requested snapshot, and the checksum of the task."""
         self._mark()
         if self._is_snapshot_asked:
             self.save()
 
     def _mark(self) -> None:
-        """Keeps the checksum of the latest task."""
+        """Stores the checksum of the latest task."""
         if self._unmarked is not None:
             task, messages = self._unmarked
             self._fingerprints[task.seq] = _fingerprint(task, messages)
@@ -223,7 +222,7 @@ class Member:
     # ---- the end
 
     def books(self) -> Iterator[session_pb2.JoinRequest]:
-        """The member's own ledger, what it brings of the links below it, and an empty book: this was all."""
+        """The member's own ledger, those of links below it, and an empty book that marks the end."""
         self._pack_rows()
         for book in self._books:
             yield session_pb2.JoinRequest(book=session_pb2.Book.FromString(book))
@@ -232,7 +231,7 @@ class Member:
         yield session_pb2.JoinRequest(book=session_pb2.Book())
 
     def books_below(self) -> Iterable[session_pb2.Book]:
-        """What an aggregator brings beside its own ledger."""
+        """An aggregator's ledgers of the links below it."""
         return ()
 
     def _pack_rows(self) -> None:
@@ -242,7 +241,7 @@ class Member:
     # ---- snapshots
 
     def save(self) -> None:
-        """Writes the state of all users down; without a store nothing is kept."""
+        """Saves the state of all users, if there is a store."""
         self._is_snapshot_asked = False
         if self._store is None:
             return
@@ -263,11 +262,11 @@ class Member:
         self._durable_seq, self._newest_seq = self._newest_seq, self.last_seq
 
     def tree(self) -> Mapping[str, Any]:
-        """What the subclass writes down beside."""
+        """The subclass's part of the snapshot."""
         raise NotImplementedError
 
     def restored(self) -> Mapping[str, Any] | None:
-        """Takes up the newest snapshot and returns it; None when there is none. RunError when it is not of this run and these users."""
+        """Restores the newest snapshot and returns it, or None. RunError if it is of another run or other users."""
         snapshot: Mapping[str, Any] | None = self._store.load() if self._store is not None else None
         if snapshot is None:
             return None
@@ -289,7 +288,7 @@ class Member:
 
 
 def _fingerprint(task: session_pb2.Task, messages: Sequence[Message]) -> int:
-    """A checksum of what a task asks, without its fences; large tensors are not looked at."""
+    """A checksum of a task's content, without its fences and large tensors."""
     checksum = zlib.crc32(f"{task.stage} {task.round} {[message.kind for message in messages]}".encode())
     for message in messages:
         users = message.users if isinstance(message, Rows) else None

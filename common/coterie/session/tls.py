@@ -1,9 +1,9 @@
-"""Mutual TLS: the three files that a member holds, and who its certificate says it is.
+"""Mutual TLS: the three files of a member, and the identity in its certificate.
 
-A folder has `ca.crt` (whom to believe), `tls.crt` and `tls.key` (who one is), the names of a Kubernetes TLS secret. The identity stands in
-URIs of the certificate's subject alternative name, which gRPC hands to a server:
+A folder has `ca.crt` (the trusted authority), `tls.crt` and `tls.key` (the member's own), named as in a Kubernetes TLS secret. The identity
+is in URIs of the certificate's subject alternative name, which gRPC passes to a server:
 
-    urn:coterie:ROLE:NAME     who it is: a coordinator, an aggregator, a host or a monitor of that name
+    urn:coterie:ROLE:NAME     a coordinator, an aggregator, a host or a monitor of that name
     urn:coterie:cluster:NAME  the only cluster whose users it may speak for
     urn:coterie:users:LIST    the users it may speak for: names and ranges of names, u0..u19,u31
 
@@ -26,19 +26,19 @@ from coterie.errors import ConfigError
 from coterie.text.names import check_name
 
 CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
-MEMBERS = ("aggregator", "host")  # who joins
-MONITOR = "monitor"  # who may read a server's metrics, and nothing else
+MEMBERS = ("aggregator", "host")  # roles that join
+MONITOR = "monitor"  # may read a server's metrics, and nothing else
 ROLES = ("coordinator", *MEMBERS, MONITOR)
 _PREFIX = "urn:coterie:"
 _KINDS = (*ROLES, "cluster", "users")
 _DIGITS = "0123456789"
 _MAX_DIGITS = 9  # of a number in a range
-_ROUNDS = 10  # messages in each direction of a handshake in memory, of which TLS needs three
+_ROUNDS = 10  # messages in each direction of a handshake in memory; TLS needs three
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Whom a certificate names."""
+    """The identity in a certificate."""
 
     role: str  # of ROLES
     name: str
@@ -46,21 +46,21 @@ class Identity:
     users: tuple[str, ...] = ()  # names, and ranges FIRST..LAST; (): any
 
     def uris(self) -> list[str]:
-        """As the URIs of a certificate."""
+        """The URIs of its certificate."""
         listed = [f"{_PREFIX}{self.role}:{quote(self.name, safe='')}"]
         listed += [f"{_PREFIX}cluster:{quote(self.cluster, safe='')}"] if self.cluster else []
         listed += [f"{_PREFIX}users:{','.join(quote(token, safe='') for token in self.users)}"] if self.users else []
         return listed
 
     def why_not_named(self, name: str) -> str | None:
-        """Why the holder may not say anything as the member `name`, whatever its role; None when it may."""
+        """Why the holder may not speak as the member `name`, whatever its role; None if it may."""
         if self.role in MEMBERS and self.name == name:
             return None
         wanted = self.role if self.role in MEMBERS else "host"
         return f"its certificate is that of {self.role} {self.name!r}, wanted one of {wanted} {name!r}"
 
     def why_not(self, name: str, *, is_aggregator: bool, users: Iterable[tuple[str, str]]) -> str | None:
-        """Why the holder may not join as `name` with these (user, cluster) pairs; None when it may."""
+        """Why the holder may not join as `name` with these (user, cluster) pairs; None if it may."""
         wanted = "aggregator" if is_aggregator else "host"
         if (self.role, self.name) != (wanted, name):
             return f"its certificate is that of {self.role} {self.name!r}, wanted one of {wanted} {name!r}"
@@ -75,14 +75,14 @@ class Identity:
 
 
 def shortened(users: tuple[str, ...]) -> str:
-    """The first of the users in a certificate, for a sentence."""
+    """The first users in a certificate, for messages."""
     return ", ".join(users[:5]) + (", ..." if len(users) > 5 else "")
 
 
 def identity_of(uris: Iterable[str]) -> Identity | None:
-    """The identity in the URIs of a certificate; None when there is none, or more than one, or something in it is not understood.
+    """The identity in the URIs of a certificate; None if there is none, or more than one, or a part of it is unknown.
 
-    What is not understood may be a limit, and a limit that says nothing must not mean "any".
+    An unknown part may be a limit, and an unreadable limit must not mean "any".
     """
     found: dict[str, str] = {}
     for uri in uris:
@@ -104,8 +104,10 @@ def identity_of(uris: Iterable[str]) -> Identity | None:
 
 
 def check_users(users: Iterable[str]) -> tuple[str, ...]:
-    """The users as a certificate may list them. ConfigError for what is no name, and for a range whose ends do not differ in their last
-    number alone."""
+    """The users as a certificate may list them. ConfigError for an invalid name, or an invalid range.
+
+    The ends of a range may differ only in the number at their end.
+    """
     listed = tuple(token.strip() for token in users)
     for token in listed:
         first, dots, last = token.partition("..")
@@ -119,7 +121,7 @@ def check_users(users: Iterable[str]) -> tuple[str, ...]:
 
 
 def _range(first: str, last: str) -> tuple[str, int, int] | None:
-    """Prefix and both numbers of a range of names; None when it is none."""
+    """Prefix and both numbers of a range of names, or None."""
     (prefix, low), (other, high) = _numbered(first), _numbered(last)
     if low is None or high is None or prefix != other or low > high:
         return None
@@ -127,15 +129,15 @@ def _range(first: str, last: str) -> tuple[str, int, int] | None:
 
 
 def _numbered(name: str) -> tuple[str, int | None]:
-    """A name without the digits at its end, and their number; None when there are none, or too many, or they begin with a zero."""
-    prefix = name.rstrip(_DIGITS)  # in linear time: a stranger's name may be long
+    """A name without its final digits, and their number: None without digits, with too many, or with a leading zero."""
+    prefix = name.rstrip(_DIGITS)  # linear time, since a peer's name may be long
     digits = name[len(prefix) :]
     is_number = 0 < len(digits) <= _MAX_DIGITS and (digits == "0" or digits[0] != "0")  # u007 is not u7
     return prefix, int(digits) if is_number else None
 
 
 class _Users:
-    """The users that a list of names and ranges stands for."""
+    """The set of users in a list of names and ranges."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._names: set[str] = set()
@@ -156,35 +158,33 @@ class _Users:
 
 @dataclass(frozen=True)
 class Tls:
-    """The contents of a member's three files."""
-
     folder: Path
     ca: bytes = field(repr=False)
     certificate: bytes = field(repr=False)
     key: bytes = field(repr=False)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For whoever dials."""
+        """For clients."""
         return grpc.ssl_channel_credentials(self.ca, self.key, self.certificate)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For whoever listens: nobody joins without a certificate of the same authority."""
+        """For servers. Clients need a certificate of the same authority."""
         return grpc.ssl_server_credentials([(self.key, self.certificate)], self.ca, require_client_auth=True)
 
     @cached_property
     def dialling(self) -> ssl.SSLContext:
-        """The same as `channel_credentials`, for Python's own TLS."""
+        """As `channel_credentials`, for Python's own TLS."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
     def https(self) -> ssl.SSLContext:
-        """For whoever serves web pages to holders of certificates of the same authority."""
+        """For servers of web pages. Clients need a certificate of the same authority."""
         context = self._context(ssl.PROTOCOL_TLS_SERVER)
         context.set_alpn_protocols(["http/1.1"])
         return context
 
     @cached_property
     def _both(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        """Who dials and who listens in `check`. The files are read once: they may be gone or others by the time of the next check."""
+        """Client and server for `check`. The files are read once, since they may be gone or changed by the next check."""
         dialling, listening = self._context(ssl.PROTOCOL_TLS_CLIENT), self._context(ssl.PROTOCOL_TLS_SERVER)
         dialling.check_hostname = False
         return dialling, listening
@@ -193,16 +193,16 @@ class Tls:
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_verify_locations(cadata=self.ca.decode("ascii"))
-        # Without a password, OpenSSL would ask the terminal for that of an encrypted key.
+        # Without a password, OpenSSL would ask for that of an encrypted key on the terminal.
         context.load_cert_chain(self.folder / CERTIFICATE, self.folder / KEY, password="")
         context.verify_mode = ssl.CERT_REQUIRED
         context.set_alpn_protocols(["h2"])
         return context
 
     def check(self, *, is_server: bool) -> None:
-        """Shows the certificate to oneself. ConfigError when it has expired, is not of the authority in `ca.crt`, or may not serve."""
+        """Verifies the own certificate. ConfigError when it has expired, is not of the authority in `ca.crt`, or has another purpose."""
         dialling, listening = self._both
-        # The side that is shown the certificate verifies it; the other side is left out of the check.
+        # Only the side that receives the certificate verifies.
         dialling.verify_mode, listening.verify_mode = (
             (ssl.CERT_REQUIRED, ssl.CERT_NONE) if is_server else (ssl.CERT_NONE, ssl.CERT_REQUIRED)
         )
@@ -236,12 +236,12 @@ _REASONS = {
 
 
 def distrust_reason(error: ssl.SSLCertVerificationError) -> str:
-    """Why a certificate was not believed, in our words."""
+    """In our words."""
     return _REASONS.get(error.verify_message, error.verify_message.rstrip("."))
 
 
 def load_tls(folder: Path, *, is_server: bool) -> Tls:
-    """The files of a member, checked. ConfigError names the file that is missing or wrong."""
+    """The files of a member, checked. ConfigError names a missing or invalid file."""
     contents = {}
     for name in (CA, CERTIFICATE, KEY):
         try:

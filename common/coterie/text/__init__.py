@@ -1,1 +1,1 @@
-"""Text: names of users, suggestions, bounded quotations, and YAML."""
+"""Text: user names, suggestions, quoting with limits, and YAML."""

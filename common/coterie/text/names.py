@@ -1,7 +1,4 @@
-"""User names: their natural order, what a name may be, and the command line's `--users` selection.
-
-Names only: whose rows they stand for is the business of `coterie_client.data`.
-"""
+"""User names: their natural order, which names are valid, and the command line's `--users` selection."""
 
 from __future__ import annotations
 
@@ -23,16 +20,16 @@ _NUMBERS = re.compile(r"([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?")
 
 
 def normal(name: str) -> str:
-    """The one spelling (NFC) of names that look alike: an accent may be a sign of its own, or part of its letter."""
+    """The NFC spelling, which is the same for names that look alike. An accent may be a separate character or part of its letter."""
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
 def natural_key(name: str) -> NaturalKey:
     """Sort key of the natural order: runs of digits compare as numbers, the rest by code point, so "u2" < "u10".
 
-    Names that differ in leading zeros only ("u2", "u02") are told apart by their text, so the order is total.
+    Names that differ only in leading zeros ("u2", "u02") are compared as text, so the order is total.
     """
-    # A number is compared by its length, then its digits: equal to comparing integers, and without int()'s limit of 4300 digits.
+    # Numbers compare by length, then digits. This equals comparing integers, without int()'s limit of 4300 digits.
     runs = []
     for text, digits in _RUN.findall(name):
         number = digits.lstrip("0")
@@ -41,7 +38,7 @@ def natural_key(name: str) -> NaturalKey:
 
 
 def check_name(name: str, where: str) -> str:
-    """The name in its one spelling (`normal`) if it may name a user or a cluster, else a ConfigError that begins with `where`."""
+    """The normalised name, if it is valid for a user or cluster. Otherwise a ConfigError that begins with `where`."""
     if not name:
         raise ConfigError(f"{where}: the name is empty, want at least one character", _NO_NAME)
     if name != name.strip() or not name.isprintable():
@@ -64,13 +61,13 @@ def unknown_user(name: str, names: Sequence[str]) -> ConfigError:
 
 @default_finding(Finding("J2"))
 def parse_users(selection: str, names: Iterable[str]) -> list[str]:
-    """The users that `selection` chooses among `names`, in natural order and each once.
+    """The users in `names` that `selection` chooses, in natural order, each once.
 
-    A selection is a comma-separated list of names ("u30") and ranges of names ("u30-u39"), also where names are integers: "7" is the user
-    called 7. Positions in the naturally ordered list of all names, from 0, have a sign: "#25", "#0-#19", and come before a name
-    like "#25". Ranges include both ends. Any other token that is itself a name is that name, so names with hyphens work.
+    A selection is a comma-separated list of names ("u30") and ranges of names ("u30-u39"). Integers are names too: "7" is the user called
+    7. Positions in the naturally ordered list of all names, from 0, have a sign: "#25", "#0-#19". They take precedence over a name like
+    "#25". Ranges include both ends. Any other token that is a name means this name, so names with hyphens work.
 
-    Raises ConfigError for an empty token, a position outside the list, an unknown name, and a range whose ends are reversed.
+    Raises ConfigError for an empty token, a position outside the list, an unknown name, and a range with reversed ends.
     """
     ordered = sorted(set(names), key=natural_key)
     place = {name: position for position, name in enumerate(ordered)}
@@ -84,7 +81,7 @@ def parse_users(selection: str, names: Iterable[str]) -> list[str]:
 
 
 def _ends(token: str, selection: str, ordered: Sequence[str], place: dict[str, int]) -> tuple[int, int]:
-    """First and last position that one token stands for."""
+    """First and last position of one token."""
     if not token:
         raise ConfigError(f"users {selection!r} has an empty part, want names, #positions or ranges between the commas")
     if match := _POSITIONS.fullmatch(token):
@@ -109,7 +106,7 @@ def _ends(token: str, selection: str, ordered: Sequence[str], place: dict[str, i
 
 
 def _refuse_numbers(token: str, match: re.Match[str], n_users: int) -> NoReturn:
-    """ConfigError for numbers that are no names: they may be meant as positions."""
+    """ConfigError for numbers that are not names, but may be meant as positions."""
     meant = f"#{match[1]}" if match[2] is None else f"#{match[1]}-#{match[2]}"
     what = f"user {token!r} is" if match[2] is None else f"the users {token!r} are"
     wanted = f"want a name, or {meant} for a position" if int(match[2] or match[1]) < n_users else "want a name"

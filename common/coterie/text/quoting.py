@@ -1,4 +1,4 @@
-"""Values and sentences as errors show them: bounded, whatever was found."""
+"""Values and sentences in error messages, with limited length."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import reprlib
 
 MAX_SENTENCE = 4000  # characters of a whole message
 _MAX_TEXT = 200  # characters of a text in it
-_MAX_BITS = 256  # of a whole number whose digits are shown
+_MAX_BITS = 256  # of an integer whose digits are shown
 
 
 class _Repr(reprlib.Repr):
@@ -23,10 +23,10 @@ class _Repr(reprlib.Repr):
 
 
 def quoted(value: object) -> str:
-    """A value found, in a few words at most."""
+    """A short representation of any value."""
     return shortened(_Repr().repr(value), 2 * _MAX_TEXT)
 
 
 def shortened(text: str, length: int = MAX_SENTENCE) -> str:
-    """The beginning of a text, where it is too long to be read whole."""
+    """The text, or its beginning if it is too long."""
     return text if len(text) <= length else f"{text[: length - 4]} ..."

@@ -1,4 +1,4 @@
-"""Suggestions: the known word that was likely meant by an unknown one, as the end of a sentence."""
+"""Suggestions: the known word that was probably meant by an unknown one, as the end of a sentence."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from pydantic import BaseModel
 
 _CUTOFF = 0.6
-_LONGEST = 200  # characters: a longer word is no misspelt one
+_LONGEST = 200  # characters; longer words are not typing errors
 
 
 def suggestion(found: object, words: Iterable[str]) -> str:
-    """ "; did you mean 'loss'?" where one of the words is much like what was found, else nothing."""
+    """ "; did you mean 'loss'?" if one of the words is similar, else ""."""
     if not isinstance(found, str) or len(found) > _LONGEST:
         return ""
     similar = difflib.get_close_matches(found, list(words), n=1, cutoff=_CUTOFF)
@@ -22,9 +22,9 @@ def suggestion(found: object, words: Iterable[str]) -> str:
 
 
 def keys_at(root: type[BaseModel], place: Sequence[int | str], method: type[BaseModel] | None) -> set[str]:
-    """The keys that a mapping at this place of a pydantic error may have; `method` is the model of the experiment's method, where known.
+    """The keys of a mapping at this place of a pydantic error. `method` is the model of the experiment's method, if known.
 
-    Where one of several models was chosen, the place says which, by the model's own first key.
+    In a union, the place contains the tag of the chosen model.
     """
     models: list[type[BaseModel]] = [root]
     for step in place:
@@ -40,19 +40,19 @@ def keys_at(root: type[BaseModel], place: Sequence[int | str], method: type[Base
 
 
 def tags_of(annotation: object) -> list[str]:
-    """What the models of a union are called."""
+    """The tags of the models in a union."""
     return [tag for model in _inside(annotation) if (tag := _tag(model)) is not None]
 
 
 def method_of(content: object) -> str | None:
-    """The name of the method, as far as a mapping says it."""
+    """The name of the method in a mapping, or None."""
     method = content.get("method") if isinstance(content, Mapping) else None
     name = method.get("name") if isinstance(method, Mapping) else None
     return name if isinstance(name, str) else None
 
 
 def _tag(model: type[BaseModel]) -> str | None:
-    """What a model is called that is one of several: the only value of its key `source` or `name`."""
+    """The tag of a model in a union: the only value of its key `source` or `name`."""
     for key in ("source", "name"):
         values: tuple[Any, ...] = typing.get_args(model.model_fields[key].annotation) if key in model.model_fields else ()
         if len(values) == 1 and isinstance(values[0], str):

@@ -1,7 +1,7 @@
-"""YAML as an experiment is written in it: bounded in size and depth, without aliases, each key once.
+"""YAML for experiments: limited in size and depth, without aliases, without repeated keys.
 
-Whoever wrote the text, reading it takes little time and memory, and what is wrong with it is one short sentence. A client never reads YAML,
-and stays smaller without this module.
+Any text is read with little time and memory, and an error is one short sentence. A client never reads YAML, and saves the memory of this
+module.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from coterie.text.names import normal
 from coterie.text.quoting import quoted, shortened
 
 MAX_BYTES = 1 << 20  # of a text
-MAX_DEPTH = 50  # of lists and mappings in each other
-_MAX_BITS = 1024  # of a whole number: a float holds no larger one
+MAX_DEPTH = 50  # of nested lists and mappings
+_MAX_BITS = 1024  # of an integer: larger ones do not fit into a float
 _MAX_COMPLAINT = 1000
 
-# What the constructors of yaml's tags come upon and let through: too many digits, a 13th month, "!!bool x".
+# Raised by yaml's constructors for values they do not check: too many digits, a 13th month, "!!bool x".
 _RAISED = (ValueError, ArithmeticError, LookupError, AttributeError, TypeError, RecursionError)
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses while it reads, before anything large is built."""
+    """Refuses while reading, before anything large is built."""
 
     depth = 0
 
@@ -46,7 +46,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 continue
-            line, name = key.start_mark.line + 1, normal(key.value)  # keys that look alike are one: an experiment reads names so
+            line, name = key.start_mark.line + 1, normal(key.value)  # names that look alike are one name in an experiment
             if (key.tag, name) in lines:
                 first = lines[key.tag, name]
                 raise yaml.YAMLError(f"the key {quoted(name)} is there twice, in line {first} and in line {line}, want it once")
@@ -65,7 +65,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def parsed(text: str, where: str) -> Any:
-    """The content of a YAML text; ConfigError beginning with `where` when it is none."""
+    """The content of a YAML text. ConfigError beginning with `where` if it is invalid."""
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise ConfigError(f"{where} is too long, want at most {MAX_BYTES} bytes")
     try:

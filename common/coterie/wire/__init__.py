@@ -1,1 +1,1 @@
-"""What crosses the wire: declared messages, their codec, and the frames around them."""
+"""The wire format: declared messages, their codec, and frames."""

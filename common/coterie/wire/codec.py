@@ -1,7 +1,7 @@
-"""The codec: declared messages to frames of at most about 1 MiB and back, and what each frame was for.
+"""The codec converts declared messages to frames of at most about 1 MiB and back, and counts what each frame carries.
 
-Both sides count what passes here, each on its own: the sender from what it encodes, the receiver from what it decodes, and the
-two books must agree. The dtype of payloads is decided here and nowhere else; received arrays are read-only views.
+Sender and receiver count independently, one what it encodes and the other what it decodes, and the two books must agree. Only this module
+decides the dtype of payloads. Received arrays are read-only views.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from coterie.wire.messages import Broadcast, Message, PerCluster, Rows, Spec, ch
 from coterie.wire.stencil import BFLOAT16, DTYPES, Entry, Extent, Plan, Plans, Stencil, native_dtype, stencil_of
 
 PROTOCOL_VERSION = 1
-# A frame holds inline tensors of at most this many bytes together; larger ones follow in chunks.
+# A frame holds inline tensors of at most this size together; larger ones follow in chunks.
 INLINE_BYTES = 1 << 20
 MAX_FRAME_BYTES = 8 << 20
 MAX_AXES = 8
@@ -51,8 +51,8 @@ ENVELOPE = "envelope"
 AnyArray = NDArray[Any]
 Announced = Callable[[session_pb2.Task | session_pb2.Reply], None]
 
-_BUFFERS = 2  # kept for tensors to come
-_MAX_SHOWN = 100  # characters of a name that a peer has sent
+_BUFFERS = 2  # kept for later tensors
+_MAX_SHOWN = 100  # characters of a peer's name
 _FLOAT64 = np.dtype("<f8")
 _FLOAT32 = np.dtype("<f4")
 _INT32 = np.dtype("<i4")
@@ -60,7 +60,7 @@ _INT64 = np.dtype("<i8")
 
 
 class Payload(Protocol):
-    """What an experiment says of it."""
+    """The part of an experiment that sets the precision."""
 
     @property
     def payload(self) -> str: ...
@@ -71,15 +71,15 @@ class Payload(Protocol):
 
 @dataclass(frozen=True)
 class Precision:
-    """The payload type of a run: that of vectors, float64 or float32, and that of weights: of networks float32 or half of it."""
+    """The payload types of a run: float64 or float32 for vectors; float32 or half precision for weights of networks."""
 
     dtype: np.dtype[Any]
     weights: np.dtype[Any] = _FLOAT32
-    model: np.dtype[Any] = _FLOAT32  # weights as the halves compute with them
+    model: np.dtype[Any] = _FLOAT32  # weights in the halves
 
     @staticmethod
     def of(name: str, *, is_convex: bool = False) -> Precision:
-        """That of the payload "float64", "float32", "float16" or "bfloat16"; weights of convex problems are vectors like others."""
+        """For the payload "float64", "float32", "float16" or "bfloat16". Weights of convex problems have the type of vectors."""
         if is_convex:
             dtype = np.dtype(name).newbyteorder("<")
             return Precision(dtype, dtype, _FLOAT64)
@@ -91,21 +91,20 @@ class Precision:
 
     @staticmethod
     def of_run(experiment: Payload) -> Precision:
-        """That of an experiment's payload."""
         return Precision.of(experiment.payload, is_convex=experiment.model is None)
 
     def rounded_weights(self, array: AnyArray) -> AnyArray:
-        """Weights as the other side will see them."""
+        """Weights as the receiver will see them."""
         return array if self.weights == self.model else _native(_written(array, self.weights), self.model)
 
     def rounded(self, array: AnyArray) -> NDArray[np.float64]:
-        """`array` as the other side will see it: a half that goes on computing with what it has sent must use this."""
+        """`array` as the receiver will see it. A half that continues with numbers it has sent must use this."""
         return array.astype(self.dtype).astype(np.float64) if self.dtype != _FLOAT64 else array
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A task or reply ready to be sent: the first frame, the large tensors that follow in chunks, and its entries."""
+    """A task or reply ready to send: the first frame, the large tensors that follow in chunks, and the ledger entries."""
 
     head: bytes
     tails: tuple[memoryview, ...]
@@ -113,7 +112,7 @@ class Encoded:
     is_task: bool
 
     def frames(self) -> Iterator[bytes]:
-        """The frames in order; chunks are cut when asked for, so that a large message is never held twice."""
+        """The frames in order. Chunks are cut on demand, so that a large message is never copied whole."""
         yield self.head
         for tail in self.tails:
             for start in range(0, len(tail), CHUNK_BYTES):
@@ -136,10 +135,10 @@ def _wire_dtype(spec: Spec, precision: Precision, array: AnyArray) -> np.dtype[A
 
 
 def _laid_out(message: Message, part_number: int, precision: Precision, budget: int) -> tuple[Stencil, list[AnyArray]]:
-    """How a message is written, and its arrays (users first) as they are written; `budget` is left for inline tensors in the frame."""
+    """The stencil of a message, and its arrays (users first) in wire types. `budget` bytes are left in the frame for inline tensors."""
     if not message.kind or type(message) is not kind_class(message.kind):
         raise TypeError(f"{type(message).__name__} is not a declared message: what has no declaration is private")
-    cls: Any = type(message)  # mypy takes no class for hashable
+    cls: Any = type(message)  # mypy does not know that classes are hashable
     arrays: list[AnyArray] = []
     extents: list[Extent] = []
     is_rows = isinstance(message, Rows)
@@ -161,16 +160,16 @@ def _laid_out(message: Message, part_number: int, precision: Precision, budget: 
 
 
 def _written(array: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
-    """The numbers as they travel; to a bfloat16 they are rounded, halves to even. What is too large becomes infinite."""
+    """The numbers in their wire type. Conversion to bfloat16 rounds half to even. Numbers that are too large become infinite."""
     if array.dtype == dtype and array.flags.c_contiguous:
         return array
     if dtype != BFLOAT16:
-        with np.errstate(over="ignore"):  # a parent refuses infinite numbers, and names whose they are
+        with np.errstate(over="ignore"):  # the parent refuses infinite numbers, and names their user
             return np.asarray(array, dtype=dtype, order="C")
     single = np.asarray(array, dtype=_FLOAT32, order="C")
     bits = single.view(np.uint32)
     upper = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype("<u2")
-    upper[np.isnan(single)] = 0x7FC0  # the carry could make another number of it
+    upper[np.isnan(single)] = 0x7FC0  # the carry could turn it into another number
     return upper.view(BFLOAT16)
 
 
@@ -184,18 +183,14 @@ def _narrow(array: AnyArray) -> NDArray[np.float32]:
 
 @functools.lru_cache(maxsize=64)
 def _envelope(n_bytes: int) -> Entry:
-    """What the first frame holds beside the parts: fences, flags, the oneof around it."""
+    """The entry of the first frame without its parts: fences, flags, and the enclosing oneof."""
     return Entry(ENVELOPE, 0, 0, 0, n_bytes, 1, None)
 
 
-def _inline_bytes(frame: session_pb2.Task | session_pb2.Reply) -> int:
-    return sum(delimited_bytes(part.ByteSize()) for part in frame.parts)
-
-
 def encode(frame: session_pb2.Task | session_pb2.Reply, messages: Sequence[Message], precision: Precision) -> Encoded:
-    """A task or reply with its header set, plus typed messages, as frames. TypeError for what is not declared.
+    """Frames of a task or reply with a complete header, and these messages. TypeError for undeclared messages.
 
-    The bytes of a tensor are copied once: into the frame.
+    The bytes of a tensor are copied only once, into the frame.
     """
     is_task = isinstance(frame, session_pb2.Task)
     budget, inline = INLINE_BYTES, 0
@@ -222,32 +217,29 @@ def encode(frame: session_pb2.Task | session_pb2.Reply, messages: Sequence[Messa
 
 
 def reheaded(frame: session_pb2.Task | session_pb2.Reply, sent: Encoded) -> Encoded:
-    """The same message under a changed header (`frame` holds the same parts): what is sent again to a returning host."""
-    return _finished(frame, sent.tails, [entry for entry in sent.entries if entry.kind != ENVELOPE])
-
-
-def _finished(frame: session_pb2.Task | session_pb2.Reply, tails: tuple[memoryview, ...], entries: list[Entry]) -> Encoded:
+    """The same message under a changed header, to be sent again to a returning host. `frame` has the same parts."""
     is_task = isinstance(frame, session_pb2.Task)
     outer = session_pb2.JoinResponse(task=frame) if is_task else session_pb2.JoinRequest(reply=frame)  # type: ignore[arg-type]
     head = outer.SerializeToString()
-    entries.append(_envelope(len(head) - _inline_bytes(frame)))
-    return Encoded(head, tails, tuple(entries), is_task)
+    entries = [entry for entry in sent.entries if entry.kind != ENVELOPE]
+    entries.append(_envelope(len(head) - sum(delimited_bytes(part.ByteSize()) for part in frame.parts)))
+    return Encoded(head, sent.tails, tuple(entries), is_task)
 
 
 @dataclass(slots=True)
 class Received:
     """A complete task or reply: its frame, the bytes of each chunked tensor, and the size of its first frame.
 
-    Where the first frame fits a plan, `frame` has no parts.
+    If the first frame fits a plan, `frame` has no parts.
     """
 
     frame: session_pb2.Task | session_pb2.Reply
     tails: tuple[bytearray | memoryview, ...]
     head_bytes: int
     lifted: Lifted | None = None
-    data: bytes = b""  # the first frame, to learn from or to read as planned
+    data: bytes = b""  # the first frame, for `plan` or `plans`
     plan: Plan | None = None
-    plans: Plans | None = None  # where to put what is learnt
+    plans: Plans | None = None  # the plans that learn from this frame
 
     @property
     def n_bytes(self) -> int:
@@ -255,15 +247,14 @@ class Received:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of the messages."""
         if self.plan is not None:
             return self.plan.kinds
         return tuple(part.kind for part in self.frame.parts)
 
     def decode(self, n_own: int, dims: dict[str, int] | None = None) -> tuple[list[Message], list[Entry]]:
-        """The typed messages and what the ledger books for them.
+        """The typed messages and their ledger entries.
 
-        `n_own` is the number of users of the host at the other or this end: the rows of a message without users. Arrays are read-only
+        `n_own` is the number of users of the link's host, which is the number of rows of a message without users. Arrays are read-only
         views. Raises ProtocolError for undeclared kinds, wrong dtypes, wrong shapes.
         """
         dims = dims or {}
@@ -294,7 +285,7 @@ class Received:
 
 
 def _booked(stencil: Stencil, message: Message, size: int) -> Entry:
-    """What a part of `size` bytes in its frame books, which may be written in another way than ours."""
+    """The ledger entry of a part with `size` bytes in its frame, which another implementation may encode differently."""
     users = message.users if isinstance(message, Rows) else None
     entry = stencil.entry if users is None else stencil.entry.serving(users)
     return entry if size == stencil.n_bytes else replace(entry, message_bytes=entry.message_bytes + size - stencil.n_bytes)
@@ -322,7 +313,7 @@ def _decode_planned(data: bytes, plan: Plan, n_own: int, dims: dict[str, int]) -
 
 
 def _array_at(data: bytes, at: int, extent: Extent, native: np.dtype[Any]) -> AnyArray:
-    """As `_get` and `_native` would: a view of the frame, which nobody can write to, where it is aligned and needs no conversion."""
+    """As `_get` and `_native`: a read-only view of the frame if it is aligned and needs no conversion, else a copy."""
     array: AnyArray = np.ndarray(extent.shape, extent.dtype, data, at)
     if not array.flags.aligned:
         array = _aligned(array)
@@ -370,19 +361,19 @@ def _check_shapes(message: Message, n_own: int, dims: dict[str, int]) -> None:
 
 
 def _native(array: AnyArray, wanted: np.dtype[Any]) -> AnyArray:
-    """Numbers as the halves compute with them."""
+    """Numbers in the type of the halves."""
     if array.dtype == BFLOAT16:
         array = _narrow(array)
     if array.dtype == wanted:
         return array
-    with np.errstate(invalid="ignore"):  # of signalling NaNs: a parent refuses them as it does the quiet ones
+    with np.errstate(invalid="ignore"):  # signalling NaNs: the parent refuses them like quiet ones
         return array.astype(wanted)
 
 
 def _aligned(array: AnyArray) -> AnyArray:
-    """Read-only, and in memory whose place does not depend on the frame's layout."""
+    """A read-only array, at an address that does not depend on the frame's layout."""
     if not array.flags.aligned:
-        array = array.copy()  # sums over unaligned numbers run in another order, and bits would be others
+        array = array.copy()  # sums over unaligned numbers run in another order, with other bits
     array.flags.writeable = False
     return array
 
@@ -410,7 +401,7 @@ def _get(tensor: tensor_pb2.Tensor, kind: str, tails: Iterator[bytearray | memor
 
 
 def _shape(tensor: tensor_pb2.Tensor, kind: str, dtype: np.dtype[Any], n_bytes: int) -> tuple[int, ...]:
-    """The shape of a tensor that has come, or is to come, with so many bytes."""
+    """The shape of a tensor that has this many bytes."""
     name = _shown(tensor.name)
     if len(tensor.shape) > MAX_AXES:
         raise ProtocolError(f"{kind}.{name} has {len(tensor.shape)} axes, wanted at most {MAX_AXES}")
@@ -428,7 +419,7 @@ def _shown(name: str) -> str:
 
 
 def check_announced(frame: session_pb2.Task | session_pb2.Reply, n_own: int, dims: Mapping[str, int]) -> None:
-    """ProtocolError when the shapes in the first frame of a task or reply are not what `Received.decode` would accept."""
+    """ProtocolError if `Received.decode` would refuse the shapes in the first frame of a task or reply."""
     for part in frame.parts:
         cls = kind_class(part.kind)
         if len(part.tensors) != len(cls.specs):
@@ -442,36 +433,36 @@ def _announced_shape(tensor: tensor_pb2.Tensor, kind: str) -> tuple[int, ...]:
     dtype = DTYPES.get(tensor.dtype)
     if dtype is not None and tensor.chunked_bytes:
         return _shape(tensor, kind, dtype, tensor.chunked_bytes)
-    return tuple(tensor.shape[: MAX_AXES + 1])  # its bytes are here already
+    return tuple(tensor.shape[: MAX_AXES + 1])  # its bytes are already here
 
 
 def _references(buffers: Sequence[AnyArray]) -> list[int]:
     return [sys.getrefcount(buffer) for buffer in buffers]
 
 
-_UNHELD = _references([np.empty(1, dtype=np.uint8)])[0]  # the references to a buffer that only a list holds, as they are counted here
+_UNHELD = _references([np.empty(1, dtype=np.uint8)])[0]  # the reference count of a buffer that only the list holds, counted in the same way
 
 
 class Assembler:
-    """Puts frames back together: feed it each frame's bytes in order, and it calls back with whole tasks or replies.
+    """Reassembles frames. Feed it the bytes of each frame in order; it returns whole tasks and replies.
 
-    Frames of other kinds (hello, heartbeat, ...) are returned as they are. One assembler serves one direction of one stream.
+    Frames of other kinds (hello, heartbeat, ...) are returned unchanged. One assembler serves one direction of one stream.
     """
 
     def __init__(self, outer: type[session_pb2.JoinRequest | session_pb2.JoinResponse], announced: Announced | None = None) -> None:
         self._outer = outer
-        self._announced = announced  # called with a task or reply before there is memory for its large tensors, which it may refuse
+        self._announced = announced  # called with a task or reply before its large tensors are allocated; it may refuse them
         self._inner = session_pb2.Task if outer is session_pb2.JoinResponse else session_pb2.Reply
         self._plans = Plans()
         self._part_number = TASK_PARTS if outer is session_pb2.JoinResponse else REPLY_PARTS
         self._open: Received | None = None
-        self._buffers: list[AnyArray] = []  # the latest, to be used again
+        self._buffers: list[AnyArray] = []  # the latest ones, to be reused
         self._missing: list[tuple[bytearray | memoryview, int]] = []  # buffers in order, with the position filled so far
 
     def _buffer(self, size: int) -> AnyArray:
-        """Memory for a tensor: that of an earlier one of the same size when nobody holds it any more, since fresh pages cost much.
+        """Memory for a tensor. It reuses an earlier buffer of the same size that is free, since fresh pages are expensive.
 
-        numpy's own comes in larger pages than a bytearray's.
+        Memory of numpy comes in larger pages than a bytearray.
         """
         for buffer, n_references in zip(self._buffers, _references(self._buffers), strict=True):
             if buffer.size == size and n_references == _UNHELD:
@@ -480,7 +471,7 @@ class Assembler:
         return self._buffers[-1]
 
     def feed(self, data: bytes) -> Received | Any | None:
-        """A whole `Received`, another kind of frame, or None while chunks are missing. ProtocolError for what is malformed."""
+        """A whole `Received`, a frame of another kind, or None while chunks are missing. ProtocolError for malformed frames."""
         if data[:1] == CHUNK_TAG and (chunk := chunk_data(data)) is not None:
             return self._chunk(chunk)
         plan = self._plans.fitting(data) if not self._missing else None
@@ -491,7 +482,7 @@ class Assembler:
             check_fields(data, self._part_number)
         try:
             outer = self._outer.FromString(small)
-        except Exception as error:  # protobuf's DecodeError type is not part of its typed interface
+        except Exception as error:  # DecodeError is not typed
             raise ProtocolError(f"a frame of {len(data)} bytes is not a {self._outer.__name__}: {error}") from error
         which = outer.WhichOneof("frame")
         if which is None:
@@ -519,7 +510,7 @@ class Assembler:
         return None
 
     def _fences(self, text: bytes) -> session_pb2.Task | session_pb2.Reply | None:
-        """What comes before the parts of a task or reply; None when it is something else."""
+        """The header of a task or reply, without its parts; None if it is something else."""
         try:
             frame = self._inner.FromString(text)
         except DecodeError:
@@ -544,7 +535,7 @@ class Assembler:
 
 
 def select(message: Message, positions: Indices | slice | None, users: Indices | None) -> Message:
-    """The rows of a `Rows` message at `positions`, owned by `users`; a broadcast stays whole."""
+    """The rows of a `Rows` message at `positions`, owned by `users`. Broadcasts are unchanged."""
     if isinstance(message, Broadcast) or positions is None:
         return message
     arrays = {name: getattr(message, name)[positions] if has_rows(spec) else getattr(message, name) for name, spec in message.specs}
@@ -552,16 +543,12 @@ def select(message: Message, positions: Indices | slice | None, users: Indices |
 
 
 def select_clusters(message: PerCluster, clusters: Indices) -> PerCluster | None:
-    """The rows of these clusters (ascending numbers); None when there are none."""
+    """The rows of these clusters (ascending numbers); None if there are none."""
     kept = np.flatnonzero(np.isin(message.clusters, clusters))
     if kept.size == message.clusters.size:
         return message
-    taken = {name: getattr(message, name)[kept] if _is_by_cluster(spec) else getattr(message, name) for name, spec in message.specs}
+    taken = {name: getattr(message, name)[kept] if "clusters" in spec.shape[:1] else getattr(message, name) for name, spec in message.specs}
     return type(message)(**taken) if kept.size else None
-
-
-def _is_by_cluster(spec: Spec) -> bool:
-    return bool(spec.shape) and spec.shape[0] == "clusters"
 
 
 __all__ = [

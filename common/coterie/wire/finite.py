@@ -1,6 +1,6 @@
-"""Which number of a message is not finite where it has to be: asked by a host before it sends, and by a parent of what has come.
+"""Finds numbers that are not finite but must be. Hosts ask before they send, and parents ask about what they receive.
 
-On the wire some payloads are narrower than what halves compute with, so a host also finds what would be infinite only there.
+Some payload types are narrower than the numbers of the halves. So a host also finds numbers that would become infinite on the wire.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from coterie.wire.codec import Precision
 from coterie.wire.messages import Message, Rows, Spec, has_rows
 
-_ONE_THREAD = 10_000  # terms of a product of vectors that OpenBLAS leaves to one thread
+_ONE_THREAD = 10_000  # products of vectors with at most this many terms use one thread in OpenBLAS
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Bad:
 
     field: str
     value: float
-    row: int | None  # of the message, where its rows have owners
+    row: int | None  # of the message, if its rows have owners
 
 
 def first_bad(message: Message, precision: Precision | None = None) -> Bad | None:
-    """The first number of a message that its field does not allow; with `precision`, as it would be on the wire."""
+    """The first number that its field does not allow; with `precision`, as it would be on the wire."""
     for name, spec in message.specs:
         array = getattr(message, name)
         if not spec.is_float or spec.allows == "nan":
@@ -49,9 +49,9 @@ def first_bad(message: Message, precision: Precision | None = None) -> Bad | Non
 
 
 def is_finite(array: np.ndarray[Any, Any]) -> bool:
-    """Whether all entries are. A finite sum of squares has finite terms, and is found faster; others may overflow without one.
+    """Whether all entries are finite. A finite sum of squares proves it, and is faster; the sum may also overflow.
 
-    Of many terms BLAS makes that sum with several threads, and waiting for them takes longer than the sum where cores are busy.
+    For many terms BLAS uses several threads, and waiting for them takes longer than the sum when cores are busy.
     """
     return (array.size <= _ONE_THREAD and math.isfinite(np.vdot(array, array))) or bool(np.isfinite(array).all())
 

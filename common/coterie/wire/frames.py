@@ -1,6 +1,6 @@
-"""Protobuf framing by hand, where protobuf itself would copy large tensors once more than need be. Bytes in, bytes out.
+"""Protobuf framing by hand, where protobuf itself would copy large tensors an extra time. Bytes in, bytes out.
 
-A frame that is written in any other way than this module expects is left to protobuf; a test holds the field numbers against the contract.
+Frames that are encoded differently are left to protobuf. A test checks the field numbers against the contract.
 """
 
 from __future__ import annotations
@@ -12,18 +12,14 @@ from dataclasses import dataclass
 from coterie.errors import ProtocolError
 
 CHUNK_BYTES = 1 << 20
-# Field numbers of the contract that are written and read by hand; a test holds them against the descriptors.
+# Field numbers of the contract, which a test checks against the descriptors.
 TASK_OR_REPLY, CHUNK, CHUNK_DATA = 2, 3, 1
 TASK_PARTS, REPLY_PARTS, PART_KIND, PART_USERS, PART_TENSORS, TENSOR_DATA = 9, 5, 1, 2, 3, 4
 CHUNK_TAG, CHUNK_DATA_TAG = bytes((CHUNK << 3 | 2,)), bytes((CHUNK_DATA << 3 | 2,))
-# Tensors above this size are taken out of a frame before protobuf copies them; below it that is not worth the while.
+# Larger tensors are taken out of a frame before protobuf copies them; for smaller ones it is not worthwhile.
 PLAIN_BYTES = 16 << 10
-# An empty part or user is 2 bytes of a frame and 30 times as many in memory, so they are counted before protobuf sees them.
+# An empty part or user takes 2 bytes in a frame and 30 times as many in memory, so fields are counted before protobuf parses them.
 MAX_FIELDS = 100_000
-
-
-def _varint_bytes(value: int) -> int:
-    return max(1, (value.bit_length() + 6) // 7)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -39,7 +35,7 @@ def field_header(number: int, size: int) -> bytes:
 
 def delimited_bytes(size: int) -> int:
     """Bytes of a length-delimited field (number below 16) around `size` bytes."""
-    return 1 + _varint_bytes(size) + size
+    return 1 + max(1, (size.bit_length() + 6) // 7) + size
 
 
 def chunk_frame_bytes(total: int) -> tuple[int, int]:
@@ -53,14 +49,14 @@ def chunk_frame_bytes(total: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Lifted:
-    """Large tensors taken out of a frame before protobuf copies them: part -> tensor -> bytes, and the sizes those parts had."""
+    """Large tensors taken out of a frame before protobuf copies them: part -> tensor -> bytes, and the original sizes of these parts."""
 
     data: dict[int, dict[int, memoryview]]
     sizes: dict[int, int]
 
 
 class _Count:
-    """How many fields of one frame have been looked at."""
+    """Counts the parsed fields of one frame."""
 
     def __init__(self) -> None:
         self._n = 0
@@ -72,7 +68,7 @@ class _Count:
 
 
 def _fields(data: bytes, start: int, end: int, count: _Count) -> Iterator[tuple[int, int, int, int]]:
-    """(number, start, start of contents, end) of each field of a protobuf message. ValueError for what is not well formed."""
+    """(number, start, start of contents, end) of each field of a protobuf message. ValueError for a malformed message."""
     while start < end:
         count.one_more()
         tag, at = _varint(data, start)
@@ -106,7 +102,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def lift(data: bytes, part_number: int) -> tuple[bytes, Lifted | None]:
-    """A task or reply frame without its large tensors. Frames of any other form come back as they are: protobuf decides about them.
+    """A task or reply frame without its large tensors. Frames of another form are returned unchanged, for protobuf to parse.
 
     ProtocolError for a frame of more than MAX_FIELDS fields.
     """
@@ -148,7 +144,7 @@ def _lift_part(data: bytes, view: memoryview, start: int, end: int, count: _Coun
 
 
 def check_fields(data: bytes, part_number: int) -> None:
-    """ProtocolError for a frame with more than MAX_FIELDS fields, down to those of its parts and no deeper, or that is not well formed."""
+    """ProtocolError for a malformed frame, or one with more than MAX_FIELDS fields, counted down to those of its parts."""
     count = _Count()
     try:
         for number, _, inner, stop in _fields(data, 0, len(data), count):
@@ -161,7 +157,7 @@ def check_fields(data: bytes, part_number: int) -> None:
 
 
 def chunk_data(data: bytes) -> memoryview | None:
-    """The bytes of a chunk frame without a copy; None when it is written in another way than `Encoded.frames` does."""
+    """The bytes of a chunk frame without a copy; None if it is not encoded as in `Encoded.frames`."""
     try:
         size, inner = _varint(data, 1)
         if data[inner : inner + 1] != CHUNK_DATA_TAG or inner + size != len(data):

@@ -28,19 +28,19 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ProtocolError
 
 Shape = tuple[str | int, ...]
-Allowed = Literal["finite", "infinity", "nan"]  # each of them includes those before it
+Allowed = Literal["finite", "infinity", "nan"]  # each includes the ones before it
 
 
 @dataclass(frozen=True)
 class Spec:
-    """How one field travels. `shape` names its axes: "rows" is the axis of owners, other names must agree within a message."""
+    """How one field is sent. `shape` names its axes: "rows" is the axis of owners; other names must agree within a message."""
 
     shape: Shape
     is_float: bool
     counts_vectors: bool
     is_exact: bool = False  # always float64, whatever the payload type of the run
-    allows: Allowed = "finite"  # numbers; a parent refuses a message with others
-    is_weights: bool = False  # of a model: of networks float32 in the halves, and no wider on the wire
+    allows: Allowed = "finite"  # the parent refuses a message with other numbers
+    is_weights: bool = False  # parameters of a model: for networks float32 in the halves, and no wider on the wire
 
     def count(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """(vectors, scalars) that the ledger books for an array of this shape."""
@@ -51,23 +51,26 @@ class Spec:
 
 
 def Vectors(*shape: str | int, exact: bool = False) -> Spec:  # noqa: N802 - reads as a type in annotations
-    """Float payload whose last axis is a d-vector; counted in vectors and in scalars. `exact` keeps float64 in a float32 run."""
+    """Float payload whose last axis is a d-vector, counted in vectors and scalars. `exact` keeps float64 in a float32 run."""
     return Spec(shape, is_float=True, counts_vectors=True, is_exact=exact)
 
 
 def Scalars(*shape: str | int, exact: bool = True, allows: Allowed = "finite") -> Spec:  # noqa: N802
-    """Float payload counted in scalars only: losses, sums, matrices. `allows` infinity, or NaN too, where that is an answer."""
+    """Float payload counted only in scalars: losses, sums, matrices. `allows` infinity, or NaN too, if that is a valid answer."""
     return Spec(shape, is_float=True, counts_vectors=False, is_exact=exact, allows=allows)
 
 
 def Weights(*shape: str | int) -> Spec:  # noqa: N802
-    """The parameters of models, counted as `Vectors` are. Of networks halves see float32, and the wire the payload type or float32; of
-    convex problems they are float64, or what the payload type has left of it."""
+    """The parameters of models, counted like `Vectors`.
+
+    For networks, halves use float32, and the wire the payload type or float32. For convex problems they are float64, rounded to the payload
+    type on the wire.
+    """
     return Spec(shape, is_float=True, counts_vectors=True, is_weights=True)
 
 
 def Positions(*shape: str | int) -> Spec:  # noqa: N802
-    """Integers that say what the payload is about; message bytes, no payload."""
+    """Integers that identify the payload. They count as message bytes, not as payload."""
     return Spec(shape, is_float=False, counts_vectors=False)
 
 
@@ -86,11 +89,11 @@ class Message:
 class Rows(Message):
     """Row r of every "rows" axis belongs to user `users[r]`; None means all users, in order.
 
-    In a parent's half `users` are member indices, in a host's half positions among the host's own users. A user may own
-    several rows (the pairs of PDMM); their order is kept.
+    In a parent's half `users` are member indices, in a host's half positions among the host's own users. A user may own several rows (the
+    pairs of PDMM); their order is kept.
 
-    A float field without a "rows" axis is common to the users named: it travels once to each of their hosts, and counts once for each
-    user in vectors and scalars. A message with such a field must name its users.
+    A float field without a "rows" axis is common to the named users. It is sent once to each of their hosts, and counts once for each user
+    in vectors and scalars. A message with such a field must name its users.
     """
 
     users: Indices | None = field(default=None, kw_only=True)
@@ -103,9 +106,9 @@ class Broadcast(Message):
 
 @dataclass(frozen=True)
 class PerCluster(Broadcast):
-    """Row r of every "clusters" axis belongs to the known cluster number `clusters[r]`, ascending; numbers are those of the whole run.
+    """Row r of every "clusters" axis belongs to the known cluster number `clusters[r]`, ascending, numbered in the whole run.
 
-    A host receives the rows of the clusters that its users are of. Sent up, by an aggregator, the rows are those of its own cluster.
+    A host receives the rows of its users' clusters. An aggregator sends up the rows of its own cluster.
     """
 
     clusters: Annotated[Indices, Positions("clusters")]
@@ -120,7 +123,7 @@ _MAX_SHOWN = 100  # characters
 
 
 def declare(*, method: str, step: str) -> Callable[[type[M]], type[M]]:
-    """Registers a message class under "<method>.<Class>" with the paper's step; the class must be a frozen dataclass."""
+    """Registers a message class under "<method>.<Class>" with the paper's step. The class must be a frozen dataclass."""
 
     def register(cls: type[M]) -> type[M]:
         hints = typing.get_type_hints(cls, include_extras=True)
@@ -146,18 +149,13 @@ def has_rows(spec: Spec) -> bool:
     return bool(spec.shape) and spec.shape[0] == "rows"
 
 
-def has_weights(cls: type[Message]) -> bool:
-    """Whether messages of this kind carry the weights of networks."""
-    return cls.carries_weights
-
-
 def find_kinds_with(finder: Callable[[str], object]) -> None:
-    """Registers what imports the declarations of a method, given its name, if there are any."""
+    """Registers a function that imports a method's declarations, if it has any, given its name."""
     _finders.append(finder)
 
 
 def kind_class(kind: str) -> type[Message]:
-    """The declared class of a kind; its method's declarations are imported if need be. ProtocolError for one that is not declared."""
+    """The declared class of a kind, after importing its method's declarations if necessary. ProtocolError for an undeclared kind."""
     cls = _KINDS.get(kind)
     if cls is None and _KIND.fullmatch(kind):
         for find in _finders:
@@ -169,16 +167,15 @@ def kind_class(kind: str) -> type[Message]:
 
 
 def check_shapes(message: Message, n_rows: int | None, dims: Mapping[str, int]) -> None:
-    """Raises ProtocolError unless every field has its declared axes.
+    """ProtocolError unless every field has its declared axes.
 
-    `n_rows` is the number of owners when known; `dims` are extents known beforehand (for example d), others must agree within
-    the message.
+    `n_rows` is the number of owners if known. `dims` are known extents (for example d); others must agree within the message.
     """
     check_extents(type(message), (getattr(message, name).shape for name, _ in message.specs), n_rows, dims)
 
 
 def check_extents(cls: type[Message], shapes: Iterable[tuple[int, ...]], n_rows: int | None, dims: Mapping[str, int]) -> None:
-    """As `check_shapes`, of the shapes of the fields alone: before there is any memory for their numbers."""
+    """As `check_shapes`, from the shapes of the fields, before their arrays are allocated."""
     bound = dict(dims)
     if n_rows is not None:
         bound["rows"] = n_rows
@@ -210,6 +207,5 @@ __all__ = [
     "declare",
     "find_kinds_with",
     "has_rows",
-    "has_weights",
     "kind_class",
 ]

@@ -1,9 +1,9 @@
-"""What is the same in every frame of one layout: parts without their numbers, and where the numbers go.
+"""The constant bytes of frames with one layout: parts without their numbers, and the positions of the numbers.
 
-A round sends what the round before sent, with other numbers in it. `stencil_of` writes the fixed bytes of a part once for each kind, shape
-and element type; the sender fills them in. A `Plan` is what a receiver has learnt from a whole, checked frame: the next one of the
-same length that has the same fixed bytes needs no parsing but of its fences. Both only save time, and neither changes what is
-sent or accepted: a frame that does not fit its plan is parsed and checked in full.
+Most rounds send the same frames as the round before, with other numbers. `stencil_of` encodes the fixed bytes of a part once for each kind,
+shape and element type; the sender inserts the numbers. A receiver learns a `Plan` from a complete, checked frame. For the next frame of the
+same length with the same fixed bytes, it only parses the fences. Both only save time: a frame that does not fit its plan is parsed and
+checked in full.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from coterie.wire.frames import (
 )
 from coterie.wire.messages import Message, Rows, Spec, has_rows
 
-BFLOAT16 = np.dtype([("upper_half", "<u2")])  # numpy has no such number; `coterie.wire.codec` converts
+BFLOAT16 = np.dtype([("upper_half", "<u2")])  # numpy lacks this type
 
 DTYPES: dict[int, np.dtype[Any]] = {
     tensor_pb2.ELEMENT_TYPE_FLOAT64: np.dtype("<f8"),
@@ -44,15 +44,15 @@ DTYPES: dict[int, np.dtype[Any]] = {
 }
 _FLOAT64, _FLOAT32, _INT64 = np.dtype("<f8"), np.dtype("<f4"), np.dtype("<i8")
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
-_MAX_PLANS = 64  # of one stream
-_MAX_PARTS = 64  # of a frame that is worth a plan
+_MAX_PLANS = 64  # per stream
+_MAX_PARTS = 64  # of a frame worth a plan
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one part of one frame carried; the ledger's raw material.
+    """The ledger's record of one part of one frame.
 
-    `message_bytes` are protobuf bytes, `frames` how many gRPC messages, `users` the member indices served (None: all of the host's).
+    `message_bytes` are protobuf bytes, `frames` gRPC messages, `users` the member indices served (None: all of the host's).
     """
 
     kind: str
@@ -62,10 +62,10 @@ class Entry:
     message_bytes: int
     frames: int
     users: Indices | None
-    common: tuple[int, int] = (0, 0)  # vectors and scalars that travel once, and count again for each user but the first
+    common: tuple[int, int] = (0, 0)  # vectors and scalars that are sent once, but count for each user
 
     def serving(self, users: Indices) -> Entry:
-        """The same for some users."""
+        """The entry for these users."""
         vectors, scalars = self.vectors, self.scalars
         if self.common[1]:
             vectors, scalars = (n + (users.size - 1) * common for n, common in zip((vectors, scalars), self.common, strict=True))
@@ -73,7 +73,7 @@ class Entry:
 
 
 class Extent(NamedTuple):
-    """A tensor without its name and numbers."""
+    """A tensor's type and shape."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -86,15 +86,15 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stencil:
-    """One part of a frame. `fixed` are the bytes before, between and after the inline tensors, in their order (users first)."""
+    """One part of a frame. `fixed` holds the bytes before, between and after the inline tensors, in order (users first)."""
 
     cls: type[Message]
     fixed: tuple[bytes, ...]
     extents: tuple[Extent, ...]
-    natives: tuple[np.dtype[Any], ...]  # of the same tensors, as the halves compute with them
+    natives: tuple[np.dtype[Any], ...]  # types of the same tensors in the halves
     has_users: bool
     n_bytes: int  # in the frame
-    entry: Entry  # what it books, for all users
+    entry: Entry  # its ledger entry, for all users
 
 
 @functools.lru_cache(maxsize=1024)
@@ -124,14 +124,14 @@ def stencil_of(cls: Any, part_number: int, users: Extent | None, fields: tuple[E
 
 
 def native_dtype(spec: Spec, written: np.dtype[Any]) -> np.dtype[Any]:
-    """Numbers as the halves compute with them: float64, or for weights float32 unless they are written as float64, or int64."""
+    """The type of a field in the halves: float64; for weights float32 unless written as float64; or int64."""
     if not spec.is_float:
         return _INT64
     return _FLOAT32 if spec.is_weights and written != _FLOAT64 else _FLOAT64
 
 
 def _tensor_text(name: str, extent: Extent) -> bytes:
-    """A tensor up to the bytes of its numbers."""
+    """The encoded tensor up to its numbers."""
     code, n_bytes = _CODES[extent.dtype], extent.n_bytes
     tensor = tensor_pb2.Tensor(name=name, dtype=code, shape=extent.shape)  # type: ignore[arg-type]
     if not extent.is_inline:
@@ -140,7 +140,7 @@ def _tensor_text(name: str, extent: Extent) -> bytes:
 
 
 def _entry(cls: type[Message], size: int, fields: Sequence[Extent], extents: Sequence[Extent]) -> Entry:
-    """`size` is that of the part in its frame; `extents` are those of its fields and of its users."""
+    """The ledger entry. `size` is that of the part in its frame; `extents` include the users."""
     vectors = scalars = payload = frames = common_vectors = common_scalars = 0
     for (_, spec), extent in zip(cls.specs, fields, strict=True):
         n_vectors, n_scalars = spec.count(extent.shape)
@@ -157,23 +157,23 @@ def _entry(cls: type[Message], size: int, fields: Sequence[Extent], extents: Seq
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What frames of one length have in common with a checked one, so that their numbers can be taken at once."""
+    """The common bytes of frames of one length, learnt from a checked frame, so that numbers can be read directly."""
 
-    header: slice  # of the fences and flags: they are parsed anew each time
-    fixed: tuple[bytes, ...]  # all other bytes but the numbers
+    header: slice  # fences and flags, which are parsed each time
+    fixed: tuple[bytes, ...]  # all other bytes except the numbers
     places: tuple[int, ...]  # of the fixed bytes
-    parts: tuple[tuple[Stencil, tuple[int, ...]], ...]  # each with the places of its tensors' numbers
+    parts: tuple[tuple[Stencil, tuple[int, ...]], ...]  # each with the positions of its tensors' numbers
     kinds: tuple[str, ...]
-    n_own: int  # the shapes were found to fit this number of users
+    n_own: int  # shapes were checked for this number of users
     dims: Mapping[str, int]  # and these extents
 
     def fits(self, data: bytes) -> bool:
-        """Whether a frame of the same length differs in its header and its numbers alone."""
+        """Whether a frame of the same length differs only in its header and its numbers."""
         return all(map(data.startswith, self.fixed, self.places))
 
 
 class Plans:
-    """The plans of one direction of one stream, by the length of the frame."""
+    """The plans of one direction of one stream, by frame length."""
 
     def __init__(self) -> None:
         self._plans: dict[int, Plan] = {}
@@ -184,7 +184,7 @@ class Plans:
         return plan if plan is not None and plan.fits(data) else None
 
     def learn(self, data: bytes, stencils: Sequence[Stencil], n_own: int, dims: Mapping[str, int]) -> None:
-        """Remembers a frame that has passed all checks, if it is written as we write: one header, then its parts, all numbers inline."""
+        """Learns from a checked frame, if it is encoded as ours: one header, then its parts, with all numbers inline."""
         if len(stencils) > _MAX_PARTS or not all(extent.is_inline for stencil in stencils for extent in stencil.extents):
             return
         plan = _plan(data, stencils, n_own, dims)

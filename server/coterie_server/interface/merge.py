@@ -14,7 +14,7 @@ from coterie.arrays import Indices
 from coterie.errors import ProtocolError, RunError
 from coterie.wire.codec import select, select_clusters
 from coterie.wire.finite import first_bad
-from coterie.wire.messages import Message, PerCluster, Rows, has_weights
+from coterie.wire.messages import Message, PerCluster, Rows
 
 _MAX_SHOWN = 4
 
@@ -78,7 +78,7 @@ def check_kinds(host: str, messages: Sequence[Message]) -> None:
         cls = type(message)
         if not isinstance(message, Rows | PerCluster):
             raise ProtocolError(f"host {host!r} sent {cls.kind}, but a host's messages must have owners")
-        if cls in found and not has_weights(cls):
+        if cls in found and not cls.carries_weights:
             raise ProtocolError(f"host {host!r} sent {cls.kind} twice in one reply")
         found.add(cls)
 
@@ -99,7 +99,7 @@ def weights_of(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict
     found: dict[type[Message], dict[int, Message]] = {}
     for host in layout.hosts:
         for message in answers.get(host, ()):
-            if not isinstance(message, Rows) or not has_weights(type(message)):
+            if not isinstance(message, Rows) or not type(message).carries_weights:
                 continue
             users = layout.own[host] if message.users is None else message.users
             for row, user in enumerate(users.tolist()):
@@ -124,7 +124,7 @@ def merged(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict[typ
         for message in answers.get(host, ()):
             if isinstance(message, PerCluster):
                 by_cluster.setdefault(type(message), []).append((host, message))
-            elif isinstance(message, Rows) and not has_weights(type(message)):
+            elif isinstance(message, Rows) and not type(message).carries_weights:
                 by_kind.setdefault(type(message), []).append((host, message))
     in_member_order = {cls: _merge_kind(cls, parts, layout) for cls, parts in by_kind.items()}
     return in_member_order | {cls: _merge_clusters(cls, parts) for cls, parts in by_cluster.items()}
