@@ -27,7 +27,7 @@ from coterie.record.snapshot import SnapshotFile
 from coterie_client.data import load_users
 from coterie_deploy.cli.app import main
 from coterie_deploy.engines.launch import Launch, launch
-from coterie_deploy.read.user_models import finished_run, models_of
+from coterie_deploy.read.models import finished_run, models_of
 from coterie_server.interface.half import Outcome
 from tests.networks import CLASSES, N_USERS, WIDTH, network_experiment, write_users
 from tests.simulation import query

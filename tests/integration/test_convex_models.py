@@ -12,7 +12,7 @@ import pytest
 
 import coterie
 from coterie_deploy.engines.launch import Launch, launch
-from coterie_deploy.read.user_models import finished_run, models_of
+from coterie_deploy.read.models import finished_run, models_of
 from tests.networks import network_experiment, write_users
 from tests.said import refused, said
 from tests.small_runs import ROWS, make_run

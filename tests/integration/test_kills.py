@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from coterie import run
-from coterie_deploy.read.user_models import finished_run, models_of
+from coterie_deploy.read.models import finished_run, models_of
 from coterie_deploy.read.verify import verdict_on
 from tests.networks import CLASSES, write_users
 from tests.processes import SERVER, Processes, arrays_of, processes

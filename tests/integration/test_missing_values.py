@@ -14,8 +14,8 @@ from coterie import run
 from coterie.errors import ConfigError
 from coterie.experiment.config import load_experiment
 from coterie_deploy.engines.api import Result
-from coterie_deploy.read.left import left_in, predicted
 from coterie_deploy.read.loading import load_run
+from coterie_deploy.read.models import predicted, stage_models
 from coterie_deploy.read.verify import verdict_on
 from coterie_deploy.studies.adapt import adapt
 from coterie_server.record.rundb import read_run
@@ -140,7 +140,7 @@ def test_predictions_fill_missing_cells_as_training_did(tmp_path: Path, standard
     fit(tmp_path, WITH_HOLES, missing="mean", standardize=standardize, output=tmp_path / "run")
     with np.load(tmp_path / "run" / "models" / "global.npz") as arrays:
         np.testing.assert_allclose(arrays["fill"], MEANS, rtol=1e-13)
-    left = left_in(tmp_path / "run", "global")
+    left = stage_models(tmp_path / "run", "global")
     experiment = load_experiment(tmp_path / "run" / "experiment.json")
     holed, whole = (predicted(experiment, left, "u0", rows[:5]) for rows in (WITH_HOLES, FILLED))
     np.testing.assert_allclose(holed, whole, rtol=1e-12)

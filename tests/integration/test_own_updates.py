@@ -15,7 +15,7 @@ from coterie_client.families.partial import CLIENT, State
 from coterie_client.learning import Rows
 from coterie_client.nets import TorchNetwork
 from coterie_deploy.engines.launch import Launch, launch
-from coterie_deploy.read.user_models import finished_run, models_of
+from coterie_deploy.read.models import finished_run, models_of
 from tests.local_updates import Users
 from tests.networks import N_USERS, WIDTH, network_experiment, write_users
 from tests.simulation import Faults, World

@@ -21,7 +21,7 @@ from coterie_client.interface.half import Inbox
 from coterie_client.learning import Rows
 from coterie_client.methods.ifca import CHOICE
 from coterie_deploy.engines.launch import Launch, launch
-from coterie_deploy.read.user_models import finished_run, models_of
+from coterie_deploy.read.models import finished_run, models_of
 from coterie_server.families.partial import PartialSharing, State
 from coterie_server.interface.half import Members, Replies, Setting
 from coterie_server.methods import ifca as server

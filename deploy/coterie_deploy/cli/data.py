@@ -87,7 +87,7 @@ def models(
     user: Annotated[list[str] | None, typer.Option(help="Only this user; may be given again.")] = None,
 ) -> None:
     """Export the users' networks, shared and private tensors together: a safetensors file each, and the model's configuration."""
-    from coterie_deploy.read.user_models import export
+    from coterie_deploy.read.models import export
     from coterie_deploy.terminal.tables import counted
 
     written = export(run, output, state, user)

@@ -27,8 +27,8 @@ from coterie.experiment.features import Feature
 from coterie_deploy.engines.launch import TRANSPORTS, Launch, Transport, launch
 from coterie_deploy.read import shipped
 from coterie_deploy.read.frames import Library
-from coterie_deploy.read.left import Left
 from coterie_deploy.read.loading import Run, load_run, run_in_memory
+from coterie_deploy.read.models import StageModels
 from coterie_server.interface.half import Facts, Outcome
 from coterie_server.record import summary
 from coterie_server.record.rundb import open_run
@@ -64,7 +64,7 @@ class Result:
     @property
     def clusters(self) -> dict[str, int] | None:
         """Each user's cluster in the final stage, numbered by first member; None for a method without clusters."""
-        return self._left(self.final_stage).clusters()
+        return self._after(self.final_stage).clusters()
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
@@ -73,13 +73,13 @@ class Result:
 
     def models_of(self, stage: str) -> dict[str, Array]:
         """Each user's model (d,) after a stage. ConfigError when there is no such stage, or models stay at their users."""
-        return self._left(stage).by_user()
+        return self._after(stage).by_user()
 
     def as_run(self, *, frames: Library = "pandas") -> Run[Any]:
         """The run as `coterie.load_run` gives it, whose tables are data frames. ConfigError when the library is not installed."""
         if self.folder is not None:
             return load_run(self.folder, frames=frames)
-        return run_in_memory(self._connection, self._left, frames)
+        return run_in_memory(self._connection, self._after, frames)
 
     def history(self, stage: str | None = None) -> list[dict[str, float]]:
         """The figures of each round of a stage (the final one), with its number as "round"."""
@@ -93,12 +93,12 @@ class Result:
             rows = summary.traffic(connection)
         return [{**asdict(row), "stage": names.get(row.stage, ""), "wire_bytes": row.wire_bytes} for row in rows]
 
-    def _left(self, stage: str) -> Left:
+    def _after(self, stage: str) -> StageModels:
         if stage not in self.outcomes:
             raise ConfigError(f"the run has no stage {stage!r}, want one of {', '.join(self.outcomes)}")
         outcome, facts = self.outcomes[stage], self.facts
         names = tuple(feature.name for feature in self.features)
-        return Left(stage, self.users, outcome.models, outcome.labels, facts.mean, facts.scale, names, outcome.shared, facts.fill)
+        return StageModels(stage, self.users, outcome.models, outcome.labels, facts.mean, facts.scale, names, outcome.shared, facts.fill)
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:

@@ -22,18 +22,18 @@ from numpy.typing import NDArray
 from coterie.arrays import Array
 from coterie.errors import ConfigError
 from coterie.experiment.columns import Levels
-from coterie.experiment.config import Experiment, experiment_from, load_experiment
+from coterie.experiment.config import Experiment, experiment_from
 from coterie.experiment.features import Feature
-from coterie_deploy.read import run_tables, user_models
+from coterie_deploy.read import run_tables
 from coterie_deploy.read.books import status_of
 from coterie_deploy.read.feature_lines import features_in
 from coterie_deploy.read.frames import Columns, Frame, Library, Maker, maker_of
-from coterie_deploy.read.left import Left, check_predicts, left_in, predicted
+from coterie_deploy.read.models import StageModels, check_predicts, finished_run, models_of, predicted, stage_models, with_kept
 from coterie_deploy.read.run_tables import reading
-from coterie_deploy.read.shipped import FROZEN
+from coterie_deploy.read.shipped import frozen_in
 from coterie_server.record import summary
 from coterie_server.record.query import Query
-from coterie_server.record.rundb import no_run_folder, read_run
+from coterie_server.record.rundb import read_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +54,7 @@ class Run(Generic[Frame]):
     folder: Path | None  # None: the run is in memory alone
     experiment: Experiment
     _open: Callable[[], AbstractContextManager[sqlite3.Connection]] = field(repr=False)
-    _left: Callable[[str], Left] = field(repr=False)
+    _stage: Callable[[str], StageModels] = field(repr=False)
     _frame: Maker[Frame] = field(repr=False)
 
     def __repr__(self) -> str:
@@ -193,17 +193,17 @@ class Run(Generic[Frame]):
 
     def models_of(self, stage: str) -> dict[str, Array]:
         """Each user's model (d,) after a stage. ConfigError when there is no such stage, or its models stay with their users."""
-        return self._left_by(stage).by_user()
+        return self._after(stage).by_user()
 
     @property
     def clusters(self) -> dict[str, int] | None:
         """Each user's cluster in the final stage, numbered by first member; None for a method without clusters."""
-        return self._left_by(self._final()).clusters()
+        return self._after(self._final()).clusters()
 
     @property
     def shared(self) -> Mapping[str, NDArray[Any]]:
         """What users share in the final stage, by name: tensors of a network, or a representation; empty for other methods."""
-        return self._left_by(self._final()).shared
+        return self._after(self._final()).shared
 
     def networks(
         self, users: Sequence[str] | None = None, state: str | os.PathLike[str] | None = None
@@ -212,7 +212,7 @@ class Run(Generic[Frame]):
 
         `state` is the state folder of hosts that were not launched with the run. ConfigError when they are not there.
         """
-        return user_models.models_of(user_models.finished_run(self._folder()), None if state is None else Path(state), users)
+        return models_of(finished_run(self._folder()), None if state is None else Path(state), users)
 
     def predict(self, user: str, rows: Any, stage: str | None = None) -> NDArray[Any]:
         """(m,) what a user's model says of new rows: the class, or the value of a regression.
@@ -222,28 +222,28 @@ class Run(Generic[Frame]):
         ConfigError for an unknown user and for rows that do not fit.
         """
         if self.experiment.model is not None:
-            from coterie_deploy.read import predict_network  # noqa: PLC0415 - for networks alone
+            from coterie_deploy.read.predict import predictions  # noqa: PLC0415 - for networks alone
 
-            return predict_network.predictions(self._folder(), user, np.asarray(rows))
+            return predictions(self._folder(), user, np.asarray(rows))
         check_predicts(self.experiment)
-        left = self._left_by(stage or self._final())
+        models = self._after(stage or self._final())
         if self.folder is not None:
-            left = user_models.with_kept(left, self.folder, None, user)
-        return predicted(self.experiment, left, user, self._features(left, rows, left.model_of(user).size))
+            models = with_kept(models, self.folder, None, user)
+        return predicted(self.experiment, models, user, self._features(models, rows, models.model_of(user).size))
 
-    def _features(self, left: Left, rows: Any, d: int) -> Array:
+    def _features(self, models: StageModels, rows: Any, d: int) -> Array:
         """(m, p) numbers, NaN where the run fills in missing cells. ConfigError for missing columns, another p, and other values."""
-        if hasattr(rows, "columns") and left.columns:
-            missing = next((name for name in left.columns if name not in rows.columns), None)
-            is_text = missing is None and any(np.asarray(rows[name]).dtype.kind not in "iufb" for name in left.columns)
+        if hasattr(rows, "columns") and models.columns:
+            missing = next((name for name in models.columns if name not in rows.columns), None)
+            is_text = missing is None and any(np.asarray(rows[name]).dtype.kind not in "iufb" for name in models.columns)
             if (missing is not None and self._has_made_features) or (is_text and any(one.kind != "number" for one in self.features)):
                 from coterie_client.data.new_rows import frame_rows  # noqa: PLC0415 - a machine that only looks at runs reads no rows
 
-                rows = frame_rows(self.experiment.data, rows, left.columns).features
+                rows = frame_rows(self.experiment.data, rows, models.columns).features
             elif missing is not None:
-                raise ConfigError(f"the rows have no column {missing!r}, want {', '.join(left.columns)}")
+                raise ConfigError(f"the rows have no column {missing!r}, want {', '.join(models.columns)}")
             else:
-                rows = rows[list(left.columns)]
+                rows = rows[list(models.columns)]
         try:
             features = np.asarray(rows, dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -251,7 +251,7 @@ class Run(Generic[Frame]):
         p = d - self.experiment.problem.has_intercept
         if features.ndim != 2 or features.shape[1] != p:
             raise ConfigError(f"the rows have shape {features.shape}, want (m, {p})")
-        if not (np.isfinite(features) | (np.isnan(features) & (left.fill is not None))).all():
+        if not (np.isfinite(features) | (np.isnan(features) & (models.fill is not None))).all():
             raise ConfigError("the rows have values that are not finite, want numbers")
         return features
 
@@ -268,10 +268,10 @@ class Run(Generic[Frame]):
             raise ConfigError(f"the run {self.name!r} has not finished, so it has no models yet")
         return final
 
-    def _left_by(self, stage: str) -> Left:
+    def _after(self, stage: str) -> StageModels:
         if stage not in self.stages:
             raise ConfigError(f"the run has no stage {stage!r}, want one of {', '.join(self.stages) or 'none yet'}")
-        return self._left(stage)
+        return self._stage(stage)
 
     def _folder(self) -> Path:
         if self.folder is None:
@@ -295,15 +295,13 @@ def load_run(path: str | os.PathLike[str], *, frames: Library = "pandas") -> Run
 
     with opened():
         pass  # or there is no run
-    if not (folder / FROZEN).is_file():
-        raise no_run_folder(folder, FROZEN)
-    return Run(folder, load_experiment(folder / FROZEN), opened, lambda stage: left_in(folder, stage), frame)
+    return Run(folder, frozen_in(folder), opened, lambda stage: stage_models(folder, stage), frame)
 
 
 def run_in_memory(
-    opened: Callable[[], AbstractContextManager[sqlite3.Connection]], left: Callable[[str], Left], frames: Library
+    opened: Callable[[], AbstractContextManager[sqlite3.Connection]], stage: Callable[[str], StageModels], frames: Library
 ) -> Run[Any]:
     """The same of a run that has left no folder."""
     with opened() as connection:
         experiment = experiment_from(json.loads(summary.facts(connection)["experiment"]))
-    return Run(None, experiment, opened, left, maker_of(frames))
+    return Run(None, experiment, opened, stage, maker_of(frames))

@@ -11,6 +11,7 @@ from typing import Any
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, experiment_to_json, load_experiment
 from coterie.text.names import natural_key, similar_names
+from coterie_server.record.rundb import no_run_folder
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 FROZEN = "experiment.json"
@@ -47,6 +48,13 @@ def find(name_or_path: str) -> Path:
     similar = similar_names(name_or_path, known)
     hint = f"did you mean {' or '.join(map(repr, similar))}?" if similar else f"shipped are {', '.join(known) or 'none'}"
     raise ConfigError(f"there is no experiment {name_or_path!r}, neither shipped nor as a file: {hint}")
+
+
+def frozen_in(folder: Path) -> Experiment:
+    """The experiment of the run in a folder. ConfigError when it has none."""
+    if not (folder / FROZEN).is_file():
+        raise no_run_folder(folder, FROZEN)
+    return load_experiment(folder / FROZEN)
 
 
 def load(name_or_path: str, overrides: Sequence[str] = (), *, seed: int | None = None, hosts: int | None = None) -> Experiment:

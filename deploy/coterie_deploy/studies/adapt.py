@@ -22,8 +22,8 @@ from coterie_client.data.tables.formats import source_of
 from coterie_deploy.engines.launch import Launch
 from coterie_deploy.engines.local import run_here
 from coterie_deploy.read.folders import nothing_left_of_a_failed_start
+from coterie_deploy.read.models import FinishedRun, finished_run
 from coterie_deploy.read.shipped import FROZEN
-from coterie_deploy.read.user_models import FinishedRun, finished_run
 from coterie_server.interface.half import Outcome
 
 NEW_USERS = "new-users"  # in the run folder: the file of a new user that does not name it

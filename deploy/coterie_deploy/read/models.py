@@ -1,6 +1,6 @@
-"""The models that users keep: the shared tensors of the run folder together with what is in the hosts' state folders.
+"""The models that a run has left: of each stage, and of users together with what their hosts keep; and what they say of new rows.
 
-`coterie models` writes them as safetensors, a file for each user, beside the configuration that builds the network again.
+`coterie models` writes networks as safetensors, a file for each user, beside the configuration that builds them again.
 """
 
 from __future__ import annotations
@@ -9,24 +9,95 @@ import importlib.util
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.arrays import Array
+from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, RunError
-from coterie.experiment.config import Experiment, experiment_to_json, load_experiment
+from coterie.experiment.config import Experiment, experiment_to_json
 from coterie.experiment.model import TensorInfo, X, convex_tensors, from_json, named_tensors
 from coterie.record.snapshot import SnapshotFile
-from coterie.text.names import natural_key, unknown_user
+from coterie.text.names import natural_key, normal, unknown_user
 from coterie_client.families.partial import personal_model, travelling
-from coterie_deploy.read.left import Left, left_in
-from coterie_deploy.read.shipped import FROZEN, HOSTS
+from coterie_deploy.read.shipped import HOSTS, frozen_in
 from coterie_server.record import summary
-from coterie_server.record.rundb import no_run_folder, read_run
+from coterie_server.record.rundb import read_run
+from coterie_server.run.coordinator import SHARED
+
+
+@dataclass(frozen=True)
+class StageModels:
+    """The models of one stage in member order, and the constants that features were filled and standardised with."""
+
+    stage: str
+    users: tuple[str, ...]
+    models: Array | None  # (n, d), None where they have stayed with their users
+    labels: Indices | None = None  # (n,) cluster of each user, numbered by first member
+    mean: Array | None = None  # (p,)
+    scale: Array | None = None  # (p,)
+    columns: tuple[str, ...] = ()  # the names of the p features, in order; empty where the data named none
+    shared: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # the shared tensors of a network, or a representation
+    fill: Array | None = None  # (p,) what missing cells get, where the run fills them
+
+    def by_user(self) -> dict[str, Array]:
+        """Each user's model (d,). ConfigError when the models have stayed with their users."""
+        if self.models is None:
+            raise ConfigError(f"the models of stage {self.stage!r} have stayed with their users")
+        return dict(zip(self.users, self.models, strict=True))
+
+    def clusters(self) -> dict[str, int] | None:
+        """Each user's cluster; None for a method without clusters."""
+        return None if self.labels is None else dict(zip(self.users, self.labels.tolist(), strict=True))
+
+    def model_of(self, user: str) -> Array:
+        """The model (d,) of a user. ConfigError when there is no such user, or the models have stayed with their users."""
+        user = normal(user)
+        if user not in self.users:
+            raise unknown_user(user, self.users)
+        return self.by_user()[user]
+
+
+def stage_models(folder: Path, stage: str) -> StageModels:
+    """What a stage has left in a run folder. ConfigError when it has left nothing (yet)."""
+    path = folder / "models" / f"{stage}.npz"
+    if not path.is_file():
+        raise ConfigError(f"stage {stage!r} has left no models in {folder}")
+    with np.load(path) as arrays:
+        return StageModels(
+            stage,
+            tuple(str(user) for user in arrays["users"]),
+            arrays.get("x"),
+            arrays.get("labels"),
+            arrays.get("mean"),
+            arrays.get("scale"),
+            tuple(str(column) for column in arrays["features"]),
+            {key.removeprefix(f"{SHARED}/"): arrays[key] for key in arrays.files if key.startswith(f"{SHARED}/")},
+            arrays.get("fill"),
+        )
+
+
+def check_predicts(experiment: Experiment) -> None:
+    """ConfigError for models that are points."""
+    if experiment.problem.is_distance:
+        raise ConfigError(f"the loss {experiment.problem.loss} makes no predictions: its models are points")
+
+
+def predicted(experiment: Experiment, models: StageModels, user: str, features: Array) -> Array:
+    """(m,) what a user's linear model says of rows (m, p) as they are in the data: -1 or 1 of a classifier, else the value."""
+    from coterie_client.problems.resolve import resolve_row_loss  # noqa: PLC0415 - a machine that only coordinates has no losses
+
+    if models.fill is not None:
+        features = np.where(np.isnan(features), models.fill, features)
+    if models.mean is not None and models.scale is not None:
+        features = (features - models.mean) / models.scale
+    if experiment.problem.has_intercept:
+        features = np.column_stack([features, np.full(len(features), -1.0)])
+    return resolve_row_loss(experiment.problem).predict((features * models.model_of(user)).sum(axis=1))
+
 
 Tensors = dict[str, NDArray[Any]]
 
@@ -51,18 +122,15 @@ class FinishedRun:
 
 def finished_run(folder: Path) -> FinishedRun:
     """Reads a run folder. ConfigError when it is none, has not finished, or has neither shared anything nor trained networks."""
-    path = folder / FROZEN
-    if not path.is_file():
-        raise no_run_folder(folder, FROZEN)
-    experiment = load_experiment(path)
+    experiment = frozen_in(folder)
     with read_run(folder) as connection:
         facts = summary.facts(connection)
         (last_seq,) = connection.execute("SELECT MAX(seq) FROM ledger_rows").fetchone()
     stage = facts.get("final_stage")
     if stage is None or facts.get("status") != "finished":
         raise ConfigError(f"the run in {folder} has not finished, so it has no models yet")
-    left = left_in(folder, stage)
-    shared, constants = dict(left.shared), {"mean": left.mean, "scale": left.scale, "fill": left.fill}
+    models = stage_models(folder, stage)
+    shared, constants = dict(models.shared), {"mean": models.mean, "scale": models.scale, "fill": models.fill}
     if not shared and experiment.model is None:
         raise ConfigError(f"the run in {folder} of method {experiment.method.name!r} has shared no representation and no network")
     tensors = from_json(facts["model"]) if "model" in facts else convex_tensors(shared[X].shape[-1]) if X in shared else ()
@@ -105,14 +173,14 @@ def models_of(run: FinishedRun, state: Path | None, users: Sequence[str] | None 
     return {user: found[user] for user in sorted(found if users is None else users, key=natural_key)}
 
 
-def with_kept(left: Left, folder: Path, state: Path | None, user: str) -> Left:
+def with_kept(models: StageModels, folder: Path, state: Path | None, user: str) -> StageModels:
     """What a stage has left, with the convex model that has stayed with this user. ConfigError where none has."""
-    if left.models is not None or X not in left.shared:
-        return left
+    if models.models is not None or X not in models.shared:
+        return models
     run = finished_run(folder)
-    if run.stage != left.stage:
-        return left
-    return replace(left, users=(user,), models=models_of(run, state, [user])[user][X][None])
+    if run.stage != models.stage:
+        return models
+    return replace(models, users=(user,), models=models_of(run, state, [user])[user][X][None])
 
 
 def _check_writes_safetensors() -> None:
