@@ -21,7 +21,7 @@ from coterie.experiment.config import experiment_from, load_experiment
 from coterie_deploy.cli import app as cli
 from coterie_deploy.engines.api import run
 from coterie_deploy.studies import progress
-from coterie_deploy.studies.tune import plot, result
+from coterie_deploy.studies.tune import result
 from coterie_deploy.studies.tune.plan import SERIES
 from coterie_deploy.view.report_page import write_figure
 from coterie_server.run.engine import Progress
@@ -409,5 +409,5 @@ def test_without_a_terminal_each_fold_is_a_line(capsys: pytest.CaptureFixture[st
 def test_any_grid_can_be_drawn(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
     losses = np.random.default_rng(0).uniform(1, 2, (len(entries), 3))
     points = [result.Point(f"point-{place}", entry, row, row) for place, (entry, row) in enumerate(zip(entries, losses, strict=True))]
-    write_figure(plot.chart(result.Tuned(points, 0, 0), 3), tmp_path / "tuned.png")
+    write_figure(result.chart(result.Tuned(points, 0, 0), 3), tmp_path / "tuned.png")
     assert (tmp_path / "tuned.png").stat().st_size > 10_000

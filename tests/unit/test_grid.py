@@ -14,7 +14,7 @@ import pytest
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
 from coterie_deploy.engines.api import run
-from coterie_deploy.studies.tune.grid import entries_of
+from coterie_deploy.studies.tune.plan import entries_of
 from coterie_server.run.engine import best
 from coterie_server.run.plan import stages_of
 from tests.simulation import Faults, World, bits, small_experiment

@@ -17,9 +17,19 @@ from coterie_deploy.telemetry.logs import Log, LogFormat, LogLevel
 @app.command()
 def experiments() -> None:
     """List the shipped experiments."""
-    from coterie_deploy.cli.listing import print_experiments
+    from coterie_client.data import count_users
+    from coterie_deploy.read.shipped import load, shipped
+    from coterie_deploy.terminal.tables import count, table
 
-    print_experiments(console_on())
+    rows = []
+    for name in shipped():
+        loaded = load(name)
+        first = " ".join(loaded.description.split()).partition(". ")[0].rstrip(".")
+        rows.append([name, loaded.method.name, count(count_users(loaded.data, loaded.seed)), first])
+    built = table("Shipped experiments", ["name", "method", "users", "description"], rows, n_text=2)
+    built.columns[0].no_wrap = True
+    built.columns[3].justify, built.columns[3].no_wrap = "left", False
+    console_on().print(built)
 
 
 @app.command()

@@ -23,7 +23,7 @@ from coterie_server.session.hub import Hub
 from coterie_server.transport.serve import is_loopback
 
 if TYPE_CHECKING:
-    from coterie_deploy.telemetry.metrics_http import Server
+    from coterie_deploy.telemetry.metrics import Server
 
 _LOOK_EVERY_S = 0.05
 _SOONEST_S, _LATEST_S = 1.0, 30.0  # for the last look: a busy machine scrapes irregularly
@@ -53,8 +53,11 @@ async def metrics_served(
         return
     host, port = _place(how)
     try:
-        from coterie_deploy.telemetry.metrics import Subject, registry_of  # noqa: PLC0415 - only where they are wanted
-        from coterie_deploy.telemetry.metrics_http import Server  # noqa: PLC0415
+        from coterie_deploy.telemetry.metrics import (  # noqa: PLC0415 - only where they are wanted
+            Server,
+            Subject,
+            registry_of,
+        )
     except ModuleNotFoundError as error:
         if error.name != "prometheus_client":
             raise
