@@ -19,7 +19,7 @@ from coterie_client.data import load_users
 from coterie_client.hosting.policy import Policy, breaches, check_policy, read_policy
 from coterie_client.hosting.pseudonyms import admitted, key_in, pseudonym, write_list
 from coterie_deploy.cli import app as cli
-from coterie_deploy.roles.ruled import ruled_by
+from coterie_deploy.roles.host_policy import host_policy
 from tests.commands import Command, commands_in
 
 TABLE: dict[str, Any] = {"source": "csv", "path": "rows.csv", "user_column": "school", "target_column": "score", "feature_columns": ["ses"]}
@@ -134,18 +134,18 @@ def test_data_of_the_package_has_no_owner(source: str) -> None:
 def test_a_wrong_policy_is_a_sentence_and_not_no_policy(text: str, part: str, tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text(text)
     with pytest.raises(ConfigError, match=part) as caught:
-        ruled_by(None, tmp_path, tmp_path)
+        host_policy(None, tmp_path, tmp_path)
     assert caught.value.finding.rule == "C8"
 
 
 def test_a_policy_is_found_in_the_data_folder_and_one_that_is_named_must_be_there(tmp_path: Path) -> None:
-    assert ruled_by(None, tmp_path, tmp_path) is None
+    assert host_policy(None, tmp_path, tmp_path) is None
     with pytest.raises(ConfigError, match="cannot read the policy"):
-        ruled_by(tmp_path / "other.yaml", tmp_path, tmp_path)
+        host_policy(tmp_path / "other.yaml", tmp_path, tmp_path)
     (tmp_path / "policy.yaml").write_text("min_rows: 3\n")
-    ruled = ruled_by(None, tmp_path, tmp_path)
-    assert ruled is not None
-    assert ruled.policy.min_rows == 3
+    found = host_policy(None, tmp_path, tmp_path)
+    assert found is not None
+    assert found.policy.min_rows == 3
 
 
 # ---- who takes part, and under which name
@@ -263,12 +263,12 @@ def test_the_users_of_a_command_line_are_in_the_name_of_a_host_by_the_key_alone(
     (tmp_path / "policy.yaml").write_text("pseudonyms: true")
     names = []
     for state in ("one", "one", "two"):  # each state folder has its own key
-        ruled = ruled_by(None, tmp_path, tmp_path / state)
-        assert ruled is not None
-        names.append(ruled.called("Smith0"))
+        found = host_policy(None, tmp_path, tmp_path / state)
+        assert found is not None
+        names.append(found.called("Smith0"))
     assert names[0] == names[1] == pseudonym(key_in(tmp_path / "one" / "pseudonyms.key"), "Smith0")
     assert names[2] not in (None, "Smith0", names[0])
-    assert ruled.called(None) is None
+    assert found.called(None) is None
 
 
 # ---- real processes

@@ -315,7 +315,7 @@ def test_the_session_is_a_stage_that_can_be_named(folder: Path, say: Say) -> Non
 
 def test_large_books_are_not_compared_on_the_page(folder: Path, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "The books of one, two did not arrive." in say(folder)
-    monkeypatch.setattr("coterie_deploy.read.books._MAX_COMPARED", 10)
+    monkeypatch.setattr("coterie_deploy.read.ledger_page._MAX_COMPARED", 10)
     assert "coterie ledger --verify says whether" in say(folder)
 
 

@@ -19,8 +19,8 @@ from rich.console import Console
 from coterie.errors import ConfigError
 from coterie.experiment.config import experiment_from, experiment_to_json
 from coterie_deploy.cli import app as cli
-from coterie_deploy.read import standing as standing_module
-from coterie_deploy.read.standing import Pace, Standing, Status, Watcher, pace_of, rounds_left
+from coterie_deploy.read import run_status
+from coterie_deploy.read.run_status import Pace, RunStatus, Status, Watcher, pace_of, rounds_left
 from coterie_deploy.view.watch import line_of, picture, sparkline, watch
 from coterie_server.record.curves import Curves
 from coterie_server.record.rundb import RunDatabase
@@ -50,7 +50,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, RunDatabase]]:
     """A run whose coordinator is at work: two hosts of three are here, and the second of three stages has just ended round 30."""
     folder, begin = tmp_path / "run", 1.8e9
-    monkeypatch.setattr(standing_module, "time", SimpleNamespace(time=lambda: begin + 30))
+    monkeypatch.setattr(run_status, "time", SimpleNamespace(time=lambda: begin + 30))
     folder.mkdir()
     now = [begin]
     database = RunDatabase(folder / "run.db", clock=lambda: now[0])
@@ -74,19 +74,19 @@ def under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
     database.close()
 
 
-def drawn(standing: Standing, width: int, encoding: str = "utf-8") -> str:
+def drawn(run: RunStatus, width: int, encoding: str = "utf-8") -> str:
     """The picture, as a console of this width has it."""
     out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=out, width=width, highlight=False)
-    console.print(picture(standing, console))
+    console.print(picture(run, console))
     out.seek(0)
     return out.read()
 
 
 @pytest.mark.parametrize("width", [80, 60, 40])
 def test_the_picture_says_it_all_at_any_width(under_way: tuple[Path, RunDatabase], width: int) -> None:
-    standing, _ = Watcher(under_way[0]).look()
-    text = drawn(standing, width)
+    run, _ = Watcher(under_way[0]).look()
+    text = drawn(run, width)
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
     assert "small running run r1" in words
@@ -102,8 +102,8 @@ def test_the_picture_says_it_all_at_any_width(under_way: tuple[Path, RunDatabase
 
 
 def test_a_terminal_without_the_letters_of_sparklines_gets_others(under_way: tuple[Path, RunDatabase]) -> None:
-    standing, _ = Watcher(under_way[0]).look()
-    assert "residual     0.012  @" in drawn(standing, 80, "ascii")
+    run, _ = Watcher(under_way[0]).look()
+    assert "residual     0.012  @" in drawn(run, 80, "ascii")
 
 
 def test_names_and_texts_of_others_cannot_steer_the_terminal(under_way: tuple[Path, RunDatabase]) -> None:
@@ -111,8 +111,8 @@ def test_names_and_texts_of_others_cannot_steer_the_terminal(under_way: tuple[Pa
     database.event("join", "host 'a\x1b[2J' joined", host="a\x1b[2J")
     database.put("name", "sm\x1b]0;all\x07")
     database.flush()
-    standing, _ = Watcher(folder).look()
-    text = drawn(standing, 80) + line_of(standing)
+    run, _ = Watcher(folder).look()
+    text = drawn(run, 80) + line_of(run)
     assert "\x1b" not in text
     assert "\\x1b[2J" in text
 
@@ -209,9 +209,9 @@ def test_a_folder_that_vanishes_ends_the_watching(under_way: tuple[Path, RunData
 def test_a_run_of_an_experiment_that_is_not_understood_is_shown_all_the_same(under_way: tuple[Path, RunDatabase]) -> None:
     folder, database = under_way
     database.put("experiment", json.dumps({**EXPERIMENT, "from_the_future": 1}))
-    standing, _ = Watcher(folder).look()
-    assert (standing.limit, standing.n_stages, standing.status) == (0, 2, Status.running)
-    assert "pdmm" in drawn(standing, 80)
+    run, _ = Watcher(folder).look()
+    assert (run.limit, run.n_stages, run.status) == (0, 2, Status.running)
+    assert "pdmm" in drawn(run, 80)
 
 
 # ---- rates

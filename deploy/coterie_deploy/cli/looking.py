@@ -88,7 +88,7 @@ def ledger(
     if wanted.is_more_than_a_page:
         print_part(run, wanted, console_on())
         return
-    from coterie_deploy.read.books import print_ledger
+    from coterie_deploy.read.ledger_page import print_ledger
 
     print_ledger(run, stage, console_on(), total=total)
 

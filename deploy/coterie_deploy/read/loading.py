@@ -25,9 +25,9 @@ from coterie.experiment.columns import Levels
 from coterie.experiment.config import Experiment, experiment_from
 from coterie.experiment.features import Feature
 from coterie_deploy.read import run_tables
-from coterie_deploy.read.books import status_of
 from coterie_deploy.read.feature_lines import features_in
 from coterie_deploy.read.frames import Columns, Frame, Library, Maker, maker_of
+from coterie_deploy.read.ledger_page import status_of
 from coterie_deploy.read.models import StageModels, check_predicts, finished_run, models_of, predicted, stage_models, with_kept
 from coterie_deploy.read.run_tables import reading
 from coterie_deploy.read.shipped import frozen_in

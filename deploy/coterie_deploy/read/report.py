@@ -13,9 +13,9 @@ from rich.text import Text
 
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, load_experiment
-from coterie_deploy.read.books import SHORT_NOTES, steps_said, traffic_table
 from coterie_deploy.read.cautions import cautions_of, events_of, shortfalls_of
 from coterie_deploy.read.held_out import held_out_sentence
+from coterie_deploy.read.ledger_page import SHORT_NOTES, steps_said, traffic_table
 from coterie_deploy.read.shipped import FROZEN
 from coterie_deploy.terminal.printable import printable
 from coterie_deploy.terminal.tables import count, counted, duration, figure, is_narrow, is_tiny, table

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from coterie_deploy.read.books import book_sentences, status_of
+from coterie_deploy.read.ledger_page import book_sentences, status_of
 from coterie_deploy.terminal.printable import printable
 from coterie_deploy.terminal.tables import count, counted, table
 from coterie_server.record import summary

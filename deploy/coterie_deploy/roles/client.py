@@ -29,8 +29,8 @@ from coterie_client.hosting.build import build_host
 from coterie_client.hosting.host import Host
 from coterie_deploy.roles.consent import Asked, accepted, terminal
 from coterie_deploy.roles.health import beating
+from coterie_deploy.roles.host_policy import host_policy
 from coterie_deploy.roles.joining import check_server_address, state_name
-from coterie_deploy.roles.ruled import ruled_by
 from coterie_deploy.telemetry.logs import NOTE, Log
 from coterie_deploy.terminal.signals import stopping_at_end_of_input, stopping_on_signals
 
@@ -76,19 +76,19 @@ def run_client(client: Client) -> int:
 
 
 async def _serve(client: Client) -> int:
-    ruled = None if client.launched else ruled_by(client.policy, client.data or Path(), client.state)
-    users = client.users if ruled is None else ruled.called(client.users)
+    policy = None if client.launched else host_policy(client.policy, client.data or Path(), client.state)
+    users = client.users if policy is None else policy.called(client.users)
     name = client.name or default_name(users, client.cluster)
     log = client.log.with_(role="host", host=name)
     tls = None if client.tls is None else load_tls(client.tls, is_server=False)
 
-    if ruled is not None:
-        log.say("policy", f"host {name!r} keeps to the policy {ruled.path}", policy=str(ruled.path))
-        ruled.check_certificate(tls)
+    if policy is not None:
+        log.say("policy", f"host {name!r} keeps to the policy {policy.path}", policy=str(policy.path))
+        policy.check_certificate(tls)
 
     def make_host(experiment: Experiment, run_id: str) -> Host | None:
-        if ruled is not None:
-            ruled.check(experiment, log)
+        if policy is not None:
+            policy.check(experiment, log)
         if not client.launched:
             asked = Asked(name, client.server, experiment, client.state, client.accept)
             if not accepted(asked, log, terminal(stop.is_set)):
@@ -97,7 +97,7 @@ async def _serve(client: Client) -> int:
         data = client.data if client.data is not None or client.launched else Path()
         users = _users(client, experiment, data)
         store = store_of(client.state, name, run_id)
-        admit = None if ruled is None else partial(ruled.admit, name, log)
+        admit = None if policy is None else partial(policy.admit, name, log)
         host = build_host(name, experiment, run_id, users, data_dir=data, store=store, instance=secrets.token_hex(8), admit=admit)
         _check_writable(client.state)
         _say_data(host, log)

@@ -96,7 +96,7 @@ def print_events(folder: Path, asked: Asked, form: str, console: Console, *, fol
 
 def _check_ending(said: str) -> None:
     """RunError as of `coterie watch` when a run at which nobody is at work has not finished; `said` is what it has last said of itself."""
-    from coterie_deploy.read.standing import Status, ending, status_of  # noqa: PLC0415 - only here, and slow to import
+    from coterie_deploy.read.run_status import Status, ending, status_of  # noqa: PLC0415 - only here, and slow to import
 
     status, reason = status_of(said, is_at_work=False)
     if status is not Status.finished:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.experiment.features import in_a_line
-from coterie_deploy.read.books import closed_form, status_of
 from coterie_deploy.read.costs import AXES, Weighing, axes_of, cost, goal_said
 from coterie_deploy.read.costs import figures_shown as figures_shown  # noqa: PLC0414 - a word of this module too
 from coterie_deploy.read.feature_lines import features_in
+from coterie_deploy.read.ledger_page import closed_form, status_of
 from coterie_deploy.read.report import (
     Report,
     ended_by,

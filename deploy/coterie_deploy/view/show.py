@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from coterie.errors import ConfigError
-from coterie_deploy.read.books import status_of
 from coterie_deploy.read.feature_lines import feature_lines, features_in
+from coterie_deploy.read.ledger_page import status_of
 from coterie_deploy.read.report import Report, cluster_rule, headline, print_cautions, print_result, report_of, stage_table
 from coterie_deploy.terminal.printable import printable
 from coterie_deploy.terminal.tables import counted, is_narrow

@@ -18,7 +18,7 @@ from rich.text import Text
 from coterie.arrays import Array
 from coterie.errors import ConfigError, RunError
 from coterie.experiment.problem import METRICS
-from coterie_deploy.read.standing import Standing, Status, Watcher
+from coterie_deploy.read.run_status import RunStatus, Status, Watcher
 from coterie_deploy.terminal.printable import printable
 from coterie_deploy.terminal.tables import count, counted, duration, figure, is_narrow, is_tiny, size, table
 from coterie_deploy.view.progress import LINES_EVERY_S, bars, figures_of, rate_said
@@ -42,11 +42,11 @@ def watch(folder: Path, console: Console, *, patience_s: float, once: bool = Fal
     _wait_for(folder, 0.0 if once else patience_s)
     looks = _looks(Watcher(folder))
     if once or not console.is_terminal:
-        standing = _print_once(looks, console) if once else _print_lines(looks, console)
+        run = _print_once(looks, console) if once else _print_lines(looks, console)
     else:
-        standing = _draw(looks, console)
-    if standing.status in (Status.failed, Status.stopped):
-        raise RunError(standing.sentence)
+        run = _draw(looks, console)
+    if run.status in (Status.failed, Status.stopped):
+        raise RunError(run.sentence)
 
 
 def _wait_for(folder: Path, patience_s: float) -> None:
@@ -70,64 +70,64 @@ def _wait_for(folder: Path, patience_s: float) -> None:
         time.sleep(min(_LOOK_EVERY_S, max(deadline - time.monotonic(), 0.0)))
 
 
-def _looks(watcher: Watcher) -> Iterator[tuple[Standing, Sequence[Event]]]:
+def _looks(watcher: Watcher) -> Iterator[tuple[RunStatus, Sequence[Event]]]:
     """A look twice a second, and what has happened since the one before; the last is at a run that has ended."""
     while True:
         try:
-            standing, added = watcher.look()
+            run, added = watcher.look()
         except ConfigError as error:
             raise RunError(f"the run folder {watcher.follower.folder} is gone: {error}") from error
-        yield standing, added.events
-        if not standing.is_under_way:
+        yield run, added.events
+        if not run.is_under_way:
             return
         time.sleep(_LOOK_EVERY_S)
 
 
-def _print_once(looks: Iterable[tuple[Standing, Sequence[Event]]], console: Console) -> Standing:
-    standing, _ = next(iter(looks))
-    console.print(picture(standing, console))
-    return standing
+def _print_once(looks: Iterable[tuple[RunStatus, Sequence[Event]]], console: Console) -> RunStatus:
+    run, _ = next(iter(looks))
+    console.print(picture(run, console))
+    return run
 
 
-def _draw(looks: Iterable[tuple[Standing, Sequence[Event]]], console: Console) -> Standing:
+def _draw(looks: Iterable[tuple[RunStatus, Sequence[Event]]], console: Console) -> RunStatus:
     with Live(console=console, auto_refresh=False) as live:
-        for standing, _ in looks:
-            live.update(picture(standing, console), refresh=True)
-    return standing
+        for run, _ in looks:
+            live.update(picture(run, console), refresh=True)
+    return run
 
 
-def _print_lines(looks: Iterable[tuple[Standing, Sequence[Event]]], console: Console) -> Standing:
+def _print_lines(looks: Iterable[tuple[RunStatus, Sequence[Event]]], console: Console) -> RunStatus:
     """A line for each event, when a stage begins and every few seconds."""
     stage, printed_at = -1, -math.inf
-    for number, (standing, events) in enumerate(looks):
+    for number, (run, events) in enumerate(looks):
         for event in events if number else events[-_MAX_EVENTS:]:
             _say(f"{_clock(event.at)} {event.text}", console)
-        if len(standing.stages) != stage or time.monotonic() - printed_at > LINES_EVERY_S or not standing.is_under_way:
-            stage, printed_at = len(standing.stages), time.monotonic()
-            _say(line_of(standing), console)
-    return standing
+        if len(run.stages) != stage or time.monotonic() - printed_at > LINES_EVERY_S or not run.is_under_way:
+            stage, printed_at = len(run.stages), time.monotonic()
+            _say(line_of(run), console)
+    return run
 
 
 def _say(line: str, console: Console) -> None:
     print(printable(line), file=console.file, flush=True)
 
 
-def line_of(standing: Standing) -> str:
+def line_of(run: RunStatus) -> str:
     """A run in one line."""
-    stage = standing.stage
+    stage = run.stage
     if stage is None:
-        return standing.doing if standing.is_under_way else str(standing.status)
-    parts = [f"stage {len(standing.stages)}/{standing.n_stages} {stage.name}: round {count(stage.rounds)}{_of_most(standing)}"]
-    if not standing.is_under_way:
-        parts.insert(0, str(standing.status))
-    parts += figures_of({} if standing.curves is None else latest_of(standing.curves))
-    parts += [rate_said(standing.pace.rounds_per_s)] if standing.pace.rounds_per_s else []
-    sent = {way: sum(one.wire_bytes for one in standing.sent if one.direction == way) for way in ("up", "down")}
+        return run.doing if run.is_under_way else str(run.status)
+    parts = [f"stage {len(run.stages)}/{run.n_stages} {stage.name}: round {count(stage.rounds)}{_of_most(run)}"]
+    if not run.is_under_way:
+        parts.insert(0, str(run.status))
+    parts += figures_of({} if run.curves is None else latest_of(run.curves))
+    parts += [rate_said(run.pace.rounds_per_s)] if run.pace.rounds_per_s else []
+    sent = {way: sum(one.wire_bytes for one in run.sent if one.direction == way) for way in ("up", "down")}
     return ", ".join([*parts, *(f"{way} {size(n_bytes)}" for way, n_bytes in sent.items())])
 
 
-def _of_most(standing: Standing) -> str:
-    return f" of at most {count(standing.limit)}" if standing.limit else ""
+def _of_most(run: RunStatus) -> str:
+    return f" of at most {count(run.limit)}" if run.limit else ""
 
 
 def latest_of(curves: Curves) -> dict[str, float]:
@@ -139,11 +139,11 @@ def latest_of(curves: Curves) -> dict[str, float]:
 # ---- the picture
 
 
-def picture(standing: Standing, console: Console) -> Group:
+def picture(run: RunStatus, console: Console) -> Group:
     """All of it, as wide as the console."""
-    parts = [_head(standing), _progress(standing)]
-    parts += [part(standing, console) for part in (_convergence, _members, _traffic)]
-    parts.append(_events(standing))
+    parts = [_head(run), _progress(run)]
+    parts += [part(run, console) for part in (_convergence, _members, _traffic)]
+    parts.append(_events(run))
     rows: list[RenderableType] = []
     for part in parts:
         if part is not None:
@@ -154,47 +154,47 @@ def picture(standing: Standing, console: Console) -> Group:
 _STYLES = {Status.running: "bold cyan", Status.finished: "bold green", Status.failed: "bold red", Status.stopped: "bold yellow"}
 
 
-def _head(standing: Standing) -> RenderableType | None:
-    line = Text(printable(standing.name), style="bold")
-    line.append(f"  {standing.status}", style=_STYLES[standing.status])
-    more = [f"run {standing.run_id}"] if standing.run_id else []
-    more += [f"attempt {standing.attempt}"] if standing.attempt > 1 else []
+def _head(run: RunStatus) -> RenderableType | None:
+    line = Text(printable(run.name), style="bold")
+    line.append(f"  {run.status}", style=_STYLES[run.status])
+    more = [f"run {run.run_id}"] if run.run_id else []
+    more += [f"attempt {run.attempt}"] if run.attempt > 1 else []
     line.append(f"  {'  '.join(more)}", style="dim")
     return line
 
 
-def _progress(standing: Standing) -> RenderableType | None:
-    stage = standing.stage
+def _progress(run: RunStatus) -> RenderableType | None:
+    stage = run.stage
     if stage is None:
-        return Text(standing.doing if standing.is_under_way else "no stage has begun", style="dim")
-    n_done = sum(bool(one.outcome) for one in standing.stages)
-    made = f"{count(stage.rounds)}/{count(standing.limit)}" if standing.limit else count(stage.rounds)
+        return Text(run.doing if run.is_under_way else "no stage has begun", style="dim")
+    n_done = sum(bool(one.outcome) for one in run.stages)
+    made = f"{count(stage.rounds)}/{count(run.limit)}" if run.limit else count(stage.rounds)
     rows = []
-    if standing.is_under_way and not stage.outcome:
-        rows.append((printable(stage.name), stage.rounds, max(standing.limit, 1), made))
-    rows.append(("all stages", n_done, max(standing.n_stages, 1), f"{n_done}/{standing.n_stages}"))
-    if standing.status is Status.finished:
+    if run.is_under_way and not stage.outcome:
+        rows.append((printable(stage.name), stage.rounds, max(run.limit, 1), made))
+    rows.append(("all stages", n_done, max(run.n_stages, 1), f"{n_done}/{run.n_stages}"))
+    if run.status is Status.finished:
         rows = []
-    return Group(bars(rows), *([said] if (said := _pace(standing)) is not None else []))
+    return Group(bars(rows), *([said] if (said := _pace(run)) is not None else []))
 
 
-def _pace(standing: Standing) -> Text | None:
-    pace, curves = standing.pace, standing.curves
+def _pace(run: RunStatus) -> Text | None:
+    pace, curves = run.pace, run.curves
     parts = [f"{rate_said(pace.rounds_per_s)} rounds"] if pace.rounds_per_s else []
-    if standing.status is Status.finished and standing.stage is not None:
-        n_rounds = f"{counted(standing.stage.rounds, 'round')} in {duration(standing.stage.seconds)}"
-        parts = [f"{counted(len(standing.stages), 'stage')}, result {printable(standing.stage.name)}: {n_rounds}"]
-    if standing.is_under_way and curves is not None and not np.isnan(curves.seconds).all():
+    if run.status is Status.finished and run.stage is not None:
+        n_rounds = f"{counted(run.stage.rounds, 'round')} in {duration(run.stage.seconds)}"
+        parts = [f"{counted(len(run.stages), 'stage')}, result {printable(run.stage.name)}: {n_rounds}"]
+    if run.is_under_way and curves is not None and not np.isnan(curves.seconds).all():
         parts.append(f"{duration(float(np.nanmax(curves.seconds)))} so far")
-    if not math.isnan(standing.likely_s):
-        parts.append(f"about {duration(standing.likely_s)} left")
-    if not math.isnan(standing.left_s):
-        parts.append(f"at most {duration(standing.left_s)}")
+    if not math.isnan(run.likely_s):
+        parts.append(f"about {duration(run.likely_s)} left")
+    if not math.isnan(run.left_s):
+        parts.append(f"at most {duration(run.left_s)}")
     return Text(", ".join(parts), style="dim") if parts else None
 
 
-def _convergence(standing: Standing, console: Console) -> RenderableType | None:
-    curves = standing.curves
+def _convergence(run: RunStatus, console: Console) -> RenderableType | None:
+    curves = run.curves
     if curves is None:
         return None
     known = dict(curves.figures)
@@ -229,23 +229,23 @@ def sparkline(values: Array, width: int, letters: str = _SPARKS, *, is_log: bool
     return "".join(letters[round(height)] for height in heights.tolist())
 
 
-def _members(standing: Standing, console: Console) -> RenderableType | None:
-    members = standing.members
+def _members(run: RunStatus, console: Console) -> RenderableType | None:
+    members = run.members
     if not members:
         return None
     n_users, n_here = sum(member.n_users for member in members), sum(member.is_here for member in members)
-    who = f"{n_here} of {counted(max(standing.n_wanted, len(members)), standing.noun)} here" if standing.is_under_way else ""
+    who = f"{n_here} of {counted(max(run.n_wanted, len(members)), run.noun)} here" if run.is_under_way else ""
     users = counted(n_users, "user") if n_users else ""
-    title = ", ".join(part for part in (who or counted(len(members), standing.noun), users) if part)
+    title = ", ".join(part for part in (who or counted(len(members), run.noun), users) if part)
     # Those who are missing first: they are what one looks for.
-    order = sorted(members, key=lambda member: member.is_here) if standing.is_under_way else list(members)
+    order = sorted(members, key=lambda member: member.is_here) if run.is_under_way else list(members)
     lines = []
     for member in order[:_MAX_MEMBERS]:
-        state = _presence(member.is_here, member.since) if standing.is_under_way else "took part"
+        state = _presence(member.is_here, member.since) if run.is_under_way else "took part"
         lines.append([printable(member.name), state, count(member.n_users) if member.n_users else "-"])
     if len(order) > _MAX_MEMBERS:
         lines.append([f"and {len(order) - _MAX_MEMBERS} more", "", ""])
-    return _titled(title, table("", [standing.noun, "", "users"], lines, n_text=2, gap=1 if is_narrow(console) else 2))
+    return _titled(title, table("", [run.noun, "", "users"], lines, n_text=2, gap=1 if is_narrow(console) else 2))
 
 
 def _presence(is_here: bool, since: float) -> str:
@@ -253,12 +253,12 @@ def _presence(is_here: bool, since: float) -> str:
     return f"here{when}" if is_here else f"absent{when}"
 
 
-def _traffic(standing: Standing, console: Console) -> RenderableType | None:
-    if not standing.sent:
+def _traffic(run: RunStatus, console: Console) -> RenderableType | None:
+    if not run.sent:
         return None
-    tiny, is_live = is_tiny(console), standing.is_under_way
+    tiny, is_live = is_tiny(console), run.is_under_way
     lines = []
-    for sent in standing.sent:
+    for sent in run.sent:
         rate = [f"{size(sent.bytes_per_s)}/s" if sent.bytes_per_s else "-"] if is_live else []
         vectors = [] if tiny else [count(sent.vectors)]
         lines.append([sent.scope, sent.direction, *vectors, size(sent.wire_bytes), *rate])
@@ -271,13 +271,13 @@ def _titled(title: str, below: RenderableType) -> RenderableType:
     return Group(Text(title, style="bold"), below)
 
 
-def _events(standing: Standing) -> RenderableType | None:
-    if not standing.events:
+def _events(run: RunStatus) -> RenderableType | None:
+    if not run.events:
         return None
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
-    for event in standing.events[-_MAX_EVENTS:]:
+    for event in run.events[-_MAX_EVENTS:]:
         grid.add_row(_clock(event.at), Text(printable(event.text)))
     return _titled("Latest events", grid)
 

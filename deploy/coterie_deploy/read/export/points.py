@@ -18,7 +18,7 @@ import numpy as np
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
 from coterie.record.ledger import DOWN, UP
-from coterie_deploy.read.books import status_of
+from coterie_deploy.read.ledger_page import status_of
 from coterie_deploy.read.run_tables import reading
 from coterie_server.record import summary
 from coterie_server.record.curves import GAP, curves

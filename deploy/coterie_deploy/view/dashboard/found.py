@@ -20,7 +20,7 @@ from coterie.errors import CoterieError, RunError
 from coterie.experiment.config import experiment_from
 from coterie.wire.codec import GRPC_FRAME_HEADER_BYTES
 from coterie_deploy.read.report import metric_name
-from coterie_deploy.read.standing import Status, Watcher, status_of
+from coterie_deploy.read.run_status import Status, Watcher, status_of
 from coterie_deploy.terminal.printable import printable
 from coterie_deploy.terminal.tables import figure
 from coterie_server.record import summary

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie_deploy.read.standing import Standing
+from coterie_deploy.read.run_status import RunStatus
 from coterie_deploy.view import charts
 from coterie_deploy.view.charts import Against, Chart
 from coterie_deploy.view.dashboard.found import Watched
@@ -26,13 +26,13 @@ _MAX_EVENTS = 100
 def run_content(watched: Watched, stage: str | None, figure: str | None) -> dict[str, Any]:
     """A run at this moment; charts of one of its stages, by default the newest or the result's. Raises what `Watcher.look` does."""
     with watched.lock:
-        standing, _ = watched.watcher.look()
+        run, _ = watched.watcher.look()
         follower = watched.watcher.follower
-        chosen = next((one for one in standing.stages if one.name == stage), standing.stage)
+        chosen = next((one for one in run.stages if one.name == stage), run.stage)
         if chosen is None:
             curves = None
-        elif chosen == standing.stage:
-            curves = standing.curves
+        elif chosen == run.stage:
+            curves = run.curves
         else:
             curves = follower.curves(chosen)
         traffic = [row for row in follower.traffic.values() if row.stage != SESSION]
@@ -44,15 +44,15 @@ def run_content(watched: Watched, stage: str | None, figure: str | None) -> dict
         by_step = _grouped(traffic, lambda row: (row.step, row.direction, row.scope))
         drawn += [charts.traffic_chart(by_step), charts.scope_chart(_grouped(traffic, lambda row: (row.scope, row.direction)))]
     return {
-        **_head(standing),
-        "stages": [_stage(one) for one in standing.stages],
+        **_head(run),
+        "stages": [_stage(one) for one in run.stages],
         "stage": None if chosen is None else chosen.name,
         "figures": {name: charts.figure_name(name) for name in figures},
         "figure": shown,
-        "latest": {} if standing.curves is None else latest_of(standing.curves),
-        "members": [[member.name, member.n_users, member.is_here, _number(member.since)] for member in standing.members],
-        "sent": [[one.scope, one.direction, one.vectors, one.wire_bytes, one.bytes_per_s] for one in standing.sent],
-        "events": [_event(event) for event in reversed(standing.events[-_MAX_EVENTS:])],
+        "latest": {} if run.curves is None else latest_of(run.curves),
+        "members": [[member.name, member.n_users, member.is_here, _number(member.since)] for member in run.members],
+        "sent": [[one.scope, one.direction, one.vectors, one.wire_bytes, one.bytes_per_s] for one in run.sent],
+        "events": [_event(event) for event in reversed(run.events[-_MAX_EVENTS:])],
         "charts": [_chart(chart) for chart in drawn],
     }
 
@@ -62,10 +62,10 @@ def comparison_content(chosen: Mapping[str, Watched], figure: str | None) -> dic
     rows, named = [], dict[str, Curves]()
     for name, watched in chosen.items():
         with watched.lock:
-            standing, _ = watched.watcher.look()
-        rows.append({"run": name, **_head(standing), **_cost(standing)})
-        if standing.curves is not None:
-            named[name] = standing.curves
+            run, _ = watched.watcher.look()
+        rows.append({"run": name, **_head(run), **_cost(run)})
+        if run.curves is not None:
+            named[name] = run.curves
     listed = [one for curves in named.values() for one in figures_shown(curves)]
     figures = sorted(dict.fromkeys(listed), key=lambda one: -listed.count(one))
     shown = _shown(figure, figures, is_gap_known=all(curves.has_reference for curves in named.values()))
@@ -90,35 +90,35 @@ def progress_charts(named: Mapping[str, Curves], figure: str) -> list[Chart]:
     return [charts.progress_chart(named, figure, against) for against in _AXES if (against != "seconds" or has_times)]
 
 
-def _head(standing: Standing) -> dict[str, Any]:
-    up, down = (sum(one.wire_bytes for one in standing.sent if one.direction == way) for way in ("up", "down"))
-    stage = standing.stage
+def _head(run: RunStatus) -> dict[str, Any]:
+    up, down = (sum(one.wire_bytes for one in run.sent if one.direction == way) for way in ("up", "down"))
+    stage = run.stage
     return {
-        "name": standing.name,
-        "run_id": standing.run_id,
-        "attempt": standing.attempt,
-        "status": str(standing.status),
-        "is_under_way": standing.is_under_way,
-        "sentence": standing.sentence if standing.status in ("failed", "stopped") else "",
-        "doing": standing.doing if standing.is_under_way and stage is None else "",
-        "n_stages": standing.n_stages,
-        "n_done": sum(bool(one.outcome) for one in standing.stages),
+        "name": run.name,
+        "run_id": run.run_id,
+        "attempt": run.attempt,
+        "status": str(run.status),
+        "is_under_way": run.is_under_way,
+        "sentence": run.sentence if run.status in ("failed", "stopped") else "",
+        "doing": run.doing if run.is_under_way and stage is None else "",
+        "n_stages": run.n_stages,
+        "n_done": sum(bool(one.outcome) for one in run.stages),
         "newest": None if stage is None else _stage(stage),
-        "limit": standing.limit,
-        "rounds_per_s": standing.pace.rounds_per_s,
-        "left_s": _number(standing.left_s),
-        "likely_s": _number(standing.likely_s),
-        "noun": standing.noun,
-        "n_wanted": standing.n_wanted,
-        "n_users": sum(member.n_users for member in standing.members),
+        "limit": run.limit,
+        "rounds_per_s": run.pace.rounds_per_s,
+        "left_s": _number(run.left_s),
+        "likely_s": _number(run.likely_s),
+        "noun": run.noun,
+        "n_wanted": run.n_wanted,
+        "n_users": sum(member.n_users for member in run.members),
         "up": up,
         "down": down,
     }
 
 
-def _cost(standing: Standing) -> dict[str, Any]:
+def _cost(run: RunStatus) -> dict[str, Any]:
     """What the stage that is compared has cost."""
-    curves = standing.curves
+    curves = run.curves
     if curves is None:
         return {"stage_up": None, "stage_down": None, "stage_s": None, "metric": None}
     up, down = (float(curves.bytes_by(direction=way)[-1]) for way in ("up", "down"))

@@ -1,4 +1,4 @@
-"""How a run stands, from its folder alone: whether anybody is at work, how far it is, how fast, who is there, and what has been sent."""
+"""The status of a run, from its folder alone: whether anybody is at work, how far it is, how fast, who is there, and what has been sent."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStatus:
     """One look at a run. `reason`: why it has failed."""
 
     name: str
@@ -120,12 +120,12 @@ class Watcher:
         self._experiment: Experiment | None = None
         self._plan: Sequence[Stage] = ()
 
-    def look(self) -> tuple[Standing, Added]:
+    def look(self) -> tuple[RunStatus, Added]:
         """How it stands, and what is new. ConfigError when there is no run database, RunError when it cannot be read."""
         is_at_work = is_held(self.follower.folder)  # before what it has written: the last it writes is that it has finished
         added = self.follower.update()
         self._read_experiment()
-        return self._standing(is_at_work=is_at_work), added
+        return self._status(is_at_work=is_at_work), added
 
     def _read_experiment(self) -> None:
         """Without a plan, of an experiment that this version does not understand, less is said."""
@@ -139,7 +139,7 @@ class Watcher:
         except (ConfigError, ValueError, ImportError):
             pass
 
-    def _standing(self, *, is_at_work: bool) -> Standing:
+    def _status(self, *, is_at_work: bool) -> RunStatus:
         follower, rules = self.follower, None if self._experiment is None else self._experiment.federation
         status, reason = status_of(follower.facts.get("status", ""), is_at_work=is_at_work)
         stage = next((one for one in follower.stages if one.name == follower.facts.get("final_stage")), follower.stage)
@@ -151,7 +151,7 @@ class Watcher:
         limit = planned.stop.rounds if planned is not None else 0
         left = max(limit - (0 if stage is None else stage.rounds), 0)
         n_likely = math.nan if curves is None or planned is None or not is_live else rounds_left(curves, planned)
-        return Standing(
+        return RunStatus(
             follower.facts.get("name", follower.folder.name),
             follower.facts.get("run_id", ""),
             int(follower.facts.get("attempt", "1")),

@@ -22,7 +22,7 @@ _USERS = b"coterie:users:"  # in the certificate of a member that may speak for 
 
 
 @dataclass(frozen=True)
-class Ruled:
+class HostPolicy:
     """A policy, and the folder where a host keeps its state."""
 
     policy: Policy
@@ -65,12 +65,12 @@ class Ruled:
         return found
 
 
-def ruled_by(path: Path | None, data: Path, state: Path) -> Ruled | None:
+def host_policy(path: Path | None, data: Path, state: Path) -> HostPolicy | None:
     """The policy in a file, or in the data folder; None where there is none. ConfigError when it cannot be read."""
     found = path or data / FILE
     if path is None and not found.exists():
         return None
-    return Ruled(read_policy(found), found, state)
+    return HostPolicy(read_policy(found), found, state)
 
 
-__all__ = ["Ruled", "ruled_by"]
+__all__ = ["HostPolicy", "host_policy"]
