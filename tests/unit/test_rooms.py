@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,14 @@ def test_the_table_has_each_folder_and_no_other(package: str) -> None:
     folder = ROOT / PACKAGES[package] / package
     there = {path.parent.relative_to(folder).parts[0] for path in folder.rglob("*.py") if path.parent != folder}
     assert there == set(ROOMS[package]) - {""}
+
+
+@pytest.mark.parametrize("package", ["coterie_deploy"])  # those that hold it
+def test_a_module_has_at_most_450_lines_and_a_folder_at_most_30_modules(package: str) -> None:
+    modules = [path for path in sources(package) if path.suffix == ".py"]
+    assert {str(path): n for path in modules if (n := len(path.read_text(encoding="utf-8").splitlines())) > 450} == {}
+    in_folder = Counter(path.parent for path in modules)
+    assert {str(folder): n for folder, n in in_folder.items() if n > 30} == {}
 
 
 @pytest.mark.parametrize(
