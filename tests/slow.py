@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,8 @@ SHARDS: Mapping[str, Sequence[str]] = {
         "tests/integration/test_links.py",
         "tests/integration/test_loss.py",
         "tests/integration/test_lying.py",
+        "tests/integration/test_own_updates.py",
+        "tests/integration/test_resume.py",
         "tests/integration/test_two_tier.py",
     ),
     "commands": (
@@ -62,14 +65,18 @@ SHARDS: Mapping[str, Sequence[str]] = {
         "tests/fuzz/test_sessions.py",
         "tests/integration/test_cli_run.py",
         "tests/integration/test_compare.py",
+        "tests/integration/test_consent.py",
         "tests/integration/test_convex_mistakes.py",
         "tests/integration/test_hostile.py",
         "tests/integration/test_marker.py",
         "tests/integration/test_project.py",
+        "tests/integration/test_tls.py",
         "tests/integration/test_tune.py",
         "tests/unit/test_certificate.py",
         "tests/unit/test_dashboard.py",
+        "tests/unit/test_data_sources.py",
         "tests/unit/test_export_mlflow.py",
+        "tests/unit/test_kubernetes.py",
         "tests/unit/test_log_format.py",
         "tests/unit/test_nets_training.py",
         "tests/unit/test_report_page.py",
@@ -79,6 +86,12 @@ SHARDS: Mapping[str, Sequence[str]] = {
 }
 SLOW = pytest.StashKey[set[str]]()  # the files of the slow tests that pytest has found
 _OUTCOMES = "COTERIE_SLOW_OUTCOMES"  # the file that the pytest of a shard writes outcomes to
+
+
+def slow_after(n: int, cases: Iterable[Any]) -> list[Any]:
+    """Cases of a test, of which all but the first `n` are slow: what they cover beyond those is seldom what breaks."""
+    first, others = list(cases)[:n], list(cases)[n:]
+    return first + [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in others]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -21,6 +21,7 @@ import yaml
 from coterie.experiment.config import experiment_from
 from coterie.experiment.consent import consent_hash
 from tests.commands import DEADLINE_S, Command, commands_in, n_rounds, wait_for
+from tests.slow import slow_after
 from tests.two_tier import free_port
 
 ROWS = "school,region,ses,hours,score\n" + "".join(f"s{i % 6},{i % 2},{i * 7 % 11},{i * 5 % 13},{i * 3 % 17}\n" for i in range(60))
@@ -57,7 +58,7 @@ def client(start: Callable[..., Command], address: str, *more: str) -> Command:
     return start("client", "--server", address, "--name", "a", *more)
 
 
-@pytest.mark.parametrize("key", CHANGES)
+@pytest.mark.parametrize("key", slow_after(1, CHANGES))
 def test_a_changed_experiment_is_refused_by_a_host_that_accepted_the_earlier_one(
     key: str, start: Callable[..., Command], tmp_path: Path
 ) -> None:

@@ -88,6 +88,7 @@ def strike_pdmm(seed: int, folder: Path, method: Mapping[str, Any]) -> None:
     assert_same_bits(struck.run, calm(folder, content), "pdmm")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_killed_host_and_then_a_killed_coordinator_end_with_the_same_bits(tmp_path: Path) -> None:
     strike_pdmm(0, tmp_path, PAPER)

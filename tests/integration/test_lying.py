@@ -37,6 +37,7 @@ from tests.integration.test_loss import NEVER, Story, everything, linear
 from tests.integration.test_loss import run as run_lost
 from tests.networks import network_experiment, write_users
 from tests.simulation import query, small_experiment
+from tests.slow import slow_after
 
 RULES = {"hosts": 3, "on_loss": "skip", "absence_timeout_s": 60, "join_timeout_s": 20}  # nobody waits for an absent host in these tests
 AT = 6  # the exchange in which h1 breaks
@@ -172,7 +173,7 @@ def decisions(folder: Path) -> list[tuple[int, str, list[str]]]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("method", ["pdmm", "fedrep", pytest.param("fedavg", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", slow_after(2, ["pdmm", "fedrep", "fedavg"]))
 def test_a_host_that_lies_or_breaks_ends_itself_and_the_others_have_the_bits_of_a_run_without_it(
     method: str, name: str, tmp_path: Path
 ) -> None:
@@ -254,7 +255,7 @@ def attempt(experiment: Experiment, folder: Path, names: Sequence[str], kind: Ki
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("method", ["pdmm", "fedrep"])
+@pytest.mark.parametrize("method", slow_after(1, ["pdmm", "fedrep"]))
 def test_the_loopback_decides_as_grpc_does(method: str, name: str, tmp_path: Path) -> None:
     kind, experiment = KINDS[name], experiment_of(method, tmp_path)
     lied = run(experiment, tmp_path / "grpc", kind)
@@ -264,7 +265,7 @@ def test_the_loopback_decides_as_grpc_does(method: str, name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("method", ["pdmm", "fedrep"])
+@pytest.mark.parametrize("method", slow_after(1, ["pdmm", "fedrep"]))
 def test_a_coordinator_that_is_killed_right_after_goes_on_without_the_host(method: str, name: str, tmp_path: Path) -> None:
     kind, experiment = KINDS[name], experiment_of(method, tmp_path, join_timeout_s=0.05)
     whole = attempt(experiment, tmp_path / "whole", ("h0", "h1", "h2"), kind, LoopbackLink)

@@ -19,6 +19,7 @@ from coterie_deploy.read.models import finished_run, models_of
 from tests.local_updates import Users
 from tests.networks import N_USERS, WIDTH, network_experiment, write_users
 from tests.simulation import Faults, World
+from tests.slow import slow_after
 from tests.tap import Tap
 
 KEEPING: dict[str, dict[str, Any]] = {
@@ -50,7 +51,7 @@ def kept(world: World) -> tuple[dict[str, bytes], dict[str, float]]:
     return found, dict(finished.outcomes[finished.final_stage].figures)
 
 
-@pytest.mark.parametrize("method", KEEPING)
+@pytest.mark.parametrize("method", slow_after(2, KEEPING))
 def test_what_users_keep_does_not_depend_on_hosts_nor_on_deaths(method: str, archive: Path, tmp_path: Path) -> None:
     experiment = network_experiment(archive, KEEPING[method], model=NORMED)
     once = kept(World(experiment, tmp_path / "one", 1))

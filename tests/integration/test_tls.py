@@ -90,6 +90,7 @@ def test_a_federation_with_certificates_has_the_bits_of_one_process(start: Calla
     assert models(tmp_path / "runs/tls") == models(tmp_path / "runs/one")
 
 
+@pytest.mark.slow
 def test_two_tiers_with_certificates(start: Callable[..., Command], tmp_path: Path) -> None:
     served = start("server", "tiers.yaml", "--listen", "127.0.0.1:0", "--tls", "ca/coordinator", "--output", "runs/tls")
     address = served.address()

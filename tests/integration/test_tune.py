@@ -27,6 +27,7 @@ from coterie_deploy.view.report_page import write_figure
 from coterie_server.run.engine import Progress
 from coterie_server.run.plan import stages_of
 from tests.said import refused, said, without_plots
+from tests.slow import slow_after
 
 ELLIPSES = """
 name: small
@@ -227,7 +228,7 @@ def interrupt_in(monkeypatch: pytest.MonkeyPatch, fold: int, stage: int) -> None
     monkeypatch.setattr(progress.SeriesDisplay, "__call__", observe_and_interrupt)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_after(1, METHODS))
 @pytest.mark.parametrize("again", ["the folder", "the command"])
 def test_an_interrupted_tune_goes_on_to_the_same_table_and_repeats_no_finished_fold(
     capsys: pytest.CaptureFixture[str], here: Path, method: str, again: str

@@ -363,6 +363,7 @@ def _port(log: Path, process: subprocess.Popen[bytes]) -> int:
     return int(found[1])
 
 
+@pytest.mark.slow
 def test_two_tiers_fill_missing_cells_with_the_bits_of_a_flat_run(folder: Path) -> None:
     draws = np.random.default_rng(2)
     cells = [["" if draws.random() < 0.2 else repr(float(value)) for value in row] for row in draws.normal(3, 5, size=(54, 2))]

@@ -21,6 +21,7 @@ from coterie_server.methods.async_l2gd.walk import SHARED
 from coterie_server.record import summary
 from tests.papers.known_clusters_fixture import KINDS, Tiers, experiment, fixture, made_experiment, optimum, run, run_apart
 from tests.simulation import World, bits, query, random_faults
+from tests.slow import slow_after
 
 L2GD = {"name": "async_l2gd"}
 EVEN = {"gamma": 1.0, "alpha": 0.4}  # bar_j and bar may be used again
@@ -104,7 +105,7 @@ def test_the_single_coin_is_tossed_for_both_averages(alpha: float) -> None:
     assert figures["eta"] == pytest.approx(1 / (2 * (2 * largest + smoothness)))
 
 
-@pytest.mark.parametrize(("p0", "p", "tau"), [(0.01, 0.5, 1.0), (0.2, 0.05, 0.0), (0.2, 0.3, 0.6)])
+@pytest.mark.parametrize(("p0", "p", "tau"), slow_after(1, [(0.01, 0.5, 1.0), (0.2, 0.05, 0.0), (0.2, 0.3, 0.6)]))
 def test_the_step_is_right_for_a_tau_that_is_given_too(p0: float, p: float, tau: float) -> None:
     """The proof of Proposition 3.3 weighs psi_j with 2 tau_j^2/p0 + (1-tau_j)^2/((1-p0)p_j); (3.3) is that with the best tau_j."""
     asked = made_experiment({**L2GD, "gamma": 1.0, "alpha": 0.01, "p0": p0, "p": p, "tau": tau, "iterations": 3000})

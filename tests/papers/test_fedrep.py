@@ -33,6 +33,7 @@ from coterie_server.run.coordinator import Finished
 from coterie_server.run.engine import Engine
 from tests.networks import CLASSES, N_USERS, WIDTH, network_experiment, write_users
 from tests.simulation import Faults, World, query, small_experiment
+from tests.slow import slow_after
 from tests.tap import Tap
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -69,7 +70,7 @@ def result(world: World) -> tuple[dict[str, bytes], dict[str, bytes], dict[str, 
     return shared, states(world.folder, world.experiment, finished, world.users), dict(outcome.figures)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_after(2, METHODS))
 def test_the_bits_do_not_depend_on_hosts_nor_on_deaths(method: str, archive: Path, tmp_path: Path) -> None:
     experiment = network_experiment(archive, METHODS[method])
     once = result(World(experiment, tmp_path / "one", 1))
@@ -210,6 +211,7 @@ def test_private_tensors_have_no_message() -> None:
         encode(session_pb2.Reply(seq=1), [state], Precision.of("float32"))  # type: ignore[list-item]
 
 
+@pytest.mark.slow
 def test_personal_models_are_better_than_chance_and_fedavg_is_not(archive: Path, tmp_path: Path) -> None:
     """The labels of each user are permuted: a shared representation serves everyone, one model for all cannot."""
     fast = {"participation": 1.0, "optimizer": {"lr": 0.1}}

@@ -21,6 +21,7 @@ from coterie_client.methods.pdmm import CLIENT
 from coterie_server.interface.half import Outcome
 from coterie_server.maths.clusters import same_partition
 from coterie_server.methods.pdmm.half import stages
+from tests.slow import slow_after
 
 _spec = importlib.util.spec_from_file_location("pdmm_federation", Path(__file__).with_name("pdmm_federation.py"))
 federation = sys.modules["pdmm_federation"] = importlib.util.module_from_spec(_spec)
@@ -130,7 +131,7 @@ def son_name(value):
 
 
 @pytest.mark.parametrize(("data", "entry"), EASY, ids=son_name)
-@pytest.mark.parametrize("way", FULL_WAYS[::2], ids=son_name)
+@pytest.mark.parametrize("way", slow_after(1, FULL_WAYS[::2]), ids=son_name)
 def test_full_participation_reaches_the_optimum_and_its_clusters(data, entry, way):
     """ "E[F(x^t) - F*] = O(1/t)" (section IV): Phi within 1e-6 of CVXPY's, the same partition."""
     reaches_the_optimum(data, entry, 500, **way)
@@ -154,7 +155,7 @@ def test_a_large_penalty_gives_the_global_model():
     np.testing.assert_allclose(outcome.models, SIXTY.global_models, atol=1e-5)
 
 
-@pytest.mark.parametrize("way", [{"order": "jacobi"}, {}, HALF], ids=son_name)
+@pytest.mark.parametrize("way", slow_after(1, [{"order": "jacobi"}, {}, HALF]), ids=son_name)
 def test_the_gap_stays_under_an_envelope_of_one_over_t(way):
     """ "E[F(x^t) - F*] = O(1/t)": t times the gap is never again what it was in the first rounds."""
     run = Run(SIXTY, penalty=0.09, **way)
@@ -243,7 +244,7 @@ def test_the_first_two_rounds_with_acceleration_are_plain_and_the_third_starts_f
     np.testing.assert_allclose(run.state.z.T, split * np.maximum(0, 1 - 0.7 / run.method.steps.rho / length), atol=1e-8)
 
 
-@pytest.mark.parametrize(("lam", "at_most"), [(0.09, 0.65), (0.05, 0.6), (0.01, 0.3)])
+@pytest.mark.parametrize(("lam", "at_most"), slow_after(1, [(0.09, 0.65), (0.05, 0.6), (0.01, 0.3)]))
 def test_acceleration_saves_rounds_and_more_of_them_the_slower_convergence_is(lam, at_most):
     """Rounds to a relative gap of 1e-6, as a share of what the method needs without."""
     plain, run = (Run(SIXTY, penalty=lam, acceleration=how, balance_rounds=0) for how in ("none", "anderson"))
@@ -396,7 +397,7 @@ def test_lean_and_paper_make_the_same_iterates_on_the_same_draws():
         np.testing.assert_allclose(a, b, atol=1e-10)
 
 
-@pytest.mark.parametrize("payload", ["float64", "float32"])
+@pytest.mark.parametrize("payload", slow_after(1, ["float64", "float32"]))
 @pytest.mark.parametrize("way", ALL_WAYS, ids=way_name)
 def test_the_same_bits_however_users_are_spread_over_hosts(way, payload):
     one, three, seven = (Run(SIXTY, hosts, payload, penalty=0.09, seed=5, **way) for hosts in (1, 3, 7))
@@ -427,7 +428,9 @@ def test_a_pair_drawn_as_such_stays_antisymmetric_to_the_bit(payload):
         assert (state.x == run.state.x).all()
 
 
-@pytest.mark.parametrize("way", [{}, {"placement": "paper"}, {"placement": "paper", **HALF}, {"acceleration": "anderson"}], ids=way_name)
+@pytest.mark.parametrize(
+    "way", slow_after(1, [{}, {"placement": "paper"}, {"placement": "paper", **HALF}, {"acceleration": "anderson"}]), ids=way_name
+)
 def test_float32_payloads_converge_to_single_precision(way):
     run = Run(SIX, payload="float32", penalty=0.7, evaluate_every=50, **way)
     run.rounds(250)
@@ -458,7 +461,7 @@ def test_a_round_never_writes_into_the_state_it_was_given():
         assert snapshot.dumps(before) == bytes_before
 
 
-@pytest.mark.parametrize("placement", ["lean", "paper"])
+@pytest.mark.parametrize("placement", slow_after(1, ["lean", "paper"]))
 def test_a_path_goes_on_from_the_iterate_of_the_larger_penalty(placement):
     """z, mu and mu^ are kept on both sides, S0 is not repeated, and fewer rounds are needed than from the global model."""
     larger = Run(SIXTY, 3, penalty=0.1, placement=placement, stage="first")
@@ -477,7 +480,7 @@ def test_a_host_without_the_state_of_the_stage_before_says_so():
         Run(SIX, start=carry, memory=first.memory, penalty=0.7, stage="second", placement="paper")
 
 
-@pytest.mark.parametrize("placement", ["lean", "paper"])
+@pytest.mark.parametrize("placement", slow_after(1, ["lean", "paper"]))
 def test_models_that_differ_are_told_to_those_who_need_them(placement):
     """ "we need that x_j^0, j != i, is available at each user i": one row when all are equal, all N otherwise."""
     start = Outcome(np.array(SIX.fixture["local"]["x"]))
@@ -627,7 +630,7 @@ def test_the_constants_are_exactly_these(n, config, wanted):
     assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(wanted), rel=1e-12)
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", slow_after(1, [2, 4]))
 @pytest.mark.parametrize("way", [{"order": "jacobi"}, HALF, {"steps": "wang"}], ids=way_name)
 def test_the_default_constants_work_for_few_users(n, way):
     points = Points(np.random.default_rng(n).normal(size=(n, 2)))
@@ -637,7 +640,7 @@ def test_the_default_constants_work_for_few_users(n, way):
     assert run.figures[-1]["objective"] == pytest.approx(check.figures[-1]["objective"], rel=1e-6)
 
 
-@pytest.mark.parametrize("sampling", ["paired", "uniform"])
+@pytest.mark.parametrize("sampling", slow_after(1, ["paired", "uniform"]))
 def test_small_residuals_mean_a_small_gap_even_when_a_round_draws_little(sampling):
     """A round that draws one block at rest says nothing about the others."""
     run = Run(SIX, penalty=0.7, sampling=sampling, s_p=3)

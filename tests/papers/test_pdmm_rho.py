@@ -7,6 +7,7 @@ from coterie.methods.pdmm import Config
 from coterie_server.methods.pdmm import balance
 from tests.benchmarks.bench_rho import LOSSES, SIZES, WANTED, Shape, compared, shapes
 from tests.papers.pdmm_federation import Data, Run
+from tests.slow import slow_after
 
 SIX = Data(6)
 WITHIN = 5  # times the rounds of the best constant rho
@@ -38,7 +39,9 @@ def test_what_is_given_stays_and_is_not_sent_again(given):
     assert run.finish().figures["rho"] == run.finish().figures["rho_first"] == given.get("rho", run.method.steps.rho)
 
 
-@pytest.mark.parametrize("way", [{}, {"placement": "paper"}, {"order": "jacobi"}, {"placement": "paper", "order": "jacobi"}], ids=str)
+@pytest.mark.parametrize(
+    "way", slow_after(2, [{}, {"placement": "paper"}, {"order": "jacobi"}, {"placement": "paper", "order": "jacobi"}]), ids=str
+)
 def test_rho_changes_at_the_users_too_and_the_limit_stays(way):
     """Both placements make the same iterates, whatever the hosts, and end at the optimum of the fixture."""
     lam = min(entry["LAM"] for entry in SIX.fixture["son"])
@@ -76,13 +79,16 @@ def test_a_path_goes_on_with_the_rho_where_the_stage_before_has_left_it():
 
 @pytest.mark.parametrize(
     ("loss", "size", "scales", "is_standardized", "share"),
-    [
-        ("poisson", SIZES[0], "alike", False, 0.03),
-        ("squared_hinge", SIZES[1], "alike", False, 0.003),
-        ("logistic", SIZES[1], "mixed", True, 0.03),
-        ("huber", SIZES[2], "alike", False, 0.3),
-        ("least_squares", SIZES[1], "mixed", False, 0.3),
-    ],
+    slow_after(
+        2,
+        [
+            ("poisson", SIZES[0], "alike", False, 0.03),
+            ("squared_hinge", SIZES[1], "alike", False, 0.003),
+            ("logistic", SIZES[1], "mixed", True, 0.03),
+            ("huber", SIZES[2], "alike", False, 0.3),
+            ("least_squares", SIZES[1], "mixed", False, 0.3),
+        ],
+    ),
 )
 def test_the_default_rho_takes_a_few_times_the_rounds_of_the_best_at_most(loss, size, scales, is_standardized, share):
     data = Shape(loss, size, scales, is_standardized)

@@ -20,6 +20,7 @@ from coterie.errors import ConfigError
 from coterie.experiment.data import EllipsesData, HsbData, PythonData
 from coterie_client.data import UserData, UserHead, deviations, filled, list_users, load_users, standardize, totals, user_source
 from coterie_client.data.split import hold_out, n_test_rows
+from tests.slow import slow_after
 
 ELLIPSES = EllipsesData(source="ellipses")
 PARTS = ("features", "target", "test_features", "test_target")
@@ -357,7 +358,7 @@ def test_deviations_are_those_of_any_units_to_the_bit(exponent: int) -> None:
     assert (deviations([there], np.ldexp(mean, exponent)) == np.ldexp(deviations([here], mean), exponent)).all()
 
 
-@pytest.mark.parametrize("value", [0.1, 1e7 + 0.1, 1 / 3, -1e300, 1e-300])
+@pytest.mark.parametrize("value", slow_after(2, [0.1, 1e7 + 0.1, 1 / 3, -1e300, 1e-300]))
 def test_the_rounding_of_a_mean_of_equal_values_is_below_its_bound(value: float) -> None:
     user = holed("u", np.full((200_000, 1), value).tolist(), [])
     mean = totals([user]).sums[0] / 200_000

@@ -25,6 +25,7 @@ from coterie_deploy.containers.kubernetes import KEPT, PATIENCE_S, Where, manife
 from coterie_deploy.containers.member_commands import arguments
 from coterie_deploy.containers.members import Asked, Plan, planned
 from coterie_deploy.read.shipped import find
+from tests.slow import slow_after
 
 VERSIONS = ["1.27", "1.37"]  # the first with gRPC probes for all, and the newest that the validator knows
 EXPERIMENT = """
@@ -97,7 +98,7 @@ def labels_of(workload: Manifest) -> dict[str, str]:
 # ---- validity
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", slow_after(1, VERSIONS))
 @pytest.mark.parametrize("name", PLANS)
 def test_manifests_are_valid_by_the_schemas_of_kubernetes(here: Path, name: str, version: str) -> None:
     for document in documents(plans()[name], Where("ns", "fast", "10Gi")):

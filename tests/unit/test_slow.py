@@ -29,7 +29,7 @@ def test_that_is_NAME(n):
 def test_every_slow_test_is_in_exactly_one_shard(pytestconfig: pytest.Config) -> None:
     n_shards = Counter(file for files in slow.SHARDS.values() for file in files)
     assert {file: n_shards[file] for file in pytestconfig.stash[slow.SLOW] if n_shards[file] != 1} == {}
-    assert [file for file in n_shards if "mark.slow" not in (slow.ROOT / file).read_text()] == []
+    assert [file for file in n_shards if ".slow" not in (slow.ROOT / file).read_text()] == []
 
 
 def test_each_shard_is_first_at_some_commit() -> None:
