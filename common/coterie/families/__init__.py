@@ -1,1 +1,1 @@
-"""What several methods share: settings and messages of local updates and known clusters, and the steps of every run."""
+"""Parts shared by several methods: settings and messages of local updates and known clusters, and the steps of every run."""

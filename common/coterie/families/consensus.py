@@ -1,6 +1,6 @@
 """Messages of the reference methods that solve for one model per group of users: `global`, `oracle` and, on envelopes, `squared`.
 
-They stay in float64 in a float32 run: Newton's method on sums of rounded gradients would stop at the rounding level.
+They stay in float64 in a float32 run, because Newton's method on sums of rounded gradients would stop at the rounding level.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from coterie.wire.messages import Annotated, Array, Broadcast, Rows, Scalars, Ve
 @declare(method="consensus", step="query")
 @dataclass(frozen=True)
 class GroupModel(Rows):
-    """The point at which a user's group is asked."""
+    """The point at which a user's group is evaluated."""
 
     x: Annotated[Array, Vectors("rows", "d", exact=True)]
 
@@ -37,7 +37,7 @@ class Curvatures(Rows):
 @declare(method="consensus", step="model")
 @dataclass(frozen=True)
 class AskModels(Rows):
-    """The common point y for which each user is asked its own model (4)."""
+    """Asks each user for its own model (4), given the common point y."""
 
     y: Annotated[Array, Vectors("rows", "d", exact=True)]
 
@@ -56,7 +56,7 @@ class AskLocalModels(Broadcast):
     """Asks each user for the minimizer of its own loss (2)."""
 
 
-# Of the methods that ask through these messages.
+# For methods that use these messages.
 SOLVED = Reveal(
     "value, gradient and Hessian at given models",
     "for few rows (at most as many as features) the rows up to rotation, and more for one row",

@@ -1,4 +1,4 @@
-"""The final models of a stage, judged by their users on training and held-out rows. Booked apart from training, under "evaluate"."""
+"""Users evaluate the final models of a stage on training and held-out rows. The ledger books this separately, under "evaluate"."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FinalModels(Rows):
 @declare(method="evaluation", step="evaluate")
 @dataclass(frozen=True)
 class Scores(Rows):
-    """f_i at the model, and the means of loss (without its l2 term) and metric over held-out rows; NaN for a user without any.
+    """f_i at the model, and the means of loss (without its l2 term) and metric over held-out rows, NaN for users without any.
 
     The metric is the accuracy of a classifier, the deviance of loss "poisson", else the squared error.
     """
@@ -32,7 +32,7 @@ class Scores(Rows):
 
 
 def judged(*steps: str, **more: Any) -> Reveal:
-    """What judging a model by its users tells, for methods with messages of their own for it."""
+    """What an evaluation reveals, for methods with their own messages for it."""
     return Reveal(
         "losses, metrics and counts, of some methods each round; `run.db` keeps figures per user",
         "how well a model fits each user",

@@ -1,7 +1,7 @@
-"""A grid: one run of a method at several of its settings, a stage for each, so that held-out rows can choose among them.
+"""A grid: one run of a method at several settings, one stage for each, so that held-out rows can choose among them.
 
-For any method whose configuration inherits `Grid`; `coterie_server.run.plan` makes the stages. Each stage starts from where the one before
-ended, so an order in which neighbours are alike saves rounds.
+It works for any method whose configuration inherits `Grid`; `coterie_server.run.plan` makes the stages. Each stage starts from the result
+of the one before, so an order with similar neighbours saves rounds.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from coterie.text.quoting import quoted
 
 MAX_POINTS = 1000
 
-# What a name of a point is made of: it is also that of a file.
+# Characters of a point's name, which is also a file name.
 _PLAIN = re.compile(r"[A-Za-z0-9=+\-_ ][A-Za-z0-9=+\-_. ]{0,99}")
 
 
 class Grid(Settings):
-    """What a method's configuration inherits: `grid`, a list of mappings, each a change of the method's other settings.
+    """The base class of configurations with a key `grid`: a list of mappings, each a change of the method's other settings.
 
-    An entry changes whole settings; null takes one away. The settings beside the grid have to be right on their own.
+    An entry replaces whole settings; null removes one. The settings beside the grid must be valid by themselves.
     """
 
     grid: tuple[dict[str, JsonValue], ...] | None = Field(default=None, min_length=1, max_length=MAX_POINTS)
@@ -37,7 +37,7 @@ class Grid(Settings):
         return self
 
     def points(self) -> tuple[tuple[str, Self], ...]:
-        """The name and the settings of each point, without a grid of their own, in order; () without a grid.
+        """Name and settings of each point, in order, each without a grid; () without a grid.
 
         Raises ValidationError (in a validator, a mistake of the experiment) for an entry that changes nothing, names the method or a grid,
         does not fit the method, or repeats another.
@@ -57,13 +57,13 @@ class Grid(Settings):
         return tuple(points.items())
 
     def _name_of(self, entry: Mapping[str, JsonValue]) -> str | None:
-        """As in "gamma=1 lam=3", in the order of the method's settings and not of the file's; None where that is no name for a file."""
+        """Such as "gamma=1 lam=3", in the order of the method's settings. None if that is not a valid file name."""
         name = " ".join(f"{key}={value_text(entry[key])}" for key in type(self).model_fields if key in entry)
         return name if _PLAIN.fullmatch(name) else None
 
 
 def value_text(value: Any) -> str:
-    """A value of a grid in a few characters: numbers as short as they are exact, other things as in YAML."""
+    """A short text for a value of a grid: numbers in their shortest exact form, other values as in YAML."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
     return value if isinstance(value, str) else json.dumps(value)
@@ -84,6 +84,6 @@ def _point(config: type[Any], given: Mapping[str, Any], entry: Mapping[str, Json
 
 
 def _of_entry(item: ErrorDetails, place: int) -> InitErrorDetails:
-    """A mistake in an entry, with the place of the entry."""
+    """A mistake in an entry, with the number of the entry."""
     where = ("grid", f"entry {place}", *item["loc"])
     return InitErrorDetails(type=item["type"], loc=where, input=item["input"], ctx=item.get("ctx", {}))

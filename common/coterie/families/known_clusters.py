@@ -1,4 +1,4 @@
-"""What the methods for known clusters share: the weights of their objective.
+"""The objective of the methods for known clusters, and its weights.
 
 Lyu, Hanzely and Kolar, *Personalized Federated Learning with Multiple Known Clusters* (2022). Client i of cluster j has the loss f_i and
 the weight gamma_i >= 0, cluster j has alpha_j in [0, 1], and (2.1) is
@@ -8,12 +8,12 @@ the weight gamma_i >= 0, cluster j has alpha_j in [0, 1], and (2.1) is
     bar_j = sum_{I_j} gamma_i theta_i / Gamma_j,   Gamma_j = sum_{I_j} gamma_i,
     bar   = sum_i alpha_{j(i)} gamma_i theta_i / sum_i alpha_{j(i)} gamma_i.
 
-(The paper's shorter form of bar agrees only when every Gamma_j is equal.) The multi-task form (2.3) has lambda_j in place of alpha_j; by
+(The paper's shorter form of bar agrees only if all Gamma_j are equal.) The multi-task form (2.3) has lambda_j instead of alpha_j. By
 Proposition 2.2 both have the same minimiser for alpha_j = lambda_j / (lambda_j + Gamma_j).
 
 One cluster with alpha = 1 is the objective of Hanzely and Richtarik, *Federated learning of a mixture of global and local models* (2020),
-with lambda of theirs = gamma for every client. It is also problem (4) of the convex clustering paper (method `squared`): since
-sum_{i<j} |x_i - x_j|^2 = n sum_i |x_i - mean|^2, its penalty GAM is gamma = 2 n GAM, and its gamma of (4) is gamma / (4 n^2).
+with their lambda = gamma for every client. It is also problem (4) of the convex clustering paper (method `squared`): since sum_{i<j} |x_i -
+x_j|^2 = n sum_i |x_i - mean|^2, its penalty GAM is gamma = 2 n GAM, and its gamma of (4) is gamma / (4 n^2).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def _shares(value: Any) -> Any:
 
 
 def _checked(value: Any, largest: float) -> Any:
-    """The value with numbers in it; ValueError for the first that is not from 0 to `largest`, with the name it is for."""
-    # Left to pydantic, a wrong number would be told twice, and once as a number that should have been a mapping.
+    """The value, with its numbers parsed. ValueError for the first number outside 0 to `largest`, with its name."""
+    # pydantic would report a wrong number twice, once as a number that should have been a mapping.
     if isinstance(value, Mapping):
         value = {normal(name) if isinstance(name, str) else name: _as_number(number) for name, number in value.items()}
     else:
@@ -59,7 +59,7 @@ def _checked(value: Any, largest: float) -> Any:
 
 
 def _as_number(value: Any) -> Any:
-    """YAML reads 1e-3, without a point, as text."""
+    """YAML reads 1e-3, without a decimal point, as text."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -71,9 +71,9 @@ Shares = Annotated[float | dict[str, float], BeforeValidator(_shares)]
 
 
 class Weights(Settings):
-    """gamma, and one of lam and alpha; a mapping gives each its own, by the name of a cluster or, for gamma, also of a user."""
+    """gamma, and one of lam and alpha. A mapping gives values by the name of a cluster or, for gamma, also of a user."""
 
-    gamma: PerName  # gamma_i; in a mapping a user's own name comes before that of its cluster
+    gamma: PerName  # gamma_i; in a mapping a user's name takes precedence over its cluster's
     lam: PerName | None = None  # lambda_j of (2.3)
     alpha: Shares | None = None  # alpha_j of (2.1)
 
@@ -84,13 +84,13 @@ class Weights(Settings):
         return self
 
     def restricted(self, names: Collection[str]) -> Self:
-        """The same weights without what mappings say of users and clusters that are not in `names`."""
+        """The same weights, without users and clusters that are not in `names`."""
         mappings = {key: value for key in ("gamma", "lam", "alpha") if isinstance(value := getattr(self, key), Mapping)}
         kept = {key: {name: each for name, each in value.items() if name in names} for key, value in mappings.items()}
         return self.model_copy(update=kept)
 
     def gamma_of(self, names: Sequence[str], clusters: Sequence[str]) -> Array:
-        """(n,) gamma_i of these users. ConfigError when a mapping misses a user, or names nobody."""
+        """(n,) gamma_i of these users. ConfigError when a mapping lacks a user, or has an unknown name."""
         if not isinstance(self.gamma, Mapping):
             return np.full(len(names), self.gamma)
         known = {*names, *clusters}
@@ -104,7 +104,9 @@ class Weights(Settings):
         return np.array(values, dtype=np.float64)
 
     def alpha_of(self, clusters: Sequence[str], gamma_sums: Array) -> Array:
-        """(k,) alpha_j of these clusters with Gamma_j = `gamma_sums` (k,). ConfigError when a mapping misses a cluster, or has others."""
+        """(k,) alpha_j of these clusters with Gamma_j = `gamma_sums` (k,). ConfigError when a mapping lacks a cluster, or has an unknown
+        one.
+        """
         if self.alpha is not None:
             return _by_cluster("alpha", self.alpha, clusters)
         lam = _by_cluster("lam", self.lam if self.lam is not None else 0.0, clusters)
@@ -135,14 +137,14 @@ class Segments:
     """Sums over the users of each cluster."""
 
     def __init__(self, cluster_of: Indices, numbers: Indices) -> None:
-        """`cluster_of` (n,) has the number of each user's cluster, `numbers` (c,) those of the clusters, ascending, each with a user."""
+        """`cluster_of` (n,) is the number of each user's cluster; `numbers` (c,) are those of the clusters, ascending, each with a user."""
         self.numbers = numbers
         self.place = np.searchsorted(numbers, cluster_of)  # (n,) of each user's cluster among `numbers`
         self._order = np.argsort(self.place, kind="stable")
         self._starts = np.searchsorted(self.place[self._order], np.arange(numbers.size))
 
     def sums(self, values: Array) -> Array:
-        """(c, ...) for `values` (n, ...): a cluster's rows are taken in member order, and alone, whatever other clusters are at hand."""
+        """(c, ...) for `values` (n, ...). A cluster's rows are summed by themselves in member order, so other clusters do not matter."""
         return np.add.reduceat(values[self._order], self._starts, axis=0)
 
     def maxima(self, values: Array) -> Array:
@@ -155,7 +157,7 @@ class Segments:
 
 
 def averaged(method: str, *more: str) -> tuple[Reveal, ...]:
-    """What users tell of a method that averages them at their aggregator; `more` are steps with averages of other vectors, "within-..."."""
+    """What users reveal to a method that averages them at their aggregator. `more` are steps that average other vectors, "within-..."."""
     often = [f"{method}/{step}" for step in ("parameters", "control", "within-average", *more)]
     return (
         Reveal(

@@ -1,15 +1,15 @@
-"""Partial sharing: what methods of local updates have in common. A model's tensors are split by name; the shared ones travel, and
-the private ones stay in their user's state, for which there is no message. The model is a network or, for methods that share all of it, the
-x of a convex problem (`coterie.experiment.model.convex_tensors`): the loss of a batch is then the mean, over its rows, of the f_il whose
-mean over all rows is f_i.
+"""Partial sharing: the common part of methods with local updates.
 
-A round: the server draws r n users and sends them the shared tensors; each trains its model on its own rows, in phases that the
-method gives, and returns its shared tensors; the server averages them. FedRep shares the representation and trains the head first; FedPer
-shares the representation and trains all at once; FedAvg shares all; LG-FedAvg shares the head.
+A model's tensors are split by name: shared ones are sent, and private ones stay in their user's state, which no message carries. The model
+is a network or, for methods that share all of it, the x of a convex problem (`coterie.experiment.model.convex_tensors`). In that case the
+loss of a batch is the mean of f_il over its rows, where f_i is the mean over all rows.
 
-Kinds of layers may stay with their users wherever they are (`private_layers`).
-Of batch norm, the running statistics travel and are averaged like parameters where their layer is shared (`batch_norm: shared`), or stay
-with their users (`private`). Counts, such as the batches seen, are averaged and rounded.
+In a round, the server draws r n users and sends them the shared tensors. Each trains its model on its own rows, in the method's phases, and
+returns its shared tensors, which the server averages. FedRep shares the representation and trains the head first. FedPer shares the
+representation and trains all at once. FedAvg shares all; LG-FedAvg shares the head.
+
+Some kinds of layers may be private wherever they are (`private_layers`). With `batch_norm: shared`, running statistics of shared layers are
+sent and averaged like parameters; with `private` they stay with their users. Counts, such as the batches seen, are averaged and rounded.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from coterie.families.evaluation import judged
 from coterie.registry import method
 from coterie.wire.messages import Array, Broadcast, Indices, Positions, Rows, Scalars, Weights, dataclass, declare
 
-Single = NDArray[Any]  # float32 of networks, float64 of convex problems
+Single = NDArray[Any]  # float32 for networks, float64 for convex problems
 Trained = Part | Literal["all"]
 Epochs = Annotated[int, Field(ge=0, le=1_000_000)]
 
-# What users are asked to judge: their model as it is, and after fine-tuning its head or all of it on their own rows.
+# What users evaluate: their model as it is, or after fine-tuning its head or all of it on their own rows.
 AS_IS, HEAD_TUNED, ALL_TUNED = 0, 1, 2
 MODES: Mapping[int, str] = {AS_IS: "", HEAD_TUNED: "_ft_head", ALL_TUNED: "_ft_all"}
 
 
 class Optimizer(Settings):
-    """How a local update moves; its memory (momentum, moments) is new in each phase of each update."""
+    """The optimizer of local updates. Its state (momentum, moments) starts anew in each phase of each update."""
 
     name: Literal["sgd", "adam"] = "sgd"
     lr: PositiveFloat = 0.01
@@ -47,13 +47,13 @@ class Optimizer(Settings):
 
 
 class PlainSgd(Optimizer):
-    """Of methods whose formulas are about steps without memory."""
+    """For methods whose formulas assume steps without momentum."""
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class Training(Settings):
-    """What all of these methods need to know."""
+    """Settings of all methods with local updates."""
 
     if TYPE_CHECKING:
         name: str
@@ -62,37 +62,36 @@ class Training(Settings):
     users_per_round: PositiveInt | None = None  # instead of r
     batch_size: PositiveInt | None = 10  # None: all rows of the user
     optimizer: Optimizer = Optimizer()
-    average: Literal["rows", "plain"] = "rows"  # users weigh as many as they have rows, or the same as in print
+    average: Literal["rows", "plain"] = "rows"  # users are weighted by their rows, or equally as in print
     batch_norm: Literal["shared", "private"] = "shared"
-    evaluate_every: PositiveInt | None = None  # rounds; absent: in the last ones alone
+    evaluate_every: PositiveInt | None = None  # rounds; absent: only in the last ones
     evaluate_last: Annotated[int, Field(ge=0, le=1_000_000)] = 10  # rounds whose accuracies are averaged at the end
-    # At the end users also judge what becomes of their model when they train it once more.
+    # At the end users also evaluate their model after fine-tuning.
     fine_tune: tuple[Literal["head", "all"], ...] = ("head",)
     fine_tune_epochs: Epochs = 10
 
     @property
     def how(self) -> LocalTraining:
-        """The method."""
         found = method(self.name)
         assert isinstance(found, LocalTraining)  # noqa: S101 - others have other configurations
         return found
 
     def phases(self) -> list[dict[str, Any]]:
-        """The local update, part by part in order, as the client half takes them."""
+        """The local update as a list of phases, in the client half's format."""
         raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
-        """What the method's local update needs to know beside the phases."""
+        """Further settings of the method's local update."""
         return {}
 
     @model_validator(mode="after")
     def _parts_are_those_of_models(self) -> Self:
-        """A part that is misspelt in phases is a mistake before anything starts."""
+        """Finds misspelt parts in phases before anything starts."""
         self.client_options()
         return self
 
     def phase(self, part: Trained, *, epochs: int | None = None, updates: int | None = None, **changes: Any) -> dict[str, Any]:
-        """One phase: `epochs` over the user's rows, or `updates` batches. ConfigError for a part that models do not have."""
+        """One phase: `epochs` over the user's rows, or `updates` batches. ConfigError for an unknown part."""
         check_part(part)
         chosen: Optimizer = changes.pop("optimizer", None) or self.optimizer
         moves = {"optimizer": chosen.name, "lr": chosen.lr, "momentum": chosen.momentum, "weight_decay": chosen.weight_decay}
@@ -100,7 +99,7 @@ class Training(Settings):
 
     @property
     def modes(self) -> list[int]:
-        """What users judge at the end."""
+        """What users evaluate at the end."""
         return [AS_IS, *(HEAD_TUNED if part == "head" else ALL_TUNED for part in dict.fromkeys(self.fine_tune))]
 
     def client_options(self) -> dict[str, Any]:
@@ -118,15 +117,15 @@ class Training(Settings):
         }
 
     def n_selected(self, n_users: int) -> int:
-        """How many users take part in a round."""
+        """The number of users in a round."""
         wanted = self.users_per_round or round(self.participation * n_users)
         return min(max(wanted, 1), n_users)
 
 
 class JointTraining(Training):
-    """Methods whose local update trains all of the model at once."""
+    """Methods whose local update trains the whole model at once."""
 
-    epochs: Epochs | None = None  # of a local update; 1 where neither is given
+    epochs: Epochs | None = None  # of a local update; 1 if neither is given
     updates: PositiveInt | None = None  # batches instead of epochs
 
     @model_validator(mode="after")
@@ -136,7 +135,7 @@ class JointTraining(Training):
         return self
 
     def phases(self) -> list[dict[str, Any]]:
-        """All at once."""
+        """One phase for the whole model."""
         epochs = None if self.updates is not None else 1 if self.epochs is None else self.epochs
         return [self.phase("all", epochs=epochs, updates=self.updates)]
 
@@ -144,7 +143,7 @@ class JointTraining(Training):
 @declare(method="partial", step="start")
 @dataclass(frozen=True)
 class AskStart(Rows):
-    """Asks one user for the shared tensors as the seed gives them: the server builds no network."""
+    """Asks one user for the initial shared tensors of the seed, because the server builds no network."""
 
 
 @declare(method="partial", step="start")
@@ -185,7 +184,7 @@ class TrainingLoss(Rows):
 @declare(method="partial", step="evaluation")
 @dataclass(frozen=True)
 class Trial(Rows):
-    """The shared tensors of a round, for users to judge and forget."""
+    """The shared tensors of a round, which users evaluate and discard."""
 
     weights: Annotated[Single, Weights("shared")]
     counts: Annotated[Indices, Positions("counts")]
@@ -194,7 +193,7 @@ class Trial(Rows):
 @declare(method="partial", step="delivery")
 @dataclass(frozen=True)
 class Delivery(Rows):
-    """The shared tensors that a user keeps: those of the end of a run, or those that a new user starts from."""
+    """The shared tensors that a user keeps: at the end of a run, or at the start of a new user."""
 
     weights: Annotated[Single, Weights("shared")]
     counts: Annotated[Indices, Positions("counts")]
@@ -203,7 +202,7 @@ class Delivery(Rows):
 @declare(method="partial", step="evaluation")
 @dataclass(frozen=True)
 class AskScores(Broadcast):
-    """Asks every user to judge its model on its held-out rows, in these `MODES`."""
+    """Asks every user to evaluate its model on its held-out rows, in these `MODES`."""
 
     modes: Annotated[Indices, Positions("modes")]
 
@@ -220,10 +219,10 @@ class Scores(Rows):
 @declare(method="partial", step="head")
 @dataclass(frozen=True)
 class TrainHead(Broadcast):
-    """Asks new users to train their private tensors on what was delivered; nothing of it comes back."""
+    """Asks new users to train their private tensors on the delivered ones. The result stays with the user."""
 
 
-# What the methods of local updates tell; a method adds what it sends beside.
+# What local updates reveal; a method adds its own messages.
 SHARED_UPDATE = Reveal(
     "the shared tensors after local training, and its mean training loss",
     "the update of a round: rows of images have been reconstructed from such updates in the literature. "
@@ -235,14 +234,14 @@ LOCAL_UPDATE: tuple[Reveal, ...] = (SHARED_UPDATE, judged("partial/evaluation"))
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining(Method):
-    """A method of local updates. `UPDATE` in its client module is its local update; without one it is the phases of `config.phases`."""
+    """A method with local updates. The client module's `UPDATE` is its local update; the default is the phases of `config.phases`."""
 
     config: type[Training]
     reveals: tuple[Reveal, ...] = LOCAL_UPDATE
     models: frozenset[Kind] = NETWORK
     room: str = "partial"
-    users_need_minimisers: bool = False  # of convex losses: steps need none
-    needs_sizes: bool = True  # averages are by rows, accuracies over users with held-out ones
-    sharing: Sharing = "all"  # which part travels
-    private_layers: tuple[str, ...] = ()  # torch's names of layers that stay with their users whatever their part is
-    is_personal: bool = False  # whether users judge models of their own even where all tensors travel
+    users_need_minimisers: bool = False  # steps on convex losses do not need them
+    needs_sizes: bool = True  # for averages weighted by rows, and accuracies over users with held-out rows
+    sharing: Sharing = "all"  # the shared part
+    private_layers: tuple[str, ...] = ()  # torch's names of layers that are always private
+    is_personal: bool = False  # whether users evaluate models of their own even if all tensors are shared

@@ -1,11 +1,12 @@
-"""Before the first stage: constants that users agree on by sums, and what each user tells about its loss.
+"""Before the first stage: users agree on constants by sums, and describe their losses.
 
-No message carries rows. For standardisation users send the sums of their training rows, feature by feature, and, once the common mean is
-known, the norm of their deviations from it. These two numbers do give the rows of a small user away: of one row all values, of two rows
-both values of each feature, though not which belong together. From `FEW_ROWS` rows on, m, they leave each value free within sqrt(m-1)
-deviations of the user's mean, unless the feature is coarse, such as a code of 0 and 1. Where cells are missing, only the cells that are
-there count, feature by feature, and how many there are is sent too; without standardisation the sum alone gives a single cell away.
-Targets are not summed. Of two members each knows much of the other's sums from the common constants.
+No message carries rows. For standardisation users send the sum of each feature over their training rows and, once the common mean is known,
+the norm of their deviations from it. These two numbers reveal the rows of a small user: all values of a single row, and of two rows both
+values of each feature, though not which belong together. With m >= `FEW_ROWS` rows, each value may still be anywhere within sqrt(m-1)
+deviations of the user's mean, unless the feature is coarse, such as a code of 0 and 1.
+
+Missing cells are left out of the sums of their feature, and the number of present cells is sent too. Without standardisation, the sum of a
+single cell reveals it. Targets are not summed. With two members, each can compute much of the other's sums from the common constants.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from coterie.experiment.reveals import Reveal
 from coterie.wire.messages import Annotated, Array, Broadcast, Indices, Positions, Rows, Scalars, dataclass, declare
 
 FEW_ROWS: Final = 3  # 2 numbers per feature determine up to 2 rows
-FEW_CELLS: Final = 2  # 1 number per feature, where missing cells are filled and nothing is standardised, determines 1
+FEW_CELLS: Final = 2  # without standardisation, 1 number per feature determines 1 cell
 
 
 @declare(method="prepare", step="standardize")
 @dataclass(frozen=True)
 class AskSums(Broadcast):
-    """Asks every user for the sums over its training rows, and, with a 1, how many cells of each feature are not missing."""
+    """Asks every user for the sums over its training rows, and, with a 1, for the number of present cells of each feature."""
 
     wants_counts: Annotated[Indices, Positions(1)]
 
@@ -31,7 +32,7 @@ class AskSums(Broadcast):
 @declare(method="prepare", step="standardize")
 @dataclass(frozen=True)
 class UserSums(Rows):
-    """A user's sums of each of p features over its training rows, missing cells left out."""
+    """A user's sum of each of p features over its training rows, without missing cells."""
 
     n_rows: Annotated[Indices, Positions("rows")]
     sums: Annotated[Array, Scalars("rows", "p")]
@@ -40,7 +41,7 @@ class UserSums(Rows):
 @declare(method="prepare", step="standardize")
 @dataclass(frozen=True)
 class UserCounts(Rows):
-    """How many of a user's training rows have a value of each of p features."""
+    """The number of a user's training rows with a value of each of p features."""
 
     n_present: Annotated[Indices, Positions("rows", "p")]
 
@@ -48,7 +49,7 @@ class UserCounts(Rows):
 @declare(method="prepare", step="standardize")
 @dataclass(frozen=True)
 class AgreedMean(Broadcast):
-    """The common mean of each feature, which fills missing cells. With a 1 every user is asked for its deviations from it."""
+    """The common mean of each feature, which fills missing cells. With a 1, it asks every user for its deviations from it."""
 
     mean: Annotated[Array, Scalars("p")]
     wants_deviations: Annotated[Indices, Positions(1)]
@@ -57,7 +58,7 @@ class AgreedMean(Broadcast):
 @declare(method="prepare", step="standardize")
 @dataclass(frozen=True)
 class UserDeviations(Rows):
-    """The Euclidean norm of a user's deviations from the common mean, for each of p features, missing cells left out."""
+    """The Euclidean norm of a user's deviations from the common mean, for each of p features, without missing cells."""
 
     norms: Annotated[Array, Scalars("rows", "p")]
 
@@ -83,7 +84,7 @@ class AskFacts(Broadcast):
 class UserFacts(Rows):
     """A user's number of training rows, the dimension d of its model, smoothness L_i and strong convexity mu_i of its loss.
 
-    Default steps need d and L_i alone. The number of rows says whose sums would tell too much, and mu_i how fast a method can be.
+    Default steps need only d and L_i. The number of rows shows whose sums would reveal too much, and mu_i how fast a method can be.
     """
 
     n_rows: Annotated[Indices, Positions("rows")]
@@ -95,7 +96,7 @@ class UserFacts(Rows):
 @declare(method="prepare", step="describe")
 @dataclass(frozen=True)
 class AskSizes(Broadcast):
-    """Asks every user how many rows it has."""
+    """Asks every user for its numbers of rows."""
 
 
 @declare(method="prepare", step="describe")

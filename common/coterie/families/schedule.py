@@ -1,6 +1,6 @@
-"""What each iteration of the methods for known clusters is, as the shared coins say, and what averages do between messages.
+"""The kind of each iteration in the methods for known clusters, from the shared coins, and how averages move between messages.
 
-Coordinator, aggregators and users build the same schedule from the same parameters, so that nobody has to be told.
+Coordinator, aggregators and users build the same schedule from the same parameters, so no message carries it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Schedule:
         return operations
 
     def next_global(self, start: int, stop: int, *, is_stale: bool, is_reusable: bool) -> tuple[int, bool]:
-        """(the first iteration from `start` on, at most `stop`, that needs a new bar; whether bar is out of date there).
+        """(the first iteration from `start`, at most `stop`, that needs a new bar; whether bar is out of date there).
 
-        Without reuse every global round needs one; with it only those before which some cluster has made a local step since bar was new.
+        Without reuse every global round needs one. With reuse, only those after a local step of some cluster since the last bar.
         """
         at = start
         while at < stop:
@@ -77,15 +77,15 @@ def _recorded(coins: Sequence[Sequence[object]] | None) -> tuple[tuple[int, tupl
 
 
 def schedule_by(seed: int, p0: float, p: Array, clusters: Indices, coins: Sequence[Sequence[object]] | None) -> Schedule:
-    """The same from arrays (c,) of p_j and of the clusters' numbers, and from recorded coins as they come out of JSON."""
+    """As `schedule_of`, from arrays (c,) of p_j and of the clusters' numbers, and recorded coins as parsed from JSON."""
     return schedule_of(seed, p0, tuple(p.tolist()), tuple(clusters.tolist()), _recorded(coins))
 
 
 def combined(alpha: float, tau: float, bar_j: Array, bar: Array) -> Array:
-    """Where a global round goes, alpha_j bar + tau_j (1-alpha_j) bar_j: one formula for both who may form it, so that bits agree."""
+    """The target of a global round, alpha_j bar + tau_j (1-alpha_j) bar_j. Aggregators and users share the formula, so bits agree."""
     return alpha * bar + tau * (1 - alpha) * bar_j
 
 
 def moved(bar_j: Array, bar: Array, step: float, alpha: float) -> Array:
-    """bar_j after a global round, for a gamma that is constant inside the cluster; `step` is eta gamma / p_0."""
+    """bar_j after a global round, if gamma is constant in the cluster; `step` is eta gamma / p_0."""
     return bar_j - (step * alpha) * (bar_j - bar)

@@ -1,6 +1,6 @@
-"""`adapt`: new users join what a run has learnt. The shared tensors are delivered to them once, and they train the private ones.
+"""`adapt`: new users join a finished run. They receive the shared tensors once, and train the private ones.
 
-Collins et al. (2021), section 1: "the client only needs to learn a head". A round is an epoch, after which users judge their models.
+Collins et al. (2021), section 1: "the client only needs to learn a head". A round is an epoch, after which users evaluate their models.
 `coterie adapt` makes such a run from a finished one.
 """
 
@@ -14,7 +14,7 @@ from coterie.families.partial import LOCAL_UPDATE, Epochs, LocalTraining, Traini
 
 
 class Config(Training):
-    """Hyper-parameters; which tensors are shared is the finished run's matter."""
+    """Hyper-parameters; the finished run decides which tensors are shared."""
 
     name: Literal["adapt"] = "adapt"
     shared: Sharing = "representation"
@@ -22,15 +22,15 @@ class Config(Training):
     fine_tune: tuple[Literal["head", "all"], ...] = ()
 
     def phases(self) -> list[dict[str, Any]]:
-        """The private tensors alone; where all were shared, the head of the user's own copy."""
+        """Only the private tensors. If all were shared, the head of the user's own copy."""
         if self.shared == "head":
             return [self.phase("representation", epochs=self.epochs)]
         head = self.phase("head", epochs=self.epochs)
-        # Statistics that stayed with the run's users are gathered on the new user's rows, by steps of length 0.
+        # Private statistics are computed from the new user's rows, by steps of length 0.
         return [self.phase("representation", epochs=self.epochs, lr=0.0), head] if self.batch_norm == "private" else [head]
 
     def client_options(self) -> dict[str, Any]:
-        """As the finished run split the tensors; where all were shared, the head becomes the user's own."""
+        """Tensors are split as in the finished run. If all were shared, the head becomes private."""
         return {**super().client_options(), "sharing": "representation" if self.shared == "all" else self.shared, "delivers": self.shared}
 
 

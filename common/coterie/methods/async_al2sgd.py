@@ -1,8 +1,8 @@
-"""`async_al2sgd`: Algorithm 2 of Lyu, Hanzely and Kolar (2022), Async-AL2SGD+: accelerated, variance reduced, with one row in a local step.
+"""`async_al2sgd`: Algorithm 2 of Lyu, Hanzely and Kolar (2022), Async-AL2SGD+: accelerated, variance reduced, one row per local step.
 
-Every user holds x_i (the anchor), y_i and z_i, all 0 at the start. In each iteration theta = a1 z + a2 x + (1-a1-a2) y, the coins xi_0
-and xi_j of Algorithm 1 are flipped, y <- theta - eta g, z <- b1 z + (1-b1) theta + (b2/eta)(y - theta), and with probability rho the anchor
-is new: x <- y. The estimator is (4.1) with a term that is missing in print, marked here, without which it is biased:
+Every user has x_i (the anchor), y_i and z_i, all 0 at the start. In each iteration theta = a1 z + a2 x + (1-a1-a2) y, the coins xi_0 and
+xi_j of Algorithm 1 are flipped, y <- theta - eta g, z <- b1 z + (1-b1) theta + (b2/eta)(y - theta), and with probability rho the anchor is
+renewed: x <- y. The estimator is (4.1) with the term marked below, which is missing in print; without it the estimator is biased:
 
     g_i = grad f_i(x_i) + alpha_j gamma_i (x_i - xbar) + (1-alpha_j) gamma_i (x_i - xbar_j)
         + [xi_0 = 1] gamma_i alpha_j/p_0 ((theta_i - bar) - (x_i - xbar))
@@ -10,9 +10,9 @@ is new: x <- y. The estimator is (4.1) with a term that is missing in print, mar
         + [xi_0 = 0, xi_j = 1] gamma_i (1-tau_j)(1-alpha_j)/((1-p_0)p_j) ((theta_i - bar_j) - (x_i - xbar_j))
         + [xi_0 = xi_j = 0] 1/((1-p_0)(1-p_j)) (grad f_il(theta_i) - grad f_il(x_i)),   l uniform in the user's rows
 
-It converges to the minimiser of (2.1) itself. As in `async_l2gd` the coins come from the shared seed. No average is used again: theta mixes
-x, y and z, and an averaging step moves bar_j by more than what is known of it. New anchors are barriers for all clusters, except after the
-last iteration, where nobody needs their averages.
+It converges to the minimiser of (2.1) itself. As in `async_l2gd` the coins come from the shared seed. Averages are never reused: theta
+mixes x, y and z, and an averaging step moves bar_j by an amount that is not known. New anchors are barriers for all clusters, except after
+the last iteration, where their averages are not needed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Coins = tuple[Flip, tuple[Flip, ...], tuple[NonNegativeInt, ...], Flip]
 Probabilities = Probability | dict[Name, Probability]
 Share = Annotated[float, Field(gt=0, le=1)]
 
-NOTHING, THETA, ANCHOR = 0, 1, 2  # what is wanted of users, or of a cluster, when they have come to an iteration
+NOTHING, THETA, ANCHOR = 0, 1, 2  # what users, or a cluster, send after their iterations
 
 
 class Config(Grid, Weights):
-    """The weights, the iterations, and the parameters: those that are not given follow from Corollary 4.4."""
+    """The weights, the iterations, and the parameters. Defaults follow from Corollary 4.4."""
 
     name: Literal["async_al2sgd"] = "async_al2sgd"
     iterations: PositiveInt = 2000
@@ -46,14 +46,14 @@ class Config(Grid, Weights):
     p: Probabilities | None = None  # p_j
     tau: Shares | None = None  # by Proposition 3.3
     rho: Share | None = None  # p_0
-    mu: PositiveFloat | None = None  # the smallest strong convexity of the row losses; of F where these have none, by one's own judgement
+    mu: PositiveFloat | None = None  # the smallest strong convexity of the row losses; if they have none, an estimate for F
     eta: PositiveFloat | None = None
     a1: Share | None = None
     a2: Annotated[float, Field(ge=0, le=1)] | None = None
     b1: Annotated[float, Field(ge=0, le=1)] | None = None
     b2: PositiveFloat | None = None
-    round_iterations: PositiveInt = 1000  # the most that the coordinator asks for at once
-    trace_every: NonNegativeInt = 0  # iterations between two values of the objective, which cost a round of averages; 0: only at the end
+    round_iterations: PositiveInt = 1000  # the most in one task of the coordinator
+    trace_every: NonNegativeInt = 0  # iterations between values of the objective, each of which costs averages; 0: only at the end
     collect_models: bool = False  # at the end users send their models to the coordinator
     # Recorded: (xi_0, (xi_1, ..., xi_k), (row of each user), xi') for each iteration; clusters and users in natural order of their names.
     coins: tuple[Coins, ...] | None = None
@@ -66,7 +66,7 @@ class Config(Grid, Weights):
 
 
 def recorded_refreshes(coins: Sequence[Sequence[Any]] | None) -> tuple[int, ...] | None:
-    """The recorded xi', as they come out of JSON too."""
+    """The recorded xi', also as parsed from JSON."""
     return None if coins is None else tuple(int(line[3]) for line in coins)
 
 
@@ -82,7 +82,7 @@ class AskConstants(PerCluster):
 @declare(method="async_al2sgd", step="parameters")
 @dataclass(frozen=True)
 class ClusterConstants(PerCluster):
-    """The largest smoothness and the smallest strong convexity of the row losses of a cluster; a user's own stay with the aggregator."""
+    """The largest smoothness and smallest strong convexity of the row losses in a cluster. A user's own stay with the aggregator."""
 
     smoothness: Annotated[Array, Scalars("clusters")]
     strong_convexity: Annotated[Array, Scalars("clusters")]
@@ -91,7 +91,7 @@ class ClusterConstants(PerCluster):
 @declare(method="async_al2sgd", step="parameters")
 @dataclass(frozen=True)
 class Parameters(PerCluster):
-    """What each cluster's iterations are made with; the aggregator passes its cluster's on to the users."""
+    """The parameters of each cluster's iterations. An aggregator passes its cluster's on to the users."""
 
     p0: Annotated[Array, Scalars("clusters")]
     p: Annotated[Array, Scalars("clusters")]
@@ -107,7 +107,7 @@ class Parameters(PerCluster):
 @declare(method="async_al2sgd", step="control")
 @dataclass(frozen=True)
 class Advance(PerCluster):
-    """Go on to iteration `until`, and then answer with the pair of THETA for a global round, or of a new ANCHOR, or with NOTHING."""
+    """Go on to iteration `until`. Then reply with the pair of THETA for a global round, or of a new ANCHOR, or with NOTHING."""
 
     until: Annotated[Indices, Positions("clusters")]
     wanted: Annotated[Indices, Positions("clusters")]
@@ -116,7 +116,7 @@ class Advance(PerCluster):
 @declare(method="async_al2sgd", step="between-average")
 @dataclass(frozen=True)
 class ClusterSums(PerCluster):
-    """All that a cluster says of its users: alpha_j sum_{I_j} gamma_i theta_i, and alpha_j Gamma_j."""
+    """All that a cluster sends about its users: alpha_j sum_{I_j} gamma_i theta_i, and alpha_j Gamma_j."""
 
     weighted: Annotated[Array, Vectors("clusters", "d")]
     weight: Annotated[Array, Scalars("clusters")]
@@ -133,7 +133,7 @@ class GlobalAverage(PerCluster):
 @declare(method="async_al2sgd", step="between-anchor")
 @dataclass(frozen=True)
 class AnchorSums(PerCluster):
-    """The same pair of the new anchors x_i."""
+    """As `ClusterSums`, for the new anchors x_i."""
 
     weighted: Annotated[Array, Vectors("clusters", "d")]
     weight: Annotated[Array, Scalars("clusters")]
@@ -176,7 +176,7 @@ class UserWeights(Rows):
 @declare(method="async_al2sgd", step="control")
 @dataclass(frozen=True)
 class Steps(PerCluster):
-    """Go on to iteration `until`, and then send THETA, or take y as the new ANCHOR and send that, or send NOTHING."""
+    """Go on to iteration `until`. Then send THETA, or take y as the new ANCHOR and send it, or send NOTHING."""
 
     until: Annotated[Indices, Positions("clusters")]
     wanted: Annotated[Indices, Positions("clusters")]
@@ -251,7 +251,7 @@ class ClusterState(PerCluster):
     within_rounds: Annotated[Indices, Positions("clusters")]
 
 
-# ---- how far from the optimum that is
+# ---- the distance from the optimum
 
 
 @declare(method="async_al2sgd", step="gap")
@@ -265,7 +265,7 @@ class GapCentre(PerCluster):
 @declare(method="async_al2sgd", step="gap")
 @dataclass(frozen=True)
 class UserGap(Rows):
-    """Of a user's gradient g_i the square, and what F may fall by: see `coterie_client.families.gaps`. The vectors stay with the user."""
+    """The square of a user's gradient g_i, and how far F may fall (`coterie_client.families.gaps`). The vectors stay with the user."""
 
     squared: Annotated[Array, Scalars("rows")]
     least: Annotated[Array, Scalars("rows")]
@@ -287,7 +287,7 @@ class ClusterGap(PerCluster):
 @declare(method="async_al2sgd", step="evaluate")
 @dataclass(frozen=True)
 class Judge(Broadcast):
-    """Asks users to judge their own models, which stay where they are."""
+    """Asks users to evaluate their own models, which stay with them."""
 
 
 @declare(method="async_al2sgd", step="evaluate")

@@ -1,6 +1,6 @@
 """`async_l2gd`: Algorithm 1 of Lyu, Hanzely and Kolar (2022), loopless local gradient descent with averages on separate schedules.
 
-Every user holds its theta_i. In each iteration xi_0 ~ Bernoulli(p_0) is flipped, and xi_j ~ Bernoulli(p_j) for each cluster:
+Every user has its own theta_i. In each iteration xi_0 ~ Bernoulli(p_0) is flipped, and xi_j ~ Bernoulli(p_j) for each cluster:
 
     xi_0 = 1:            theta_i <- (1 - eta gamma_i (alpha_j + tau_j (1-alpha_j))/p_0) theta_i
                                     + (eta gamma_i/p_0) (alpha_j bar + tau_j (1-alpha_j) bar_j)
@@ -8,11 +8,11 @@ Every user holds its theta_i. In each iteration xi_0 ~ Bernoulli(p_0) is flipped
     xi_0 = 0, xi_j = 0:  theta_i <- theta_i - eta/((1-p_0)(1-p_j)) grad f_i(theta_i)
 
 It converges linearly to a ball around the minimiser of (2.1) whose size is proportional to eta (Theorem 3.5). The variant of the paper's
-section 6 has one coin p; when it shows 1, both averages are descended at once: p_0 = p, p_j = 0, tau_j = 1.
+section 6 has one coin p. When it shows 1, both averages are descended at once: p_0 = p, p_j = 0, tau_j = 1.
 
-The coins come from the shared seed, so only averages travel, and only where averaging follows a local step. With gamma constant inside a
-cluster, bar_j stays where it is while users move towards it, and a global round moves it by -(eta gamma alpha_j/p_0)(bar_j - bar); with
-alpha_j gamma the same in all clusters bar stays too. Such averages are used again (`reuse`).
+The coins come from the shared seed. So only averages are sent, and only when averaging follows a local step. If gamma is constant in a
+cluster, bar_j stays while users move towards it, and a global round moves it by -(eta gamma alpha_j/p_0)(bar_j - bar). If also alpha_j
+gamma is equal in all clusters, bar stays too. Such averages are used again (`reuse`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Coins = tuple[Flip, tuple[Flip, ...]]
 
 
 class Config(Grid, Weights):
-    """The weights, the iterations, and the parameters: those that are not given follow from Corollary 3.6."""
+    """The weights, the iterations, and the parameters. Defaults follow from Corollary 3.6."""
 
     name: Literal["async_l2gd"] = "async_l2gd"
     iterations: PositiveInt = 2000
@@ -53,9 +53,9 @@ class Config(Grid, Weights):
     p: Probability | dict[Name, Probability] | None = None  # p_j
     tau: Annotated[float, Field(ge=0, le=1)] | dict[Name, Annotated[float, Field(ge=0, le=1)]] | None = None  # by Proposition 3.3
     eta: PositiveFloat | None = None
-    reuse: Literal["auto", "never"] = "auto"  # of averages that are known to be right still
-    round_iterations: PositiveInt = 1000  # the most that the coordinator asks for at once
-    trace_every: NonNegativeInt = 0  # iterations between two values of the objective, which cost a round of averages; 0: only at the end
+    reuse: Literal["auto", "never"] = "auto"  # of averages that are still valid
+    round_iterations: PositiveInt = 1000  # the most in one task of the coordinator
+    trace_every: NonNegativeInt = 0  # iterations between values of the objective, each of which costs averages; 0: only at the end
     collect_models: bool = False  # at the end users send their models to the coordinator
     coins: tuple[Coins, ...] | None = None  # recorded: (xi_0, (xi_1, ..., xi_k)) for each iteration, clusters in natural order of names
 
@@ -74,7 +74,7 @@ class Config(Grid, Weights):
 @declare(method="async_l2gd", step="parameters")
 @dataclass(frozen=True)
 class Parameters(PerCluster):
-    """What each cluster's iterations are made with; the aggregator passes its cluster's on to the users."""
+    """The parameters of each cluster's iterations. An aggregator passes its cluster's on to the users."""
 
     p0: Annotated[Array, Scalars("clusters")]
     p: Annotated[Array, Scalars("clusters")]
@@ -87,7 +87,7 @@ class Parameters(PerCluster):
 @declare(method="async_l2gd", step="control")
 @dataclass(frozen=True)
 class Advance(PerCluster):
-    """Go on to iteration `until`; `wants_pair`: and then answer with what a global round needs."""
+    """Go on to iteration `until`. With `wants_pair`, then reply with the sums for a global round."""
 
     until: Annotated[Indices, Positions("clusters")]
     wants_pair: Annotated[Indices, Positions("clusters")]
@@ -96,7 +96,7 @@ class Advance(PerCluster):
 @declare(method="async_l2gd", step="between-average")
 @dataclass(frozen=True)
 class ClusterSums(PerCluster):
-    """All that a cluster says of its users: alpha_j sum_{I_j} gamma_i theta_i, and alpha_j Gamma_j."""
+    """All that a cluster sends about its users: alpha_j sum_{I_j} gamma_i theta_i, and alpha_j Gamma_j."""
 
     weighted: Annotated[Array, Vectors("clusters", "d")]
     weight: Annotated[Array, Scalars("clusters")]
@@ -116,7 +116,7 @@ class GlobalAverage(PerCluster):
 @declare(method="async_l2gd", step="parameters")
 @dataclass(frozen=True)
 class UserWeights(Rows):
-    """gamma_i, where users differ."""
+    """gamma_i, if users differ."""
 
     gamma: Annotated[Array, Scalars("rows")]
 
@@ -124,7 +124,7 @@ class UserWeights(Rows):
 @declare(method="async_l2gd", step="control")
 @dataclass(frozen=True)
 class Steps(PerCluster):
-    """Go on to iteration `until`; `wants_models`: and then send theta."""
+    """Go on to iteration `until`. With `wants_models`, then send theta."""
 
     until: Annotated[Indices, Positions("clusters")]
     wants_models: Annotated[Indices, Positions("clusters")]
@@ -141,7 +141,7 @@ class Models(Rows):
 @declare(method="async_l2gd", step="within-average")
 @dataclass(frozen=True)
 class Target(PerCluster):
-    """Where the next averaging step goes: bar_j, or in a global round alpha_j bar + tau_j (1-alpha_j) bar_j."""
+    """The target of the next averaging step: bar_j, or in a global round alpha_j bar + tau_j (1-alpha_j) bar_j."""
 
     target: Annotated[Array, Vectors("clusters", "d")]
 
@@ -149,7 +149,7 @@ class Target(PerCluster):
 @declare(method="async_l2gd", step="within-average")
 @dataclass(frozen=True)
 class Centres(PerCluster):
-    """Both averages before a global round, where more averaging follows it."""
+    """Both averages before a global round, if more averaging follows it."""
 
     cluster_average: Annotated[Array, Vectors("clusters", "d")]
     global_average: Annotated[Array, Vectors("clusters", "d")]
@@ -194,7 +194,7 @@ class ClusterState(PerCluster):
     within_rounds: Annotated[Indices, Positions("clusters")]
 
 
-# ---- how far from the optimum that is
+# ---- the distance from the optimum
 
 
 @declare(method="async_l2gd", step="gap")
@@ -208,7 +208,7 @@ class GapCentre(PerCluster):
 @declare(method="async_l2gd", step="gap")
 @dataclass(frozen=True)
 class UserGap(Rows):
-    """Of a user's gradient g_i the square, and what F may fall by: see `coterie_client.families.gaps`. The vectors stay with the user."""
+    """The square of a user's gradient g_i, and how far F may fall (`coterie_client.families.gaps`). The vectors stay with the user."""
 
     squared: Annotated[Array, Scalars("rows")]
     least: Annotated[Array, Scalars("rows")]
@@ -230,7 +230,7 @@ class ClusterGap(PerCluster):
 @declare(method="async_l2gd", step="evaluate")
 @dataclass(frozen=True)
 class Judge(Broadcast):
-    """Asks users to judge their own models, which stay where they are."""
+    """Asks users to evaluate their own models, which stay with them."""
 
 
 @declare(method="async_l2gd", step="evaluate")

@@ -1,8 +1,8 @@
 """`certify`: for which penalties does a partition of the users solve convex clustering (3) exactly? See `coterie_server.maths.certificate`.
 
-Group models travel to the users, each user's value, gradient and Hessian there travel back, in messages of `coterie.families.consensus`.
-Before them go the facts of `coterie.families.prepare`, after them the evaluation of the final models. No message carries rows, but the
-answers of a user with few rows can give them away: see `coterie_client.families.consensus`.
+Group models are sent to the users, which return value, gradient and Hessian there, in messages of `coterie.families.consensus`. The facts
+of `coterie.families.prepare` come first, the evaluation of the final models last. No message carries rows, but the replies of a user with
+few rows can reveal them: see `coterie_client.families.consensus`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Config(Settings):
     """Which partition, how precisely, and the penalty at which the conditions of Theorems 1 and 2 are evaluated."""
 
     name: Literal["certify"] = "certify"
-    # The users' cluster labels, or the clusters of the stage it starts from; `labels`, by user name, take the place of both.
+    # The users' cluster labels, or the clusters of the stage it starts from; `labels`, by user name, replace both.
     partition: Literal["known", "found"] = "known"
     labels: dict[Name, Name] | None = None
     tolerance: Annotated[float, Field(ge=1e-8, le=0.5)] = 1e-3  # of both ends, relative

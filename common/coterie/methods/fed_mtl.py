@@ -49,7 +49,7 @@ from coterie.wire.messages import Array, Rows, Scalars, Vectors, dataclass, decl
 Matrix = tuple[tuple[FiniteFloat, ...], ...]
 _ROWS = TypeAdapter(Matrix)
 _FILES = (".csv", ".npy")
-# How networks are trained and judged.
+# Settings for training and evaluating networks.
 _OF_NETWORKS = (
     *("epochs", "updates", "batch_size", "optimizer", "average", "batch_norm"),
     *("evaluate_every", "evaluate_last", "fine_tune", "fine_tune_epochs"),
@@ -62,12 +62,12 @@ class Config(JointTraining):
     name: Literal["fed_mtl"] = "fed_mtl"
     mu: NonNegativeFloat = 0.1  # 0: local training
     average: Literal["rows", "plain"] = "plain"
-    # A, of convex problems: "mean", "learned", a file of the coordinator (.csv, .npy) or its rows.
+    # A, for convex problems: "mean", "learned", a file of the coordinator (.csv, .npy) or its rows.
     relations: str | Matrix = "mean"
-    # Rounds between two updates of learned relations, and before the first. More of them pay where n is in the thousands: an update is
-    # O(n^3) at the server.
+    # Rounds before the first update of learned relations, and between updates. An update takes O(n^3) on the server, so more rounds pay off
+    # for thousands of users.
     relations_every: PositiveInt = 1
-    relations_floor: PositiveFloat = 1.0  # eps of learned relations; where it is small, they take long to settle
+    relations_floor: PositiveFloat = 1.0  # eps of learned relations; with a small one, they take long to settle
 
     @field_validator("relations", mode="before")
     @classmethod
@@ -81,14 +81,13 @@ class Config(JointTraining):
             raise ValueError(f"is {quoted(value)}, want {wanted}") from None
 
     def settings(self) -> dict[str, Any]:
-        """The weight of the pull."""
         return {"mu": self.mu}
 
 
 @declare(method="fed_mtl", step="pull")
 @dataclass(frozen=True)
 class Pull(Rows):
-    """Where a user's relations pull its model, and how much: y_i and mu b_i."""
+    """The target and weight of a user's relations: y_i and mu b_i."""
 
     y: Annotated[Array, Vectors("rows", "d")]
     weight: Annotated[Array, Scalars("rows")]

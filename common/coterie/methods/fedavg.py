@@ -1,6 +1,6 @@
 """`fedavg`: federated averaging (McMahan, Moore, Ramage, Hampson and Aguera y Arcas, 2017). One model for all users.
 
-Its fine-tuned form, FedAvg+FT of Collins et al. (2021), is what users judge at the end beside it (`fine_tune`).
+With `fine_tune`, users at the end also evaluate FedAvg+FT of Collins et al. (2021).
 """
 
 from __future__ import annotations

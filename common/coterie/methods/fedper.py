@@ -1,6 +1,6 @@
 """`fedper`: Arivazhagan, Aggarwal, Singh and Choudhary (2019), federated learning with personalization layers.
 
-Users share the representation (the base layers) and keep their heads, as in FedRep, but a local update trains both at once.
+Users share the representation (the base layers) and keep their heads as in FedRep, but a local update trains both at once.
 """
 
 from __future__ import annotations

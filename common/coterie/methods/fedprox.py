@@ -1,12 +1,12 @@
 """`fedprox`: Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith (2020), federated optimization in heterogeneous networks, Algorithm 2.
 
-As in FedAvg there is one model for all users, but a local update is held near the model w^t that was sent:
+As in FedAvg there is one model for all users, but a local update stays close to the received model w^t:
 
     w_k^{t+1} ~ argmin_w h_k(w; w^t) = F_k(w) + mu/2 ||w - w^t||^2
 
-Deviations: the inexact solver (gamma_k^t) is a fixed number of minibatch steps, as in the paper's experiments; users are drawn uniformly
-and weigh as many as they have rows, where the paper draws them with probability p_k and averages plainly. The optimizer works on h_k: the
-gradient mu (w - w^t) at the present w is part of what momentum remembers, as F_k's is, and the memory ends with the update.
+Deviations: the inexact solver (gamma_k^t) is a fixed number of minibatch steps, as in the paper's experiments. Users are drawn uniformly
+and weighted by rows; the paper draws them with probability p_k and averages plainly. The optimizer works on h_k. So momentum includes the
+gradient mu (w - w^t) as well as F_k's; it ends with the update.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class Config(JointTraining):
     mu: NonNegativeFloat = 0.1  # 0 is FedAvg
 
     def settings(self) -> dict[str, Any]:
-        """The weight of the proximal term."""
         return {"mu": self.mu}
 
 

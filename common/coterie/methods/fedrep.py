@@ -1,12 +1,12 @@
 """`fedrep`: Algorithm 1 of Collins, Hassani, Mokhtari and Shakkottai (2021).
 
-Users share a representation phi and keep their heads h_i. In round t each of the r n users drawn makes tau updates of its head with phi^t
-fixed, starting where its head was left, then updates the representation with the head fixed, and returns it; the server averages:
+Users share a representation phi and keep their heads h_i. In round t each of the r n drawn users makes tau updates of its head, from where
+it was, with phi^t fixed. Then it updates the representation with the head fixed, and returns it; the server averages:
 
     h_i^{t,s} <- GRD(f_i(h_i^{t,s-1}, phi^t), h_i^{t,s-1}, alpha),  s = 1..tau;   phi_i^{t+1} <- GRD(f_i(h_i^{t,tau}, phi^t), phi^t, alpha)
 
-In the experiments of section 5.2 both are epochs of SGD with momentum: ten of the head, then one (CIFAR) or five of the representation.
-Algorithm 1 weighs all users the same (`average: plain`); by rows is the default, since users may have very different numbers.
+In the experiments of section 5.2 both are epochs of SGD with momentum: ten for the head, then one (CIFAR) or five for the representation.
+Algorithm 1 weights all users equally (`average: plain`). The default is by rows, since users may have very different numbers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Config(Training):
     """Hyper-parameters."""
 
     name: Literal["fedrep"] = "fedrep"
-    head_epochs: Epochs | None = None  # 10 where neither is given
+    head_epochs: Epochs | None = None  # 10 if neither is given
     head_updates: PositiveInt | None = None  # tau, in batches, instead of epochs
     head_optimizer: Optimizer | None = None  # absent: that of the representation
     representation_epochs: Epochs = 1
-    cache_features: bool = True  # the representation is fixed in head epochs: its features are computed once
+    cache_features: bool = True  # compute the head's inputs once, since the representation is fixed in head epochs
 
     @model_validator(mode="after")
     def _one_of_epochs_and_updates(self) -> Self:

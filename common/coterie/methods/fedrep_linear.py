@@ -5,12 +5,12 @@ Users share a representation B (d, k) and have heads w_i (k,); their losses are 
     start:     user i sends Z_i = (1/m) sum_j y_j^2 x_j x_j';  B^0 <- the k leading eigenvectors of their mean (method of moments)
     round t:   B^t goes to r n users;  w_i <- argmin_w f_i(w, B^t);  B_i <- B^t - eta grad_B f_i(w_i, B^t);  B^{t+1} <- the mean of the B_i
 
-on a fresh batch of m rows where the data is generated and can be drawn anew, else on rows drawn from the user's own, or on all of these.
-With heads `gradient` the minimisation is `head_steps` gradient steps from where the head was left: GD-GD (1) and 10GD-GD (10) of Figure 3.
-With heads `shared` one head w travels and is averaged like B, and both are moved by a gradient step: federated averaging on this model.
+If the data is generated, each batch has m fresh rows. Otherwise rows are drawn from the user's own, or all of them are used. With heads
+`gradient` the minimisation is `head_steps` gradient steps from the previous head: GD-GD (1) and 10GD-GD (10) of Figure 3. With heads
+`shared` one head w is sent and averaged like B, and both take a gradient step: federated averaging on this model.
 
-Since B' grad_B f_i = 0 at an exact head, B'B never decreases and no orthonormalisation is needed; `orthonormalize` does it all the same.
-Z_i tells the server much about a user's rows: of a single row all but its sign.
+B' grad_B f_i = 0 at an exact head, so B'B never decreases and orthonormalisation is not needed; `orthonormalize` does it anyway. Z_i
+reveals much about a user's rows: for a single row all but its sign.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class Config(Settings):
     participation: Annotated[float, Field(gt=0, le=1)] = 0.1  # r
     users_per_round: PositiveInt | None = None  # instead of r n
     batch: Literal["fresh", "fixed"] = "fresh"
-    batch_rows: PositiveInt | None = None  # m; as many as the user has where it is not given
+    batch_rows: PositiveInt | None = None  # m; absent: all rows of the user
     heads: Literal["exact", "gradient", "shared"] = "exact"
     head_steps: PositiveInt = 1  # of heads by gradient
     head_eta: PositiveFloat = 1.0
     orthonormalize: bool = False  # B after each round, by QR
-    # finished_run: B is what another run has left and stays as it is; users only solve for their heads (`coterie adapt`).
+    # finished_run: B is that of another run and is fixed; users only solve for their heads (`coterie adapt`).
     start: Literal["moments", "random", "finished_run"] = "moments"
 
     def n_selected(self, n_users: int) -> int:
-        """How many users take part in a round."""
+        """The number of users in a round."""
         return min(max(self.users_per_round or round(self.participation * n_users), 1), n_users)
 
 
@@ -81,7 +81,7 @@ class UpdatedRepresentation(Rows):
 @declare(method="fedrep_linear", step="head")
 @dataclass(frozen=True)
 class SharedHead(Rows):
-    """w, where all users have one head."""
+    """w, if all users have the same head."""
 
     w: Annotated[Array, Scalars("k", exact=False)]
 
@@ -89,7 +89,7 @@ class SharedHead(Rows):
 @declare(method="fedrep_linear", step="head")
 @dataclass(frozen=True)
 class UpdatedHead(Rows):
-    """The user's w after its gradient step, where all users have one head."""
+    """The user's w after its gradient step, if all users have the same head."""
 
     w: Annotated[Array, Scalars("rows", "k", exact=False)]
 
@@ -97,7 +97,7 @@ class UpdatedHead(Rows):
 @declare(method="fedrep_linear", step="delivery")
 @dataclass(frozen=True)
 class FinalRepresentation(Rows):
-    """B^T, to every user: it solves for its head on its own rows, unless all users have one, which comes with it."""
+    """B^T, to every user, which solves for its head on its own rows. A shared head comes with it instead."""
 
     b: Annotated[Array, Vectors("k", "d")]
 

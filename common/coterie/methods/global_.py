@@ -1,4 +1,4 @@
-"""`global`, problem (1): one model for all users, by damped Newton (L-BFGS for large d) on sums of the users' answers."""
+"""`global`, problem (1): one model for all users, by damped Newton (L-BFGS for large d) on sums of the users' replies."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from coterie.families.consensus import SOLVED
 
 
 class Config(Settings):
-    """How far, and with which derivatives."""
+    """Tolerance, and which derivatives to use."""
 
     name: Literal["global"] = "global"
     tolerance: PositiveFloat = 1e-10  # of the gradient norm, relative to 1 + its first value
     newton_up_to: PositiveInt = 64  # dimensions; above, users send no Hessians
 
 
-# It is enough that all rows together have a minimiser.
+# It suffices that all rows together have a minimiser.
 METHOD = Method(config=Config, room="consensus", users_need_minimisers=False, reveals=(SOLVED,))

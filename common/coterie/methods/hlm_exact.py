@@ -1,8 +1,8 @@
-"""`hlm_exact`: the minimiser of (2.1) for quadratic losses, in one round and in closed form; what iterative methods are measured by.
+"""`hlm_exact`: the minimiser of (2.1) for quadratic losses, in one round and in closed form: the reference for iterative methods.
 
-Lyu, Hanzely and Kolar (2022); with gamma_i = 1/sigma_j^2 and lambda_j = 1/sigma_bar^2 it is the estimator of Theorem 5.1. Each user sends
-A_i and b_i of its loss theta'A_i theta/2 - b_i'theta + const, d(d+3)/2 numbers: X'X and X'y where the loss is least squares with reduction
-"sum", without l2 and intercept. That does not hide rows: A_i tells the space that they span, and of a single row all but its sign.
+Lyu, Hanzely and Kolar (2022). With gamma_i = 1/sigma_j^2 and lambda_j = 1/sigma_bar^2 it is the estimator of Theorem 5.1. Each user sends
+A_i and b_i of its loss theta'A_i theta/2 - b_i'theta + const, d(d+3)/2 numbers. For least squares with reduction "sum", without l2 and
+intercept, they are X'X and X'y. They do not hide rows: A_i reveals the space that they span, and of a single row all but its sign.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOSSES = ("least_squares", "squared_distance")  # those with a constant Hessian
 
 
 class Config(Weights, Grid):
-    """The weights; nothing else can be chosen."""
+    """Only the weights."""
 
     name: Literal["hlm_exact"] = "hlm_exact"
 
@@ -33,7 +33,7 @@ class AskStatistics(Broadcast):
 @declare(method="hlm_exact", step="statistics")
 @dataclass(frozen=True)
 class Statistics(Rows):
-    """A_i, the upper triangle row by row, d(d+1)/2 scalars, and b_i. In float64 also in a float32 run, as the result is to be exact."""
+    """A_i, the upper triangle row by row, d(d+1)/2 scalars, and b_i. They stay in float64 in a float32 run, since the result is exact."""
 
     triangle: Annotated[Array, Scalars("rows", "h")]
     slope: Annotated[Array, Vectors("rows", "d", exact=True)]

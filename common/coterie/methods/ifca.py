@@ -1,15 +1,15 @@
 """`ifca`: Ghosh, Chung, Yin and Ramchandran (2020), an efficient framework for clustered federated learning, Algorithm 1 (model averaging).
 
-The server keeps K models theta_j. It sends all of them to the users of a round, each of which takes the one that fits its rows best,
+The server keeps K models theta_j, and sends all of them to the users of a round. Each user takes the one that fits its rows best,
 
     j_i = argmin_j F_i(theta_j),   theta~_i: local steps from theta_j_i,   theta_j <- mean of the theta~_i with j_i = j
 
-trains it and returns it with j_i. A model that nobody has taken stays. Down go K models, up goes one. At the end, and where models are
-judged, each user takes its best of the K by its training rows, and fine-tuning starts there. K = 1 is FedAvg.
+trains it and returns it with j_i. A model that no user took is unchanged. Users receive K models and return one. At the end, and for each
+evaluation, each user takes its best of the K by its training rows, and fine-tuning starts there. K = 1 is FedAvg.
 
 The models start from K seeds; the first is that of the other methods. Deviations: F_i is the mean loss over all training rows, with the
-model in evaluation mode; means are by rows by default; momentum, where there is any, begins anew each round. Of equal losses the first
-model is taken. Representations that all clusters share (section 4's experiments) are not built.
+model in evaluation mode. Means are weighted by rows by default. Momentum, if any, starts anew each round. Ties go to the first model.
+Representations shared by all clusters (section 4's experiments) are not implemented.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ class Config(JointTraining):
 
     name: Literal["ifca"] = "ifca"
     clusters: Annotated[int, Field(ge=1, le=1000)] = 2  # K
-    batch_norm: Literal["shared"] = "shared"  # statistics are those of a model, and users change models
+    batch_norm: Literal["shared"] = "shared"  # statistics belong to a model, and users change models
 
     def client_options(self) -> dict[str, Any]:
-        """With how many models there are."""
         return {**super().client_options(), "n_models": self.clusters}
 
 
 @declare(method="ifca", step="shared")
 @dataclass(frozen=True)
 class Chosen(Rows):
-    """The number of the model that fits a user best: the cluster identity."""
+    """The number of the best model for a user: the cluster identity."""
 
     model: Annotated[Indices, Positions("rows")]
 

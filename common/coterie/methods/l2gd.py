@@ -1,18 +1,18 @@
 """`l2gd`: Hanzely and Richtarik (2020), federated learning of a mixture of global and local models, Algorithm 1 (L2GD), with networks.
 
-Every user has a model x_i of its own; they minimise 1/n sum_i f_i(x_i) + lambda/(2n) sum_i ||x_i - xbar||^2. In each iteration a common
-coin shows 1 with probability p,
+Every user has its own model x_i; they minimise 1/n sum_i f_i(x_i) + lambda/(2n) sum_i ||x_i - xbar||^2. In each iteration a common coin
+shows 1 with probability p,
 
     coin 0: x_i <- x_i - alpha / (n (1 - p)) grad f_i(x_i);   coin 1: x_i <- (1 - a) x_i + a xbar,   a = alpha lambda / (n p)
 
-Aggregations leave xbar where it is, so only where the coin changes there is something to send. A round is such a run of zeros, and the ones
-after it: the server draws their lengths, geometric like those of the coins; the users drawn make so many local steps and return x_i,
-and with xbar they make the m aggregations at once, x_i <- xbar + (1 - a)^m (x_i - xbar), before they train again or judge.
+Aggregations do not change xbar, so messages are only needed when the coin changes. A round is a run of zeros and the ones after it. The
+server draws both lengths, which are geometric. The drawn users make this many local steps and return x_i. Given xbar, they make the m
+aggregations at once, x_i <- xbar + (1 - a)^m (x_i - xbar), before they train again or evaluate.
 
 The length of a local step, alpha / (n (1 - p)), is `optimizer.lr`, so a = lr lambda (1 - p) / p. lambda = 0 is local training, a = 1
-federated averaging. Deviations: a local step is on one batch, or as long as `epochs` or `updates` say; only the users drawn take part in a
-round, xbar is their mean, and users meet the one of the round before they are drawn again, or of the end. One who was not yet drawn meets
-it once. Momentum, if not 0, begins anew each round. Running statistics of batch norm, and counts, are aggregated like parameters.
+federated averaging. Deviations: a local step is on one batch, or as long as `epochs` or `updates` say. Only the drawn users take part in a
+round, and xbar is their mean. Users aggregate with it when they are drawn again, or at the end; a user that was never drawn does so once.
+Momentum, if any, starts anew each round. Running statistics of batch norm, and counts, are aggregated like parameters.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Config(JointTraining):
         return [self.phase("all", epochs=self.epochs, updates=1 if self.epochs is self.updates is None else self.updates)]
 
     def settings(self) -> dict[str, Any]:
-        """What an aggregation leaves of the distance to the mean."""
+        """The share of the distance to the mean that one aggregation leaves."""
         return {"left": 1 - self.step_to_mean}
 
 
 @declare(method="l2gd", step="coins")
 @dataclass(frozen=True)
 class Coins(Rows):
-    """How often the common coin shows 0, and then 1, before it shows 0 again: with the users of this round."""
+    """How often the common coin shows 0, and then 1, before the next 0. Sent to the users of this round."""
 
     lengths: Annotated[Indices, Positions(2)]
 

@@ -1,6 +1,6 @@
 """`lg_fedavg`: Liang, Liu, Ziyin, Salakhutdinov and Morency (2020), think locally, act globally.
 
-Users keep their representations and share the head: FedRep the other way round. A local update trains both at once.
+Users keep their representations and share the head, the reverse of FedRep. A local update trains both at once.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from coterie.families.partial import LOCAL_UPDATE, JointTraining, LocalTraining
 
 
 class Config(JointTraining):
-    """Hyper-parameters; `epochs` are those of one round, in which by default everyone takes part."""
+    """Hyper-parameters; `epochs` are those of one round, in which by default all users take part."""
 
     name: Literal["local_network"] = "local_network"
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -28,5 +28,5 @@ METHOD = LocalTraining(
         ),
         LOCAL_UPDATE[1],
     ),
-    own_sense=("participation", "users_per_round"),  # nobody waits for what others train: not taken over
+    own_sense=("participation", "users_per_round"),  # users do not depend on each other, so these are not copied
 )

@@ -1,4 +1,4 @@
-"""`oracle`: one model for each cluster of a known partition; also the refit of the clusters that another stage has found."""
+"""`oracle`: one model for each cluster of a known partition; also refits clusters that another stage has found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coterie.families.consensus import SOLVED
 
 
 class Config(Settings):
-    """Which partition, how far, and with which derivatives."""
+    """Partition, tolerance, and which derivatives to use."""
 
     name: Literal["oracle"] = "oracle"
     partition: Literal["known", "found"] = "known"  # the users' cluster labels, or the clusters of the stage it starts from

@@ -4,11 +4,12 @@ Armacki, Bajovic, Jakovetic and Kar (2022), Algorithm 1, on the problem
 
     minimize  Phi(x) = sum_i f_i(x_i) + LAM sum_{i<j} |x_i - x_j|      (unordered pairs, no 1/N)
 
-The paper writes lambda = LAM/(2N) in (3), LAM/2 in (14) and LAM in its updates (16)-(17); `Config` takes any of the three.
-Messages carry the paper's steps. In placement `paper` users keep z_ij and mu^_ij and S5, S6, S7, S10 are as printed, except that S7 goes to
-all users, since those inside S_P need each other's models too. At full participation both z_ij and z_ji go up, and both mu_ij and mu_ji
-down, as printed, though the second half is redundant: it is the first with the other sign. In placement `lean`, which is not in the
-paper, the server keeps everything about pairs and sends each user the one vector that (16) needs of it.
+The paper writes lambda = LAM/(2N) in (3), LAM/2 in (14) and LAM in its updates (16)-(17); `Config` accepts all three.
+
+Messages carry the paper's steps. In placement `paper` users keep z_ij and mu^_ij, and S5, S6, S7, S10 are as printed. Only S7 differs: it
+goes to all users, since those inside S_P need each other's models too. At full participation both z_ij and z_ji are sent up, and both mu_ij
+and mu_ji down, as printed, although the second half is redundant: it is minus the first. In placement `lean`, which is not in the paper,
+the server keeps everything about pairs and sends each user the one vector that (16) needs.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ Blocks = tuple[Annotated[int, Field(ge=0)], ...]
 
 _PENALTIES = ("penalty", "lambda_eq3", "lambda_eq14", "path")
 _COUNTS = ("primal_fraction", "s_p", "dual_fraction", "s_d")
-# Above the stability bound of `least_nu`, which is sharp: on it the iterates neither shrink nor grow.
+# Added to the bound of `least_nu`, which is sharp: on it the iterates neither shrink nor grow.
 _NU_MARGIN = 0.01
-# Share of the blocks in a round from which random and recorded rounds are held to `least_nu` too. By experiment (quadratics, N of 3 to 20,
-# tau = .8): nu = 0 diverges from .7 on, converges at .5, and the least nu that converges has grown to `least_nu` at .9.
+# From this share of the blocks in a round on, random and recorded rounds must satisfy `least_nu` too. By experiment (quadratics, N of 3 to
+# 20, tau = .8): nu = 0 diverges from .7 on and converges at .5, and at .9 the least nu that converges has grown to `least_nu`.
 NEARLY_FULL = 0.7
 _SPARSE_ENOUGH = 0.5
-# (1 + sqrt 5)/2: below it alternating directions are known to converge, with eta >= rho.
+# (1 + sqrt 5)/2: below it alternating directions are proven to converge, with eta >= rho.
 _GOLDEN = 1.6180
 
 
 @dataclass(frozen=True)
 class Constants:
-    """The constants of (16)-(19) once the number of users and their losses are known."""
+    """The constants of (16)-(19) for a known number of users and known losses."""
 
     rho: float  # weight of the quadratic term, per unordered pair
     eta: float  # eta_i, with B_i(u, v) = |u - v|^2 / 2; eta_ij is 0
@@ -53,19 +54,20 @@ class Constants:
 
     @property
     def eta_over_rho(self) -> float:
-        """Without a weight there is no penalty to damp, and no ratio."""
+        """0 without a weight, where there is no penalty to damp."""
         return self.eta / self.rho if self.rho else 0.0
 
     def at(self, rho: float) -> Constants:
-        """The same with another rho, and an eta that keeps its share of it."""
+        """The same with another rho, and with eta in the same ratio to it."""
         return self if rho == self.rho else replace(self, rho=rho, eta=self.eta_over_rho * rho)
 
 
 def least_nu(n: int, tau: float, eta_over_rho: float = 0.0) -> float:
     """The least nu with which full participation in Jacobi order is stable for every convex quadratic f_i.
 
-    tau/2 + (1 - e)/(2N - 1 + e), e = eta/rho: the spectral radius of the linear iteration where all z are zero, or none is, is at most 1
-    from there on. Sharp for losses without curvature; the linearized x-update acts as a larger eta, for which it holds too.
+    It is tau/2 + (1 - e)/(2N - 1 + e), e = eta/rho. From there on the spectral radius of the linear iteration is at most 1, both if all z
+    are zero and if none is. It is sharp for losses without curvature. The linearized x-update acts like a larger eta, so the bound holds
+    there too.
     """
     return tau / 2 + (1 - eta_over_rho) / (2 * n - 1 + eta_over_rho)
 
@@ -80,11 +82,10 @@ class Config(Settings):
     path: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] | None = None  # decreasing LAMs, one stage each: see `stages`
 
     placement: Literal["lean", "paper"] = "lean"
-    # jacobi: S3 uses x^t, as printed. z_after_x: S3 uses x^{t+1}, about half the rounds. None: z_after_x where it is possible.
+    # jacobi: S3 uses x^t, as printed. z_after_x: S3 uses x^{t+1}, about half the rounds. None: z_after_x if possible.
     order: Literal["jacobi", "z_after_x"] | None = None
-    # paired draws (i,j) and (j,i) together (the halved form of section IV). uniform draws ordered pairs as printed: in placement paper
-    # the limit then depends on the draws; in placement lean x sees both orders, (15) in full, which has no such bias. recorded replays
-    # `schedule`.
+    # paired draws (i,j) and (j,i) together (the halved form of section IV). uniform draws ordered pairs as printed. In placement paper its
+    # limit depends on the draws; in placement lean x sees both orders, (15) in full, which has no such bias. recorded replays `schedule`.
     sampling: Literal["full", "paired", "uniform", "recorded"] = "full"
     primal_fraction: Fraction | None = None  # S_P / N^2
     s_p: PositiveInt | None = None  # S_P
@@ -94,24 +95,24 @@ class Config(Settings):
     schedule: tuple[tuple[Blocks, Blocks, Blocks], ...] | None = None  # per round: x blocks, z pairs, mu pairs, numbered i N + j
 
     x_update: Literal["exact", "linearized"] = "exact"
-    steps: Literal["recommended", "wang"] = "recommended"  # where rho, eta, nu, tau are None
-    # None: an estimate from the losses alone. It is a hundred times too large, or more, for a small LAM or a curvature that varies. So it
-    # changes while one residual is much larger (`coterie_server.methods.pdmm.balance`), up to round `balance_rounds`. A number stays.
+    steps: Literal["recommended", "wang"] = "recommended"  # for those of rho, eta, nu, tau that are None
+    # None: an estimate from the losses, which is a hundred times too large, or more, for a small LAM or a varying curvature. So rho changes
+    # while one residual is much larger (`coterie_server.methods.pdmm.balance`), up to round `balance_rounds`. A number is fixed.
     rho: PositiveFloat | None = None
-    balance_rounds: Annotated[int, Field(ge=0)] = 1000  # of a stage, after which its rho stays; 0: the estimate is kept
+    balance_rounds: Annotated[int, Field(ge=0)] = 1000  # rounds of a stage after which rho is fixed; 0: the estimate is kept
     eta: Annotated[float, Field(ge=0)] | None = None
     nu: Annotated[float, Field(ge=0, lt=1)] | None = None
     tau: PositiveFloat | None = None
 
-    # anderson: the server extrapolates v and mu from the latest `anderson_memory` rounds, of each of which it keeps two vectors of their
-    # length: the same limit in fewer rounds. For whole rounds in placement lean with z after x and the exact x-update.
+    # anderson: the server extrapolates v and mu from the last `anderson_memory` rounds, and keeps two vectors of their length for each: the
+    # same limit in fewer rounds. Only for full rounds in placement lean with z after x and the exact x-update.
     acceleration: Literal["none", "anderson"] = "none"
     anderson_memory: Annotated[int, Field(ge=1, le=100)] = 5
 
-    start: Literal["zero", "global"] = "global"  # global: the solution of (1), found in a stage of its own before
-    cluster_tolerance: Annotated[float, Field(ge=0)] = 1e-4  # of the largest size of each coefficient among the users
-    persistence: PositiveInt | None = None  # updates in a row that a z must be zero to join two users; None: 1 when full, else 3
-    refit: bool = False  # a last stage: one model for each found cluster
+    start: Literal["zero", "global"] = "global"  # global: the solution of (1), from a stage of its own
+    cluster_tolerance: Annotated[float, Field(ge=0)] = 1e-4  # relative to the largest size of each coefficient among the users
+    persistence: PositiveInt | None = None  # consecutive updates with z = 0 that join two users; None: 1 when full, else 3
+    refit: bool = False  # a last stage with one model for each found cluster
     evaluate_every: Annotated[int, Field(ge=0)] = 1  # rounds between objective values; 0: never
 
     @model_validator(mode="after")
@@ -167,13 +168,13 @@ class Config(Settings):
         return self
 
     def stages(self) -> tuple[Config, ...]:
-        """One config per penalty of the path, to be run one after the other, each from the outcome of the one before."""
+        """One config per penalty of the path. Each stage starts from the result of the one before."""
         if self.path is None:
             return (self,)
         return tuple(self.model_copy(update={"path": None, "penalty": penalty}) for penalty in self.path)
 
     def lam(self, n: int) -> float:
-        """LAM for n users. Raises ConfigError for a path of several."""
+        """LAM for n users. Raises ConfigError for a path of several penalties."""
         if self.path is not None and len(self.path) > 1:
             raise ConfigError(f"path has {len(self.path)} penalties, want one per stage: run the stages of the path one after the other")
         if self.lambda_eq3 is not None:
@@ -189,18 +190,18 @@ class Config(Settings):
         return self.order == "z_after_x"
 
     def is_balanced(self) -> bool:
-        """Whether rho may change: it is not given, and nothing given depends on it."""
+        """Whether rho may change: it is not given, and no given value depends on it."""
         return self.rho is None and self.eta is None and self.balance_rounds > 0 and self.sampling == "full"
 
     def primal_blocks(self, n: int) -> int:
-        """S_P of N^2. Raises ConfigError when it is more."""
+        """S_P of N^2. Raises ConfigError if it is larger."""
         wanted = self.s_p if self.s_p is not None else max(1, round((self.primal_fraction or 1.0) * n * n))
         if wanted > n * n:
             raise ConfigError(f"s_p is {wanted}, want at most N^2 = {n * n} for {n} users")
         return wanted
 
     def dual_blocks(self, n: int) -> int:
-        """S_D of N(N-1), for an independent draw. Raises ConfigError when it is more."""
+        """S_D of N(N-1), for an independent draw. Raises ConfigError if it is larger."""
         total = n * (n - 1)
         fraction = self.dual_fraction if self.dual_fraction is not None else self.primal_blocks(n) / n**2
         wanted = self.s_d if self.s_d is not None else max(1, round(fraction * total))
@@ -211,11 +212,13 @@ class Config(Settings):
     def steps_for(self, n: int, mean_smoothness: float | None) -> Constants:
         """The constants for n users; the default rho needs the mean smoothness constant Lbar of the f_i.
 
-        Defaults: rho = 3 Lbar/(N-1), times 5/3 when paired with S_P <= N^2/10; tau = .8, nu = .51 or what `least_nu` asks of few
-        users; with a dual draw of its own, and with the printed uniform draw, tau = .45 min(1, theta/phi), theta = S_P/N^2, phi =
-        S_D/(N(N-1)); with z after x tau = 1.6, nu = 0, eta = rho. `wang`: tau = K/(K~(2J-K)), nu = 1 - 1/K~, J = N^2, K = S_P,
-        K~ = min(K, 3), proven where every round updates all duals, as full participation does, and a cautious choice elsewhere.
-        Raises ConfigError when a needed number is missing and for a tau or nu that diverges; see `unproven` for what is let through.
+        Defaults: rho = 3 Lbar/(N-1), times 5/3 when paired with S_P <= N^2/10; tau = .8, nu = .51 or more if `least_nu` needs it for few
+        users. With an independent dual draw, and with the printed uniform draw, tau = .45 min(1, theta/phi), theta = S_P/N^2, phi =
+        S_D/(N(N-1)). With z after x tau = 1.6, nu = 0, eta = rho.
+
+        `wang`: tau = K/(K~(2J-K)), nu = 1 - 1/K~, J = N^2, K = S_P, K~ = min(K, 3). It is proven if every round updates all duals, as full
+        participation does, and a cautious choice otherwise. Raises ConfigError when a needed number is missing and for a tau or nu that
+        diverges. `unproven` lists what is allowed without a proof.
         """
         if n < 2:
             raise ConfigError(f"there is {n} user, want at least 2: pdmm couples pairs of users")
@@ -232,13 +235,13 @@ class Config(Settings):
         return steps
 
     def share(self, n: int) -> float:
-        """The part of the N^2 blocks that a round updates, of a schedule in the mean."""
+        """The share of the N^2 blocks that a round updates; for a schedule, its mean."""
         if self.schedule is not None:
             return sum(len(x) + len(z) for x, z, _ in self.schedule) / max(1, len(self.schedule)) / n**2
         return self.primal_blocks(n) / n**2 if self.sampling != "full" else 1.0
 
     def unproven(self, n: int, steps: Constants) -> tuple[str, ...]:
-        """A sentence for each setting that is let through although the limit may be wrong, or not be reached."""
+        """A sentence for each allowed setting with which the limit may be wrong, or may not be reached."""
         found = []
         if self.sampling == "uniform" and self.placement == "paper":
             found.append(
@@ -259,7 +262,7 @@ class Config(Settings):
             if steps.tau >= _GOLDEN:
                 raise ConfigError(f"tau is {steps.tau}, want less than (1 + sqrt 5)/2 = 1.618 with z after x: above it nothing is proven")
             return
-        if self.share(n) < NEARLY_FULL:  # where fewer blocks move at once, less damping is enough
+        if self.share(n) < NEARLY_FULL:  # if fewer blocks move at once, less damping suffices
             return
         if steps.nu < (enough := least_nu(n, steps.tau, steps.eta_over_rho)):
             term = "(1-e)/(2N-1+e), e = eta/rho," if steps.eta else "1/(2N-1)"
@@ -283,7 +286,7 @@ class Config(Settings):
 @declare(method="pdmm", step="S0")
 @dataclass(frozen=True)
 class StartModels(Broadcast):
-    """S0, the initialization: x_j^0 of all users j in member order, or one row that is everyone's ("y^(0)")."""
+    """S0, the initialization: x_j^0 of all users j in member order, or one row for all ("y^(0)")."""
 
     x: Annotated[Array, Vectors("models", "d")]
 
@@ -291,7 +294,7 @@ class StartModels(Broadcast):
 @declare(method="pdmm", step="S0")
 @dataclass(frozen=True)
 class OwnStart(Rows):
-    """S0 in placement lean, where users need no model but their own."""
+    """S0 in placement lean, where users need only their own model."""
 
     x: Annotated[Array, Vectors("rows", "d")]
 
@@ -299,7 +302,7 @@ class OwnStart(Rows):
 @declare(method="pdmm", step="balance")
 @dataclass(frozen=True)
 class Weight(Broadcast):
-    """The rho of this round, where it may differ from that of the stage's start; again in each, since a host may have missed some."""
+    """The rho of this round, if it may differ from the stage's first one. It is sent each round, since a host may have missed some."""
 
     rho: Annotated[Array, Scalars(1)]
 
@@ -335,7 +338,7 @@ class UpdatedModels(Rows):
 @declare(method="pdmm", step="S6")
 @dataclass(frozen=True)
 class UpdatedSplits(Rows):
-    """S6: user i sends z_ij^{t+1}; when drawn in pairs only the user with i < j does, and z_ji = -z_ij."""
+    """S6: user i sends z_ij^{t+1}. When drawn in pairs, only the user with i < j sends, and z_ji = -z_ij."""
 
     z: Annotated[Array, Vectors("rows", "d")]
     partner: Annotated[Indices, Positions("rows")]
@@ -344,7 +347,7 @@ class UpdatedSplits(Rows):
 @declare(method="pdmm", step="S6")
 @dataclass(frozen=True)
 class AllSplits(Rows):
-    """S6 at full participation: user i sends z_ij^{t+1} for its N-1 partners j in member order, those with j < i too, as printed."""
+    """S6 at full participation: user i sends z_ij^{t+1} for its N-1 partners j in member order, including j < i, as printed."""
 
     z: Annotated[Array, Vectors("rows", "partners", "d")]
 
@@ -378,7 +381,7 @@ class AllDuals(Rows):
 @declare(method="pdmm", step="S7+S10")
 @dataclass(frozen=True)
 class Aggregates(Rows):
-    """Placement lean, in the place of S7 and S10: v_i = rho sum_{j!=i} (x_j + z_ij) + eta x_i - sum_{j!=i} mu^_ij."""
+    """Placement lean, instead of S7 and S10: v_i = rho sum_{j!=i} (x_j + z_ij) + eta x_i - sum_{j!=i} mu^_ij."""
 
     v: Annotated[Array, Vectors("rows", "d")]
 
@@ -386,13 +389,13 @@ class Aggregates(Rows):
 @declare(method="pdmm", step="evaluate")
 @dataclass(frozen=True)
 class ValuesWanted(Broadcast):
-    """Every user is asked for its loss after this round."""
+    """Asks every user for its loss after this round."""
 
 
 @declare(method="pdmm", step="evaluate")
 @dataclass(frozen=True)
 class Values(Rows):
-    """f_i(x_i^{t+1}), for the objective: the one number about its rows that a user sends beside models. `evaluate_every: 0` keeps it."""
+    """f_i(x_i^{t+1}), for the objective: the only number about its rows that a user sends besides models. `evaluate_every: 0` omits it."""
 
     f: Annotated[Array, Scalars("rows")]
 

@@ -6,12 +6,12 @@ A local step takes independent batches D, D' and D'' of the user's rows,
 
     w~ = w - alpha grad f_i(w; D);   w <- w - beta (I - alpha H_i(w; D'')) grad f_i(w~; D')
 
-where `fo` drops the Hessian H_i and `hf` takes its product with the gradient g from gradients, section 5:
-(grad f_i(w + delta g; D'') - grad f_i(w - delta g; D'')) / (2 delta). beta is `optimizer.lr`. Users judge what they make of w by
-`adaptation_epochs` of such steps on their own rows, or by `adaptation_updates`, and keep it at the end; fine-tuning starts there.
+where `fo` drops the Hessian H_i, and `hf` computes its product with the gradient g from gradients, section 5: (grad f_i(w + delta g; D'') -
+grad f_i(w - delta g; D'')) / (2 delta). beta is `optimizer.lr`. Users evaluate w after `adaptation_epochs` or `adaptation_updates` of such
+steps on their own rows, and keep it at the end; fine-tuning starts there.
 
-Deviations: D' goes through the rows in epochs, as in the other methods, and D and D'' each in an order of its own; momentum, where there
-is any, is that of w's steps; averages are by rows by default. The product with the Hessian of the whole Algorithm 1 is not offered.
+Deviations: D' goes through the rows in epochs, as in the other methods, and D and D'' each in their own order. Momentum, if any, is that of
+w's steps. Averages are weighted by rows by default. Algorithm 1's exact product with the Hessian is not offered.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Config(JointTraining):
     alpha: NonNegativeFloat = 0.01  # 0 is FedAvg
     hessian: Literal["fo", "hf"] = "fo"
     delta: PositiveFloat = 1e-3  # of hf
-    adaptation_epochs: Epochs | None = None  # 1 where neither is given
+    adaptation_epochs: Epochs | None = None  # 1 if neither is given
     adaptation_updates: PositiveInt | None = None  # batches instead of epochs; 1 in the paper
 
     @model_validator(mode="after")
@@ -40,7 +40,7 @@ class Config(JointTraining):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """The inner step, what becomes of the Hessian, and how users adapt the model before they judge it."""
+        """The inner step, the treatment of the Hessian, and how users adapt the model before they evaluate it."""
         return {"rule": {"rate": self.alpha, "hessian": self.hessian, "delta": self.delta}, "adaptation": self._adaptation()}
 
     def _adaptation(self) -> list[dict[str, Any]]:

@@ -4,11 +4,11 @@ A user's personal model theta_i is the prox of its loss at the global model. In 
 
     theta_i ~ argmin_theta f_i(theta; D) + lambda/2 ||theta - w_i||^2;   w_i <- w_i - eta lambda (w_i - theta_i)
 
-and the server mixes, w^{t+1} = (1 - beta) w^t + beta mean_i w_i. Users keep and judge the theta_i of their last local round. A local update
-has R local rounds: its batches. eta is `optimizer.lr`; momentum, if not 0, is that of w_i's steps, which the paper takes without.
+and the server mixes, w^{t+1} = (1 - beta) w^t + beta mean_i w_i. Users keep and evaluate the theta_i of their last local round. A local
+update has R local rounds, one per batch. eta is `optimizer.lr`. Momentum, if any, is that of w_i's steps; the paper has none.
 
-Deviations: theta_i is K gradient steps from w_i, whatever their accuracy nu; only the users drawn compute, not all; averages are by rows by
-default. Running statistics of batch norm are those gathered at theta_i, for both models.
+Deviations: theta_i is K gradient steps from w_i, whatever their accuracy nu. Only the drawn users compute. Averages are weighted by rows by
+default. Both models have the running statistics of batch norm that were collected at theta_i.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ class Config(JointTraining):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """How theta is found."""
         return {"penalty": self.penalty, "rate": self.personal_lr, "n_steps": self.personal_steps}
 
 

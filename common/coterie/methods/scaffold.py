@@ -1,11 +1,11 @@
 """`scaffold`: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh (2020), stochastic controlled averaging, Algorithm 1.
 
-Local steps go along g_i(y) - c_i + c, where the control variates c_i and c estimate the gradients of the user and of all. After K steps
-a user's control variate is c_i - c + (x - y) / (K eta_l), option II of line 12; option I (the gradient at x) is not built. Control
-variates start at zero. A user's own one is its private state; the server's travels with the model, so the traffic is twice that of FedAvg.
+Local steps follow g_i(y) - c_i + c, where the control variates c_i and c estimate the gradients of the user and of all. After K steps a
+user's control variate is c_i - c + (x - y) / (K eta_l), option II of line 12; option I (the gradient at x) is not implemented. Control
+variates start at zero. A user's own is its private state. The server's is sent with the model, so the traffic is twice that of FedAvg.
 
-Deviations: K is what the user's `epochs` or `updates` come to, so users with more rows may take more steps. Weight decay is part of
-the gradient. Running statistics of batch norm and counts have no control variates (0 travels for the former), and are averaged.
+Deviations: K follows from the user's `epochs` or `updates`, so users with more rows may take more steps. Weight decay is part of the
+gradient. Running statistics of batch norm and counts have no control variates (0 is sent for the former), and are averaged.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Variate(Rows):
 @declare(method="scaffold", step="variate")
 @dataclass(frozen=True)
 class VariateMove(Rows):
-    """A user returns how far its own control variate has moved: line 13, "communicate (Delta y_i, Delta c_i)"."""
+    """A user returns the change of its own control variate: line 13, "communicate (Delta y_i, Delta c_i)"."""
 
     weights: Annotated[Single, Weights("rows", "shared")]
 

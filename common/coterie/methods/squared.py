@@ -2,8 +2,8 @@
 
     (4) times N:  sum_i f_i(x_i) + GAM sum_{i<j} |x_i - x_j|^2,   gamma of (4) = GAM / (2N)
 
-Since sum_{i<j} |x_i - x_j|^2 = N sum_i |x_i - mean|^2, the models are the proximal points x_i(y) of the minimizer y of
-sum_i min_x [f_i(x) + GAM N |x - y|^2]: one group on the users' Moreau envelopes.
+Since sum_{i<j} |x_i - x_j|^2 = N sum_i |x_i - mean|^2, the models are the proximal points x_i(y) of the minimizer y of sum_i min_x [f_i(x)
++ GAM N |x - y|^2]: a single group on the users' Moreau envelopes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from coterie.families.grid import Grid
 
 
 class Config(Grid):
-    """The penalty, in one of two conventions; how far, and with which derivatives."""
+    """The penalty, in one of two conventions; tolerance, and which derivatives to use."""
 
     name: Literal["squared"] = "squared"
     penalty: PositiveFloat | None = None  # GAM
