@@ -63,6 +63,17 @@ def test_a_ridge_is_that_of_the_penalty() -> None:
         assert allows("consensus", {"ridge": ridge, "with_hessians": False}, served) == allowed
 
 
+def test_below_an_aggregator_a_ridge_is_that_of_some_number_of_users() -> None:
+    clusters = {"federation": {"topology": "clusters"}}
+    for method, ridge, allowed in (
+        ({"name": "squared", "penalty": 0.1}, 2 * 0.1 * 9, True),
+        ({"name": "squared", "gamma_eq4": 0.1}, 2 * (2 * 9 * 0.1) * 9, True),
+        ({"name": "squared", "penalty": 0.1}, 2 * 0.1 * 1, False),
+        ({"name": "squared", "penalty": 0.1}, 2 * 0.1 * 9.5, False),
+    ):
+        assert allows("consensus", {"ridge": ridge, "with_hessians": False}, experiment(method, **clusters)) == allowed
+
+
 def host(served: Experiment) -> Host:
     return build_host("h", served, "r", None)
 

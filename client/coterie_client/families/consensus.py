@@ -11,6 +11,7 @@ further point adds d equations about the m rows.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,7 @@ import numpy as np
 from coterie.arrays import Array
 from coterie.errors import ProtocolError
 from coterie.experiment.config import Experiment
+from coterie.experiment.data import MAX_USERS
 from coterie.families.consensus import AskLocalModels, AskModels, Curvatures, GroupModel, Slopes, UserModels
 from coterie.findings import Finding
 from coterie.wire.messages import Message
@@ -39,7 +41,15 @@ def allows(options: Mapping[str, Any], experiment: Experiment, n_members: int) -
     """Only the ridges of `squared`: with a ridge, each requested model is a gradient at a point of the parent's choice."""
     ridge, method = options["ridge"], experiment.method
     points = [method, *(point for _, point in method.points())] if method.name == "squared" else []
-    return ridge is None or any(ridge == 2 * point.gam(n_members) * n_members for point in points)
+    # Below an aggregator a host knows the users of its cluster alone: those of the whole run may be any number that gives such a ridge.
+    sizes = range(n_members, MAX_USERS + 1) if experiment.federation.is_two_tier else range(n_members, n_members + 1)
+    return ridge is None or any(_is_among(ridge, sizes, point) for point in points)
+
+
+def _is_among(ridge: float, sizes: range, point: Any) -> bool:
+    """Whether `squared` with these settings has this ridge for one of these numbers of users: it grows with them."""
+    place = bisect_left(sizes, ridge, key=lambda n: 2 * point.gam(n) * n)
+    return place < len(sizes) and bool(ridge == 2 * point.gam(sizes[place]) * sizes[place])
 
 
 def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG001
