@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import hashlib
 import json
 import os
@@ -18,11 +17,13 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from coterie_deploy.studies.check.results import arrays_in
 
 FIXTURE = Path(__file__).parent / "fixtures" / "bits.json"
 SHIPPED = ("digits", "ellipses", "ellipses-paper", "exams", "growth", "hlm", "hsb", "linear-representation", "new-users", "schools")
@@ -41,26 +42,10 @@ ENVIRONMENT = {
 }
 
 
-def arrays_of(value: Any, place: str = "") -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """All arrays in an outcome with their places, in the order of the places."""
-    if dataclasses.is_dataclass(value):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        for key in sorted(value, key=str):
-            yield from arrays_of(value[key], f"{place}/{key}")
-    elif isinstance(value, list | tuple):
-        for number, item in enumerate(value):
-            yield from arrays_of(item, f"{place}/{number}")
-    elif isinstance(value, np.ndarray):
-        yield place, value
-    elif isinstance(value, float):
-        yield place, np.array(value)
-
-
 def hash_of(outcomes: Mapping[str, Any]) -> str:
     """The first 16 hex digits of the SHA-256 of all arrays and figures that the stages left."""
     digest = hashlib.sha256()
-    for place, array in arrays_of({name: {**vars(outcome), "carry": None} for name, outcome in outcomes.items()}):
+    for place, array in arrays_in({name: {**vars(outcome), "carry": None} for name, outcome in outcomes.items()}):
         digest.update(f"{place} {array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:16]
@@ -78,14 +63,14 @@ def computed(names: list[str], data: Path | None) -> dict[str, str]:
     """The hashes, by name. To be called in a process that was started with `ENVIRONMENT`."""
     from coterie_deploy.engines.launch import Launch, launch
     from coterie_deploy.read import shipped
-    from tests.conformance import CASES
+    from coterie_deploy.studies.check.federations import CASES
 
     found = {}
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             if name in CASES:
                 case, start = CASES[name], CASES[name].start(Path(folder))
-                finished = asyncio.run(launch(case.make(Path(folder)), Launch("loopback", start=start)))
+                finished = asyncio.run(launch(case.experiment(Path(folder)), Launch("loopback", start=start)))
             else:
                 finished = asyncio.run(launch(shipped.load(name, ["federation.topology=flat"]), Launch("loopback", data=data)))
         found[name] = hash_of(finished.outcomes)
@@ -95,7 +80,7 @@ def computed(names: list[str], data: Path | None) -> dict[str, str]:
 
 def everything() -> list[str]:
     """The names in the fixture."""
-    from tests.conformance import CASES
+    from coterie_deploy.studies.check.federations import CASES
 
     return [*SHIPPED, *CASES]
 

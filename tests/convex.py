@@ -14,7 +14,6 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.draws.streams import stream
-from coterie.experiment.config import Experiment, experiment_from
 from coterie.families.partial import AS_IS, AskScores, Scores, Shared, TrainingLoss, Trial, Updated
 from coterie.wire.codec import Precision
 from coterie.wire.messages import Message
@@ -23,63 +22,14 @@ from coterie_client.families.partial import CLIENT, State
 from coterie_client.interface.half import Inbox, Local
 from coterie_client.learning import Tensors
 from coterie_client.problems import build_problem
+from coterie_deploy.studies.check.federations import CONVEX_METHODS as METHODS
+from coterie_deploy.studies.check.federations import LEAST_SQUARES, N_FEATURES, convex_experiment, targets_of, write_rows
 
-N_FEATURES = 3
 STAGE = "stage"  # the same for all methods, so that they draw the same batches
 BATCH = 4
 SEED = 5
-LEAST_SQUARES: Mapping[str, Any] = {"loss": "least_squares", "l2": 0.1}
 PLAIN: Mapping[str, Any] = {"batch_size": BATCH, "epochs": 2, "optimizer": {"lr": 0.05, "momentum": 0.0}}
 FULL: Mapping[str, Any] = {"batch_size": None, "optimizer": {"lr": 0.05, "momentum": 0.0}}  # gradients of f_i
-
-# One of each method whose users share a model that is convex.
-METHODS: Mapping[str, Mapping[str, Any]] = {
-    "fedavg": {"name": "fedavg"},
-    "fedprox": {"name": "fedprox"},
-    "scaffold": {"name": "scaffold"},
-    "apfl": {"name": "apfl", "adaptive": True},
-    "ditto": {"name": "ditto"},
-    "l2gd": {"name": "l2gd", "p": 0.4, "penalty": 3.0},
-    "pfedme": {"name": "pfedme", "beta": 0.5},
-    "ifca": {"name": "ifca", "clusters": 3},
-}
-
-
-def targets_of(loss: str, scores: Array) -> Array:
-    """Targets that the loss knows, by the scores of a linear model."""
-    if loss in ("logistic", "squared_hinge"):
-        return np.where(scores >= 0, 1.0, -1.0)
-    return np.floor(np.exp(np.clip(scores, -2.0, 2.0))) if loss == "poisson" else scores
-
-
-def write_rows(path: Path, loss: str = "least_squares", n_users: int = 5, rows: int = 10, spread: float = 0.5) -> Path:
-    """An archive of users with uneven numbers of rows, and models and scales of their own."""
-    rng = np.random.default_rng(4)
-    common = rng.standard_normal(N_FEATURES)
-    features, target, user = [], [], []
-    for number in range(n_users):
-        mine = rng.standard_normal((rows + 4 * number, N_FEATURES)) * (1 + 0.2 * number)
-        model = common + spread * rng.standard_normal(N_FEATURES)
-        features.append(mine)
-        target.append(targets_of(loss, mine @ model + 0.3 * rng.standard_normal(len(mine))))
-        user += [f"u{number}"] * len(mine)
-    np.savez(path, features=np.concatenate(features), target=np.concatenate(target), user=np.array(user))
-    return path
-
-
-def convex_experiment(path: Path, method: Mapping[str, Any], **extra: Any) -> Experiment:
-    """Five users with least squares, snapshots every few rounds."""
-    content = {
-        "name": "convex",
-        "seed": SEED,
-        "data": {"source": "npz", "path": str(path), "test_fraction": 0.3},
-        "problem": LEAST_SQUARES,
-        "method": {"participation": 0.5, "batch_size": BATCH, "optimizer": {"lr": 0.05}, **method},
-        "snapshots": {"every_rounds": 3},
-        "stop": {"rounds": 6},
-        **extra,
-    }
-    return experiment_from(content)
 
 
 class ConvexUsers:
@@ -139,3 +89,21 @@ def shared(sent: Array, asked: tuple[int, ...], *beside: Message) -> dict[Any, M
 def a_model(seed: int = 1, scale: float = 0.3) -> Array:
     """A model of three features and an intercept that is not that of the seed."""
     return scale * np.random.default_rng(seed).standard_normal(N_FEATURES + 1)
+
+
+__all__ = [
+    "BATCH",
+    "FULL",
+    "LEAST_SQUARES",
+    "METHODS",
+    "N_FEATURES",
+    "PLAIN",
+    "SEED",
+    "STAGE",
+    "ConvexUsers",
+    "a_model",
+    "convex_experiment",
+    "shared",
+    "targets_of",
+    "write_rows",
+]

@@ -97,6 +97,11 @@ def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Mess
     return state, replies
 
 
+def private(state: State) -> Sequence[str]:
+    """Private tensors, and what the method's update keeps, unless it returns that."""
+    return ("private",) if _update(state.options).returns_kept else ("private", "kept")
+
+
 def travelling(tensors: Sequence[TensorInfo], options: Mapping[str, Any]) -> tuple[TensorInfo, ...]:
     """The tensors that the options of a stage share."""
     how = {"statistics_travel": options["statistics_travel"], "private_layers": options.get("private_layers", ())}
@@ -344,4 +349,4 @@ def _learner(local: Local) -> Learner:
     return ConvexLearner(local.problem, local.seed) if local.network is None else local.network
 
 
-CLIENT = ClientHalf(allows=allows, init=init, step=step, keeps_models=True)
+CLIENT = ClientHalf(allows=allows, init=init, step=step, keeps_models=True, private=private)

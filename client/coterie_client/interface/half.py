@@ -96,6 +96,8 @@ class ClientHalf(Generic[S]):
     ahead: Callable[[S, Inbox, Local], Callable[[], None] | None] | None = None
     keeps_models: bool = False  # whether the state holds models that outlive the run, and must be saved at its end
     changes_rows: bool = False  # whether a new state changes the rows that all halves see
+    # The fields of the state that users never send: `coterie check method` searches what leaves a host for what they hold.
+    private: Callable[[S], Sequence[str]] = lambda _: ()
 
 
 def client_half(name: str) -> tuple[str, ClientHalf[Any]] | None:

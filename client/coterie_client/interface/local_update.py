@@ -82,6 +82,7 @@ class LocalUpdate:
     down: tuple[type[Rows], ...] = ()
     up: tuple[type[Rows], ...] = ()
     told: tuple[type[Rows], ...] = ()
+    returns_kept: bool = False  # whether what a user keeps is what it returns, too: otherwise nobody else may ever see it
 
 
 def _phases_alone(context: Context) -> Moved:

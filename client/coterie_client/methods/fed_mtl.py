@@ -25,7 +25,7 @@ def update(context: Context) -> Moved:
     return Moved(fitted.tensors, fitted.tensors, fitted.loss)
 
 
-UPDATE = LocalUpdate(update, own_model, judge_own)
+UPDATE = LocalUpdate(update, own_model, judge_own, returns_kept=True)
 
 
 @dataclass(frozen=True)

@@ -152,4 +152,9 @@ def _mean_square(features: Array, y: Array, w: Array) -> float:
     return float(np.einsum("j,j->", residual, residual) / len(y))
 
 
-CLIENT = ClientHalf(allows=allows, init=init, step=step)
+def private(state: State) -> Sequence[str]:
+    """Heads, where each user has its own."""
+    return () if state.options["heads"] == "shared" else ("heads",)
+
+
+CLIENT = ClientHalf(allows=allows, init=init, step=step, private=private)

@@ -41,4 +41,4 @@ def aggregated(mean: Tensors, kept: Tensors, _: AbstractSet[str]) -> Tensors:
     return {name: x if mean[name].dtype.kind == "f" else np.rint(x).astype(np.int64) for name, x in moved.items()}
 
 
-UPDATE = LocalUpdate(update, start, aggregated, down=(Coins,))
+UPDATE = LocalUpdate(update, start, aggregated, down=(Coins,), returns_kept=True)

@@ -149,6 +149,11 @@ def has_rows(spec: Spec) -> bool:
     return bool(spec.shape) and spec.shape[0] == "rows"
 
 
+def declared(room: str) -> tuple[type[Message], ...]:
+    """The kinds of messages that a method, or steps of every run, have declared, as far as their module has been imported."""
+    return tuple(cls for cls in _KINDS.values() if cls.method == room)
+
+
 def find_kinds_with(finder: Callable[[str], object]) -> None:
     """Registers a function that imports a method's declarations, if it has any, given its name."""
     _finders.append(finder)
@@ -205,6 +210,7 @@ __all__ = [
     "check_shapes",
     "dataclass",
     "declare",
+    "declared",
     "find_kinds_with",
     "has_rows",
     "kind_class",

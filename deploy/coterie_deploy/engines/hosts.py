@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -70,6 +70,7 @@ class AggregatorProcess:
 
 
 Launched = HostProcess | AggregatorProcess
+OnProcess = Callable[[str, int], None]  # receives name and process id of a member each time it is started
 
 
 def _common(port: int, name: str, folder: Path) -> list[str]:
@@ -78,15 +79,17 @@ def _common(port: int, name: str, folder: Path) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def host_processes(hub: Hub, port: int, processes: Sequence[Launched], *, keeps_logs: bool = True) -> AsyncIterator[None]:
+async def host_processes(
+    hub: Hub, port: int, processes: Sequence[Launched], on_process: OnProcess | None = None, *, keeps_logs: bool = True
+) -> AsyncIterator[None]:
     """Runs these processes, and an aggregator's hosts, while the block runs. What goes wrong with one of them fails the hub.
 
     An error that ends the block is raised with what the processes have said at their own ends: whoever launches them owns their data.
     """
     closing = asyncio.Event()
-    watches = [asyncio.create_task(_watch(hub, port, process, closing)) for process in processes]
+    watches = [asyncio.create_task(_watch(hub, port, process, closing, on_process)) for process in processes]
     aggregators = _aggregators(processes)
-    watches += [asyncio.create_task(_watch_below(hub, aggregator, closing)) for aggregator in aggregators]
+    watches += [asyncio.create_task(_watch_below(hub, aggregator, closing, on_process)) for aggregator in aggregators]
     starts = {process: _size(process.folder / LOG) for process in (*processes, *(host for one in aggregators for host in one.hosts))}
     error: CoterieError | None = None
     try:
@@ -124,7 +127,7 @@ def _size(path: Path) -> int:
     return 0
 
 
-async def _watch_below(hub: Hub, aggregator: AggregatorProcess, closing: asyncio.Event) -> None:
+async def _watch_below(hub: Hub, aggregator: AggregatorProcess, closing: asyncio.Event, on_process: OnProcess | None) -> None:
     """Starts the aggregator's hosts when it is known where it listens. (If it never listens, that is what fails the hub.)"""
     port_file = aggregator.folder / PORT
     with contextlib.suppress(OSError):  # starting the aggregator there says why
@@ -132,15 +135,15 @@ async def _watch_below(hub: Hub, aggregator: AggregatorProcess, closing: asyncio
     while not closing.is_set() and not hub.is_over:
         with contextlib.suppress(OSError, ValueError):
             port = int(port_file.read_text(encoding="utf-8"))
-            await asyncio.gather(*(_watch(hub, port, host, closing) for host in aggregator.hosts))
+            await asyncio.gather(*(_watch(hub, port, host, closing, on_process) for host in aggregator.hosts))
             return
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-async def _watch(hub: Hub, port: int, host: Launched, closing: asyncio.Event) -> None:
+async def _watch(hub: Hub, port: int, host: Launched, closing: asyncio.Event, on_process: OnProcess | None) -> None:
     try:
         for _ in range(1 + MAX_RESTARTS):
-            code = await _run_once(port, host, closing)
+            code = await _run_once(port, host, closing, on_process)
             if closing.is_set() or hub.is_over:
                 return
             if code >= 0:
@@ -151,7 +154,7 @@ async def _watch(hub: Hub, port: int, host: Launched, closing: asyncio.Event) ->
         hub.fail(RunError(f"cannot start {host.noun} {host.name!r} in {host.folder}: {error.strerror or error}", Finding("R5")))
 
 
-async def _run_once(port: int, host: Launched, closing: asyncio.Event) -> int:
+async def _run_once(port: int, host: Launched, closing: asyncio.Event, on_process: OnProcess | None) -> int:
     """One process from its start to its end: its exit code."""
     host.folder.mkdir(parents=True, exist_ok=True)
     (host.folder / FAILURE).unlink(missing_ok=True)
@@ -164,6 +167,8 @@ async def _run_once(port: int, host: Launched, closing: asyncio.Event) -> int:
             stderr=log,
             start_new_session=True,
         )
+    if on_process is not None:
+        on_process(host.name, process.pid)
     try:
         await _ended_or_closing(process, closing)
     finally:

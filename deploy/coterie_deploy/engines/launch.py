@@ -16,7 +16,7 @@ from coterie.experiment.config import Experiment, experiment_to_json
 from coterie_client.data import UserHead, list_users
 from coterie_client.hosting.build import build_host
 from coterie_deploy.engines.host_notes import HostNotes
-from coterie_deploy.engines.hosts import AggregatorProcess, HostProcess, host_processes
+from coterie_deploy.engines.hosts import AggregatorProcess, HostProcess, OnProcess, host_processes
 from coterie_deploy.engines.loopback import joined, public_alone
 from coterie_deploy.engines.shares import by_cluster, divided, selection
 from coterie_deploy.read.cautions import links_caution
@@ -53,6 +53,7 @@ class Launch:
     telemetry: Telemetry | None = None  # for the aggregators of a run in processes
     on_event: OnEvent | None = None
     on_note: Callable[[str], None] | None = None  # receives each sentence on the hosts' data
+    on_process: OnProcess | None = None  # receives name and process id of each member that is started in a process of its own
     beside: Callable[[Hub], AbstractAsyncContextManager[object]] | None = None  # is entered before hosts join, and left after all else
 
 
@@ -109,7 +110,7 @@ def _in_two_tiers(experiment: Experiment, how: Launch, heads: Sequence[UserHead]
             notes.watch(processes)
             async with (
                 serving(hub, experiment_to_json(experiment), "127.0.0.1:0") as server,
-                host_processes(hub, server.port, processes, keeps_logs=how.folder is not None),
+                host_processes(hub, server.port, processes, how.on_process, keeps_logs=how.folder is not None),
             ):
                 yield
 
@@ -135,7 +136,7 @@ def _in_processes(experiment: Experiment, how: Launch, shares: dict[str, Sequenc
             notes.watch(hosts)
             async with (
                 serving(hub, experiment_to_json(experiment), "127.0.0.1:0") as server,
-                host_processes(hub, server.port, hosts, keeps_logs=how.folder is not None),
+                host_processes(hub, server.port, hosts, how.on_process, keeps_logs=how.folder is not None),
             ):
                 yield
 

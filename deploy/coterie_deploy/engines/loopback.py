@@ -66,10 +66,14 @@ class LoopbackLink:
                 print(f"host {self._host.name!r}: {error}", file=sys.stderr)  # noqa: T201 - the run goes on; it has no other log here
             return
         if reply is not None:
-            for frame in reply.frames():
-                answer = self._up.feed(frame)
-                if isinstance(answer, Received):
-                    self._hub.received(self._host.name, answer)
+            self.deliver(reply)
+
+    def deliver(self, reply: Encoded) -> None:
+        """Hands the host's reply to the hub."""
+        for frame in reply.frames():
+            answer = self._up.feed(frame)
+            if isinstance(answer, Received):
+                self._hub.received(self._host.name, answer)
 
     def send_frame(self, frame: session_pb2.JoinResponse) -> None:
         """Welcome, heartbeat, finish."""
@@ -98,7 +102,13 @@ def join_all(hub: Hub, hosts: Sequence[Host]) -> list[LoopbackLink]:
 @contextlib.contextmanager
 def joined(hub: Hub, hosts: Sequence[Host]) -> Iterator[None]:
     """The hosts take part while the block runs. The terminal that they share with the hub hears what one of them has to say in full."""
-    links = join_all(hub, hosts)
+    with explained(join_all(hub, hosts)):
+        yield
+
+
+@contextlib.contextmanager
+def explained(links: Sequence[LoopbackLink]) -> Iterator[None]:
+    """An error that ends the block is raised with what the host that it names, if its link is one of these, has to say in full."""
     try:
         yield
     except CoterieError as error:

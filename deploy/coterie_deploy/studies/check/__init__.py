@@ -1,0 +1,120 @@
+"""`coterie check method`: whether a method keeps what Coterie promises of every method.
+
+It is for methods what scikit-learn's `check_estimator` is for estimators: a table of named checks, each on runs of a small federation. The
+tests run the same table on our own methods.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from coterie.errors import ConfigError, CoterieError
+from coterie.experiment.config import Experiment, apply_overrides, experiment_from, experiment_to_json
+from coterie.text.quoting import quoted
+from coterie.text.suggestions import suggestion
+from coterie_deploy.studies.check.federations import Case, cases_of
+from coterie_deploy.studies.check.table import CHECKS, Check, needed
+from coterie_deploy.studies.check.trial import Failed, NotApplicable, Trial
+
+State = Literal["passed", "failed", "not applicable"]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The verdict of one check."""
+
+    check: Check
+    state: State
+    reason: str = ""  # what has failed, why it is not applicable, or what else there is to say
+    seconds: float = 0.0
+
+
+def check_method(
+    method: str | Experiment,
+    *,
+    data: Path | None = None,
+    only: Sequence[str] = (),
+    seed: int = 0,
+    changes: Sequence[str] = (),
+    output: Path | None = None,
+    on_check: Callable[[Check], None] | None = None,
+) -> list[Checked]:
+    """Checks a method on a small federation that suits it, or on that of an experiment, whose data paths start in `data`.
+
+    `only` are names of checks, `seed` draws who is killed and when, `changes` are of the form "method.penalty=0.05". The runs are kept in
+    `output`. `on_check` receives each check before it starts. No event loop may be running. ConfigError for an unknown method or
+    check, and for an experiment that is wrong.
+    """
+    case = next(iter(cases_of(method).values())) if isinstance(method, str) else case_on(method, data)
+    wanted = chosen(only)
+    with _folder(output) as folder:
+        return list(_verdicts(Trial(replace(case, changes=changes), folder, seed), wanted, on_check))
+
+
+def case_on(experiment: Experiment, data: Path | None = None) -> Case:
+    """The federation of an experiment."""
+    content = json.loads(experiment_to_json(experiment))
+    return Case(lambda _, changes: experiment_from(apply_overrides(content, changes)), data)
+
+
+def chosen(only: Sequence[str]) -> list[Check]:
+    """The checks of these names, in the order of the table; all of them for none. ConfigError for an unknown one."""
+    known = [check.name for check in CHECKS]
+    for name in only:
+        if name not in known:
+            raise ConfigError(f"the check {quoted(name)} is unknown, want one of {', '.join(known)}{suggestion(name, known)}")
+    return [check for check in CHECKS if not only or check.name in only]
+
+
+def verdict(check: Check, trial: Trial) -> Checked:
+    """Runs one check. Whatever the method raises is a failure of it."""
+    started = time.monotonic()
+    state: State = "passed"
+    try:
+        reason = check.run(trial)
+    except NotApplicable as why:
+        state, reason = "not applicable", str(why)
+    except (Failed, CoterieError) as why:
+        state, reason = "failed", str(why)
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        state, reason = "failed", f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+    return Checked(check, state, reason, time.monotonic() - started)
+
+
+def _verdicts(trial: Trial, wanted: Sequence[Check], on_check: Callable[[Check], None] | None) -> Iterator[Checked]:
+    """A check that builds on one that has failed would fail for the same reason: it is not run."""
+    broken: set[str] = set()
+    for check in wanted:
+        blamed = next((name for name in needed(check) if name in broken), None)
+        if blamed is not None:
+            yield Checked(check, "not applicable", f"it builds on {blamed!r}, which has failed")
+            continue
+        if on_check is not None:
+            on_check(check)
+        found = verdict(check, trial)
+        if found.state == "failed":
+            broken.add(check.name)
+        yield found
+
+
+@contextlib.contextmanager
+def _folder(output: Path | None) -> Iterator[Path]:
+    if output is not None:
+        if output.exists() and any(output.iterdir()):
+            raise ConfigError(f"the folder {output} is not empty: choose another one with --output")
+        yield output
+        return
+    with tempfile.TemporaryDirectory(prefix="coterie-check-") as folder:
+        yield Path(folder)
+
+
+__all__ = ["CHECKS", "Check", "Checked", "case_on", "check_method", "chosen", "verdict"]

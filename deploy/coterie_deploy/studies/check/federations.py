@@ -1,0 +1,316 @@
+"""Small federations to run a method on, with all of their data: each takes a second or so.
+
+`CASES` are those of the methods that come with Coterie, by the method's name, with a variant behind it where one federation is not enough:
+a new method is a new row. For another method `cases_of` chooses by what the method declares.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie import registry
+from coterie.errors import ConfigError
+from coterie.experiment.config import Experiment, apply_overrides, experiment_from
+from coterie.families.partial import Training
+from coterie.registry import is_method, methods
+from coterie.text.quoting import quoted
+from coterie.text.suggestions import suggestion
+from coterie_deploy.engines.launch import Launch, launch
+from coterie_server.interface.half import Outcome, server_half
+
+Content = Mapping[str, Any]
+Make = Callable[[Path, Sequence[str]], Experiment]
+
+N_USERS, CLASSES, WIDTH = 7, 3, 5  # of the federation with a network
+N_FEATURES = 3  # of that with convex losses
+LEAST_SQUARES: Content = {"loss": "least_squares", "l2": 0.1}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small federation: `make` gives the experiment with "key.key=value" changes, and writes its data to a folder."""
+
+    make: Make
+    data: Path | None = None  # where relative paths of its data start
+    starts_from: Make | None = None  # the run whose shared tensors it starts from
+    changes: Sequence[str] = ()
+
+    def experiment(self, folder: Path) -> Experiment:
+        """The experiment, with its data in the folder. ConfigError when it is wrong."""
+        return self.make(folder, self.changes)
+
+    def start(self, folder: Path) -> Outcome | None:
+        """What the run before has left."""
+        if self.starts_from is None:
+            return None
+        finished = asyncio.run(launch(self.starts_from(folder, ()), Launch("loopback")))
+        return finished.outcomes[finished.final_stage]
+
+
+# ---- data
+
+
+def write_labelled(path: Path, n_users: int = N_USERS, rows: int = 14) -> Path:
+    """An archive of users whose labels depend on a common projection of their rows, each user with its own order of the labels."""
+    rng = np.random.default_rng(3)
+    projection = rng.standard_normal((WIDTH, CLASSES))
+    features, target, user = [], [], []
+    for number in range(n_users):
+        mine = rng.standard_normal((rows + number, WIDTH))
+        labels = (mine @ projection).argmax(axis=1)
+        features.append(mine)
+        target.append(rng.permutation(CLASSES)[labels])
+        user += [f"u{number}"] * len(mine)
+    return _saved(path, features, target, user=user)
+
+
+def write_rows(path: Path, loss: str = "least_squares", n_users: int = 5, rows: int = 10, spread: float = 0.5) -> Path:
+    """An archive of users with uneven numbers of rows, and models and scales of their own."""
+    rng = np.random.default_rng(4)
+    common = rng.standard_normal(N_FEATURES)
+    features, target, user = [], [], []
+    for number in range(n_users):
+        mine = rng.standard_normal((rows + 4 * number, N_FEATURES)) * (1 + 0.2 * number)
+        model = common + spread * rng.standard_normal(N_FEATURES)
+        features.append(mine)
+        target.append(targets_of(loss, mine @ model + 0.3 * rng.standard_normal(len(mine))))
+        user += [f"u{number}"] * len(mine)
+    return _saved(path, features, target, user=user)
+
+
+def write_clustered(path: Path, n_clusters: int = 3, users_per_cluster: int = 4) -> Path:
+    """An archive of users in known clusters, with uneven numbers of rows, and models near those of their cluster."""
+    rng = np.random.default_rng(6)
+    features, target, user, cluster = [], [], [], []
+    for number in range(n_clusters * users_per_cluster):
+        place, own = divmod(number, users_per_cluster)
+        centre = np.random.default_rng(place).standard_normal(N_FEATURES)
+        mine = rng.standard_normal((6 + number % 5, N_FEATURES))
+        features.append(mine)
+        target.append(mine @ (centre + 0.2 * own * rng.standard_normal(N_FEATURES)) + rng.standard_normal(len(mine)))
+        user += [f"u{number}"] * len(mine)
+        cluster += [f"c{place}"] * len(mine)
+    return _saved(path, features, target, user=user, cluster=cluster)
+
+
+def targets_of(loss: str, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Targets that the loss knows, by the scores of a linear model."""
+    if loss in ("logistic", "squared_hinge"):
+        return np.where(scores >= 0, 1.0, -1.0)
+    return np.floor(np.exp(np.clip(scores, -2.0, 2.0))) if loss == "poisson" else scores
+
+
+def _saved(path: Path, features: list[Any], target: list[Any], **names: list[str]) -> Path:
+    listed = {name: np.array(values) for name, values in names.items()}
+    np.savez(path, features=np.concatenate(features), target=np.concatenate(target), **listed)  # type: ignore[arg-type]
+    return path
+
+
+# ---- experiments
+
+
+def small_experiment(method: Content, *, changes: Sequence[str] = (), **extra: Any) -> Experiment:
+    """Nine users in three clusters, on ellipses, with snapshots every few rounds."""
+    content = {
+        "name": "small",
+        "seed": 5,
+        "data": {"source": "ellipses", "users_per_cluster": 3, "test_per_class": 50},
+        "problem": {"loss": "squared_hinge", "l2": 1e-3},
+        "method": dict(method),
+        "snapshots": {"every_rounds": 4},
+        "stop": {"rounds": 30},
+        **extra,
+    }
+    return experiment_from(apply_overrides(content, changes))
+
+
+def network_experiment(path: Path, method: Content, *, changes: Sequence[str] = (), **extra: Any) -> Experiment:
+    """Seven users with an MLP, snapshots every few rounds."""
+    content = {
+        "name": "networks",
+        "seed": 5,
+        "data": {"source": "npz", "path": str(path), "test_fraction": 0.3},
+        "model": {"name": "mlp", "hidden": [6, 4], "classes": CLASSES},
+        "method": {**_known(method, participation=0.5, optimizer={"lr": 0.05}), **method},
+        "snapshots": {"every_rounds": 3},
+        "stop": {"rounds": 6},
+        **extra,
+    }
+    return experiment_from(apply_overrides(content, changes))
+
+
+def convex_experiment(path: Path, method: Content, *, changes: Sequence[str] = (), **extra: Any) -> Experiment:
+    """Five users with least squares, who descend with minibatches, snapshots every few rounds."""
+    content = {
+        "name": "convex",
+        "seed": 5,
+        "data": {"source": "npz", "path": str(path), "test_fraction": 0.3},
+        "problem": LEAST_SQUARES,
+        "method": {**_known(method, participation=0.5, batch_size=4, optimizer={"lr": 0.05}), **method},
+        "snapshots": {"every_rounds": 3},
+        "stop": {"rounds": 6},
+        **extra,
+    }
+    return experiment_from(apply_overrides(content, changes))
+
+
+def clustered_experiment(path: Path, method: Content, *, changes: Sequence[str] = (), **extra: Any) -> Experiment:
+    """Twelve users in three known clusters, with least squares."""
+    content = {
+        "name": "clustered",
+        "seed": 4,
+        "data": {"source": "npz", "path": str(path), "cluster": "cluster", "test_fraction": 0.3},
+        "problem": {**LEAST_SQUARES, "intercept": False},
+        "method": dict(method),
+        "snapshots": {"every_rounds": 4},
+        **extra,
+    }
+    return experiment_from(apply_overrides(content, changes))
+
+
+def linear_experiment(method: Content, *, changes: Sequence[str] = (), **extra: Any) -> Experiment:
+    """Nine users whose regressions share a representation."""
+    content: dict[str, Any] = {
+        "name": "linear",
+        "seed": 2,
+        "data": {"source": "representation", "users": 9, "d": 5, "k": 2, "rows_per_user": 8},
+        "method": {"participation": 0.5, "eta": 0.1, **method},
+        "snapshots": {"every_rounds": 3},
+        "stop": {"rounds": 8},
+        **extra,
+    }
+    return experiment_from(apply_overrides(content, changes))
+
+
+def _known(method: Content, **settings: Any) -> dict[str, Any]:
+    """Those of these settings that a method has."""
+    name = str(method["name"])
+    return {key: value for key, value in settings.items() if not is_method(name) or key in registry.method(name).config.model_fields}
+
+
+# ---- federations
+
+
+def pairwise(method: Content, **extra: Any) -> Case:
+    """Convex losses, and users in clusters that nobody knows."""
+    return Case(lambda _, changes: small_experiment(method, changes=changes, **{"stop": {"rounds": 12}, **extra}))
+
+
+def clustered(method: Content, **extra: Any) -> Case:
+    """Convex losses, and users in known clusters."""
+    return Case(lambda folder, changes: clustered_experiment(write_clustered(folder / "users.npz"), method, changes=changes, **extra))
+
+
+def network(method: Content, **extra: Any) -> Case:
+    """A small network."""
+    return Case(lambda folder, changes: network_experiment(write_labelled(folder / "users.npz"), method, changes=changes, **extra))
+
+
+def descent(method: Content, **extra: Any) -> Case:
+    """Convex losses that users descend, as they do networks."""
+    return Case(lambda folder, changes: convex_experiment(write_rows(folder / "users.npz"), method, changes=changes, **extra))
+
+
+def linear(**method: Any) -> Case:
+    """A common representation of linear models."""
+    return Case(lambda _, changes: linear_experiment({"name": "fedrep_linear", **method}, changes=changes))
+
+
+_COINS = {"iterations": 60, "gamma": 1.0, "p0": 0.3, "p": 0.3}
+_L2GD = {"name": "async_l2gd", **_COINS, "alpha": 0.4}
+_AL2SGD = {"name": "async_al2sgd", **_COINS, "alpha": 0.4, "rho": 0.2}
+_UNEVEN = {"c0": 0.2, "c1": 0.4, "c2": 0.6}
+_STANDARDIZED = {"source": "ellipses", "users_per_cluster": 3, "test_per_class": 9, "standardize": True}
+_FEDREP = {"name": "fedrep", "head_epochs": 1}
+_SHORT = {"evaluate_last": 1, "fine_tune": []}
+
+# One of each method whose users share a model that is convex.
+CONVEX_METHODS: Mapping[str, Content] = {
+    "fedavg": {"name": "fedavg"},
+    "fedprox": {"name": "fedprox"},
+    "scaffold": {"name": "scaffold"},
+    "apfl": {"name": "apfl", "adaptive": True},
+    "ditto": {"name": "ditto"},
+    "l2gd": {"name": "l2gd", "p": 0.4, "penalty": 3.0},
+    "pfedme": {"name": "pfedme", "beta": 0.5},
+    "ifca": {"name": "ifca", "clusters": 3},
+}
+
+CASES: Mapping[str, Case] = {
+    "pdmm lean": pairwise({"name": "pdmm", "penalty": 0.3, "evaluate_every": 3}),
+    "pdmm accelerated": pairwise({"name": "pdmm", "penalty": 0.3, "acceleration": "anderson", "anderson_memory": 2}),
+    "pdmm paper": pairwise({"name": "pdmm", "penalty": 0.3, "placement": "paper", "order": "jacobi", "start": "zero"}),
+    "pdmm paired": pairwise({"name": "pdmm", "penalty": 0.3, "placement": "paper", "sampling": "paired", "primal_fraction": 0.5}),
+    "pdmm uniform": pairwise({"name": "pdmm", "penalty": 0.3, "sampling": "uniform", "primal_fraction": 0.5}),
+    "pdmm path": pairwise({"name": "pdmm", "path": [0.5, 0.2], "refit": True}, references=["local", "oracle"]),
+    "local": pairwise({"name": "local"}),
+    "global": pairwise({"name": "global"}, data=_STANDARDIZED),
+    "global few": pairwise({"name": "global", "newton_up_to": 1}),
+    "oracle": clustered({"name": "oracle"}),
+    "squared": pairwise({"name": "squared", "penalty": 0.07}),
+    "hlm_exact": clustered({"name": "hlm_exact", "gamma": 1.0, "alpha": 0.4}),
+    "async_l2gd": clustered({**_L2GD, "collect_models": True, "trace_every": 20}),
+    "async_l2gd uneven": clustered({**_L2GD, "alpha": _UNEVEN, "round_iterations": 7}),
+    "async_l2gd never": clustered({**_L2GD, "reuse": "never"}),
+    "async_l2gd single": clustered({**_L2GD, "variant": "single_coin", "p": None}),
+    "async_al2sgd": clustered({**_AL2SGD, "collect_models": True, "trace_every": 20}),
+    "fedrep_linear": linear(),
+    "fedrep_linear shared": linear(heads="shared", head_eta=0.05, start="random"),
+    "certify": pairwise({"name": "certify", "partition": "known"}),
+    "fedrep": network({**_FEDREP, "evaluate_every": 2}),
+    "fedper": network({"name": "fedper", "evaluate_last": 0}),
+    "fedavg": network({"name": "fedavg"}),
+    "lg_fedavg": network({"name": "lg_fedavg"}),
+    "local_network": network({"name": "local_network"}),
+    "fedprox": network({"name": "fedprox", **_SHORT}),
+    "ditto": network({"name": "ditto", **_SHORT}),
+    "scaffold": network({"name": "scaffold", **_SHORT}),
+    "apfl": network({"name": "apfl", "adaptive": True, **_SHORT}),
+    "pfedme": network({"name": "pfedme", "beta": 0.5, **_SHORT}),
+    "fed_mtl": network({"name": "fed_mtl", **_SHORT}),
+    "per_fedavg": network({"name": "per_fedavg", "hessian": "hf", **_SHORT}),
+    "l2gd": network({"name": "l2gd", "p": 0.3, **_SHORT}),
+    "ifca": network({"name": "ifca", "clusters": 3, **_SHORT}),
+    "adapt": Case(network({"name": "adapt"}).make, starts_from=network(_FEDREP).make),
+    **{f"{name} convex": descent({**method, **_SHORT}) for name, method in CONVEX_METHODS.items()},
+    "fed_mtl convex": pairwise({"name": "fed_mtl", "mu": 0.5, "relations": "learned", "users_per_round": 6}),
+}
+
+
+def cases_of(name: str) -> dict[str, Case]:
+    """The small federations of a method by name, that to begin with first. `name` may be that of a row of `CASES`, or of any method.
+
+    ConfigError where there is no such method.
+    """
+    if rows := {row: case for row, case in CASES.items() if name in (row, row.partition(" ")[0])}:
+        return {name: rows[name]} if name in rows and " " in name else rows
+    if not is_method(name):
+        raise ConfigError(f"the method {quoted(name)} is unknown, want one of {', '.join(methods())}{suggestion(name, methods())}")
+    return dict(_chosen(name))
+
+
+def _chosen(name: str) -> Iterator[tuple[str, Case]]:
+    """For the kinds of models that the method declares."""
+    method, content = registry.method(name), {"name": name}
+    if "network" in method.models:
+        yield name, network(content)
+    if "convex" in method.models:
+        row = f"{name} convex" if "network" in method.models else name
+        yield (
+            row,
+            descent(content) if issubclass(method.config, Training) else clustered(content) if _has_tiers(name) else pairwise(content),
+        )
+
+
+def _has_tiers(name: str) -> bool:
+    try:
+        return callable(server_half(name).tiers)
+    except LookupError:  # a check says so
+        return False
