@@ -22,6 +22,3 @@ def user_code(what: str, finding: Finding, family: type[CoterieError] = RunError
         raise
     except Exception as error:
         raise family(f"{what} has raised {type(error).__name__}: {error}", finding) from error
-
-
-__all__ = ["user_code"]

@@ -78,6 +78,3 @@ def _check(name: str, found: Mapping[str, Any], rows: Indices) -> None:
                 raise ConfigError(f"partition {name!r} gives row {row} to users {other!r} and {user!r}, want each row once")
         if len(set(mine.tolist())) < mine.size:
             raise ConfigError(f"partition {name!r} gives user {user!r} a row twice, want each row once")
-
-
-__all__ = ["PartitionRequest", "PartitionRule", "dealt"]

@@ -97,6 +97,3 @@ def user_source(function: F) -> F:
     """Mark a function as a `UserSource`, so that experiments may call it."""
     setattr(function, MARK, True)
     return function
-
-
-__all__ = ["DataSource", "LabelledRows", "NoOptions", "SourceRequest", "User", "UserRecord", "UserSource", "user_source"]

@@ -44,6 +44,3 @@ def gaps(problem: Problem, models: Array, gamma: Array, centre: Array) -> tuple[
             else:
                 most[i] = min(float((parts / curvature).sum()) / 2, _LARGEST)
     return squared, least, most, is_flat
-
-
-__all__ = ["gaps"]

@@ -171,6 +171,3 @@ def _roles(data: Any) -> Iterator[tuple[Role, str, str]]:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names)) or "none"
-
-
-__all__ = ["FILE", "Breach", "Columns", "Policy", "breaches", "check_policy", "read_policy"]

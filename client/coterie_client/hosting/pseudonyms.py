@@ -100,6 +100,3 @@ def write_list(path: Path, true_names: Mapping[str, str]) -> None:
     with written_whole(path, "the list of pseudonyms") as file:
         os.fchmod(file.fileno(), 0o600)
         file.write(json.dumps(dict(true_names), indent=1, ensure_ascii=False, sort_keys=True).encode())
-
-
-__all__ = ["Admitted", "admitted", "key_in", "pseudonym", "write_list"]

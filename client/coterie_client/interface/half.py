@@ -107,6 +107,3 @@ def client_half(name: str) -> tuple[str, ClientHalf[Any]] | None:
         if (found := typed_part("coterie_client", room, "CLIENT", ClientHalf)) is not None:
             return room, found
     return None
-
-
-__all__ = ["ClientHalf", "Inbox", "Local", "client_half"]

@@ -77,6 +77,3 @@ def _guarded(function: Of, name: str) -> Of:
         return value
 
     return guarded
-
-
-__all__ = ["CROSS_ENTROPY", "LEAST_SQUARES", "NetworkLoss", "resolve_network_loss"]

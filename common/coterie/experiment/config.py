@@ -47,7 +47,7 @@ _PENALTIES = frozenset({"penalty", "lambda_eq3", "lambda_eq14", "gamma_eq4", "pa
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 _WORD = re.compile(r"'([^']*)'")
 _PATTERNS = {_NAME: "at most 100 letters, digits, dots, hyphens and underscores, of which the first is a letter or a digit"}
-# By the beginning of what pydantic calls the mistake; the first that fits.
+# By prefix of pydantic's error type; the first match counts.
 _WANTED = {
     "greater_than_equal": "at least {ge:g}",
     "greater_than": "more than {gt:g}",
@@ -70,7 +70,7 @@ _WANTED = {
 
 
 class StopRule(Settings):
-    """When a stage ends: the first rule that holds."""
+    """When a stage ends: at the first rule that holds."""
 
     rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)] = 2000
     # Both relative residuals of the method at most this, for methods that have some; null: whatever they are, the default with a gap.
@@ -95,7 +95,7 @@ class StopRule(Settings):
 
 
 class FederationRules(Settings):
-    """Who must be there, and how long one waits for whom. Seconds."""
+    """Who must take part, and how long to wait for whom, in seconds."""
 
     # "clusters": an aggregator stands between the coordinator and the hosts of each known cluster, and `hosts` counts aggregators.
     topology: Literal["flat", "clusters"] = "flat"
@@ -147,9 +147,9 @@ class FederationRules(Settings):
 
 
 class Snapshots(Settings):
-    """How often everyone writes its state down, whichever comes first; the result does not depend on it.
+    """How often every process saves its state, whichever comes first. The result does not depend on it.
 
-    What lies between two snapshots is kept in memory and replayed.
+    Messages between two snapshots are kept in memory and replayed.
     """
 
     every_rounds: Count = 100
@@ -247,7 +247,7 @@ class Experiment(Settings):
 
 
 def _check_default(settings: BaseModel, key: str, why: str) -> None:
-    """ValueError where a key that has no meaning for this kind of models is set."""
+    """ValueError if a key without meaning for this kind of models is set."""
     found, default = getattr(settings, key), type(settings).model_fields[key].default
     if found != default:
         plain = found.model_dump() if isinstance(found, BaseModel) else found
@@ -255,7 +255,7 @@ def _check_default(settings: BaseModel, key: str, why: str) -> None:
 
 
 def _named(sections: Mapping[str, Any]) -> Iterator[tuple[plugins.Kind, str]]:
-    """What the sections of an experiment name that is not built in: losses, sources, models, partitions and the method of others."""
+    """All names in an experiment that are not built in: losses, sources, models, partitions and methods."""
     problem, data, model, hyper = (sections.get(key) for key in ("problem", "data", "model", "method"))
     if problem is not None and problem.is_own:
         yield "loss", problem.loss
@@ -271,12 +271,12 @@ def _named(sections: Mapping[str, Any]) -> Iterator[tuple[plugins.Kind, str]]:
 
 
 def named_code(experiment: Experiment) -> list[str]:
-    """The import paths in an experiment, of code that is imported where its users are."""
+    """The import paths in an experiment, of code that its hosts import."""
     return [name for _, name in _named(dict(experiment)) if plugins.is_path(name)]
 
 
 def experiment_from(content: Any, where: str = "the experiment") -> Experiment:
-    """The experiment in a mapping; ConfigError with every mistake in it, each with its place and the value found."""
+    """The experiment in a mapping. ConfigError with all mistakes, each with its place and the value found."""
     if not isinstance(content, Mapping):
         raise ConfigError(f"{where} is a {type(content).__name__}, want a mapping with name, data, problem and method")
     plugins.check_installed(content.get("packages"))  # before the names that they give are unknown
@@ -287,7 +287,7 @@ def experiment_from(content: Any, where: str = "the experiment") -> Experiment:
 
 
 def experiment_to_json(experiment: Experiment) -> str:
-    """The frozen experiment as canonical JSON; `experiment_from(json.loads(...))` gives it back."""
+    """The experiment as canonical JSON; `experiment_from(json.loads(...))` is the inverse."""
     content = experiment.model_dump(mode="json", exclude={"method"})
     content["method"] = {**experiment.method.model_dump(mode="json"), "name": written(experiment.method.name)}
     if not experiment.packages:
@@ -296,7 +296,7 @@ def experiment_to_json(experiment: Experiment) -> str:
 
 
 def as_written(experiment: Experiment) -> dict[str, Any]:
-    """What its file and the overrides set, without the defaults; `experiment_from` gives the experiment back."""
+    """Only the keys set by its file and overrides; `experiment_from` is the inverse."""
     content = experiment.model_dump(mode="json", exclude={"method"}, exclude_unset=True)
     method = experiment.method.model_dump(mode="json", exclude_unset=True)
     return {**content, "method": {**method, "name": written(experiment.method.name)}}
@@ -321,9 +321,9 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def apply_overrides(content: Any, overrides: Sequence[str]) -> Any:
-    """A copy of `content` with each "a.b.c=VALUE" applied, the last of several; VALUE is read as YAML, and null takes a key away.
+    """A copy of `content` with each "a.b.c=VALUE" applied; the last one wins. VALUE is read as YAML, and null removes a key.
 
-    A value for one of several keys that stand for each other takes the others away: a penalty replaces a path.
+    Setting one of several alternative keys removes the others: a penalty replaces a path.
     """
     from coterie.text import yaml_text  # noqa: PLC0415 - as above
 
@@ -367,7 +367,7 @@ def _sentences(error: ValidationError, name: str | None) -> str:
 
 
 def _sentence(item: ErrorDetails, name: str | None) -> str:
-    """One mistake: its place, and what is wrong with the value there."""
+    """One mistake: its place, and what is wrong with the value."""
     kind, keys = item["type"], list(item["loc"])
     if keys[:1] in (["data"], ["model"]):
         del keys[1:2]  # pydantic names the chosen source or model there, which is no key of the file

@@ -1,24 +1,24 @@
-"""What is asked of a host's owner: the parts of an experiment that decide which rows are read and what is said about them, and their hash.
+"""What a host's owner consents to: the parts of an experiment that decide which rows are read and what is sent about them, and their hash.
 
 These parts count:
 
     data          the source, its paths and columns: which rows are read, and as what
-    standardize   sums of the features travel
-    problem       the loss decides what a gradient or a Hessian says
-    model         of networks, which tensors there are, and code that builds them
-    method        all settings, since many of them decide what travels, and when
+    standardize   sums of the features are sent
+    problem       the loss decides what a gradient or a Hessian reveals
+    model         for networks: the tensors, and code that builds them
+    method        all settings, since many of them decide what is sent, and when
     references    methods that run beside it
-    evaluate      users judge the models on their rows
-    payload       how precisely vectors travel
+    evaluate      users evaluate the models on their rows
+    payload       the precision of sent vectors
     topology      who sees what a user sends
     code          what is imported on the host
-    packages      installed packages whose code takes part, with their versions
+    packages      installed packages whose code is used, with their versions
 
-These do not: the name and the description, seeds (`seed`; those in `data` are part of it), the fold of a cross-validation, stop rules,
-times and numbers of hosts, links, and snapshots. They change how long a run takes, but not what can be learnt from one round.
+These do not: the name and the description, seeds (`seed`; those in `data` count), the fold of a cross-validation, stop rules, times and
+numbers of hosts, links, and snapshots. They change how long a run takes, but not what one round reveals.
 
-A value that is the default of its key is left out, so a hash is the same where a later version knows more keys. What a default means is a
-matter of the host's own version. Nothing is fetched: of code the hash holds the names only, of packages name and version.
+Default values are left out, so a hash stays the same when a later version has more keys. The host's own version decides what a default
+means. Nothing is fetched: for code the hash contains only names, for packages name and version.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, named_code
 from coterie.findings import Finding
 
-HEX: Final = 32  # digits: 128 bits, since who asks may choose two experiments and look for a collision
+HEX: Final = 32  # digits: 128 bits, because an attacker may choose two experiments and search for a collision
 ANY: Final = "any"
 _FORMAT: Final = "coterie consent 1"
 _HASH = re.compile(rf"[0-9a-f]{{{HEX}}}")
@@ -81,19 +81,19 @@ def check_accept(text: str) -> str:
 
 
 def changed_parts(accepted: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    """The keys in which two experiments differ, such as "data.feature_columns", in order of the alphabet."""
+    """The keys in which two experiments differ, such as "data.feature_columns", in alphabetical order."""
     old, new = _flat(accepted), _flat(asked)
     return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
 
 
 def place_of(changed: Sequence[str]) -> str:
-    """The part of the first change, as a key of the experiment."""
+    """The section of the first change, as a key of the experiment."""
     part = changed[0].partition(".")[0] if changed else ""
     return {"standardize": "data.standardize", "topology": "federation.topology", "code": ""}.get(part, part)
 
 
 def refusal(sentence: str, changed: Sequence[str] = ()) -> ConfigError:
-    """What ends a host whose owner has not accepted the experiment."""
+    """The error that ends a host whose owner has not accepted the experiment."""
     return ConfigError(sentence, Finding("C1", place=place_of(changed)))
 
 

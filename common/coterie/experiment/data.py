@@ -1,8 +1,7 @@
-"""Where the users' rows come from: the `data` section of an experiment.
+"""The `data` section of an experiment: where the users' rows come from.
 
-Configuration only. The readers and generators are in `coterie_client.data`; the coordinator never sees a row.
-Every source names its users, optionally gives each a known cluster label, and holds out test rows per user by seed, except
-where the source brings test rows of its own.
+Only configuration. The readers and generators are in `coterie_client.data`; the coordinator never sees a row. Every source names its users,
+may give each a known cluster label, and holds out test rows per user by seed, unless the source has test rows of its own.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ MAX_POINTS = 10_000_000  # of generated data, in memory: a quarter of a gigabyte
 
 
 class _Labelled(SourceSettings):
-    """Rows with whole numbers as labels, which a partition gives to users."""
+    """Rows with integer labels, which a partition gives to users."""
 
     test_fraction: TestFraction = 0.2  # of a user's rows; not used where the source has test rows of its own
 
 
 class _Pooled(_Labelled):
-    """Rows that know no users."""
+    """Rows without users."""
 
     partition: Partition
 
@@ -41,16 +40,16 @@ class _Pooled(_Labelled):
 
 
 class Encoded(Settings):
-    """Images as JPEG or PNG files, one after the other in an array of bytes."""
+    """Images as JPEG or PNG files, concatenated in an array of bytes."""
 
     bytes: Name  # (total,) uint8
     offsets: Name  # (n + 1,) integers: image i is bytes[offsets[i]:offsets[i + 1]]
 
 
 class NpzData(_Labelled):
-    """A NumPy archive of arrays with n rows each; the fields say what the arrays are called in it.
+    """A NumPy archive of arrays with n rows each; the fields name its arrays.
 
-    One archive with the rows of all users; or a folder, or a pattern such as "users/{user}.npz", with one archive per user.
+    Either one archive has the rows of all users. Or a folder, or a pattern such as "users/{user}.npz", has one archive per user.
     """
 
     source: Literal["npz"]
@@ -75,12 +74,12 @@ class NpzData(_Labelled):
 
     @property
     def has_test_rows(self) -> bool:
-        """Whether test rows come with the data; else some of each user's are held out."""
+        """Whether the data has test rows; otherwise some of each user's rows are held out."""
         return self.test_path is not None or self.test_features is not None
 
     @property
     def is_by_user(self) -> bool:
-        """Whether the rows know their users."""
+        """Whether rows belong to natural users."""
         return self.partition is None or self.partition.by == "user"
 
     @model_validator(mode="after")
@@ -118,7 +117,7 @@ class LeafData(_Labelled):
 class DigitsData(_Pooled):
     """scikit-learn's 1,797 handwritten digits of 8x8 pixels, 10 classes; needs the extra `data` on the client.
 
-    Pixels 0 to 16 are read as bytes, round(255 v / 16), so that a network that divides bytes by 255 sees v / 16 to within 0.002.
+    Pixels 0 to 16 become bytes, round(255 v / 16). So a network that divides bytes by 255 sees v / 16 to within 0.002.
     """
 
     source: Literal["digits"]
@@ -138,7 +137,7 @@ class ImagesData(_Pooled):
 
 
 class TorchvisionData(_Pooled):
-    """A folder in which torchvision has left a data set: its `root`. Neither torch nor torchvision is needed."""
+    """A data set in torchvision's folder layout: its `root`. Neither torch nor torchvision is needed."""
 
     source: Literal["torchvision"]
     path: FilePath
@@ -378,7 +377,7 @@ def _known_source(path: str) -> str:
 
 
 class PythonData(SourceSettings):
-    """Users, or labelled rows, made by code of a package or by the client's own (`coterie_client.data.python_source`)."""
+    """Users, or labelled rows, from code of a package or of the client itself (`coterie_client.data.python_source`)."""
 
     source: Literal["python"]
     path: Annotated[str, AfterValidator(_known_source)]  # the name that a package gives it, or package.module:name
@@ -395,7 +394,7 @@ SOURCES = (
 
 
 def _of_a_package(value: Any) -> Any:
-    """`source: NAME` of a package, and `source: package.module:name`, are python sources."""
+    """`source: NAME` of a package, and `source: package.module:name`, mean python sources."""
     name = value.get("source") if isinstance(value, dict) else None
     if isinstance(name, str) and name not in SOURCES and (is_path(name) or is_there("source", name)):
         return {"path": name, **value, "source": "python"}

@@ -1,7 +1,7 @@
-"""What the links of a run are made to be: a rate and a delay for each scope, `federation.links` of an experiment.
+"""Emulated links: a rate and a delay for each scope, `federation.links` of an experiment.
 
-Parents impose them at their end of each link (`coterie_server.transport.links`), so that a run on one machine takes the time of one over a
-wide-area network between clusters and a local one inside them. Each link has a rate of its own: hosts of one parent do not share it.
+Parents impose them at their end of each link (`coterie_server.transport.links`). So a run on one machine can take as long as one over a
+wide-area network between clusters and a local one inside them. Each link has its own rate; hosts of one parent do not share it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _MAX_DELAY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LinkRule:
-    """A link: in each direction a rate of its own, and a delay."""
+    """A link with a rate in each direction, and a delay."""
 
     bits_per_s: float
     delay_s: float  # one way
 
     def transmission_s(self, n_bytes: float) -> float:
-        """How long the link is taken by so many bytes."""
+        """The transmission time of this many bytes."""
         return 8 * n_bytes / self.bits_per_s
 
     @property
@@ -45,7 +45,7 @@ class LinkRule:
 
 
 def link_rule(text: str) -> LinkRule:
-    """The link that a text "RATE/DELAY" describes; ValueError with a sentence when it describes none."""
+    """The link in a text "RATE/DELAY". ValueError with a sentence if it is invalid."""
     found = _FORM.fullmatch(text) if len(text) <= _MAX_CHARS else None
     if found is None:
         raise ValueError(f"is {quoted(text)}, want {_WANTED}")
@@ -66,20 +66,20 @@ LinkText = Annotated[str, AfterValidator(_checked)]
 
 
 class LinkRules(Settings):
-    """The links of each scope, as "RATE/DELAY"; those of a scope without one are as fast as the network is."""
+    """The links of each scope, as "RATE/DELAY". A scope without one has the network's own speed."""
 
     direct: LinkText | None = None  # between the coordinator and hosts, in a flat run
     between: LinkText | None = None  # between the coordinator and aggregators
     within: LinkText | None = None  # between an aggregator and its hosts
 
     def given(self) -> Iterator[tuple[str, str]]:
-        """(scope, text) of the links that there is something about."""
+        """(scope, text) of the emulated links."""
         return ((scope, text) for scope, text in self if text is not None)
 
     def check(self, silence_s: float) -> None:
-        """ValueError where a large frame, or the way there and back, would take so long that one end gives the other up as silent.
+        """ValueError if a large frame, or a round trip, would take so long that one end declares the other silent.
 
-        `silence_s` is how long an end waits for a frame; half of it is left for all else.
+        `silence_s` is how long an end waits for a frame; half of it is reserved for other delays.
         """
         for scope, text in self.given():
             rule = link_rule(text)

@@ -50,6 +50,3 @@ class Method(Room):
     @property
     def name(self) -> str:
         return str(self.config.model_fields["name"].default)
-
-
-__all__ = ["ANY_MODEL", "CONVEX", "NETWORK", "Kind", "Meaningless", "Method", "Room"]

@@ -1,8 +1,8 @@
 """Names from outside: those of installed packages, and import paths of files beside the experiment.
 
-An installed package gives names in entry-point groups, and its code needs no leave: whoever installed it gave it. An import path
-"module:name" is code that the experiment names, which a client imports only with `--allow-code`. Built-in names come first, so packages are
-not searched where one of those is meant.
+An installed package registers names in entry-point groups. Its code needs no permission, because the owner installed it. An import path
+"module:name" is code that the experiment names, and a client imports it only with `--allow-code`. Built-in names take precedence, so
+packages are not searched for them.
 """
 
 from __future__ import annotations
@@ -65,23 +65,23 @@ def is_path(name: str) -> bool:
 
 
 def is_there(kind: Kind, name: str) -> bool:
-    """Whether an installed package gives this name. ConfigError where two do."""
+    """Whether an installed package has this name. ConfigError if two do."""
     return _entry(kind, name) is not None
 
 
 def package_of(kind: Kind, name: str) -> Package | None:
-    """The package that gives a name; None for an import path, and where none does. ConfigError where two do."""
+    """The package with this name; None for an import path, or if there is none. ConfigError if two have it."""
     entry = _entry(kind, name)
     return None if entry is None else _package(entry)
 
 
 def names(kind: Kind) -> Sequence[str]:
-    """All names that installed packages give, in order of the alphabet."""
+    """All names of installed packages, in alphabetical order."""
     return sorted({entry.name for entry in _entries(kind, tuple(sys.path))})
 
 
 def unknown(kind: Kind, name: object, built_in: Sequence[str]) -> str:
-    """The sentence for a name that is neither built in, nor of a package, nor an import path."""
+    """The sentence for a name that is not built in, not of a package, and not an import path."""
     listed = [*built_in, *names(kind)]
     some = f"one of {', '.join(listed)}, or " if listed else ""
     wanted = f"want {some}an import path 'package.module:name'"
@@ -89,14 +89,14 @@ def unknown(kind: Kind, name: object, built_in: Sequence[str]) -> str:
 
 
 def check_known(kind: Kind, name: str, built_in: Sequence[str]) -> str:
-    """The name, or ValueError where it is unknown."""
+    """The name. ValueError if it is unknown."""
     if name in built_in or is_path(name) or is_there(kind, name):
         return name
     raise ValueError(unknown(kind, name, built_in))
 
 
 def noun(kind: Kind) -> str:
-    """What sentences call one."""
+    """The word for this kind in messages."""
     return _NOUNS.get(kind, kind)
 
 
@@ -105,26 +105,26 @@ class Place:
     """Where the code of a name is."""
 
     kind: Kind
-    what: str  # how sentences call it
+    what: str  # its name in messages
     module: str
     attribute: str  # in the module; "" where only the module is named
 
     @property
     def finding(self) -> Finding:
-        """Of mistakes in it."""
+        """For mistakes in this code."""
         return Finding("L4", place=PLACES[self.kind])
 
     def imported(self) -> ModuleType:
-        """The module. ConfigError where it cannot be imported."""
+        """The module. ConfigError if it cannot be imported."""
         try:
             return importlib.import_module(self.module)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # a module of others may fail in any way of its own, and even exit
+        except BaseException as error:  # foreign modules may raise anything, even SystemExit
             raise ConfigError(f"{self.what} cannot be imported: {type(error).__name__}: {error}", self.finding) from error
 
     def loaded(self) -> Any:
-        """The attribute. ConfigError where it is not there."""
+        """The attribute. ConfigError if it does not exist."""
         found: Any = self.imported()
         for part in filter(None, self.attribute.split(".")):
             if not hasattr(found, part):
@@ -133,13 +133,13 @@ class Place:
         return found
 
     def at(self, path: str) -> Place:
-        """The place of something that belongs to it, "package.module:name"."""
+        """The place of one of its parts, "package.module:name"."""
         module, _, attribute = path.partition(":")
         return replace(self, module=module, attribute=attribute)
 
 
 def place(kind: Kind, name: str) -> Place | None:
-    """Where an import path, or a package's name, leads; None where no package gives it. ConfigError for a path without leave."""
+    """Where the code of an import path, or of a package's name, is; None for unknown names. ConfigError for a path without permission."""
     if is_path(name):
         if not _LEAVE.get():
             sentence = f"the coordinator's experiment wants to import {name!r} on this machine; allow it with --allow-code"
@@ -151,7 +151,7 @@ def place(kind: Kind, name: str) -> Place | None:
 
 
 def load(kind: Kind, name: str) -> Any:
-    """What a package's name or an import path stands for. ConfigError where it cannot be imported, or is not there."""
+    """The value of a package's name or an import path. ConfigError if it cannot be imported, or does not exist."""
     found = place(kind, name)
     if found is None:
         raise ConfigError(f"{noun(kind)} {quoted(name)} is of no package that is installed here", Finding("L8", place=PLACES[kind]))
@@ -163,7 +163,7 @@ _LEAVE = ContextVar("leave to import by path", default=True)
 
 @contextlib.contextmanager
 def code_allowed(is_allowed: bool) -> Iterator[None]:
-    """Whether the block may import what an experiment names by path: one that comes from elsewhere may name any module."""
+    """Sets whether the block may import code by path. An experiment from elsewhere may name any module."""
     token = _LEAVE.set(is_allowed)
     try:
         yield
@@ -198,7 +198,7 @@ def _package(entry: EntryPoint) -> Package:
 
 
 def installed(name: str) -> str | None:
-    """The version of a distribution, None where it is not installed."""
+    """The version of a distribution; None if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - as above
 
     try:
@@ -208,7 +208,7 @@ def installed(name: str) -> str | None:
 
 
 def check_installed(packages: object) -> None:
-    """ConfigError that names a package of a run that is not installed here; of what is no mapping of names others complain."""
+    """ConfigError naming a package of a run that is not installed here. Malformed mappings are reported elsewhere."""
     for name, version in packages.items() if isinstance(packages, Mapping) else ():
         if isinstance(name, str) and _PACKAGE.fullmatch(name) and installed(name) is None:
             sentence = f"the experiment needs the package {name} {quoted(version)}, which is not installed here"
@@ -216,7 +216,7 @@ def check_installed(packages: object) -> None:
 
 
 def check_versions(packages: Mapping[str, str]) -> None:
-    """ConfigError that names a package of a run that is not installed here, or in another version."""
+    """ConfigError naming a package of a run that is not installed here, or in another version."""
     check_installed(packages)
     for name, version in packages.items():
         if (found := installed(name)) != version:
@@ -225,29 +225,6 @@ def check_versions(packages: Mapping[str, str]) -> None:
 
 
 def packages_of(named: Iterator[tuple[Kind, str]], given: Mapping[str, str]) -> dict[str, str]:
-    """Name and version of each package that gives one of the names: the version that is given, or else that which is installed here."""
+    """Name and version of each package that has one of the names. Given versions take precedence over installed ones."""
     found = {package.name: package.version for kind, name in named if (package := package_of(kind, name)) is not None}
     return {name: given.get(name, version) for name, version in sorted(found.items())}
-
-
-__all__ = [
-    "GROUPS",
-    "PLACES",
-    "Kind",
-    "Package",
-    "Place",
-    "check_installed",
-    "check_known",
-    "check_versions",
-    "code_allowed",
-    "installed",
-    "is_path",
-    "is_there",
-    "load",
-    "names",
-    "noun",
-    "package_of",
-    "packages_of",
-    "place",
-    "unknown",
-]

@@ -1,8 +1,8 @@
-"""Who learns what: what each method sends of a user, who sees it, and what can be concluded from it.
+"""Who learns what: what each method sends about a user, who sees it, and what it reveals.
 
-A method says it beside its messages: `reveals` of its `METHOD`. Four things are made from it: what a host's owner reads before
-a run, `coterie data EXPERIMENT --reveals`, the table in SECURITY.md, and the list of steps that a host answers. A step that no reveal names
-is refused. This module knows no method by name.
+A method declares it beside its messages, in `reveals` of its `METHOD`. Four things are made from it: the text that a host's owner reads
+before a run, `coterie data EXPERIMENT --reveals`, the table in SECURITY.md, and the steps that a host answers. A step without a reveal is
+refused. This module knows no method by name.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SEEN: Mapping[Seen, str] = {  # in a run with aggregators; in a flat run it is t
 
 @dataclass(frozen=True)
 class Reveal:
-    """One thing that travels up from each user.
+    """One thing that each user sends up.
 
-    `steps` are those of the messages that ask for it or carry it: "ROOM/STEP", or "ROOM" for all steps of a room of `coterie.methods`.
-    `needs` are keys of the method's settings and the values for which it travels; with a set, each value in it. `unless` are values for
-    which it does not. `kind` is the kind of models, where it travels for one kind only.
+    `steps` are those of the messages that ask for it or carry it: "ROOM/STEP", or "ROOM" for all steps of a room of `coterie.methods`. It
+    is sent if the method's settings have the values in `needs` (a set allows each of its values), and none in `unless`. `kind` restricts it
+    to one kind of models.
     """
 
     up: str
@@ -45,7 +45,7 @@ class Reveal:
     title: str = ""  # instead of the method's name
 
     def holds(self, settings: Any, *, is_network: bool) -> bool:
-        """Whether it travels with these settings of its method."""
+        """Whether it is sent with these settings of its method."""
         if self.kind is not None and (self.kind == "network") != is_network:
             return False
         if any(_is_wanted(getattr(settings, key, None), value) for key, value in self.unless.items()):
@@ -54,7 +54,7 @@ class Reveal:
 
     @property
     def condition(self) -> str:
-        """When it travels, for readers."""
+        """When it is sent, for readers."""
         listed = [f"{key.replace('_', ' ')} `{_shown(wanted)}`" for key, wanted in self.needs.items()]
         listed += [f"{key.replace('_', ' ')} not `{_shown(value)}`" for key, value in self.unless.items()]
         kinds = {"convex": ["a convex problem"], "network": ["a network"], None: []}[self.kind]
@@ -63,7 +63,7 @@ class Reveal:
 
 @dataclass(frozen=True)
 class Step:
-    """A reveal of an experiment: what it is part of, and who sees it there."""
+    """A reveal of an experiment: the part of the run, and who sees it."""
 
     name: str
     seen_by: str
@@ -71,7 +71,7 @@ class Step:
 
 
 def steps_of(experiment: Experiment) -> list[Step]:
-    """Who learns what in this experiment, in the order in which it travels."""
+    """Who learns what in this experiment, in order of sending."""
     is_network = experiment.model is not None
     listed: list[Step] = []
 
@@ -97,7 +97,7 @@ def answered_by(experiment: Experiment) -> frozenset[str]:
 
 
 def is_answered(answered: frozenset[str], whose: str, step: str) -> bool:
-    """Whether a message of this room and step is among them."""
+    """Whether they include a message of this room and step."""
     return whose in answered or f"{whose}/{step}" in answered
 
 
@@ -105,7 +105,7 @@ def is_answered(answered: frozenset[str], whose: str, step: str) -> bool:
 
 
 def table() -> list[str]:
-    """The table of SECURITY.md, as lines of Markdown; methods with the same line share it."""
+    """The table of SECURITY.md, as lines of Markdown. Methods with equal rows share one."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for name, reveal in _all():
         label = reveal.title or f"`{name}`"
@@ -135,6 +135,3 @@ def _is_wanted(value: Any, wanted: Any) -> bool:
 def _shown(wanted: Any) -> str:
     values: Sequence[Any] = sorted(wanted, key=str) if isinstance(wanted, frozenset) else [wanted]
     return " or ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in values)
-
-
-__all__ = ["Reveal", "Step", "answered_by", "is_answered", "steps_of", "table"]

@@ -27,6 +27,3 @@ def validated(model: type[S], content: object, where: str, finding: Finding = NO
         mistakes = error.errors(include_url=False)[:_MAX_MISTAKES]
         listed = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg'].removeprefix('Value error, ')}" for one in mistakes)
         raise ConfigError(f"{where}: {listed}", finding) from None
-
-
-__all__ = ["Settings", "validated"]

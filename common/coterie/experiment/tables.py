@@ -1,4 +1,4 @@
-"""Tables with one row per example as data sources: where they are, the roles of their columns, and how their cells are read."""
+"""Tables with one row per example as data sources: paths, column roles, and how cells are read."""
 
 from __future__ import annotations
 

@@ -413,26 +413,3 @@ METHOD = Method(
         replace(SOLVED, needs={"refit": True}),
     ),
 )
-
-
-__all__ = [
-    "NEARLY_FULL",
-    "Aggregates",
-    "AllBlocks",
-    "AllDuals",
-    "AllSplits",
-    "BroadcastModels",
-    "ChosenModels",
-    "ChosenSplits",
-    "Config",
-    "Constants",
-    "Duals",
-    "OwnStart",
-    "StartModels",
-    "UpdatedModels",
-    "UpdatedSplits",
-    "Values",
-    "ValuesWanted",
-    "Weight",
-    "least_nu",
-]

@@ -127,6 +127,3 @@ def _sort_of(task: Received) -> tuple[Any, ...]:
     if not isinstance(frame, session_pb2.Task):
         return ()
     return (bool(frame.stage_json), frame.snapshot, bool(task.tails), task.kinds)
-
-
-__all__ = ["Computer", "Handler", "OnLoop", "Thread"]
