@@ -5,8 +5,8 @@
     comparison = coterie.compare("hsb", ["pdmm", "ditto", "local"], output="runs/compared")
     run = coterie.load_run("runs/my")
 
-This is the front door for Python. All else in this package is what coordinator, aggregator and client host must agree on, and imports
-neither side. So names of a higher room are fetched when they are first asked for; the stub beside this file types them.
+These names are the Python interface. The rest of this package is shared by coordinator, aggregator and client host, and imports none of
+them. So names of other packages are imported on first use; the stub beside this file has their types.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""The error families of Coterie. Anything else that escapes is our bug and crashes loudly.
+"""The error families of Coterie. Any other exception is our bug and crashes loudly.
 
     CoterieError
     ├── ConfigError     nothing has started: the experiment, its data or the command line is wrong    (exit code 2)
@@ -6,11 +6,11 @@
     └── RunError        the run cannot go on: a host is gone, a disk is full, a deadline has passed    (exit code 3)
 
 Each message is one sentence that names the thing, the value found and the value wanted. It is for the process that raises it, its own
-terminal and log. Three other things are made of an error, and none holds a value, a path or a foreign user by accident:
+terminal and log. Three other texts come from an error. None contains a value, a path or a foreign user by accident:
 
-    finding   what a parent hears
-    below     what the members below a parent hear, when it ends their run
-    public    what is written to run.db, events and traces; it is the message itself, unless that came out of a host
+    finding   for the parent
+    below     for the members below a parent, when it ends their run
+    public    for run.db, events and traces: the message itself, unless it came from a host
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from coterie.findings import NO_RULE, Finding
 
 
 class CoterieError(Exception):
-    """Root of all errors a user is expected to meet; `exit_code` is the command's.
+    """Root of all errors that a user may meet; `exit_code` is the command's.
 
-    `str(error)` stays in the process; `error.finding` is all that may cross to another one. Who gives none says only that it cannot go on.
+    `str(error)` stays in the process; only `error.finding` may cross to another one. The default finding only says that it cannot go on.
     """
 
     exit_code = 1
@@ -39,12 +39,12 @@ class CoterieError(Exception):
 
     @property
     def public(self) -> str:
-        """For whoever may read what this process writes down of the run."""
+        """For readers of what this process records about the run."""
         return str(self) if self._public is None else self._public
 
     @property
     def below(self) -> Finding:
-        """For the members below: only what a rule of runs says; of what is wrong with this process they hear nothing."""
+        """For the members below: only rules about runs, nothing about this process."""
         return self._below or (self.finding if self.finding.rule.startswith("R") else Finding("R6"))
 
 

@@ -1,8 +1,8 @@
-"""What a process may say of a failure, or of its data, to another process: a rule of the table, a count, and declared parts.
+"""Findings: what a process may say about a failure, or about its data, to another process.
 
-The full sentence, with values, headers and paths, stays in the log of the host. What crosses is a `Finding`: the code of a rule, a count,
-the role of what is at fault, and a place in the experiment, which both sides have. The receiver writes the sentence from its own table. So
-no error can carry a value across by accident, and a peer that lies cannot choose the words.
+The full sentence, with values, headers and paths, stays in the log of the host. A `Finding` crosses: the code of a rule, a count, the role
+of what is at fault, and a place in the experiment, which both sides have. The receiver makes the sentence from its own table. So no error
+can leak a value by accident, and a peer that lies cannot choose the words.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final, Literal, get_args
 Role = Literal["", "user", "cluster", "target", "feature", "column", "row", "file", "label", "array", "model", "loss", "source"]
 ROLES: Final = frozenset(get_args(Role))
 
-# Of each rule: one count, and more. `{count}` is a number, `{a_role}` "a feature", `{at}` " (data.target_column)" or nothing.
+# For each rule: the sentence for one, and for several. `{count}` is a number, `{a_role}` "a feature", `{at}` " (data.target_column)" or "".
 RULES: Final[dict[str, tuple[str, str]]] = {
-    # X: who has no rule of its own says no more than this.
+    # X: errors without a rule of their own.
     "X1": ("it cannot go on", "it cannot go on"),
     "X2": ("a mistake of the program itself", "mistakes of the program itself"),
     # D: data of any kind.
@@ -74,7 +74,7 @@ RULES: Final[dict[str, tuple[str, str]]] = {
         "{a_role} is of a very different size than others: models may have few right digits without data.standardize",
         "{count} features are of very different sizes: models may have few right digits without data.standardize",
     ),
-    # L: losses, models, and other code that the experiment names. What it raises is in the host's log alone.
+    # L: losses, models, and other code that the experiment names. Its exceptions stay in the host's log.
     "L1": ("the loss of the experiment raised an error{at}", "the loss of the experiment raised {count} errors{at}"),
     "L2": ("the model of the experiment raised an error{at}", "the model of the experiment raised {count} errors{at}"),
     "L3": ("the data source of the experiment raised an error{at}", "the data source of the experiment raised {count} errors{at}"),
@@ -110,12 +110,12 @@ _MAX_COUNT = 1 << 62
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule with its parts. ValueError for what is not in the tables, so a mistake here is found by the first test that meets it."""
+    """A rule with its parts. ValueError for anything outside the tables, so the first test of a mistake finds it."""
 
     rule: str
     count: int = 1
     role: Role = ""
-    place: str = ""  # a key of the experiment, for example "data.feature_columns[1]": both sides can look up what it says
+    place: str = ""  # a key of the experiment, such as "data.feature_columns[1]", which both sides can look up
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
@@ -133,7 +133,7 @@ class Finding:
         return self.with_declared(None)
 
     def with_declared(self, value: str | float | None) -> str:
-        """The same with what the receiver's own experiment says at the place, where it says something that can be shown."""
+        """The sentence, with the value in the receiver's own experiment at the place, if it can be shown."""
         one, more = RULES[self.rule]
         role = self.role or "column"
         a_role = f"{'an' if role[:1] in tuple('aeio') else 'a'} {role}"

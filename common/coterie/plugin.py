@@ -1,9 +1,9 @@
-"""What the author of a method, a loss, a model, a data source or a partition rule may import: these names, and no others, stay.
+"""The stable interface for authors of methods, losses, models, data sources and partition rules: only these names are guaranteed to stay.
 
     from coterie.plugin import NetworkLoss
 
-A name is fetched from its room when it is first asked for, so a plug-in for hosts imports nothing of the server. The stub beside this file
-has the types.
+A name is imported from its module on first use, so a plug-in for hosts imports nothing of the server. The stub beside this file has the
+types.
 """
 
 import importlib

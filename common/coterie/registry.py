@@ -1,10 +1,10 @@
-"""The methods there are, and what each of them is.
+"""The registry of methods, and their parts.
 
-A method is one name and three values: `METHOD` in `coterie`, `SERVER` in `coterie_server`, `CLIENT` or `UPDATE` in `coterie_client`. No
-list has to be kept: what is asked by name is looked up by name, and all modules are read only where all methods are to be listed.
+A method is one name and three values: `METHOD` in `coterie`, `SERVER` in `coterie_server`, `CLIENT` or `UPDATE` in `coterie_client`. There
+is no list: a value is looked up by the method's name, and all modules are imported only to list all methods.
 
-A method from outside is one module with these values: the module that an installed package names, or a file beside the experiment, which
-is named by the import path of its `METHOD`. A value may be a text "package.module:NAME", which is imported when it is wanted.
+A method from outside is one module with these values. An installed package names the module; or it is a file beside the experiment, named
+by the import path of its `METHOD`. A value may be a text "package.module:NAME", which is imported on demand.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from coterie.findings import Finding
 from coterie.record import snapshot
 from coterie.wire.messages import find_kinds_with
 
-MODULES = {"global": "global_"}  # whose name would be a keyword
+MODULES = {"global": "global_"}  # names that are keywords
 T = TypeVar("T")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _CALLED: Final[Mapping[str, str]] = {"ServerHalf": "SERVER", "ClientHalf": "CLIENT", "LocalUpdate": "UPDATE"}
-_beside: dict[str, str] = {}  # name: import path, of methods that this process has met beside an experiment
+_beside: dict[str, str] = {}  # name -> import path, for methods beside an experiment that this process has met
 
 
 def part(package: str, name: str, value: str) -> Any:
-    """What a method, or steps of every run, has as `value` in a package, such as "SERVER" in "coterie_server"; None for nothing.
+    """The `value` of a method, or of steps of every run, in a package, such as "SERVER" in "coterie_server"; None if there is none.
 
-    The only place that looks for a value by its name. ConfigError for code from outside that fails.
+    Only this function looks up values by name. ConfigError if code from outside fails.
     """
     if not _NAME.fullmatch(name):
         return None
@@ -46,7 +46,7 @@ def part(package: str, name: str, value: str) -> Any:
 
 
 def typed_part(package: str, name: str, value: str, kind: type[T]) -> T | None:
-    """As `part`, of this class. ConfigError where code from outside has something else there."""
+    """As `part`, of this class. ConfigError if code from outside has another class."""
     found = part(package, name, value)
     if found is None or isinstance(found, kind):
         return found
@@ -55,7 +55,7 @@ def typed_part(package: str, name: str, value: str, kind: type[T]) -> T | None:
 
 
 def _own_module(package: str, name: str) -> ModuleType | None:
-    """By the convention of our own packages: `PACKAGE.methods.NAME`, or `.half` in a folder of that name."""
+    """Our own module `PACKAGE.methods.NAME`, or its `half` if it is a folder."""
     for folder in ("methods", "families"):
         place = f"{package}.{folder}.{MODULES.get(name, name)}"
         try:
@@ -68,7 +68,7 @@ def _own_module(package: str, name: str) -> ModuleType | None:
 
 
 def room(name: str) -> Room:
-    """A method, or steps of every run, by name. LookupError where there is none."""
+    """A method, or steps of every run, by name. LookupError if there is none."""
     found = part("coterie", name, "METHOD") or part("coterie", name, "ROOM")
     if not isinstance(found, Room):
         raise LookupError(f"there is no method {name!r}")
@@ -76,7 +76,7 @@ def room(name: str) -> Room:
 
 
 def method(name: str) -> Method:
-    """A method by its name or import path. LookupError where there is none; ConfigError for code from outside that cannot be used."""
+    """A method by its name or import path. LookupError if there is none; ConfigError if code from outside cannot be used."""
     found = _method(name)
     if found is None:
         raise LookupError(f"there is no method {name!r}")
@@ -84,23 +84,23 @@ def method(name: str) -> Method:
 
 
 def is_method(name: Any) -> bool:
-    """Whether there is a method of this name or import path. ConfigError for code from outside that cannot be used."""
+    """Whether a method has this name or import path. ConfigError if code from outside cannot be used."""
     return isinstance(name, str) and _method(name) is not None
 
 
 def is_built_in(name: str) -> bool:
-    """Whether the name is that of a method, or of steps of every run, of our own packages."""
+    """Whether our own packages have a method, or steps of every run, of this name."""
     return _NAME.fullmatch(name) is not None and _own_module("coterie", name) is not None
 
 
 def methods(kind: Kind | None = None) -> Sequence[str]:
-    """The names of all methods, or of those for one kind of models: built-in ones, then those of installed packages that can be used."""
+    """The names of all methods, or of those for one kind of models: built-in ones first, then usable ones of installed packages."""
     return (*built_in_methods(kind), *(name for name in plugins.names("method") if _is_usable(name, kind)))
 
 
 @functools.cache
 def built_in_methods(kind: Kind | None = None) -> Sequence[str]:
-    """The names of our own methods, or of those for one kind of models, in order of the alphabet."""
+    """The names of our own methods, or of those for one kind of models, in alphabetical order."""
     package = importlib.import_module("coterie.methods")
     of_module = {module: name for name, module in MODULES.items()}
     listed = sorted(of_module.get(module.name, module.name) for module in pkgutil.iter_modules(package.__path__))
@@ -110,7 +110,7 @@ def built_in_methods(kind: Kind | None = None) -> Sequence[str]:
 def _is_usable(name: str, kind: Kind | None) -> bool:
     try:
         found = _method(name)
-    except ConfigError:  # who asks for it is told why
+    except ConfigError:  # `method` gives the reason
         return False
     return found is not None and (kind is None or kind in found.models)
 
@@ -121,7 +121,7 @@ def _method(name: str) -> Method | None:
     found = part("coterie", name, "METHOD")
     if isinstance(found, Method) and found.name == name:
         return found
-    if (place := _place(name)) is not None:  # of an installed package
+    if (place := _place(name)) is not None:  # a method of an installed package
         raise _unusable(place, found)
     return None
 
@@ -130,12 +130,12 @@ def _method(name: str) -> Method | None:
 
 
 def written(name: str) -> str:
-    """How an experiment names a method: by its import path, where it is beside the experiment."""
+    """The name of a method in an experiment: the import path, for a method beside the experiment."""
     return _beside.get(name, name)
 
 
 def _met(path: str) -> Method:
-    """The method at an import path, which is from now on found by its name. ConfigError where there is none, or its name is taken."""
+    """The method at an import path, which from now on is also found by its name. ConfigError if there is none, or its name is taken."""
     place = plugins.place("method", path)
     assert place is not None  # noqa: S101 - all paths lead to a place
     found = place.loaded()
@@ -163,7 +163,7 @@ def _place(name: str) -> Place | None:
 
 
 def _value(place: Place, value: str) -> Any:
-    """A value of a method from outside. ConfigError where its code cannot be used."""
+    """A value of a method from outside. ConfigError if its code cannot be used."""
     listed = _checked(place)
     key = place.attribute or value if value == "METHOD" else value
     found = listed.get(key)
@@ -171,7 +171,7 @@ def _value(place: Place, value: str) -> Any:
 
 
 def _checked(place: Place) -> Mapping[str, Any]:
-    """What is in the module. ConfigError where a half is missing or misnamed: it would be missed when the run waits for it."""
+    """The names in the module. ConfigError if a half is missing or misnamed, before the run waits for it."""
     listed = vars(place.imported())
     method = listed.get(place.attribute or "METHOD")
     for key, value in listed.items():
@@ -196,4 +196,4 @@ def _unusable(place: Place, found: object) -> ConfigError:
     return ConfigError(f"{place.what} is no method: {what}, want a coterie.plugin.Method", place.finding)
 
 
-find_kinds_with(lambda name: _own_module("coterie", name))  # modules from outside are imported by the experiment that names them
+find_kinds_with(lambda name: _own_module("coterie", name))  # the experiment imports modules from outside
