@@ -88,7 +88,10 @@ def _loaded(config: PythonData, seed: int, names: Collection[str] | None, record
         seen.add(name)
         if names is None or name in names:
             loaded.append(_user(record, name, config, seed, f"{config.path} user {name!r}"))
-            _same_width(loaded[0], loaded[-1], config)
+            first, user = loaded[0], loaded[-1]
+            if user.features.shape[1:] != first.features.shape[1:]:
+                found = f"{config.path} user {user.name!r}: features has {_widths(user.features, first.features)}"
+                raise ConfigError(f"{found} of user {first.name!r}")
     if not seen:
         raise ConfigError(f"{config.path} returned 0 users, want at least one")
     return loaded
@@ -151,12 +154,6 @@ def _numbers(values: Any, what: str, n_axes: int, where: str) -> NDArray[Any] | 
     if not np.isfinite(found).all():
         raise ConfigError(f"{where}: {what} row {np.argwhere(~np.isfinite(found))[0, 0] + 1} has NaN or infinity, want numbers")
     return found
-
-
-def _same_width(first: UserData, user: UserData, config: PythonData) -> None:
-    if user.features.shape[1:] != first.features.shape[1:]:
-        found = f"{config.path} user {user.name!r}: features has {_widths(user.features, first.features)}"
-        raise ConfigError(f"{found} of user {first.name!r}")
 
 
 def _widths(found: NDArray[Any], wanted: NDArray[Any]) -> str:

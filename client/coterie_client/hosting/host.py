@@ -118,21 +118,20 @@ class Host(Member):
         """Sets up the methods of a new stage, which may continue from their earlier states."""
         self._stage, options_of = _read_stage(stage_json)
         for room, options in options_of.items():
-            self._check_options(room, options)
-            self.states[room] = self._client(room)[1].init(options, self.local, self.states.get(room))
-
-    def _check_options(self, room: str, options: Mapping[str, Any]) -> None:
-        """ProtocolError for settings that are not the experiment's: like steps, they decide what is sent."""
-        if self._answered is not None and not self._client(room)[1].allows(options, self.experiment, self.n_members):
-            sentence = f"the parent's settings of {room!r} are not those of the experiment that this host serves"
-            raise ProtocolError(sentence, Finding("C10"))
+            client = self._client(room)[1]
+            # Like steps, settings decide what is sent, so they must be the experiment's.
+            if self._answered is not None and not client.allows(options, self.experiment, self.n_members):
+                sentence = f"the parent's settings of {room!r} are not those of the experiment that this host serves"
+                raise ProtocolError(sentence, Finding("C10"))
+            self.states[room] = client.init(options, self.local, self.states.get(room))
 
     def _dispatch(self, messages: Sequence[Message], round_number: int) -> list[Message]:
         """Dispatches the messages to the halves of their methods, in order, and collects the replies."""
         by_room: dict[str, dict[type[Message], Message]] = {}
         for message in messages:
             if self._answered is not None and not is_answered(self._answered, message.method, message.step):
-                raise _not_asked(message)
+                asked = f"the parent asks for step {message.step!r} of {message.method!r}"
+                raise ProtocolError(f"{asked}, which is no part of the experiment that this host serves", Finding("C9"))
             room, _ = self._client(message.method)
             by_room.setdefault(room, {})[type(message)] = message
         replies: list[Message] = []
@@ -168,11 +167,6 @@ class Host(Member):
 
     def tree(self) -> Mapping[str, Any]:
         return {"stage": self._stage, "states": self.states}
-
-
-def _not_asked(message: Message) -> ProtocolError:
-    sentence = f"the parent asks for step {message.step!r} of {message.method!r}, which is no part of the experiment that this host serves"
-    return ProtocolError(sentence, Finding("C9"))
 
 
 def _read_stage(stage_json: str) -> tuple[str, Mapping[str, Any]]:

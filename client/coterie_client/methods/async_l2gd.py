@@ -90,7 +90,8 @@ def _stepped(state: State, steps: Steps, target: Target | None, centres: Centres
     """Advances the clusters in `steps`: first averaging steps with known averages, then local steps up to `until`."""
     assert state.parameters is not None  # noqa: S101 - the parameters come first
     run = _Run(state, state.parameters, local)
-    schedule = _schedule(state, local.seed)
+    p = state.parameters
+    schedule = schedule_by(local.seed, float(p.p0[0]), p.p, state.clusters, state.options["coins"])
     places = np.searchsorted(state.clusters, steps.clusters)
     if centres is not None:
         known = np.searchsorted(state.clusters, centres.clusters)
@@ -104,12 +105,6 @@ def _stepped(state: State, steps: Steps, target: Target | None, centres: Centres
     at[places] = steps.until
     after = replace(state, theta=run.theta, at=at, cluster_average=run.cluster_average, global_average=run.global_average)
     return after, _asked_models(after, places[steps.wants_models > 0])
-
-
-def _schedule(state: State, seed: int) -> Schedule:
-    p = state.parameters
-    assert p is not None  # noqa: S101 - as above
-    return schedule_by(seed, float(p.p0[0]), p.p, state.clusters, state.options["coins"])
 
 
 def _asked_models(state: State, places: Indices) -> Sequence[Message]:
