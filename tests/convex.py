@@ -15,8 +15,8 @@ import numpy as np
 from coterie.arrays import Array, Indices
 from coterie.draws.streams import stream
 from coterie.families.partial import AS_IS, AskScores, Scores, Shared, TrainingLoss, Trial, Updated
-from coterie.wire.codec import Precision
 from coterie.wire.messages import Message
+from coterie.wire.precision import Precision
 from coterie_client.data import load_users
 from coterie_client.families.partial import CLIENT, State
 from coterie_client.interface.half import Inbox, Local

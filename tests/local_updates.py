@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from coterie.draws.streams import stream
 from coterie.experiment.model import named_tensors
 from coterie.families.partial import AS_IS, AskScores, Scores, Shared, TrainingLoss, Trial, Updated
-from coterie.wire.codec import Precision
+from coterie.wire.precision import Precision
 from coterie_client.data import UserData, load_users
 from coterie_client.families.partial import CLIENT, State, travelling
 from coterie_client.interface.half import Inbox, Local

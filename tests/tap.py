@@ -8,7 +8,8 @@ from typing import Any
 
 from coterie.experiment.config import Experiment
 from coterie.v1 import session_pb2
-from coterie.wire.codec import Assembler, Encoded, Received
+from coterie.wire.assembler import Assembler
+from coterie.wire.codec import Encoded, Received
 from coterie_client.hosting.build import build_host
 from coterie_server.run.coordinator import Finished, Options, coordinate
 from coterie_server.session.hub import Hub

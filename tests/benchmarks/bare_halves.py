@@ -15,7 +15,7 @@ import numpy as np
 from coterie.experiment.config import Experiment
 from coterie.methods.pdmm import Aggregates, UpdatedModels
 from coterie.session import dial
-from coterie.wire.codec import Precision
+from coterie.wire.precision import Precision
 from coterie_client.hosting.build import build_host
 from coterie_client.interface.half import Inbox, Local
 from coterie_client.methods.pdmm import CLIENT

@@ -15,7 +15,7 @@ import numpy as np
 
 from coterie import run
 from coterie.experiment.config import Experiment, experiment_from
-from coterie.wire.codec import Precision
+from coterie.wire.precision import Precision
 from coterie_client.hosting.build import build_host
 from coterie_client.interface.half import Inbox
 from coterie_client.methods.pdmm import CLIENT

@@ -15,8 +15,9 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.v1 import session_pb2, tensor_pb2
-from coterie.wire.codec import PROTOCOL_VERSION, Precision, encode
+from coterie.wire.codec import PROTOCOL_VERSION, encode
 from coterie.wire.messages import Broadcast, Message, PerCluster, Positions, Rows, Scalars, Vectors, Weights, declare
+from coterie.wire.precision import Precision
 
 N_OWN = 3
 EDGES = (0, 1, 2, 3, 4, 48, 127, 128, 255, 2**14, 2**20, 2**31 - 1, 2**31, 2**32 - 1, 2**34, 2**34 + 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)

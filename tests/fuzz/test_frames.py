@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from coterie.errors import ProtocolError
 from coterie.v1 import session_pb2
-from coterie.wire.codec import Assembler, Received, check_announced
+from coterie.wire.assembler import Assembler
+from coterie.wire.codec import Received, check_announced
 from coterie.wire.messages import Rows, check_shapes
 from tests.fuzz.mutations import BASES, N_OWN, Base, drawn, mutilated
 

@@ -19,8 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from coterie.errors import ProtocolError
 from coterie.v1 import session_pb2
-from coterie.wire.codec import PROTOCOL_VERSION, Assembler, Precision, Received, encode
+from coterie.wire.assembler import Assembler
+from coterie.wire.codec import PROTOCOL_VERSION, Received, encode
 from coterie.wire.messages import Message
+from coterie.wire.precision import Precision
 from coterie_server.session.refusal import MAX_REASON_CHARS, Refusal
 from tests.fuzz.mutations import EDGES, KINDS, Base, drawn, mutilated
 from tests.unit.test_hub import All, Answer, FakeLink, World, world

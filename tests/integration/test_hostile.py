@@ -26,9 +26,10 @@ from coterie.experiment.config import experiment_to_json
 from coterie.findings import Finding
 from coterie.session.dial import serve_member
 from coterie.v1 import session_pb2, tensor_pb2
-from coterie.wire.codec import MAX_FRAME_BYTES, PROTOCOL_VERSION, Precision, encode
+from coterie.wire.codec import MAX_FRAME_BYTES, PROTOCOL_VERSION, encode
 from coterie.wire.frames import CHUNK_BYTES, field_header
 from coterie.wire.messages import Message
+from coterie.wire.precision import Precision
 from coterie_server.session.hub import Hub
 from coterie_server.session.refusal import MAX_REASON_CHARS
 from coterie_server.transport import serve, unknown_peers

@@ -23,8 +23,9 @@ from coterie.record.snapshot import SnapshotFile
 from coterie.session.computer import Thread
 from coterie.session.dial import serve_member
 from coterie.v1 import session_pb2
-from coterie.wire.codec import Encoded, Precision, Received, encode
+from coterie.wire.codec import Encoded, Received, encode
 from coterie.wire.messages import Message
+from coterie.wire.precision import Precision
 from coterie_client.data import list_users
 from coterie_client.hosting.build import build_host
 from coterie_client.hosting.host import Host

@@ -30,8 +30,10 @@ from coterie.record.snapshot import SnapshotFile
 from coterie.session.computer import Thread
 from coterie.session.dial import serve_member
 from coterie.v1 import session_pb2
-from coterie.wire.codec import PROTOCOL_VERSION, Assembler, Precision, encode
+from coterie.wire.assembler import Assembler
+from coterie.wire.codec import PROTOCOL_VERSION, encode
 from coterie.wire.messages import Broadcast, Rows, Vectors, declare
+from coterie.wire.precision import Precision
 from coterie_client.data import UserData
 from coterie_client.hosting.host import Host
 from coterie_client.interface.half import ClientHalf, Inbox, Local

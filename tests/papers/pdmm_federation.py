@@ -9,8 +9,10 @@ import numpy as np
 from coterie.experiment.problem import ProblemConfig
 from coterie.methods.pdmm import Config
 from coterie.v1 import session_pb2
-from coterie.wire.codec import ENVELOPE, Assembler, Precision, encode
+from coterie.wire.assembler import Assembler
+from coterie.wire.codec import ENVELOPE, encode
 from coterie.wire.messages import kind_class
+from coterie.wire.precision import Precision
 from coterie_client.interface.half import Inbox, Local
 from coterie_client.methods.pdmm import CLIENT
 from coterie_client.problems import build_problem

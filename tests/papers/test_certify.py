@@ -13,7 +13,7 @@ from coterie.errors import ConfigError
 from coterie.experiment.config import experiment_from
 from coterie.families.consensus import Curvatures, Slopes
 from coterie.methods.certify import Config
-from coterie.wire.codec import Precision
+from coterie.wire.precision import Precision
 from coterie_deploy.engines.api import run
 from coterie_deploy.studies.certify import certification, certify, found_labels
 from coterie_server.interface.half import Facts, Members, Outcome, Replies, Setting

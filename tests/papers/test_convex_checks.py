@@ -14,7 +14,7 @@ from coterie.arrays import Array
 from coterie.draws.streams import normal, stream
 from coterie.families.partial import ALL_TUNED, AS_IS
 from coterie.methods.l2gd import Coins
-from coterie.wire.codec import Precision
+from coterie.wire.precision import Precision
 from coterie_client.data import load_users
 from coterie_client.learning import Draw, Phase, Rows
 from coterie_client.problems import ConvexProblem, build_problem

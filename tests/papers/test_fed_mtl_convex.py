@@ -19,8 +19,8 @@ from coterie.errors import ConfigError, ProtocolError
 from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
 from coterie.experiment.problem import ProblemConfig
 from coterie.methods.fed_mtl import Config, Pull, Pulled
-from coterie.wire.codec import Precision
 from coterie.wire.messages import Message
+from coterie.wire.precision import Precision
 from coterie_client.data import UserData
 from coterie_client.data.sources import user_source
 from coterie_client.interface.half import Inbox, Local

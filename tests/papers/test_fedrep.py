@@ -21,7 +21,8 @@ from coterie.families.partial import Updated
 from coterie.session.failures import failure_of
 from coterie.v1 import session_pb2
 from coterie.v1.session_pb2 import Failure
-from coterie.wire.codec import Precision, encode
+from coterie.wire.codec import encode
+from coterie.wire.precision import Precision
 from coterie_client.data import load_users
 from coterie_client.families.partial import State
 from coterie_client.hosting.build import build_host

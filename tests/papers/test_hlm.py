@@ -14,7 +14,7 @@ from coterie.errors import ConfigError
 from coterie.experiment.config import experiment_from
 from coterie.experiment.data import HlmData
 from coterie.methods.hlm_exact import Config
-from coterie.wire.codec import Precision
+from coterie.wire.precision import Precision
 from coterie_client.data import load_users
 from coterie_client.data.hlm import truth
 from coterie_deploy.engines.api import run

@@ -15,7 +15,7 @@ from coterie.errors import ProtocolError
 from coterie.experiment.model import TensorInfo, named_tensors, stacked
 from coterie.families.partial import ALL_TUNED, AS_IS, AskScores, AskStart, Delivery, Scores, Shared, Start, Trial, Updated
 from coterie.methods.ifca import Chosen, Config
-from coterie.wire.codec import Precision
+from coterie.wire.precision import Precision
 from coterie_client.families.partial import CLIENT
 from coterie_client.interface.half import Inbox
 from coterie_client.learning import Rows

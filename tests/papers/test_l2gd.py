@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from coterie.errors import ConfigError
 from coterie.families.partial import Shared, TrainingLoss, Updated
 from coterie.methods.l2gd import Coins
-from coterie.wire.codec import Precision
+from coterie.wire.precision import Precision
 from coterie_client.families.partial import CLIENT
 from coterie_client.interface.half import Inbox
 from coterie_client.learning import Rows

@@ -10,8 +10,8 @@ from scipy.spatial.distance import pdist
 
 from coterie.experiment.problem import ProblemConfig
 from coterie.families.consensus import Curvatures, GroupModel, Slopes
-from coterie.wire.codec import Precision
 from coterie.wire.messages import Message
+from coterie.wire.precision import Precision
 from coterie_client.families.consensus import CLIENT
 from coterie_client.interface.half import Inbox, Local
 from coterie_client.problems import build_problem

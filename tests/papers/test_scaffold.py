@@ -16,7 +16,7 @@ from coterie.experiment.model import TensorInfo
 from coterie.families.partial import Shared, Updated
 from coterie.methods.scaffold import Config, Variate, VariateMove
 from coterie.record.snapshot import SnapshotFile
-from coterie.wire.codec import Precision
+from coterie.wire.precision import Precision
 from coterie_client.families.partial import CLIENT
 from coterie_client.interface.half import Inbox
 from coterie_server.families.partial import PartialSharing, State

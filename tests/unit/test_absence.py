@@ -18,8 +18,8 @@ from coterie.families.partial import AskStart, Shared, Start, TrainingLoss, Upda
 from coterie.methods import fedavg, fedrep_linear, pdmm
 from coterie.methods.fedrep_linear import FinalRepresentation, Representation, Scores, UpdatedRepresentation
 from coterie.registry import methods
-from coterie.wire.codec import Precision
 from coterie.wire.messages import Message
+from coterie.wire.precision import Precision
 from coterie_server.families import partial as partial_room
 from coterie_server.interface.half import Facts, Members, Replies, Setting
 from coterie_server.interface.stages import Stage

@@ -10,7 +10,7 @@ import pytest
 
 from coterie.families.schedule import CLUSTER, GLOBAL, LOCAL
 from coterie.methods import async_l2gd
-from coterie.wire.codec import Precision
+from coterie.wire.precision import Precision
 from coterie_server.families import coin_counts
 from coterie_server.families.coin_counts import NO_REUSE, REUSE_ALL, REUSE_WITHIN
 from coterie_server.interface.half import Facts, Members, Setting, StageHalf

@@ -7,8 +7,10 @@ import pytest
 
 from coterie.errors import ProtocolError
 from coterie.v1 import session_pb2, tensor_pb2
-from coterie.wire.codec import Assembler, Precision, Received, encode
+from coterie.wire.assembler import Assembler
+from coterie.wire.codec import Received, encode
 from coterie.wire.frames import PLAIN_BYTES, field_header
+from coterie.wire.precision import Precision
 from coterie_server.session.journal import Sparse
 from tests.fuzz.mutations import Centres, Common
 from tests.unit.test_hub import All, Answer, asked, rows, run, two_hosts

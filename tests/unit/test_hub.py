@@ -19,8 +19,10 @@ from coterie.experiment.model import TensorInfo, to_json
 from coterie.findings import Finding
 from coterie.record.ledger import Row
 from coterie.v1 import session_pb2
-from coterie.wire.codec import PROTOCOL_VERSION, Assembler, Encoded, Precision, Received, encode
+from coterie.wire.assembler import Assembler
+from coterie.wire.codec import PROTOCOL_VERSION, Encoded, Received, encode
 from coterie.wire.messages import Broadcast, Message, Rows, Scalars, Vectors, declare
+from coterie.wire.precision import Precision
 from coterie_server.interface.merge import check_finite
 from coterie_server.session.hub import Hub
 from coterie_server.session.refusal import Refusal

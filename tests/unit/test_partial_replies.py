@@ -16,8 +16,8 @@ from coterie.experiment.model import TensorInfo
 from coterie.families.partial import Scores, Start, TrainingLoss, Updated
 from coterie.methods.fedrep import Config
 from coterie.methods.fedrep_linear import UpdatedRepresentation
-from coterie.wire.codec import Precision
 from coterie.wire.messages import Message
+from coterie.wire.precision import Precision
 from coterie_client.families import partial
 from coterie_client.interface.half import Inbox, Local
 from coterie_client.methods import fedrep_linear

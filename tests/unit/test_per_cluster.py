@@ -11,8 +11,8 @@ import pytest
 from coterie.arrays import Array
 from coterie.errors import ProtocolError, RunError
 from coterie.families.evaluation import FinalModels
-from coterie.wire.codec import Precision
 from coterie.wire.messages import PerCluster, Vectors, dataclass, declare
+from coterie.wire.precision import Precision
 from coterie_server.interface.merge import Layout, check_finite, check_kinds, check_owners, merged
 from coterie_server.run.tiers import _Tier
 

@@ -10,7 +10,7 @@ from coterie.experiment.model import TensorInfo
 from coterie.experiment.problem import ProblemConfig
 from coterie.families.partial import Scores
 from coterie.methods.fedavg import Config
-from coterie.wire.codec import Precision
+from coterie.wire.precision import Precision
 from coterie_client.learning import Rows
 from coterie_client.problems import build_problem
 from coterie_client.problems.descent import ConvexLearner

@@ -15,8 +15,10 @@ from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.experiment.model import TensorInfo, difference, from_json, named_tensors, shared_tensors, to_json
 from coterie.record.ledger import DOWN, rows_of
 from coterie.v1 import session_pb2
-from coterie.wire.codec import Assembler, Encoded, Precision, Received, encode
+from coterie.wire.assembler import Assembler
+from coterie.wire.codec import Encoded, Received, encode
 from coterie.wire.messages import Message, Positions, Rows, Weights, dataclass, declare
+from coterie.wire.precision import Precision
 from coterie_server.interface.half import Replies
 from coterie_server.interface.merge import Layout, check_finite, merged, weights_of
 

@@ -14,7 +14,7 @@ from coterie.experiment.reveals import answered_by
 from coterie.findings import Finding
 from coterie.record.snapshot import SnapshotFile
 from coterie.registry import part
-from coterie.wire.codec import Precision
+from coterie.wire.precision import Precision
 from coterie_client.data import UserData, filled, fresh_rows, read_users, standardize
 from coterie_client.data.hints import likely_identifiers, unlike_sizes
 from coterie_client.families.prepare import State as Preparation

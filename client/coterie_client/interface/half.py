@@ -17,8 +17,8 @@ from coterie.arrays import Indices
 from coterie.errors import RunError
 from coterie.experiment.config import Experiment
 from coterie.registry import is_method, method, typed_part
-from coterie.wire.codec import Precision
 from coterie.wire.messages import Message
+from coterie.wire.precision import Precision
 from coterie_client.data import Fresh, UserData
 from coterie_client.problems import Problem
 

@@ -19,8 +19,9 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.errors import ProtocolError
 from coterie.v1 import session_pb2
-from coterie.wire.codec import ENVELOPE, GRPC_FRAME_HEADER_BYTES, Entry
+from coterie.wire.codec import ENVELOPE, GRPC_FRAME_HEADER_BYTES
 from coterie.wire.messages import kind_class
+from coterie.wire.parts import Entry
 
 T = TypeVar("T")
 

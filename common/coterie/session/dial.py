@@ -28,7 +28,8 @@ from coterie.session.failures import failure_of, finding_frame, finding_in
 from coterie.session.probe import PLAIN, mismatch
 from coterie.session.tls import Tls
 from coterie.v1 import session_pb2
-from coterie.wire.codec import MAX_FRAME_BYTES, PROTOCOL_VERSION, Assembler, Encoded, Received
+from coterie.wire.assembler import Assembler
+from coterie.wire.codec import MAX_FRAME_BYTES, PROTOCOL_VERSION, Encoded, Received
 
 SERVICE = "coterie.v1.FederationService"
 FAILED = "the run has failed"  # prefix of a member's message when the run was ended by others

@@ -23,8 +23,9 @@ from coterie.record.ledger import DOWN, UP, Booked, pack, rows_of
 from coterie.record.snapshot import SnapshotFile
 from coterie.session.failures import finding_frame
 from coterie.v1 import session_pb2
-from coterie.wire.codec import PROTOCOL_VERSION, Encoded, Precision, Received, encode, reheaded
+from coterie.wire.codec import PROTOCOL_VERSION, Encoded, Received, encode, reheaded
 from coterie.wire.messages import Message, Rows
+from coterie.wire.precision import Precision
 
 _USERS_PER_HELLO = 5000
 _BOOKED_UNPACKED = 2_000  # tasks and replies

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from coterie.wire.codec import Precision
 from coterie.wire.messages import Message, Rows, Spec, has_rows
+from coterie.wire.precision import Precision
 
 _ONE_THREAD = 10_000  # products of vectors with at most this many terms use one thread in OpenBLAS
 

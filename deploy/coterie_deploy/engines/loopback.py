@@ -14,7 +14,8 @@ from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
 from coterie.record.ledger import UP
 from coterie.session.failures import failure_of, sentence_of
 from coterie.v1 import session_pb2
-from coterie.wire.codec import Assembler, Encoded, Received
+from coterie.wire.assembler import Assembler
+from coterie.wire.codec import Encoded, Received
 from coterie_client.hosting.host import Host
 from coterie_server.session.hub import Hub
 from coterie_server.session.strikes import NOT_SPARED

@@ -21,8 +21,8 @@ from coterie.experiment.config import Experiment
 from coterie.experiment.model import TensorInfo
 from coterie.registry import method, typed_part
 from coterie.text.names import natural_key
-from coterie.wire.codec import Precision
 from coterie.wire.messages import Message, PerCluster
+from coterie.wire.precision import Precision
 from coterie_server.interface.expected import Counts, Expected, Key
 from coterie_server.interface.stages import Stage, single_stage
 from coterie_server.interface.wanted import Wanted

@@ -24,8 +24,9 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, S
 
 from coterie import __version__
 from coterie.errors import CoterieError
-from coterie.wire.codec import GRPC_FRAME_HEADER_BYTES, Entry
+from coterie.wire.codec import GRPC_FRAME_HEADER_BYTES
 from coterie.wire.messages import Message
+from coterie.wire.parts import Entry
 
 RUN, STAGE, ROUND, EXCHANGE, ANSWER = "coterie.run", "coterie.stage", "coterie.round", "coterie.exchange", "coterie.answer"  # spans
 _ALL_OF_THE_FIRST = 100  # rounds of a stage

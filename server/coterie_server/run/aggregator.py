@@ -17,8 +17,9 @@ from coterie.record.snapshot import SnapshotFile
 from coterie.session.failures import finding_in
 from coterie.session.member import Member
 from coterie.v1 import session_pb2
-from coterie.wire.codec import Encoded, Precision, Received
+from coterie.wire.codec import Encoded, Received
 from coterie.wire.messages import Message
+from coterie.wire.precision import Precision
 from coterie_server.interface.half import ClusterMethod, ClusterSetting, server_half
 from coterie_server.record.rundb import RunDatabase
 from coterie_server.run.plan import stages_of

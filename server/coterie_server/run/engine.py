@@ -28,7 +28,7 @@ from coterie.families.evaluation import FinalModels, Scores
 from coterie.families.prepare import FEW_CELLS, FEW_ROWS
 from coterie.record.snapshot import SnapshotFile
 from coterie.registry import method
-from coterie.wire.codec import Precision
+from coterie.wire.precision import Precision
 from coterie_server.families.known_clusters import spread_of
 from coterie_server.families.prepare import prepare, prepare_network
 from coterie_server.interface.half import (

@@ -12,8 +12,8 @@ from typing import Any
 
 from coterie.arrays import Indices
 from coterie.errors import ProtocolError
-from coterie.wire.codec import Precision
 from coterie.wire.messages import Message, PerCluster
+from coterie.wire.precision import Precision
 from coterie_server.interface.half import ClusterMethod, Counts, Federation, Outcome, Replies, StageHalf
 from coterie_server.interface.wanted import Wanted
 from coterie_server.record.rundb import BETWEEN

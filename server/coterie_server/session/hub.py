@@ -16,8 +16,9 @@ from coterie.errors import CoterieError, ProtocolError, RunError
 from coterie.experiment.config import Experiment
 from coterie.findings import Finding
 from coterie.v1 import session_pb2
-from coterie.wire.codec import Precision, Received
+from coterie.wire.codec import Received
 from coterie.wire.messages import Message
+from coterie.wire.precision import Precision
 from coterie_server.interface.half import Members, Replies
 from coterie_server.interface.merge import merged, weights_of
 from coterie_server.interface.wanted import Wanted

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from coterie.record.ledger import DOWN
 from coterie.v1 import session_pb2
-from coterie.wire.codec import Precision, encode, reheaded
+from coterie.wire.codec import encode, reheaded
 from coterie.wire.messages import Message
+from coterie.wire.precision import Precision
 from coterie_server.session.bookings import Bookings
 from coterie_server.session.hosts import Host, Sent
 from coterie_server.session.run_state import RunState

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 from coterie.arrays import Indices
 from coterie.record.ledger import Own, Row
 from coterie.v1 import session_pb2
-from coterie.wire.codec import Encoded, Entry
+from coterie.wire.codec import Encoded
 from coterie.wire.messages import Message
+from coterie.wire.parts import Entry
 
 
 class Link(Protocol):

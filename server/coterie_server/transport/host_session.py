@@ -13,7 +13,8 @@ from coterie.record.ledger import UP
 from coterie.session.failures import MISTAKE
 from coterie.session.tls import Identity, identity_of
 from coterie.v1 import session_pb2
-from coterie.wire.codec import MAX_FRAME_BYTES, Assembler, Received
+from coterie.wire.assembler import Assembler
+from coterie.wire.codec import MAX_FRAME_BYTES, Received
 from coterie_server.session.hub import Hub
 from coterie_server.session.refusal import MAX_REASON_CHARS, Refusal, short_name, shortened
 from coterie_server.transport.grpc_link import SMALL_BYTES, Context, GrpcLink

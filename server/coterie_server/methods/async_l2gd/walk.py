@@ -16,8 +16,8 @@ from coterie.arrays import Array, Indices
 from coterie.errors import RunError
 from coterie.families.schedule import CLUSTER, GLOBAL, LOCAL, combined, moved, schedule_by
 from coterie.methods.async_l2gd import Advance, Centres, ClusterSums, Config, GlobalAverage, Models, Parameters, Steps, Target
-from coterie.wire.codec import Precision
 from coterie.wire.messages import Message, PerCluster
+from coterie.wire.precision import Precision
 from coterie_server.families.coin_counts import NO_REUSE, REUSE_ALL
 from coterie_server.families.known_clusters import Clusters, averages_of
 from coterie_server.interface.half import Federation

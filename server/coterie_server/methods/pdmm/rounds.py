@@ -13,8 +13,8 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.methods.pdmm import Aggregates, Config, Constants, Weight
-from coterie.wire.codec import Precision
 from coterie.wire.messages import Message
+from coterie.wire.precision import Precision
 from coterie_server.interface.half import Federation, Replies
 from coterie_server.interface.later import Later
 from coterie_server.maths import anderson

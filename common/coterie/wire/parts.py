@@ -1,17 +1,14 @@
-"""The constant bytes of frames with one layout: parts without their numbers, and the positions of the numbers.
+"""Parts of a frame without their numbers: the bytes around the numbers, and the ledger entry of a part.
 
-Most rounds send the same frames as the round before, with other numbers. `stencil_of` encodes the fixed bytes of a part once for each kind,
-shape and element type; the sender inserts the numbers. A receiver learns a `Plan` from a complete, checked frame. For the next frame of the
-same length with the same fixed bytes, it only parses the fences. Both only save time: a frame that does not fit its plan is parsed and
-checked in full.
+Most rounds send the same frames as the round before, with other numbers. `template_of` encodes the fixed bytes of a part once for each
+kind, shape and element type. The sender inserts the numbers; the receiver books by the template.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,7 +20,6 @@ from coterie.wire.frames import (
     PART_KIND,
     PART_TENSORS,
     PART_USERS,
-    TASK_OR_REPLY,
     TENSOR_DATA,
     chunk_frame_bytes,
     delimited_bytes,
@@ -44,8 +40,6 @@ DTYPES: dict[int, np.dtype[Any]] = {
 }
 _FLOAT64, _FLOAT32, _INT64 = np.dtype("<f8"), np.dtype("<f4"), np.dtype("<i8")
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
-_MAX_PLANS = 64  # per stream
-_MAX_PARTS = 64  # of a frame worth a plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +79,7 @@ class Extent(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stencil:
+class Template:
     """One part of a frame. `fixed` holds the bytes before, between and after the inline tensors, in order (users first)."""
 
     cls: type[Message]
@@ -98,7 +92,7 @@ class Stencil:
 
 
 @functools.lru_cache(maxsize=1024)
-def stencil_of(cls: Any, part_number: int, users: Extent | None, fields: tuple[Extent, ...]) -> Stencil:
+def template_of(cls: Any, part_number: int, users: Extent | None, fields: tuple[Extent, ...]) -> Template:
     """The part of a message of this class (a declared `type[Message]`) whose users and fields have these extents."""
     named = [(PART_TENSORS, name, extent) for (name, _), extent in zip(cls.specs, fields, strict=True)]
     if users is not None:
@@ -120,7 +114,7 @@ def stencil_of(cls: Any, part_number: int, users: Extent | None, fields: tuple[E
     natives = tuple(native_dtype(spec, extent.dtype) for (_, spec), extent in zip(cls.specs, fields, strict=True))
     if users is not None:
         natives = (_INT64, *natives)
-    return Stencil(cls, tuple(pieces), extents, natives, users is not None, size, _entry(cls, size, fields, extents))
+    return Template(cls, tuple(pieces), extents, natives, users is not None, size, _entry(cls, size, fields, extents))
 
 
 def native_dtype(spec: Spec, written: np.dtype[Any]) -> np.dtype[Any]:
@@ -153,63 +147,3 @@ def _entry(cls: type[Message], size: int, fields: Sequence[Extent], extents: Seq
             chunk_bytes, chunk_frames = chunk_frame_bytes(extent.n_bytes)
             size, frames = size + chunk_bytes, frames + chunk_frames
     return Entry(cls.kind, vectors, scalars, payload, size, frames, None, (common_vectors, common_scalars))
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The common bytes of frames of one length, learnt from a checked frame, so that numbers can be read directly."""
-
-    header: slice  # fences and flags, which are parsed each time
-    fixed: tuple[bytes, ...]  # all other bytes except the numbers
-    places: tuple[int, ...]  # of the fixed bytes
-    parts: tuple[tuple[Stencil, tuple[int, ...]], ...]  # each with the positions of its tensors' numbers
-    kinds: tuple[str, ...]
-    n_own: int  # shapes were checked for this number of users
-    dims: Mapping[str, int]  # and these extents
-
-    def fits(self, data: bytes) -> bool:
-        """Whether a frame of the same length differs only in its header and its numbers."""
-        return all(map(data.startswith, self.fixed, self.places))
-
-
-class Plans:
-    """The plans of one direction of one stream, by frame length."""
-
-    def __init__(self) -> None:
-        self._plans: dict[int, Plan] = {}
-
-    def fitting(self, data: bytes) -> Plan | None:
-        """The plan that a frame fits."""
-        plan = self._plans.get(len(data))
-        return plan if plan is not None and plan.fits(data) else None
-
-    def learn(self, data: bytes, stencils: Sequence[Stencil], n_own: int, dims: Mapping[str, int]) -> None:
-        """Learns from a checked frame, if it is encoded as ours: one header, then its parts, with all numbers inline."""
-        if len(stencils) > _MAX_PARTS or not all(extent.is_inline for stencil in stencils for extent in stencil.extents):
-            return
-        plan = _plan(data, stencils, n_own, dims)
-        if plan is not None and plan.fits(data):
-            if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
-            self._plans[len(data)] = plan
-
-
-def _plan(data: bytes, stencils: Sequence[Stencil], n_own: int, dims: Mapping[str, int]) -> Plan | None:
-    """The plan of a frame that ends with these parts."""
-    outer = next((text for n in range(2, 6) if len(text := field_header(TASK_OR_REPLY, len(data) - n)) == n), None)
-    at = start = len(data) - sum(stencil.n_bytes for stencil in stencils)
-    if outer is None or start < len(outer):
-        return None
-    fixed, places, parts = [outer], [0], []
-    for stencil in stencils:
-        numbers = []
-        for piece, extent in itertools.zip_longest(stencil.fixed, stencil.extents):
-            fixed.append(piece)
-            places.append(at)
-            at += len(piece)
-            if extent is not None:
-                numbers.append(at)
-                at += extent.n_bytes
-        parts.append((stencil, tuple(numbers)))
-    kinds = tuple(stencil.cls.kind for stencil in stencils)
-    return Plan(slice(len(outer), start), tuple(fixed), tuple(places), tuple(parts), kinds, n_own, dict(dims))
