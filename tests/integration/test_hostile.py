@@ -815,7 +815,7 @@ def test_a_hostile_parent_is_left_with_a_reason(name: str) -> None:
 
     # The parent is told why, and never closes the stream: so long one waits for it.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("coterie.session.dial.CLOSE_S", 0.2)
+        patch.setattr("coterie.session.member_session.CLOSE_S", 0.2)
         run(test())
 
 
@@ -838,7 +838,7 @@ def test_an_experiment_that_is_none_is_refused(text: str, family: type[CoterieEr
                 await serve_member(maker("a", ["u0"]), address, name="a", patience_s=20.0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("coterie.session.dial.CLOSE_S", 0.2)
+        patch.setattr("coterie.session.member_session.CLOSE_S", 0.2)
         run(test())
 
 
@@ -860,7 +860,7 @@ def test_a_parent_that_falls_silent_is_dialled_again(frames: list[bytes]) -> Non
 
 
 def test_a_parent_that_sends_more_than_can_be_done_is_read_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.session.dial.MAX_QUEUED_BYTES", 4 << 20)
+    monkeypatch.setattr("coterie.session.member_session.MAX_QUEUED_BYTES", 4 << 20)
     n_sent = n_streams = 0
     flood = session_pb2.JoinResponse.FromString(task(1, Block(np.ones((1, 100_000)))))
 

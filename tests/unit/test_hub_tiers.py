@@ -19,8 +19,9 @@ from coterie.errors import RunError
 from coterie.experiment.config import Experiment, experiment_from
 from coterie.findings import Finding
 from coterie.record.ledger import DOWN, Own, Row, link_below, pack, pack_own
-from coterie.session import dial
+from coterie.session import member_session
 from coterie.session.member import Member
+from coterie.session.member_session import MemberSession
 from coterie.v1 import session_pb2
 from coterie.wire.codec import PROTOCOL_VERSION, Encoded
 from coterie.wire.messages import Broadcast, Vectors, declare
@@ -156,7 +157,7 @@ def test_a_member_leaves_its_books_to_a_slow_parent_as_long_as_that_is_heard(
     monkeypatch: pytest.MonkeyPatch, n_heartbeats: int, seconds: float
 ) -> None:
     """The parent may read many books before it closes; one that says nothing for CLOSE_S is given up."""
-    monkeypatch.setattr(dial, "CLOSE_S", 0.2)
+    monkeypatch.setattr(member_session, "CLOSE_S", 0.2)
 
     class SlowParent:
         n_read = 0
@@ -167,7 +168,7 @@ def test_a_member_leaves_its_books_to_a_slow_parent_as_long_as_that_is_heard(
             return b"" if self.n_read <= n_heartbeats else grpc.aio.EOF
 
     async def test() -> float:
-        session = dial._Session.__new__(dial._Session)
+        session = MemberSession.__new__(MemberSession)
         session._call = SlowParent()  # type: ignore[assignment]
         start = time.monotonic()
         with contextlib.suppress(TimeoutError):

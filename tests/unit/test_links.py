@@ -15,7 +15,7 @@ from coterie.errors import ConfigError
 from coterie.experiment import config
 from coterie.experiment.config import apply_overrides, experiment_from, experiment_to_json
 from coterie.experiment.links import LinkRule, link_rule
-from coterie.session import dial
+from coterie.session import member_session
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Encoded
 from coterie_server.session.hub import Hub
@@ -342,4 +342,4 @@ def test_a_link_on_which_one_end_would_give_the_other_up_is_refused(rules: dict[
     with pytest.raises(ConfigError, match=f"take {needed} s, want at most {limit} s: half of the smaller of silence_s and 10 heartbeat_s"):
         experiment_from(content)
     experiment_from({**content, "federation": {**content["federation"], "silence_s": 300.0, "heartbeat_s": 30.0}})  # type: ignore[dict-item]
-    assert config._SILENT_HEARTBEATS == dial.SILENT_HEARTBEATS
+    assert config._SILENT_HEARTBEATS == member_session.SILENT_HEARTBEATS
