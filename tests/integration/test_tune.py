@@ -370,9 +370,9 @@ def test_one_bar_counts_the_points_of_all_folds_and_fits_the_terminal(here: Path
         shown.begin(fold)
         done.append(shown.done)
         for number, stage in enumerate(stages):
-            shown(Progress(stage, number, len(stages), 1, {}))
+            shown(Progress(stage, number, len(stages), 1, {}, 1 / stage.stop.rounds))
             done.append(shown.done)
-            shown(Progress(stage, number, len(stages), stage.stop.rounds, {}))
+            shown(Progress(stage, number, len(stages), stage.stop.rounds, {}, 1.0))
             done.append(shown.done)
     assert done == sorted(done)
     assert done[0] == tuning_points

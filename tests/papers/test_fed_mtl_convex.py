@@ -28,8 +28,8 @@ from coterie_client.methods.fed_mtl import CLIENT
 from coterie_client.problems import build_problem
 from coterie_deploy.engines.api import Result, run
 from coterie_server.interface.half import Facts, Members, Replies, Setting
-from coterie_server.maths import relations
-from coterie_server.methods.fed_mtl import Related
+from coterie_server.methods.fed_mtl import relations
+from coterie_server.methods.fed_mtl.half import Related
 from tests.papers.fixture_data import FOLDER, experiment
 from tests.simulation import Faults, World, bits, small_experiment
 

@@ -15,7 +15,7 @@ from coterie_server.families import coin_counts
 from coterie_server.families.coin_counts import NO_REUSE, REUSE_ALL, REUSE_WITHIN
 from coterie_server.interface.half import Facts, Members, Setting, StageHalf
 from coterie_server.methods.async_l2gd import half as room
-from coterie_server.record.rundb import WITHIN
+from coterie_server.record.rundb import BETWEEN, WITHIN
 
 P0, P = 0.3, (0.4, 0.7)
 N = 3
@@ -64,7 +64,7 @@ def test_the_rates_on_paper_are_those_of_the_chain_in_the_long_run(reuse: str, s
     between, _ = coin_counts.needed_over_coins(P0, P[0] * P[1], n, is_reusable=kind == REUSE_ALL)
     one, _ = coin_counts.moves_over_coins(P0, P[0], P[1], kind, n)
     two, _ = coin_counts.moves_over_coins(P0, P[1], P[0], kind, n)
-    assert expected["between-average", "up"] == pytest.approx(2 * between, rel=1e-5)
+    assert expected["between-average", "up", BETWEEN] == pytest.approx(2 * between, rel=1e-5)
     assert expected["within-average", "up"] == pytest.approx(2 * one.up + two.up, rel=1e-5)
     assert expected["within-average", "down"] == pytest.approx(2 * one.down + two.down, rel=1e-5)
     assert expected["trace", "up", WITHIN] == 3

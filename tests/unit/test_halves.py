@@ -1,13 +1,23 @@
-"""A method is a value: the type checker finds each misspelt hook."""
+"""A method is a value: the type checker finds each misspelt hook, and generic code knows no method by its name."""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from coterie.experiment.method import Method, Room
+from coterie.families.partial import LocalTraining
+from coterie.registry import MODULES, built_in_methods, method
+from coterie_client.interface.half import ClientHalf
+from coterie_client.interface.local_update import LocalUpdate
+from coterie_server.families.partial import Own
+from coterie_server.interface.half import ServerHalf, StageHalf
 
 ROOT = Path(__file__).parents[2]
 # One method with each kind of half, right in every line.
@@ -78,7 +88,7 @@ METHOD = Method(config=Settings, reveals=(), needs_sizes=True)
 TRAINING = LocalTraining(config=Training, sharing="head")
 SERVER = ServerHalf(build=build, needs_everyone="its sums are of all users")
 OF_FAMILY = replace(partial.SERVER, build=build)
-CLIENT = ClientHalf(init=first, step=step, keeps_models=True)
+CLIENT = ClientHalf(init=first, step=step, changes_rows=True)
 OPTIONAL = ClientHalf(init=first, step=step, allows=lambda options, experiment, n: True)
 OWN = partial.Own(asked=asked)
 UPDATE = LocalUpdate(update, start=own_model)
@@ -99,7 +109,7 @@ MISSPELT = {
         ("needs_everyone=", "need_everyone="),
         ("replace(partial.SERVER, build=", "replace(partial.SERVER, built="),
     ],
-    "a hook of a client half": [("keeps_models=", "keep_models="), ("allows=", "allow=")],
+    "a hook of a client half": [("changes_rows=", "change_rows="), ("allows=", "allow=")],
     "a hook of a local update": [("start=", "starts=")],
     "what a local update knows": [("context.kept", "context.keeps")],
     "a hook of the family of local updates": [("Own(asked=", "Own(ask=")],
@@ -124,3 +134,71 @@ def test_each_misspelt_hook_is_an_error_of_the_type_checker(tmp_path: Path) -> N
     for number, (right, wrong) in enumerate(listed):
         place = RIGHT[: RIGHT.index(right)].count("\n") + 1
         assert lines.get(f"wrong_{number}") == {place}, (wrong, found.stdout)
+
+
+# ---- generic code knows no method
+
+# File: the names of methods in it that are something else there, or that it is about; with the reason.
+EXCEPTIONS = {
+    ("coterie/registry.py", "global"): "the one name that is a keyword of Python, so that its modules are called otherwise",
+    ("coterie_deploy/containers/monitoring.py", "global"): "a key of Prometheus",
+    ("coterie_deploy/read/report.py", "global"): "what users judge: a model of all, or their own",
+    ("coterie_deploy/read/report.py", "squared"): "part of the name of a metric",
+    ("coterie_deploy/studies/compare/result.py", "global"): "what users judge: a model of all, or their own",
+    ("coterie_deploy/studies/adapt.py", "adapt"): "the command `coterie adapt` is a run of this method",
+    ("coterie_deploy/studies/certify.py", "certify"): "the command `coterie certify` is a run of this method",
+    ("coterie_deploy/studies/certify.py", "pdmm"): "it certifies what this method finds, and looks at its penalty",
+}
+ABOUT_METHODS = (
+    "coterie_deploy/studies/reproduce/",  # figures and tables of papers, by the methods that they are about
+    "coterie_deploy/studies/check/federations.py",  # one table of the conformance suite, with a row for each of our methods
+)
+SIDES = ("common/coterie", "server/coterie_server", "client/coterie_client", "deploy/coterie_deploy")
+
+
+def named_in(path: Path, names: frozenset[str]) -> set[str]:
+    """The methods and families that a module names in a string, but for docstrings, or whose modules it imports."""
+    tree, found = ast.parse(path.read_text(encoding="utf-8")), set()
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value in names and id(node) not in said:
+            found.add(node.value)
+        listed: list[str] = []
+        if isinstance(node, ast.Import):
+            listed = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            listed = [f"{node.module}.{alias.name}" for alias in node.names]
+        for parts in (name.split(".") for name in listed):
+            if len(parts) > 2 and parts[0].startswith("coterie") and parts[1] in ("methods", "families"):
+                found |= {name for name in names if MODULES.get(name, name) == parts[2]}
+    return found
+
+
+def test_no_generic_module_names_a_method_or_the_family_of_one() -> None:
+    names = frozenset(built_in_methods()) | {method(name).room for name in built_in_methods()} - {""}
+    assert {"pdmm", "fedrep", "partial", "consensus"} <= names
+    found = set()
+    for side in SIDES:
+        for path in (ROOT / side).rglob("*.py"):
+            place = path.relative_to(ROOT / side).parent / path.name
+            if place.parts[0] not in ("methods", "families"):
+                where = f"{Path(side).name}/{place.as_posix()}"
+                found |= {(where, name) for name in named_in(path, names) if not where.startswith(ABOUT_METHODS)}
+    assert found == set(EXCEPTIONS)
+
+
+def test_what_a_module_names_is_found(tmp_path: Path) -> None:
+    text = '"""Of pdmm."""\nfrom coterie_server.methods import fedrep\nimport coterie.methods.global_\nx = y == "partial"\n'
+    (tmp_path / "module.py").write_text(text)
+    assert named_in(tmp_path / "module.py", frozenset({"pdmm", "fedrep", "global", "partial"})) == {"fedrep", "global", "partial"}
+
+
+def test_no_hook_is_looked_for_by_its_name() -> None:
+    kinds = (Method, Room, LocalTraining, ServerHalf, StageHalf, ClientHalf, LocalUpdate, Own)
+    hooks = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    for side in SIDES:
+        for path in (ROOT / side).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
+                    asked = node.args[1]
+                    assert not (isinstance(asked, ast.Constant) and asked.value in hooks), f"{path}:{node.lineno}"

@@ -135,7 +135,7 @@ def test_progress_is_a_line_for_each_stage_also_on_a_terminal_when_machines_read
     with display(console, quiet=False, log=on_console(console, LogFormat.json, LogLevel.info)) as shown:
         for number, stage in enumerate(stages):
             for made in (1, 2):
-                shown(Progress(stage, number, len(stages), made, {"objective": 1.0 / made}))
+                shown(Progress(stage, number, len(stages), made, {"objective": 1.0 / made}, 0.5))
     said = list(map(json.loads, file.getvalue().splitlines()))
     assert [(line["event"], line["stage"], line["round"]) for line in said] == [("stage", stage.name, 2) for stage in stages]
     assert said[0]["figures"] == {"objective": 0.5}

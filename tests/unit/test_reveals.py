@@ -21,7 +21,7 @@ from coterie.experiment.reveals import AFTER, BEFORE, answered_by, is_answered, 
 from coterie.families.consensus import AskLocalModels, GroupModel
 from coterie.families.prepare import AskSums
 from coterie.methods.async_l2gd import Collect
-from coterie.registry import method, methods, room
+from coterie.registry import is_method, method, methods, room
 from coterie.wire.messages import _KINDS, Message
 from coterie_client.hosting.build import build_host
 from coterie_client.hosting.host import Host
@@ -76,6 +76,15 @@ def test_every_step_that_is_said_is_that_of_a_message() -> None:
                 steps = {cls.step for cls in _KINDS.values() if cls.method == whose}
                 assert steps, step
                 assert not of_room or of_room in steps, step
+
+
+def test_every_step_is_said_in_words() -> None:
+    """By its method, or by the family whose steps it has too."""
+    for cls in _KINDS.values():
+        if cls.__module__.startswith(("coterie.methods.", "coterie.families.")) and cls.step != "control":
+            family = method(cls.method).room if is_method(cls.method) else ""
+            words = {**(room(family).steps if family else {}), **room(cls.method).steps}
+            assert words.get(cls.step), (cls.kind, cls.step)
 
 
 def test_the_conditions_of_reveals_are_keys_of_settings() -> None:

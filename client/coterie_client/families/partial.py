@@ -304,9 +304,12 @@ def _scores(state: State, inbox: Inbox, local: Local, split: _Split, update: Loc
     return Scores(loss, metric)
 
 
-def personal_model(state: State, position: int, model: Tensors, tensors: Sequence[TensorInfo]) -> Tensors:
-    """The model that a user evaluates, given `model` of the shared tensors and its private ones."""
-    return _update(state.options).judged(model, _of_user(state.kept, position), _parameters(tensors))
+def model_of(state: State, position: int, shared: Tensors, tensors: Sequence[TensorInfo]) -> Tensors:
+    """The model that a user evaluates."""
+    names = {tensor.name for tensor in travelling(tensors, state.options)}
+    private = [tensor for tensor in tensors if tensor.name not in names]
+    own = named_tensors(state.private[position], state.private_counts[position], private)
+    return _update(state.options).judged({**shared, **own}, _of_user(state.kept, position), _parameters(tensors))
 
 
 def _parameters(tensors: Sequence[TensorInfo]) -> frozenset[str]:
@@ -349,4 +352,4 @@ def _learner(local: Local) -> Learner:
     return ConvexLearner(local.problem, local.seed) if local.network is None else local.network
 
 
-CLIENT = ClientHalf(allows=allows, init=init, step=step, keeps_models=True, private=private)
+CLIENT = ClientHalf(allows=allows, init=init, step=step, model_of=model_of, private=private)

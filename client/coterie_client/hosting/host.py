@@ -111,7 +111,7 @@ class Host(Member):
 
     def ending(self, finish: session_pb2.Finish) -> None:
         """Saves private models, which outlive the run that trained them. Other methods have delivered or evaluated theirs."""
-        if not finish.failed and any(self._client(room)[1].keeps_models for room in self.states):
+        if not finish.failed and any(self._client(room)[1].model_of is not None for room in self.states):
             self.save()
 
     def _begin_stage(self, stage_json: str) -> None:

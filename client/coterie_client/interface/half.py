@@ -16,6 +16,7 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.errors import RunError
 from coterie.experiment.config import Experiment
+from coterie.experiment.model import TensorInfo
 from coterie.registry import is_method, method, typed_part
 from coterie.wire.messages import Message
 from coterie.wire.precision import Precision
@@ -23,7 +24,7 @@ from coterie_client.data import Fresh, UserData
 from coterie_client.problems import Problem
 
 if TYPE_CHECKING:
-    from coterie_client.learning import Network
+    from coterie_client.learning import Network, Tensors
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S")
@@ -94,7 +95,9 @@ class ClientHalf(Generic[S]):
     # Given the new state: work for the time until the next task, which the losses cache; None for nothing. It may be skipped, and no result
     # depends on it.
     ahead: Callable[[S, Inbox, Local], Callable[[], None] | None] | None = None
-    keeps_models: bool = False  # whether the state holds models that outlive the run, and must be saved at its end
+    # (state, position of a user, shared tensors of the finished run, all tensors of the model) -> the user's model, if the state holds
+    # private models. They outlive the run, so the state is saved at its end.
+    model_of: Callable[[S, int, Tensors, Sequence[TensorInfo]], Tensors] | None = None
     changes_rows: bool = False  # whether a new state changes the rows that all halves see
     # The fields of the state that users never send: `coterie check method` searches what leaves a host for what they hold.
     private: Callable[[S], Sequence[str]] = lambda _: ()

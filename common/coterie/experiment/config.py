@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, PositiveFloat, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, PositiveFloat, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from coterie.errors import ConfigError
@@ -42,8 +42,6 @@ Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
 PackageName = Annotated[str, Field(pattern=plugins.PACKAGE)]
 PackageVersion = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.!+_-]{0,99}$")]
 
-# Keys of a method that say the same thing in different conventions: a file has one of them.
-_PENALTIES = frozenset({"penalty", "lambda_eq3", "lambda_eq14", "gamma_eq4", "path"})
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 _WORD = re.compile(r"'([^']*)'")
 _PATTERNS = {_NAME: "at most 100 letters, digits, dots, hyphens and underscores, of which the first is a letter or a digit"}
@@ -67,6 +65,14 @@ _WANTED = {
     "model": "a mapping",
     "dict": "a mapping",
 }
+
+
+def _a_reference(name: str) -> str:
+    """ValueError unless it is the name of a method that may run beside others."""
+    if not (is_method(name) and method(name).is_reference):
+        listed = [other for other in methods() if method(other).is_reference]
+        raise ValueError(f"is {quoted(name)}, want one of {', '.join(listed)}{suggestion(name, listed)}")
+    return name
 
 
 class StopRule(Settings):
@@ -168,7 +174,7 @@ class Experiment(Settings):
     model: ModelConfig | None = None  # the users' network, for methods that train one
     problem: ProblemConfig
     method: Any  # the hyper-parameters of the method it names; validated by that method's own model
-    references: tuple[Literal["local", "global", "oracle"], ...] = ()  # run first, on the same federation
+    references: tuple[Annotated[str, AfterValidator(_a_reference)], ...] = ()  # methods that run first, on the same federation
     stop: StopRule = StopRule()
     # Of vectors; the weights of networks are float32 and travel as float32, or as half of it.
     payload: Literal["float64", "float32", "float16", "bfloat16"] = "float64"
@@ -185,9 +191,10 @@ class Experiment(Settings):
             return content
         section = content.get("method")
         name = section.get("name") if isinstance(section, Mapping) else None
-        if name == "fedrep_linear":
-            return {**content, "problem": {"loss": "least_squares", "intercept": False}}
-        of_models = method(name).models if isinstance(name, str) and is_method(name) else CONVEX
+        found = method(name) if isinstance(name, str) and is_method(name) else None
+        if found is not None and found.problem is not None:
+            return {**content, "problem": dict(found.problem)}
+        of_models = CONVEX if found is None else found.models
         if content.get("model") is None and of_models == ANY_MODEL:
             raise ValueError(
                 f"method {name!r} trains a network or solves a convex problem: want a key 'model', such as "
@@ -335,11 +342,19 @@ def apply_overrides(content: Any, overrides: Sequence[str]) -> Any:
         if len(keys) > _MAX_KEYS:
             raise ConfigError(f"--set {quoted(override)} has {len(keys)} keys, want at most {_MAX_KEYS}")
         value = yaml_text.parsed(text, f"--set {quoted(override)}: the value")
-        if value is not None and tuple(keys[:-1]) == ("method",) and keys[-1] in _PENALTIES:
-            for other in _PENALTIES - {keys[-1]}:
+        if value is not None and tuple(keys[:-1]) == ("method",):
+            for other in _alternatives(content, keys[-1]):
                 content = _with_value(content, ("method", other), None, override)
         content = _with_value(content, keys, value, override)
     return content
+
+
+def _alternatives(content: Any, key: str) -> Iterator[str]:
+    """The other keys of a method that say the same thing."""
+    name = method_of(content) if isinstance(content, Mapping) else None
+    for alternatives in method(name).alternatives if name is not None and is_method(name) else ():
+        if key in alternatives:
+            yield from alternatives - {key}
 
 
 def _with_value(content: Any, keys: Sequence[str], value: Any, override: str) -> Any:

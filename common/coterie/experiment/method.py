@@ -5,7 +5,7 @@ Generic code reads these fields and never looks up names in a module, so the typ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -31,7 +31,8 @@ class Meaningless:
 class Room:
     """A method, or steps of every run: anything that has its own messages."""
 
-    reveals: tuple[Reveal, ...]  # who learns what from its messages
+    reveals: tuple[Reveal, ...] = ()  # who learns what from its messages
+    steps: Mapping[str, str] = field(default_factory=dict)  # what the steps of its messages carry, in words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,15 @@ class Method(Room):
     convex_defaults: Mapping[str, Any] = field(default_factory=dict)  # other defaults on a convex problem
     meaningless: Mapping[Kind, Meaningless] = field(default_factory=dict)
     own_sense: tuple[str, ...] = ()  # inherited keys that a comparison does not copy from another method
+    alternatives: tuple[frozenset[str], ...] = ()  # sets of keys of which an experiment has one: the same value in different conventions
+    problem: Mapping[str, Any] | None = None  # the section `problem` of experiments without one
+    has_known_clusters: bool = False  # whether users bring their clusters, so that it finds none
+    is_reference: bool = False  # whether it may run beside another method, on the same federation
+    stands_alone: bool = True  # whether its runs leave models of their own, and start from no other run
+    cluster_rule: Callable[[Any], str] = lambda *_: ""  # given the configuration: when users are in one cluster, as part of a sentence
+    # Given the configuration of a finished run: the section `method` for new users of that run. ConfigError if they cannot join; None if no
+    # run of the method leaves anything for them.
+    adapted: Callable[[Any], Mapping[str, Any]] | None = None
 
     @property
     def name(self) -> str:

@@ -5,6 +5,7 @@ They stay in float64 in a float32 run, because Newton's method on sums of rounde
 
 from __future__ import annotations
 
+from coterie.experiment.method import Room
 from coterie.experiment.reveals import Reveal
 from coterie.wire.messages import Annotated, Array, Broadcast, Rows, Scalars, Vectors, dataclass, declare
 
@@ -63,3 +64,11 @@ SOLVED = Reveal(
     ("consensus/query", "consensus/gradient", "consensus/hessian"),
 )
 OWN_MODEL = Reveal("the final model", "what a model says of its rows", ("consensus/model",))
+ROOM = Room(
+    steps={
+        "query": "a cluster's model",
+        "gradient": "value and gradient there",
+        "hessian": "second derivatives there",
+        "model": "models where users are on their own",
+    }
+)

@@ -42,4 +42,9 @@ def judged(*steps: str, **more: Any) -> Reveal:
     )
 
 
-ROOM = Room(reveals=(judged("evaluation", needs={"evaluate": True}, kind="convex"),))
+ROOM = Room(
+    reveals=(judged("evaluation", needs={"evaluate": True}, kind="convex"),),
+    steps={
+        "evaluate": "final models, and how their users judge them",
+    },
+)

@@ -156,6 +156,17 @@ class Segments:
         return np.minimum.reduceat(values[self._order], self._starts)
 
 
+STEPS = {
+    "parameters": "probabilities, weights and step sizes",
+    "within-average": "users' models, and their cluster's average",
+    "between-average": "clusters' sums, and the average of all",
+    "trace": "values of the objective",
+    "gap": "how far from the optimum the stage has ended",
+    "evaluate": "final models, and how their users judge them",
+    "models": "final models, where they are collected",
+}
+
+
 def averaged(method: str, *more: str) -> tuple[Reveal, ...]:
     """What users reveal to a method that averages them at their aggregator. `more` are steps that average other vectors, "within-..."."""
     often = [f"{method}/{step}" for step in ("parameters", "control", "within-average", *more)]

@@ -14,13 +14,14 @@ sent and averaged like parameters; with `private` they stay with their users. Co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from coterie.experiment.method import NETWORK, Kind, Method
+from coterie.errors import ConfigError
+from coterie.experiment.method import NETWORK, Kind, Method, Room
 from coterie.experiment.model import Part, Sharing, check_part
 from coterie.experiment.reveals import Reveal
 from coterie.experiment.settings import Settings
@@ -232,6 +233,34 @@ SHARED_UPDATE = Reveal(
 LOCAL_UPDATE: tuple[Reveal, ...] = (SHARED_UPDATE, judged("partial/evaluation"))
 
 
+ROOM = Room(
+    steps={
+        "start": "the first shared tensors, from one user",
+        "shared": "the shared tensors, to the users drawn and back",
+        "loss": "losses of local updates",
+        "evaluation": "what is judged, and how users judge it",
+        "delivery": "the final shared tensors",
+        "head": "the order to train new heads, which stay where they are",
+    }
+)
+
+
+def _adapted(config: Training) -> Mapping[str, Any]:
+    """New users train their heads as the run's users did."""
+    if config.how.private_layers:
+        kept = ", ".join(config.how.private_layers)
+        raise ConfigError(f"has kept layers of its users ({kept}), which new users cannot train apart: want one that keeps heads")
+    if (n_models := config.client_options().get("n_models")) is not None:
+        raise ConfigError(f"has left {n_models} models, want a run with one that new users can start from")
+    trained = config.model_dump(mode="json")
+    return {
+        "shared": trained.get("shared", config.how.sharing),
+        "batch_size": trained["batch_size"],
+        "batch_norm": trained["batch_norm"],
+        "optimizer": trained.get("head_optimizer") or trained["optimizer"],
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining(Method):
     """A method with local updates. The client module's `UPDATE` is its local update; the default is the phases of `config.phases`."""
@@ -241,6 +270,7 @@ class LocalTraining(Method):
     models: frozenset[Kind] = NETWORK
     room: str = "partial"
     users_need_minimisers: bool = False  # steps on convex losses do not need them
+    adapted: Callable[[Any], Mapping[str, Any]] | None = _adapted
     needs_sizes: bool = True  # for averages weighted by rows, and accuracies over users with held-out rows
     sharing: Sharing = "all"  # the shared part
     private_layers: tuple[str, ...] = ()  # torch's names of layers that are always private

@@ -140,4 +140,10 @@ _REVEALS = (
     ),
     Reveal("row counts", "how many rows a user has", ("prepare/describe",), kind="network", title="preparation (any network)"),
 )
-ROOM = Room(reveals=_REVEALS)
+ROOM = Room(
+    reveals=_REVEALS,
+    steps={
+        "standardize": "sums of features, and the constants",
+        "describe": "constants of the losses",
+    },
+)

@@ -26,7 +26,7 @@ from coterie.experiment.columns import Name
 from coterie.experiment.method import Method
 from coterie.experiment.reveals import Reveal
 from coterie.families.grid import Grid
-from coterie.families.known_clusters import Shares, Weights, averaged
+from coterie.families.known_clusters import STEPS, Shares, Weights, averaged
 from coterie.methods.async_l2gd import Flip, Probability
 from coterie.wire.messages import Array, Broadcast, Indices, PerCluster, Positions, Rows, Scalars, Vectors, dataclass, declare
 
@@ -318,6 +318,8 @@ class FinalModels(Rows):
 METHOD = Method(
     config=Config,
     users_need_minimisers=False,
+    has_known_clusters=True,
+    steps={**STEPS, "within-anchor": "users' anchors, and their average", "between-anchor": "the same between clusters"},
     reveals=(
         Reveal(
             "the largest smoothness and the smallest convexity of its rows' losses",

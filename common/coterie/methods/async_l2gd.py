@@ -24,7 +24,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 from coterie.experiment.columns import Name
 from coterie.experiment.method import Method
 from coterie.families.grid import Grid
-from coterie.families.known_clusters import Weights, averaged
+from coterie.families.known_clusters import STEPS, Weights, averaged
 from coterie.wire.messages import (
     Array,
     Broadcast,
@@ -258,4 +258,4 @@ class FinalModels(Rows):
     theta: Annotated[Array, Vectors("rows", "d")]
 
 
-METHOD = Method(config=Config, users_need_minimisers=False, reveals=averaged("async_l2gd"))
+METHOD = Method(config=Config, users_need_minimisers=False, has_known_clusters=True, reveals=averaged("async_l2gd"), steps=STEPS)

@@ -34,4 +34,4 @@ class Config(Settings):
         return self
 
 
-METHOD = Method(config=Config, room="consensus", reveals=(SOLVED,))
+METHOD = Method(config=Config, stands_alone=False, room="consensus", reveals=(SOLVED,))

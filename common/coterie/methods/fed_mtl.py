@@ -111,6 +111,9 @@ METHOD = LocalTraining(
         "network": Meaningless(("relations", "relations_every", "relations_floor"), "networks know the mean of all users alone"),
         "convex": Meaningless(_OF_NETWORKS, "users of a convex problem minimise their losses exactly"),
     },
+    steps={
+        "pull": "where relations pull the models of the users drawn, and these models back",
+    },
     reveals=(
         *(replace(reveal, kind="network") for reveal in LOCAL_UPDATE),
         Reveal(

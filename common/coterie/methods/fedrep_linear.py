@@ -114,7 +114,16 @@ class Scores(Rows):
 
 METHOD = Method(
     config=Config,
+    problem={"loss": "least_squares", "intercept": False},
+    adapted=lambda config: {"name": config.name, "k": config.k, "start": "finished_run"},
     users_need_minimisers=False,  # they may have fewer rows than features
+    steps={
+        "moments": "each user's moments, for the start",
+        "representation": "the representation, there and back",
+        "head": "the head of all users",
+        "delivery": "the final representation",
+        "evaluation": "how users judge their models",
+    },
     reveals=(
         Reveal(
             "Z_i = mean of y² xx', once",

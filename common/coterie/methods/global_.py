@@ -20,4 +20,4 @@ class Config(Settings):
 
 
 # It suffices that all rows together have a minimiser.
-METHOD = Method(config=Config, room="consensus", users_need_minimisers=False, reveals=(SOLVED,))
+METHOD = Method(config=Config, is_reference=True, room="consensus", users_need_minimisers=False, reveals=(SOLVED,))

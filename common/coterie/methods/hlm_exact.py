@@ -50,6 +50,8 @@ class Models(Rows):
 METHOD = Method(
     config=Config,
     users_need_minimisers=False,
+    has_known_clusters=True,
+    steps={"statistics": "sums of squares and products", "models": "final models"},
     reveals=(
         Reveal(
             "X'X and X'y, d(d+3)/2 scalars",

@@ -72,5 +72,8 @@ METHOD = LocalTraining(
     config=Config,
     models=ANY_MODEL,
     is_personal=True,
+    steps={
+        "coins": "how many local steps and aggregations the common coin has shown",
+    },
     reveals=(replace(SHARED_UPDATE, steps=(*SHARED_UPDATE.steps, "l2gd/coins")), *LOCAL_UPDATE[1:]),
 )

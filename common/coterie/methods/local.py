@@ -15,4 +15,4 @@ class Config(Settings):
     name: Literal["local"] = "local"
 
 
-METHOD = Method(config=Config, room="consensus", reveals=(OWN_MODEL,))
+METHOD = Method(config=Config, is_reference=True, room="consensus", reveals=(OWN_MODEL,))

@@ -20,4 +20,4 @@ class Config(Settings):
     newton_up_to: PositiveInt = 64
 
 
-METHOD = Method(config=Config, room="consensus", reveals=(SOLVED,))
+METHOD = Method(config=Config, is_reference=True, room="consensus", reveals=(SOLVED,))

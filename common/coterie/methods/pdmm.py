@@ -405,6 +405,19 @@ _ROUND = ("pdmm/S0", "pdmm/balance", "pdmm/S1", "pdmm/S5", "pdmm/S6", "pdmm/S7",
 
 METHOD = Method(
     config=Config,
+    alternatives=(frozenset(_PENALTIES),),
+    cluster_rule=lambda config: f"joined by zeros of z, or equal within {config.cluster_tolerance:g} of each coefficient's size",
+    steps={
+        "S0": "the start",
+        "S1": "who is drawn",
+        "S5": "users' models",
+        "S6": "users' pair variables",
+        "S7": "all models to all users",
+        "S10": "pairs' duals",
+        "S7+S10": "one vector to each user, in place of both",
+        "balance": "rho, while it may change",
+        "evaluate": "final models, and how their users judge them",
+    },
     reveals=(
         replace(SOLVED, needs={"start": "global"}),
         Reveal("x_i, each round", _TRAJECTORY, _ROUND, needs={"placement": "lean"}),

@@ -57,6 +57,9 @@ class VariateMove(Rows):
 METHOD = LocalTraining(
     config=Config,
     models=ANY_MODEL,
+    steps={
+        "variate": "control variates: that of the server, and how far those of the users drawn have moved",
+    },
     reveals=(
         *LOCAL_UPDATE,
         Reveal("beside them, how far its control variate has moved", "the mean gradient of the user's round", ("scaffold/variate",)),

@@ -39,6 +39,7 @@ class Config(Grid):
 
 METHOD = Method(
     config=Config,
+    alternatives=(frozenset({"penalty", "gamma_eq4"}),),
     room="consensus",
     reveals=(
         SOLVED,

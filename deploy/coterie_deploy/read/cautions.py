@@ -11,6 +11,7 @@ from coterie_deploy.terminal.tables import figure
 from coterie_server.interface.half import FLAT, UNBOUNDED
 from coterie_server.record import summary
 from coterie_server.record.summary import Shortfall
+from coterie_server.run.plan import stages_of
 
 _EVENTS = ("data", "refused", "numerics", "wait", "skip", "back")  # those that a person may want to act on
 _MAX_EVENTS = 5  # of a kind
@@ -53,7 +54,7 @@ def path_sentences(connection: sqlite3.Connection) -> list[str]:
     final, frozen = found.get("final_stage"), found.get("experiment")
     if final is None or frozen is None:
         return []
-    path: Sequence[float] = getattr(experiment_from(json.loads(frozen)).method, "path", None) or []
+    path = [stage.along for stage in stages_of(experiment_from(json.loads(frozen))) if stage.along is not None]
     stages = {stage.name: stage.results for stage in summary.stages(connection)}
     chosen = final.partition("-")[2]
     ends = [(repr(path[0]), "largest"), (repr(path[-1]), "smallest")] if len(path) > 1 and "heldout_loss" in stages[final] else []

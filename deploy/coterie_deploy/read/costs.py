@@ -10,6 +10,7 @@ import numpy as np
 
 from coterie.arrays import Array
 from coterie.experiment.problem import METRICS, UNTOLD
+from coterie_server.interface.half import CONVERGED, ENDED
 from coterie_server.record.curves import GAP, Curves, Goal
 from coterie_server.record.rundb import BETWEEN, WITHIN
 
@@ -26,7 +27,7 @@ AXES: Mapping[Against, str] = {
 _TWO_TIER: tuple[Against, ...] = ("within", "between")
 _MAIN = (*METRICS, GAP, "loss", "objective", "distance", "primal_residual", "dual_residual", "gradient_norm")
 _MOST_FIGURES = 4
-_DROPPED = ("converged", "has_ended")  # figures that say nothing when drawn
+_DROPPED = (CONVERGED, ENDED)  # figures that say nothing when drawn
 
 
 @dataclass(frozen=True)

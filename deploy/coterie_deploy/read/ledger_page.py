@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie_deploy.read.cautions import cautions_of
-from coterie_deploy.read.steps import said
+from coterie_deploy.read.steps import steps_said
 from coterie_deploy.terminal.printable import printable
 from coterie_deploy.terminal.tables import count, is_narrow, is_tiny, size, table
 from coterie_server.record import summary
@@ -78,7 +78,7 @@ def print_ledger(folder: Path, stage: str | None, console: Console, *, total: bo
         )
         console.print()
     console.print(Text(NOTES, style="dim"))
-    console.print(Text(steps_said(row for row in useful if only is None or row.stage == only), style="dim"))
+    console.print(Text(steps_said((row.step for row in useful if only is None or row.stage == only), facts), style="dim"))
     for caution in cautions:
         console.print(Text(caution, style="yellow"))
     for sentence in [_NOT_COMPARED] if books is None else book_sentences(books, is_finished=facts.get("status") == "finished"):
@@ -125,11 +125,6 @@ def closed_form(row: Traffic, *, narrow: bool) -> str:
     if row.expected is None:
         return "-" if row.expected_scalars is None or narrow else f"{count(row.expected_scalars)} scalars"
     return f"{row.expected:,.0f} ±{row.spread:,.0f}" if row.spread else count(row.expected)
-
-
-def steps_said(rows: Iterable[Traffic], *, paper: bool = False) -> str:
-    """What the steps in these rows carry, in order of appearance; with `paper` only those whose names are no words."""
-    return said((row.step for row in rows), paper=paper)
 
 
 def book_sentences(books: Books, *, is_finished: bool) -> list[str]:

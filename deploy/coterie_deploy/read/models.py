@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, RunError
 from coterie.experiment.config import Experiment, experiment_to_json
-from coterie.experiment.model import TensorInfo, X, convex_tensors, from_json, named_tensors
+from coterie.experiment.model import TensorInfo, X, convex_tensors, from_json
 from coterie.record.snapshot import SnapshotFile
 from coterie.text.names import natural_key, normal, unknown_user
-from coterie_client.families.partial import personal_model, travelling
+from coterie_client.interface.half import client_half
 from coterie_deploy.read.shipped import HOSTS, frozen_in
 from coterie_server.record import summary
 from coterie_server.record.rundb import read_run
@@ -198,14 +198,14 @@ def _models_in(run: FinishedRun, tree: Mapping[str, Any]) -> dict[str, Tensors]:
         raise ConfigError(
             f"the state of user {tree['users'][0]!r} is from before the end of the run: its host has not written down the last"
         )
-    state = tree["states"]["partial"]
-    names = {tensor.name for tensor in travelling(run.tensors, state.options)}
-    private = [tensor for tensor in run.tensors if tensor.name not in names]
     models = {}
-    for position, user in enumerate(tree["users"]):
-        own = named_tensors(state.private[position], state.private_counts[position], private)
-        whole = personal_model(state, position, {**run.shared, **own}, run.tensors)
-        models[user] = {tensor.name: whole[tensor.name] for tensor in run.tensors}
+    for room, state in tree["states"].items():
+        _, half = client_half(room) or ("", None)
+        if half is None or half.model_of is None:
+            continue
+        for position, user in enumerate(tree["users"]):
+            whole = half.model_of(state, position, run.shared, run.tensors)
+            models[user] = {tensor.name: whole[tensor.name] for tensor in run.tensors}
     return models
 
 

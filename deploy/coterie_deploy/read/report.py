@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,21 +14,22 @@ from rich.text import Text
 
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, load_experiment
+from coterie.registry import method
 from coterie_deploy.read.cautions import cautions_of, events_of, shortfalls_of
 from coterie_deploy.read.held_out import held_out_sentence
-from coterie_deploy.read.ledger_page import SHORT_NOTES, steps_said, traffic_table
+from coterie_deploy.read.ledger_page import SHORT_NOTES, traffic_table
 from coterie_deploy.read.shipped import FROZEN
+from coterie_deploy.read.steps import steps_said
 from coterie_deploy.terminal.printable import printable
 from coterie_deploy.terminal.tables import count, counted, duration, figure, is_narrow, is_tiny, table
+from coterie_server.interface.stages import Stage
 from coterie_server.record import summary
 from coterie_server.record.rundb import read_run
 from coterie_server.record.summary import StageSummary, Traffic
 from coterie_server.run.coordinator import is_held
+from coterie_server.run.plan import stages_of
 
 MAX_STAGES = 12  # shown at the end of a run
-_KNOWN = ("async_l2gd", "async_al2sgd", "hlm_exact")  # methods for known clusters
-_GIVEN = ("global", "local", "oracle")  # methods whose clusters nobody has to find
-_REFIT = "refit"  # how the stages begin that refit found clusters
 _ENDS = {"residuals": "residual", "objective": "gap", "converged": "converged", "no": "no minimum!"}  # by the first word of an outcome
 
 
@@ -53,10 +55,19 @@ class Report:
         """The stage whose models are the result."""
         return next((stage for stage in self.stages if stage.name == self.facts.get("final_stage")), None)
 
+    @functools.cached_property
+    def plan(self) -> Mapping[str, Stage]:
+        """The stages that the experiment has, by name."""
+        return {stage.name: stage for stage in stages_of(self.experiment)}
+
+    def is_refit(self, stage: StageSummary) -> bool:
+        """Whether it gives models to clusters that another stage has found."""
+        return stage.name in self.plan and bool(self.plan[stage.name].refits)
+
     @property
     def best_refit(self) -> StageSummary | None:
         """Of the models for found clusters, those that held-out rows like best."""
-        judged = [stage for stage in self.stages if stage.name.startswith(_REFIT) and "heldout_loss" in stage.results]
+        judged = [stage for stage in self.stages if self.is_refit(stage) and "heldout_loss" in stage.results]
         return min(judged, key=lambda stage: stage.results["heldout_loss"], default=None)
 
 
@@ -97,7 +108,7 @@ def print_report(folder: Path, console: Console) -> None:
     console.print()
     console.print(traffic_table("Traffic by step", report.traffic, narrow=narrow, tiny=is_tiny(console)))
     console.print(Text(SHORT_NOTES, style="dim"))
-    console.print(Text(steps_said(report.traffic, paper=True), style="dim"))
+    console.print(Text(steps_said((row.step for row in report.traffic), report.facts, paper=True), style="dim"))
     if sentence := rounds_sentence(report.final):
         console.print(Text(sentence, style="dim"))
     if report.n_repeated_bytes:
@@ -151,7 +162,8 @@ def extent(report: Report) -> str:
         counted(len(report.hosts), report.experiment.federation.noun),
         f"{counted(rounds, 'round')} in {duration(seconds)}",
     ]
-    n_clusters = None if final is None or final.name in _GIVEN or final.method in _KNOWN else report.clusters[final.name]
+    finds_none = final is None or is_reference(final) or method(final.method).has_known_clusters
+    n_clusters = None if final is None or finds_none else report.clusters[final.name]
     if n_clusters is not None:
         parts.append("every user has its own model" if n_clusters == n_users > 1 else f"{counted(int(n_clusters), 'cluster')} found")
     return ", ".join(parts)
@@ -160,11 +172,11 @@ def extent(report: Report) -> str:
 def chosen_stages(report: Report) -> list[StageSummary]:
     """References, start, result and best refit; of the others those near the result, as long as there is room."""
     final, refit = report.final, report.best_refit
-    wanted = {stage.number for stage in report.stages if stage in (final, refit) or stage.name in _GIVEN}
+    wanted = {stage.number for stage in report.stages if stage in (final, refit) or is_reference(stage)}
     centre = len(report.stages) if final is None else final.number
     others = sorted(
         (stage for stage in report.stages if stage.number not in wanted),
-        key=lambda stage: (stage.name.startswith(_REFIT), abs(stage.number - centre)),
+        key=lambda stage: (report.is_refit(stage), abs(stage.number - centre)),
     )
     wanted |= {stage.number for stage in others[: max(0, MAX_STAGES - len(wanted))]}
     return [stage for stage in report.stages if stage.number in wanted]
@@ -207,9 +219,13 @@ def rho_sentence(report: Report) -> str:
 
 def cluster_rule(report: Report, stage: str) -> str:
     """When users of a stage count as together; empty where it finds no clusters of its own."""
-    tolerance = getattr(report.experiment.method, "cluster_tolerance", None)
     is_own = any(one.name == stage and one.method == report.experiment.method.name for one in report.stages)
-    return f"joined by zeros of z, or equal within {tolerance:g} of each coefficient's size" if is_own and tolerance is not None else ""
+    return method(report.experiment.method.name).cluster_rule(report.experiment.method) if is_own else ""
+
+
+def is_reference(stage: StageSummary) -> bool:
+    """Whether it is that of a reference, and not what another method makes of it, such as a refit."""
+    return stage.name == stage.method and method(stage.method).is_reference
 
 
 def ended_by(stage: StageSummary, report: Report) -> str:
@@ -243,12 +259,12 @@ def result_sentence(report: Report) -> str:
     final, refit = report.final, report.best_refit
     value = {stage.name: figure(stage.results.get("heldout_metric"), 3) for stage in report.stages if "heldout_metric" in stage.results}
     parts = []
-    if final is not None and final.name in value and final.name not in _GIVEN:
+    if final is not None and final.name in value and not is_reference(final):
         whose = "one model for all" if f"global_{report.experiment.problem.metric}" in final.results else "personalized"
         parts.append(f"{whose} {value[final.name]} ({final.name})")
     if refit is not None and refit is not final and refit.name in value:
         parts.append(f"refitted clusters {value[refit.name]} ({refit.name}, {counted(int(report.clusters[refit.name] or 0), 'cluster')})")
-    parts += [f"{name} {value[name]}" for name in _GIVEN if name in value]
+    parts += [f"{name} {value[name]}" for name in sorted(stage.name for stage in report.stages if is_reference(stage)) if name in value]
     metric = metric_name(report.experiment).replace("squared", "mean squared")
     return f"held-out {metric}: {', '.join(parts)}" if parts else ""
 

@@ -1,51 +1,28 @@
-"""What the steps of methods carry, in words."""
+"""What the steps of a run carry, in words: methods say it beside their messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import json
+from collections.abc import Iterable, Mapping
 
-# Methods declare them with their messages.
-STEPS = {
-    "control": "hello, heartbeats, books, the envelopes of tasks and replies",
-    "standardize": "sums of features, and the constants",
-    "describe": "constants of the losses",
-    "evaluate": "final models, and how their users judge them",
-    "model": "models where users are on their own",
-    "query": "a cluster's model",
-    "gradient": "value and gradient there",
-    "hessian": "second derivatives there",
-    "parameters": "probabilities, weights and step sizes",
-    "within-average": "users' models, and their cluster's average",
-    "between-average": "clusters' sums, and the average of all",
-    "within-anchor": "users' anchors, and their average",
-    "between-anchor": "the same between clusters",
-    "trace": "values of the objective",
-    "gap": "how far from the optimum the stage has ended",
-    "models": "final models, where they are collected",
-    "statistics": "sums of squares and products",
-    "moments": "each user's moments, for the start",
-    "representation": "the representation, there and back",
-    "start": "the first shared tensors, from one user",
-    "shared": "the shared tensors, to the users drawn and back",
-    "variate": "control variates: that of the server, and how far those of the users drawn have moved",
-    "coins": "how many local steps and aggregations the common coin has shown",
-    "pull": "where relations pull the models of the users drawn, and these models back",
-    "loss": "losses of local updates",
-    "evaluation": "what is judged, and how users judge it",
-    "delivery": "the final shared tensors",
-    "head": "heads: that of all users, or the order to train new ones, which stay where they are",
-    "S0": "the start",
-    "S1": "who is drawn",
-    "S5": "users' models",
-    "S6": "users' pair variables",
-    "S7": "all models to all users",
-    "S10": "pairs' duals",
-    "balance": "rho, while it may change",
-    "S7+S10": "one vector to each user, in place of both",
-}
+from coterie.errors import ConfigError
+from coterie.experiment.config import experiment_from
+from coterie.experiment.reveals import answered_by
+from coterie.registry import room
 
 
-def said(steps: Iterable[str], *, paper: bool = False) -> str:
+def carried(facts: Mapping[str, str]) -> dict[str, str]:
+    """By step, of a run with these facts. Steps of a method that is not installed here are left out."""
+    found = {"control": "hello, heartbeats, books, the envelopes of tasks and replies"}
+    with contextlib.suppress(ConfigError, KeyError):
+        for name in sorted({step.partition("/")[0] for step in answered_by(experiment_from(json.loads(facts["experiment"])))}):
+            found |= room(name).steps
+    return found
+
+
+def steps_said(steps: Iterable[str], facts: Mapping[str, str], *, paper: bool = False) -> str:
     """One sentence on these steps, in order of appearance; with `paper` only on those whose names are no words."""
     listed = [step for step in dict.fromkeys(steps) if not paper or step == "control" or step[1:2].isdigit()]
-    return "; ".join(f"{step}: {STEPS[step]}" for step in listed if step in STEPS)
+    words = carried(facts)
+    return "; ".join(f"{step}: {words[step]}" for step in listed if step in words)

@@ -17,7 +17,7 @@ from rich.console import Console
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, apply_overrides, experiment_from, experiment_to_json
 from coterie.experiment.model import X
-from coterie.families.partial import Training
+from coterie.registry import method
 from coterie_client.data.tables.formats import source_of
 from coterie_deploy.engines.launch import Launch
 from coterie_deploy.engines.local import run_here
@@ -51,15 +51,13 @@ def adapt(
 
 def _check_has_a_head(run: FinishedRun) -> None:
     """ConfigError where there is nothing for new users to train on what was shared, or nothing to tell them which of it is theirs."""
-    method, where = run.experiment.method, f"the run in {run.folder} of method {run.experiment.method.name!r}"
+    where = f"the run in {run.folder} of method {run.experiment.method.name!r}"
     if run.experiment.model is None and X in run.shared:
         raise ConfigError(f"{where} has left whole linear models, which have no heads to train: want one with a representation")
-    if isinstance(method, Training) and method.how.private_layers:
-        kept = ", ".join(method.how.private_layers)
-        raise ConfigError(f"{where} has kept layers of its users ({kept}), which new users cannot train apart: want one that keeps heads")
-    n_models = method.client_options().get("n_models") if isinstance(method, Training) else None
-    if n_models is not None:
-        raise ConfigError(f"{where} has left {n_models} models, want a run with one that new users can start from")
+    try:
+        _method(run.experiment)
+    except ConfigError as error:
+        raise ConfigError(f"{where} {error}") from None
 
 
 def adapted_from(trained: Experiment, data: Mapping[str, Any], overrides: Sequence[str], epochs: int) -> Experiment:
@@ -68,7 +66,7 @@ def adapted_from(trained: Experiment, data: Mapping[str, Any], overrides: Sequen
     content |= {
         "name": f"{trained.name[:90]}-adapt",
         "data": dict(data),
-        "method": _method(trained, content["method"]),
+        "method": _method(trained),
         "stop": {"rounds": max(epochs, 1)},
         "references": [],
     }
@@ -76,13 +74,12 @@ def adapted_from(trained: Experiment, data: Mapping[str, Any], overrides: Sequen
     return experiment_from(apply_overrides(content, overrides), "the experiment of the new users")
 
 
-def _method(experiment: Experiment, trained: Mapping[str, Any]) -> dict[str, Any]:
-    """How the new users train: as the run's users trained their heads; the heads of linear models are solved for."""
-    if experiment.model is None:
-        return {"name": "fedrep_linear", "k": trained["k"], "start": "finished_run"}
-    kept = {key: trained[key] for key in ("batch_size", "batch_norm")}
-    shared = trained.get("shared", experiment.method.how.sharing)
-    return {"name": "adapt", "shared": shared, **kept, "optimizer": trained.get("head_optimizer") or trained["optimizer"]}
+def _method(experiment: Experiment) -> Mapping[str, Any]:
+    """How the new users train: as the run's users trained their heads, unless the run's method says otherwise."""
+    adapted = method(experiment.method.name).adapted
+    if adapted is None:
+        raise ConfigError("leaves nothing that new users could adapt")
+    return {"name": "adapt", **adapted(experiment.method)}
 
 
 def _as_data(run: FinishedRun, table: Path, output: Path, overrides: Sequence[str]) -> dict[str, Any]:

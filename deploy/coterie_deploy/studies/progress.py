@@ -50,7 +50,7 @@ class SeriesDisplay:
         latest = self.latest
         if latest is None:
             return float(before + (self.n_points if 0 < self.n_skipped == self.number else 0))
-        return before + self.n_points * (latest.number + _part_of_stage(latest)) / latest.n_stages
+        return before + self.n_points * (latest.number + latest.part) / latest.n_stages
 
     def said(self) -> str:
         """How many points are done, and how long the others will take at the speed so far."""
@@ -71,13 +71,6 @@ class SeriesDisplay:
     def picture(self) -> Table:
         """What a terminal shows."""
         return bars([(self.place(), self.done, self.total, self.said())])
-
-
-def _part_of_stage(progress: Progress) -> float:
-    """Which part of its stage is over: of the iterations where a method counts them, else of the rounds."""
-    if "iteration" in progress.figures:
-        return min(1.0, progress.figures["iteration"] / float(progress.stage.config.iterations))
-    return min(1.0, progress.round / progress.stage.stop.rounds)
 
 
 class _Lines(SeriesDisplay):

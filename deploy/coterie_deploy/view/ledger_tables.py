@@ -27,9 +27,10 @@ from rich.text import Text
 
 from coterie.errors import ConfigError, RunError
 from coterie.record.files import written_whole
-from coterie_deploy.read import steps
+from coterie_deploy.read.steps import steps_said
 from coterie_deploy.terminal.printable import printable
 from coterie_deploy.terminal.tables import count, counted, size, table
+from coterie_server.record import summary
 from coterie_server.record.query import (
     KEYS,
     MEASURES,
@@ -229,7 +230,7 @@ def print_part(folder: Path, wanted: Wanted, console: Console) -> None:
             _write(how, wanted.output, (*query.by, *MEASURES, "closed_form"), _lines(answer))
             return
         head = f"{_run_of(connection, folder)}: {_described(wanted)}"
-        notes = _notes(answer, has_shares=has_shares(connection, query))
+        notes = _notes(answer, summary.facts(connection), has_shares=has_shares(connection, query))
         what_there_is = "" if answer.groups else _what_there_is(connection, query)
     if wanted.output is None:
         _print(answer, sort, [head, said], notes, console, what_there_is)
@@ -283,10 +284,10 @@ def _what_there_is(connection: sqlite3.Connection, query: Query) -> str:
     return f" There are rounds {min(numbers)} to {max(numbers)}; {listed}."
 
 
-def _notes(answer: _Answer, *, has_shares: bool) -> list[str]:
+def _notes(answer: _Answer, facts: Mapping[str, str], *, has_shares: bool) -> list[str]:
     notes = ["Users share the bytes of their host equally; the vectors of a broadcast count for each."] if has_shares else []
     if "step" in answer.keys:
-        notes.append(steps.said((group.keys[answer.keys.index("step")] for group in answer.groups), paper=True))
+        notes.append(steps_said((group.keys[answer.keys.index("step")] for group in answer.groups), facts, paper=True))
     return [note for note in notes if note]
 
 

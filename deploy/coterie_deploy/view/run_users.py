@@ -95,11 +95,8 @@ def _labels(connection: sqlite3.Connection, n_users: int) -> dict[str, list[tupl
 
 def _penalties(report: Report) -> dict[str, float]:
     """The penalty of each finished stage of a path, by name."""
-    from coterie_server.run.plan import stages_of  # noqa: PLC0415 - it imports every method's room
-
     has_ended = {stage.name for stage in report.stages if stage.outcome}
-    of_stage = {stage.name: getattr(stage.config, "penalty", None) for stage in stages_of(report.experiment) if stage.is_result}
-    return {name: value for name, value in of_stage.items() if isinstance(value, float) and value > 0 and name in has_ended}
+    return {name: stage.along for name, stage in report.plan.items() if stage.along is not None and name in has_ended}
 
 
 def _order(columns: Sequence[Indices], known: Indices | None) -> Indices:

@@ -25,7 +25,7 @@ from coterie_deploy.read.report import (
     rho_of,
     rounds_sentence,
 )
-from coterie_deploy.read.steps import STEPS
+from coterie_deploy.read.steps import carried
 from coterie_deploy.terminal.tables import count, counted, duration, figure, size
 from coterie_deploy.view import charts, charts_structure
 from coterie_deploy.view.charts_structure import Link
@@ -207,8 +207,9 @@ def _communication(connection: sqlite3.Connection, report: Report, found: Curves
         said.append(sentence(averages))
     if report.n_repeated_bytes:
         said.append(f"Apart from that, {size(report.n_repeated_bytes)} were sent again, came too late, or were repeated by a resumed run.")
-    steps = [step for step in dict.fromkeys(row.step for row in traffic) if step in STEPS]
-    meanings = Table("What the steps carry", ("step", "carries"), [[step, STEPS[step]] for step in steps], n_text=2)
+    words = carried(report.facts)
+    steps = [step for step in dict.fromkeys(row.step for row in traffic) if step in words]
+    meanings = Table("What the steps carry", ("step", "carries"), [[step, words[step]] for step in steps], n_text=2)
     beside = Table("Traffic beside the closed form", columns, rows, n_text=3)
     return Section("communication", "Communication", said, charts=[chart for chart in drawn if chart], tables=[beside, meanings])
 

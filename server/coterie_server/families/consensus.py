@@ -14,7 +14,7 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.families.consensus import AskModels, Curvatures, GroupModel, Slopes, UserModels
-from coterie_server.interface.half import FLAT, UNBOUNDED, Counts, Facts, Federation, Key, Outcome, StageHalf
+from coterie_server.interface.half import CONVERGED, FLAT, UNBOUNDED, Counts, Facts, Federation, Key, Outcome, StageHalf
 from coterie_server.maths import consensus
 
 
@@ -65,7 +65,7 @@ class GroupSolver:
         figures = {
             "objective": float(state.values.sum()),
             "gradient_norm": float(np.linalg.norm(state.gradients)),
-            "converged": float(state.converged.all() and not state.unbounded.any()),
+            CONVERGED: float(state.converged.all() and not state.unbounded.any()),
         }
         if state.converged.all() and state.unbounded.any():
             figures[UNBOUNDED] = float(state.unbounded.sum())

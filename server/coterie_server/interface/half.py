@@ -33,6 +33,9 @@ S = TypeVar("S")
 # Closing figures on the users that the end of a stage did without; there are none where it had everybody.
 UNASKED, ABSENT = "unasked_at_end", "absent_at_end"
 
+# Figures of a round that are 1 where the method ends its stage: it has found the models that it looks for, or made its iterations.
+CONVERGED, ENDED = "converged", "has_ended"
+
 # Figures on models that are not the minimisers: how many have none, which ends the stage, and how many are one of several.
 UNBOUNDED, FLAT = "without_minimiser", "with_several_minimisers"
 
@@ -193,6 +196,12 @@ def _no_labels(_: Any) -> None:
     return None
 
 
+def _has_converged(figures: Mapping[str, float]) -> str:
+    if figures.get(CONVERGED, 0.0) >= 1.0:
+        return "converged"
+    return "no minimiser" if figures.get(UNBOUNDED, 0.0) else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageHalf(Generic[S]):
     """The server half of a method, set up for one stage. Its state S is a frozen dataclass of arrays and plain values.
@@ -216,6 +225,10 @@ class StageHalf(Generic[S]):
     # The paper's own count of vectors by direction after a number of rounds, where it differs from the closed form.
     printed_vectors: Callable[[int], Mapping[str, float]] | None = None
     labels_of: Callable[[S], Indices | None] = _no_labels  # clusters so far, recorded when they change
+    # Why the method itself ends the stage after a round with these figures, "" where it goes on. Figures may be computed when looked at.
+    ends: Callable[[Mapping[str, float]], str] = _has_converged
+    # Which part of the stage is over after a round with these figures; None: as many rounds as the stop rule has.
+    part: Callable[[Mapping[str, float]], float] | None = None
     warnings: Sequence[str] = ()  # sentences about its settings, recorded when the stage starts
 
 
@@ -270,6 +283,8 @@ def server_half(name: str) -> ServerHalf:
 
 __all__ = [
     "ABSENT",
+    "CONVERGED",
+    "ENDED",
     "FLAT",
     "FLAT_ONLY",
     "UNASKED",

@@ -26,6 +26,8 @@ class Stage:
     stop: StopRule
     start: tuple[str, ...] = ()
     is_result: bool = False  # whether its models may be the run's: of several, held-out rows choose
+    along: float | None = None  # where it stands on a path of stages, such as a penalty
+    refits: str = ""  # the stage whose clusters get models of their own in this one
 
 
 def reference(name: str) -> Stage:

@@ -62,7 +62,7 @@ from coterie_server.families.known_clusters import (
     weighted_average,
 )
 from coterie_server.families.l2gd_rates import expected_smoothness, rates_of
-from coterie_server.interface.half import ClusterSetting, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
+from coterie_server.interface.half import ENDED, ClusterSetting, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
 from coterie_server.interface.stages import Stage
 from coterie_server.record.rundb import BETWEEN, WITHIN
 
@@ -147,6 +147,8 @@ class Coordinator:
             expected_scalars=self.expected_scalars,
             spread_of_vectors=self.spread_of_vectors,
             drawn_vectors=self.drawn_vectors,
+            ends=lambda figures: f"{figures['iteration']:.0f} iterations" if figures[ENDED] >= 1 else "",
+            part=lambda figures: figures["iteration"] / self.config.iterations,
         )
 
     @property
@@ -192,7 +194,7 @@ class Coordinator:
             figures |= self._drawn_rounds(state.rates)
         if wanted != THETA and config.trace_every and until % config.trace_every == 0:
             figures |= await objective_of(federation, self.clusters, messages)
-        return state, {**figures, "has_ended": float(until >= config.iterations)}
+        return state, {**figures, ENDED: float(until >= config.iterations)}
 
     def _next(self, state: State) -> tuple[int, int]:
         """The iteration to go on to, and what is wanted there. At the same iteration a new anchor comes before a global round."""
@@ -303,10 +305,10 @@ class Coordinator:
         """The counts of averaging by step and direction."""
         k, n_users = self.clusters.size, len(self.setting.members)
         return {
-            ("between-average", "up"): k * between,
-            ("between-average", "down"): k * between,
-            ("between-anchor", "up"): k * anchors,
-            ("between-anchor", "down"): k * anchors,
+            ("between-average", "up", BETWEEN): k * between,
+            ("between-average", "down", BETWEEN): k * between,
+            ("between-anchor", "up", BETWEEN): k * anchors,
+            ("between-anchor", "down", BETWEEN): k * anchors,
             ("within-average", "up"): models,
             ("within-average", "down"): targets,
             ("within-anchor", "up"): n_users * anchors,

@@ -17,7 +17,7 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, RunError
 from coterie.families.consensus import Curvatures, GroupModel, Slopes
 from coterie.methods.certify import Config
-from coterie_server.interface.half import Counts, Federation, Members, Outcome, ServerHalf, Setting, StageHalf
+from coterie_server.interface.half import CONVERGED, Counts, Federation, Members, Outcome, ServerHalf, Setting, StageHalf
 from coterie_server.maths import certificate
 from coterie_server.maths.clusters import canonical
 from coterie_server.methods.oracle import known_labels
@@ -126,7 +126,7 @@ class Certify:
             "clusters": float(len(sizes)),
             "exchanges": float(asking.n_exchanges),
         }
-        return State(solution.w, figures), {**figures, "converged": 1.0}
+        return State(solution.w, figures), {**figures, CONVERGED: 1.0}
 
     async def finish(self, state: State, federation: Federation) -> Outcome:  # noqa: ARG002
         """The solution of (5) at the penalty `at`, which solves (3) where the certificate holds."""

@@ -29,7 +29,19 @@ from coterie.methods.fedrep_linear import (
     UpdatedRepresentation,
 )
 from coterie_server.families.known_clusters import spread_of
-from coterie_server.interface.half import ABSENT, FLAT_ONLY, UNASKED, Counts, Federation, Key, Outcome, ServerHalf, Setting, StageHalf
+from coterie_server.interface.half import (
+    ABSENT,
+    CONVERGED,
+    FLAT_ONLY,
+    UNASKED,
+    Counts,
+    Federation,
+    Key,
+    Outcome,
+    ServerHalf,
+    Setting,
+    StageHalf,
+)
 from coterie_server.interface.merge import check_senders
 from coterie_server.interface.stages import Stage, single_stage
 from coterie_server.interface.wanted import Wanted
@@ -92,7 +104,7 @@ class FedRepLinear:
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
         """B^{t+1} = 1/(r n) sum_i B_i^{t+1}."""
         if self.given is not None:
-            return state, {"converged": 1.0, "users": 0.0, **self._distance(state.b)}
+            return state, {CONVERGED: 1.0, "users": 0.0, **self._distance(state.b)}
         order = stream(self.seed, "participation", self.stage, number).order(self.n_users)
         chosen = np.sort(order[: self.config.n_selected(self.n_users)])
         with_head = (SharedHead(state.w, users=chosen),) if self.config.heads == "shared" else ()

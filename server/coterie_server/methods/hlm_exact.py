@@ -16,7 +16,7 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment
 from coterie.methods.hlm_exact import LOSSES, AskStatistics, Config, Models, Statistics
-from coterie_server.interface.half import Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
+from coterie_server.interface.half import CONVERGED, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
 from coterie_server.interface.stages import Stage, single_stage
 from coterie_server.maths import hlm
 from coterie_server.methods.oracle import known_labels
@@ -67,7 +67,7 @@ class HlmExact:
         sums = _gamma_sums(self.gamma, self.cluster_of, len(self.alpha))
         theta = hlm.known_clusters(users, self.cluster_of, self.gamma, hlm.lambda_of(self.alpha, sums)).theta
         await federation.exchange(Models(theta))
-        return State(theta, users), {"penalty": self._penalty(theta), "converged": 1.0}
+        return State(theta, users), {"penalty": self._penalty(theta), CONVERGED: 1.0}
 
     async def finish(self, state: State, federation: Federation) -> Outcome:  # noqa: ARG002
         """The users' models. Their losses and the figure `penalty` add up to (2.1)."""

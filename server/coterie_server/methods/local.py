@@ -14,7 +14,7 @@ import numpy as np
 from coterie.arrays import Array
 from coterie.families.consensus import AskLocalModels, UserModels
 from coterie.methods.local import Config
-from coterie_server.interface.half import Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
+from coterie_server.interface.half import CONVERGED, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Local:
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:  # noqa: ARG002
         """Asks every user for its own minimizer."""
         replies = await federation.exchange(AskLocalModels())
-        return State(replies[UserModels].x), {"converged": 1.0}
+        return State(replies[UserModels].x), {CONVERGED: 1.0}
 
     async def finish(self, state: State, federation: Federation) -> Outcome:  # noqa: ARG002
         """The users' models."""

@@ -21,6 +21,7 @@ from coterie.experiment.config import StopRule
 from coterie.record.ledger import UP, link_below, step_of
 from coterie.wire.codec import GRPC_FRAME_HEADER_BYTES
 from coterie_server.interface.expected import Expected
+from coterie_server.interface.half import CONVERGED
 from coterie_server.record.query import ABOVE, Group, Query, numbered_totals, stored_forms
 from coterie_server.record.query import SESSION as SESSION  # noqa: PLC0414 - a word of this module too
 from coterie_server.record.rundb import DIRECT, WITHIN
@@ -200,7 +201,7 @@ def _shortfall(connection: sqlite3.Connection, stage: StageSummary, stop: StopRu
     rows = connection.execute("SELECT name, value, MAX(round) FROM figures WHERE stage = ? GROUP BY name", (stage.number,))
     last = {name: float("nan") if value is None else value for name, value, _ in rows}
     residuals = [last[name] for name in ("primal_residual", "dual_residual") if name in last]
-    if "converged" in last:
+    if CONVERGED in last:
         return Shortfall(stage.name, stage.outcome, "")
     if stop.residual is not None and residuals:
         return Shortfall(stage.name, stage.outcome, "residual", max(residuals), stop.residual)

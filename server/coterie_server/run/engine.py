@@ -33,7 +33,6 @@ from coterie_server.families.known_clusters import spread_of
 from coterie_server.families.prepare import prepare, prepare_network
 from coterie_server.interface.half import (
     FLAT_ONLY,
-    UNBOUNDED,
     ClusterSetting,
     Facts,
     Federation,
@@ -75,6 +74,7 @@ class Progress:
     n_stages: int
     round: int
     figures: Mapping[str, float]
+    part: float  # of the stage that is over
 
 
 _TURNS_S = 0.02  # between two turns of what runs beside the rounds
@@ -251,9 +251,9 @@ class Engine:
             state, latest = await half.round(point.state, self.hub, point.round + 1)
             point = replace(point, state=state, round=point.round + 1)
             self.hub.meanwhile(functools.partial(self._note_round, half, point, latest, figures))
-            if reason := self._stop_reason(stage.stop, latest, point, started):
+            if reason := half.ends(latest) or self._stop_reason(stage.stop, latest, point, started):
                 point = replace(point, ended=reason)
-            self._after_round(stage, point, latest)
+            self._after_round(stage, half, point, latest)
             await self._give_turns()
         self.hub.settle()
         self._trace(stage, point.round, is_round=False)
@@ -358,12 +358,13 @@ class Engine:
         if (labels := half.labels_of(point.state)) is not None:
             self.database.membership(point.stage, point.round, labels)
 
-    def _after_round(self, stage: Stage, point: Point, figures: Mapping[str, float]) -> None:
+    def _after_round(self, stage: Stage, half: StageHalf[Any], point: Point, figures: Mapping[str, float]) -> None:
         self._n_rounds += 1
         if self._store is not None and self._is_checkpoint_due(point):
             self.checkpoint(point)
         if self._observer is not None:
-            self._observer(Progress(stage, point.stage, len(self.stages), point.round, figures))
+            part = point.round / stage.stop.rounds if half.part is None else half.part(figures)
+            self._observer(Progress(stage, point.stage, len(self.stages), point.round, figures, min(1.0, part)))
         if self.stop_requested is not None:
             self.checkpoint(point)
             raise RunError(
@@ -380,12 +381,6 @@ class Engine:
 
     def _stop_reason(self, stop: StopRule, figures: Mapping[str, float], point: Point, started: float) -> str:
         """Why the stage ends after this round; empty when it goes on."""
-        if figures.get("converged", 0.0) >= 1.0:
-            return "converged"
-        if figures.get(UNBOUNDED, 0.0):
-            return "no minimiser"
-        if figures.get("has_ended", 0.0) >= 1.0:
-            return f"{figures['iteration']:.0f} iterations"
         if stop.residual is not None:  # figures may be computed when they are looked at
             residuals = [figures[name] for name in ("primal_residual", "dual_residual") if name in figures]
             if residuals and max(residuals) <= stop.residual:

@@ -88,5 +88,4 @@ def hosted(above: StageHalf[Any], half: ClusterMethod[Any], precision: Precision
 
 def _inside(counts: Counts) -> Counts:
     """What is inside the clusters, whatever its scope would be called with aggregators."""
-    kept = {key: count for key, count in counts.items() if not key[0].startswith("between-") and BETWEEN not in key}
-    return {key[:2]: count for key, count in kept.items()}
+    return {key[:2]: count for key, count in counts.items() if BETWEEN not in key}

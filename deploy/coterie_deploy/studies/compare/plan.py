@@ -34,7 +34,6 @@ from coterie_server.run.plan import stages_of
 COMPARE = "compare.json"
 DEFAULT_SEEDS = "0:3"
 MAX_RUNS = 1000
-_NOT_ALONE = ("adapt", "certify")  # the one starts from another run, the other looks for no models
 _FOR_ONE = re.compile(r"\s*(\w+):(.*)", re.DOTALL)
 _SEEDS = re.compile(r"(\d{1,19}):(\d{1,19})|\d{1,19}(?:,\d{1,19})*")
 
@@ -155,7 +154,7 @@ def _kind(content: Mapping[str, Any]) -> Kind:
 
 def _fitting(content: Mapping[str, Any]) -> list[str]:
     """The methods for experiments of this kind: with a network, or convex."""
-    return [name for name in methods(_kind(content)) if name not in _NOT_ALONE]
+    return [name for name in methods(_kind(content)) if method(name).stands_alone]
 
 
 def _methods(text: str, content: Mapping[str, Any]) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ from coterie_server.families.known_clusters import (
     weighted_average,
 )
 from coterie_server.families.l2gd_rates import Rates, rates_of
-from coterie_server.interface.half import ClusterSetting, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
+from coterie_server.interface.half import ENDED, ClusterSetting, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
 from coterie_server.interface.stages import Stage
 from coterie_server.methods.async_l2gd.walk import ClusterHalfState, Walk
 from coterie_server.record import rundb
@@ -82,6 +82,8 @@ class Coordinator:
             expected_scalars=self.expected_scalars,
             spread_of_vectors=self.spread_of_vectors,
             drawn_vectors=self.drawn_vectors,
+            ends=lambda figures: f"{figures['iteration']:.0f} iterations" if figures[ENDED] >= 1 else "",
+            part=lambda figures: figures["iteration"] / self.config.iterations,
         )
 
     @property
@@ -123,7 +125,7 @@ class Coordinator:
         figures = {"iteration": float(until), "between_rounds": float(after.between_rounds)}
         if config.trace_every and until % config.trace_every == 0 and not wants_pair:
             figures |= await objective_of(federation, self.clusters, messages)
-        return after, {**figures, "has_ended": float(until >= config.iterations)}
+        return after, {**figures, ENDED: float(until >= config.iterations)}
 
     def _next_trace(self, at: int) -> int:
         every = self.config.trace_every
@@ -231,8 +233,8 @@ class Coordinator:
 def _averages(between: float, models: float, targets: float) -> dict[tuple[str, ...], float]:
     """The counts of averaging by step and direction."""
     return {
-        ("between-average", "up"): between,
-        ("between-average", "down"): between,
+        ("between-average", "up", rundb.BETWEEN): between,
+        ("between-average", "down", rundb.BETWEEN): between,
         ("within-average", "up"): models,
         ("within-average", "down"): targets,
     }

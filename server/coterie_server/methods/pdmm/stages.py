@@ -25,10 +25,13 @@ def stages(config: pdmm.Config, experiment: Experiment) -> list[Stage]:
         start = tuple(stage.name for stage in listed[-1:])
         solved.append(config.name if config.path is None else f"{config.name}-{single.penalty!r}")
         is_result = config.path is not None or not config.refit
-        listed.append(Stage(solved[-1], config.name, hyper, experiment.stop, start, is_result))
+        along = None if config.path is None else single.penalty
+        listed.append(Stage(solved[-1], config.name, hyper, experiment.stop, start, is_result, along))
     if config.refit:
         found = oracle.Config(partition="found")
-        listed += [Stage(name.replace(config.name, "refit", 1), "oracle", found, REFERENCE_STOP, (name,), True) for name in solved]
+        for name in solved:
+            refit = name.replace(config.name, "refit", 1)
+            listed.append(Stage(refit, oracle.METHOD.name, found, REFERENCE_STOP, (name,), is_result=True, refits=name))
     return listed
 
 

@@ -22,7 +22,7 @@ from coterie_server.families.partial import drawn
 from coterie_server.interface.half import Counts, Federation, Outcome, Setting, StageHalf
 from coterie_server.interface.merge import check_senders
 from coterie_server.interface.wanted import Wanted
-from coterie_server.maths import relations
+from coterie_server.methods.fed_mtl import relations
 
 # A move that increases the objective by no more than this part of it may have decreased it.
 _ROUNDING = 1e-13

@@ -1,0 +1,1 @@
+"""Multi-task learning: the half, and relations between users."""
