@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from coterie.errors import ConfigError
 from coterie.record import snapshot
 from coterie_deploy.studies.check import CHECKS, Checked, check_method, verdict
 from coterie_deploy.studies.check.federations import cases_of
@@ -198,6 +199,19 @@ def check_broken(name: str, install: Callable[[str, Mapping[str, str]], None]) -
     found = failures(check_method(name, only=wanted.only))
     assert list(found) == [wanted.fails], found
     assert wanted.says in found[wanted.fails]
+
+
+def test_a_module_without_a_half_is_refused_before_any_check(install: Callable[[str, Mapping[str, str]], None]) -> None:
+    install("halved", {"SERVER = ServerHalf(build=build)": ""})
+    with pytest.raises(ConfigError, match="has no server half: want SERVER in module 'halved', or the room of a family"):
+        check_method("halved")
+
+
+def test_settings_that_a_small_federation_does_not_have_are_asked_for(install: Callable[[str, Mapping[str, str]], None]) -> None:
+    install("demanding", {"step: float = 0.1": "step: float"})
+    with pytest.raises(ConfigError, match=r"method\.step: .*give them with --set method\.KEY=VALUE"):
+        check_method("demanding")
+    assert [one.state for one in check_method("demanding", only=["runs"], changes=["method.step=0.1"])] == ["passed"]
 
 
 def test_books_that_differ_are_found(tmp_path: Path) -> None:

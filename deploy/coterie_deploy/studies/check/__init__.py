@@ -20,7 +20,7 @@ from coterie.errors import ConfigError, CoterieError
 from coterie.experiment.config import Experiment, apply_overrides, experiment_from, experiment_to_json
 from coterie.text.quoting import quoted
 from coterie.text.suggestions import suggestion
-from coterie_deploy.studies.check.federations import Case, cases_of
+from coterie_deploy.studies.check.federations import CASES, Case, cases_of
 from coterie_deploy.studies.check.table import CHECKS, Check, needed
 from coterie_deploy.studies.check.trial import Failed, NotApplicable, Trial
 
@@ -56,7 +56,14 @@ def check_method(
     case = next(iter(cases_of(method).values())) if isinstance(method, str) else case_on(method, data)
     wanted = chosen(only)
     with _folder(output) as folder:
-        return list(_verdicts(Trial(replace(case, changes=changes), folder, seed), wanted, on_check))
+        try:
+            trial = Trial(replace(case, changes=changes), folder, seed)
+        except ConfigError as error:
+            if method in CASES or not isinstance(method, str) or changes:
+                raise
+            advice = "the small federation has no settings for it: give them with --set method.KEY=VALUE, or a federation with --experiment"
+            raise ConfigError(f"{error}; {advice}") from error
+        return list(_verdicts(trial, wanted, on_check))
 
 
 def case_on(experiment: Experiment, data: Path | None = None) -> Case:

@@ -70,7 +70,7 @@ class Trial:
     @functools.cached_property
     def start(self) -> Outcome | None:
         """What the run before has left, where the experiment starts from one."""
-        return self.case.start(self.folder("start"))
+        return None if self.case.starts_from is None else self.case.start(self.folder("start"))
 
     @functools.cached_property
     def heads(self) -> list[UserHead]:
