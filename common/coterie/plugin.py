@@ -13,6 +13,7 @@ from typing import Any, Final
 # Name: the module that has it.
 FETCHED: Final[Mapping[str, str]] = {
     # everybody
+    "Array": "coterie.arrays",
     "ConfigError": "coterie.errors",
     "RunError": "coterie.errors",
     "Settings": "coterie.experiment.settings",

@@ -1,5 +1,6 @@
 from collections.abc import Mapping
 
+from coterie.arrays import Array as Array
 from coterie.draws.streams import Stream as Stream
 from coterie.draws.streams import normal as normal
 from coterie.errors import ConfigError as ConfigError

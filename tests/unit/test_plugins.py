@@ -370,14 +370,14 @@ def test_packages_are_not_searched_where_all_names_are_built_in(name: str, monke
 
 # ---- the public names
 
-NAMES_OF_AUTHORS = """ConfigError DataSource JointTraining LabelledRows LocalTraining LocalUpdate Method NetworkLoss PartitionRequest
+NAMES_OF_AUTHORS = """Array ConfigError DataSource JointTraining LabelledRows LocalTraining LocalUpdate Method NetworkLoss PartitionRequest
     PartitionRule RowLoss RunError Settings SourceRequest Stream Training User normal"""
 
 
 def test_the_public_names_are_these() -> None:
     assert plugin.__all__ == NAMES_OF_AUTHORS.split()
     for name in plugin.__all__:
-        assert getattr(plugin, name).__name__ == name
+        assert name == "Array" or getattr(plugin, name).__name__ == name
     stub = Path(plugin.__file__).with_suffix(".pyi").read_text()
     assert {name: module for module, name in re.findall(r"from (coterie\S+) import (\w+) as ", stub)} == plugin.FETCHED
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):

@@ -97,12 +97,12 @@ def _named(value: Any) -> Any:
         value = {"build": value}
     if not isinstance(value, dict):
         return value
-    if isinstance(name := value.get("name"), str) and name not in _BUILT_IN and (is_path(name) or is_there("model", name)):
+    if isinstance(name := value.get("name"), str) and name not in MODELS and (is_path(name) or is_there("model", name)):
         value = {"build": name, **value, "name": "custom"}
     return {"name": "custom", **value} if "build" in value else value
 
 
-_BUILT_IN = ("linear", "mlp", "cnn", "lstm", "custom")
+MODELS = ("linear", "mlp", "cnn", "lstm", "custom")
 ModelConfig = Annotated[LinearModel | MlpModel | CnnModel | LstmModel | CustomModel, Field(discriminator="name"), BeforeValidator(_named)]
 
 

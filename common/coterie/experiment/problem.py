@@ -17,11 +17,11 @@ DISTANCE_LOSSES: Final = ("squared_distance", "huber_distance")
 NETWORK_LOSSES: Final = ("cross_entropy",)  # networks also take least_squares
 UNTOLD: Final = "metric"  # if only the code of the loss knows
 METRICS: Final = ("accuracy", "squared_error", "deviance", UNTOLD)
-_BUILT_IN: Final = (*MARGIN_LOSSES, *DISTANCE_LOSSES, *NETWORK_LOSSES)
+LOSSES: Final = (*MARGIN_LOSSES, *DISTANCE_LOSSES, *NETWORK_LOSSES)
 
 
 def _known(loss: str) -> str:
-    return check_known("loss", loss, _BUILT_IN)
+    return check_known("loss", loss, LOSSES)
 
 
 class ProblemConfig(Settings):
@@ -58,7 +58,7 @@ class ProblemConfig(Settings):
     @property
     def is_own(self) -> bool:
         """Whether the loss is code of a package, or beside the experiment. With a model, it is a network's loss."""
-        return self.loss not in _BUILT_IN
+        return self.loss not in LOSSES
 
     @property
     def is_for_networks(self) -> bool:

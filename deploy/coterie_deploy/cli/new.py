@@ -1,0 +1,94 @@
+"""`coterie new`: a small package of one's own, which runs at once, and which `pip install -e .` registers."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Annotated, Final, Literal
+
+import typer
+
+from coterie.errors import ConfigError
+from coterie.experiment import plugins
+from coterie.experiment.data import SOURCES
+from coterie.experiment.model import MODELS
+from coterie.experiment.problem import LOSSES
+from coterie_deploy.cli.options import app
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What can be made anew."""
+
+    group: plugins.Kind
+    value: str  # what the entry point names in the module
+    short: str  # how an experiment names it once it is installed
+    requires: str = "coterie"
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "loss": Kind("loss", "$name:LOSS", "problem: {loss: $name}"),
+    "network_loss": Kind("loss", "$name:LOSS", "problem: {loss: $name}", "coterie[torch]"),
+    "model": Kind("model", "$name:$name", "model: {name: $name}", "coterie[torch]"),
+    "data": Kind("source", "$name:SOURCE", "data: {source: $name}"),
+}
+
+_BUILT_IN: Final[Mapping[plugins.Kind, Sequence[str]]] = {"loss": LOSSES, "model": MODELS, "source": SOURCES}
+
+
+@app.command("new")
+def make_package(
+    kind: Annotated[Literal["loss", "model", "data"], typer.Argument(help="What it is to be.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What experiments call it.")],
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="[default: ./NAME]")] = None,
+    network: Annotated[bool, typer.Option("--network", help="A loss of networks instead of convex problems.")] = False,
+) -> None:
+    """Write a small package: a loss, a model or a data source of your own, with a test and an experiment. It runs at once."""
+    if network and kind != "loss":
+        raise ConfigError(f"--network is for a loss, but this is to be a {kind}: want no such option")
+    folder = output or Path(name)
+    written = write_package("network_loss" if network else kind, name, folder)
+    typer.echo(f"{folder}: {', '.join(written)}")
+    typer.echo(f"next: cd {folder}; coterie run experiment.yaml; pip install -e .")
+
+
+def write_package(kind: str, name: str, folder: Path) -> list[str]:
+    """Writes a package of one of `KINDS` into a new folder; the names of its files. ConfigError where name or folder cannot be used."""
+    _check_name(name, KINDS[kind].group)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there already, want a folder that is new or empty (--output DIR)")
+    made = KINDS[kind]
+    words = {"name": name, "Name": "".join(piece.capitalize() for piece in name.split("_"))}
+    words |= {"package": f"coterie-{name.replace('_', '-')}", "group": plugins.GROUPS[made.group], "what": plugins.noun(made.group)}
+    words |= {"value": Template(made.value).substitute(words), "short": Template(made.short).substitute(words), "requires": made.requires}
+    words["path"] = words["value"]
+    written = []
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in ("common", kind):
+        for template in sorted(files("coterie_deploy.cli").joinpath("templates", source).iterdir(), key=lambda file: file.name):
+            target = template.name.removesuffix(".template").replace("module", name)
+            (folder / target).write_text(Template(template.read_text(encoding="utf-8")).substitute(words), encoding="utf-8")
+            written.append(target)
+    return sorted(written)
+
+
+def _check_name(name: str, kind: plugins.Kind) -> None:
+    """ConfigError unless experiments and modules can have this name, and nothing else has it."""
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+        raise ConfigError(f"the name is {name!r}, want small letters, digits and underscores, of which the first is a letter")
+    if name in _BUILT_IN[kind]:
+        raise ConfigError(f"{plugins.noun(kind)} {name!r} is built in: want another name")
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.origin is not None:  # which a mere folder has not
+        raise ConfigError(f"Python has a module {name!r} already: want another name")
+
+
+__all__ = ["KINDS", "write_package"]
