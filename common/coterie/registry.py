@@ -145,6 +145,8 @@ def _met(path: str) -> Method:
     if is_built_in(name):
         taken = "a built-in method"
     elif (package := plugins.package_of("method", name)) is not None:
+        if _is_same(plugins.place("method", name), place):  # installed from the folder at hand
+            return found
         taken = f"the method of the package {package}"
     elif written(name) not in (name, path):
         taken = f"the method {written(name)!r}"
@@ -153,6 +155,10 @@ def _met(path: str) -> Method:
     _beside[name] = path
     _checked(place)
     return found
+
+
+def _is_same(one: Place | None, other: Place) -> bool:
+    return one is not None and (one.module, one.attribute or "METHOD") == (other.module, other.attribute)
 
 
 def _place(name: str) -> Place | None:

@@ -103,6 +103,13 @@ def test_a_method_beside_an_experiment_is_the_same(pack: Path, mine: Path, monke
         assert experiment_from(written) == experiment
 
 
+def test_a_path_into_an_installed_package_is_its_name(pack: Path) -> None:
+    """So what `coterie new` writes still runs once pip has installed it."""
+    experiment = experiment_from(with_method("pack_m:METHOD"))
+    assert experiment == experiment_from(NETWORK)
+    assert (experiment.packages, named_code(experiment)) == ({"pack-m": "1.2"}, [])
+
+
 def test_settings_are_checked_by_the_plug_in_s_own_configuration(pack: Path) -> None:
     assert experiment_from(with_method("bodies", tau=3)).method.tau == 3
     with pytest.raises(ConfigError, match=r"method.tau: is 'many', want a whole number"):

@@ -180,6 +180,7 @@ def _context(state: State, model: Tensors, position: int, inbox: Inbox, local: L
     return Context(
         model=model,
         kept=_of_user(state.kept, position),
+        target=local.users[position].target,
         shared={tensor.name for tensor in split.shared},
         phases=[Phase(**phase) for phase in state.options["phases"]],
         settings=state.options.get("settings", {}),

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
+from coterie.arrays import Array
 from coterie.errors import ProtocolError
 from coterie.registry import typed_part
 from coterie.wire.messages import Rows
@@ -34,6 +35,7 @@ class Context:
 
     model: Tensors  # the user's whole model: shared tensors as received, and private ones
     kept: Tensors  # what the user keeps
+    target: Array  # (m,) the targets of the user's training rows
     shared: AbstractSet[str]  # names of the shared tensors
     phases: Sequence[Phase]  # of the method, from its `Config.phases`
     settings: Settings

@@ -19,6 +19,7 @@ from coterie.experiment import plugins
 from coterie.experiment.data import SOURCES
 from coterie.experiment.model import MODELS
 from coterie.experiment.problem import LOSSES
+from coterie.registry import built_in_methods
 from coterie_deploy.cli.options import app
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
@@ -39,25 +40,30 @@ KINDS: Final[Mapping[str, Kind]] = {
     "network_loss": Kind("loss", "$name:LOSS", "problem: {loss: $name}", "coterie[torch]"),
     "model": Kind("model", "$name:$name", "model: {name: $name}", "coterie[torch]"),
     "data": Kind("source", "$name:SOURCE", "data: {source: $name}"),
+    "method": Kind("method", "$name", "method: {name: $name}", "coterie[torch]"),
+    "halves": Kind("method", "$name", "method: {name: $name}"),
 }
 
-_BUILT_IN: Final[Mapping[plugins.Kind, Sequence[str]]] = {"loss": LOSSES, "model": MODELS, "source": SOURCES}
+_BUILT_IN: Final[Mapping[plugins.Kind, Sequence[str]]] = {"loss": LOSSES, "model": MODELS, "source": SOURCES, "method": built_in_methods()}
 
 
 @app.command("new")
 def make_package(
-    kind: Annotated[Literal["loss", "model", "data"], typer.Argument(help="What it is to be.")],
+    kind: Annotated[Literal["method", "loss", "model", "data"], typer.Argument(help="What it is to be.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="What experiments call it.")],
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="[default: ./NAME]")] = None,
     network: Annotated[bool, typer.Option("--network", help="A loss of networks instead of convex problems.")] = False,
+    messages: Annotated[bool, typer.Option("--messages", help="A method with messages of its own instead of a local update.")] = False,
 ) -> None:
-    """Write a small package: a loss, a model or a data source of your own, with a test and an experiment. It runs at once."""
-    if network and kind != "loss":
-        raise ConfigError(f"--network is for a loss, but this is to be a {kind}: want no such option")
+    """Write a small package: a method, a loss, a model or a data source of your own, with a test and an experiment. It runs at once."""
+    for option, given, of in (("--network", network, "loss"), ("--messages", messages, "method")):
+        if given and kind != of:
+            raise ConfigError(f"{option} is for a {of}, but this is to be a {kind}: want no such option")
     folder = output or Path(name)
-    written = write_package("network_loss" if network else kind, name, folder)
+    written = write_package("network_loss" if network else "halves" if messages else kind, name, folder)
     typer.echo(f"{folder}: {', '.join(written)}")
-    typer.echo(f"next: cd {folder}; coterie run experiment.yaml; pip install -e .")
+    checked = f" coterie check method {name}:METHOD;" if kind == "method" else ""
+    typer.echo(f"next: cd {folder}; coterie run experiment.yaml;{checked} pip install -e .")
 
 
 def write_package(kind: str, name: str, folder: Path) -> list[str]:
@@ -69,7 +75,7 @@ def write_package(kind: str, name: str, folder: Path) -> list[str]:
     words = {"name": name, "Name": "".join(piece.capitalize() for piece in name.split("_"))}
     words |= {"package": f"coterie-{name.replace('_', '-')}", "group": plugins.GROUPS[made.group], "what": plugins.noun(made.group)}
     words |= {"value": Template(made.value).substitute(words), "short": Template(made.short).substitute(words), "requires": made.requires}
-    words["path"] = words["value"]
+    words["path"] = f"{name}:METHOD" if made.group == "method" else words["value"]
     written = []
     folder.mkdir(parents=True, exist_ok=True)
     for source in ("common", kind):
