@@ -108,7 +108,7 @@ class FederationRules(Settings):
     hosts: Count = 1
     hosts_per_cluster: Count = 1  # that each aggregator waits for
     clusters: tuple[Name, ...] | None = Field(default=None, min_length=1)  # the known clusters there must be, no more and no fewer
-    log_tasks: bool = False  # aggregators leave an event when a task begins and ends: who waited for whom
+    log_tasks: bool = False  # aggregators record an event when a task begins and ends: who waited for whom
     min_hosts: Count | None = None  # to start with when join_timeout_s is over; all of them by default
     users: Count | None = None  # how many users the hosts bring together, when known beforehand
     join_timeout_s: Seconds = 60.0
@@ -176,12 +176,12 @@ class Experiment(Settings):
     method: Any  # the hyper-parameters of the method it names; validated by that method's own model
     references: tuple[Annotated[str, AfterValidator(_a_reference)], ...] = ()  # methods that run first, on the same federation
     stop: StopRule = StopRule()
-    # Of vectors; the weights of networks are float32 and travel as float32, or as half of it.
+    # Type of vectors. Weights of networks are float32, and are sent as float32 or as half of it.
     payload: Literal["float64", "float32", "float16", "bfloat16"] = "float64"
     evaluate: bool = True  # after each stage: losses of the final models on training and held-out rows
     federation: FederationRules = FederationRules()
     snapshots: Snapshots = Snapshots()
-    # Versions of the installed packages whose code takes part, by name; absent: those that are installed here.
+    # Versions of the installed packages whose code is used, by name; absent: those installed here.
     packages: Annotated[dict[PackageName, PackageVersion], Field(max_length=100)] = Field(default_factory=dict, validate_default=True)
 
     @model_validator(mode="before")

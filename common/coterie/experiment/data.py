@@ -24,7 +24,7 @@ MAX_POINTS = 10_000_000  # of generated data, in memory: a quarter of a gigabyte
 class _Labelled(SourceSettings):
     """Rows with integer labels, which a partition gives to users."""
 
-    test_fraction: TestFraction = 0.2  # of a user's rows; not used where the source has test rows of its own
+    test_fraction: TestFraction = 0.2  # of a user's rows; ignored if the source has test rows
 
 
 class _Pooled(_Labelled):
@@ -55,17 +55,17 @@ class NpzData(_Labelled):
     source: Literal["npz"]
     path: FilePath
     features: Name = "features"  # (n, p) numbers, or images or sequences (n, ...)
-    encoded: Encoded | None = None  # images as files, in the place of `features`
-    # What a row is. numbers: float64; bytes: uint8, which networks divide by 255; symbols: int64. Absent: two axes are numbers, more are
-    # bytes or numbers by their type.
+    encoded: Encoded | None = None  # images as files, instead of `features`
+    # The type of a row. numbers: float64; bytes: uint8, which networks divide by 255; symbols: int64. Absent: two axes are numbers, more
+    # are bytes or numbers by their type.
     read_as: Literal["numbers", "bytes", "symbols"] | None = None
-    # Where bytes have their channels, which come first in a row. Absent: (n, h, w) has none and gets one; with four axes they are last
-    # where only the last one is 1, 3 or 4, else first.
+    # The axis of channels in bytes; it becomes the first axis of a row. Absent: (n, h, w) gets one channel. With four axes it is the last
+    # if only the last has size 1, 3 or 4, else the first.
     channels: Literal["first", "last", "none"] | None = None
     target: Name | None = "target"  # (n,) numbers; null: the loss has no target, and targets are 0
     user: Name = "user"  # (n,) integers or text
     cluster: Name | None = None  # (n,) integers or text, constant within a user
-    # Test rows, in an archive of their own, where arrays are called as in the first if not said otherwise, or in the same archive.
+    # Test rows in another archive, with the same array names unless given here, or in the same archive.
     test_path: FilePath | None = None
     test_features: Name | None = None
     test_target: Name | None = None
@@ -275,7 +275,7 @@ class HlmData(SourceSettings):
     sigma_cluster: NonNegativeFloat = 1.0  # of a cluster's parameters around the centre
     sigma_user: NonNegativeFloat = 1.0  # of a user's parameters around its cluster's
     sigma_noise: NonNegativeFloat = 1.0  # of the targets
-    design: Literal["gaussian", "orthogonal"] = "gaussian"  # X'X = m I where it is orthogonal
+    design: Literal["gaussian", "orthogonal"] = "gaussian"  # orthogonal: X'X = m I
     seed: int | None = Field(default=None, ge=0, le=2**63 - 1)  # absent: the experiment's
 
     @model_validator(mode="after")

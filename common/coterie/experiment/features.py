@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-# number: as it stands. boolean: 0 or 1. date: days since 1970-01-01. category: 1 where the column has one level, else 0.
-# indicator: 1 where the column's cell is missing. term: of a formula.
+# number: unchanged. boolean: 0 or 1. date: days since 1970-01-01. category: 1 if the column has one level, else 0. indicator: 1 if the
+# column's cell is missing. term: of a formula.
 Kind = Literal["number", "boolean", "date", "category", "indicator", "term"]
 KINDS: Final = frozenset(get_args(Kind))
 

@@ -107,7 +107,7 @@ class Place:
     kind: Kind
     what: str  # its name in messages
     module: str
-    attribute: str  # in the module; "" where only the module is named
+    attribute: str  # in the module; "" if only the module is named
 
     @property
     def finding(self) -> Finding:

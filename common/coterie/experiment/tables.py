@@ -15,7 +15,7 @@ class TableData(SourceSettings):
 
     # One file; a folder with one file per user; or a pattern such as "users/{user}.csv". Relative to the client's data folder.
     path: FilePath
-    # Absent where the file name is the user's name. Several columns name users as "hospital/ward", within the known cluster "hospital".
+    # Absent if the file name is the user's name. Several columns name users as "hospital/ward", within the known cluster "hospital".
     user_column: Name | Annotated[tuple[Name, ...], Field(min_length=2, max_length=20)] | None = None
     target_column: Name | None = None  # absent: the loss has no target, and targets are 0
     feature_columns: tuple[Name, ...] | None = Field(default=None, min_length=1)  # absent: all other numbers, booleans and dates

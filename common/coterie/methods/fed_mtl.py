@@ -1,35 +1,34 @@
-"""`fed_mtl`: multi-task learning. Every user has a model w_i of its own, and relations between users hold the models together.
+"""`fed_mtl`: multi-task learning. Every user has its own model w_i, and relations between users tie the models together.
 
     minimize over W = (w_1 .. w_n):  sum_i f_i(w_i) + mu/2 tr(W A W'),   A (n, n) symmetric, positive semidefinite
 
-Evgeniou and Pontil (2004), regularized multi-task learning: A = I - 11'/n, the penalty mu/2 sum_i ||w_i - wbar||^2. Smith, Chiang,
-Sanjabi and Talwalkar (2017), federated multi-task learning (MOCHA), (1): any A, given or learnt.
+Evgeniou and Pontil (2004), regularized multi-task learning: A = I - 11'/n, the penalty mu/2 sum_i ||w_i - wbar||^2. Smith, Chiang, Sanjabi
+and Talwalkar (2017), federated multi-task learning (MOCHA), (1): any A, given or learnt.
 
-Of convex problems. `relations: mean` is the first; rows of a matrix, or a file with them, give A, users in the order of their names; with
-`learned` A = (Omega + eps I)^{-1}, and Omega is learnt along with W, as the minimiser of the same objective over Omega >= 0 with
-tr Omega = n. Where eps = 0 that is n (W'W)^{1/2} / tr (W'W)^{1/2}, the closed form of Zhang and Yeung (2010) that MOCHA takes. Algorithm 1
-of MOCHA, with what is done instead:
+With convex problems, `relations: mean` is the first form. Rows of a matrix, or a file with them, give A, with users in the order of their
+names. With `learned`, A = (Omega + eps I)^{-1}, and Omega is learnt together with W: it minimises the same objective over Omega >= 0 with
+tr Omega = n. For eps = 0 this is n (W'W)^{1/2} / tr (W'W)^{1/2}, the closed form of Zhang and Yeung (2010) that MOCHA uses. The lines of
+MOCHA's Algorithm 1, and what is done here:
 
     line 4, set sigma'         b_i = sigma A_ii, sigma = lambda_max(D^{-1/2} A D^{-1/2}), D = diag(A): the least such that A <= diag(b)
     line 7, solve (4)          w_i <- argmin_w f_i(w) + mu b_i/2 ||w - y_i||^2,   y_i = v_i - 1/b_i sum_j A_ij v_j
-    lines 8-10, reduce         the server has W and A; a user drawn gets y_i and mu b_i, and returns w_i and the number f_i(w_i)
+    lines 8-10, reduce         the server has W and A; a drawn user receives y_i and mu b_i, and returns w_i and the number f_i(w_i)
     line 11, update Omega      every `relations_every` rounds; until then relations are those of the mean
 
-Deviations: the subproblem is that of the primal, of a majoriser with the same separable shape, where MOCHA's is of the dual; it is solved
-exactly (theta = 0), and stragglers may be left out of a round instead of solving less. V = W, or where all users take part W and a part of
-its last move (Beck and Teboulle, 2009), which is taken back where it would increase the objective. tr Omega is n and not 1, so that mu
-means the same as beside the mean; eps keeps A finite where the models span less than all n directions, as d < n models always do.
-(2) of MOCHA has lambda_2 ||W||^2 beside: `problem.l2` is 2 lambda_2.
+Deviations: the subproblem is primal, of a majoriser with the same separable shape, while MOCHA's is dual. It is solved exactly (theta = 0),
+and stragglers may be left out of a round instead of solving less. V = W. If all users take part, V also includes a part of W's last move
+(Beck and Teboulle, 2009), which is dropped if it would increase the objective. tr Omega is n and not 1, so that mu means the same as with
+the mean. eps keeps A finite if the models span less than n directions, as d < n models always do. (2) of MOCHA also has lambda_2 ||W||^2:
+`problem.l2` is 2 lambda_2.
 
-Of networks. Local updates for the mean alone: the server sends wbar^t, and the users drawn train, from where they were, and return their
-models, of which wbar^{t+1} is the mean:
+With networks there are local updates, for the mean only. The server sends wbar^t. The drawn users train from where they were, and return
+their models, whose mean is wbar^{t+1}:
 
     w_i <- w_i - eta (grad f_i(w_i) + mu (w_i - wbar^t))
 
-Deviations: stochastic gradients; wbar is the mean of the users drawn last, and stays while they train. The pull is part of what momentum
-remembers.
+Deviations: gradients are stochastic. wbar is the mean of the users drawn last, and is fixed while they train. Momentum includes the pull.
 
-Users' models travel in both cases: the server knows them, as MOCHA's does.
+In both cases the server receives the users' models, as in MOCHA.
 """
 
 from __future__ import annotations

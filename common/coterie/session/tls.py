@@ -251,7 +251,7 @@ def load_tls(folder: Path, *, is_server: bool) -> Tls:
             raise ConfigError(f"cannot read {folder / name}: {error.strerror or error}; {wanted}") from None
     tls = Tls(folder, contents[CA], contents[CERTIFICATE], contents[KEY])
     try:
-        tls.dialling, tls._both  # noqa: B018 - they are made here, where what is wrong with the files can be said
+        tls.dialling, tls._both  # noqa: B018 - made here, where errors can name the files
     except (OSError, ValueError) as error:
         text = (isinstance(error, ssl.SSLError) and error.reason) or str(error)
         raise ConfigError(f"the files in {folder} are no certificate of an authority with its key: {text}") from None

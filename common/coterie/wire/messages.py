@@ -9,10 +9,10 @@ A method declares its messages as frozen dataclasses in `coterie/methods/NAME.py
 
         x: Annotated[Array, Vectors("rows", "d")]
 
-What is not declared is private: encoding anything else is a TypeError. `Rows` messages have one owner per row: the parent's are
-split over the hosts of their owners, a host's are put together in member order. `Broadcast` messages are the same for everyone; they
-count once in vectors and once per receiving host in bytes. `PerCluster` messages have one row per known cluster: what the users of a
-cluster have in common travels once to each of their hosts, and what an aggregator says of its cluster has no user's row in it.
+Undeclared values are private: encoding them is a TypeError. `Rows` messages have one owner per row. A parent's rows are split over the
+hosts of their owners; rows of hosts are joined in member order. `Broadcast` messages are the same for all receivers; they count once in
+vectors and once per receiving host in bytes. `PerCluster` messages have one row per known cluster. Data common to a cluster's users is sent
+once to each of their hosts, and an aggregator's message about its cluster contains no user's row.
 """
 
 from __future__ import annotations
