@@ -124,13 +124,13 @@ def test_a_hostile_override_is_refused_in_one_short_sentence(override: str) -> N
 
 def test_keys_that_look_alike_are_one_key(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(BASE + "x: {\u00e9: 3, e\u0301: 4}\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="the key '\u00e9' is there twice, in line 5 and in line 5, want it once"):
+    with pytest.raises(ConfigError, match="the key '\u00e9' occurs twice, in line 5 and in line 5, want it once"):
         load_experiment(tmp_path / "x.yaml")
 
 
 def test_a_key_that_is_there_twice_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(BASE + "stop: {rounds: 3, rounds: 4}\n")
-    with pytest.raises(ConfigError, match="the key 'rounds' is there twice, in line 5 and in line 5, want it once"):
+    with pytest.raises(ConfigError, match="the key 'rounds' occurs twice, in line 5 and in line 5, want it once"):
         load_experiment(tmp_path / "x.yaml")
 
 

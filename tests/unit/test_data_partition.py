@@ -324,7 +324,7 @@ def test_a_partition_whose_keys_disagree_is_refused(partition: dict[str, Any], m
 
 
 def test_natural_users_are_refused_where_rows_know_none() -> None:
-    with pytest.raises(ValidationError, match="the rows of this source know no users"):
+    with pytest.raises(ValidationError, match="the rows of this source have no users"):
         ADAPTER.validate_python({"source": "digits", "partition": {"by": "user"}})
 
 
@@ -344,7 +344,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
         {**BY_CLASSES, "classes": ["cat"]},
         "class 'cat' of partition.classes is not in t, want one of the whole numbers of its labels",
     ),
-    ([0, 1], {"by": "user"}, "partition.by is 'user', but the rows of t know no users: want classes or dirichlet"),
+    ([0, 1], {"by": "user"}, "partition.by is 'user', but the rows of t have no users: want classes or dirichlet"),
     (
         [0] * 9,
         {"by": "dirichlet", "users": 8, "alpha": 0.01},

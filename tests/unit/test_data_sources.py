@@ -202,7 +202,7 @@ PYTHON_ERRORS: list[tuple[Any, str]] = [
     ({"u1": 1}, f"{WHERE} record 0 is a value of type str with the name None, want text as its name"),
     ([record(3)], f"{WHERE} record 0 is a value of type SimpleNamespace with the name 3, want text as its name"),
     ([record("")], f"{WHERE} record 0: the name is empty"),
-    ([record("a"), record("a")], f"{WHERE} record 1: user 'a' is there twice, want each user once"),
+    ([record("a"), record("a")], f"{WHERE} record 1: user 'a' occurs twice, want each user once"),
     ([record("a", None)], f"{WHERE} user 'a': features have shape None, want (n, p), both positive"),
     ([record("a", np.ones((0, 2)))], f"{WHERE} user 'a': features have shape (0, 2), want (n, p), both positive"),
     ([record("a", np.ones(3))], f"{WHERE} user 'a': features has shape (3,), want (n, p)"),

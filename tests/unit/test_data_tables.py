@@ -232,7 +232,7 @@ CSV_ERRORS: list[tuple[str, dict[str, Any], str]] = [
     (TABLE, {"cluster_column": "z"}, "t.csv: column 'z' is missing, found"),
     (TABLE, {"feature_columns": ("x", "z")}, "t.csv: column 'z' is missing, found"),
     (TABLE, {"feature_columns": ("x",), "target_column": "y", "user_column": "x2"}, "t.csv: column 'x2' is missing, found"),
-    ("user,group,x,x,label\nu1,a,1,2,1\n", {}, "t.csv: the column name 'x' is there 2 times, want once"),
+    ("user,group,x,x,label\nu1,a,1,2,1\n", {}, "t.csv: the column name 'x' occurs 2 times, want once"),
     ("user,group,x,label\nu1,a,b,1\n", {}, "t.csv: 0 numeric columns are left for features (not used: 'x'), want at least one"),
     ("user,group,x,,label\nu1,a,1,7,1\n", {}, "t.csv: column 4 has no name, want a name, or feature_columns to be listed"),
     ("user,group,x,label\nu1,a,,1\n", {}, "t.csv: 0 numeric columns are left for features (not used: 'x'), want at least one"),

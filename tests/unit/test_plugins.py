@@ -205,7 +205,7 @@ def test_labelled_rows_of_a_package_are_dealt_as_those_of_other_sources(
     with pytest.raises(ConfigError, match=r"^data path '../rows.npz' leaves the data folder"):
         load_users(outside.data, 0, None, tmp_path)
     without = experiment_from({**DIGITS, "data": {**data, "partition": None}})
-    with pytest.raises(ConfigError, match=r"partition.by is 'user', but the rows of rows know no users"):
+    with pytest.raises(ConfigError, match=r"partition.by is 'user', but the rows of rows have no users"):
         load_users(without.data, 0, None, tmp_path)
     users_too = {"source": "lines", "options": {"users": 3}, "partition": partition}
     with pytest.raises(ConfigError, match=r"^lines returned users, and data.partition deals labelled rows: want one of the two$"):

@@ -99,12 +99,12 @@ def test_a_decimal_comma_is_named_and_read_where_it_is_declared() -> None:
         said
         == "decimal-comma.csv: the header has 1 column; with ';' it would have 5: want data.csv.delimiter: ';' and data.csv.decimal: ','"
     )
-    assert heard == "its data file is written in another way than said (data.csv.delimiter) (rule T9)"
+    assert heard == "its data file has another format than declared (data.csv.delimiter) (rule T9)"
     said, heard = refused("decimal-comma", csv={"delimiter": ";"})
     assert said.startswith(
         "decimal-comma.csv: column 'ses': 120 cells look like numbers with a decimal comma, such as '0,041': want data.csv.decimal"
     )
-    assert heard == "its data file is written in another way than said (data.csv.decimal) (rule T9)"
+    assert heard == "its data file has another format than declared (data.csv.decimal) (rule T9)"
     same(read("decimal-comma", csv={"delimiter": ";", "decimal": ","}), read("plain"))
 
 

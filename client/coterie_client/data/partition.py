@@ -90,7 +90,7 @@ def _by_rule(pool: Pool, partition: Partition, test_fraction: float, seed: int) 
 
 def _by_user(pool: Pool, partition: Partition, test_fraction: float, seed: int) -> list[Share]:
     if pool.users is None:
-        raise ConfigError(f"partition.by is 'user', but the rows of {pool.where} know no users: want classes or dirichlet")
+        raise ConfigError(f"partition.by is 'user', but the rows of {pool.where} have no users: want classes or dirichlet")
     chosen = chosen_classes(pool, partition)
     is_chosen = np.ones(len(pool.target), dtype=np.bool_) if chosen is None else np.isin(pool.target, chosen)
     least = partition.min_rows or 1

@@ -84,7 +84,7 @@ def _loaded(config: PythonData, seed: int, names: Collection[str] | None, record
             raise ConfigError(f"{config.path} record {number} is {_kind(record)} with the name {name!r}, want text as its name")
         name = check_name(name, f"{config.path} record {number}")
         if name in seen:
-            raise ConfigError(f"{config.path} record {number}: user {name!r} is there twice, want each user once")
+            raise ConfigError(f"{config.path} record {number}: user {name!r} occurs twice, want each user once")
         seen.add(name)
         if names is None or name in names:
             loaded.append(_user(record, name, config, seed, f"{config.path} user {name!r}"))

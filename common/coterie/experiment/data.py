@@ -35,7 +35,7 @@ class _Pooled(_Labelled):
     @model_validator(mode="after")
     def _users_are_made(self) -> _Pooled:
         if self.partition.by == "user":
-            raise ValueError("partition.by is 'user', but the rows of this source know no users: want classes or dirichlet")
+            raise ValueError("partition.by is 'user', but the rows of this source have no users: want classes or dirichlet")
         return self
 
 

@@ -49,7 +49,7 @@ class _Loader(yaml.SafeLoader):
             line, name = key.start_mark.line + 1, normal(key.value)  # names that look alike are one name in an experiment
             if (key.tag, name) in lines:
                 first = lines[key.tag, name]
-                raise yaml.YAMLError(f"the key {quoted(name)} is there twice, in line {first} and in line {line}, want it once")
+                raise yaml.YAMLError(f"the key {quoted(name)} occurs twice, in line {first} and in line {line}, want it once")
             lines[key.tag, name] = line
         return node
 

@@ -61,7 +61,7 @@ def check_header(label: str, header: Sequence[str], roles: Roles, hint: str = ""
     """ConfigError for a header that lacks a column, or repeats one. `hint` says what may be wrong with the file."""
     twice = sorted(column for column, n in Counter(header).items() if n > 1)
     if twice:
-        found = f"{label}: the column name {twice[0]!r} is there {header.count(twice[0])} times"
+        found = f"{label}: the column name {twice[0]!r} occurs {header.count(twice[0])} times"
         raise ConfigError(f"{found}, want once", Finding("T14", count=len(twice)))
     there = set(header)
     missing = {column: place for column, place in roles.named.items() if column not in there}
