@@ -83,8 +83,6 @@ class _Point(NamedTuple):
 
 
 class _Height(NamedTuple):
-    """The objective value."""
-
     value: Array  # (k,)
     size: Array  # (k,), the magnitudes that cancel in `value`
 

@@ -50,8 +50,6 @@ _PACKAGE = re.compile(PACKAGE)
 
 @dataclass(frozen=True)
 class Package:
-    """An installed distribution."""
-
     name: str
     version: str
 

@@ -23,8 +23,6 @@ from coterie.families.partial import JointTraining, LocalTraining
 
 
 class Config(JointTraining):
-    """Hyper-parameters."""
-
     name: Literal["apfl"] = "apfl"
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # alpha_i (initially, if adaptive); 0: the global model, 1: local training
     adaptive: bool = False

@@ -20,14 +20,11 @@ from coterie.families.partial import Epochs, JointTraining, LocalTraining
 
 
 class Config(JointTraining):
-    """Hyper-parameters."""
-
     name: Literal["ditto"] = "ditto"
     penalty: NonNegativeFloat = 1.0  # lambda; 0: v_k are the models of local training
     personal_epochs: Epochs | None = None  # of v_k in an update (s of Algorithm 1); absent: as long as that of w_k
 
     def settings(self) -> dict[str, Any]:
-        """The training of v_k."""
         personal = self.phases() if self.personal_epochs is None else [self.phase("all", epochs=self.personal_epochs)]
         return {"penalty": self.penalty, "personal": personal}
 

@@ -56,8 +56,6 @@ _OF_NETWORKS = (
 
 
 class Config(JointTraining):
-    """Hyper-parameters."""
-
     name: Literal["fed_mtl"] = "fed_mtl"
     mu: NonNegativeFloat = 0.1  # 0: local training
     average: Literal["rows", "plain"] = "plain"

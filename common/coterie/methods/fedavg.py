@@ -12,8 +12,6 @@ from coterie.families.partial import JointTraining, LocalTraining
 
 
 class Config(JointTraining):
-    """Hyper-parameters."""
-
     name: Literal["fedavg"] = "fedavg"
 
 

@@ -11,8 +11,6 @@ from coterie.families.partial import JointTraining, LocalTraining
 
 
 class Config(JointTraining):
-    """Hyper-parameters."""
-
     name: Literal["fedper"] = "fedper"
 
 

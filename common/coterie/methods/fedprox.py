@@ -20,8 +20,6 @@ from coterie.families.partial import JointTraining, LocalTraining
 
 
 class Config(JointTraining):
-    """Hyper-parameters."""
-
     name: Literal["fedprox"] = "fedprox"
     mu: NonNegativeFloat = 0.1  # 0 is FedAvg
 

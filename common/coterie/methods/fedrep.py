@@ -19,8 +19,6 @@ from coterie.families.partial import Epochs, LocalTraining, Optimizer, Training
 
 
 class Config(Training):
-    """Hyper-parameters."""
-
     name: Literal["fedrep"] = "fedrep"
     head_epochs: Epochs | None = None  # 10 if neither is given
     head_updates: PositiveInt | None = None  # tau, in batches, instead of epochs

@@ -27,8 +27,6 @@ from coterie.wire.messages import Array, Broadcast, Indices, Positions, Rows, Sc
 
 
 class Config(Settings):
-    """Hyper-parameters."""
-
     name: Literal["fedrep_linear"] = "fedrep_linear"
     k: PositiveInt = 2
     eta: PositiveFloat = 1.0

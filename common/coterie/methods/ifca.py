@@ -25,8 +25,6 @@ from coterie.wire.messages import Indices, Positions, Rows, dataclass, declare
 
 
 class Config(JointTraining):
-    """Hyper-parameters."""
-
     name: Literal["ifca"] = "ifca"
     clusters: Annotated[int, Field(ge=1, le=1000)] = 2  # K
     batch_norm: Literal["shared"] = "shared"  # statistics belong to a model, and users change models

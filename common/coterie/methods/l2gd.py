@@ -28,8 +28,6 @@ from coterie.wire.messages import Indices, Positions, Rows, dataclass, declare
 
 
 class Config(JointTraining):
-    """Hyper-parameters."""
-
     name: Literal["l2gd"] = "l2gd"
     penalty: NonNegativeFloat = 1.0  # lambda
     p: Annotated[float, Field(ge=1e-4, le=0.9999)] = (

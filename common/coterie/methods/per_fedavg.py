@@ -24,8 +24,6 @@ from coterie.families.partial import Epochs, JointTraining, LocalTraining, Optim
 
 
 class Config(JointTraining):
-    """Hyper-parameters."""
-
     name: Literal["per_fedavg"] = "per_fedavg"
     alpha: NonNegativeFloat = 0.01  # 0 is FedAvg
     hessian: Literal["fo", "hf"] = "fo"

@@ -22,8 +22,6 @@ from coterie.families.partial import JointTraining, LocalTraining
 
 
 class Config(JointTraining):
-    """Hyper-parameters."""
-
     name: Literal["pfedme"] = "pfedme"
     penalty: PositiveFloat = 15.0  # lambda
     personal_lr: PositiveFloat = 0.05  # of theta's gradient steps

@@ -21,8 +21,6 @@ from coterie.wire.messages import Annotated, Rows, Weights, dataclass, declare
 
 
 class Config(JointTraining):
-    """Hyper-parameters."""
-
     name: Literal["scaffold"] = "scaffold"
     optimizer: PlainSgd = PlainSgd()  # eta_l is its lr
     server_lr: PositiveFloat = 1.0  # eta_g

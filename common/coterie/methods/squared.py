@@ -33,7 +33,6 @@ class Config(Grid):
         return self
 
     def gam(self, n_users: int) -> float:
-        """GAM for n users."""
         return self.penalty if self.penalty is not None else 2 * n_users * (self.gamma_eq4 or 0.0)
 
 

@@ -50,8 +50,6 @@ class _Rows:
 
 @dataclass
 class _File:
-    """A file, already read."""
-
     label: str
     header: list[str]
     known: dict[str, str]

@@ -31,8 +31,6 @@ _MOST_NAMED = 12  # columns in a note
 
 
 class TableFile(Protocol):
-    """An open file."""
-
     @property
     def header(self) -> Sequence[str]: ...
 
