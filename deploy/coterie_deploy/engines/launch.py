@@ -16,7 +16,7 @@ from coterie.experiment.config import Experiment, experiment_to_json
 from coterie_client.data import UserHead, list_users
 from coterie_client.hosting.build import build_host
 from coterie_deploy.engines.host_notes import HostNotes
-from coterie_deploy.engines.hosts import AggregatorProcess, HostProcess, OnProcess, host_processes
+from coterie_deploy.engines.hosts import AggregatorProcess, HostProcess, Launched, OnProcess, host_processes
 from coterie_deploy.engines.loopback import joined, public_alone
 from coterie_deploy.engines.shares import by_cluster, divided, selection
 from coterie_deploy.read.cautions import links_caution
@@ -101,20 +101,10 @@ def _in_two_tiers(experiment: Experiment, how: Launch, heads: Sequence[UserHead]
     if len(clusters) != experiment.federation.hosts:
         raise ConfigError(f"{experiment.federation.hosts} aggregators for {len(clusters)} known clusters: want one for each cluster")
 
-    @contextlib.asynccontextmanager
-    async def connect(hub: Hub) -> AsyncIterator[None]:
-        _announce(how, hub)
-        with contextlib.ExitStack() as stack:
-            folder = how.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coterie-")))
-            processes = [_aggregator(experiment, how, folder / HOSTS, *item) for item in enumerate(clusters.items(), 1)]
-            notes.watch(processes)
-            async with (
-                serving(hub, experiment_to_json(experiment), "127.0.0.1:0") as server,
-                host_processes(hub, server.port, processes, how.on_process, keeps_logs=how.folder is not None),
-            ):
-                yield
+    def processes(folder: Path) -> list[AggregatorProcess]:
+        return [_aggregator(experiment, how, folder, *item) for item in enumerate(clusters.items(), 1)]
 
-    return connect
+    return _over_grpc(experiment, how, processes, notes)
 
 
 def _aggregator(experiment: Experiment, how: Launch, folder: Path, number: int, cluster: tuple[str, list[int]]) -> AggregatorProcess:
@@ -127,16 +117,25 @@ def _aggregator(experiment: Experiment, how: Launch, folder: Path, number: int, 
 
 
 def _in_processes(experiment: Experiment, how: Launch, shares: dict[str, Sequence[int]], notes: HostNotes) -> Connect:
+    def processes(folder: Path) -> list[HostProcess]:
+        return [HostProcess(name, selection(share), folder / name, how.data) for name, share in shares.items()]
+
+    return _over_grpc(experiment, how, processes, notes)
+
+
+def _over_grpc(experiment: Experiment, how: Launch, processes: Callable[[Path], Sequence[Launched]], notes: HostNotes) -> Connect:
+    """These processes, whose folders are in the one given, join a server on this machine."""
+
     @contextlib.asynccontextmanager
     async def connect(hub: Hub) -> AsyncIterator[None]:
         _announce(how, hub)
         with contextlib.ExitStack() as stack:
             folder = how.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coterie-")))
-            hosts = [HostProcess(name, selection(share), folder / HOSTS / name, how.data) for name, share in shares.items()]
-            notes.watch(hosts)
+            started = processes(folder / HOSTS)
+            notes.watch(started)
             async with (
                 serving(hub, experiment_to_json(experiment), "127.0.0.1:0") as server,
-                host_processes(hub, server.port, hosts, how.on_process, keeps_logs=how.folder is not None),
+                host_processes(hub, server.port, started, how.on_process, keeps_logs=how.folder is not None),
             ):
                 yield
 
