@@ -36,7 +36,7 @@ from coterie.wire.messages import Message
 from coterie_client.interface.half import ClientHalf, Inbox, Local
 from coterie_client.interface.local_update import Context, LocalUpdate, Moved, own_model
 from coterie_server.families import partial
-from coterie_server.interface.half import Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
+from coterie_server.interface.half import Counts, Federation, Outcome, ServerHalf, Setting, StageHalf, half_of
 
 
 def first(options: Mapping[str, Any], local: Local, previous: int | None) -> int:
@@ -73,6 +73,14 @@ class Stage:
         return np.zeros(3, dtype=np.int64)
 
 
+class Whole(Stage):
+    client_options: Mapping[str, Any] = {}
+    expected_vectors = Stage.counts
+
+    def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        return {}
+
+
 def build(config: Settings, setting: Setting) -> StageHalf[int]:
     stage = Stage()
     half = StageHalf(client_options={}, init=stage.init, round=stage.round, finish=stage.finish, expected_vectors=stage.counts)
@@ -84,6 +92,7 @@ def build(config: Settings, setting: Setting) -> StageHalf[int]:
     return replace(half, warnings=("it is slow",))
 
 
+WHOLE = half_of(Whole())
 METHOD = Method(config=Settings, reveals=(), needs_sizes=True)
 TRAINING = LocalTraining(config=Training, sharing="head")
 SERVER = ServerHalf(build=build, needs_everyone="its sums are of all users")
@@ -104,6 +113,7 @@ MISSPELT = {
         ("warnings=", "warning="),
         ("expected_vectors=", "expected_vector="),
     ],
+    "a hook of an object": [("def expected_scalars(", "def expected_scalar(")],
     "a field of a method": [("needs_sizes=", "need_sizes="), ("sharing=", "shares=")],
     "a field of a server half": [
         ("needs_everyone=", "need_everyone="),
@@ -115,6 +125,9 @@ MISSPELT = {
     "a hook of the family of local updates": [("Own(asked=", "Own(ask=")],
     "a function that a hook is given": [("=own_model", "=own_models"), ("=stage.labels", "=stage.lables")],
 }
+
+
+FOUND_AT = {"def expected_scalars(": "WHOLE = "}  # an object without a hook is one where it is taken for a half
 
 
 @pytest.mark.timeout(300)  # the checker's first look at all of the packages takes half a minute
@@ -132,7 +145,7 @@ def test_each_misspelt_hook_is_an_error_of_the_type_checker(tmp_path: Path) -> N
         lines.setdefault(name, set()).add(int(line))
     assert "right" not in lines, found.stdout
     for number, (right, wrong) in enumerate(listed):
-        place = RIGHT[: RIGHT.index(right)].count("\n") + 1
+        place = RIGHT[: RIGHT.index(FOUND_AT.get(right, right))].count("\n") + 1
         assert lines.get(f"wrong_{number}") == {place}, (wrong, found.stdout)
 
 

@@ -78,5 +78,5 @@ def test_a_message_to_other_users_is_refused() -> None:
 def test_an_update_returns_what_it_declares(up: Any, returned: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What has no declaration is private: to return it is a mistake of the method."""
     with_update(monkeypatch, LocalUpdate(lambda context: Moved(context.model, {}, 0.0, returned), up=up))
-    with pytest.raises(TypeError, match="a local update returns the messages .*, but declares"):
+    with pytest.raises(TypeError, match=r"a local update returns the messages .*, but declares"):
         stepped(Users({"name": "fedavg"}))

@@ -14,7 +14,7 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.families.consensus import AskModels, Curvatures, GroupModel, Slopes, UserModels
-from coterie_server.interface.half import CONVERGED, FLAT, UNBOUNDED, Counts, Facts, Federation, Key, Outcome, StageHalf
+from coterie_server.interface.half import CONVERGED, FLAT, UNBOUNDED, Counts, Facts, Federation, Key, Outcome
 from coterie_server.maths import consensus
 
 
@@ -28,17 +28,6 @@ class GroupSolver:
     newton_up_to: int
     ridge: float | None = None  # q of the Moreau envelopes; None: the losses themselves
     start: Array | None = None  # (n, d) models whose means over the groups are the first points
-
-    def as_half(self) -> StageHalf[consensus.State]:
-        """For the engine."""
-        return StageHalf(
-            client_options=self.client_options,
-            init=self.init,
-            round=self.round,
-            finish=self.finish,
-            expected_vectors=self.expected_vectors,
-            expected_scalars=self.expected_scalars,
-        )
 
     @property
     def client_options(self) -> Mapping[str, Any]:

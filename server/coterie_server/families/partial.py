@@ -53,6 +53,7 @@ from coterie_server.interface.half import (
     ServerHalf,
     Setting,
     StageHalf,
+    half_of,
 )
 from coterie_server.interface.merge import check_senders
 from coterie_server.interface.wanted import Wanted
@@ -111,13 +112,8 @@ class PartialSharing:
 
     def as_half(self) -> StageHalf[State]:
         """For the engine."""
-        return StageHalf(
-            client_options=self.client_options,
-            init=self.init,
-            round=self.round,
-            finish=self.finish,
-            expected_vectors=self.expected_vectors,
-            expected_scalars=self.expected_scalars,
+        return replace(
+            half_of(self),
             labels_of=self.own.labels_of,
             warnings=self.warnings,
         )

@@ -232,6 +232,30 @@ class StageHalf(Generic[S]):
     warnings: Sequence[str] = ()  # sentences about its settings, recorded when the stage starts
 
 
+class Hooks(Protocol[S]):
+    """An object with the hooks that nearly every half has."""
+
+    @property
+    def client_options(self) -> Mapping[str, Any]: ...
+    async def init(self, federation: Federation) -> S: ...
+    async def round(self, state: S, federation: Federation, number: int) -> tuple[S, Mapping[str, float]]: ...
+    async def finish(self, state: S, federation: Federation) -> Outcome: ...
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts: ...
+    def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts: ...
+
+
+def half_of(hooks: Hooks[S]) -> StageHalf[S]:
+    """The half with these hooks; `dataclasses.replace` adds others."""
+    return StageHalf(
+        client_options=hooks.client_options,
+        init=hooks.init,
+        round=hooks.round,
+        finish=hooks.finish,
+        expected_vectors=hooks.expected_vectors,
+        expected_scalars=hooks.expected_scalars,
+    )
+
+
 @dataclass(frozen=True)
 class ClusterSetting:
     """What the aggregators' half may know when its stage starts."""
@@ -302,5 +326,6 @@ __all__ = [
     "ServerHalf",
     "Setting",
     "StageHalf",
+    "half_of",
     "server_half",
 ]

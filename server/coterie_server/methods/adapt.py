@@ -16,7 +16,7 @@ from coterie.experiment.model import TensorInfo, shared_tensors
 from coterie.families.partial import AS_IS, AskScores, Delivery, TrainHead, TrainingLoss
 from coterie.methods.adapt import Config
 from coterie_server.families.partial import PartialSharing, State
-from coterie_server.interface.half import FLAT_ONLY, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
+from coterie_server.interface.half import FLAT_ONLY, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf, half_of
 
 
 @dataclass(frozen=True)
@@ -25,17 +25,6 @@ class Adapt:
 
     half: PartialSharing  # judges and names as the methods that train do
     start: Mapping[str, Any]  # the shared tensors by name
-
-    def as_half(self) -> StageHalf[State]:
-        """For the engine."""
-        return StageHalf(
-            client_options=self.client_options,
-            init=self.init,
-            round=self.round,
-            finish=self.finish,
-            expected_vectors=self.expected_vectors,
-            expected_scalars=self.expected_scalars,
-        )
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -94,7 +83,7 @@ def build(config: Config, setting: Setting) -> StageHalf[State]:
     tensors = shared_tensors(setting.tensors, config.shared, statistics_travel=config.batch_norm == "shared")
     _check(tensors, start.shared)
     half = PartialSharing(config, setting, tensors, facts.n_rows, facts.n_test, are_personal=True)
-    return Adapt(half, start.shared).as_half()
+    return half_of(Adapt(half, start.shared))
 
 
 def _check(tensors: Sequence[TensorInfo], shared: Mapping[str, Any]) -> None:

@@ -62,7 +62,7 @@ from coterie_server.families.known_clusters import (
     weighted_average,
 )
 from coterie_server.families.l2gd_rates import expected_smoothness, rates_of
-from coterie_server.interface.half import ENDED, ClusterSetting, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
+from coterie_server.interface.half import ENDED, ClusterSetting, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf, half_of
 from coterie_server.interface.stages import Stage
 from coterie_server.record.rundb import BETWEEN, WITHIN
 
@@ -138,13 +138,8 @@ class Coordinator:
 
     def as_half(self) -> StageHalf[State]:
         """For the engine."""
-        return StageHalf(
-            client_options=self.client_options,
-            init=self.init,
-            round=self.round,
-            finish=self.finish,
-            expected_vectors=self.expected_vectors,
-            expected_scalars=self.expected_scalars,
+        return replace(
+            half_of(self),
             spread_of_vectors=self.spread_of_vectors,
             drawn_vectors=self.drawn_vectors,
             ends=lambda figures: f"{figures['iteration']:.0f} iterations" if figures[ENDED] >= 1 else "",

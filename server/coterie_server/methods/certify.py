@@ -17,7 +17,7 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, RunError
 from coterie.families.consensus import Curvatures, GroupModel, Slopes
 from coterie.methods.certify import Config
-from coterie_server.interface.half import CONVERGED, Counts, Federation, Members, Outcome, ServerHalf, Setting, StageHalf
+from coterie_server.interface.half import CONVERGED, Counts, Federation, Members, Outcome, ServerHalf, Setting, StageHalf, half_of
 from coterie_server.maths import certificate
 from coterie_server.maths.clusters import canonical
 from coterie_server.methods.oracle import known_labels
@@ -74,17 +74,6 @@ class Certify:
     config: Config
     labels: Indices  # (n,), numbered from 0
     d: int
-
-    def as_half(self) -> StageHalf[State]:
-        """For the engine."""
-        return StageHalf(
-            client_options=self.client_options,
-            init=self.init,
-            round=self.round,
-            finish=self.finish,
-            expected_vectors=self.expected_vectors,
-            expected_scalars=self.expected_scalars,
-        )
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -188,7 +177,7 @@ def _given_labels(given: Mapping[str, str], members: Members) -> Indices:
 
 def build(config: Config, setting: Setting) -> StageHalf[State]:
     """As `set_up`, for the engine."""
-    return set_up(config, setting).as_half()
+    return half_of(set_up(config, setting))
 
 
 SERVER = ServerHalf(build=build, needs_everyone="its conditions are on all pairs of users")

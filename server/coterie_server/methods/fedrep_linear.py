@@ -41,6 +41,7 @@ from coterie_server.interface.half import (
     ServerHalf,
     Setting,
     StageHalf,
+    half_of,
 )
 from coterie_server.interface.merge import check_senders
 from coterie_server.interface.stages import Stage, single_stage
@@ -70,17 +71,6 @@ class FedRepLinear:
     d: int
     truth: Array | None  # (d, k*) with orthonormal columns
     given: Array | None  # (d, k) what a finished run has left
-
-    def as_half(self) -> StageHalf[State]:
-        """For the engine."""
-        return StageHalf(
-            client_options=self.client_options,
-            init=self.init,
-            round=self.round,
-            finish=self.finish,
-            expected_vectors=self.expected_vectors,
-            expected_scalars=self.expected_scalars,
-        )
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -218,7 +208,7 @@ def build(config: Config, setting: Setting) -> StageHalf[State]:
             raise ConfigError("method.start is 'finished_run', but no run is given that has left a representation: want coterie adapt RUN")
         if given.shape != (facts.d, config.k):
             raise ConfigError(f"the run's representation has shape {list(given.shape)}, want [{facts.d}, {config.k}] for these rows")
-    return FedRepLinear(config, setting.seed, setting.stage, len(setting.members), facts.d, setting.truth, given).as_half()
+    return half_of(FedRepLinear(config, setting.seed, setting.stage, len(setting.members), facts.d, setting.truth, given))
 
 
 SERVER = ServerHalf(build=build, stages=stages, tiers=FLAT_ONLY)  # it knows no clusters

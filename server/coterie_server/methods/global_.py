@@ -7,7 +7,7 @@ import numpy as np
 from coterie.errors import RunError
 from coterie.methods.global_ import Config
 from coterie_server.families.consensus import GroupSolver
-from coterie_server.interface.half import ServerHalf, Setting, StageHalf
+from coterie_server.interface.half import ServerHalf, Setting, StageHalf, half_of
 from coterie_server.maths.consensus import State
 
 
@@ -17,7 +17,7 @@ def build(config: Config, setting: Setting) -> StageHalf[State]:
         raise RunError("method 'global' needs the facts of the stage 'prepare'")
     labels = np.zeros(len(setting.members), dtype=np.int64)
     start = setting.start.models if setting.start else None
-    return GroupSolver(setting.facts, labels, config.tolerance, config.newton_up_to, start=start).as_half()
+    return half_of(GroupSolver(setting.facts, labels, config.tolerance, config.newton_up_to, start=start))
 
 
 SERVER = ServerHalf(build=build, needs_everyone="without some losses the sums are those of another problem")

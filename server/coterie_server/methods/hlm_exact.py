@@ -16,7 +16,7 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment
 from coterie.methods.hlm_exact import LOSSES, AskStatistics, Config, Models, Statistics
-from coterie_server.interface.half import CONVERGED, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
+from coterie_server.interface.half import CONVERGED, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf, half_of
 from coterie_server.interface.stages import Stage, single_stage
 from coterie_server.maths import hlm
 from coterie_server.methods.oracle import known_labels
@@ -40,17 +40,6 @@ class HlmExact:
     alpha: Array  # (k,)
     told: hlm.Quadratics | None = None  # by the users, in an earlier stage
     d: int = 0
-
-    def as_half(self) -> StageHalf[State]:
-        """For the engine."""
-        return StageHalf(
-            client_options=self.client_options,
-            init=self.init,
-            round=self.round,
-            finish=self.finish,
-            expected_vectors=self.expected_vectors,
-            expected_scalars=self.expected_scalars,
-        )
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -111,7 +100,7 @@ def build(config: Config, setting: Setting) -> StageHalf[State]:
     d = 0 if setting.facts is None else setting.facts.d
     carried = None if setting.start is None else setting.start.carry
     told = carried if isinstance(carried, hlm.Quadratics) else None
-    return HlmExact(members.cluster_of, labels, gamma, config.alpha_of(members.cluster_names, sums), told, d).as_half()
+    return half_of(HlmExact(members.cluster_of, labels, gamma, config.alpha_of(members.cluster_names, sums), told, d))
 
 
 def _gamma_sums(gamma: Array, cluster_of: Indices, n_clusters: int) -> Array:

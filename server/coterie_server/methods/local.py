@@ -14,7 +14,7 @@ import numpy as np
 from coterie.arrays import Array
 from coterie.families.consensus import AskLocalModels, UserModels
 from coterie.methods.local import Config
-from coterie_server.interface.half import CONVERGED, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
+from coterie_server.interface.half import CONVERGED, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf, half_of
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,6 @@ class Local:
     """The server half; it only collects."""
 
     n_users: int
-
-    def as_half(self) -> StageHalf[State]:
-        """For the engine."""
-        return StageHalf(
-            client_options=self.client_options,
-            init=self.init,
-            round=self.round,
-            finish=self.finish,
-            expected_vectors=self.expected_vectors,
-        )
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -62,10 +52,14 @@ class Local:
         """One vector up for each user."""
         return {("model", "up"): float(self.n_users * len(figures))}
 
+    def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:  # noqa: ARG002
+        """Those of the vectors alone."""
+        return {}
+
 
 def build(config: Config, setting: Setting) -> StageHalf[State]:  # noqa: ARG001
     """The server half for one stage."""
-    return Local(len(setting.members)).as_half()
+    return half_of(Local(len(setting.members)))
 
 
 SERVER = ServerHalf(build=build, needs_everyone="each is asked once, and without its answer has no model")

@@ -8,7 +8,7 @@ from coterie.arrays import Indices
 from coterie.errors import ConfigError, RunError
 from coterie.methods.oracle import Config
 from coterie_server.families.consensus import GroupSolver
-from coterie_server.interface.half import Members, ServerHalf, Setting, StageHalf
+from coterie_server.interface.half import Members, ServerHalf, Setting, StageHalf, half_of
 from coterie_server.maths.consensus import State
 
 
@@ -23,7 +23,7 @@ def build(config: Config, setting: Setting) -> StageHalf[State]:
         labels = setting.start.labels
     else:
         raise ConfigError("method 'oracle' with partition 'found' needs a stage before it that finds clusters")
-    return GroupSolver(setting.facts, labels, config.tolerance, config.newton_up_to, start=start).as_half()
+    return half_of(GroupSolver(setting.facts, labels, config.tolerance, config.newton_up_to, start=start))
 
 
 def known_labels(members: Members) -> Indices:

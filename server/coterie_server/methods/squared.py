@@ -7,7 +7,7 @@ import numpy as np
 from coterie.errors import RunError
 from coterie.methods.squared import Config
 from coterie_server.families.consensus import GroupSolver
-from coterie_server.interface.half import ServerHalf, Setting, StageHalf
+from coterie_server.interface.half import ServerHalf, Setting, StageHalf, half_of
 from coterie_server.maths.consensus import State
 
 
@@ -19,7 +19,7 @@ def build(config: Config, setting: Setting) -> StageHalf[State]:
     labels = np.zeros(n, dtype=np.int64)
     start = setting.start.models if setting.start else None
     ridge = 2 * config.gam(n) * n
-    return GroupSolver(setting.facts, labels, config.tolerance, config.newton_up_to, ridge=ridge, start=start).as_half()
+    return half_of(GroupSolver(setting.facts, labels, config.tolerance, config.newton_up_to, ridge=ridge, start=start))
 
 
 SERVER = ServerHalf(build=build, needs_everyone="without some losses the sums are those of another problem")

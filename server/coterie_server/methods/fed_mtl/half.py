@@ -19,7 +19,7 @@ from coterie.errors import RunError
 from coterie.methods.fed_mtl import Config, Pull, Pulled
 from coterie_server.families import partial
 from coterie_server.families.partial import drawn
-from coterie_server.interface.half import Counts, Federation, Outcome, Setting, StageHalf
+from coterie_server.interface.half import Counts, Federation, Outcome, Setting, StageHalf, half_of
 from coterie_server.interface.merge import check_senders
 from coterie_server.interface.wanted import Wanted
 from coterie_server.methods.fed_mtl import relations
@@ -50,17 +50,6 @@ class Related:
     setting: Setting
     n: int
     d: int
-
-    def as_half(self) -> StageHalf[State]:
-        """For the engine."""
-        return StageHalf(
-            client_options=self.client_options,
-            init=self.init,
-            round=self.round,
-            finish=self.finish,
-            expected_vectors=self.expected_vectors,
-            expected_scalars=self.expected_scalars,
-        )
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -170,7 +159,7 @@ def build(config: Config, setting: Setting) -> StageHalf[Any]:
         return partial.build(config, setting)
     if setting.facts is None:
         raise RunError("method 'fed_mtl' needs the facts of the stage 'prepare'")
-    return Related(config, setting, len(setting.members), setting.facts.d).as_half()
+    return half_of(Related(config, setting, len(setting.members), setting.facts.d))
 
 
 SERVER = replace(partial.SERVER, build=build)

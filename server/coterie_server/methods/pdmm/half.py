@@ -32,7 +32,7 @@ from coterie.arrays import Array, Indices
 from coterie.draws.streams import generator
 from coterie.errors import ConfigError, RunError
 from coterie.methods.pdmm import Config, Constants, Values, ValuesWanted
-from coterie_server.interface.half import FLAT_ONLY, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
+from coterie_server.interface.half import FLAT_ONLY, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf, half_of
 from coterie_server.interface.later import Figures
 from coterie_server.maths.clusters import Mask, partition, persistent
 from coterie_server.methods.pdmm import counts as pdmm_counts
@@ -95,13 +95,8 @@ class Pdmm:
 
     def as_half(self) -> StageHalf[State]:
         """For the engine."""
-        return StageHalf(
-            client_options=self.client_options,
-            init=self.init,
-            round=self.round,
-            finish=self.finish,
-            expected_vectors=self.expected_vectors,
-            expected_scalars=self.expected_scalars,
+        return replace(
+            half_of(self),
             printed_vectors=self.printed_vectors,
             labels_of=self.labels_of,
             warnings=self.warnings,
