@@ -133,15 +133,14 @@ def picture() -> str:
     """The table as a Mermaid diagram: an arrow from each folder to those that it may import, but for what follows from other arrows."""
     lines = ["```mermaid", "flowchart TD"]
     for package, rooms in ROOMS.items():
+        node = {room: f"{PACKAGES[package]}_{room}[{room}]" for room in rooms}
         lines.append(f"  subgraph {package}")
-        lines += [f"    {package}.{room}[{room}]" for room in rooms if room]
         for room, lower in rooms.items():
-            beyond = {
-                further for other in lower.split() for further in reached(package, other) - {other} if room not in reached(package, other)
-            }
-            lines += [f"    {package}.{room} --> {package}.{other}" for other in lower.split() if other not in beyond]
+            beyond = {further for other in lower.split() for further in reached(package, other)}
+            if direct := [node[other] for other in lower.split() if other not in beyond]:
+                lines.append(f"    {node[room]} --> {' & '.join(direct)}")
         lines.append("  end")
-    lines += [f"  {package} --> {other}" for package, others in OTHERS.items() for other in sorted(others - _below(others))]
+    lines += [f"  {package} --> {' & '.join(sorted(others - _below(others)))}" for package, others in OTHERS.items() if others]
     return "\n".join([*lines, "```", ""])
 
 
