@@ -108,43 +108,6 @@ def cross_validated(features: Sequence[Array], targets: Sequence[Array], penalti
     return float(penalties[int(np.argmin(errors))])
 
 
-def generalized_least_squares(
-    features: Sequence[Array], targets: Sequence[Array], cluster_of: Indices, between: float, within: Array, noise: Array
-) -> Array:
-    """(n, d): the best linear unbiased estimator of each theta*_i of (5.1) from all rows of all users (Proposition 5.3).
-
-    Variances: `between` of clusters, `within` (k,) of users around their cluster, `noise` (n,) of users' targets. It equals the minimiser
-    of (5.2), so it is no improvement on it as the paper says. One system with as many equations as there are rows: for tests.
-    """
-    n, d = len(features), features[0].shape[1]
-    covariance = np.kron(between * (cluster_of[:, None] == cluster_of) + np.diag(within[cluster_of]), np.eye(d))
-    first = np.cumsum([0, *(len(x) for x in features)])
-    design = np.zeros((first[-1], n * d))
-    for i, x in enumerate(features):
-        design[first[i] : first[i + 1], i * d : (i + 1) * d] = x
-    y, of_rows = np.concatenate(targets), np.repeat(noise, np.diff(first))
-    mean_design = design.reshape(-1, n, d).sum(axis=1)
-    weighted = np.linalg.solve(design @ covariance @ design.T + np.diag(of_rows), np.column_stack([mean_design, y]))
-    centre = np.linalg.solve(mean_design.T @ weighted[:, :d], mean_design.T @ weighted[:, d])
-    estimate: Array = (np.tile(centre, n) + covariance @ design.T @ (weighted[:, d] - weighted[:, :d] @ centre)).reshape(n, d)
-    return estimate
-
-
-def james_stein(y: Array) -> Array:
-    """(n, d): the estimator of Proposition 5.4 for one cluster with y_i ~ N(theta*_i, I), theta*_i ~ N(centre, I); n >= 2.
-
-        theta_i = (n+1)/(2n) y_i + (n-1)/(2n) C ybar_{-i},   C = max(0, 1 - (d-2) (2/(n-1)) / |ybar_{-i}|^2)
-
-    with ybar_{-i} the mean of the others, whose variance is 2/(n-1). The paper swaps the two weights, and has no positive part. For d < 3
-    there is nothing to gain, and C = 1.
-    """
-    n, d = y.shape
-    others = (y.sum(axis=0) - y) / (n - 1)
-    shrink = np.maximum(0.0, 1.0 - max(d - 2, 0) * 2 / (n - 1) / np.square(others).sum(axis=1, keepdims=True))
-    estimate: Array = (n + 1) / (2 * n) * y + (n - 1) / (2 * n) * shrink * others
-    return estimate
-
-
 def _eliminated(below: Quadratics, weight: Array) -> Quadratics:
     """min_x [ x'Tx/2 - e'x + weight/2 |x - z|^2 ] as quadratics in z; weight (n,), 0 and infinity included."""
     ties = np.isfinite(weight)[:, None, None]
