@@ -226,7 +226,7 @@ def test_the_first_two_rounds_with_acceleration_are_plain_and_the_third_starts_f
         np.testing.assert_allclose(run.state.x, plain.state.x, atol=1e-12)
         np.testing.assert_allclose(run.state.mu, plain.state.mu, atol=1e-12)
     f = np.concatenate([((plain.state.v - sent) / np.sqrt(6)).reshape(-1), (plain.state.mu - mu).reshape(-1)])
-    np.testing.assert_allclose(run.state.ahead.memory.residual, f, atol=1e-12)
+    np.testing.assert_allclose(run.state.extrapolation.memory.residual, f, atol=1e-12)
     first = Run(SIX, penalty=0.7)
     start_v = first.state.v
     first.round()

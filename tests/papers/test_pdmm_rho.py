@@ -61,7 +61,7 @@ def test_extrapolation_begins_anew_with_another_rho():
         before = run.state
         after = run.round().state
         if after.rho != before.rho:
-            assert after.ahead.memory is None
+            assert after.extrapolation.memory is None
             np.testing.assert_allclose(after.v, run.method.rounds.aggregates(after.rho, after.x, after.z, after.mu))
             return
     pytest.fail("rho has not changed")

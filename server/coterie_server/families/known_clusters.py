@@ -175,14 +175,14 @@ def hosts_of(setting: Setting, clusters: Clusters) -> Indices:
 
 
 @dataclass(frozen=True)
-class Around:
-    """Closed forms of what is not averaging: the objective, and the end of the stage."""
+class FixedCounts:
+    """Closed forms of messages that no coin decides: the objective, and the end of the stage."""
 
     vectors: Counts
     scalars: Counts
 
 
-def around(clusters: Clusters, d: int, figures: Sequence[Mapping[str, float]], hosts: Indices, *, collects: bool) -> Around:
+def fixed_counts(clusters: Clusters, d: int, figures: Sequence[Mapping[str, float]], hosts: Indices, *, collects: bool) -> FixedCounts:
     """The objective of each round that has one, and of the end; then what `private_outcome` asks for. `hosts` (k,) of each cluster.
 
     For an objective each user sends its aggregator f_i and theta_i, and each cluster bar_j and three scalars on. For the gap a vector goes
@@ -195,7 +195,7 @@ def around(clusters: Clusters, d: int, figures: Sequence[Mapping[str, float]], h
     vectors |= {("gap", "down", BETWEEN): float(k), ("gap", "down", WITHIN): float(hosts.sum())}
     scalars |= {("gap", "up", BETWEEN): 4.0 * k, ("gap", "up", WITHIN): 4.0 * n_users}
     scalars["evaluate", "up"] = 3.0 * n_users
-    return Around({**vectors, **({("models", "up"): float(n_users)} if collects else {})}, scalars)
+    return FixedCounts({**vectors, **({("models", "up"): float(n_users)} if collects else {})}, scalars)
 
 
 def spread_of(values: Array) -> dict[str, float]:

@@ -255,7 +255,7 @@ class Coordinator:
         last = figures[-1] if figures else {}
         between, anchors, models = (last.get(f"{name}_expected", 0.0) for name in ("between_rounds", "anchor_rounds", "within_vectors"))
         targets = last.get("within_targets_expected", 0.0)
-        return {**self._averages(between, anchors, models, targets), **self._around(figures).vectors}
+        return {**self._averages(between, anchors, models, targets), **self._fixed_counts(figures).vectors}
 
     def spread_of_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """Standard deviations over the coins, of binomial counts with these means; inside clusters, which share a coin, a bound.
@@ -289,7 +289,7 @@ class Coordinator:
             ("parameters", "up", WITHIN): 2.0 * n_users,
             ("parameters", "down", BETWEEN): 9.0 * k,
             ("parameters", "down", WITHIN): 9 * n_hosts + n_users,
-            **self._around(figures).scalars,
+            **self._fixed_counts(figures).scalars,
         }
 
     @property
@@ -310,8 +310,8 @@ class Coordinator:
             ("within-anchor", "down"): 2 * float(self._hosts.sum()) * anchors,
         }
 
-    def _around(self, figures: Sequence[Mapping[str, float]]) -> known_clusters.Around:
-        return known_clusters.around(self.clusters, self.d, figures, self._hosts, collects=self.config.collect_models)
+    def _fixed_counts(self, figures: Sequence[Mapping[str, float]]) -> known_clusters.FixedCounts:
+        return known_clusters.fixed_counts(self.clusters, self.d, figures, self._hosts, collects=self.config.collect_models)
 
 
 def build(config: Config, setting: Setting) -> StageHalf[State]:

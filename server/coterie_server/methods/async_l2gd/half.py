@@ -163,7 +163,7 @@ class Coordinator:
         models, targets = (self.clusters.sizes * self._expected_models()).sum(), (self._hosts * self._expected_targets()).sum()
         return {
             **_averages(self._expected_between() * n * self.clusters.size, float(models) * n, float(targets) * n),
-            **self._around(figures).vectors,
+            **self._fixed_counts(figures).vectors,
         }
 
     def spread_of_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
@@ -196,16 +196,16 @@ class Coordinator:
         return {
             ("parameters", "down", rundb.BETWEEN): 5.0 * self.clusters.size,
             ("parameters", "down", rundb.WITHIN): 5 * n_hosts + n_users,
-            **self._around(figures).scalars,
+            **self._fixed_counts(figures).scalars,
         }
 
     @property
     def _hosts(self) -> Indices:
         return known_clusters.hosts_of(self.setting, self.clusters)
 
-    def _around(self, figures: Sequence[Mapping[str, float]]) -> known_clusters.Around:
+    def _fixed_counts(self, figures: Sequence[Mapping[str, float]]) -> known_clusters.FixedCounts:
         assert self.setting.facts is not None  # noqa: S101 - `build` has checked
-        return known_clusters.around(self.clusters, self.setting.facts.d, figures, self._hosts, collects=self.config.collect_models)
+        return known_clusters.fixed_counts(self.clusters, self.setting.facts.d, figures, self._hosts, collects=self.config.collect_models)
 
     def _expected_models(self) -> Array:
         """(k,) how often each user of a cluster sends its theta, per iteration: before averaging, where bar_j is not known."""

@@ -32,14 +32,14 @@ from coterie.arrays import Array, Indices
 from coterie.draws.streams import generator
 from coterie.errors import ConfigError, RunError
 from coterie.methods.pdmm import Config, Constants, Values, ValuesWanted
+from coterie_server.interface.deferred import Figures
 from coterie_server.interface.half import FLAT_ONLY, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf, half_of
-from coterie_server.interface.later import Figures
 from coterie_server.maths.clusters import Mask, partition, persistent
 from coterie_server.methods.pdmm import counts as pdmm_counts
 from coterie_server.methods.pdmm import messages as pdmm_messages
 from coterie_server.methods.pdmm import pairs
 from coterie_server.methods.pdmm.messages import NOBODY
-from coterie_server.methods.pdmm.rounds import Joined, Multipliers, Rounds, State, present
+from coterie_server.methods.pdmm.rounds import Clustering, Multipliers, Rounds, State, present
 from coterie_server.methods.pdmm.stages import stages
 
 
@@ -137,7 +137,7 @@ class Pdmm:
         unknown = self.lam / self.steps.rho  # a block not yet drawn is as far from rest as a mu can be
         x_moved = np.full(self.n if is_sampled else 0, unknown)
         z_moved = np.where(self.layout.first == self.layout.second, 0.0, unknown) if is_sampled else np.zeros(0)
-        rest = (zero_for, x_moved, z_moved, NOBODY, NOBODY, Joined(NOBODY), self.steps.rho)
+        rest = (zero_for, x_moved, z_moved, NOBODY, NOBODY, Clustering(NOBODY), self.steps.rho)
         if self.warm is not None:
             x, z, mu, muhat = self.warm.x, self.warm.z, self.warm.mu, self.warm.muhat
         else:
@@ -181,14 +181,14 @@ class Pdmm:
             figures["objective"] = float(replies[Values].f.sum()) + self.lam * pairs.total_distance(new.x)
         if is_due:
             x, zero_for, z = new.x, new.zero_for, new.z
-            joined = Joined.later(lambda: Joined(self._clusters(x, zero_for, z)))
-            new = replace(new, joined=joined)
-            figures["clusters"] = lambda: float(joined.labels.max() + 1)
+            clustering = Clustering.deferred(lambda: Clustering(self._clusters(x, zero_for, z)))
+            new = replace(new, clustering=clustering)
+            figures["clusters"] = lambda: float(clustering.labels.max() + 1)
         return new, Figures(figures)
 
     def labels_of(self, state: State) -> Indices | None:
         """Clusters (n,) when they were last due, by the rule of `finish`."""
-        return state.joined.labels if state.joined.labels.size else None
+        return state.clustering.labels if state.clustering.labels.size else None
 
     def _clusters(self, x: Array, zero_for: Indices, z: Array) -> Indices:
         """Clusters (n,), on the way and at the end: users joined by lasting exact zeros of z, or whose models are near.

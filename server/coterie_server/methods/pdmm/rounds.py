@@ -15,8 +15,8 @@ from coterie.arrays import Array, Indices
 from coterie.methods.pdmm import Aggregates, Config, Constants, Weight
 from coterie.wire.messages import Message
 from coterie.wire.precision import Precision
+from coterie_server.interface.deferred import Deferred
 from coterie_server.interface.half import Federation, Replies
-from coterie_server.interface.later import Later
 from coterie_server.maths import anderson
 from coterie_server.methods.pdmm import balance, pairs
 from coterie_server.methods.pdmm import messages as pdmm_messages
@@ -24,7 +24,7 @@ from coterie_server.methods.pdmm.messages import NOBODY
 
 
 @dataclass(eq=False)
-class Multipliers(Later):
+class Multipliers(Deferred):
     """mu and mu^ after a round. What users are sent next needs no more of them than (18) and (19) say of their sums."""
 
     mu: Array  # (d, m)
@@ -34,14 +34,14 @@ class Multipliers(Later):
 
 
 @dataclass(eq=False)
-class Joined(Later):
+class Clustering(Deferred):
     """Clusters joined by zeros alone when they were last due."""
 
     labels: Indices  # (n,), (0,) before they were due
 
 
 @dataclass(frozen=True, eq=False)
-class Ahead:
+class Extrapolation:
     """Anderson acceleration of (v, mu) -> (v, mu), which is all that a round starts from: users minimize from v alone, z needs mu."""
 
     u: Array  # (n d + d m,) v / sqrt(n) by users, then mu by components: about as much of either kind
@@ -62,9 +62,9 @@ class State:
     z_moved: Array  # (m,) likewise
     owed_x: Indices | None  # S7: users whose new models have not been broadcast, None for all
     owed_mu: Indices | None  # S10: places whose new mu has not been sent, None for all
-    joined: Joined
+    clustering: Clustering
     rho: float  # of the next round
-    ahead: Ahead | None = None  # where the next round starts with acceleration
+    extrapolation: Extrapolation | None = None  # where the next round starts with acceleration
 
     @property
     def mu(self) -> Array:
@@ -149,7 +149,7 @@ class Rounds:
         replies = await federation.exchange(Aggregates(state.v), *extra, wanted=pdmm_messages.wanted(None, state.x.shape[1], extra))
         x = pdmm_messages.with_models(state.x, replies.answered, replies)
         z = pairs.split_all(layout, steps, self.lam, x if self.config.z_after_x() else state.x, state.muhat)
-        duals = Multipliers.later(lambda: self._multipliers(steps, x, z, state.mu))
+        duals = Multipliers.deferred(lambda: self._multipliers(steps, x, z, state.mu))
         # v_i = rho sum_{j!=i} (x_j + z_ij) + eta x_i - sum_j mu^_ij, by multiples of what it is made of
         v = (steps.rho + weight) * (pairs.sums(layout, z) + x.sum(axis=0))
         v += (steps.eta - steps.rho - weight * self.n) * x
@@ -160,21 +160,21 @@ class Rounds:
         """A full round from the extrapolated v and mu. What it ends with, and what is looked at, is the plain iterate, zeros included."""
         replies = await federation.exchange(Aggregates(state.v), *extra, wanted=pdmm_messages.wanted(None, state.x.shape[1], extra))
         x = pdmm_messages.with_models(state.x, replies.answered, replies)
-        ahead = state.ahead
-        mu = state.mu if ahead is None else ahead.u[state.v.size :].reshape(state.z.shape)
+        extrapolation = state.extrapolation
+        mu = state.mu if extrapolation is None else extrapolation.u[state.v.size :].reshape(state.z.shape)
         steps = self.steps(state)
         z = pairs.split_all(self.layout, steps, self.lam, x, mu)
         new = pairs.dual_all(self.layout, steps, x, z, mu)
         v = self.aggregates(steps.rho, x, z, new.mu)
         value = self._coordinates(v, new.mu)
-        residual = value - (self._coordinates(state.v, mu) if ahead is None else ahead.u)
+        residual = value - (self._coordinates(state.v, mu) if extrapolation is None else extrapolation.u)
         moved = float(np.linalg.norm(residual[: v.size]))
         memory, u = None, value
         if replies.answered is None:
-            memory, u = anderson.step(None if ahead is None else ahead.memory, value, residual, self.config.anderson_memory)
+            memory, u = anderson.step(None if extrapolation is None else extrapolation.memory, value, residual, self.config.anderson_memory)
         duals = Multipliers(new.mu, new.mu, np.zeros((0, len(z))), new.gap)
         sent = u[: v.size].reshape(v.shape) * np.sqrt(self.n)
-        return replace(state, x=x, z=z, duals=duals, v=sent, ahead=Ahead(u, moved, memory)), replies
+        return replace(state, x=x, z=z, duals=duals, v=sent, extrapolation=Extrapolation(u, moved, memory)), replies
 
     def _coordinates(self, v: Array, mu: Array) -> Array:
         return np.concatenate([(v / np.sqrt(self.n)).reshape(-1), mu.reshape(-1)])
@@ -219,8 +219,8 @@ class Rounds:
         sums of the mu_ij have at most: how far the x_i are from the minima of f_i + sum_j mu_ij.x, up to the primal residual; v^{t+1} is
         the plain one, v^t what the users were sent.
         """
-        if new.ahead is not None:
-            return new.ahead.moved / (self.lam * (self.n - 1))
+        if new.extrapolation is not None:
+            return new.extrapolation.moved / (self.lam * (self.n - 1))
         return self._plain_dual_residual(old, new)
 
     def _plain_dual_residual(self, old: State, new: State) -> float:
@@ -240,8 +240,8 @@ class Rounds:
         if not new.v.size:
             return replace(new, rho=rho)
         v = self.aggregates(rho, new.x, new.z, new.muhat)
-        ahead = None if new.ahead is None else Ahead(self._coordinates(v, new.mu), new.ahead.moved, None)
-        return replace(new, rho=rho, v=v, ahead=ahead)
+        extrapolation = None if new.extrapolation is None else Extrapolation(self._coordinates(v, new.mu), new.extrapolation.moved, None)
+        return replace(new, rho=rho, v=v, extrapolation=extrapolation)
 
 
 def present(users: Indices | None, replies: Replies) -> Indices | None:
@@ -251,4 +251,4 @@ def present(users: Indices | None, replies: Replies) -> Indices | None:
     return np.intersect1d(users, replies.answered)
 
 
-__all__ = ["Ahead", "Joined", "Multipliers", "Rounds", "State", "present"]
+__all__ = ["Clustering", "Extrapolation", "Multipliers", "Rounds", "State", "present"]

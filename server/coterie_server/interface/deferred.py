@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 
-class Later:
+class Deferred:
     """Base of dataclasses whose fields may be computed together at the first look; to a snapshot they are dataclasses like others."""
 
     @classmethod
-    def later(cls, compute: Callable[[], Self]) -> Self:
+    def deferred(cls, compute: Callable[[], Self]) -> Self:
         """The one that `compute` gives; it is called once."""
         found = cls.__new__(cls)
         vars(found)["compute"] = compute
@@ -46,4 +46,4 @@ class Figures(Mapping[str, float]):
         return len(self._values)
 
 
-__all__ = ["Figures", "Later"]
+__all__ = ["Deferred", "Figures"]

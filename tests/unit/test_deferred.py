@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from coterie.record.snapshot import dumps, loads
-from coterie_server.interface.later import Figures, Later
+from coterie_server.interface.deferred import Deferred, Figures
 
 
 @dataclass(eq=False)
-class Two(Later):
+class Two(Deferred):
     """Of both fields."""
 
     a: np.ndarray
@@ -44,7 +44,7 @@ def test_the_fields_are_computed_together_at_the_first_look():
         times.append(1)
         return Two(np.arange(3), 4.0)
 
-    found = Two.later(compute)
+    found = Two.deferred(compute)
     assert not times
     assert found.b == 4.0
     assert found.a.tolist() == [0, 1, 2]
@@ -55,7 +55,7 @@ def test_the_fields_are_computed_together_at_the_first_look():
 
 
 def test_a_snapshot_has_what_nobody_has_looked_at_yet():
-    found = loads(dumps({"two": Two.later(lambda: Two(np.arange(3), 4.0))}))["two"]
+    found = loads(dumps({"two": Two.deferred(lambda: Two(np.arange(3), 4.0))}))["two"]
     assert type(found) is Two
     assert [field.name for field in fields(found)] == ["a", "b"]
     assert found.a.tolist() == [0, 1, 2]
