@@ -1,4 +1,5 @@
 """`coterie new`: a small package of one's own, which runs at once, and which `pip install -e .` registers."""
+# ruff: noqa: PLC0415 - what is made is imported when the command is called, so that a client does not pay for it
 
 from __future__ import annotations
 
@@ -10,17 +11,15 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
 from coterie.errors import ConfigError
-from coterie.experiment import plugins
-from coterie.experiment.data import SOURCES
-from coterie.experiment.model import MODELS
-from coterie.experiment.problem import LOSSES
-from coterie.registry import built_in_methods
 from coterie_deploy.cli.options import app
+
+if TYPE_CHECKING:
+    from coterie.experiment import plugins
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
 
@@ -44,8 +43,6 @@ KINDS: Final[Mapping[str, Kind]] = {
     "halves": Kind("method", "$name", "method: {name: $name}"),
 }
 
-_BUILT_IN: Final[Mapping[plugins.Kind, Sequence[str]]] = {"loss": LOSSES, "model": MODELS, "source": SOURCES, "method": built_in_methods()}
-
 
 @app.command("new")
 def make_package(
@@ -68,6 +65,8 @@ def make_package(
 
 def write_package(kind: str, name: str, folder: Path) -> list[str]:
     """Writes a package of one of `KINDS` into a new folder; the names of its files. ConfigError where name or folder cannot be used."""
+    from coterie.experiment import plugins
+
     _check_name(name, KINDS[kind].group)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already, want a folder that is new or empty (--output DIR)")
@@ -86,11 +85,23 @@ def write_package(kind: str, name: str, folder: Path) -> list[str]:
     return sorted(written)
 
 
+def _built_in(kind: plugins.Kind) -> Sequence[str]:
+    from coterie.experiment.data import SOURCES
+    from coterie.experiment.model import MODELS
+    from coterie.experiment.problem import LOSSES
+    from coterie.registry import built_in_methods
+
+    names: Mapping[plugins.Kind, Sequence[str]] = {"loss": LOSSES, "model": MODELS, "source": SOURCES, "method": built_in_methods()}
+    return names[kind]
+
+
 def _check_name(name: str, kind: plugins.Kind) -> None:
     """ConfigError unless experiments and modules can have this name, and nothing else has it."""
+    from coterie.experiment import plugins
+
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ConfigError(f"the name is {name!r}, want small letters, digits and underscores, of which the first is a letter")
-    if name in _BUILT_IN[kind]:
+    if name in _built_in(kind):
         raise ConfigError(f"{plugins.noun(kind)} {name!r} is built in: want another name")
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.origin is not None:  # which a mere folder has not
