@@ -111,7 +111,9 @@ def in_turn(names: Sequence[str], commit: str) -> list[str]:
 def run_shard(files: Sequence[str], jobs: int, seconds: float, outcomes: Path) -> int | None:
     """Pytest's exit status; None when time was up before, and nothing had failed."""
     options = ["-p", "tests.slow", "--maxfail", "1", "--timeout", "900", "-n", str(jobs), "--dist", "worksteal"]
-    process = subprocess.Popen([*PYTEST, *options, *files], cwd=ROOT, env={**os.environ, _OUTCOMES: str(outcomes)}, start_new_session=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # a test of this runs in a worker
+    environment[_OUTCOMES] = str(outcomes)
+    process = subprocess.Popen([*PYTEST, *options, *files], cwd=ROOT, env=environment, start_new_session=True)
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:

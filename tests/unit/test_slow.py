@@ -52,8 +52,8 @@ def planted(tmp_path: Path) -> dict[str, list[str]]:
     ("names", "seconds", "limit_s", "status", "said"),
     [
         (["good", "bad"], 600, 600, 1, "Shard bad has failed"),
-        (["both"], 40, 600, 1, "Shard both has failed"),
-        (["good", "endless", "bad"], 40, 600, 0, "test_that_is_endless (2 cases)"),
+        (["both"], 90, 600, 1, "Shard both has failed"),
+        (["good", "endless", "bad"], 60, 600, 0, "test_that_is_endless (2 cases)"),
         (["endless", "good"], 600, 10, 1, "Shard endless does not fit"),
     ],
 )
