@@ -20,7 +20,7 @@ from coterie.experiment.config import Experiment, experiment_from
 from coterie.experiment.reveals import AFTER, BEFORE, answered_by, is_answered, steps_of, table
 from coterie.families.consensus import AskLocalModels, GroupModel
 from coterie.families.prepare import AskSums
-from coterie.methods.async_l2gd import Collect
+from coterie.methods import async_l2gd
 from coterie.registry import is_method, method, methods, room
 from coterie.wire.messages import _KINDS, Message
 from coterie_client.hosting.build import build_host
@@ -147,7 +147,7 @@ def host(found: Experiment) -> Host:
         ({"name": "local"}, GroupModel(np.zeros((6, 3)))),
         ({"name": "global"}, AskLocalModels()),
         ({"name": "local"}, AskSums(np.array([0]))),
-        ({"name": "async_l2gd", "gamma": 1.0, "lam": 1.0}, Collect()),
+        ({"name": "async_l2gd", "gamma": 1.0, "lam": 1.0}, async_l2gd.MESSAGES.collect()),
     ],
 )
 def test_a_host_refuses_a_step_that_its_experiment_does_not_have(section: dict[str, object], message: Message) -> None:

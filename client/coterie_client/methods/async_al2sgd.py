@@ -12,31 +12,11 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array, Indices, distinct
+from coterie.families.cluster_messages import Target
 from coterie.families.schedule import GLOBAL, combined, schedule_by
-from coterie.methods.async_al2sgd import (
-    ANCHOR,
-    THETA,
-    AnchorAverages,
-    Anchors,
-    AskRowConstants,
-    AskState,
-    Collect,
-    FinalModels,
-    GapCentre,
-    Judge,
-    Judgement,
-    Models,
-    Parameters,
-    RowConstants,
-    Steps,
-    Target,
-    UserGap,
-    UserState,
-    UserWeights,
-)
+from coterie.methods.async_al2sgd import ANCHOR, MESSAGES, THETA, AnchorAverages, Anchors, AskRowConstants, Parameters, RowConstants, Steps
 from coterie.wire.messages import Message
-from coterie_client.families.evaluation import judged
-from coterie_client.families.gaps import gaps
+from coterie_client.families.known_clusters import told
 from coterie_client.families.row_draws import Words, drawn_rows, keys_of, recorded_rows
 from coterie_client.interface.half import ClientHalf, Inbox, Local
 
@@ -73,22 +53,14 @@ def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Mess
     if AskRowConstants in inbox:
         return state, [RowConstants(local.problem.row_smoothness(), local.problem.row_strong_convexity())]
     if (parameters := inbox.get(Parameters)) is not None:
-        state = replace(state, parameters=parameters, gamma=inbox[UserWeights].gamma)
+        state = replace(state, parameters=parameters, gamma=inbox[MESSAGES.user_weights].gamma)
         return replace(state, gradient=_gradient_at_anchor(state, local)), []
     if (steps := inbox.get(Steps)) is not None:
         if (anchors := inbox.get(AnchorAverages)) is not None:
             state = _with_anchors(state, anchors, local)
         with np.errstate(over="ignore", invalid="ignore"):  # the parent refuses numbers of a diverging run
-            return _stepped(state, steps, inbox.get(Target), local)
-    if AskState in inbox:
-        return state, [UserState(local.problem.value(state.y), state.y)]
-    if (sent := inbox.get(GapCentre)) is not None:
-        return state, [UserGap(*gaps(local.problem, state.y, state.gamma, sent.centre[state.place]))]
-    if Judge in inbox:
-        return state, [Judgement(local.problem.value(state.y), *judged(state.y, local))]
-    if Collect in inbox:
-        return state, [FinalModels(state.y)]
-    raise TypeError(f"no step of async_al2sgd for {list(inbox.messages)}")
+            return _stepped(state, steps, inbox.get(MESSAGES.target), local)
+    return state, told(inbox, MESSAGES, local, state.y, state.gamma, state.place)
 
 
 def _with_anchors(state: State, anchors: AnchorAverages, local: Local) -> State:
@@ -129,7 +101,7 @@ def _stepped(state: State, steps: Steps, target: Target | None, local: Local) ->
         x[new_anchors] = run.y[new_anchors]
     replies: list[Message] = []
     if (asked := _users_of(state, places[steps.wanted == THETA])).size:
-        replies.append(Models(run.theta(asked), users=_unless_all(asked, local)))
+        replies.append(MESSAGES.models(run.theta(asked), users=_unless_all(asked, local)))
     if new_anchors.size:
         replies.append(Anchors(x[new_anchors], users=_unless_all(new_anchors, local)))
     return replace(state, x=x, y=run.y, z=run.z, at=at), replies

@@ -12,26 +12,11 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array, Indices, distinct
+from coterie.families.cluster_messages import Target, UserWeights
 from coterie.families.schedule import GLOBAL, LOCAL, Schedule, combined, moved, schedule_by
-from coterie.methods.async_l2gd import (
-    AskState,
-    Centres,
-    Collect,
-    FinalModels,
-    GapCentre,
-    Judge,
-    Judgement,
-    Models,
-    Parameters,
-    Steps,
-    Target,
-    UserGap,
-    UserState,
-    UserWeights,
-)
+from coterie.methods.async_l2gd import MESSAGES, Centres, Parameters, Steps
 from coterie.wire.messages import Message
-from coterie_client.families.evaluation import judged
-from coterie_client.families.gaps import gaps
+from coterie_client.families.known_clusters import told
 from coterie_client.interface.half import ClientHalf, Inbox, Local
 
 
@@ -61,21 +46,13 @@ def init(options: Mapping[str, Any], local: Local, previous: State | None) -> St
 
 def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
     if (parameters := inbox.get(Parameters)) is not None:
-        weights = inbox.get(UserWeights)
+        weights = inbox.get(MESSAGES.user_weights)
         gamma = state.gamma if weights is None else _placed(state.gamma, weights)
         return replace(state, parameters=parameters, gamma=gamma), []
     if (steps := inbox.get(Steps)) is not None:
         with np.errstate(over="ignore", invalid="ignore"):  # the parent refuses numbers of a diverging run
-            return _stepped(state, steps, inbox.get(Target), inbox.get(Centres), local)
-    if AskState in inbox:
-        return state, [UserState(local.problem.value(state.theta), state.theta)]
-    if (sent := inbox.get(GapCentre)) is not None:
-        return state, [UserGap(*gaps(local.problem, state.theta, state.gamma, sent.centre[state.place]))]
-    if Judge in inbox:
-        return state, [Judgement(local.problem.value(state.theta), *judged(state.theta, local))]
-    if Collect in inbox:
-        return state, [FinalModels(state.theta)]
-    raise TypeError(f"no step of async_l2gd for {list(inbox.messages)}")
+            return _stepped(state, steps, inbox.get(MESSAGES.target), inbox.get(Centres), local)
+    return state, told(inbox, MESSAGES, local, state.theta, state.gamma, state.place)
 
 
 def _placed(gamma: Array, weights: UserWeights) -> Array:
@@ -111,9 +88,9 @@ def _asked_models(state: State, places: Indices) -> Sequence[Message]:
     if not places.size:
         return []
     if places.size == state.clusters.size:
-        return [Models(state.theta)]
+        return [MESSAGES.models(state.theta)]
     users = np.flatnonzero(np.isin(state.place, places))
-    return [Models(state.theta[users], users=users)]
+    return [MESSAGES.models(state.theta[users], users=users)]
 
 
 class _Run:

@@ -25,6 +25,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 from coterie.experiment.columns import Name
 from coterie.experiment.method import Method
 from coterie.experiment.reveals import Reveal
+from coterie.families.cluster_messages import messages_of
 from coterie.families.grid import Grid
 from coterie.families.known_clusters import STEPS, Shares, Weights, averaged
 from coterie.methods.async_l2gd import Flip, Probability
@@ -113,23 +114,6 @@ class Advance(PerCluster):
     wanted: Annotated[Indices, Positions("clusters")]
 
 
-@declare(method="async_al2sgd", step="between-average")
-@dataclass(frozen=True)
-class ClusterSums(PerCluster):
-    """All that a cluster sends about its users: alpha_j sum_{I_j} gamma_i theta_i, and alpha_j Gamma_j."""
-
-    weighted: Annotated[Array, Vectors("clusters", "d")]
-    weight: Annotated[Array, Scalars("clusters")]
-
-
-@declare(method="async_al2sgd", step="between-average")
-@dataclass(frozen=True)
-class GlobalAverage(PerCluster):
-    """bar, to each aggregator."""
-
-    average: Annotated[Array, Vectors("clusters", "d")]
-
-
 @declare(method="async_al2sgd", step="between-anchor")
 @dataclass(frozen=True)
 class AnchorSums(PerCluster):
@@ -165,14 +149,6 @@ class RowConstants(Rows):
     strong_convexity: Annotated[Array, Scalars("rows")]
 
 
-@declare(method="async_al2sgd", step="parameters")
-@dataclass(frozen=True)
-class UserWeights(Rows):
-    """gamma_i."""
-
-    gamma: Annotated[Array, Scalars("rows")]
-
-
 @declare(method="async_al2sgd", step="control")
 @dataclass(frozen=True)
 class Steps(PerCluster):
@@ -180,22 +156,6 @@ class Steps(PerCluster):
 
     until: Annotated[Indices, Positions("clusters")]
     wanted: Annotated[Indices, Positions("clusters")]
-
-
-@declare(method="async_al2sgd", step="within-average")
-@dataclass(frozen=True)
-class Models(Rows):
-    """theta_i, for its cluster's average."""
-
-    theta: Annotated[Array, Vectors("rows", "d")]
-
-
-@declare(method="async_al2sgd", step="within-average")
-@dataclass(frozen=True)
-class Target(PerCluster):
-    """What the next iteration subtracts: bar_j, or in a global round alpha_j bar + tau_j (1-alpha_j) bar_j."""
-
-    target: Annotated[Array, Vectors("clusters", "d")]
 
 
 @declare(method="async_al2sgd", step="within-anchor")
@@ -215,105 +175,7 @@ class AnchorAverages(PerCluster):
     global_average: Annotated[Array, Vectors("clusters", "d")]
 
 
-# ---- the objective, and the end: as in `async_l2gd`, of y
-
-
-@declare(method="async_al2sgd", step="trace")
-@dataclass(frozen=True)
-class Trace(PerCluster):
-    """Asks an aggregator for its part of the objective."""
-
-
-@declare(method="async_al2sgd", step="trace")
-@dataclass(frozen=True)
-class AskState(Broadcast):
-    """Asks users for f_i(y_i) and y_i."""
-
-
-@declare(method="async_al2sgd", step="trace")
-@dataclass(frozen=True)
-class UserState(Rows):
-    """To the aggregator."""
-
-    value: Annotated[Array, Scalars("rows")]
-    theta: Annotated[Array, Vectors("rows", "d", exact=True)]
-
-
-@declare(method="async_al2sgd", step="trace")
-@dataclass(frozen=True)
-class ClusterState(PerCluster):
-    """A cluster's part of F, in which only bar is missing, and how often it has averaged; see `async_l2gd.ClusterState`."""
-
-    inner: Annotated[Array, Scalars("clusters")]
-    spread: Annotated[Array, Scalars("clusters")]
-    average: Annotated[Array, Vectors("clusters", "d", exact=True)]
-    weight: Annotated[Array, Scalars("clusters")]
-    within_rounds: Annotated[Indices, Positions("clusters")]
-
-
-# ---- the distance from the optimum
-
-
-@declare(method="async_al2sgd", step="gap")
-@dataclass(frozen=True)
-class GapCentre(PerCluster):
-    """alpha_j bar + (1-alpha_j) bar_j, to each aggregator and on to its hosts: dF/dtheta_i = grad f_i + gamma_i (theta_i - that)."""
-
-    centre: Annotated[Array, Vectors("clusters", "d", exact=True)]
-
-
-@declare(method="async_al2sgd", step="gap")
-@dataclass(frozen=True)
-class UserGap(Rows):
-    """The square of a user's gradient g_i, and how far F may fall (`coterie_client.families.gaps`). The vectors stay with the user."""
-
-    squared: Annotated[Array, Scalars("rows")]
-    least: Annotated[Array, Scalars("rows")]
-    most: Annotated[Array, Scalars("rows")]
-    is_flat: Annotated[Array, Scalars("rows")]
-
-
-@declare(method="async_al2sgd", step="gap")
-@dataclass(frozen=True)
-class ClusterGap(PerCluster):
-    """The sums over a cluster."""
-
-    squared: Annotated[Array, Scalars("clusters")]
-    least: Annotated[Array, Scalars("clusters")]
-    most: Annotated[Array, Scalars("clusters")]
-    n_flat: Annotated[Array, Scalars("clusters")]
-
-
-@declare(method="async_al2sgd", step="evaluate")
-@dataclass(frozen=True)
-class Judge(Broadcast):
-    """Asks users to evaluate their own models, which stay with them."""
-
-
-@declare(method="async_al2sgd", step="evaluate")
-@dataclass(frozen=True)
-class Judgement(Rows):
-    """f_i at the user's model, and loss and metric on its held-out rows, as in `evaluation.Scores`."""
-
-    objective: Annotated[Array, Scalars("rows", allows="infinity")]
-    test_loss: Annotated[Array, Scalars("rows", allows="nan")]
-    test_metric: Annotated[Array, Scalars("rows", allows="nan")]
-    n_test: Annotated[Indices, Positions("rows")]
-
-
-@declare(method="async_al2sgd", step="models")
-@dataclass(frozen=True)
-class Collect(Broadcast):
-    """Asks users for their models (`collect_models`)."""
-
-
-@declare(method="async_al2sgd", step="models")
-@dataclass(frozen=True)
-class FinalModels(Rows):
-    """y_i, to the coordinator."""
-
-    theta: Annotated[Array, Vectors("rows", "d")]
-
+MESSAGES = messages_of("async_al2sgd")
 
 METHOD = Method(
     config=Config,

@@ -23,15 +23,14 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from coterie.experiment.columns import Name
 from coterie.experiment.method import Method
+from coterie.families.cluster_messages import messages_of
 from coterie.families.grid import Grid
 from coterie.families.known_clusters import STEPS, Weights, averaged
 from coterie.wire.messages import (
     Array,
-    Broadcast,
     Indices,
     PerCluster,
     Positions,
-    Rows,
     Scalars,
     Vectors,
     dataclass,
@@ -93,32 +92,7 @@ class Advance(PerCluster):
     wants_pair: Annotated[Indices, Positions("clusters")]
 
 
-@declare(method="async_l2gd", step="between-average")
-@dataclass(frozen=True)
-class ClusterSums(PerCluster):
-    """All that a cluster sends about its users: alpha_j sum_{I_j} gamma_i theta_i, and alpha_j Gamma_j."""
-
-    weighted: Annotated[Array, Vectors("clusters", "d")]
-    weight: Annotated[Array, Scalars("clusters")]
-
-
-@declare(method="async_l2gd", step="between-average")
-@dataclass(frozen=True)
-class GlobalAverage(PerCluster):
-    """bar, to each aggregator."""
-
-    average: Annotated[Array, Vectors("clusters", "d")]
-
-
 # ---- between an aggregator and its users
-
-
-@declare(method="async_l2gd", step="parameters")
-@dataclass(frozen=True)
-class UserWeights(Rows):
-    """gamma_i, if users differ."""
-
-    gamma: Annotated[Array, Scalars("rows")]
 
 
 @declare(method="async_l2gd", step="control")
@@ -132,22 +106,6 @@ class Steps(PerCluster):
 
 @declare(method="async_l2gd", step="within-average")
 @dataclass(frozen=True)
-class Models(Rows):
-    """theta_i, for its cluster's average."""
-
-    theta: Annotated[Array, Vectors("rows", "d")]
-
-
-@declare(method="async_l2gd", step="within-average")
-@dataclass(frozen=True)
-class Target(PerCluster):
-    """The target of the next averaging step: bar_j, or in a global round alpha_j bar + tau_j (1-alpha_j) bar_j."""
-
-    target: Annotated[Array, Vectors("clusters", "d")]
-
-
-@declare(method="async_l2gd", step="within-average")
-@dataclass(frozen=True)
 class Centres(PerCluster):
     """Both averages before a global round, if more averaging follows it."""
 
@@ -155,107 +113,6 @@ class Centres(PerCluster):
     global_average: Annotated[Array, Vectors("clusters", "d")]
 
 
-# ---- the objective, and the end
-
-
-@declare(method="async_l2gd", step="trace")
-@dataclass(frozen=True)
-class Trace(PerCluster):
-    """Asks an aggregator for its part of the objective."""
-
-
-@declare(method="async_l2gd", step="trace")
-@dataclass(frozen=True)
-class AskState(Broadcast):
-    """Asks users for f_i(theta_i) and theta_i."""
-
-
-@declare(method="async_l2gd", step="trace")
-@dataclass(frozen=True)
-class UserState(Rows):
-    """To the aggregator."""
-
-    value: Annotated[Array, Scalars("rows")]
-    theta: Annotated[Array, Vectors("rows", "d", exact=True)]
-
-
-@declare(method="async_l2gd", step="trace")
-@dataclass(frozen=True)
-class ClusterState(PerCluster):
-    """A cluster's part of F, in which only bar is missing, and how often it has averaged.
-
-    `inner` = sum f_i + (1-alpha_j) sum gamma_i/2 |theta_i - bar_j|^2, `spread` = alpha_j sum gamma_i/2 |theta_i - bar_j|^2.
-    """
-
-    inner: Annotated[Array, Scalars("clusters")]
-    spread: Annotated[Array, Scalars("clusters")]
-    average: Annotated[Array, Vectors("clusters", "d", exact=True)]
-    weight: Annotated[Array, Scalars("clusters")]  # alpha_j Gamma_j
-    within_rounds: Annotated[Indices, Positions("clusters")]
-
-
-# ---- the distance from the optimum
-
-
-@declare(method="async_l2gd", step="gap")
-@dataclass(frozen=True)
-class GapCentre(PerCluster):
-    """alpha_j bar + (1-alpha_j) bar_j, to each aggregator and on to its hosts: dF/dtheta_i = grad f_i + gamma_i (theta_i - that)."""
-
-    centre: Annotated[Array, Vectors("clusters", "d", exact=True)]
-
-
-@declare(method="async_l2gd", step="gap")
-@dataclass(frozen=True)
-class UserGap(Rows):
-    """The square of a user's gradient g_i, and how far F may fall (`coterie_client.families.gaps`). The vectors stay with the user."""
-
-    squared: Annotated[Array, Scalars("rows")]
-    least: Annotated[Array, Scalars("rows")]
-    most: Annotated[Array, Scalars("rows")]
-    is_flat: Annotated[Array, Scalars("rows")]
-
-
-@declare(method="async_l2gd", step="gap")
-@dataclass(frozen=True)
-class ClusterGap(PerCluster):
-    """The sums over a cluster."""
-
-    squared: Annotated[Array, Scalars("clusters")]
-    least: Annotated[Array, Scalars("clusters")]
-    most: Annotated[Array, Scalars("clusters")]
-    n_flat: Annotated[Array, Scalars("clusters")]
-
-
-@declare(method="async_l2gd", step="evaluate")
-@dataclass(frozen=True)
-class Judge(Broadcast):
-    """Asks users to evaluate their own models, which stay with them."""
-
-
-@declare(method="async_l2gd", step="evaluate")
-@dataclass(frozen=True)
-class Judgement(Rows):
-    """f_i at the user's model, and loss and metric on its held-out rows, as in `evaluation.Scores`."""
-
-    objective: Annotated[Array, Scalars("rows", allows="infinity")]
-    test_loss: Annotated[Array, Scalars("rows", allows="nan")]
-    test_metric: Annotated[Array, Scalars("rows", allows="nan")]
-    n_test: Annotated[Indices, Positions("rows")]
-
-
-@declare(method="async_l2gd", step="models")
-@dataclass(frozen=True)
-class Collect(Broadcast):
-    """Asks users for their models (`collect_models`)."""
-
-
-@declare(method="async_l2gd", step="models")
-@dataclass(frozen=True)
-class FinalModels(Rows):
-    """theta_i, to the coordinator."""
-
-    theta: Annotated[Array, Vectors("rows", "d")]
-
+MESSAGES = messages_of("async_l2gd")
 
 METHOD = Method(config=Config, users_need_minimisers=False, has_known_clusters=True, reveals=averaged("async_l2gd"), steps=STEPS)

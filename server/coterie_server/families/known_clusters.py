@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, ProtocolError, RunError
+from coterie.families.cluster_messages import ClusterMessages
 from coterie.families.known_clusters import Segments, Weights, check_all_clustered
 from coterie.wire.messages import PerCluster
 from coterie_server.interface.half import Counts, Federation, Key, Members, Outcome, Setting
@@ -83,39 +83,37 @@ def averages_of(clusters: Clusters, places: Indices, models: Array) -> Array:
     return averages
 
 
-async def cluster_state(federation: Federation, clusters: Clusters, room: Any, within_rounds: Indices) -> PerCluster:
-    """The clusters' parts of the objective, from what their users send to the aggregator; `room` as for `objective_of`."""
-    found = (await federation.exchange(room.AskState()))[room.UserState]
+async def cluster_state(federation: Federation, clusters: Clusters, messages: ClusterMessages, within_rounds: Indices) -> PerCluster:
+    """The clusters' parts of the objective, from what their users send to the aggregator; `messages` as for `objective_of`."""
+    found = (await federation.exchange(messages.ask_state()))[messages.user_state]
     average = averages_of(clusters, np.arange(clusters.size), found.theta)
     with np.errstate(over="ignore"):  # a diverging run is told by `objective_of`
         distance = ((found.theta - average[clusters.segments.place]) ** 2).sum(axis=1)
         spread = clusters.segments.sums(clusters.gamma * distance) / 2
     inner = clusters.segments.sums(found.value) + (1 - clusters.alpha) * spread
     weight = clusters.alpha * clusters.gamma_sums
-    state: PerCluster = room.ClusterState(clusters.numbers, inner, clusters.alpha * spread, average, weight, within_rounds)
-    return state
+    return messages.cluster_state(clusters.numbers, inner, clusters.alpha * spread, average, weight, within_rounds)
 
 
-async def cluster_gap(federation: Federation, clusters: Clusters, room: Any, centre: PerCluster) -> PerCluster:
-    """The sums over each cluster of what its users say of their gradients; `room` as for `objective_of`."""
-    found = (await federation.exchange(centre))[room.UserGap]
+async def cluster_gap(federation: Federation, clusters: Clusters, messages: ClusterMessages, centre: PerCluster) -> PerCluster:
+    """The sums over each cluster of what its users say of their gradients; `messages` as for `objective_of`."""
+    found = (await federation.exchange(centre))[messages.user_gap]
     sums = (clusters.segments.sums(values) for values in (found.squared, found.least, found.most, found.is_flat))
-    gap: PerCluster = room.ClusterGap(clusters.numbers, *sums)
-    return gap
+    return messages.cluster_gap(clusters.numbers, *sums)
 
 
-async def objective_of(federation: Federation, clusters: Clusters, room: Any) -> dict[str, float]:
-    """F of (2.1), and how often the clusters have averaged on their own; `room` is the method's page of messages.
+async def objective_of(federation: Federation, clusters: Clusters, messages: ClusterMessages) -> dict[str, float]:
+    """F of (2.1), and how often the clusters have averaged on their own; `messages` are the method's own.
 
     Every aggregator sends the sums of its cluster: users' models do not leave it.
     """
-    return (await _look(federation, clusters, room))[0]
+    return (await _look(federation, clusters, messages))[0]
 
 
-async def _look(federation: Federation, clusters: Clusters, room: Any) -> tuple[dict[str, float], Array]:
+async def _look(federation: Federation, clusters: Clusters, messages: ClusterMessages) -> tuple[dict[str, float], Array]:
     """`objective_of`, and (k, d) alpha_j bar + (1-alpha_j) bar_j, from which the gradient pulls."""
     numbers = clusters.numbers
-    found = (await federation.exchange(room.Trace(numbers)))[room.ClusterState]
+    found = (await federation.exchange(messages.trace(numbers)))[messages.cluster_state]
     objective = float(found.inner.sum() + found.spread.sum())
     if not np.isfinite(objective):
         raise RunError(f"the objective is {objective}, wanted a finite number: eta is too large")
@@ -127,9 +125,9 @@ async def _look(federation: Federation, clusters: Clusters, room: Any) -> tuple[
     return {"objective": objective, "within_rounds": float(found.within_rounds.sum())}, centre
 
 
-async def _gap(federation: Federation, clusters: Clusters, room: Any, centre: Array) -> dict[str, float]:
+async def _gap(federation: Federation, clusters: Clusters, messages: ClusterMessages, centre: Array) -> dict[str, float]:
     """The norm of F's gradient, and what F can fall by from there, by the curvature there: at least, and at most where that is known."""
-    found = (await federation.exchange(room.GapCentre(clusters.numbers, centre)))[room.ClusterGap]
+    found = (await federation.exchange(messages.gap_centre(clusters.numbers, centre)))[messages.cluster_gap]
     figures = {"gradient_norm": float(found.squared.sum()) ** 0.5, "gap_at_least": float(found.least.sum())}
     return figures if found.n_flat.any() else {**figures, "gap_at_most": float(found.most.sum())}
 
@@ -148,16 +146,23 @@ def far_from_optimum(stage: str, figures: Mapping[str, float], cure: str) -> str
 
 
 async def private_outcome(
-    federation: Federation, clusters: Clusters, room: Any, figures: Mapping[str, float], stage: str, *, collects: bool, cure: str
+    federation: Federation,
+    clusters: Clusters,
+    messages: ClusterMessages,
+    figures: Mapping[str, float],
+    stage: str,
+    *,
+    collects: bool,
+    cure: str,
 ) -> Outcome:
     """The end of a stage whose models stay at their users, who judge them: figures, and the models only where they are collected.
 
     Far from the optimum there is a warning, that more than `cure` is wanted.
     """
-    seen, centre = await _look(federation, clusters, room)
-    figures = {**figures, **seen, **await _gap(federation, clusters, room, centre)}
+    seen, centre = await _look(federation, clusters, messages)
+    figures = {**figures, **seen, **await _gap(federation, clusters, messages, centre)}
     warning = far_from_optimum(stage, figures, cure)
-    judged = (await federation.exchange(room.Judge()))[room.Judgement]
+    judged = (await federation.exchange(messages.judge()))[messages.judgement]
     figures["sum_of_losses"] = float(judged.objective.sum())
     with_rows = judged.n_test > 0
     if with_rows.any():
@@ -165,7 +170,7 @@ async def private_outcome(
         figures |= {"heldout_loss": float(losses.mean()), "heldout_metric": float(metrics.mean())}
         figures |= {f"heldout_loss_{name}": value for name, value in spread_of(losses).items()}
         figures |= {f"heldout_metric_{name}": value for name, value in spread_of(metrics).items()}
-    models = (await federation.exchange(room.Collect()))[room.FinalModels].theta if collects else None
+    models = (await federation.exchange(messages.collect()))[messages.final_models].theta if collects else None
     return Outcome(models, clusters.segments.place, figures, warnings=(warning,) if warning else ())
 
 

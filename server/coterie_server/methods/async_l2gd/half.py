@@ -20,17 +20,7 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, RunError
 from coterie.experiment.config import Experiment, StopRule
 from coterie.families.schedule import Schedule, schedule_by
-from coterie.methods import async_l2gd as messages
-from coterie.methods.async_l2gd import (
-    Advance,
-    ClusterSums,
-    Config,
-    GapCentre,
-    GlobalAverage,
-    Parameters,
-    Trace,
-    UserWeights,
-)
+from coterie.methods.async_l2gd import MESSAGES, Advance, Config, Parameters
 from coterie.wire.messages import Message, PerCluster
 from coterie_server.families import coin_counts, known_clusters
 from coterie_server.families.coin_counts import NO_REUSE, REUSE_ALL, REUSE_WITHIN
@@ -110,16 +100,16 @@ class Coordinator:
         until, is_stale = self._schedule().next_global(start, stop, is_stale=state.is_stale, is_reusable=self.reuse == REUSE_ALL)
         wants_pair = until < stop
         go = Advance(numbers, np.full(numbers.size, until), np.full(numbers.size, int(wants_pair)))
-        news = [GlobalAverage(numbers, np.tile(state.average, (numbers.size, 1)))] if state.is_new else []
+        news = [MESSAGES.global_average(numbers, np.tile(state.average, (numbers.size, 1)))] if state.is_new else []
         replies = await federation.exchange(go, *news)
         after = replace(state, at=until, is_new=False, is_stale=is_stale)
         if wants_pair:
-            sums = replies[ClusterSums]
+            sums = replies[MESSAGES.cluster_sums]
             average = self.setting.precision.rounded(weighted_average(sums.weighted, sums.weight))
             after = State(until, average, is_new=True, is_stale=False, between_rounds=state.between_rounds + 1)
         figures = {"iteration": float(until), "between_rounds": float(after.between_rounds)}
         if config.trace_every and until % config.trace_every == 0 and not wants_pair:
-            figures |= await objective_of(federation, self.clusters, messages)
+            figures |= await objective_of(federation, self.clusters, MESSAGES)
         return after, {**figures, ENDED: float(until >= config.iterations)}
 
     def _next_trace(self, at: int) -> int:
@@ -137,7 +127,7 @@ class Coordinator:
         figures |= {"within_rounds_expected": float(self._expected_within().sum()) * n}
         cure = f"{n} iterations, or a smaller eta than {rates.eta:.3g}, to which the distance from the optimum in the limit is proportional"
         return await private_outcome(
-            federation, self.clusters, messages, figures, self.setting.stage, collects=self.config.collect_models, cure=cure
+            federation, self.clusters, MESSAGES, figures, self.setting.stage, collects=self.config.collect_models, cure=cure
         )
 
     def _expected_between(self) -> float:
@@ -292,18 +282,18 @@ class ClusterHalf:
         self, state: ClusterHalfState, inbox: Mapping[type[Message], Message], federation: Federation
     ) -> tuple[ClusterHalfState, Sequence[PerCluster]]:
         """Handles what the coordinator sent."""
-        parameters, go, trace = inbox.get(Parameters), inbox.get(Advance), inbox.get(Trace)
+        parameters, go, trace = inbox.get(Parameters), inbox.get(Advance), inbox.get(MESSAGES.trace)
         if isinstance(parameters, Parameters):
-            await federation.exchange(parameters, UserWeights(self._clusters.gamma))
+            await federation.exchange(parameters, MESSAGES.user_weights(self._clusters.gamma))
             return replace(state, parameters=parameters), []
         if isinstance(go, Advance):
-            news = inbox.get(GlobalAverage)
+            news = inbox.get(MESSAGES.global_average)
             walk = Walk(self._config, self._clusters, self._seed, self._precision, state)
-            return await walk.to(go, news if isinstance(news, GlobalAverage) else None, federation)
-        if isinstance(trace, Trace):
-            return state, [await cluster_state(federation, self._clusters, messages, state.within_rounds)]
-        if isinstance(centre := inbox.get(GapCentre), GapCentre):
-            return state, [await cluster_gap(federation, self._clusters, messages, centre)]
+            return await walk.to(go, news if isinstance(news, MESSAGES.global_average) else None, federation)
+        if isinstance(trace, MESSAGES.trace):
+            return state, [await cluster_state(federation, self._clusters, MESSAGES, state.within_rounds)]
+        if isinstance(centre := inbox.get(MESSAGES.gap_centre), MESSAGES.gap_centre):
+            return state, [await cluster_gap(federation, self._clusters, MESSAGES, centre)]
         raise TypeError(f"no step of async_l2gd for {list(inbox)}")
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.errors import RunError
+from coterie.families.cluster_messages import GlobalAverage, Models
 from coterie.families.schedule import CLUSTER, GLOBAL, LOCAL, combined, moved, schedule_by
-from coterie.methods.async_l2gd import Advance, Centres, ClusterSums, Config, GlobalAverage, Models, Parameters, Steps, Target
+from coterie.methods.async_l2gd import MESSAGES, Advance, Centres, Config, Parameters, Steps
 from coterie.wire.messages import Message, PerCluster
 from coterie.wire.precision import Precision
 from coterie_server.families.coin_counts import NO_REUSE, REUSE_ALL
@@ -49,6 +50,24 @@ class _Leg:
     is_within: bool = False  # whether the models are wanted for a round of the cluster's own
 
 
+class _Step(NamedTuple):
+    """What an averaging step does: what is then known of bar_j where it is used again, and whether users must be sent where it goes."""
+
+    known: int
+    needs_target: bool = False
+
+
+# By the operation and what is known of bar_j before. For a CLUSTER step a STALE bar_j must first be asked for; a LOCAL step ends averaging.
+# A GLOBAL step with the bar that users have moves all averages as both sides know; one with a new bar is not in the table.
+_STEPS = {
+    (CLUSTER, FRESH): _Step(SHARED, needs_target=True),
+    (CLUSTER, SHARED): _Step(SHARED),
+    (GLOBAL, STALE): _Step(STALE),
+    (GLOBAL, FRESH): _Step(FRESH),
+    (GLOBAL, SHARED): _Step(SHARED),
+}
+
+
 class Walk:
     """The way of some clusters from where they are to where the coordinator wants them."""
 
@@ -76,7 +95,7 @@ class Walk:
         if not wants_pair.any():
             return state, []
         weight = self._clusters.alpha * self._clusters.gamma_sums
-        return state, [ClusterSums(self._clusters.numbers, weight[:, None] * self._cluster_average, weight)]
+        return state, [MESSAGES.cluster_sums(self._clusters.numbers, weight[:, None] * self._cluster_average, weight)]
 
     def _pending(self, until: Indices, wants_pair: Any) -> Indices:
         return np.flatnonzero((self._at < until) | (wants_pair & (self._known == STALE)))
@@ -88,22 +107,14 @@ class Walk:
         ops = self._schedule.operations(number, at, min(until + 1, self._config.iterations))
         n = until - at  # to be done at most; the one after them, if any, says what must be known then
         reusable = int(self._p.is_reusable[place])
-        done, first = 0, None
-        if n and ops[0] == CLUSTER and known == STALE:
-            return _Leg(at, wants_models=True, is_within=True)
-        centres = False
-        while done < n and ops[done] != LOCAL:
-            if ops[done] == CLUSTER:
-                if known == STALE:
-                    break
-                first = CLUSTER if known == FRESH else first
-                known = SHARED if reusable else STALE
-            elif self._has_news[place] and done == 0:
-                first = GLOBAL
+        done, first, centres = 0, None, False
+        while done < n and (step := _STEPS.get((int(ops[done]), known))) is not None:
+            if ops[done] == GLOBAL and done == 0 and self._has_news[place]:
                 # After a global round, another one needs both only where bar is used again too; else that brings its own.
                 centres = ops.size > 1 and ((ops[1] == CLUSTER and reusable > NO_REUSE) or (ops[1] == GLOBAL and reusable == REUSE_ALL))
-                known = (SHARED if centres else FRESH) if reusable else STALE
-                # Any other global round on the way needs no news: the averages that users have move as is known.
+                step = _Step(SHARED if centres else FRESH, needs_target=True)
+            first = int(ops[done]) if step.needs_target else first
+            known = step.known if reusable else STALE
             done += 1
         if done < n and ops[done] == LOCAL:
             local = ops[done:n] == LOCAL
@@ -127,7 +138,7 @@ class Walk:
             self._arrive(place, leg)
         asked = places[wants > 0]
         if asked.size:
-            self._average(asked, replies[Models])
+            self._average(asked, replies[MESSAGES.models])
 
     def _targets(self, legs: Mapping[int, _Leg]) -> list[Message]:
         numbers = self._clusters.numbers
@@ -136,7 +147,7 @@ class Walk:
         listed: list[Message] = []
         if single:
             points = [self._target(place, legs[place].first) for place in single]
-            listed.append(Target(numbers[single], np.array(points)))
+            listed.append(MESSAGES.target(numbers[single], np.array(points)))
         if centres.size:
             self._cluster_average[centres] = self._precision.rounded(self._cluster_average[centres])  # as users have it from here on
             listed.append(Centres(numbers[centres], self._cluster_average[centres], self._global_average[centres]))

@@ -1,0 +1,181 @@
+"""Messages that the methods for known clusters share: averages, the objective, and the end. Each method has them as kinds of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, TypeVar, cast
+
+from coterie.arrays import Array, Indices
+from coterie.wire.messages import Broadcast, Message, PerCluster, Positions, Rows, Scalars, Vectors, declare
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True)
+class ClusterSums(PerCluster):
+    """All that a cluster sends about its users: alpha_j sum_{I_j} gamma_i theta_i, and alpha_j Gamma_j."""
+
+    weighted: Annotated[Array, Vectors("clusters", "d")]
+    weight: Annotated[Array, Scalars("clusters")]
+
+
+@dataclass(frozen=True)
+class GlobalAverage(PerCluster):
+    """bar, to each aggregator."""
+
+    average: Annotated[Array, Vectors("clusters", "d")]
+
+
+@dataclass(frozen=True)
+class UserWeights(Rows):
+    """gamma_i, if users differ."""
+
+    gamma: Annotated[Array, Scalars("rows")]
+
+
+@dataclass(frozen=True)
+class Models(Rows):
+    """theta_i, for its cluster's average."""
+
+    theta: Annotated[Array, Vectors("rows", "d")]
+
+
+@dataclass(frozen=True)
+class Target(PerCluster):
+    """The target of the next averaging step: bar_j, or in a global round alpha_j bar + tau_j (1-alpha_j) bar_j."""
+
+    target: Annotated[Array, Vectors("clusters", "d")]
+
+
+@dataclass(frozen=True)
+class Trace(PerCluster):
+    """Asks an aggregator for its part of the objective."""
+
+
+@dataclass(frozen=True)
+class AskState(Broadcast):
+    """Asks users for f_i(theta_i) and theta_i."""
+
+
+@dataclass(frozen=True)
+class UserState(Rows):
+    """To the aggregator."""
+
+    value: Annotated[Array, Scalars("rows")]
+    theta: Annotated[Array, Vectors("rows", "d", exact=True)]
+
+
+@dataclass(frozen=True)
+class ClusterState(PerCluster):
+    """A cluster's part of F, in which only bar is missing, and how often it has averaged.
+
+    `inner` = sum f_i + (1-alpha_j) sum gamma_i/2 |theta_i - bar_j|^2, `spread` = alpha_j sum gamma_i/2 |theta_i - bar_j|^2.
+    """
+
+    inner: Annotated[Array, Scalars("clusters")]
+    spread: Annotated[Array, Scalars("clusters")]
+    average: Annotated[Array, Vectors("clusters", "d", exact=True)]
+    weight: Annotated[Array, Scalars("clusters")]  # alpha_j Gamma_j
+    within_rounds: Annotated[Indices, Positions("clusters")]
+
+
+@dataclass(frozen=True)
+class GapCentre(PerCluster):
+    """alpha_j bar + (1-alpha_j) bar_j, to each aggregator and on to its hosts: dF/dtheta_i = grad f_i + gamma_i (theta_i - that)."""
+
+    centre: Annotated[Array, Vectors("clusters", "d", exact=True)]
+
+
+@dataclass(frozen=True)
+class UserGap(Rows):
+    """The square of a user's gradient g_i, and how far F may fall (`coterie_client.families.gaps`). The vectors stay with the user."""
+
+    squared: Annotated[Array, Scalars("rows")]
+    least: Annotated[Array, Scalars("rows")]
+    most: Annotated[Array, Scalars("rows")]
+    is_flat: Annotated[Array, Scalars("rows")]
+
+
+@dataclass(frozen=True)
+class ClusterGap(PerCluster):
+    """The sums over a cluster."""
+
+    squared: Annotated[Array, Scalars("clusters")]
+    least: Annotated[Array, Scalars("clusters")]
+    most: Annotated[Array, Scalars("clusters")]
+    n_flat: Annotated[Array, Scalars("clusters")]
+
+
+@dataclass(frozen=True)
+class Judge(Broadcast):
+    """Asks users to evaluate their own models, which stay with them."""
+
+
+@dataclass(frozen=True)
+class Judgement(Rows):
+    """f_i at the user's model, and loss and metric on its held-out rows, as in `evaluation.Scores`."""
+
+    objective: Annotated[Array, Scalars("rows", allows="infinity")]
+    test_loss: Annotated[Array, Scalars("rows", allows="nan")]
+    test_metric: Annotated[Array, Scalars("rows", allows="nan")]
+    n_test: Annotated[Indices, Positions("rows")]
+
+
+@dataclass(frozen=True)
+class Collect(Broadcast):
+    """Asks users for their models (`collect_models`)."""
+
+
+@dataclass(frozen=True)
+class FinalModels(Rows):
+    """theta_i, to the coordinator."""
+
+    theta: Annotated[Array, Vectors("rows", "d")]
+
+
+@dataclass(frozen=True)
+class ClusterMessages:
+    """The classes of one method's kinds."""
+
+    cluster_sums: type[ClusterSums]
+    global_average: type[GlobalAverage]
+    user_weights: type[UserWeights]
+    models: type[Models]
+    target: type[Target]
+    trace: type[Trace]
+    ask_state: type[AskState]
+    user_state: type[UserState]
+    cluster_state: type[ClusterState]
+    gap_centre: type[GapCentre]
+    user_gap: type[UserGap]
+    cluster_gap: type[ClusterGap]
+    judge: type[Judge]
+    judgement: type[Judgement]
+    collect: type[Collect]
+    final_models: type[FinalModels]
+
+
+def messages_of(method: str) -> ClusterMessages:
+    """Declares the shared messages for a method."""
+
+    def own(step: str, cls: type[M]) -> type[M]:
+        return declare(method=method, step=step)(cast(type[M], type(cls.__name__, (cls,), {"__doc__": cls.__doc__})))
+
+    return ClusterMessages(
+        cluster_sums=own("between-average", ClusterSums),
+        global_average=own("between-average", GlobalAverage),
+        user_weights=own("parameters", UserWeights),
+        models=own("within-average", Models),
+        target=own("within-average", Target),
+        trace=own("trace", Trace),
+        ask_state=own("trace", AskState),
+        user_state=own("trace", UserState),
+        cluster_state=own("trace", ClusterState),
+        gap_centre=own("gap", GapCentre),
+        user_gap=own("gap", UserGap),
+        cluster_gap=own("gap", ClusterGap),
+        judge=own("evaluate", Judge),
+        judgement=own("evaluate", Judgement),
+        collect=own("models", Collect),
+        final_models=own("models", FinalModels),
+    )

@@ -1,0 +1,258 @@
+"""Server halves of `async_al2sgd`: the coordinator's, which owns bar and xbar, and the aggregators', which own their clusters' schedules.
+
+See `coterie.methods.async_al2sgd` for Algorithm 2. A global round and a new anchor bring all clusters together; between two of them a
+cluster goes its own way. What an aggregator sends of its users is the pair (alpha_j sum gamma_i theta_i, alpha_j Gamma_j), or that of x.
+
+Nobody can be left out (skip): the estimator (4.1) is unbiased with the averages of all users alone, and the anchor of its variance
+reduction is everyone's at the same iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from coterie.arrays import Array, Indices
+from coterie.draws.coins import first
+from coterie.errors import ConfigError, RunError
+from coterie.experiment.config import Experiment
+from coterie.families.schedule import schedule_by
+from coterie.methods.async_al2sgd import (
+    ANCHOR,
+    MESSAGES,
+    NOTHING,
+    THETA,
+    Advance,
+    AnchorSums,
+    AskConstants,
+    AskRowConstants,
+    ClusterConstants,
+    Config,
+    GlobalAnchor,
+    Parameters,
+    RowConstants,
+    recorded_refreshes,
+)
+from coterie.wire.messages import Message, PerCluster
+from coterie_server.families import known_clusters
+from coterie_server.families.known_clusters import (
+    Clusters,
+    cluster_gap,
+    cluster_state,
+    clusters_of,
+    objective_of,
+    private_outcome,
+    weighted_average,
+)
+from coterie_server.interface.half import ENDED, ClusterSetting, Federation, Outcome, ServerHalf, Setting, StageHalf
+from coterie_server.interface.stages import Stage
+from coterie_server.methods.async_al2sgd.counts import ClosedForms
+from coterie_server.methods.async_al2sgd.rates import Rates, accelerated, given, refresh_coin
+from coterie_server.methods.async_al2sgd.walk import ClusterHalfState, Walk
+
+
+@dataclass(frozen=True)
+class State:
+    """Where the coordinator is: the next iteration, and what it has yet to send there."""
+
+    at: int
+    rates: Rates
+    average: Array  # (d,) bar or xbar
+    owed: int  # THETA or ANCHOR: what `average` is of; NOTHING: it has been sent
+    wants_anchor: bool  # before the first iteration, where that does not begin at 0
+    between_rounds: int = 0
+    anchor_rounds: int = 0
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """The coordinator's half."""
+
+    config: Config
+    setting: Setting
+    clusters: Clusters
+    d: int
+    counts: ClosedForms
+
+    def as_half(self) -> StageHalf[State]:
+        """For the engine."""
+        return StageHalf(
+            client_options=self.client_options,
+            init=self.init,
+            round=self.round,
+            finish=self.finish,
+            expected_vectors=self.counts.expected_vectors,
+            expected_scalars=self.counts.expected_scalars,
+            spread_of_vectors=self.counts.spread_of_vectors,
+            drawn_vectors=self.counts.drawn_vectors,
+            ends=lambda figures: f"{figures['iteration']:.0f} iterations" if figures[ENDED] >= 1 else "",
+            part=lambda figures: figures["iteration"] / self.config.iterations,
+        )
+
+    @property
+    def client_options(self) -> Mapping[str, Any]:
+        """The coins, where they are recorded, and whether users begin where an earlier stage has left them."""
+        return {"async_al2sgd": {"coins": self.config.coins, "is_warm": self._is_warm}}
+
+    @property
+    def _is_warm(self) -> bool:
+        return self.setting.start is not None
+
+    async def init(self, federation: Federation) -> State:
+        """Learns the constants of the row losses, and gives everybody the parameters."""
+        numbers, k = self.clusters.numbers, self.clusters.size
+        constants = (await federation.exchange(AskConstants(numbers)))[ClusterConstants]
+        smoothness, convexity = float(constants.smoothness.max()), given(self.config.mu, float(constants.strong_convexity.min()))
+        rates = accelerated(self.config, self.clusters, smoothness, convexity)
+        common = {name: np.full(k, getattr(rates, name)) for name in ("p0", "eta", "a1", "a2", "b1", "b2")}
+        await federation.exchange(Parameters(numbers, p=rates.p, tau=rates.tau, alpha=self.clusters.alpha, **common))
+        return State(0, rates, np.zeros(self.d), NOTHING, self._is_warm)
+
+    async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:  # noqa: ARG002
+        """To the next global round or new anchor, or as far as is asked for at once."""
+        config, numbers, k = self.config, self.clusters.numbers, self.clusters.size
+        until, wanted = self._next(state)
+        listed: list[Message] = [Advance(numbers, np.full(k, until), np.full(k, wanted))]
+        if state.owed != NOTHING:
+            listed.append((MESSAGES.global_average if state.owed == THETA else GlobalAnchor)(numbers, np.tile(state.average, (k, 1))))
+        replies = await federation.exchange(*listed)
+        state = replace(state, at=until, owed=wanted, wants_anchor=False)
+        if wanted != NOTHING:
+            sums = replies[MESSAGES.cluster_sums] if wanted == THETA else replies[AnchorSums]
+            average = weighted_average(sums.weighted, sums.weight) if sums.weight.any() else np.zeros(self.d)  # nobody goes towards that
+            state = replace(state, average=self.setting.precision.rounded(average))
+        state = replace(
+            state,
+            between_rounds=state.between_rounds + (wanted == THETA),
+            anchor_rounds=state.anchor_rounds + (wanted == ANCHOR),
+        )
+        figures = {"iteration": float(until), "between_rounds": float(state.between_rounds), "anchor_rounds": float(state.anchor_rounds)}
+        figures |= self.counts.expected_rounds(state.rates, until)
+        if until >= config.iterations:
+            figures |= self.counts.drawn_rounds(state.rates, self.setting.seed)
+        if wanted != THETA and config.trace_every and until % config.trace_every == 0:
+            figures |= await objective_of(federation, self.clusters, MESSAGES)
+        return state, {**figures, ENDED: float(until >= config.iterations)}
+
+    def _next(self, state: State) -> tuple[int, int]:
+        """The iteration to go on to, and what is wanted there. At the same iteration a new anchor comes before a global round."""
+        config, at, rates = self.config, state.at, state.rates
+        if state.wants_anchor:
+            return at, ANCHOR
+        trace = (at // config.trace_every + 1) * config.trace_every if config.trace_every else config.iterations
+        stop = min(config.iterations, at + config.round_iterations, trace)
+        schedule = schedule_by(self.setting.seed, rates.p0, rates.p, self.clusters.numbers, config.coins)
+        start = at + (state.owed == THETA)  # the global round at hand has its average
+        average, _ = schedule.next_global(start, stop, is_stale=True, is_reusable=False)
+        last = min(stop, config.iterations - 1)
+        refresh = first(refresh_coin(self.setting.seed, rates.rho, recorded_refreshes(config.coins)).flips(at, last), at)
+        if refresh < last and refresh + 1 <= average:
+            return refresh + 1, ANCHOR
+        return average, THETA if average < stop else NOTHING
+
+    async def finish(self, state: State, federation: Federation) -> Outcome:
+        """The objective and what users say of their models y, which stay with them unless `collect_models` is set."""
+        rates, n = state.rates, self.config.iterations
+        names = ("p0", "rho", "eta", "a1", "a2", "b1", "b2")
+        figures = {name: float(getattr(rates, name)) for name in names}
+        if all(getattr(self.config, name) is None for name in ("mu", "eta", "a1", "a2", "b1", "b2")):
+            figures["contraction"] = rates.contraction  # for others the theorem promises nothing
+        figures |= {"between_rounds": float(state.between_rounds), "anchor_rounds": float(state.anchor_rounds)}
+        figures |= self.counts.expected_rounds(rates, n)
+        return await private_outcome(
+            federation, self.clusters, MESSAGES, figures, self.setting.stage, collects=self.config.collect_models, cure=f"{n} iterations"
+        )
+
+
+def build(config: Config, setting: Setting) -> StageHalf[State]:
+    """The coordinator's half for one stage. ConfigError for weights and coins that do not fit the members."""
+    if setting.facts is None:
+        raise RunError("method 'async_al2sgd' needs the facts of the stage 'prepare'")
+    clusters = clusters_of(config, setting.members)
+    _check_coins(config, setting.facts.n_rows, clusters.size)
+    hosts, d = known_clusters.hosts_of(setting, clusters), setting.facts.d
+    counts = ClosedForms(clusters, hosts, d, config.iterations, config.coins, setting.start is not None, config.collect_models)
+    return Coordinator(config, setting, clusters, d, counts).as_half()
+
+
+def _check_coins(config: Config, n_rows: Indices, n_clusters: int) -> None:
+    for number, (_, flips, rows, _) in enumerate(config.coins or ()):
+        if len(flips) != n_clusters:
+            raise ConfigError(f"method.coins has {len(flips)} coins of clusters in iteration {number}, want one for each of {n_clusters}")
+        if len(rows) != n_rows.size:
+            raise ConfigError(f"method.coins has {len(rows)} rows in iteration {number}, want one for each of {n_rows.size} users")
+        beyond = np.flatnonzero(np.array(rows) >= n_rows)
+        if beyond.size:
+            user = int(beyond[0])
+            raise ConfigError(f"method.coins has row {rows[user]} for user {user} in iteration {number}, want less than {n_rows[user]}")
+
+
+def stages(config: Config, experiment: Experiment) -> Sequence[Stage]:
+    """One stage, which ends by its iterations; each has at most an anchor, a global round and a mere going on, and one comes before."""
+    stop = experiment.stop.model_copy(update={"rounds": 3 * config.iterations + 1})
+    return [Stage(config.name, config.name, config, stop, is_result=True)]
+
+
+# ---- the aggregators' half
+
+
+class ClusterHalf:
+    """The aggregators' half, for one cluster or for several at once."""
+
+    def __init__(self, config: Config, setting: ClusterSetting) -> None:
+        self._config, self._seed, self._names = config, setting.seed, setting.members.names
+        self._clusters = clusters_of(config, setting.members, some_only=True)
+
+    def init(self) -> ClusterHalfState:
+        """Before the first iteration."""
+        c = self._clusters.size
+        return ClusterHalfState(np.zeros(c, dtype=np.int64), np.zeros((c, 0)), np.zeros(c, dtype=np.int64))
+
+    async def step(
+        self, state: ClusterHalfState, inbox: Mapping[type[Message], Message], federation: Federation
+    ) -> tuple[ClusterHalfState, Sequence[PerCluster]]:
+        """Handles what the coordinator sent."""
+        if AskConstants in inbox:
+            return state, [await self._constants(federation)]
+        if isinstance(parameters := inbox.get(Parameters), Parameters):
+            await federation.exchange(parameters, MESSAGES.user_weights(self._clusters.gamma))
+            return replace(state, parameters=parameters), []
+        if isinstance(go := inbox.get(Advance), Advance):
+            if state.parameters is None:
+                raise RunError("the coordinator sent no parameters before the first iteration")
+            p0, p = float(state.parameters.p0[0]), state.parameters.p
+            schedule = schedule_by(self._seed, p0, p, self._clusters.numbers, self._config.coins)
+            return await Walk(self._clusters, schedule, state.parameters, state).to(go, inbox, federation)
+        if MESSAGES.trace in inbox:
+            return state, [await cluster_state(federation, self._clusters, MESSAGES, state.within_rounds)]
+        if isinstance(centre := inbox.get(MESSAGES.gap_centre), MESSAGES.gap_centre):
+            return state, [await cluster_gap(federation, self._clusters, MESSAGES, centre)]
+        raise TypeError(f"no step of async_al2sgd for {list(inbox)}")
+
+    async def _constants(self, federation: Federation) -> ClusterConstants:
+        found = (await federation.exchange(AskRowConstants()))[RowConstants]
+        flat = np.flatnonzero(found.strong_convexity <= 0)
+        if flat.size and self._config.mu is None:
+            name = self._names[int(flat[0])]
+            raise ConfigError(
+                f"user {name!r} has row losses that are not strongly convex (mu = 0), want mu above 0 for async_al2sgd: set problem.l2, "
+                "or method.mu to what F has"
+            )
+        segments = self._clusters.segments
+        return ClusterConstants(self._clusters.numbers, segments.maxima(found.smoothness), segments.minima(found.strong_convexity))
+
+
+def build_clusters(config: Config, setting: ClusterSetting) -> ClusterHalf:
+    """The aggregators' half for one stage."""
+    return ClusterHalf(config, setting)
+
+
+SERVER = ServerHalf(
+    build=build,
+    stages=stages,
+    needs_everyone="an average without some users belongs to another objective",
+    tiers=build_clusters,
+)

@@ -1,0 +1,116 @@
+"""How an aggregator takes its cluster through the iterations of Algorithm 2 that need nothing of the other clusters.
+
+Lyu, Hanzely and Kolar (2022); see `coterie.methods.async_al2sgd`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from coterie.arrays import Array, Indices
+from coterie.draws.coins import first
+from coterie.families.schedule import LOCAL, Schedule, combined
+from coterie.methods.async_al2sgd import (
+    ANCHOR,
+    MESSAGES,
+    NOTHING,
+    THETA,
+    Advance,
+    AnchorAverages,
+    Anchors,
+    AnchorSums,
+    GlobalAnchor,
+    Parameters,
+    Steps,
+)
+from coterie.wire.messages import Message, PerCluster
+from coterie_server.families.known_clusters import Clusters, averages_of
+from coterie_server.interface.half import Federation
+
+
+@dataclass(frozen=True)
+class ClusterHalfState:
+    """Of c clusters: the next iteration, the newest average of theta or of x, and how often the cluster has averaged on its own."""
+
+    at: Indices  # (c,)
+    average: Array  # (c, d)
+    within_rounds: Indices  # (c,)
+    parameters: Parameters | None = None
+
+
+@dataclass(frozen=True)
+class _Leg:
+    """What a cluster does next without hearing from anybody: at most one averaging iteration, whose target is at hand, then local ones."""
+
+    until: int
+    wanted: int
+
+
+class Walk:
+    """The way of some clusters from where they are to where the coordinator wants them."""
+
+    def __init__(self, clusters: Clusters, schedule: Schedule, parameters: Parameters, state: ClusterHalfState) -> None:
+        self._clusters, self._schedule, self._p = clusters, schedule, parameters
+        self._at, self._average, self._within_rounds = state.at.copy(), state.average.copy(), state.within_rounds.copy()
+        self._targets: dict[int, Array] = {}  # by place: what the next iteration subtracts
+        self._answered = np.zeros(clusters.size, dtype=np.bool_)
+
+    async def to(
+        self, go: Advance, inbox: Mapping[type[Message], Message], federation: Federation
+    ) -> tuple[ClusterHalfState, Sequence[PerCluster]]:
+        """Walks, wave by wave: in each, all clusters that still have a way to go take a leg."""
+        extra: list[Message] = []
+        if isinstance(anchor := inbox.get(GlobalAnchor), GlobalAnchor):
+            extra.append(AnchorAverages(self._clusters.numbers, self._average, anchor.average))
+        if isinstance(news := inbox.get(MESSAGES.global_average), MESSAGES.global_average):
+            self._targets = {
+                place: combined(float(self._p.alpha[place]), float(self._p.tau[place]), self._average[place], bar)
+                for place, bar in enumerate(news.average)
+            }
+        while (pending := np.flatnonzero((self._at < go.until) | ((go.wanted != NOTHING) & ~self._answered))).size:
+            legs = {place: self._leg(place, int(go.until[place]), int(go.wanted[place])) for place in pending.tolist()}
+            await self._wave(legs, go.until, extra, federation)
+            extra = []
+        state = ClusterHalfState(self._at, self._average, self._within_rounds, self._p)
+        wanted = int(go.wanted[0])
+        if wanted == NOTHING:
+            return state, []
+        weight = self._clusters.alpha * self._clusters.gamma_sums
+        sums = MESSAGES.cluster_sums if wanted == THETA else AnchorSums
+        return state, [sums(self._clusters.numbers, weight[:, None] * self._average, weight)]
+
+    def _leg(self, place: int, until: int, wanted: int) -> _Leg:
+        at = int(self._at[place])
+        averages = self._schedule.operations(int(self._clusters.numbers[place]), at, until) != LOCAL
+        n_ready = 1 if place in self._targets else 0
+        stop = first(averages[n_ready:], at + n_ready) if averages.size else until
+        return _Leg(stop, THETA if stop < until else wanted)
+
+    async def _wave(self, legs: Mapping[int, _Leg], until: Indices, extra: Sequence[Message], federation: Federation) -> None:
+        numbers, places = self._clusters.numbers, np.array(list(legs), dtype=np.int64)
+        stops = np.array([leg.until for leg in legs.values()], dtype=np.int64)
+        wanted = np.array([leg.wanted for leg in legs.values()], dtype=np.int64)
+        sent: list[Message] = [*extra, Steps(numbers[places], stops, wanted)]
+        if known := [place for place in legs if place in self._targets]:
+            sent.append(MESSAGES.target(numbers[known], np.array([self._targets.pop(place) for place in known])))
+        is_all = places.size == self._clusters.size
+        to = None if is_all else np.flatnonzero(np.isin(self._clusters.segments.place, places))
+        replies = await federation.exchange(*sent, to=to)
+        self._at[places] = stops
+        if (asked := places[wanted == THETA]).size:
+            self._learn(asked, replies[MESSAGES.models].theta)
+        if (asked := places[wanted == ANCHOR]).size:
+            self._learn(asked, replies[Anchors].x)
+        is_within = stops < until[places]
+        self._targets |= {place: self._average[place] for place in places[is_within].tolist()}
+        self._within_rounds[places[is_within]] += 1
+        self._answered[places[~is_within]] = True
+
+    def _learn(self, asked: Indices, models: Array) -> None:
+        """The averages of the clusters whose users have sent their models."""
+        if not self._average.shape[1]:
+            self._average = np.zeros((self._clusters.size, models.shape[1]))
+        self._average[asked] = averages_of(self._clusters, asked, models)
