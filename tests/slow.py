@@ -48,7 +48,11 @@ SHARDS: Mapping[str, Sequence[str]] = {
         "tests/papers/test_hlm.py",
         "tests/papers/test_known_clusters_tables.py",
     ),
-    "conformance": ("tests/integration/test_bits.py", "tests/integration/test_conformance.py"),
+    "conformance": (
+        "tests/integration/test_bits.py",
+        "tests/integration/test_broken_methods.py",
+        "tests/integration/test_conformance.py",
+    ),
     "deaths": (
         "tests/integration/test_convex_updates.py",
         "tests/integration/test_full_disk.py",
@@ -79,6 +83,7 @@ SHARDS: Mapping[str, Sequence[str]] = {
         "tests/unit/test_kubernetes.py",
         "tests/unit/test_log_format.py",
         "tests/unit/test_nets_training.py",
+        "tests/unit/test_new.py",
         "tests/unit/test_report_page.py",
         "tests/unit/test_slow.py",
         "tests/unit/test_tracing.py",

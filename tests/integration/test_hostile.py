@@ -790,11 +790,11 @@ PARENTS: dict[str, tuple[list[bytes], str]] = {
     "settings of nothing": ([welcome(), task(1, Block(np.ones((1, 4))), stage_json="{}")], "the settings of a stage are '{}'"),
     "a method that nobody knows": (
         [welcome(), task(1, Block(np.ones((1, 4))), stage_json='{"stage": "s", "options": {"../../os": {}}}')],
-        "asks for method '../../os', which is unknown",
+        "sends messages of '../../os', for which there is no client half",
     ),
     "a method without a half": (
         [welcome(), task(1, Block(np.ones((1, 4))), stage_json='{"stage": "s", "options": {"ditto": {}}}')],
-        "asks for method 'ditto', which is no client half",
+        "sends settings of 'ditto', which is no client half but the local update of one",
     ),
     "a row too many": ([welcome(), task(1, Block(np.ones((2, 4))))], "axis 'rows' is 2, wanted 1"),
 }

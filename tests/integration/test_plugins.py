@@ -52,7 +52,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
             installed(tmp_path / name, "pack-square", version, {"coterie.losses": {"square": "pack_square:Square"}}, {"pack_square": LOSS})
     with commands_in(tmp_path) as run:
         yield lambda site, *arguments: run(
-            *arguments, launcher=["env", f"PYTHONPATH={tmp_path / site}{os.pathsep}{os.environ['PYTHONPATH']}"]
+            *arguments,
+            launcher=["env", f"PYTHONPATH={os.pathsep.join(filter(None, [str(tmp_path / site), os.environ.get('PYTHONPATH')]))}"],
         )
 
 

@@ -219,6 +219,8 @@ def test_a_path_that_leads_to_no_method_is_one_sentence(path: str, sentence: str
 
 
 def test_a_name_that_is_taken_is_one_sentence(pack: Path, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # the file is written twice within a second
+
     def refused() -> str:
         monkeypatch.delitem(sys.modules, "mine", raising=False)
         with pytest.raises(ConfigError) as caught:

@@ -28,7 +28,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ran(*command: str, here: Path, path: str = "", seconds: float = 55) -> str:
     """What a command printed that ended well."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([path, os.environ["PYTHONPATH"]])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")]))}
     found = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout

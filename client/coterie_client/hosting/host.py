@@ -117,8 +117,10 @@ class Host(Member):
     def _begin_stage(self, stage_json: str) -> None:
         """Sets up the methods of a new stage, which may continue from their earlier states."""
         self._stage, options_of = _read_stage(stage_json)
-        for room, options in options_of.items():
-            client = self._client(room)[1]
+        for name, options in options_of.items():
+            room, client = self._client(name)
+            if room != name:
+                raise ProtocolError(f"the parent sends settings of {name!r}, which is no client half but the local update of one")
             # Like steps, settings decide what is sent, so they must be the experiment's.
             if self._answered is not None and not client.allows(options, self.experiment, self.n_members):
                 sentence = f"the parent's settings of {room!r} are not those of the experiment that this host serves"
