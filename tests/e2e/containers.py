@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -60,9 +61,16 @@ def wants_an_engine() -> None:
 
 @functools.cache
 def images_built() -> None:
-    """Builds the images of both roles once."""
+    """Builds the images of both roles once. They choose the same BLAS kernels as this process, whose bits are compared with theirs."""
+    kernels = {name: os.environ[name] for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE") if name in os.environ}
     for target, name in IMAGES.items():
-        docker("build", "-q", "-f", f"{ROOT}/deploy/Dockerfile", "--target", target, "-t", f"{name}:{coterie.__version__}", str(ROOT))
+        image = f"{name}:{coterie.__version__}"
+        docker("build", "-q", "-f", f"{ROOT}/deploy/Dockerfile", "--target", target, "-t", image, str(ROOT))
+        if kernels:
+            with tempfile.TemporaryDirectory() as folder:
+                lines = [f"FROM {image}", *(f"ENV {key}={value}" for key, value in kernels.items())]
+                (Path(folder) / "Dockerfile").write_text("\n".join(lines) + "\n")
+                docker("build", "-q", "-t", image, folder)
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_S) -> Any:
