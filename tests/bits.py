@@ -26,7 +26,20 @@ import numpy as np
 from coterie_deploy.studies.check.results import arrays_in
 
 FIXTURE = Path(__file__).parent / "fixtures" / "bits.json"
-SHIPPED = ("digits", "ellipses", "ellipses-paper", "exams", "growth", "hlm", "hsb", "linear-representation", "new-users", "schools")
+SHIPPED = (
+    "digits",
+    "ellipses",
+    "ellipses-paper",
+    "exams",
+    "growth",
+    "growth-newton",
+    "hlm",
+    "hsb",
+    "hsb-newton",
+    "linear-representation",
+    "new-users",
+    "schools",
+)
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -49,6 +62,16 @@ def hash_of(outcomes: Mapping[str, Any]) -> str:
         digest.update(f"{place} {array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:16]
+
+
+def printed(code: str, *threads: int) -> set[str]:
+    """What a program in Python prints, with each of these numbers of threads for BLAS."""
+    found = set()
+    for number in map(str, threads):
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": number, "OMP_NUM_THREADS": number}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=50, check=True)
+        found.add(done.stdout)
+    return found
 
 
 def libraries() -> dict[str, str]:

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,16 @@ import numpy as np
 from tests.consenting import accepting
 
 DEADLINE_S = 40.0
+# Enough rounds to be disturbed: there is no residual that ends it earlier.
+LONG = """
+name: long
+seed: 3
+data: {source: ellipses, users_per_cluster: 3, test_per_class: 20}
+problem: {loss: squared_hinge, l2: 0.001}
+method: {name: pdmm, penalty: 0.07}
+stop: {rounds: 2500, residual: null}
+snapshots: {every_rounds: 100}
+"""
 
 
 class Command:
@@ -35,9 +45,9 @@ class Command:
             cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def end(self) -> tuple[int, str, str]:
+    def end(self, seconds: float = DEADLINE_S) -> tuple[int, str, str]:
         """Exit code, output, errors."""
-        out, err = self.process.communicate(timeout=DEADLINE_S)
+        out, err = self.process.communicate(timeout=seconds)
         assert "Traceback" not in err
         return self.process.returncode, out, err
 
@@ -63,11 +73,19 @@ class Command:
 
     def line(self, part: str) -> str:
         """The next line of a server's progress with this part."""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            if part in line:
-                return line
-        raise AssertionError(f"the server did not say {part!r}")
+        return _line(self.process.stderr, part)
+
+    def said(self, part: str) -> str:
+        """The next line of a host's output with this part."""
+        return _line(self.process.stdout, part)
+
+
+def _line(stream: Iterable[str] | None, part: str) -> str:
+    assert stream is not None
+    for line in stream:
+        if part in line:
+            return line
+    raise AssertionError(f"the process has ended, and did not say {part!r}")
 
 
 @contextlib.contextmanager
@@ -88,19 +106,27 @@ def commands_in(folder: Path) -> Iterator[Callable[..., Command]]:
             command.process.communicate()
 
 
-def wait_for(condition: Callable[[], Any]) -> Any:
-    """The first true value of `condition`, asked for until the deadline."""
-    deadline = time.monotonic() + DEADLINE_S
+def in_one_process(folder: Path, *experiment: str) -> Path:
+    """The run folder of an experiment (a file or a shipped name, and options) that is run undisturbed in one process."""
+    code, _, err = Command(folder, "run", *experiment, "--transport", "loopback", "--output", "one", "--quiet").end(120.0)
+    assert code == 0, err
+    return folder / "one"
+
+
+def wait_for(condition: Callable[[], Any], what: str | Callable[[], str] = "a condition", seconds: float = DEADLINE_S) -> Any:
+    """The first true value of `condition`. At the deadline an error says what was waited for; a function is called only then."""
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if value := condition():
             return value
-        time.sleep(0.01)
-    raise AssertionError("the deadline has passed")
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds:g} s: {what if isinstance(what, str) else what()}")
 
 
-def n_rounds(folder: Path) -> int:
+def n_rounds(folder: Path, stage: int = 1) -> int:
+    """How many rounds of a stage have ended; 0 when the run cannot be read yet."""
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(f"file:{folder}/run.db?mode=ro", uri=True)) as connection:
-        return int(connection.execute("SELECT COALESCE(MAX(round), 0) FROM figures WHERE stage = 1").fetchone()[0])
+        return int(connection.execute("SELECT COALESCE(MAX(round), 0) FROM figures WHERE stage = ?", (stage,)).fetchone()[0])
     return 0
 
 

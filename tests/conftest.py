@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import gc
+import os
 
 import pytest
 from hypothesis import settings
@@ -12,6 +13,8 @@ from tests import slow
 settings.register_profile("coterie", settings(), deadline=None)
 settings.load_profile("coterie")
 PACKAGES.add("tests")  # as plug-ins are: tests have dataclasses of their own in snapshots
+
+os.environ["COTERIE_JOBS"] = "1"  # a pool of processes takes seconds to start; tests/integration/test_jobs.py has them
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are left out

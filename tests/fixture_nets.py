@@ -7,6 +7,9 @@ import random
 import torch
 from torch import nn
 
+from coterie.plugin import NetworkLoss
+
+SMOOTHED = NetworkLoss(lambda outputs, targets: nn.functional.cross_entropy(outputs, targets, label_smoothing=0.1))
 CALLS: list[int] = []  # rows that a counting representation was given
 
 
@@ -55,6 +58,11 @@ class Scaled(nn.Module):
 
 def plain(width: int = 4, classes: int = 3) -> nn.Module:
     return Parts(nn.Sequential(nn.Linear(width, 5), nn.Tanh()), nn.Linear(5, classes))
+
+
+def in_a_row(width: int = 4, between: str = "Identity", **options: float) -> nn.Module:
+    """Layers one after another, with one of torch's between them."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(width, 5, bias=False), nn.ReLU(), getattr(nn, between)(**options), nn.Linear(5, 3))
 
 
 def without_bias(width: int = 4, classes: int = 3) -> nn.Module:

@@ -1,7 +1,10 @@
-"""Packages as pip installs them, made in a folder: a few modules, and their metadata. Nothing here is tested itself."""
+"""Packages as pip installs them, made in a folder: a few modules, and their metadata; and the check of a method in a file. Nothing here is
+tested itself."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import dedent
@@ -18,3 +21,11 @@ def installed(folder: Path, name: str, version: str, names: Mapping[str, Mapping
     for module, text in modules.items():
         (folder / f"{module}.py").write_text(dedent(text))
     return folder
+
+
+def checked(name: str, folder: Path) -> str:
+    """What `coterie check method` prints of a method in a file of the folder. AssertionError where a check fails."""
+    command = (sys.executable, "-m", "coterie", "check", "method", f"{name}:METHOD")
+    found = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=580, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout

@@ -48,12 +48,16 @@ class Processes:
             command = [*COTERIE, *accepting(self.commands[name]), *more]
             self.processes[name] = subprocess.Popen(command, cwd=self.folder, stdout=file, stderr=file)
 
+    def start_again(self, *names: str, option: str = "--resume") -> None:
+        """Starts roles that have ended, the coordinator with this option."""
+        for name in names:
+            self.start(name, *((option,) if name == SERVER else ()))
+
     def kill(self, *names: str) -> None:
         """Roles are gone at once, and started again."""
         for name in names:
             self.shoot(name)
-        for name in names:
-            self.start(name, *(("--resume",) if name == SERVER else ()))
+        self.start_again(*names)
 
     def shoot(self, name: str) -> None:
         """A role is gone at once."""

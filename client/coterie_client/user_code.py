@@ -1,6 +1,4 @@
-"""Runs code of the host's owner or of the experiment: losses, models, data sources. Its errors may quote data, and stay on the host."""
-
-from __future__ import annotations
+"""Runs code of the owner or of the experiment, whose errors may quote data and stay on the host."""
 
 import contextlib
 from collections.abc import Iterator

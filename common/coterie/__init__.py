@@ -13,6 +13,7 @@ import importlib
 from typing import Any
 
 from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError
+from coterie.extras import left_out
 
 __version__ = "0.1.0"
 
@@ -22,10 +23,12 @@ FETCHED = {
     "Experiment": "coterie.experiment.config",
     "Result": "coterie_deploy.engines.api",
     "Run": "coterie_deploy.read.loading",
+    "SumOfNorms": "coterie_server.maths.sum_of_norms",
     "compare": "coterie_deploy.studies.compare.api",
     "load_experiment": "coterie_deploy.engines.api",
     "load_run": "coterie_deploy.read.loading",
     "run": "coterie_deploy.engines.api",
+    "sum_of_norms": "coterie_server.maths.sum_of_norms",
     "user_source": "coterie_client.data.sources",
 }
 
@@ -38,8 +41,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(FETCHED[name]), name)
     except ModuleNotFoundError as error:
-        sentence = f"coterie.{name} needs {error.name}, which is not installed here (images leave out what their role does not need)"
-        raise ImportError(sentence, name=error.name) from None
+        raise ImportError(left_out(f"coterie.{name}", error.name), name=error.name) from None
 
 
 def __dir__() -> list[str]:

@@ -11,6 +11,8 @@ from coterie_deploy.read.loading import Run as Run
 from coterie_deploy.read.loading import load_run as load_run
 from coterie_deploy.studies.compare.api import Comparison as Comparison
 from coterie_deploy.studies.compare.api import compare as compare
+from coterie_server.maths.sum_of_norms import SumOfNorms as SumOfNorms
+from coterie_server.maths.sum_of_norms import sum_of_norms as sum_of_norms
 
 __version__: str
 FETCHED: dict[str, str]

@@ -1,7 +1,5 @@
 """Array types. All arithmetic is in float64; only the codec decides the payload dtype of the wire."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import numpy as np

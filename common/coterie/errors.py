@@ -4,6 +4,7 @@
     ├── ConfigError     nothing has started: the experiment, its data or the command line is wrong    (exit code 2)
     ├── ProtocolError   the peer is at fault: it broke the session contract                            (exit code 3)
     └── RunError        the run cannot go on: a host is gone, a disk is full, a deadline has passed    (exit code 3)
+        └── StoppedError    a signal stopped the run, which can be resumed                            (exit code 130 or 143)
 
 Each message is one sentence that names the thing, the value found and the value wanted. It is for the process that raises it, its own
 terminal and log. Three other texts come from an error. None contains a value, a path or a foreign user by accident:
@@ -13,13 +14,13 @@ terminal and log. Three other texts come from an error. None contains a value, a
     public    for run.db, events and traces: the message itself, unless it came from a host
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import ClassVar
 
 from coterie.findings import NO_RULE, Finding
+
+MISTAKE_CODE = "COTERIE_MISTAKE_EXIT_CODE"  # in the environment: the exit code of a ConfigError, for supervisors that go by 0 or not
 
 
 class CoterieError(Exception):
@@ -65,6 +66,16 @@ class RunError(CoterieError):
     """The run cannot go on."""
 
     exit_code = 3
+
+
+class StoppedError(RunError):
+    """The run was asked to stop, and can be resumed. `exit_code` is that of the signal, 128 + its number."""
+
+    exit_code = 143
+
+
+class SettingsDropped(UserWarning):
+    """An override names another method, to which some settings of the experiment mean nothing."""
 
 
 @contextlib.contextmanager

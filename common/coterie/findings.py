@@ -5,8 +5,6 @@ of what is at fault, and a place in the experiment, which both sides have. The r
 can leak a value by accident, and a peer that lies cannot choose the words.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Final, Literal, get_args

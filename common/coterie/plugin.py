@@ -7,74 +7,46 @@ types.
 """
 
 import importlib
-from collections.abc import Mapping
 from typing import Any, Final
 
-# Name: the module that has it.
-FETCHED: Final[Mapping[str, str]] = {
+_NAMES = {
     # everybody
-    "Array": "coterie.arrays",
-    "ConfigError": "coterie.errors",
-    "RunError": "coterie.errors",
-    "Settings": "coterie.experiment.settings",
-    "Stream": "coterie.draws.streams",
-    "normal": "coterie.draws.streams",
+    "coterie.arrays": ("Array", "Indices"),
+    "coterie.errors": ("ConfigError", "RunError"),
+    "coterie.experiment.settings": ("Settings",),
+    "coterie.draws.streams": ("Stream", "normal", "stream"),
     # methods
-    "Reveal": "coterie.experiment.reveals",
-    "Method": "coterie.experiment.method",
-    "JointTraining": "coterie.families.partial",
-    "LocalTraining": "coterie.families.partial",
-    "Training": "coterie.families.partial",
-    "Optimizer": "coterie.families.partial",
-    # their local updates
-    "LocalUpdate": "coterie_client.interface.local_update",
-    "Context": "coterie_client.interface.local_update",
-    "Moved": "coterie_client.interface.local_update",
-    "Received": "coterie_client.interface.local_update",
-    "own_model": "coterie_client.interface.local_update",
-    "judge_own": "coterie_client.interface.local_update",
-    "pulled": "coterie_client.interface.local_update",
-    "Fitted": "coterie_client.learning",
-    "Phase": "coterie_client.learning",
-    "Tensors": "coterie_client.learning",
-    # rules of their phases: gradients elsewhere than at the parameters
-    "Gradient": "coterie_client.learning",
-    "Gradients": "coterie_client.learning",
-    "Numbers": "coterie_client.learning",
-    "Slope": "coterie_client.learning",
-    "evaluated": "coterie_client.learning",
+    "coterie.experiment.reveals": ("Reveal",),
+    "coterie.experiment.method": ("Method",),
+    "coterie.families.partial": ("JointTraining", "LocalTraining", "Training", "Optimizer", "PlainSgd", "LOCAL_UPDATE"),
+    # the server's part in local training, with messages and state of its own
+    "coterie_server.families.partial": ("PartialSharing", "ServerUpdate", "SharedState"),
+    # their local updates, and rules of their phases: gradients elsewhere than at the parameters
+    "coterie_client.interface.local_update": ("LocalUpdate", "Context", "Fit", "Moved", "Received", "own_model", "judge_own", "pulled"),
+    "coterie_client.learning": ("Fitted", "Phase", "Tensors", "Gradient", "Gradients", "Numbers", "Slope", "evaluated"),
     # methods with messages of their own
-    "Broadcast": "coterie.wire.messages",
-    "Indices": "coterie.arrays",
-    "Message": "coterie.wire.messages",
-    "Positions": "coterie.wire.messages",
-    "Rows": "coterie.wire.messages",
-    "Scalars": "coterie.wire.messages",
-    "Vectors": "coterie.wire.messages",
-    "declare": "coterie.wire.messages",
-    "Counts": "coterie_server.interface.half",
-    "Federation": "coterie_server.interface.half",
-    "Outcome": "coterie_server.interface.half",
-    "Replies": "coterie_server.interface.half",
-    "ServerHalf": "coterie_server.interface.half",
-    "Setting": "coterie_server.interface.half",
-    "StageHalf": "coterie_server.interface.half",
-    "Wanted": "coterie_server.interface.wanted",
-    "ClientHalf": "coterie_client.interface.half",
-    "Inbox": "coterie_client.interface.half",
-    "Local": "coterie_client.interface.half",
+    "coterie.wire.messages": ("Broadcast", "Message", "Positions", "Rows", "Scalars", "Vectors", "Weights", "declare"),
+    "coterie_server.interface.half": (
+        "ABSENT",
+        "UNASKED",
+        "Counts",
+        "Federation",
+        "Outcome",
+        "Replies",
+        "ServerHalf",
+        "Setting",
+        "StageHalf",
+    ),
+    "coterie_server.interface.wanted": ("Wanted",),
+    "coterie_client.interface.half": ("ClientHalf", "Inbox", "Local"),
     # losses
-    "RowLoss": "coterie_client.problems.losses",
-    "NetworkLoss": "coterie_client.nets.losses",
-    # data sources
-    "DataSource": "coterie_client.data.sources",
-    "LabelledRows": "coterie_client.data.sources",
-    "SourceRequest": "coterie_client.data.sources",
-    "User": "coterie_client.data.sources",
-    # partition rules
-    "PartitionRequest": "coterie_client.data.rules",
-    "PartitionRule": "coterie_client.data.rules",
+    "coterie_client.problems.losses": ("RowLoss",),
+    "coterie_client.problems.convex": ("ConvexProblem",),
+    "coterie_client.nets.losses": ("NetworkLoss",),
+    # data sources and partition rules
+    "coterie_client.data.sources": ("DataSource", "LabelledRows", "SourceRequest", "User", "PartitionRequest", "PartitionRule"),
 }
+FETCHED: Final = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(FETCHED)  # noqa: PLE0605 - the stub has them one by one
 
 

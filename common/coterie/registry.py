@@ -7,8 +7,6 @@ A method from outside is one module with these values. An installed package name
 by the import path of its `METHOD`. A value may be a text "package.module:NAME", which is imported on demand.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import pkgutil
@@ -23,7 +21,9 @@ from coterie.experiment.method import Kind, Method, Room
 from coterie.experiment.plugins import Place
 from coterie.findings import Finding
 from coterie.record import snapshot
-from coterie.wire.messages import find_kinds_with
+from coterie.text.quoting import quoted
+from coterie.text.suggestions import suggestion
+from coterie.wire.messages import declared, find_kinds_with
 
 MODULES = {"global": "global_"}  # names that are keywords
 T = TypeVar("T")
@@ -88,6 +88,15 @@ def is_method(name: Any) -> bool:
     return isinstance(name, str) and _method(name) is not None
 
 
+def unknown_method(name: object) -> str:
+    """The sentence for a name that no method has, with what the author of a method may have forgotten."""
+    known = methods()
+    hint = suggestion(name, known)
+    if not hint and isinstance(name, str) and _NAME.fullmatch(name):
+        hint = f"; if it is a package of yours: pip install -e . in its folder, or method.name={name}:METHOD there"
+    return f"the method {quoted(name)} is unknown, want one of {', '.join(known)}{hint}"
+
+
 def is_built_in(name: str) -> bool:
     """Whether our own packages have a method, or steps of every run, of this name."""
     return _NAME.fullmatch(name) is not None and _own_module("coterie", name) is not None
@@ -126,9 +135,6 @@ def _method(name: str) -> Method | None:
     return None
 
 
-# ---- methods from outside
-
-
 def written(name: str) -> str:
     """The name of a method in an experiment: the import path, for a method beside the experiment."""
     return _beside.get(name, name)
@@ -145,8 +151,9 @@ def _met(path: str) -> Method:
     if is_built_in(name):
         taken = "a built-in method"
     elif (package := plugins.package_of("method", name)) is not None:
-        if _is_same(plugins.place("method", name), place):  # installed from the folder at hand
-            return found
+        one = plugins.place("method", name)
+        if one is not None and (one.module, one.attribute or "METHOD") == (place.module, place.attribute):
+            return found  # installed from the folder at hand
         taken = f"the method of the package {package}"
     elif written(name) not in (name, path):
         taken = f"the method {written(name)!r}"
@@ -155,10 +162,6 @@ def _met(path: str) -> Method:
     _beside[name] = path
     _checked(place)
     return found
-
-
-def _is_same(one: Place | None, other: Place) -> bool:
-    return one is not None and (one.module, one.attribute or "METHOD") == (other.module, other.attribute)
 
 
 def _place(name: str) -> Place | None:
@@ -189,6 +192,13 @@ def _checked(place: Place) -> Mapping[str, Any]:
         if isinstance(method, Method) and not method.room and called not in listed:
             half = f"has no {called.lower()} half"
             raise ConfigError(f"{place.what} {half}: want {called} in module {place.module!r}, or the room of a family", place.finding)
+    if isinstance(method, Method):
+        if fault := method.fault(listed):
+            raise ConfigError(f"{place.what} {fault}", place.finding)
+        rooms = {step.partition("/")[0] for reveal in method.reveals for step in reveal.steps}
+        if declared(method.name) and method.name not in rooms:
+            said = f"declares messages of {method.name!r}, but no Reveal of its METHOD names {method.name!r} among its steps"
+            raise ConfigError(f"{place.what} {said}: want Reveal(up, concluded, ({method.name!r},))", place.finding)
     snapshot.PACKAGES.add(place.module.partition(".")[0])
     return listed
 

@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 
 from coterie.experiment.config import Experiment
-from coterie.methods.pdmm import Aggregates, UpdatedModels
+from coterie.families.pdmm_messages import Aggregates, UpdatedModels
 from coterie.session import dial
 from coterie.wire.precision import Precision
 from coterie_client.hosting.build import build_host
@@ -30,7 +30,7 @@ def halves(described: Experiment) -> tuple[Local, Pdmm]:
     host = build_host("all", described, "bench", None)
     host.indices, host.n_members = np.arange(len(host.users)), len(host.users)
     local = host.local
-    facts = Facts(local.problem.n_rows, local.problem.smoothness(), local.problem.strong_convexity(), local.problem.d)
+    facts = Facts(local.problem.n_rows, local.problem.d, local.problem.smoothness())
     members = Members(local.names, ("",) * local.n_own)
     return local, set_up(described.method, Setting(3, "pdmm", members, Precision.of("float64"), facts))
 

@@ -1,18 +1,16 @@
-"""The same convex clustering problem to the same relative gap: PDMM over gRPC, its start included, and CVXPY with its conic solvers.
+"""The same convex clustering problem to the same relative gap: PDMM and son_newton over gRPC, start included, and CVXPY's conic solvers.
 
-Time of PDMM: from the joined federation to the end of the run, books and shutdown included. Time of CVXPY: `solve`, once with
+Their time: from the joined federation to the end of the run, books and shutdown included. Time of CVXPY: `solve`, once with
 and once without its compilation. Medians of repetitions in turn, after one of each that does not count. Needs the extra `bench`.
-Usage:  python -m tests.benchmarks.bench_cvxpy [--users 60 240] [--hosts 1] [--repeats 5]
 """
 
 from __future__ import annotations
 
-import argparse
 import sqlite3
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import cvxpy as cp
@@ -20,10 +18,14 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from coterie import run
+from coterie.methods import son_newton
 from coterie_client.data import load_users
+from tests.benchmarks import record
 from tests.benchmarks.bench_pdmm import experiment
+from tests.benchmarks.record import Figure
 
 GAP = 1e-6
+OURS = {"pdmm": "PDMM", "son_newton": "son_newton"}
 # Each solver's own tolerances, loosest first; the first that gives the gap counts.
 SOLVERS: dict[str, list[dict[str, Any]]] = {
     "CLARABEL": [{"tol_gap_rel": t, "tol_gap_abs": t, "tol_feas": t} for t in (1e-5, 1e-6, 1e-7, 1e-8)],
@@ -81,10 +83,12 @@ def loosest(name: str, features: Any, labels: Any, penalty: float, optimum: floa
     return tolerances, gap
 
 
-def ours_s(n_users: int, hosts: int, optimum: float) -> tuple[float, int]:
+def ours_s(method: str, n_users: int, hosts: int, optimum: float) -> tuple[float, int]:
     """(seconds from the joined federation to the end, rounds) of the run that stops at the gap."""
     # From zero: with acceleration a stage of its own for the global model takes longer than the round or two that it saves.
     described = experiment(n_users, 5000, acceleration="anderson", evaluate_every=2)
+    if method == "son_newton":
+        described = described.model_copy(update={"method": son_newton.Config(penalty=described.method.penalty, tolerance=GAP)})
     stop = described.stop.model_copy(update={"objective_gap": GAP, "reference_objective": optimum})
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "run"
@@ -96,33 +100,33 @@ def ours_s(n_users: int, hosts: int, optimum: float) -> tuple[float, int]:
         return ended - joined, len(result.history())
 
 
-def main() -> None:
-    """Prints a table for each number of users."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--users", type=int, nargs="+", default=[60, 240])
-    parser.add_argument("--hosts", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
-    for n_users in options.users:
+def figures(users: Sequence[int] = (60, 240), hosts: int = 1, repeats: int = 5) -> Iterator[Figure]:
+    """For each number of users, d = 3."""
+    for n_users in users:
         features, labels = rows(n_users)
         penalty = experiment(n_users, 1).method.penalty
         tight = {"tol_gap_rel": 1e-11, "tol_gap_abs": 1e-11, "tol_feas": 1e-11}
         optimum = objective(cvxpy_s("CLARABEL", tight, features, labels, penalty)[2], features, labels, penalty)
         chosen = {name: loosest(name, features, labels, penalty, optimum) for name in SOLVERS}
-        ours_s(n_users, options.hosts, optimum)
-        ours, theirs = [], {name: [] for name in SOLVERS}  # type: ignore[var-annotated]
-        for _ in range(options.repeats):
-            seconds, rounds = ours_s(n_users, options.hosts, optimum)
-            ours.append(seconds)
+        ours: dict[str, list[float]] = {}
+        theirs: dict[str, list[tuple[float, float]]] = {}
+        rounds = {method: ours_s(method, n_users, hosts, optimum)[1] for method in OURS}
+        for _ in range(repeats):
+            for method in OURS:
+                ours.setdefault(method, []).append(ours_s(method, n_users, hosts, optimum)[0])
             for name, (tolerances, _) in chosen.items():
-                theirs[name].append(cvxpy_s(name, tolerances, features, labels, penalty)[:2])
-        print(f"N = {n_users}, d = 3, LAM = {penalty:.4g}, relative gap {GAP:g}, medians of {options.repeats}")
-        print(f"  PDMM over gRPC, {options.hosts} host(s): {median(ours):.3f} s ({min(ours):.3f} to {max(ours):.3f}), {rounds} rounds")
+                theirs.setdefault(name, []).append(cvxpy_s(name, tolerances, features, labels, penalty)[:2])
+        for method, said in OURS.items():
+            yield Figure(f"{n_users} users, {said} over gRPC", "s", ours[method])
+            yield Figure(f"{n_users} users, {said} over gRPC", "rounds", [rounds[method]], exact=True)
         for name, (_, gap) in chosen.items():
-            whole, alone = (median(column) for column in zip(*theirs[name], strict=True))
-            ratio = whole / median(ours)
-            print(f"  CVXPY {name:9s} {whole:7.3f} s ({alone:.3f} s of it the solver), gap {gap:.1e}; PDMM is {ratio:.2f} times as fast")
+            yield Figure(f"{n_users} users, {name} through CVXPY", "s", [whole for whole, _ in theirs[name]], None)
+            yield Figure(f"{n_users} users, {name} alone", "s", [alone for _, alone in theirs[name]], None)
+            yield Figure(f"{n_users} users, {name}, relative gap", "", [gap], None)
+            for method, said in OURS.items():
+                ratios = [whole / own for own, (whole, _) in zip(ours[method], theirs[name], strict=True)]
+                yield Figure(f"{n_users} users, {said} faster than {name} through CVXPY", "times", ratios, "more")
 
 
 if __name__ == "__main__":
-    main()
+    record.main(figures)

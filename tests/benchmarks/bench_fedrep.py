@@ -1,21 +1,18 @@
 """What a round of FedRep costs beside the training itself, and what a thousand users of one host weigh.
 
 The paper's CNN, 10 users a round with 500 rows each, over gRPC with one host process: the share of the rounds' time in which the host
-does not train. Then a run of 1,000 users of the digits' MLP on one host: its peak resident memory. Usage:
-
-    python -m tests.benchmarks.bench_fedrep [--rounds 3]
+does not train. Then a run of 1,000 users of the digits' MLP on one host: its peak resident memory.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import multiprocessing
 import resource
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +27,8 @@ from coterie_client.nets import TorchNetwork
 from coterie_server.run.coordinator import Options, coordinate
 from coterie_server.session.hub import Hub
 from coterie_server.transport.serve import serving
+from tests.benchmarks import record
+from tests.benchmarks.record import Figure
 
 CNN = {"name": "cnn", "channels": [64, 64], "hidden": [120, 64], "classes": 10}
 MLP = {"name": "mlp", "hidden": [128, 64], "classes": 10}
@@ -106,22 +105,21 @@ def measured(content: Experiment, folder: Path) -> tuple[float, float, float]:
     return times[-1] - times[0], trained_s, peak_mb
 
 
-def main() -> None:
-    """Prints both."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
+def figures(rounds: int = 3, repeats: int = 3) -> Iterator[Figure]:
+    """The paper's CNN, then many users of one host."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         images = archive(folder / "images.npz", 10, 500, (3, 32, 32))
-        all_s, trained_s, _ = measured(experiment(images, CNN, arguments.rounds, participation=1.0), folder / "cnn")
-        round_s, training_s = all_s / arguments.rounds, trained_s / arguments.rounds
-        print(f"the paper's CNN, 10 users a round: {round_s:.2f} s a round, of which {training_s:.2f} s training")
-        print(f"  not training: {1 - trained_s / all_s:.1%}   (wanted: under 5 %)")
-        digits = archive(folder / "digits.npz", 1000, 20, (1, 8, 8))
-        many_s, _, peak_mb = measured(experiment(digits, MLP, 5, participation=0.1), folder / "mlp")
-        print(f"1,000 users of the digits' MLP on one host: peak {peak_mb:.0f} MB, {many_s / 5:.2f} s a round   (wanted: under 1 GB)")
+        cnn = experiment(images, CNN, rounds, participation=1.0)
+        found = [measured(cnn, folder / f"cnn{number}") for number in range(repeats)]
+        yield Figure("the paper's CNN, a round of 10 users", "s", [all_s / rounds for all_s, _, _ in found])
+        yield Figure("the paper's CNN, a round's training", "s", [trained_s / rounds for _, trained_s, _ in found])
+        yield Figure("the paper's CNN, not training", "%", [100 * (1 - trained_s / all_s) for all_s, trained_s, _ in found], wanted=5)
+        mlp = experiment(archive(folder / "digits.npz", 1000, 20, (1, 8, 8)), MLP, 5, participation=0.1)
+        found = [measured(mlp, folder / f"mlp{number}") for number in range(repeats)]
+        yield Figure("1,000 users of one host, a round of the digits' MLP", "s", [many_s / 5 for many_s, _, _ in found])
+        yield Figure("1,000 users of one host, its peak memory", "MB", [peak_mb for _, _, peak_mb in found], wanted=1000)
 
 
 if __name__ == "__main__":
-    main()
+    record.main(figures)

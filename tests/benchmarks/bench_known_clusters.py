@@ -5,18 +5,19 @@
    that is not arithmetic.
 2. 29,490 users in 5 clusters, logistic, d = 3, uneven rows of 5 or more: a simulation, and 5 aggregators with a host each over gRPC; the
    seconds and the peak resident memory of all processes together.
-
-Usage: python tests/benchmarks/bench_known_clusters.py [--iterations 50000] [--p0 .02] [--users 29490] [--scale-iterations 5000] [--only 1]
+3. As many users in 300 clusters, d = 10, 2,000 iterations of both methods in one process: CPU seconds, and its memory.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,6 +27,8 @@ from coterie import run
 from coterie.draws.streams import generator
 from coterie_client.data import load_users
 from coterie_client.problems.convex import ConvexProblem
+from tests.benchmarks import record
+from tests.benchmarks.record import Figure
 
 SECTION_6_1: dict[str, Any] = {"source": "hlm", "clusters": 20, "users_per_cluster": 20, "d": 20, "rows_per_user": 10}
 
@@ -51,7 +54,8 @@ def plain_loop(data: Any, seed: int, iterations: int, figures: Mapping[str, floa
     return time.perf_counter() - start
 
 
-def section_6_1(iterations: int, p0: float) -> None:
+def section_6_1(iterations: int, p0: float) -> tuple[float, float, float]:
+    """Seconds of the simulation, of its gradients and of the plain loop."""
     experiment: dict[str, Any] = {
         "name": "bench",
         "data": SECTION_6_1,
@@ -59,16 +63,11 @@ def section_6_1(iterations: int, p0: float) -> None:
         "method": {"name": "async_l2gd", "variant": "single_coin", "iterations": iterations, "gamma": 1.0, "alpha": 0.05, "p0": p0},
         "evaluate": False,
     }
-    in_gradients = _timed_gradients()
-    start = time.perf_counter()
-    result = run(experiment)
-    ours = time.perf_counter() - start
-    figures = result.metrics["async_l2gd"]
-    plain = plain_loop(_data(), 0, iterations, figures, 0.05, 1.0)
-    rounds = figures["between_rounds"]
-    print(f"20 x 20 users, {iterations} iterations, p0 = {p0:g}, {rounds:.0f} global rounds")
-    print(f"  simulation {ours:.2f} s, plain loop {plain:.2f} s: ratio {ours / plain:.2f} (wanted at most 3)")
-    print(f"  gradients {in_gradients():.2f} s; all else, messages and set-up included: {1 - in_gradients() / ours:.0%} of the run")
+    with _timed_gradients() as in_gradients:
+        start = time.perf_counter()
+        result = run(experiment)
+        ours = time.perf_counter() - start
+    return ours, sum(in_gradients), plain_loop(_data(), 0, iterations, result.metrics["async_l2gd"], 0.05, 1.0)
 
 
 def _data() -> Any:
@@ -78,52 +77,53 @@ def _data() -> Any:
     return experiment_from(content).data
 
 
-def _timed_gradients() -> Any:
-    """Counts the seconds inside `ConvexProblem.gradient` from now on."""
-    seconds = 0.0
+@contextlib.contextmanager
+def _timed_gradients() -> Iterator[list[float]]:
+    """The seconds of each call of `ConvexProblem.gradient`."""
+    seconds: list[float] = []
     original = ConvexProblem.gradient
 
     def gradient(self: ConvexProblem, *arguments: Any) -> Any:
-        nonlocal seconds
         start = time.perf_counter()
         found = original(self, *arguments)
-        seconds += time.perf_counter() - start
+        seconds.append(time.perf_counter() - start)
         return found
 
     ConvexProblem.gradient = gradient  # type: ignore[method-assign]
-    return lambda: seconds
+    try:
+        yield seconds
+    finally:
+        ConvexProblem.gradient = original  # type: ignore[method-assign]
 
 
-def scale(n_users: int, iterations: int) -> None:
+def scale(
+    n_users: int, iterations: int, transport: Any, rules: dict[str, Any], name: str = "async_l2gd", clusters: int = 5, d: int = 3
+) -> tuple[float, float, float]:
+    """Seconds, CPU seconds of this process, and peak MB of all processes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "donors.npz"
-        _write(path, n_users)
+        _write(path, n_users, clusters, d)
         experiment: dict[str, Any] = {
             "name": "scale",
             "data": {"source": "npz", "path": str(path), "cluster": "cluster"},
             "problem": {"loss": "logistic", "reduction": "sum", "intercept": False, "l2": 0.01},
-            "method": {"name": "async_l2gd", "iterations": iterations, "gamma": 0.5, "lam": 50.0},
+            "method": {"name": name, "iterations": iterations, "gamma": 0.5, "lam": 50.0},
+            "federation": {**rules, "join_timeout_s": 600},  # ten processes that read so many users, on a machine that may be busy
         }
-        for transport, rules in (("loopback", {}), ("grpc", {"topology": "clusters", "hosts": 5})):
-            start = time.perf_counter()
-            with _Peak() as peak:
-                result = run({**experiment, "federation": rules}, transport=transport)
-            figures = result.metrics["async_l2gd"]
-            print(
-                f"{n_users} users, {iterations} iterations, {transport}: {time.perf_counter() - start:.1f} s, "
-                f"{peak.megabytes:.0f} MB in all processes, {figures['between_rounds']:.0f} global rounds, "
-                f"{figures['within_rounds']:.0f} inside clusters, held-out accuracy {figures['heldout_metric']:.3f}"
-            )
+        start, busy = time.perf_counter(), time.process_time()
+        with _Peak() as peak:
+            run(experiment, transport=transport)
+        return time.perf_counter() - start, time.process_time() - busy, peak.megabytes
 
 
-def _write(path: Path, n_users: int) -> None:
+def _write(path: Path, n_users: int, clusters: int, d: int) -> None:
     draws = np.random.default_rng(0)
     counts = 5 + draws.poisson(4, n_users)
     user = np.repeat(np.arange(n_users), counts)
-    cluster = np.arange(n_users) % 5
-    centres = draws.normal(size=(5, 3))
-    models = centres[cluster] + 0.5 * draws.normal(size=(n_users, 3))
-    features = draws.normal(size=(user.size, 3))
+    cluster = np.arange(n_users) % clusters
+    centres = draws.normal(size=(clusters, d))
+    models = centres[cluster] + 0.5 * draws.normal(size=(n_users, d))
+    features = draws.normal(size=(user.size, d))
     chance = 1 / (1 + np.exp(-(features * models[user]).sum(axis=1)))
     target = np.where(draws.random(user.size) < chance, 1.0, -1.0)
     np.savez(path, features=features, target=target, user=user, cluster=cluster[user])
@@ -172,19 +172,35 @@ def _resident(pid: int) -> int:
         return 0
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--iterations", type=int, default=50_000)
-    parser.add_argument("--p0", type=float, default=0.02)
-    parser.add_argument("--users", type=int, default=29_490)
-    parser.add_argument("--scale-iterations", type=int, default=5_000)
-    parser.add_argument("--only", choices=["1", "2"])
-    arguments = parser.parse_args()
-    if arguments.only != "2":
-        section_6_1(arguments.iterations, arguments.p0)
-    if arguments.only != "1":
-        scale(arguments.users, arguments.scale_iterations)
+def figures(
+    iterations: int = 50_000,
+    p0: float = 0.02,
+    users: int = 29_490,
+    scale_iterations: int = 5_000,
+    many_iterations: int = 2_000,
+    repeats: int = 2,
+) -> Iterator[Figure]:
+    """All three; no iterations leave one out."""
+    if iterations:
+        ours, gradients, plain = zip(*(section_6_1(iterations, p0) for _ in range(repeats)), strict=True)
+        yield Figure("20 x 20 users, simulation", "s", ours)
+        yield Figure("20 x 20 users, plain loop", "s", plain, None)
+        ratios = [one / other for one, other in zip(ours, plain, strict=True)]
+        yield Figure("20 x 20 users, simulation of the plain loop", "times", ratios, wanted=3)
+        shares = [100 * (1 - of_it / whole) for whole, of_it in zip(ours, gradients, strict=True)]
+        yield Figure("20 x 20 users, simulation without its gradients", "%", shares)
+    tiers = {"topology": "clusters", "hosts": 5}
+    for transport, rules in (("loopback", {}), ("grpc", tiers)) if scale_iterations else ():
+        seconds, _, peaks = zip(*(scale(users, scale_iterations, transport, rules) for _ in range(repeats)), strict=True)
+        yield Figure(f"{users:,} users, {transport}", "s", seconds)
+        yield Figure(f"{users:,} users, {transport}, all processes' memory", "MB", peaks)
+    for name in ("async_l2gd", "async_al2sgd") if many_iterations else ():
+        case = (users, many_iterations, "loopback", {}, name, 300, 10)
+        with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh:  # with no memory of the run before
+            _, busy, peaks = zip(*(fresh.submit(scale, *case).result() for _ in range(repeats)), strict=True)
+        yield Figure(f"{users:,} users in 300 clusters, {name}", "s of CPU", busy, wanted=60)
+        yield Figure(f"{users:,} users in 300 clusters, {name}, memory", "MB", peaks, wanted=300)
 
 
 if __name__ == "__main__":
-    main()
+    record.main(figures)

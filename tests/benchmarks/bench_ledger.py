@@ -4,24 +4,21 @@ Questions: seconds for each on a ledger of 1,000,000 rows that is made here, in 
 Booking: how much longer a round of `Hub.exchange` over gRPC takes with a run database than with a recorder that books nothing. Both runs
 are measured in turn, piece by piece, and the median ratio of neighbouring pieces counts: other work on the machine slows both down. It is
 still a small difference of two large numbers; beside it stands the share of its rounds that the database was at work, which is steadier.
-Nothing is computed in these rounds, so booking costs most here. Usage:
-
-    python -m tests.benchmarks.bench_ledger [--rows 1000000] [--seconds 20] [--hosts 1 4] [--sizes 60x3]
+Nothing is computed in these rounds, so booking costs most here.
+`--rows 0` leaves the questions out and `--seconds 0` booking.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import itertools
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +34,9 @@ from coterie_server.record.run_file import FLUSH_S
 from coterie_server.record.rundb import RunDatabase, open_run
 from coterie_server.session.hub import Hub
 from coterie_server.transport.serve import serving
+from tests.benchmarks import record
 from tests.benchmarks.bench_transport import ADDRESS, EXPERIMENT, Block, NoRecorder, _ended, _started, host_process
+from tests.benchmarks.record import Figure
 
 PIECE_S = 1.2 * FLUSH_S  # so that rows are written in each
 KINDS = (("pdmm.Aggregates", DOWN), ("pdmm.UpdatedModels", UP), (ENVELOPE, DOWN), (ENVELOPE, UP), ("pdmm.AllBlocks", DOWN))
@@ -83,7 +82,7 @@ def make_large(folder: Path, n_rows: int) -> None:
             database.flush_if_due()
 
 
-def time_questions(folder: Path) -> None:
+def time_questions(folder: Path) -> Iterator[Figure]:
     with contextlib.closing(open_run(folder)) as connection:
         timed: dict[str, Callable[[], Any]] = {f"by {','.join(by)}": lambda by=by: totals(connection, Query(by)) for by in QUESTIONS}
         timed["one user"] = lambda: totals(connection, Query(("step",), users=("u7",)))
@@ -91,24 +90,23 @@ def time_questions(folder: Path) -> None:
         timed["traffic with closed forms"] = lambda: summary.traffic(connection)
         timed["curves"] = lambda: curves(connection, summary.final_stage(connection))
         for name, question in timed.items():
-            print(f"{name:>40} {_seconds(question):>8.2f} s", flush=True)
+            yield Figure(name, "s", _seconds(question))
     for options in (("--by", "step,scope"), ("--by", "step", "--direction", "up", "--sort", "wire"), (), ("--format", "csv")):
         command = [sys.executable, "-m", "coterie", "ledger", str(folder), *options]
 
         def run(command: list[str] = command) -> None:
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ)
 
-        print(f"{' '.join(['coterie ledger RUN', *options]):>40} {_seconds(run):>8.2f} s", flush=True)
+        yield Figure(" ".join(["coterie ledger RUN", *options]), "s", _seconds(run))
 
 
-def _seconds(question: Callable[[], Any]) -> float:
-    """The better of two."""
+def _seconds(question: Callable[[], Any]) -> list[float]:
     found = []
-    for _ in range(2):
+    for _ in range(3):
         start = time.perf_counter()
         question()
         found.append(time.perf_counter() - start)
-    return min(found)
+    return found
 
 
 # ---- booking
@@ -158,8 +156,8 @@ class Clocked:
         return getattr(self._database, name)
 
 
-async def cost(n_users: int, d: int, n_hosts: int, seconds: float) -> tuple[float, float, float, int]:
-    """Seconds of a round without a ledger, the median ratio of rounds with and without, the share of those with that is booking, pieces."""
+async def cost(n_users: int, d: int, n_hosts: int, seconds: float) -> tuple[list[float], list[float], list[float]]:
+    """Of each piece: seconds of a round without a ledger, how much longer one with it takes, the share of it that is booking."""
     x = np.random.default_rng(0).standard_normal((n_users, d))
     times: dict[bool, list[float]] = {True: [], False: []}
     shares: list[float] = []
@@ -187,8 +185,7 @@ async def cost(n_users: int, d: int, n_hosts: int, seconds: float) -> tuple[floa
             while time.perf_counter() < end:
                 for is_booked in (True, False) if len(times[True]) % 2 else (False, True):  # whoever is second has the warmer machine
                     await piece(is_booked)
-    ratios = [one / other for one, other in zip(times[True], times[False], strict=True)]
-    return statistics.median(times[False]), statistics.median(ratios), statistics.median(shares), len(ratios)
+    return times[False], [one / other - 1 for one, other in zip(times[True], times[False], strict=True)], shares
 
 
 class NoBooks(NoRecorder):
@@ -197,24 +194,22 @@ class NoBooks(NoRecorder):
     def book(self, link: str, where: tuple[int, int], rows: Iterable[tuple[Row, Any]], useful: bool) -> None: ...
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of the large ledger; 0 leaves it out")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of measuring what booking costs, for each number; 0 leaves it out")
-    parser.add_argument("--hosts", type=int, nargs="+", default=[1, 4], help="numbers of client processes")
-    parser.add_argument("--sizes", nargs="+", default=["60x3"], help="users x scalars")
-    arguments = parser.parse_args()
-    if arguments.rows:
+def figures(
+    rows: int = 1_000_000, seconds: float = 20.0, hosts: Sequence[int] = (1, 4), sizes: Sequence[str] = ("60x3",)
+) -> Iterator[Figure]:
+    """Questions, then booking with each number of client processes and users x scalars."""
+    if rows:
         with tempfile.TemporaryDirectory() as folder:
-            make_large(Path(folder), arguments.rows)
-            time_questions(Path(folder))
-    if arguments.seconds:
-        print(f"{'users x scalars':>16} {'processes':>9} {'round':>9} {'with the ledger':>15} {'booking':>8} {'pieces':>6}", flush=True)
-    for size, n_hosts in itertools.product(arguments.sizes if arguments.seconds else [], arguments.hosts):
+            make_large(Path(folder), rows)
+            yield from time_questions(Path(folder))
+    for size, n_hosts in itertools.product(sizes if seconds else [], hosts):
         n_users, d = (int(number) for number in size.split("x"))
-        plain, ratio, share, n = asyncio.run(cost(n_users, d, n_hosts, arguments.seconds))
-        print(f"{size:>16} {n_hosts:>9} {1e3 * plain:>6.2f} ms {100 * (ratio - 1):>+14.1f}% {100 * share:>7.1f}% {n:>6}", flush=True)
+        plain, longer, shares = asyncio.run(cost(n_users, d, n_hosts, seconds))
+        case = f"{size}, {n_hosts} process{'es' * (n_hosts > 1)}"
+        yield Figure(f"{case}, a round without the ledger", "ms", [1e3 * one for one in plain], None)
+        yield Figure(f"{case}, longer with the ledger", "%", [100 * one for one in longer])
+        yield Figure(f"{case}, booking", "%", [100 * one for one in shares])
 
 
 if __name__ == "__main__":
-    main()
+    record.main(figures)

@@ -1,7 +1,4 @@
-"""Peak resident memory and CPU seconds of a coordinator and a client host at N = 60, and what a client costs before it does anything.
-
-Usage:  python -m tests.benchmarks.bench_memory
-"""
+"""Peak resident memory and CPU seconds of a coordinator and a client host at N = 60, and what a client costs before it does anything."""
 
 from __future__ import annotations
 
@@ -9,9 +6,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
+
+from tests.benchmarks import record
+from tests.benchmarks.record import Figure
 
 COMMAND = [sys.executable, "-m", "coterie"]
 EXPERIMENT = {
@@ -32,28 +33,35 @@ def waited(process: subprocess.Popen[bytes]) -> tuple[float, float]:
     return usage.ru_maxrss / 1024, usage.ru_utime + usage.ru_stime
 
 
-def main() -> None:
-    """Prints the table."""
+def measured() -> dict[str, tuple[float, float]]:
+    """Of each process."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         (folder / "memory.yaml").write_text(yaml.safe_dump(EXPERIMENT))
         address = "127.0.0.1:50515"
         quiet = {"cwd": folder, "stdout": subprocess.DEVNULL}
-        server = subprocess.Popen([*COMMAND, "server", "memory.yaml", "--listen", address, "--hosts", "1"], **quiet)  # type: ignore[call-overload]
+        server = subprocess.Popen([*COMMAND, "server", "memory.yaml", "--listen", address, "--hosts", "1", "--quiet"], **quiet)  # type: ignore[call-overload]
         client = subprocess.Popen([*COMMAND, "client", "--server", address, "--accept", "any"], **quiet)  # type: ignore[call-overload]
-        client_mb, client_s = waited(client)
-        server_mb, server_s = waited(server)
+        found = {"client host with all 60 users": waited(client), "coordinator": waited(server)}
         helped = subprocess.Popen([*COMMAND, "client", "--help"], **quiet)  # type: ignore[call-overload]
-        help_mb, help_s = waited(helped)
+        found["coterie client --help"] = waited(helped)
     code = "import coterie.session.dial, coterie_client.hosting.build, coterie_client.methods.pdmm"
-    started = subprocess.Popen([sys.executable, "-c", code])
-    start_mb, start_s = waited(started)
-    print("60 users, d = 3, 300 rounds      peak MB   CPU s")
-    print(f"  client host (all 60 users)     {client_mb:7.1f} {client_s:7.2f}   (wanted: under 80 MB)")
-    print(f"  coordinator                    {server_mb:7.1f} {server_s:7.2f}   (wanted: under 150 MB)")
-    print(f"  a client's imports alone       {start_mb:7.1f} {start_s:7.2f}   (wanted: under 1 s)")
-    print(f"  coterie client --help          {help_mb:7.1f} {help_s:7.2f}")
+    found["a client's imports alone"] = waited(subprocess.Popen([sys.executable, "-c", code]))
+    return found
+
+
+WANTED_MB = {"client host with all 60 users": 80, "coordinator": 150}
+WANTED_S = {"a client's imports alone": 1}
+
+
+def figures(repeats: int = 3) -> Iterator[Figure]:
+    """60 users, d = 3, 300 rounds."""
+    found = [measured() for _ in range(repeats)]
+    for name in found[0]:
+        peaks, seconds = zip(*(one[name] for one in found), strict=True)
+        yield Figure(f"{name}, peak", "MB", peaks, wanted=WANTED_MB.get(name))
+        yield Figure(name, "CPU s", seconds, wanted=WANTED_S.get(name))
 
 
 if __name__ == "__main__":
-    main()
+    record.main(figures)

@@ -2,21 +2,18 @@
 
 For 50 MB a user each way: rounds per second of `Hub.exchange` with users that return what they were sent, over those of the bare stream of
 `bench_transport`, which sends the same bytes; and the peak resident memory above that of a run with next to nothing in its messages, in
-copies of what the process receives in a round. Usage:
-
-    python -m tests.benchmarks.bench_payload [--seconds 4] [--megabytes 50]
+copies of what the process receives in a round.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
 import resource
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
@@ -31,7 +28,9 @@ from coterie_client.hosting.host import Host
 from coterie_client.interface.half import ClientHalf, Inbox, Local
 from coterie_server.session.hub import Hub
 from coterie_server.transport.serve import serving
+from tests.benchmarks import record
 from tests.benchmarks.bench_transport import ADDRESS, EXPERIMENT, NoRecorder, _rate, bare
+from tests.benchmarks.record import Figure
 
 
 @declare(method="benchweights", step="B2")
@@ -79,7 +78,7 @@ def _host(address: str, name: str, peaks: Any) -> None:
 
 
 async def _rounds(size: int, n_hosts: int, seconds: float, peaks: Any) -> float:
-    experiment = experiment_from({**EXPERIMENT, "federation": {"hosts": n_hosts}})
+    experiment = experiment_from({**EXPERIMENT, "payload": "float32", "federation": {"hosts": n_hosts}})
     hub = Hub(experiment, "bench", NoRecorder(), time.monotonic, keep_log=False)
     weights = np.random.default_rng(0).standard_normal(size).astype(np.float32)
     users = np.arange(n_hosts)
@@ -120,29 +119,23 @@ def measured(size: int, n_hosts: int, seconds: float) -> tuple[float, float, flo
     return found
 
 
-def main() -> None:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=4.0, help="of measuring, for each number")
-    parser.add_argument("--repeats", type=int, default=3, help="alternating measurements, of which the best counts")
-    parser.add_argument("--megabytes", type=float, default=50.0, help="of weights, each way and user")
-    arguments = parser.parse_args()
-    n_bytes = int(arguments.megabytes * 1e6)
-    print(f"{arguments.megabytes:g} MB a user and way     bare 1/s  coterie 1/s  ratio   copies at the coordinator, at a host")
+def figures(seconds: float = 4.0, repeats: int = 3, megabytes: float = 50.0) -> Iterator[Figure]:
+    """For one host and two with a user each, whose weights have so many megabytes each way."""
+    n_bytes, n_mb = int(megabytes * 1e6), megabytes * 1e6 / 2**20
     for n_hosts in (1, 2):
         _, idle_server, idle_host = measured(1000, n_hosts, 0.5)
-        there = here = server_mb = host_mb = 0.0
-        for _ in range(arguments.repeats):
-            there = max(there, asyncio.run(bare(n_hosts, n_bytes // 8, n_hosts, arguments.seconds)))
-            rate, server, host = measured(n_bytes // 4, n_hosts, arguments.seconds)
-            here, server_mb, host_mb = max(here, rate), max(server_mb, server), max(host_mb, host)
-        at_server = (server_mb - idle_server) / (n_hosts * arguments.megabytes * 1e6 / 2**20)
-        at_host = (host_mb - idle_host) / (arguments.megabytes * 1e6 / 2**20)
-        print(
-            f"  {n_hosts} hosts, a user each {there:12.2f} {here:12.2f} {here / there:6.2f} {at_server:12.2f} {at_host:12.2f}", flush=True
-        )
-    print("                                              wanted: 0.5 or more, under 3 copies")
+        there, found = [], []
+        for _ in range(repeats):
+            there.append(asyncio.run(bare(n_hosts, n_bytes // 8, n_hosts, seconds)))
+            found.append(measured(n_bytes // 4, n_hosts, seconds))
+        case = f"{n_hosts} host{'s' * (n_hosts > 1)}"
+        yield Figure(f"{case}, bare stream", "rounds/s", there, None)
+        yield Figure(f"{case}, coterie", "rounds/s", [rate for rate, _, _ in found], "more")
+        ratios = [rate / bare_rate for bare_rate, (rate, _, _) in zip(there, found, strict=True)]
+        yield Figure(f"{case}, of the bare stream", "times", ratios, "more", wanted=0.5)
+        yield Figure(f"{case}, at the coordinator", "copies", [(mb - idle_server) / (n_hosts * n_mb) for _, mb, _ in found], wanted=3)
+        yield Figure(f"{case}, at the larger host", "copies", [(mb - idle_host) / n_mb for _, _, mb in found], wanted=3)
 
 
 if __name__ == "__main__":
-    main()
+    record.main(figures)

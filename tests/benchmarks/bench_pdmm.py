@@ -1,14 +1,16 @@
 """What a PDMM round costs: over gRPC beside its own arithmetic and an echo, and in simulation with many users.
 
-Usage:  python -m tests.benchmarks.bench_pdmm [--rounds 400] [--hosts 1]
+Each is measured in turn, over windows of about the same length: a shared machine's speed changes by the second.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import multiprocessing
+import resource
 import time
-from statistics import median
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,8 @@ from coterie_client.methods.pdmm import CLIENT
 from coterie_server.interface.half import Facts, Members, Replies, Setting
 from coterie_server.methods.pdmm.half import build
 from coterie_server.run.engine import Progress
-from tests.benchmarks import bare_halves, bench_transport
+from tests.benchmarks import bare_halves, bench_transport, record
+from tests.benchmarks.record import Figure
 
 
 def experiment(n_users: int, rounds: int, **method: Any) -> Experiment:
@@ -59,7 +62,7 @@ def arithmetic_s(described: Experiment, rounds: int) -> float:
     federation = _InPlace(described)
     local = federation.host.local
     n = local.n_own
-    facts = Facts(local.problem.n_rows, local.problem.smoothness(), local.problem.strong_convexity(), local.problem.d)
+    facts = Facts(local.problem.n_rows, local.problem.d, local.problem.smoothness())
     members = Members(local.names, ("",) * n)
     method = build(described.method, Setting(3, "pdmm", members, Precision.of("float64"), facts))
     federation.state = CLIENT.init(method.client_options["pdmm"], local, None)
@@ -78,45 +81,54 @@ def arithmetic_s(described: Experiment, rounds: int) -> float:
     return asyncio.run(go())
 
 
-def round_s(described: Experiment, transport: Any, hosts: int) -> float:
+def round_s(described: Experiment, transport: Any, hosts: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds for a round of the whole system, over the second half of its rounds."""
     times: list[float] = []
 
     def watch(progress: Progress) -> None:
         if progress.stage.method == "pdmm":
-            times.append(time.perf_counter())
+            times.append(clock())
 
     run(described, transport=transport, hosts=hosts, observer=watch)
     half = len(times) // 2
     return (times[-1] - times[half]) / (len(times) - 1 - half)
 
 
-def main() -> None:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=400)
-    parser.add_argument("--hosts", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=8)
-    parser.add_argument("--large", type=int, default=999, help="users of the simulation")
-    options = parser.parse_args()
-    described = experiment(60, options.rounds)
-    # In turn, over windows of about the same length: a shared machine's speed changes by the second.
+def on_graph(n_users: int) -> tuple[float, float]:
+    """Rounds in a second of CPU time, and the peak memory in MB, with 15 neighbours and everything in this process."""
+    described = experiment(n_users, 30, penalty=0.05, graph={"neighbours": 15}, evaluate_every=1)
+    rate = 1 / round_s(described, "loopback", 1, time.process_time)
+    return rate, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def figures(rounds: int = 400, hosts: int = 1, repeats: int = 8, large: int = 999, graph: int = 20_001) -> Iterator[Figure]:
+    """60 users over gRPC, then `large` on all pairs and `graph` on 15 neighbours in simulation, d = 3."""
+    described = experiment(60, rounds)
     found = []
-    for _ in range(options.repeats):
-        arithmetic = arithmetic_s(described, 2 * options.rounds)
-        echo = 1 / asyncio.run(bench_transport.bare(60, 3, options.hosts, 0.3))
-        least = asyncio.run(bare_halves.round_s(described, options.rounds))
-        whole = round_s(described, "grpc", options.hosts)
-        found.append((arithmetic, echo, least, whole, least / (arithmetic + echo), whole / (arithmetic + echo)))
-    arithmetic, echo, least, whole, least_ratio, ratio = (median(column) for column in zip(*found, strict=True))
-    ratios = [row[-1] for row in found]
-    print(f"PDMM lean, 60 users x 3, {options.hosts} host(s), ms a round, medians of {options.repeats}")
-    print(f"  arithmetic {arithmetic * 1e3:.2f}   echo {echo * 1e3:.2f}   over gRPC {whole * 1e3:.2f}")
-    print(f"  over gRPC / (arithmetic + echo) = {ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f})   (wanted: at most 1.5)")
-    print(f"  the same halves with a bare stream between them, one host: {least * 1e3:.2f}, {least_ratio:.2f} times as much")
-    simulated = round_s(experiment(options.large, 40), "loopback", 1)
-    print(f"PDMM lean in simulation, {options.large} users x 3: {1 / simulated:.1f} rounds/s   (wanted: at least 5)")
+    for _ in range(repeats):
+        arithmetic = arithmetic_s(described, 2 * rounds)
+        echo = 1 / asyncio.run(bench_transport.bare(60, 3, hosts, 0.3))
+        least = asyncio.run(bare_halves.round_s(described, rounds))
+        whole = round_s(described, "grpc", hosts)
+        found.append((1e3 * arithmetic, 1e3 * echo, 1e3 * least, 1e3 * whole, least / (arithmetic + echo), whole / (arithmetic + echo)))
+    arithmetic_ms, echo_ms, least_ms, whole_ms, least_ratios, ratios = zip(*found, strict=True)
+    yield Figure("60 users, a round's arithmetic", "ms", arithmetic_ms)
+    yield Figure("60 users, an echo", "ms", echo_ms, None)
+    yield Figure("60 users, a round over gRPC", "ms", whole_ms)
+    yield Figure("60 users, over gRPC / (arithmetic + echo)", "times", ratios, wanted=1.5)
+    yield Figure("60 users, the halves with a bare stream, one host", "ms", least_ms, None)
+    yield Figure("60 users, halves with a bare stream / (arithmetic + echo)", "times", least_ratios, None)
+    simulated = experiment(large, 40)
+    rates = [1 / round_s(simulated, "loopback", 1) for _ in range(3)]
+    yield Figure(f"{large} users in simulation", "rounds/s", rates, "more", wanted=5)
+    cases = []
+    for _ in range(3):  # each in a process of its own, whose memory it is
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            cases.append(pool.submit(on_graph, graph).result())
+    speeds, sizes = zip(*cases, strict=True)
+    yield Figure(f"{graph} users on 15 neighbours in simulation", "rounds/CPU s", speeds, "more", wanted=5)
+    yield Figure(f"{graph} users on 15 neighbours, peak memory with all users", "MB", sizes, wanted=1000)
 
 
 if __name__ == "__main__":
-    main()
+    record.main(figures)

@@ -1,6 +1,6 @@
-"""Seconds and peak memory of reading a large text table, with and without pyarrow, as ratios to pyarrow and NumPy alone.
+"""Seconds and peak memory of reading a large text table, as ratios to pyarrow and NumPy alone.
 
-Usage:  python -m tests.benchmarks.bench_reading [ROWS]      (1,000,000 rows of 20 columns by default)
+CPU time counts, and not time by the clock: the machine may be busy with other things.
 """
 
 from __future__ import annotations
@@ -9,9 +9,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+
+from tests.benchmarks import record
+from tests.benchmarks.record import Figure
 
 COLUMNS = 18  # of features, beside user and target
 PLAIN = """
@@ -24,9 +28,6 @@ OURS = """
 import sys
 from coterie.experiment.tables import CsvData
 from coterie_client.data import load_users
-from coterie_client.data.tables import csv_arrow
-if sys.argv[2] == "without":
-    csv_arrow.LARGE_BYTES = 1 << 62
 users = load_users(CsvData(source="csv", path=sys.argv[1], user_column="user", target_column="y"), 0, None)
 assert len(users) == 1000
 """
@@ -43,7 +44,7 @@ def write(path: Path, n_rows: int) -> None:
 
 
 def measured(code: str, *arguments: str) -> tuple[float, float]:
-    """(CPU seconds, peak resident MB) of a process that ends well: the machine may be busy with other things."""
+    """(CPU seconds, peak resident MB) of a process that ends well."""
     process = subprocess.Popen([sys.executable, "-c", code, *arguments])
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = status
@@ -52,21 +53,19 @@ def measured(code: str, *arguments: str) -> tuple[float, float]:
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
-def main() -> None:
-    """Prints the table."""
-    n_rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+def figures(rows: int = 1_000_000, repeats: int = 3) -> Iterator[Figure]:
+    """In turn: pyarrow.csv with numpy, and `load_users`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "t.csv")
-        write(path, n_rows)
+        write(path, rows)
         file_mb = path.stat().st_size / 2**20
-        plain = measured(PLAIN, str(path))
-        print(f"{n_rows} rows x {COLUMNS + 2} columns, {file_mb:.0f} MB     CPU s   ratio   peak MB   of the file")
-        print(f"  pyarrow.csv and numpy            {plain[0]:7.2f}   {1:5.2f}   {plain[1]:7.0f}   {plain[1] / file_mb:5.2f}")
-        for how, wanted in (("with", 3), ("without", 10)):
-            seconds, peak_mb = measured(OURS, str(path), how)
-            ratios = f"{seconds / plain[0]:5.2f}   {peak_mb:7.0f}   {peak_mb / file_mb:5.2f}"
-            print(f"  load_users {how + ' pyarrow':<15}       {seconds:7.2f}   {ratios}   (wanted: under {wanted} and 4)")
+        both = [(measured(PLAIN, str(path)), measured(OURS, str(path))) for _ in range(repeats)]
+    yield Figure("pyarrow.csv and numpy", "CPU s", [plain for (plain, _), _ in both], None)
+    yield Figure("load_users", "CPU s", [ours for _, (ours, _) in both])
+    yield Figure("load_users, of pyarrow.csv and numpy", "times", [ours / plain for (plain, _), (ours, _) in both], wanted=10)
+    yield Figure("pyarrow.csv and numpy, peak memory", "of file", [peak / file_mb for (_, peak), _ in both], None)
+    yield Figure("load_users, peak memory", "of file", [peak / file_mb for _, (_, peak) in both], wanted=4)
 
 
 if __name__ == "__main__":
-    main()
+    record.main(figures)

@@ -1,20 +1,19 @@
-"""What a report costs: seconds, megabytes of its page, and megabytes of memory, of `coterie report` on large ledgers that are made here.
-
-The wanted: 1,000,000 rows in less than 20 s and 10 MB. Usage:  python -m tests.benchmarks.bench_report [--rows 10000 1000000]
-"""
+"""What a report costs: seconds, megabytes of its page, and megabytes of memory, of `coterie report` on large ledgers that are made here."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from coterie.experiment.config import experiment_from, experiment_to_json
+from tests.benchmarks import record
 from tests.benchmarks.bench_ledger import make_large
+from tests.benchmarks.record import Figure
 
 EXPERIMENT = {
     "name": "large",
@@ -24,18 +23,19 @@ EXPERIMENT = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 1_000_000])
-    print(f"{'rows':>12} {'seconds':>9} {'CPU s':>9} {'page MB':>9} {'memory MB':>10}", flush=True)
-    for n_rows in parser.parse_args().rows:
+def figures(rows: Sequence[int] = (10_000, 1_000_000), repeats: int = 3) -> Iterator[Figure]:
+    """For each number of rows of the ledger."""
+    for n_rows in rows:
         with tempfile.TemporaryDirectory() as here:
             folder = Path(here)
             (folder / "experiment.json").write_text(experiment_to_json(experiment_from(EXPERIMENT)))
             make_large(folder, n_rows)
-            seconds, used, memory_mb = report(folder)
+            seconds, used, memory_mb = zip(*(report(folder) for _ in range(repeats)), strict=True)
             page_mb = (folder / "report.html").stat().st_size / 1e6
-            print(f"{n_rows:>12,} {seconds:>9.1f} {used:>9.1f} {page_mb:>9.2f} {memory_mb:>10.0f}", flush=True)
+        yield Figure(f"{n_rows:,} rows", "s", seconds, wanted=20)
+        yield Figure(f"{n_rows:,} rows, computing", "CPU s", used)
+        yield Figure(f"{n_rows:,} rows, page", "MB", [page_mb], wanted=10)
+        yield Figure(f"{n_rows:,} rows, memory", "MB", memory_mb)
 
 
 def report(folder: Path) -> tuple[float, float, float]:
@@ -50,4 +50,4 @@ def report(folder: Path) -> tuple[float, float, float]:
 
 
 if __name__ == "__main__":
-    main()
+    record.main(figures)

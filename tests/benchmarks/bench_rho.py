@@ -5,20 +5,20 @@ The penalties are shares of about the least LAM that joins all users. The grid o
 the least rho that the default has (its estimate or its end) to a thousand times the largest. A rho that takes as many rounds as the best
 so far is given up. With `--within 20` each rho gets a twentieth of the default's rounds only: enough to see whether any is 20 times better.
 
-Usage:  python -m tests.benchmarks.bench_rho [--losses poisson,huber] [--sizes 3] [--within 20]
+`--sizes` says how many of the sizes are taken, from the smallest on. What is found is exact: numbers of rounds, which every run repeats.
 """
 
 from __future__ import annotations
 
-import argparse
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from coterie.experiment.problem import ProblemConfig
 from coterie_client.problems import build_problem
+from tests.benchmarks import record
+from tests.benchmarks.record import Figure
 from tests.papers.pdmm_federation import Data, Run
 
 TOLERANCE = 1e-5
@@ -97,7 +97,7 @@ def compared(data: Data, penalty: float, within: float = 1.0, **method: Any) -> 
     return default, best, run.state.rho, best_rho
 
 
-def shapes(losses: tuple[str, ...], sizes: tuple[tuple[int, int, int], ...]) -> Iterator[tuple[str, Data, float]]:
+def shapes(losses: Sequence[str], sizes: tuple[tuple[int, int, int], ...]) -> Iterator[tuple[str, Data, float]]:
     """A name, the data and the penalty of each case."""
     for loss in losses:
         for size in sizes:
@@ -107,33 +107,21 @@ def shapes(losses: tuple[str, ...], sizes: tuple[tuple[int, int, int], ...]) -> 
                 yield from ((f"{name:48}{share:6g}", data, share * data.joining) for share in SHARES)
 
 
-def main() -> None:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--losses", default=",".join(LOSSES))
-    parser.add_argument("--sizes", type=int, default=len(SIZES), help="how many of the sizes, from the smallest on")
-    parser.add_argument("--within", type=float, default=1.0, help="look only for a rho that is so many times better, which is faster")
-    options = parser.parse_args()
+def figures(losses: Sequence[str] = LOSSES, sizes: int = len(SIZES), within: float = 1.0) -> Iterator[Figure]:
+    """Rounds of each case, and the worst ratio of each loss and size, and of all."""
     worst: dict[str, float] = {}
-    print(f"{'loss, users x rows x features, penalty':54} default    best  ratio  rho at the end, best     s")
-    for name, data, penalty in shapes(tuple(options.losses.split(",")), SIZES[: options.sizes]):
-        started = time.perf_counter()
-        default, best, end, best_rho = compared(data, penalty, options.within)
-        ratio = 0.0 if best is None else default / best
-        worst[name[:26]] = max(ratio, worst.get(name[:26], 0.0))
-        print(
-            f"{name:54} {default:7} {best or '-':>7} {_shown(ratio, options.within):>6}  {end:.2e} {best_rho:8.2e} "
-            f"{time.perf_counter() - started:6.1f}",
-            flush=True,
-        )
+    for name, data, penalty in shapes(losses, SIZES[:sizes]):
+        default, best, _, _ = compared(data, penalty, within)
+        case = " ".join(name.split())
+        yield Figure(case, "rounds", [default], exact=True)
+        if best is not None:
+            yield Figure(f"{case}, best constant rho", "rounds", [best], None)
+        # Where none of the constant rho ends within its share of the rounds, the ratio is below `within`.
+        worst[name[:26]] = max(within if best is None else default / best, worst.get(name[:26], 0.0))
     for name, ratio in worst.items():
-        print(f"{name:26} worst ratio {_shown(ratio, options.within)}")
-    print(f"worst ratio {_shown(max(worst.values()), options.within)}   (wanted: less than {WANTED})")
-
-
-def _shown(ratio: float, within: float) -> str:
-    return f"{ratio:.1f}" if ratio else f"< {within:g}"
+        yield Figure(f"{' '.join(name.split())}, worst of the best constant rho", "times", [ratio], wanted=WANTED, exact=True)
+    yield Figure("all, worst of the best constant rho", "times", [max(worst.values())], wanted=WANTED, exact=True)
 
 
 if __name__ == "__main__":
-    main()
+    record.main(figures)

@@ -31,6 +31,7 @@ COTERIE = [sys.executable, "-m", "coterie"]
 SECOND = "again <b>bold</b> & 'quoted'"
 # A link with a delay makes a round take some 40 ms, so that there is something to watch.
 SLOW = ("--set", "stop.rounds=100000", "--set", "stop.residual=1e-300", "--set", "federation.links.direct=100Mbit/20ms")
+PAPER = 700  # pixels between the margins of A4
 VIEWS = [(LAPTOP, False), (LAPTOP, True), (PHONE, False), (PHONE, True)]
 
 
@@ -205,6 +206,55 @@ def test_the_report_is_a_page_by_itself(chromium: Browser, top: Path, tmp_path: 
     assert not chromium.is_wider_than_its_window()
     assert chromium.complaints() == []
     assert chromium.asked() <= {"file://", "data:"}
+
+
+@pytest.mark.parametrize("width", [LAPTOP, PHONE])
+def test_no_table_of_the_report_is_cut_off_on_screen_or_in_print(chromium: Browser, top: Path, tmp_path: Path, width: int) -> None:
+    page = tmp_path / "report.html"
+    assert cli._run(["report", str(top / "first"), "--output", str(page)]) == 0
+    chromium.size(width)
+    chromium.open(page.as_uri())
+    tables = "[...document.querySelectorAll('.card.apart .scroll')]"
+    assert len(chromium.run(f"return {tables}.map(String)")) >= 4
+    assert chromium.run(f"return {tables}.filter((one) => one.scrollHeight > one.clientHeight + 1).length") == 0, "each row is seen"
+    reach = "one.scrollWidth <= one.clientWidth || getComputedStyle(one).overflowX === 'auto'"
+    assert chromium.run(f"return {tables}.every((one) => {reach})"), "a column that has no room is reached by scrolling"
+    chromium.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        chromium.size(PAPER)
+        chromium.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        cut = "one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 1"
+        assert chromium.run(f"return {tables}.filter((one) => {cut}).map((one) => one.ariaLabel)") == [], "paper does not scroll"
+        print(chromium.picture(f"print-{width}"))
+    finally:
+        chromium.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_paper_has_the_charts_of_all_tabs(chromium: Browser, top: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    assert cli._run(["report", str(top / "first"), "--output", str(page)]) == 0
+    chromium.size(PAPER)
+    chromium.open(page.as_uri())
+    panels = "[...document.querySelectorAll('#progress [data-tab]')]"
+    assert chromium.run(f"return {panels}.map((one) => one.clientHeight > 0)") == [True, *[False] * 4], "one tab is seen on screen"
+    drawn = f"return {panels}.every((panel) => [...panel.querySelectorAll('.chart')].every((one) => one.querySelector('svg path')))"
+    chromium.wait(lambda: chromium.run(drawn), "charts of tabs that nobody has looked at")
+    chromium.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        high = f"return {panels}.map((panel) => panel.clientHeight > 200 && getComputedStyle(panel).visibility === 'visible')"
+        assert chromium.run(high) == [True] * 5
+        assert chromium.run("return document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+        print(chromium.picture("print-tabs"))
+    finally:
+        chromium.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_the_page_of_a_run_that_does_not_exist_leads_back(chromium: Browser, address: str) -> None:
+    chromium.open(f"{address}run?name=nobody")
+    assert "There is no run 'nobody'" in chromium.one("main").text
+    chromium.one("main a").click()
+    chromium.wait(lambda: len(chromium.all("#runs tbody tr")) >= 3, "the list")
+    chromium.complaints()  # the browser's own on the 404
 
 
 def test_a_run_that_is_gone_and_a_server_that_is_gone_are_said(chromium: Browser, address: str, top: Path) -> None:

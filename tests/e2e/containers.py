@@ -9,19 +9,18 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import coterie
-from tests.commands import Command, models
+from tests.commands import Command, models, wait_for
+from tests.e2e.engines import untested
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = Path(os.environ.get("TMPDIR", "/tmp")) / "coterie-docker" / "cfg"  # noqa: S108 - where engine.sh puts Compose
 DEADLINE_S = 120.0
+wait_until = functools.partial(wait_for, seconds=DEADLINE_S)
 BASE = "python:3.11-slim"
 IMAGES = {"server": "coterie-server", "client": "coterie-client"}
 
@@ -54,9 +53,9 @@ def why_no_engine() -> str | None:
 
 
 def wants_an_engine() -> None:
-    """Skips the test where there is no engine, and fails it where REQUIRE_ENGINE says that there is to be one."""
+    """Skips or fails the test where there is no engine."""
     if reason := why_no_engine():
-        (pytest.fail if os.environ.get("REQUIRE_ENGINE") else pytest.skip)(f"NO CONTAINERS WERE TESTED: {reason}")
+        untested("CONTAINERS WERE", reason)
 
 
 @functools.cache
@@ -71,16 +70,6 @@ def images_built() -> None:
                 lines = [f"FROM {image}", *(f"ENV {key}={value}" for key, value in kernels.items())]
                 (Path(folder) / "Dockerfile").write_text("\n".join(lines) + "\n")
                 docker("build", "-q", "-t", image, folder)
-
-
-def wait_until(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_S) -> Any:
-    """The first true value of `condition`."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"{what}: not within {seconds:g} s")
 
 
 class Federation:
@@ -136,8 +125,18 @@ print(sqlite3.connect('file:/runs/{self.name}/run.db?mode=ro', uri=True).execute
 
     def ends(self, service: str = "coordinator", seconds: float = DEADLINE_S) -> int:
         """The exit code of a service once it has ended."""
-        wait_until(lambda: self.state(service)["Status"] == "exited", f"the end of {service}: {self.logs(service)[-500:]}", seconds)
+        is_over = lambda: self.state(service)["Status"] == "exited"  # noqa: E731
+        wait_for(is_over, lambda: f"the end of {service}: {self.logs(service)[-500:]}", seconds)
         return int(self.state(service)["ExitCode"])
+
+    def is_complete(self) -> bool:
+        """Whether the coordinator has ended well."""
+        state = self.state("coordinator")
+        return (state["Status"], state["ExitCode"]) == ("exited", 0)
+
+    def completes(self, seconds: float = DEADLINE_S) -> None:
+        """Waits until the coordinator has ended well, however often it is started again."""
+        wait_for(self.is_complete, lambda: f"the end: {self.logs('coordinator')[-800:]}", seconds)
 
     def run_folder(self) -> Path:
         """A copy of the run folder, taken out of its volume."""
@@ -162,13 +161,6 @@ def federation(folder: Path, name: str, experiment: str, *options: str) -> Itera
         yield made
     finally:
         made.down()
-
-
-def in_one_process(folder: Path, experiment: str, output: str) -> Path:
-    """The run folder of the same experiment (a file or a shipped name) run undisturbed in one process."""
-    code, _, err = Command(folder, "run", experiment, "--transport", "loopback", "--output", output, "--quiet").end()
-    assert code == 0, err
-    return folder / output
 
 
 def same_models(run: Path, other: Path, stages: Sequence[str] = ()) -> None:

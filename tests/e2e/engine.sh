@@ -27,7 +27,8 @@ if ! docker version >/dev/null 2>&1; then
       || cannot "apt-get cannot install docker.io and iptables: see $state/apt.log"
   fi
   rm -f "$state/dockerd.pid"
-  setsid dockerd --data-root "$state/data" --exec-root "$state/exec" --pidfile "$state/dockerd.pid" >"$state/dockerd.log" 2>&1 </dev/null &
+  # Without what the caller has open: the engine would keep a lock that is held around this script.
+  setsid dockerd --data-root "$state/data" --exec-root "$state/exec" --pidfile "$state/dockerd.pid" >"$state/dockerd.log" 2>&1 </dev/null 3>&- 9>&- &
   for _ in $(seq 100); do docker version >/dev/null 2>&1 && break; sleep 0.2; done
   docker version >/dev/null 2>&1 || cannot "dockerd does not start: $(tail -n 1 "$state/dockerd.log")"
 fi

@@ -12,6 +12,7 @@ import pytest
 
 import coterie
 from coterie_deploy.containers.certs import Asked, init, issue
+from tests.commands import in_one_process
 from tests.e2e.containers import (
     IMAGES,
     ROOT,
@@ -19,7 +20,6 @@ from tests.e2e.containers import (
     docker,
     federation,
     images_built,
-    in_one_process,
     same_models,
     wait_until,
     wants_an_engine,
@@ -91,7 +91,7 @@ def test_the_shipped_files_run_to_the_same_bits_and_ledger(tmp_path: Path, name:
         made.up()
         assert made.ends() == 0, made.logs("coordinator")
         run = made.run_folder()
-        wanted = in_one_process(tmp_path, experiment, "one")
+        wanted = in_one_process(tmp_path, experiment)
         same_models(run, wanted)
         same_ledger(run, wanted, made.file)
         if name == "clusters":  # each cluster has two hosts, and in one process one
@@ -182,7 +182,7 @@ def test_killed_containers_end_with_the_bits_of_an_undisturbed_run(tmp_path: Pat
             made.start(victim)
         assert made.ends() == 0, made.logs("coordinator")
         run = made.run_folder()
-    same_models(run, in_one_process(tmp_path, flat(tmp_path, name, experiment), "one"))
+    same_models(run, in_one_process(tmp_path, flat(tmp_path, name, experiment)))
 
 
 def flat(folder: Path, name: str, experiment: str) -> str:
@@ -196,7 +196,7 @@ def flat(folder: Path, name: str, experiment: str) -> str:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
     (folder / "pdmm.yaml").write_text(PDMM.replace("NAME", "one"))
-    return in_one_process(folder, "pdmm.yaml", "one")
+    return in_one_process(folder, "pdmm.yaml")
 
 
 @pytest.fixture
@@ -222,10 +222,12 @@ def test_a_cut_network_shorter_than_the_deadline_is_waited_for(running: Federati
 def test_a_cut_network_longer_than_the_deadline_ends_the_run_which_goes_on_later(running: Federation, undisturbed: Path) -> None:
     network, host = f"{running.name}_federation", running.container("host-1")
     docker("network", "disconnect", network, host)
-    wait_until(lambda: "(users " in running.logs("coordinator") and "absent since round" in running.logs("coordinator"), "the deadline", 90)
+    wait_until(
+        lambda: "(users " in running.logs("coordinator") and "absent since round" in running.logs("coordinator"), "the deadline", seconds=90
+    )
     docker("network", "connect", network, host)
     running.up()  # the coordinator has been started again by its restart policy, or is now
-    wait_until(lambda: running.state("coordinator")["Status"] == "exited" and running.state("coordinator")["ExitCode"] == 0, "the end")
+    running.completes()
     same_models(running.run_folder(), undisturbed)
 
 
@@ -253,9 +255,9 @@ def test_a_slow_link_changes_no_bits(running: Federation, undisturbed: Path) -> 
 def test_containers_stop_when_they_are_asked_to_and_go_on(running: Federation, undisturbed: Path) -> None:
     running.compose("stop")
     codes = {service: running.ends(service, 1.0) for service in ("coordinator", "host-1", "host-2")}
-    assert codes == {"coordinator": 3, "host-1": 143, "host-2": 143}, running.logs("coordinator")
+    assert codes == {"coordinator": 143, "host-1": 143, "host-2": 143}, running.logs("coordinator")
     running.compose("start")
-    wait_until(lambda: running.state("coordinator")["Status"] == "exited" and running.state("coordinator")["ExitCode"] == 0, "the end")
+    running.completes()
     same_models(running.run_folder(), undisturbed)
 
 
@@ -276,10 +278,45 @@ def test_a_full_disk_is_said_and_with_room_again_the_run_goes_on(tmp_path: Path,
             assert wait_until(lambda: made.state("coordinator")["ExitCode"], "the exit code") == 3
             docker("exec", holder, "rm", "/runs/ballast")
             made.up()
-            wait_until(lambda: made.state("coordinator")["Status"] == "exited" and made.state("coordinator")["ExitCode"] == 0, "the end")
+            made.completes()
             same_models(made.run_folder(), undisturbed)
         finally:
             docker("kill", holder, check=False)
+
+
+def test_a_host_that_is_late_by_many_attempts_makes_the_run_and_up_on_a_finished_run_ends_in_seconds(
+    tmp_path: Path, undisturbed: Path
+) -> None:
+    """With a joining time of seconds the coordinator fails and is started again while the host that was in time keeps its place."""
+    short = ("--set", "federation.join_timeout_s=5")
+    with federation(tmp_path, "late", PDMM.replace("NAME", "late"), *short) as made:
+        made.up("coordinator", "host-1")
+        restarts = "{{.RestartCount}}"
+        wait_until(lambda: int(docker("inspect", "-f", restarts, made.container("coordinator"))) >= 4, "four attempts")
+        assert docker("inspect", "-f", restarts, made.container("host-1")) == "0"
+        made.up()
+        made.completes(200)
+        same_models(made.run_folder(), undisturbed)
+        assert [made.ends(f"host-{i}", 20) for i in (1, 2)] == [0, 0]
+        made.up()
+        assert [made.ends(name, 30) for name in ("coordinator", "host-1", "host-2")] == [0, 0, 0]
+        assert "has finished before" in made.logs("coordinator")
+
+
+def test_a_mistake_ends_its_container_for_good_and_a_live_one_is_healthy(tmp_path: Path) -> None:
+    with federation(tmp_path, "mistaken", PDMM.replace("NAME", "mistaken")) as made:
+        text = made.file.read_text()
+        made.file.write_text(text.replace("'#3..#5'", "'#3..#99'"))
+        assert made.file.read_text() != text
+        made.up()
+        assert made.ends("host-2", 60) == 0
+        assert '"code": 2' in made.logs("host-2")
+        wait_until(lambda: made.state("coordinator").get("Health", {}).get("Status") == "healthy", "the health check")
+        wait_until(lambda: made.state("host-1").get("Health", {}).get("Status") == "healthy", "the health check")
+        assert docker("inspect", "-f", "{{.RestartCount}}", made.container("host-2")) == "0"
+        made.file.write_text(text)
+        made.up()
+        assert made.ends() == 0, made.logs("coordinator")
 
 
 def test_certificates_in_containers(tmp_path: Path) -> None:
@@ -293,4 +330,4 @@ def test_certificates_in_containers(tmp_path: Path) -> None:
         made.up()
         wait_until(lambda: made.state("coordinator").get("Health", {}).get("Status") == "healthy", "the health check")
         assert made.ends() == 0, made.logs("coordinator")
-        same_models(made.run_folder(), in_one_process(tmp_path, "mtls.yaml", "one"))
+        same_models(made.run_folder(), in_one_process(tmp_path, "mtls.yaml"))

@@ -1,4 +1,4 @@
-"""Three machines, as network namespaces, and a federation with certificates between them by the README's commands."""
+"""Three machines, as network namespaces, and a federation with certificates between them by the commands of the tutorial."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.commands import Command, models
+from tests.commands import Command, in_one_process, models
 
 MACHINES = {"coordinator": "10.88.7.2", "a": "10.88.7.3", "b": "10.88.7.4"}
-EXPERIMENT = """
-name: my
+PUPILS = """
+name: NAME
 seed: 1
 data: {source: csv, path: pupils.csv, user_column: school, target_column: score, test_fraction: 0.2}
 problem: {loss: least_squares, l2: 0.001}
 method: {name: pdmm, penalty: 0.1}
 stop: {rounds: 60}
 """
+
+
+def pupils(schools: Iterable[int]) -> str:
+    """A table of 20 pupils of each school."""
+    rows = [f"s{i},{(7 * i + j) % 5 - 2},{(3 * j + i) % 11 / 10},{(i % 2) * j % 7 + i}" for i in schools for j in range(20)]
+    return "\n".join(["school,ses,hours,score", *rows]) + "\n"
 
 
 def ip(*arguments: str) -> None:
@@ -54,14 +60,10 @@ def machines() -> Iterator[dict[str, str]]:
 @pytest.mark.e2e
 @pytest.mark.skipif(os.geteuid() != 0, reason="NO SEVERAL MACHINES WERE TESTED: only root makes network namespaces")
 def test_two_machines_and_a_coordinator_with_certificates(tmp_path: Path) -> None:
-    (tmp_path / "my.yaml").write_text(EXPERIMENT)
-    for machine, schools in (("a", range(4)), ("b", range(4, 6))):
+    (tmp_path / "my.yaml").write_text(PUPILS.replace("NAME", "my"))
+    for machine, schools in (("a", range(4)), ("b", range(4, 6)), ("both", range(6))):
         (tmp_path / machine).mkdir()
-        rows = [f"s{i},{(7 * i + j) % 5 - 2},{(3 * j + i) % 11 / 10},{(i % 2) * j % 7 + i}" for i in schools for j in range(20)]
-        (tmp_path / machine / "pupils.csv").write_text("\n".join(["school,ses,hours,score", *rows]) + "\n")
-    (tmp_path / "both").mkdir()
-    both = [(tmp_path / machine / "pupils.csv").read_text().splitlines() for machine in "ab"]
-    (tmp_path / "both/pupils.csv").write_text("\n".join([*both[0], *both[1][1:]]) + "\n")
+        (tmp_path / machine / "pupils.csv").write_text(pupils(schools))
 
     def coterie(*arguments: str) -> None:
         code, _, err = Command(tmp_path, *arguments).end()
@@ -86,5 +88,4 @@ def test_two_machines_and_a_coordinator_with_certificates(tmp_path: Path) -> Non
             on(machine, "client", "--server", f"{MACHINES['coordinator']}:5000", *own)
         _, err = served.communicate(timeout=60)
         assert served.returncode == 0, err.decode()
-    coterie("run", "my.yaml", "--transport", "loopback", "--data", "both", "--output", "one")
-    assert models(tmp_path / "two") == models(tmp_path / "one")
+    assert models(tmp_path / "two") == models(in_one_process(tmp_path, "my.yaml", "--data", "both"))

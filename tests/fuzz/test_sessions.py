@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from coterie.errors import ProtocolError
-from coterie.v1 import session_pb2
+from coterie.v1 import session_pb2, tensor_pb2
 from coterie.wire.assembler import Assembler
 from coterie.wire.codec import PROTOCOL_VERSION, Received, encode
 from coterie.wire.messages import Message
@@ -68,6 +68,10 @@ def nonsense(seq: int) -> list[list[Message]]:
     ]
 
 
+def chunk(n_bytes: int) -> bytes:
+    return session_pb2.JoinRequest(chunk=session_pb2.Chunk(data=bytes(n_bytes))).SerializeToString()
+
+
 NAMES = st.sampled_from(["a", "b", "z", "c", "", "x" * 300, "\x1b[2J", "a/b"])
 ANY_USERS = st.lists(st.sampled_from([*MEMBERS, "u9", "", "y" * 300]), max_size=3)
 USERS = st.one_of(st.sampled_from([list(users) for users in (*HONEST.values(), EVIL)]), ANY_USERS)
@@ -89,6 +93,7 @@ class Sessions(RuleBasedStateMachine):
         self.hub.participation.may_skip, self.hub.answers.dims = True, {"d": 2}
         self.exchange: asyncio.Task[Any] | None = None
         self.unanswered: set[str] = set()
+        self.asked_at = 0.0
         self.n_repeats = 0
 
     def turn(self) -> None:
@@ -103,7 +108,7 @@ class Sessions(RuleBasedStateMachine):
     @rule()
     def ask(self) -> None:
         self.exchange = self.loop.create_task(self.hub.exchange(All(np.ones(2))))
-        self.unanswered = set(HONEST)
+        self.unanswered, self.asked_at = set(HONEST), self.world.clock.now
         self.turn()
 
     @precondition(lambda self: self.unanswered)
@@ -134,6 +139,8 @@ class Sessions(RuleBasedStateMachine):
     @rule(seconds=st.floats(0.0, 2.0))
     def time_passes(self, seconds: float) -> None:
         self.world.clock.now += seconds
+        if self.exchange is not None and self.world.clock.now - self.asked_at >= _LATE_S:
+            self.honest_answers()  # or they would be skipped themselves, where z has answered in time
         for name in HONEST:
             self.hub.heard(name)
         self.hub.tick()
@@ -143,14 +150,17 @@ class Sessions(RuleBasedStateMachine):
     @precondition(lambda self: self.exchange is not None)
     @rule()
     def the_exchange_ends(self) -> None:
-        for name in sorted(self.unanswered):
-            self.world.answer(name, self.hub.seq, right(self.hub.seq, HONEST[name]))
-        self.unanswered.clear()
-        self.turn()
+        self.honest_answers()
         if self.exchange is not None and not self.exchange.done():
             self.time_passes(_LATE_S + 1.0)
         self.check_exchange()
         assert self.exchange is None, "all honest hosts have answered, and z has had its time"
+
+    def honest_answers(self) -> None:
+        for name in sorted(self.unanswered):
+            self.world.answer(name, self.hub.seq, right(self.hub.seq, HONEST[name]))
+        self.unanswered.clear()
+        self.turn()
 
     def check_exchange(self) -> None:
         """What has ended has ended well."""
@@ -195,10 +205,11 @@ class Sessions(RuleBasedStateMachine):
             self.world.links["z"] = link
         self.turn()
 
-    @rule(last_seq=st.sampled_from([0, 1, 2, 3]))
-    def z_comes_back(self, last_seq: int) -> None:
+    @rule(last_seq=st.sampled_from([0, 1, 2, 3]), instance=st.sampled_from(["z", "z", "y"]), n_bytes=NUMBERS)
+    def z_comes_back(self, last_seq: int, instance: str, n_bytes: int) -> None:
+        held = session_pb2.Held(seq=self.hub.seq, attempt=1, bytes=n_bytes % 2**64)
         with contextlib.suppress(Refusal):
-            self.world.join("z", EVIL, instance="z", last_seq=min(last_seq, self.hub.seq), run_id="run-1")
+            self.world.join("z", EVIL, instance=instance, last_seq=min(last_seq, self.hub.seq), run_id="run-1", held=held)
         self.turn()
 
     @rule(
@@ -212,6 +223,21 @@ class Sessions(RuleBasedStateMachine):
         seq = max(self.hub.seq - back, 0)
         frame = session_pb2.Reply(seq=seq, attempt=attempt, resent=resent, durable_seq=durable)
         self.say(*encode(frame, nonsense(seq)[what], DOUBLE).frames())
+
+    @rule(n=st.sampled_from([0, 8, 16, 32, 40]))
+    def evil_piece(self, n: int) -> None:
+        """The beginning of a reply in chunks."""
+        x = tensor_pb2.Tensor(name="x", dtype=tensor_pb2.ELEMENT_TYPE_FLOAT64, shape=[2, 2], chunked_bytes=32)
+        f = tensor_pb2.Tensor(name="f", dtype=tensor_pb2.ELEMENT_TYPE_FLOAT64, shape=[2], data=bytes(16))
+        reply = session_pb2.Reply(seq=self.hub.seq, attempt=1, parts=[tensor_pb2.Part(kind="hubtest.Answer", tensors=[x, f])])
+        self.say(session_pb2.JoinRequest(reply=reply).SerializeToString(), *([chunk(n)] if n else []))
+
+    @rule(back=st.sampled_from([0, 0, 1]), held=st.sampled_from([0, 8, 16, 31, 2**63]), again=NUMBERS, n=st.sampled_from([0, 8, 16]))
+    def evil_rest(self, back: int, held: int, again: int, n: int) -> None:
+        """A reply that goes on, perhaps behind what is held."""
+        rest = session_pb2.Continued(held=held, again=again % 2**64)
+        reply = session_pb2.Reply(seq=max(self.hub.seq - back, 0), attempt=1, resent=1, continued=rest)
+        self.say(session_pb2.JoinRequest(reply=reply).SerializeToString(), *([chunk(n)] if n else []))
 
     @precondition(lambda self: self.exchange is None)
     @rule(what=st.integers(0, len(nonsense(0)) - 1))
@@ -229,7 +255,7 @@ class Sessions(RuleBasedStateMachine):
 
     def say(self, *frames: bytes) -> None:
         """What `serve` does with the frames of the stream of `z`."""
-        assembler = Assembler(session_pb2.JoinRequest, functools.partial(self.hub.announced, "z"))
+        assembler = Assembler(session_pb2.JoinRequest, functools.partial(self.hub.announced, "z"), self.hub.held("z"))
         link = self.world.links["z"]
         self.hub.heard("z")
         try:
@@ -301,6 +327,7 @@ class Sessions(RuleBasedStateMachine):
     def teardown(self) -> None:
         if self.exchange is not None:
             self.the_exchange_ends()
+        self.world.clock.drift = 1.0  # who is gone may come back for a while, to bring its book
         finishing = self.loop.create_task(self.hub.finish("all done", failed=False))
         self.turn()
         for name in HONEST:

@@ -228,8 +228,9 @@ def test_models_are_exported_whole_and_predict_the_same(run: Path, tmp_path: Pat
     hidden = np.maximum(rows @ other["representation.1.weight"].T + other["representation.1.bias"], 0)
     hidden = np.maximum(hidden @ other["representation.3.weight"].T + other["representation.3.bias"], 0)
     scores = hidden @ other["head.weight"].T + other["head.bias"]
-    assert listed[0] == ["row", "prediction"]
-    assert [int(cells[1]) for cells in listed[1:]] == scores.argmax(axis=1).tolist()
+    assert listed[0] == ["row", "model", "prediction"]
+    assert {cells[1] for cells in listed[1:]} == {"user u1"}
+    assert [int(cells[2]) for cells in listed[1:]] == scores.argmax(axis=1).tolist()
     loaded = coterie.load_run(run / "run")
     assert loaded.predict("u1", rows).tolist() == scores.argmax(axis=1).tolist()
     assert loaded.networks(["u1"])["u1"]["head.weight"].tobytes() == other["head.weight"].tobytes()
@@ -323,7 +324,7 @@ def test_models_without_the_extra_name_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
     assert said(["models", str(run / "run"), "--output", str(tmp_path)]) == 2
-    assert "need safetensors, which is not installed: install the extra, pip install 'coterie[torch]'" in capsys.readouterr().err
+    assert "need safetensors, which is not installed: pip install 'coterie[torch]'" in capsys.readouterr().err
 
 
 def test_models_of_unknown_users_and_states_are_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

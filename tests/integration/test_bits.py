@@ -8,7 +8,7 @@ import pytest
 
 from tests.bits import FIXTURE, SHIPPED, in_a_process, libraries
 
-FAST = ("ellipses", "growth", "hlm", "pdmm paper", "async_al2sgd", "fedrep", "scaffold convex")
+FAST = ("ellipses", "growth", "hlm", "pdmm paper", "hlm_exact inference", "async_al2sgd", "fedrep", "scaffold convex")
 
 
 def compared(names: list[str]) -> None:

@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 import coterie
+from coterie.registry import method as registered
 from coterie.registry import methods
 from coterie_deploy.studies import progress
 from coterie_deploy.studies.compare.chart import front, pareto_chart
@@ -77,7 +78,9 @@ def query(folder: Path, sql: str) -> list[Any]:
 # ---- the table
 
 
-def test_the_table_is_what_the_databases_of_the_runs_say(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_the_table_is_what_the_databases_of_the_runs_say(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     report = said(capsys, "compare", "net.yaml", "--methods", "fedrep,fedavg", "--seeds", "0:2", "--target", "accuracy=0.35", *COMPARE)
     assert max(map(len, report.splitlines())) <= 60
     rows = rows_of(here / "out/compare.csv")
@@ -103,6 +106,12 @@ def test_the_table_is_what_the_databases_of_the_runs_say(capsys: pytest.CaptureF
         if not tuned:
             assert row["seeds_at_target"] == str(len(found))
             assert row["rounds_to_target"] == (str(float(np.mean(found))) if found else "")
+    monkeypatch.setenv("COLUMNS", "40")
+    again = ("--methods", "fedrep,fedavg", "--seeds", "0:2", "--target", "accuracy=0.35", "--resume")
+    tiny = said(capsys, "compare", "net.yaml", *again, *COMPARE)
+    assert max(map(len, tiny.splitlines())) <= 40
+    assert re.search(rf"^fedrep +{float(rows['fedrep', '']['accuracy']):.3f} +\d\.\d{{3}} *\n \+head tuned ", tiny, re.MULTILINE)
+    assert "without room in 40 columns: median, range, q1, q3, passes, rounds to, bytes to" in " ".join(tiny.split())
     printed = f"{float(rows['fedrep', 'head']['accuracy']):.3f}"
     assert re.search(rf"^fedrep .*\n \+head tuned +{printed} ", report, re.MULTILINE)
 
@@ -131,7 +140,7 @@ def test_methods_of_convex_problems_are_compared_too_and_the_table_fits(
     )
     assert max(map(len, text.splitlines())) <= 120
     heads = next(line for line in text.splitlines() if line.startswith("method"))
-    assert heads.split() == ["method", "accuracy", "q1", "median", "q3", "worst", "up", "down", "time"]
+    assert heads.split() == ["method", "accuracy", "q1", "median", "q3", "worst", "up", "down", "time"], "no passes: users minimise exactly"
     assert "rounds to" not in text  # objectives of different methods are different functions
     assert "Settings of pdmm left out for global, squared, where they are unknown or mean something else: penalty." in text
     assert query(here / "out/global-0", "SELECT name FROM stages") == [("global",)]  # the references of the experiment are not run again
@@ -146,6 +155,31 @@ def test_the_chart_has_the_front_of_those_that_no_other_one_beats(here: Path) ->
     for alone in (points[:1], [("a", "", 1.0, 0.0)]):
         text = json.dumps(pareto_chart(alone, "accuracy", is_rising=True).spec)
         assert "NaN" not in text
+
+
+def stairs_and_axes(points: list[Any], *, is_rising: bool = True) -> tuple[list[tuple[float, float]], Any, Any]:
+    """The corners of the front's line, and the two axes, in a chart."""
+    layers: Any = pareto_chart(points, "accuracy", is_rising=is_rising).spec["layer"]
+    line = next(layer for layer in layers if layer["mark"]["type"] == "line")
+    corners = [(corner["megabytes"], corner["accuracy"]) for corner in line["data"]["values"]]
+    return corners, line["encoding"]["x"], line["encoding"]["y"]
+
+
+def test_the_line_of_the_front_goes_to_the_sides_of_the_chart_and_axes_begin_at_zero_or_say_so() -> None:
+    few = [("a", "", 1.0, 0.2), ("b", "", 4.0, 0.9), ("c", "", 5.0, 0.5)]
+    corners, x, y = stairs_and_axes(few)
+    assert corners == [(1.0, 0.0), (1.0, 0.2), (4.0, 0.9), (x["scale"]["domain"][1], 0.9)]
+    assert (x["scale"]["type"], x["scale"]["domain"][0], y["scale"]["domain"][0]) == ("linear", 0.0, 0.0)
+    assert (x["title"], y["title"]) == ("megabytes on the wire, up and down", "accuracy")
+    corners, x, y = stairs_and_axes([("a", "", 0.01, 0.8), ("b", "", 40.0, 0.9)])
+    assert x["scale"]["type"] == "log"
+    assert x["title"].endswith("(logarithmic)")
+    assert y["title"] == "accuracy (axis from 0.79, not 0)"
+    marks = [layer["mark"]["type"] for layer in pareto_chart(few, "accuracy", is_rising=True).spec["layer"]]
+    broken = [layer["mark"]["type"] for layer in pareto_chart(few[1:2], "accuracy", is_rising=True).spec["layer"]]
+    assert broken.count("rule") - marks.count("rule") == 2
+    first, top = stairs_and_axes(few, is_rising=False)[0][0]
+    assert (first, top) == pytest.approx((1.0, 0.99))
 
 
 @pytest.mark.slow
@@ -184,11 +218,17 @@ def test_warnings_are_told_once_with_their_runs_and_so_is_a_run_that_cannot_be_m
     )
 
 
-def test_users_who_share_nothing_all_train_in_every_round(capsys: pytest.CaptureFixture[str], here: Path) -> None:
-    said(capsys, "compare", "net.yaml", "--methods", "fedper,local_network", "--seeds", "0", "--set", "stop.rounds=1", *COMPARE)
-    parts = [json.loads((here / f"out/{method}-0/experiment.json").read_text())["method"] for method in ("fedper", "local_network")]
-    assert [part["participation"] for part in parts] == [0.5, 1.0]
-    assert [part["batch_size"] for part in parts] == [5, 5]
+def test_users_who_share_nothing_are_drawn_as_the_others_are_unless_each_has_its_own_settings(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    command = ("compare", "net.yaml", "--methods", "fedper,local_network", "--seeds", "0", "--set", "stop.rounds=1", "--quiet")
+    for budget, shares in (("same", [0.5, 0.5]), ("own", [0.5, 1.0])):
+        text = " ".join(said(capsys, *command, "--budget", budget, "--output", budget).split())
+        parts = [method_of(here / f"{budget}/{method}-0") for method in ("fedper", "local_network")]
+        assert [part["participation"] for part in parts] == shares
+        assert [part["batch_size"] for part in parts] == [5, 5]
+        assert ("in the whole run differ: " in text) == (budget == "own")
+        assert ("left out for local_network, where they are unknown or mean something else: participation" in text) == (budget == "own")
 
 
 def test_a_penalty_of_another_sense_is_not_taken_over(capsys: pytest.CaptureFixture[str], here: Path) -> None:
@@ -222,6 +262,81 @@ def test_what_is_wrong_is_said_in_a_sentence_before_anything_runs(
 ) -> None:
     assert sentence in refused(capsys, 2, "compare", *arguments, *COMPARE)
     assert not (here / "out").exists()
+
+
+# ---- the same work for all
+
+
+def method_of(folder: Path) -> Any:
+    return json.loads((folder / "experiment.json").read_text())["method"]
+
+
+def test_every_method_has_the_work_of_the_experiments_own_one_unless_told_otherwise(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    sets = ("--set", "method.head_epochs=3", "--set", "fedavg:method.epochs=2", "--set", "stop.rounds=1")
+    command = ("compare", "net.yaml", "--methods", "fedrep,fedper,fedavg,l2gd,local_network", "--seeds", "0", *sets)
+    text = " ".join(said(capsys, *command, *COMPARE).split())
+    assert [method_of(here / f"out/{name}-0")["epochs"] for name in ("fedper", "fedavg", "local_network")] == [4, 2, 4]
+    assert "They are 4 passes, as of fedrep in the experiment. fedavg has 2 passes: set for it alone." in text
+    assert "l2gd has 10 batches: it cannot have the same." in text
+    ((n_users,),) = query(here / "out/fedper-0", "SELECT COUNT(*) FROM members")
+    share = round(n_users / 2) / n_users  # of the users
+    assert f"differ: fedrep {4 * share:.4g}, fedper {4 * share:.4g}, fedavg {2 * share:.4g}, local_network {4 * share:.4g}." in text
+    assert "Equal passes do not take equal time" in text
+    assert "accuracy: of the final models, after the last round" in text
+    assert "Left at defaults that are not tuned to these data: l2gd penalty 1 (--set METHOD:method.KEY=VALUE)." in text
+    rows = rows_of(here / "out/compare.csv")
+    assert [rows[name, ""]["passes"] for name in ("fedrep", "fedper", "fedavg", "l2gd")] == ["4.0", "4.0", "2.0", "0.0"]
+    assert json.loads((here / "out/compare.json").read_text())["work"]["fedavg"] == "2 passes"
+    text = " ".join(said(capsys, *command[:5], "0", *sets, "--budget", "own", "--quiet", "--output", "other").split())
+    assert [method_of(here / f"other/{name}-0").get("epochs") for name in ("fedper", "local_network")] == [None, None]
+    assert "fedper has 1 pass: its own setting." in text
+    assert "--budget is 'half', want same or own" in refused(capsys, 2, "compare", "net.yaml", "--methods", "fedavg", "--budget", "half")
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "keys", "expected"),
+    [
+        ("fedrep", "fedper", {"head_epochs": 3}, {"epochs": 4}),
+        ("fedrep", "ditto", {"head_epochs": 10}, {"epochs": 6, "personal_epochs": 5}),
+        ("fedavg", "ditto", {"epochs": 1}, {"epochs": 1, "personal_epochs": 1}),
+        ("fedrep", "apfl", {"head_epochs": 3}, {"epochs": 2}),
+        ("fedrep", "per_fedavg", {"head_epochs": 3}, {"epochs": 2}),
+        ("fedavg", "pfedme", {"epochs": 6}, {"epochs": 2}),
+        ("fedavg", "fedrep", {"epochs": 5}, {"head_epochs": 4, "representation_epochs": 1}),
+        ("fedavg", "fedrep", {"epochs": 1}, {"head_epochs": 1, "representation_epochs": 1}),
+        ("fedavg", "ditto", {"updates": 8}, {"updates": 4}),
+        ("ditto", "fedavg", {"epochs": 2, "personal_epochs": 5}, {"epochs": 7}),
+        ("fedrep", "fedavg", {"head_updates": 7}, {}),
+        ("fedavg", "fedrep", {"updates": 7}, {}),
+        ("fedavg", "l2gd", {"epochs": 3}, {}),
+    ],
+)
+def test_the_keys_for_the_same_work(own: str, other: str, keys: dict[str, Any], expected: dict[str, int]) -> None:
+    config: Any = registered(own).config(**keys)
+    found: Any = registered(other).config
+    assert (found().keys_for(config.work) or {}) == expected
+    if expected and own != "fedavg":
+        assert found(**expected).work == config.work
+
+
+def test_with_a_target_users_evaluate_on_the_way_and_without_figures_it_was_not_measured(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    content: Any = {**NETWORK, "method": {"name": "fedavg", "participation": 0.5, "evaluate_last": 2}, "stop": {"rounds": 60}}
+    (here / "late.yaml").write_text(yaml.safe_dump(content))
+    said(capsys, "compare", "late.yaml", "--methods", "fedavg", "--seeds", "0", "--target", "accuracy=0.1", *COMPARE)
+    assert method_of(here / "out/fedavg-0")["evaluate_every"] == 2
+    row = rows_of(here / "out/compare.csv")["fedavg", ""]
+    assert (row["rounds_measured"], row["rounds_to_target"]) == ("31.0", "2.0")
+    booked = "SELECT COUNT(DISTINCT round) FROM ledger WHERE kind LIKE '%Trial' OR kind LIKE '%trial'"
+    assert query(here / "out/fedavg-0", booked) == [(31,)], "as evaluation"
+    text = " ".join(said(capsys, "compare", "late.yaml", "--methods", "fedavg", "--seeds", "0", "--quiet", "--output", "b").split())
+    assert "Rounds to a target were not measured: users judged in few rounds." in text
+    assert "rounds to bytes to" not in text
+    mixed = ("compare", "small.yaml", "--methods", "pdmm,fedavg", "--seeds", "0", "--set", "stop.rounds=4", "--target", "accuracy=0.01")
+    text = said(capsys, *mixed, "--quiet", "--output", "c")
+    assert re.search(r"^pdmm .* not +measured *$", text, re.MULTILINE)
+    assert rows_of(here / "c/compare.csv")["pdmm", ""]["rounds_measured"] == "0.0"
 
 
 # ---- interrupted, resumed
@@ -258,7 +373,7 @@ def test_an_interrupted_comparison_goes_on_to_the_same_table_and_repeats_no_fini
     with pytest.MonkeyPatch.context() as patch:
         without_plots(patch)
         interrupt_in(patch, 2)
-        assert refused(capsys, 3, *command).endswith("coterie compare out --resume")
+        assert refused(capsys, 130, *command).endswith("coterie compare out --resume")
     assert not (here / "out/compare.csv").exists()
     finished = (here / "out/fedrep-0/run.db").read_bytes()
     said(capsys, "compare", "out", "--resume", "--quiet")

@@ -12,17 +12,17 @@ from coterie.experiment.config import Experiment
 from coterie.registry import methods
 from coterie_deploy.read.verify import verdict_on
 from coterie_deploy.studies.check import CHECKS, Check, verdict
-from coterie_deploy.studies.check.counts import check_books, check_counts
 from coterie_deploy.studies.check.declared import why_flat
 from coterie_deploy.studies.check.federations import CASES
+from coterie_deploy.studies.check.runs import check_books, check_counts
 from coterie_deploy.studies.check.trial import Trial
 from tests.simulation import query
 from tests.two_tier import COORDINATOR, Death, Tiers
 
 FAST = ("pdmm lean", "fedrep", "fedavg convex")  # whose checks in this process are no slow tests
 PROCESSES = ("grpc", "aggregators", "processes")
-TWO_TIERS = ("oracle", "squared", "hlm_exact", *(name for name in CASES if name.startswith("async")))
-TOLERANT = ("pdmm lean", "pdmm uniform", "fedrep_linear", "fedrep_linear shared", "fedrep", "local_network", "fed_mtl convex")
+TWO_TIERS = ("oracle", "squared", "hlm_exact", "oracle inference", *(name for name in CASES if name.startswith("async")))
+TOLERANT = ("pdmm graph", "pdmm lean", "pdmm uniform", "fedrep_linear", "fedrep_linear shared", "fedrep", "local_network", "fed_mtl convex")
 
 
 @pytest.fixture(scope="module")

@@ -108,8 +108,8 @@ def test_on_a_resume_a_started_host_and_one_that_stayed_refuse_what_has_changed(
     serve = ("server", "long.yaml", "--listen", address, "--output", "long")
     server = start(*serve)
     accepts = ("--accept", hash_of(LONG))
-    stays = start("client", "--server", address, "--name", "stays", "--users", "s0-s2", *accepts)
-    leaves = start("client", "--server", address, "--name", "leaves", "--users", "s3-s5", *accepts)
+    stays = start("client", "--server", address, "--name", "stays", "--users", "s0..s2", *accepts)
+    leaves = start("client", "--server", address, "--name", "leaves", "--users", "s3..s5", *accepts)
     wait_for(lambda: n_rounds(tmp_path / "long") >= 3)
     leaves.process.send_signal(signal.SIGTERM)
     assert leaves.end()[0] == 143
@@ -121,7 +121,7 @@ def test_on_a_resume_a_started_host_and_one_that_stayed_refuse_what_has_changed(
     content["references"] = ["global"]
     frozen.write_text(json.dumps(content))
     server = start("server", "long", "--listen", address, "--output", "long", "--resume")
-    for host in (stays, start("client", "--server", address, "--name", "leaves", "--users", "s3-s5", *accepts)):
+    for host in (stays, start("client", "--server", address, "--name", "leaves", "--users", "s3..s5", *accepts)):
         assert "references changed" in host.fails(2)
 
 

@@ -13,16 +13,16 @@ import coterie
 from coterie import run
 from coterie.experiment.config import experiment_from
 from coterie.experiment.features import Feature, numbers
-from coterie_client.data.notes import Note
-from coterie_deploy.engines.host_notes import HostNotes, notes_in
-from coterie_deploy.engines.hosts import AggregatorProcess, HostProcess
+from coterie_client.data.users import Note
+from coterie_deploy.engines.hosts import HostNotes, aggregator_process, host_process, notes_in
 from coterie_deploy.engines.launch import Launch
 from coterie_deploy.engines.local import run_here
-from coterie_deploy.read.feature_lines import feature_lines, features_in
+from coterie_deploy.read.sentences import feature_lines, features_in
 from coterie_deploy.view.data_page import print_data
 from coterie_deploy.view.run_view import view_of
 from coterie_deploy.view.show import print_run
 from coterie_server.record.rundb import read_run
+from tests.networks import CLASSES, WIDTH, network_experiment, write_users
 
 TABLES = Path(__file__).parent.parent / "fixtures" / "tables"
 EXPERIMENT = {
@@ -65,6 +65,18 @@ def test_a_run_says_its_features_and_the_notes_of_its_hosts_once_before_round_1(
         f"host '{name}': {sentence}" for name in ("host-1", "host-2") for sentence in heard
     ]
     assert json.loads({kind: data for kind, _, data in events}["features"])["n"] == 3
+
+
+def test_a_run_of_networks_says_how_many_numbers_their_parts_have(tmp_path: Path) -> None:
+    err = Console(file=io.StringIO(), width=80, color_system=None)
+    how = Launch(transport="loopback", folder=tmp_path / "run")
+    run_here(
+        network_experiment(write_users(tmp_path / "users.npz"), {"name": "fedavg"}), how, Console(file=io.StringIO()), err, quiet=False
+    )
+    body = 6 * (WIDTH + 1) + 4 * (6 + 1)
+    head = CLASSES * (4 + 1)
+    assert isinstance(err.file, io.StringIO)
+    assert f"model: representation {body:,} numbers, head {head:,}\n" in err.file.getvalue()
 
 
 def test_show_the_report_results_and_loaded_runs_have_the_features(tmp_path: Path) -> None:
@@ -118,8 +130,8 @@ def test_notes_of_an_aggregators_hosts_are_said_once_when_it_joins(tmp_path: Pat
     (tmp_path / "host-1-2" / "log.txt").write_text("waiting\nnote: c\nnote: a\n")
     heard: list[str] = []
     notes = HostNotes(heard.append, None)
-    hosts = [HostProcess(name, (), tmp_path / name, None) for name in ("host-1-1", "host-1-2")]
-    notes.watch([AggregatorProcess("north", "north", hosts, tmp_path / "aggregator-1")])
+    hosts = [host_process(name, (), tmp_path / name, None) for name in ("host-1-1", "host-1-2")]
+    notes.watch([aggregator_process("north", hosts, tmp_path / "aggregator-1")])
     notes("join", "", {"host": "somebody"})
     assert heard == []
     notes("join", "", {"host": "north"})

@@ -102,7 +102,7 @@ def test_the_rest_is_the_start_of_the_connection_and_a_few_bytes_for_each_messag
 
 
 def main() -> None:
-    """Prints the table of deploy/docs/ledger.md."""
+    """Prints the table of docs/reference/ledger.md."""
     with tempfile.TemporaryDirectory() as folder:
         pair = issued(Path(folder))
         for n_scalars in (3, 1_000, 100_000):

@@ -17,8 +17,8 @@ from tests.processes import SERVER, Processes, arrays_of, processes
 from tests.simulation import query
 
 ROUNDS = 900
-SHARES = {"a": "#0-#19", "b": "#20-#34", "c": "#35-#59"}
-FEW_SHARES = {"a": "#0-#1", "b": "#2-#5", "c": "#6-#8"}
+SHARES = {"a": "#0..#19", "b": "#20..#34", "c": "#35..#59"}
+FEW_SHARES = {"a": "#0..#1", "b": "#2..#5", "c": "#6..#8"}
 CLUSTERS = ("c0", "c1", "c2")
 EXPERIMENT: dict[str, Any] = {
     "name": "kills",

@@ -151,7 +151,7 @@ def run(experiment: Experiment, folder: Path, kind: Kind | None = None, **option
     async def connect(hub: Hub) -> AsyncIterator[None]:
         async with serving(hub, experiment_to_json(experiment), "127.0.0.1:0") as server:
             address = f"127.0.0.1:{server.port}"
-            serve = partial(serve_member, server_address=address, patience_s=PATIENCE_S, computer=computer)
+            serve = partial(serve_member, server=address, patience_s=PATIENCE_S, computer=computer)
             hosts = [asyncio.create_task(serve(maker(i), name=f"h{i}")) for i in range(3)]
             try:
                 yield

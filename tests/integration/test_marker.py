@@ -173,24 +173,26 @@ def watched(plant: Plant, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Seen
 
     @contextlib.asynccontextmanager
     async def connect(hub: Hub) -> AsyncIterator[None]:
-        async with serving(hub, experiment_to_json(experiment), "127.0.0.1:0") as server:
-            address = f"127.0.0.1:{server.port}"
-            makers = {"a": maker("a", plant.honest, None, lambda: None), "e": maker("e", plant.folder, plant.users, plant.store)}
-            members = {name: asyncio.create_task(serve_member(make, address, name=name)) for name, make in makers.items()}
+        members: dict[str, asyncio.Task[str | None]] = {}
 
-            def end_early(_: object) -> None:
-                if hub.roster.members is None:  # no other host replaces one that could not join
-                    hub.fail(RunError("; ".join(hub.journal.refused.values())))
+        def end_early(_: object) -> None:
+            if hub.roster.members is None:  # no other host replaces one that could not join
+                hub.fail(RunError("; ".join(hub.journal.refused.values())))
 
-            members["e"].add_done_callback(end_early)
-            try:
+        try:
+            async with serving(hub, experiment_to_json(experiment), "127.0.0.1:0") as server:
+                address = f"127.0.0.1:{server.port}"
+                makers = {"a": maker("a", plant.honest, None, lambda: None), "e": maker("e", plant.folder, plant.users, plant.store)}
+                for name, make in makers.items():  # the other host waits a little for another attempt of the coordinator
+                    members[name] = asyncio.create_task(serve_member(make, address, name=name, patience_s=0.5))
+                members["e"].add_done_callback(end_early)
                 yield
-            finally:
-                ends = await asyncio.gather(*members.values(), return_exceptions=True)
-                said = dict(zip(members, map(_full, ends), strict=True))
-                seen.own, seen.where["the other host"] = said["e"], said["a"].encode()
-                text = generate_latest(registry_of(Subject(hub, run, "coordinator", "marked")))
-                seen.where["the metrics"] = text
+        finally:
+            ends = await asyncio.gather(*members.values(), return_exceptions=True)
+            said = dict(zip(members, map(_full, ends), strict=True))
+            seen.own, seen.where["the other host"] = said["e"], said["a"].encode()
+            text = generate_latest(registry_of(Subject(hub, run, "coordinator", "marked")))
+            seen.where["the metrics"] = text
 
     async def whole() -> None:
         options = Options(run, tracer=tracer, on_event=lambda kind, text, data: events.append(f"{kind} {text} {data!r}"))

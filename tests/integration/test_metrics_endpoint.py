@@ -107,7 +107,7 @@ def test_a_server_is_watched_from_its_start_to_its_last_byte(tmp_path: Path) -> 
         "federation": {"hosts": 2},
     }
     address = f"127.0.0.1:{free_port()}"
-    hosts = {"a": "#0-#2", "b": "#3-#5"}
+    hosts = {"a": "#0..#2", "b": "#3..#5"}
     with (
         scraping(address) as scraper,
         processes(tmp_path, content, hosts=hosts, options=["--metrics", address, "--log-format", "json"]) as run,

@@ -6,8 +6,11 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import coterie
+from coterie.errors import ConfigError
 from coterie_deploy.cli import app as cli
 
 CASES = Path(__file__).parent.parent / "fixtures" / "cases"
@@ -71,3 +74,24 @@ def test_a_hinge_that_every_row_satisfies_has_several_minimisers(
     monkeypatch.chdir(tmp_path)
     for text in report(tmp_path, capsys, "--set", "problem.loss=squared_hinge"):
         assert "warning: global ended at one of several minimisers: some direction changes nothing" in text
+
+
+def test_groups_and_shrunken_users_need_rows_that_span_the_space_together_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(3)
+    rows, user = random.normal(size=(40, 2)), np.repeat(["a", "b"], 20)
+    rows[:20, 0], rows[20:, 1] = 0.0, 0.0  # each user lacks one of two features, as a ward without a level of a category
+    target = rows @ [1.0, -2.0] + random.normal(size=40)
+    np.savez("rows.npz", features=rows, target=target, user=user, ward=np.repeat("w", 40))
+    experiment = {
+        "name": "wards",
+        "data": {"source": "npz", "path": "rows.npz", "cluster": "ward", "test_fraction": 0},
+        "problem": {"loss": "least_squares", "reduction": "sum"},
+        "method": {"name": "hlm_exact", "gamma": 1.0, "alpha": 1.0},
+        "references": ["oracle"],
+    }
+    run = coterie.run(experiment).as_run()
+    together, *_ = np.linalg.lstsq(np.column_stack([rows, np.ones(40)]), target)
+    assert run.models_of("oracle")["a"] * [1, 1, -1] == pytest.approx(together)
+    with pytest.raises(ConfigError, match=r"2 of 2 users .* of its own, which a method or a reference of this experiment needs: user 'a'"):
+        coterie.run({**experiment, "references": ["local"], "name": "alone"})

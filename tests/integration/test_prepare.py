@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from coterie import run
+from coterie import Result, run
 from coterie.errors import ConfigError, CoterieError
+from coterie.experiment.config import experiment_from
+from coterie.methods import fedavg
+from coterie_client.problems.margins import MarginBlock
 from coterie_deploy.read.verify import verdict_on
+from coterie_deploy.roles.consent_page import reveal_lines
 
 
 def table(
@@ -142,6 +147,7 @@ def test_predictions_go_by_the_names_of_the_columns_wherever_they_stand(tmp_path
     import io
 
     from coterie_deploy.read.predict import predict
+    from coterie_deploy.read.shared_models import Whose
 
     table(tmp_path)
     run(experiment(), data=tmp_path, output=tmp_path / "run")
@@ -150,10 +156,45 @@ def test_predictions_go_by_the_names_of_the_columns_wherever_they_stand(tmp_path
     said = []
     for name in ("new.csv", "turned.csv"):
         out = io.StringIO()
-        predict(tmp_path / "run", "u1", tmp_path / name, None, None, out)
+        predict(tmp_path / "run", Whose(user="u1"), tmp_path / name, None, out)
         said.append([line.rpartition(",")[2] for line in out.getvalue().splitlines()])
     assert said[0] == said[1]
     assert float(said[0][1]) > float(said[0][2])
     (tmp_path / "short.csv").write_text("a,size\n1.0,2.0\n")
     with pytest.raises(ConfigError, match=r"short.csv: column 'b' is missing, found 'a', 'size'"):
-        predict(tmp_path / "run", "u1", tmp_path / "short.csv", None, None, io.StringIO())
+        predict(tmp_path / "run", Whose(user="u1"), tmp_path / "short.csv", None, io.StringIO())
+
+
+def told(result: Result) -> dict[str, int]:
+    """The scalars that users sent in the steps before the first round."""
+    lines = [line for line in result.ledger() if line["step"] in ("describe", "smoothness", "convexity")]
+    return {str(line["step"]): int(line["scalars"]) for line in lines if line["direction"] == "up"}
+
+
+def test_users_send_the_facts_of_their_losses_that_a_method_needs_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table(tmp_path)
+    stop = {"stop": {"rounds": 2}}
+    steps = {"optimizer": {"lr": 0.1}}
+    assert told(run({**experiment(), **stop}, data=tmp_path)) == {"describe": 0, "smoothness": 6}
+    given = {"name": "pdmm", "penalty": 0.1, "rho": 1.0}
+    assert told(run({**experiment(), **stop, "method": given}, data=tmp_path)) == {"describe": 0}
+    averaging = {**experiment(), **stop, "method": {"name": "fedavg", **steps}}
+    with monkeypatch.context() as patch:  # nobody computes them either
+        patch.delattr(MarginBlock, "curvatures")
+        assert told(run(averaging, data=tmp_path)) == {"describe": 0}
+    both = replace(fedavg.METHOD, facts=lambda _: frozenset({"smoothness", "strong_convexity"}))
+    monkeypatch.setattr(fedavg, "METHOD", both)
+    result = run(averaging, data=tmp_path, output=tmp_path / "run")
+    assert told(result) == {"describe": 0, "smoothness": 6, "convexity": 6}
+    assert verdict_on(tmp_path / "run").agrees
+
+
+def test_an_owner_reads_only_of_the_facts_that_are_sent() -> None:
+    def read(**method: object) -> str:
+        return "\n".join(reveal_lines(experiment_from({**experiment(), "method": method})))
+
+    assert "smoothness" in read(name="pdmm", penalty=0.1)
+    assert "convexity" not in read(name="pdmm", penalty=0.1)
+    assert "smoothness" not in read(name="pdmm", penalty=0.1, rho=1.0)
+    assert "row counts" in read(name="fedavg", epochs=1)
+    assert "smoothness" not in read(name="fedavg", epochs=1)

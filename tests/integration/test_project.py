@@ -61,7 +61,10 @@ def printed(folder: Path, width: int = 120, **links: str) -> str:
 def test_a_projection_says_what_each_scope_takes_and_refuses_what_it_cannot_know(tmp_path: Path) -> None:
     run = tmp_path / "run"
     asyncio.run(launch(flat({}), Launch("loopback", folder=run)))
+    left_out = "without room in 60 columns: links, turns, down, up"
     page = printed(run, direct="20Mbit/40ms")
+    assert left_out in printed(run, width=60, direct="20Mbit/40ms")
+    assert "without room" not in page
     (line,) = (line for line in page.splitlines() if line.startswith("direct"))
     ((n_turns,),) = query(run, "SELECT count(DISTINCT seq) FROM ledger WHERE seq > 0")
     assert line.split()[:3] == ["direct", "20Mbit/40ms", str(n_turns)]

@@ -90,7 +90,8 @@ def test_a_host_that_lost_its_state_after_it_was_forgotten_is_turned_away(tmp_pa
     last = n_exchanges(tmp_path / "calm")
 
     class Amnesia(World):
-        def kill(self, hub, name, link):  # type: ignore[no-untyped-def]
+        def kill(self, link):  # type: ignore[no-untyped-def]
+            hub, name = link.hub, link.name
             shutil.rmtree(self.folder / "hosts" / name)
             hub.lost(name, link, "killed")
             with pytest.raises(Refusal, match=r"host 'h1' came back without its state: it is at task 0, wanted at least \d+"):

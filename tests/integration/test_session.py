@@ -27,11 +27,13 @@ from coterie.experiment.config import Experiment, experiment_from, experiment_to
 from coterie.findings import Finding
 from coterie.record.ledger import Row
 from coterie.record.snapshot import SnapshotFile
+from coterie.session import dial
 from coterie.session.computer import Thread
 from coterie.session.dial import serve_member
+from coterie.session.member_session import MemberSession
 from coterie.v1 import session_pb2
 from coterie.wire.assembler import Assembler
-from coterie.wire.codec import PROTOCOL_VERSION, encode
+from coterie.wire.codec import PROTOCOL_VERSION, Received, encode
 from coterie.wire.messages import Broadcast, Rows, Vectors, declare
 from coterie.wire.precision import Precision
 from coterie_client.data import UserData
@@ -284,6 +286,44 @@ def test_a_sort_of_task_is_quick_after_several_quick_ones_in_a_row() -> None:
     run(computer.close())
 
 
+def test_tasks_that_wait_in_line_are_handled_on_the_event_loop_once_their_sort_is_quick() -> None:
+    """Otherwise a parent that is quick too keeps a host in its thread: the next task comes while the thread settles the last."""
+    host = maker("a", ["u0"])(experiment(), "run-1")
+    by = list[str]()
+
+    def handle(received: Received) -> None:
+        by.append(threading.current_thread().name)
+
+    host.handle = handle  # type: ignore[method-assign, assignment]
+    welcome = session_pb2.Welcome(run_id="run-1", member_indices=[0], n_members=1, heartbeat_s=0.2, numbers=[0], clusters=[0])
+    task = encode(session_pb2.Task(seq=1), [Block(np.ones((1, 3)))], Precision.of("float64")).head
+    frames = iter([session_pb2.JoinResponse(welcome=welcome).SerializeToString(), *[task] * 6])
+
+    class Call:
+        async def read(self) -> bytes:
+            if (frame := next(frames, None)) is None:
+                await asyncio.Event().wait()
+            return frame or b""
+
+        async def write(self, _: bytes) -> None: ...
+
+        def cancel(self) -> None: ...
+
+    async def test() -> None:
+        computer = Thread(10.0)
+        session = MemberSession(cast(Any, Call()), host, computer, asyncio.Event(), asyncio.Event(), lambda: None)
+        serving_it = asyncio.create_task(session.run())
+        async with asyncio.timeout(10):
+            while len(by) < 6:
+                await asyncio.sleep(0.01)
+        serving_it.cancel()
+        await asyncio.wait((serving_it,))
+        await computer.close()
+
+    run(test())
+    assert [name.startswith("coterie-compute") for name in by] == [True, True, True, False, False, False]
+
+
 def test_a_reply_does_not_wait_for_the_snapshot_that_its_task_asked_for(tmp_path: Path) -> None:
     """The snapshot is written when the host settles, or at the latest before the next task: its state is that of the task either way."""
     store = SnapshotFile(tmp_path, "a")
@@ -510,18 +550,24 @@ def test_a_silent_parent_is_noticed_and_dialled_again(monkeypatch: pytest.Monkey
     run(test())
 
 
-def test_a_parent_that_is_started_again_is_joined_again() -> None:
+def test_a_parent_that_is_started_again_is_joined_again_and_its_absence_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(dial, "SAY_S", 0.01)
+
     async def test() -> None:
         blocks = inputs(1, 3, 3)
         port = free_port()
         address = f"127.0.0.1:{port}"
         first = new_hub()
-        async with hosts(serve_member(maker("a", ["u0"]), address, name="a", patience_s=20)) as (host,):
+        telling: dict[str, Any] = {"on_wait": lambda why, _: said.append(why), "on_back": lambda _: said.append("back")}
+        async with hosts(serve_member(maker("a", ["u0"]), address, name="a", patience_s=20, **telling)) as (host,):
             async with served(first, address):
                 await ready(first)
                 for block in blocks[:2]:
                     await first.exchange(Block(block))
                 memory = first.memory()
+            while not any("refused" in why for why in said):
+                await asyncio.sleep(0.01)
             second = new_hub()
             second.state.attempt = 2
             second.restore(memory)
@@ -534,6 +580,8 @@ def test_a_parent_that_is_started_again_is_joined_again() -> None:
                 assert await host == "all done"
 
     run(test())
+    assert said[-1] == "back"
+    assert said.count("back") == 1
 
 
 def test_a_host_whose_parent_stays_away_gives_up_with_a_sentence() -> None:
@@ -681,9 +729,20 @@ def test_a_run_that_is_over_takes_nobody() -> None:
     async def test() -> None:
         hub = new_hub()
         async with served(hub) as (_, address):
-            await hub.finish("all done", failed=False)
+            await hub.finish("", failed=True)
             with pytest.raises(RunError, match="run run-1 has ended"):
                 await serve_member(maker("a", ["u0"]), address, name="a")
+
+    run(test())
+
+
+def test_a_member_that_comes_when_the_run_has_finished_hears_that_and_ends_well() -> None:
+    async def test() -> None:
+        hub = new_hub()
+        async with served(hub) as (_, address):
+            await hub.finish("all done", failed=False)
+            assert await serve_member(maker("a", ["u0"]), address, name="a") == "all done"
+        assert not hub.roster.hosts
 
     run(test())
 
@@ -922,7 +981,7 @@ def test_a_second_client_with_a_name_that_is_in_use_hears_the_reason_at_once_and
         hub = new_hub(hosts=2)
         async with served(hub) as (_, address), hosts(serve_member(maker("a", ["u0"]), address, name="a")) as (first,):
             await until_joined(hub)
-            second = serve_member(maker("a", ["u0"], instance="2"), address, name="a", on_refusal=said.append)
+            second = serve_member(maker("a", ["u0"], instance="2"), address, name="a", on_trouble=said.append)
             async with hosts(second) as (waiting,):
                 async with asyncio.timeout(10):
                     while not said:

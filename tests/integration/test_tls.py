@@ -15,7 +15,7 @@ from coterie.session.tls import load_tls
 from coterie.v1 import session_pb2
 from coterie.wire.codec import PROTOCOL_VERSION
 from coterie_deploy.containers.certs import Asked, init, issue
-from tests.commands import Command, commands_in, events, models, wait_for
+from tests.commands import Command, commands_in, events, in_one_process, models, wait_for
 
 EXPERIMENT = """
 name: small
@@ -83,11 +83,10 @@ def booked(served: Command, folder: Path, kind: str) -> list[str]:
 def test_a_federation_with_certificates_has_the_bits_of_one_process(start: Callable[..., Command], tmp_path: Path) -> None:
     served, address = server(start, "--tls", "ca/coordinator", "--output", "runs/tls")
     assert start("health", address, "--tls", "ca/coordinator").end()[:2] == (0, "SERVING\n")
-    for name, users in (("a", "#0-#2"), ("b", "#3-#5")):
+    for name, users in (("a", "#0..#2"), ("b", "#3..#5")):
         client(start, address, name, users, "--tls", f"ca/{name}")
     assert served.end()[0] == 0
-    assert start("run", "small.yaml", "--transport", "loopback", "--output", "runs/one").end()[0] == 0
-    assert models(tmp_path / "runs/tls") == models(tmp_path / "runs/one")
+    assert models(tmp_path / "runs/tls") == models(in_one_process(tmp_path, "small.yaml"))
 
 
 @pytest.mark.slow
@@ -109,13 +108,13 @@ def test_two_tiers_with_certificates(start: Callable[..., Command], tmp_path: Pa
     ("options", "code", "sentence"),
     [
         (
-            ("b", "#0-#2", "--tls", "ca/b"),
+            ("b", "#0..#2", "--tls", "ca/b"),
             2,
             "host 'b' is refused: its certificate does not let it speak for user 'u0': it is for u3, u4..u5",
         ),
-        (("b", "#3-#5", "--tls", "ca/a"), 2, "host 'b' is refused: its certificate is that of host 'a', wanted one of host 'b'"),
-        (("c0", "#0-#2", "--tls", "ca/c0"), 2, "its certificate is that of aggregator 'c0', wanted one of host 'c0'"),
-        (("host-of-c0", "#0-#2", "--tls", "ca/host-of-c0"), 2, "for users of cluster 'c0', but it brings user 'u2' of cluster 'c1'"),
+        (("b", "#3..#5", "--tls", "ca/a"), 2, "host 'b' is refused: its certificate is that of host 'a', wanted one of host 'b'"),
+        (("c0", "#0..#2", "--tls", "ca/c0"), 2, "its certificate is that of aggregator 'c0', wanted one of host 'c0'"),
+        (("host-of-c0", "#0..#2", "--tls", "ca/host-of-c0"), 2, "for users of cluster 'c0', but it brings user 'u2' of cluster 'c1'"),
     ],
 )
 def test_a_certificate_decides_for_whom_a_host_speaks(
@@ -154,18 +153,18 @@ def test_nobody_speaks_in_the_name_of_another_before_it_has_joined(
 def test_a_handshake_that_fails_is_named_by_the_client(start: Callable[..., Command], tmp_path: Path) -> None:
     _, address = server(start, "--tls", "ca/coordinator")
     # A client of another authority does not believe the server either, and says so first.
-    others = client(start, address, "a", "#0-#2", "--tls", "ca/others/a").fails(2)
+    others = client(start, address, "a", "#0..#2", "--tls", "ca/others/a").fails(2)
     assert "its certificate is not believed: it was not issued by the authority in ca.crt" in others
     # One that believes the server, with a certificate of another authority.
     mixed = tmp_path / "mixed"
     mixed.mkdir()
     for name, folder in (("ca.crt", "ca"), ("tls.crt", "ca/others/a"), ("tls.key", "ca/others/a")):
         (mixed / name).write_bytes((tmp_path / folder / name).read_bytes())
-    assert "the certificate mixed/tls.crt is no good: it was not issued by" in client(start, address, "a", "#0-#2", "--tls", "mixed").fails(
-        2
-    )
+    assert "the certificate mixed/tls.crt is no good: it was not issued by" in client(
+        start, address, "a", "#0..#2", "--tls", "mixed"
+    ).fails(2)
     # In plain text.
-    plain = client(start, address, "a", "#0-#2").fails(2)
+    plain = client(start, address, "a", "#0..#2").fails(2)
     assert f"host 'a' cannot join the server at {address}: it wants TLS: give this member its certificate with --tls" in plain
 
 
@@ -181,19 +180,19 @@ def test_a_client_whose_certificate_is_not_believed_hears_it(start: Callable[...
     # With both authorities in the server's ca.crt, hosts of either are believed; with the other's alone in the client's, the server is not.
     (odd / "ca.crt").write_bytes((certs / "ca.crt").read_bytes() + (certs / "others/ca.crt").read_bytes())
     _, address = server(start, "--tls", "odd")
-    assert "it was not issued by the authority" in client(start, address, "a", "#0-#2", "--tls", "ca/others/a").fails(2)
+    assert "it was not issued by the authority" in client(start, address, "a", "#0..#2", "--tls", "ca/others/a").fails(2)
 
 
 def test_tls_against_a_server_in_plain_text_is_named_on_both_sides(start: Callable[..., Command], tmp_path: Path) -> None:
     served, address = server(start)
-    assert "it speaks plain text, wanted TLS" in client(start, address, "a", "#0-#2", "--tls", "ca/a").fails(2)
+    assert "it speaks plain text, wanted TLS" in client(start, address, "a", "#0..#2", "--tls", "ca/a").fails(2)
     served.line("host 'a' will not join: it wants TLS, but this server speaks plain text (start it with --tls)")
     assert len(booked(served, tmp_path, "refused")) == 1
 
 
 def test_a_server_with_a_certificate_for_another_address_is_not_believed(start: Callable[..., Command]) -> None:
     _, address = server(start, "--tls", "ca/elsewhere")
-    sentence = client(start, address, "a", "#0-#2", "--tls", "ca/a").fails(2)
+    sentence = client(start, address, "a", "#0..#2", "--tls", "ca/a").fails(2)
     assert "its certificate is not for '127.0.0.1': issue one with --address 127.0.0.1, or dial a name that it is for" in sentence
 
 
@@ -221,6 +220,15 @@ def test_a_server_does_not_start_with_a_bad_certificate(
     assert not (tmp_path / "runs/small").exists()
 
 
+def test_a_resume_with_a_bad_certificate_is_no_attempt(start: Callable[..., Command], tmp_path: Path) -> None:
+    served, _ = server(start)
+    served.process.terminate()
+    served.end()
+    again = start("server", "runs/small", "--listen", "127.0.0.1:0", "--resume", "--tls", "ca/a")
+    assert "ca/a/tls.crt is no good: it was issued for another role" in again.fails(2)
+    assert len(events(tmp_path / "runs/small", "start")) == 1
+
+
 def test_a_host_whose_certificate_expires_while_it_waits_says_so(start: Callable[..., Command], certs: Path, tmp_path: Path) -> None:
     issue(certs, Asked("host", "short", days=4 / 86_400))
     waiting = start("client", "--server", "127.0.0.1:9", "--name", "short", "--state", "s", "--tls", "ca/short")
@@ -238,8 +246,10 @@ def test_health_tells_a_server_from_none(start: Callable[..., Command]) -> None:
     served, address = server(start)
     assert start("health", address).end()[:2] == (0, "SERVING\n")
     assert start("health", "--state", "state-a").fails(3).endswith("state-a: No such file or directory")
-    client(start, address, "a", "#0-#2")
+    client(start, address, "a", "#0..#2")
     wait_for(lambda: start("health", "--state", "state-a").end()[:2] == (0, "ALIVE\n"))
     served.process.terminate()
     served.end()
-    assert f"no answer from {address} within 0.5 s" in start("health", address, "--timeout", "0.5").fails(3)
+    assert f"no answer from {address} within 0.5 s: the connection was refused, so nothing listens" in start(
+        "health", address, "--timeout", "0.5"
+    ).fails(3)

@@ -25,6 +25,8 @@ import coterie
 from coterie.errors import ConfigError, RunError
 from coterie_deploy.read.verify import verdict_on
 from coterie_deploy.roles import aggregator as aggregator_role
+from coterie_deploy.roles import joining
+from coterie_deploy.terminal import signals
 from coterie_deploy.terminal.signals import Stop
 from coterie_server.interface.half import Replies
 from coterie_server.record import summary
@@ -422,7 +424,8 @@ def one_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tiers,
         stops.append(Stop())
         yield stops[-1]
 
-    monkeypatch.setattr(aggregator_role, "stopping_on_signals", stopping)
+    monkeypatch.setattr(joining, "stopping_on_signals", stopping)
+    monkeypatch.setattr(signals, "STAY_S", 0.0)  # its coordinator is not asked to stop
     return Tiers(small(data={**data, "options": options}, federation={"hosts": 1}), tmp_path), stops
 
 

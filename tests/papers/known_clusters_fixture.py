@@ -30,7 +30,7 @@ from coterie_client.data.sources import user_source
 from coterie_client.hosting.build import build_host
 from coterie_client.hosting.host import Host
 from coterie_client.interface.half import Inbox, Local, client_half
-from coterie_client.problems import Problem, build_problem
+from coterie_client.problems import ConvexProblem, build_problem
 from coterie_deploy.engines.loopback import join_all
 from coterie_server.interface.half import ClusterSetting, Facts, Members, Outcome, Replies, Setting, server_half
 from coterie_server.run.coordinator import Finished, Options, coordinate
@@ -206,7 +206,7 @@ class Users:
         own = {name: array[rows[name]] for name, array in start.items()}
         self.state = dataclasses.replace(self.state, **own)
 
-    async def exchange(self, *messages: Message, to: Indices | None = None, wanted: Any = ()) -> Replies:
+    async def exchange(self, *messages: Message, to: Indices | None = None, wanted: Any = (), within: int | None = None) -> Replies:
         """One task for the host."""
         kept = [select_clusters(m, self.state.clusters) if isinstance(m, PerCluster) else m for m in messages]
         sent = {type(m): _carried(m, self.precision) for m in kept if m is not None}
@@ -223,7 +223,7 @@ class Aggregators:
         self.states = [half.init() for half in self.halves]
         self.sent: list[Message] = []
 
-    async def exchange(self, *messages: Message, to: Indices | None = None, wanted: Any = ()) -> Replies:
+    async def exchange(self, *messages: Message, to: Indices | None = None, wanted: Any = (), within: int | None = None) -> Replies:
         """`PerCluster` messages are for the halves, others for the users."""
         self.sent += messages
         answers: list[list[Message]] = []
@@ -261,7 +261,7 @@ class Tiers:
         n_clusters = len(members.cluster_names)
         self.everyone = Users(experiment, members, data, n_clusters)
         problem = self.everyone.local.problem
-        facts = Facts(problem.n_rows, problem.smoothness(), problem.strong_convexity(), problem.d)
+        facts = Facts(problem.n_rows, problem.d, problem.smoothness(), problem.strong_convexity())
         setting = Setting(experiment.seed, config.name, members, self.everyone.precision, facts)
         half = server_half(config.name)
         build_clusters = half.tiers
@@ -299,7 +299,7 @@ class Tiers:
         return whole
 
 
-def optimum(problem: Problem, gamma: Any, alpha: Any, cluster_of: Indices) -> np.ndarray[Any, Any]:
+def optimum(problem: ConvexProblem, gamma: Any, alpha: Any, cluster_of: Indices) -> np.ndarray[Any, Any]:
     """The minimiser (n, d) of (2.1) for quadratic losses, gamma (n,) and alpha (k,), from the normal equations."""
     n, d = problem.n_users, problem.d
     own = np.asarray(alpha)[cluster_of] * gamma

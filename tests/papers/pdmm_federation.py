@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from coterie_client.methods.pdmm import CLIENT
 from coterie_client.problems import build_problem
 from coterie_server.interface.half import Facts, Members, Outcome, Replies, Setting
 from coterie_server.interface.merge import Layout, merged
-from coterie_server.methods.pdmm.half import set_up
+from coterie_server.methods.pdmm.half import build, set_up
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -46,7 +47,11 @@ class Data:
         self.problem = self.of(np.arange(self.n))
         self.d = self.problem.d
         smoothness, convexity = self.problem.smoothness(), self.problem.strong_convexity()
-        self.facts = Facts(self.problem.n_rows, smoothness, convexity, self.d)
+        self.facts = Facts(self.problem.n_rows, self.d, smoothness, convexity)
+
+    @cached_property
+    def local_models(self):
+        return self.problem.argmin(np.zeros((self.n, self.d)), 0.0)
 
     def of(self, users):
         return build_problem(self.config, [f"u{i}" for i in users], list(self.features[users]), list(self.labels[users]))
@@ -80,7 +85,7 @@ class Memory:
             host: Local(0, tuple(f"u{i}" for i in users), users, data.n, self.precision, (), data.of(users)) for host, users in own.items()
         }
         self.states = dict.fromkeys(own)
-        self.vectors, self.message_bytes, self.contacts, self.exchanges = Counter(), 0, 0, 0
+        self.vectors, self.scalars, self.message_bytes, self.contacts, self.exchanges = Counter(), Counter(), 0, 0, 0
 
     def begin(self, options):
         options = json.loads(json.dumps(dict(options)))["pdmm"]
@@ -117,6 +122,8 @@ class Memory:
         direction = "down" if encoded.is_task else "up"
         for entry in entries:
             self.message_bytes += entry.message_bytes
+            if entry.kind != ENVELOPE:
+                self.scalars[kind_class(entry.kind).step, direction] += entry.scalars
             if entry.kind == ENVELOPE or entry.kind in broadcasts or not entry.vectors:
                 continue
             cls = kind_class(entry.kind)
@@ -134,15 +141,22 @@ class Run:
         self.memory = memory or Memory(data, n_hosts, payload)
         outcome = Outcome(data.global_models) if start == "global" else start if isinstance(start, Outcome) else None
         members = Members(tuple(f"u{i}" for i in range(data.n)), ("",) * data.n)
-        setting = Setting(seed, stage, members, self.memory.precision, data.facts, outcome)
+        local = {"local": Outcome(data.local_models)} if "graph" in config else {}
+        setting = Setting(seed, stage, members, self.memory.precision, data.facts, outcome, local)
         self.config = Config(start="zero" if start == "zero" else "global", **config)
         self.method = set_up(self.config, setting)
-        self.memory.begin(self.method.client_options)
-        self.state = finished(self.method.init(self.memory))
+        self.arrivals = build(self.config, setting) if self.config.sampling == "arrival" else None
+        self.memory.begin(self.half.client_options)
+        self.state = finished(self.half.init(self.memory))
         self.figures = []
 
+    @property
+    def half(self):
+        """What is driven; tests may replace `method`."""
+        return self.arrivals or self.method
+
     def round(self):
-        self.state, figures = finished(self.method.round(self.state, self.memory, len(self.figures) + 1))
+        self.state, figures = finished(self.half.round(self.state, self.memory, len(self.figures) + 1))
         self.figures.append(figures)
         return self
 
@@ -151,7 +165,7 @@ class Run:
         return [self.round().state.x for _ in range(count)]
 
     def finish(self):
-        return finished(self.method.finish(self.state, self.memory))
+        return finished(self.half.finish(self.state, self.memory))
 
     def gaps(self):
         """Relative gap to the fixture's optimum after each evaluated round."""

@@ -18,7 +18,7 @@ from coterie.experiment.config import Experiment
 from coterie.families.schedule import CLUSTER, GLOBAL, schedule_of
 from coterie.methods.async_al2sgd import ClusterConstants
 from coterie.wire.messages import Rows
-from coterie_client.families.row_draws import drawn_rows, keys_of
+from coterie_client.methods.async_al2sgd import drawn_rows, keys_of
 from coterie_server.record import summary
 from tests.papers.known_clusters_fixture import KINDS, Run, Tiers, experiment, fixture, made_experiment, optimum, run, run_apart
 from tests.simulation import World, bits, query, random_faults

@@ -15,7 +15,7 @@ from coterie.families.consensus import Curvatures, Slopes
 from coterie.methods.certify import Config
 from coterie.wire.precision import Precision
 from coterie_deploy.engines.api import run
-from coterie_deploy.studies.certify import certification, certify, found_labels
+from coterie_deploy.studies.certify import Proved, certification, certify, found_labels, proved_in
 from coterie_server.interface.half import Facts, Members, Outcome, Replies, Setting
 from coterie_server.maths.clusters import same_partition
 from coterie_server.methods.certify import set_up
@@ -131,7 +131,7 @@ def test_a_wrong_partition_has_no_interval():
 
 def setting(clusters=("a", "a", "b"), labels=None):
     names = tuple(f"u{place}" for place in range(len(clusters)))
-    facts = Facts(np.full(len(clusters), 5), np.ones(len(clusters)), np.zeros(len(clusters)), 2)
+    facts = Facts(np.full(len(clusters), 5), 2)
     start = Outcome(np.zeros((3, 2)), labels) if labels is not None else None
     return Setting(0, "certify", Members(names, tuple(clusters)), Precision.of("float64"), facts, start)
 
@@ -178,10 +178,13 @@ def test_the_table_gives_each_penalty_in_three_conventions(capsys):
     lam, eq3, eq14 = map(float, row[2:])
     assert (eq3, eq14) == pytest.approx((lam / 12, lam / 2), rel=1e-3)
     assert f"[{lam:g}, " in lines[0]
+    (needed,) = [float(line.split()[3]) for line in lines if line.startswith("  needed there: exact")]
+    assert needed != pytest.approx(lam, rel=0.01)
+    assert "so it is no end of the interval" in " ".join(" ".join(lines).split())
 
 
 def test_the_clusters_that_a_run_has_found_are_certified(tmp_path, capsys):
-    solved = experiment(60, {"name": "pdmm", "penalty": 0.09}, stop={"residual": 1e-6})
+    solved = experiment(60, {"name": "pdmm", "penalty": 0.09, "refit": True}, stop={"residual": 1e-6}, inference=True)
     run(solved, output=tmp_path / "run")
     labels = found_labels(tmp_path / "run")
     assert same_partition(np.array([int(labels[f"u{place}"]) for place in range(60)]), LABELS)
@@ -191,9 +194,42 @@ def test_the_clusters_that_a_run_has_found_are_certified(tmp_path, capsys):
     assert "3 clusters of 60 users: exact for LAM in [0.07" in capsys.readouterr().out
 
 
+def test_a_run_by_newton_steps_is_certified_by_its_duality_gap_and_its_clusters_by_the_conditions(tmp_path, capsys):
+    solved = experiment(60, {"name": "son_newton", "penalty": 0.09, "refit": True})
+    outcome = run(solved, output=tmp_path / "run").outcomes["son_newton"]
+    (proved,) = proved_in(tmp_path / "run")
+    assert proved == Proved("son_newton", 3, outcome.figures["objective"], outcome.figures["duality_gap"])
+    assert 0 <= proved.gap < 1e-10
+    assert certification(solved, tmp_path / "run").method.at == 0.09
+    certify(solved, partition=tmp_path / "run")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"son_newton 3 58.72 {proved.gap:.1e}" in printed
+    assert "3 clusters of 60 users: exact for LAM in [0.07" in printed
+
+
+def test_on_a_graph_the_gap_is_the_whole_certificate_and_without_one_there_is_none(tmp_path, capsys):
+    method = {"name": "son_newton", "path": [0.5, 0.2], "graph": {"neighbours": 3}}
+    solved = experiment(60, method)
+    outcomes = run(solved, output=tmp_path / "run").outcomes
+    certify(solved, partition=tmp_path / "run")
+    printed = capsys.readouterr().out
+    for lam in (0.5, 0.2):
+        assert f"{outcomes[f'son_newton-{lam}'].figures['duality_gap']:.1e}" in printed
+    assert "exact for LAM" not in printed
+    with pytest.raises(ConfigError, match=r"method.graph is not complete, but the conditions for clusters are on all pairs"):
+        certify(solved)
+    unproved = experiment(60, {"name": "pdmm", "penalty": 0.5, "graph": {"neighbours": 3}}, stop={"rounds": 5})
+    run(unproved, output=tmp_path / "pdmm")
+    assert proved_in(tmp_path / "pdmm") == []
+    with pytest.raises(ConfigError, match=r"a run of son_newton keeps duality gaps instead, which --partition RUN prints"):
+        certify(unproved, partition=tmp_path / "pdmm")
+
+
 def test_the_penalty_is_taken_in_any_convention():
     assert certification(experiment(60, {"name": "pdmm", "lambda_eq3": 0.00075})).method.at == pytest.approx(0.09)
     assert certification(experiment(60, {"name": "pdmm", "path": [0.1, 0.05]})).method.at is None
+    assert certification(experiment(60, {"name": "son_newton", "path": [0.1, 0.05]})).method.at is None
+    assert certification(experiment(60, {"name": "son_newton", "path": [0.1]})).method.at == 0.1
     assert certification(experiment(60, {"name": "local"})).method == Config()
 
 

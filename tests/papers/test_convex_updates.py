@@ -111,7 +111,7 @@ def test_a_batch_has_the_mean_of_the_losses_of_its_rows(name: str) -> None:
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_mean_over_an_epoch_of_equal_batches_is_the_gradient_of_the_user(name: str) -> None:
-    """As `Problem.gradient` and `Problem.row_gradient` say."""
+    """As `ConvexProblem.gradient` and `ConvexProblem.row_gradient` say."""
     config, features, target = user_of(name)
     problem = build_problem(config, ["u"], [features], [target])
     x = a_model(2)[: problem.d]
@@ -337,7 +337,7 @@ def test_pfedme_follows_the_envelope() -> None:
 
 
 def test_pfedmes_theta_is_the_prox_where_the_steps_suffice() -> None:
-    """grad f_i(theta) + lambda (theta - w) = 0, which `Problem.argmin` solves."""
+    """grad f_i(theta) + lambda (theta - w) = 0, which `ConvexProblem.argmin` solves."""
     users, _ = driven("pfedme", penalty=4.0, personal_lr=0.1, personal_steps=400, batch_size=None, epochs=1)
     sent = a_model()
     users.round(1, sent)

@@ -218,7 +218,7 @@ def answer_from(ys: list[np.ndarray]) -> Any:
 
 
 def related(n: int, d: int, **method: Any) -> Related:
-    facts = Facts(np.ones(n, dtype=np.int64), np.ones(n), np.ones(n), d)
+    facts = Facts(np.ones(n, dtype=np.int64), d)
     names = tuple(f"u{i}" for i in range(n))
     setting = Setting(0, "fed_mtl", Members(names, ("",) * n), Precision.of("float64", is_convex=True), facts)
     return Related(Config(**{"participation": 1.0, **method}), setting, n, facts.d)

@@ -331,7 +331,7 @@ def test_without_torch_a_client_says_which_extra_to_install(archive: Path, monke
     for name in [name for name in sys.modules if name.startswith("coterie_client.nets")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ConfigError, match=r"torch is not installed: install the extra, pip install 'coterie\[torch\]'"):
+    with pytest.raises(ConfigError, match=r"needs torch, which is not installed: pip install 'coterie\[torch\]'"):
         build_host("h", network_experiment(archive, METHODS["fedrep"]), "run", None)
 
 

@@ -16,6 +16,12 @@ def accuracy(classes: int, *overrides: str) -> float:
 
 
 @pytest.mark.slow
+def test_users_in_stacks_learn_what_they_learn_one_after_another() -> None:
+    found = {training: accuracy(2, f"model.training={training}") for training in ("alone", "stacked")}
+    assert found["stacked"] == pytest.approx(found["alone"], abs=0.005)  # the rounding of one model reaches all users
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("classes", "wanted"), [(2, 0.94), (5, 0.85)])
 def test_fedrep_reaches_its_figures_and_is_above_fedper(classes: int, wanted: float) -> None:
     fedrep = accuracy(classes)

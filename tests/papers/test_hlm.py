@@ -200,6 +200,19 @@ def test_what_does_not_fit_is_told(changes, message):
         run(small(**changes))
 
 
+@pytest.mark.parametrize(("factor", "warned"), [(1.0, False), (100.0, True)])
+def test_features_of_very_unequal_scale_are_told(factor, warned, tmp_path):
+    features = np.random.default_rng(0).normal(size=(60, 2)) * [1.0, factor]
+    users, clusters = np.repeat(["u0", "u1", "u2"], 20), np.full(60, "c")
+    np.savez(tmp_path / "users.npz", features=features, target=features.sum(axis=1), user=users, cluster=clusters)
+    for standardize in (False, True):
+        data = {"source": "npz", "path": str(tmp_path / "users.npz"), "cluster": "cluster", "standardize": standardize}
+        method = {"name": "hlm_exact", "gamma": 1.0, "lam": 1.0}
+        result = run(experiment_from({"name": "scales", "data": data, "problem": {"loss": "least_squares"}, "method": method}))
+        told = any("times as large as another one" in text for text in result.outcomes["hlm_exact"].warnings)
+        assert told == (warned and not standardize)
+
+
 def test_a_user_without_a_cluster_is_told():
     setting = Setting(0, "hlm_exact", Members(("u0", "u1"), ("c0", "")), Precision.of("float64"))
     with pytest.raises(ConfigError, match="user 'u1' has no known cluster"):

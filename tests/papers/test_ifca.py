@@ -22,7 +22,7 @@ from coterie_client.learning import Rows
 from coterie_client.methods.ifca import CHOICE
 from coterie_deploy.engines.launch import Launch, launch
 from coterie_deploy.read.models import finished_run, models_of
-from coterie_server.families.partial import PartialSharing, State
+from coterie_server.families.partial import PartialSharing, SharedState
 from coterie_server.interface.half import Members, Replies, Setting
 from coterie_server.methods import ifca as server
 from coterie_server.methods.ifca import CHOICES
@@ -119,8 +119,8 @@ def half(n_models: int = 3) -> PartialSharing:
     return PartialSharing(config, setting, stacked(tensors, n_models), rows, none, are_personal=True, own=server.OWN, one=tensors)
 
 
-def choosing(weights: Any, counts: Any, choices: Any) -> State:
-    return State(weights, counts, beside={CHOICES: choices})
+def choosing(weights: Any, counts: Any, choices: Any) -> SharedState:
+    return SharedState(weights, counts, beside={CHOICES: choices})
 
 
 def replied(users: Sequence[int], models: Sequence[int]) -> Replies:
@@ -153,7 +153,7 @@ def test_a_choice_of_somebody_who_was_not_asked_is_refused() -> None:
         {Chosen: Chosen(np.array([0, 1]), users=np.array([0, 2]))}, None, {Updated: replied([0, 1], [0, 0]).one_by_one(Updated)}
     )
     with pytest.raises(ProtocolError, match=r"ifca\.Chosen came for members \[0, 2\]"):
-        server.taken(half(), State(np.zeros(6, np.float32), np.zeros(3, np.int64)), replies, np.array([0, 1]))
+        server.taken(half(), SharedState(np.zeros(6, np.float32), np.zeros(3, np.int64)), replies, np.array([0, 1]))
 
 
 def test_one_model_is_fedavg_to_the_bit() -> None:
@@ -210,8 +210,22 @@ def test_planted_clusters_are_found_and_everyone_has_its_model(tmp_path: Path) -
     assert outcome.labels is not None
     assert outcome.labels.tolist() == kinds.tolist()
     assert outcome.figures["heldout_metric"] > 0.8
+    assert outcome.warnings == ()
     models = models_of(finished_run(tmp_path / "run"), None)
     found = [models[f"u{number}"]["head.weight"] for number in range(len(kinds))]
     for kind, weight in zip(kinds, found, strict=True):
         np.testing.assert_array_equal(weight, found[kind])
         assert any(np.array_equal(weight, each) for each in outcome.shared["head.weight"])
+
+
+def test_models_that_no_user_has_taken_are_told(tmp_path: Path) -> None:
+    """Users of one kind agree on one of the models."""
+    method = {"name": "ifca", "clusters": 9, "participation": 1.0, "fine_tune": []}
+    experiment = network_experiment(write_users(tmp_path / "users.npz"), method, model={"name": "linear", "classes": 3})
+    outcome = asyncio.run(launch(experiment, Launch("loopback", folder=tmp_path / "run"))).outcomes["ifca"]
+    assert outcome.labels is not None
+    n_taken = int(outcome.labels.max()) + 1
+    assert n_taken < 9
+    assert outcome.warnings == (
+        f"users have taken only {n_taken} of the 9 models: fewer models, other steps or another seed may do better",
+    )

@@ -11,7 +11,7 @@ import pytest
 from coterie import Result, run
 from coterie.experiment.config import experiment_from
 from coterie.experiment.problem import ProblemConfig
-from coterie_client.families.gaps import gaps
+from coterie_client.families.known_clusters import gaps
 from coterie_client.problems import build_problem
 
 

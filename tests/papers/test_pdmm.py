@@ -15,7 +15,9 @@ from pydantic import ValidationError
 
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.experiment.config import experiment_from
-from coterie.methods.pdmm import Config, Constants, least_nu
+from coterie.families.pdmm_steps import least_nu
+from coterie.families.ties import Extent
+from coterie.methods.pdmm import Config, Constants
 from coterie.record import snapshot
 from coterie_client.methods.pdmm import CLIENT
 from coterie_server.interface.half import Outcome
@@ -519,22 +521,22 @@ def spectral_radius(n, nu, tau, curvature, all_zero, eta_over_rho=0.0):
 def test_jacobi_is_stable_from_tau_half_plus_one_over_2n_minus_1_on(n, tau):
     """ "damping factors ... to stabilize": the least nu is sharp, and not N/(2N-1), which is too little for two users with tau = .8."""
     cases = [(curvature, all_zero) for curvature in (0, 0.01 * n, n / 3, n) for all_zero in (False, True)]
-    enough = max(spectral_radius(n, least_nu(n, tau) + 1e-3, tau, *case) for case in cases)
-    too_little = max(spectral_radius(n, least_nu(n, tau) - 1e-3, tau, *case) for case in cases)
+    enough = max(spectral_radius(n, least_nu(Extent.complete(n), tau) + 1e-3, tau, *case) for case in cases)
+    too_little = max(spectral_radius(n, least_nu(Extent.complete(n), tau) - 1e-3, tau, *case) for case in cases)
     assert enough <= 1 + 1e-9
     assert too_little > 1 + 1e-6
-    assert least_nu(2, 0.8) > 2 / 3 > 6 / 11 > 0.51 > least_nu(6, 0.8)
+    assert least_nu(Extent.complete(2), 0.8) > 2 / 3 > 6 / 11 > 0.51 > least_nu(Extent.complete(6), 0.8)
 
 
 @pytest.mark.parametrize("n", [2, 3, 6, 60])
 @pytest.mark.parametrize("e", [0.3, 1.0, 3.0])
 def test_eta_lessens_the_damping_that_is_needed(n, e):
     """tau/2 + (1 - e)/(2N - 1 + e), e = eta/rho: sharp again, and enough for the larger eta_i that a linearized x-update amounts to."""
-    least = least_nu(n, 0.8, e)
+    least = least_nu(Extent.complete(n), 0.8, e)
     cases = [(curvature, all_zero) for curvature in (0, 0.01 * n, n / 3, n) for all_zero in (False, True)]
     assert max(spectral_radius(n, least + 1e-3, 0.8, *case, larger) for case in cases for larger in (e, 2 * e, 10 * e + 5)) <= 1 + 1e-9
     assert max(spectral_radius(n, least - 1e-3, 0.8, *case, e) for case in cases) > 1 + 1e-6
-    assert least <= least_nu(n, 0.8)
+    assert least <= least_nu(Extent.complete(n), 0.8)
 
 
 def test_a_setting_that_eta_makes_stable_is_taken_and_converges():
@@ -576,7 +578,7 @@ def test_rounds_that_draw_nearly_everything_need_the_damping_of_full_participati
 def test_half_of_the_blocks_need_no_damping():
     run = Run(SIX, penalty=0.7, nu=0.0, **HALF)
     assert run.until(1e-6, 1000) > 10
-    assert run.method.warnings == ()
+    assert run.method.as_half().warnings == ()
 
 
 def test_with_z_after_x_tau_stays_below_the_golden_ratio():
@@ -599,13 +601,13 @@ def test_with_z_after_x_tau_stays_below_the_golden_ratio():
     ],
 )
 def test_what_is_let_through_but_not_proven_is_said(way, sentence):
-    (said,) = Run(SIX, penalty=0.7, **way).method.warnings
+    (said,) = Run(SIX, penalty=0.7, **way).method.as_half().warnings
     assert said.startswith(sentence)
 
 
 @pytest.mark.parametrize("way", [*ALL_WAYS[:5], UNIFORM, {"steps": "wang"}, NEARLY_ALL], ids=way_name)
 def test_defaults_need_no_warning(way):
-    assert Run(SIX, penalty=0.7, **way).method.warnings == ()
+    assert Run(SIX, penalty=0.7, **way).method.as_half().warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -626,7 +628,7 @@ def test_defaults_need_no_warning(way):
 )
 def test_the_constants_are_exactly_these(n, config, wanted):
     """For a mean smoothness of 2."""
-    found = Config(penalty=1, **config).steps_for(n, 2.0)
+    found = Config(penalty=1, **config).steps_for(Extent.complete(n), 2.0)
     assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(wanted), rel=1e-12)
 
 

@@ -14,6 +14,7 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
 from coterie.experiment.config import StopRule, experiment_from
 from coterie.experiment.model import TensorInfo
+from coterie.families import pdmm_messages
 from coterie.families.partial import AskStart, Shared, Start, TrainingLoss, Updated
 from coterie.methods import fedavg, fedrep_linear, pdmm
 from coterie.methods.fedrep_linear import FinalRepresentation, Representation, Scores, UpdatedRepresentation
@@ -25,8 +26,7 @@ from coterie_server.interface.half import Facts, Members, Replies, Setting
 from coterie_server.interface.stages import Stage
 from coterie_server.methods import fedrep_linear as linear_room
 from coterie_server.methods.pdmm import half as pdmm_room
-from coterie_server.run.absence import check_absence, why_everyone
-from coterie_server.run.plan import stages_of
+from coterie_server.run.plan import check_absence, stages_of, why_everyone
 
 NOBODY: Indices = np.zeros(0, dtype=np.int64)
 
@@ -60,7 +60,7 @@ def _one_by_one(message: Start | Updated) -> list[Any]:
 
 
 def setting(n: int, **more: Any) -> Setting:
-    facts = Facts(np.arange(1, n + 1) * 10, np.ones(n), np.ones(n), 1, n_test=np.zeros(n, dtype=np.int64))
+    facts = Facts(np.arange(1, n + 1) * 10, 1, np.ones(n), np.ones(n), n_test=np.zeros(n, dtype=np.int64))
     return Setting(3, "stage", Members(tuple(f"u{i}" for i in range(n)), ("",) * n), Precision.of("float64"), facts, **more)
 
 
@@ -75,12 +75,12 @@ class Points(Federation):
         self.a, self.steps = np.array(a), steps
 
     def answer(self, messages: Sequence[Message], users: Indices) -> Sequence[Message]:
-        [task] = [message for message in messages if isinstance(message, pdmm.Aggregates)]
+        [task] = [message for message in messages if isinstance(message, pdmm_messages.Aggregates)]
         listed = np.arange(self.n) if task.users is None else task.users
         v = task.v[np.isin(listed, users), 0]
-        [rho] = [message.rho[0] for message in messages if isinstance(message, pdmm.Weight)] or [self.steps.rho]
+        [rho] = [message.rho[0] for message in messages if isinstance(message, pdmm_messages.Weight)] or [self.steps.rho]
         q = rho * (self.n - 1) + self.steps.at(rho).eta
-        return [pdmm.UpdatedModels(((self.a[users] + v) / (1 + q))[:, None], users=users)]
+        return [pdmm_messages.UpdatedModels(((self.a[users] + v) / (1 + q))[:, None], users=users)]
 
 
 def points(a: Sequence[float], **settings: Any) -> tuple[pdmm_room.Pdmm, Points]:
@@ -252,7 +252,7 @@ def test_fedavg_averages_those_who_answer_with_weights_that_sum_to_one(average: 
 @pytest.mark.parametrize("name", methods())
 def test_every_method_says_whether_it_needs_everyone(name: str) -> None:
     tolerant = {"pdmm", "fedrep_linear", *methods("network")} - {"adapt"}
-    stage = Stage(name, name, SimpleNamespace(placement="lean"), StopRule())
+    stage = Stage(name, name, SimpleNamespace(placement="lean", sampling="full"), StopRule())
     assert (why_everyone(stage) == "") == (name in tolerant)
 
 

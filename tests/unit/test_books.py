@@ -193,7 +193,7 @@ def test_a_cluster_that_nobody_waits_for_is_turned_away_and_the_one_that_is_miss
             parent.hello(hello("w", ["w"], aggregator=True), Quiet())
         with pytest.raises(
             RunError,
-            match=r"need 2 of 2 aggregators, have 1 after 0\.01 s \(federation\.join_timeout_s\): x; "
+            match=r"need 2 of 2 aggregators, have 1 after 0\.01 s without another \(federation\.join_timeout_s\): x; "
             r"nobody speaks for cluster 'y'; cluster 'w' is",
         ):
             await parent.gather()

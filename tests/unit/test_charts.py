@@ -13,7 +13,7 @@ import pytest
 
 from coterie.arrays import Array
 from coterie_deploy.read.costs import AXES, axes_of, common_goal, cost, figures_shown, goal_said
-from coterie_deploy.view import charts, charts_structure
+from coterie_deploy.view import charts, charts_structure, charts_users
 from coterie_deploy.view import theme as themes
 from coterie_deploy.view.charts import Chart
 from coterie_deploy.view.charts_structure import KNOWN, Link
@@ -83,6 +83,16 @@ def test_bytes_up_can_count_more() -> None:
     chart = charts.progress_chart({"one": curves_of(2, loss=[2.0, 1.0])}, "loss", "bytes", up_weight=5)
     assert [row[1] for row in chart.rows] == [510, 1020]
     assert "up 5 times" in chart.columns[1]
+
+
+def test_counts_begin_at_0_and_an_axis_that_does_not_says_so() -> None:
+    def drawn(values: list[float]) -> tuple[Any, bool]:
+        chart = charts.progress_chart({"one": curves_of(2, users=values)}, "users", "round")
+        return layers_of(chart)[0]["encoding"]["y"].get("scale", {}).get("zero", True), "does not begin at 0" in chart.note
+
+    assert drawn([40.0, 60.0]) == (True, False)
+    assert drawn([0.4, 0.6]) == (False, True)
+    assert drawn([-0.4, 0.6]) == (False, False)
 
 
 def test_a_gap_is_on_a_logarithmic_axis_without_its_zero() -> None:
@@ -212,9 +222,10 @@ def test_known_clusters_have_a_column_of_their_own() -> None:
 
 
 def test_a_path_has_no_point_where_a_stage_has_no_figure() -> None:
-    clusters, metric = charts_structure.path_charts([0.1, 0.2], {"clusters": [5, 2], "held-out accuracy": [None, 0.9]})
-    assert clusters.rows == [(0.1, 5), (0.2, 2)]
-    assert metric.rows == [(0.2, 0.9)]
+    measured = {"clusters": [5, 2, 1], "held-out accuracy": [None, 0.9, 0.8], "adjusted Rand index": [None, None, 1.0]}
+    clusters, metric = charts_structure.path_charts([0.1, 0.2, 0.4], measured)  # a single point is no chart
+    assert clusters.rows == [(0.1, 5), (0.2, 2), (0.4, 1)]
+    assert metric.rows == [(0.2, 0.9), (0.4, 0.8)]
 
 
 # ---- who speaks to whom
@@ -261,10 +272,19 @@ def test_members_with_odd_names_are_drawn_once_each() -> None:
 
 def test_quartiles_are_those_of_the_users() -> None:
     values = {f"u{i}": value for i, value in enumerate([3.0, 1.0, 2.0, NAN, 5.0, 4.0])}
-    chart = charts.users_chart({"accuracy": values})
+    chart = charts_users.users_chart({"accuracy": values})
     (box,) = chart.spec["layer"][1]["data"]["values"]
     assert box == {"metric": "accuracy", "min": 1.0, "q1": 2.0, "median": 3.0, "q3": 4.0, "max": 5.0}
     assert len(chart.rows) == 5
+
+
+def test_users_with_the_same_value_are_counted() -> None:
+    chart = charts_users.users_chart({"accuracy": {"a": 1.0, "b": 1.0, "c": 0.5, "d": 1.0}})
+    assert chart.spec["layer"][-1]["data"]["values"] == [{"metric": "accuracy", "value": 1.0, "n": 3}]
+    assert chart.note.startswith("Ticks: 4 users; numbers: users with the same value; below them")
+    alone = charts_users.users_chart({"accuracy": {"a": 1.0, "b": 0.5}})
+    assert "numbers" not in alone.note
+    assert len(alone.spec["layer"]) == 4
 
 
 def test_events_stand_below_the_stages() -> None:
@@ -288,7 +308,7 @@ def some_of_each() -> list[Chart]:
         charts.traffic_chart(rows),
         vectors,
         charts.scope_chart(rows),
-        charts.users_chart({"accuracy": {"a": 0.5, "b": NAN}}),
+        charts_users.users_chart({"accuracy": {"a": 0.5, "b": NAN}}),
         charts.events_chart([(0.5, "join", "<b>")], [("pdmm", 0.0, 1.0)]),
         charts.outcomes_chart([("one", 10, 0.5), ("two", 20, 0.6)], "accuracy", "bytes"),
         charts_structure.clusters_chart(["a", "b"], ["1"], [[0, 0]], axis="round", users=["a", "b"], known=[0, 1]),

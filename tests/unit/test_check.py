@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
+from coterie import registry
 from coterie.errors import ConfigError
 from coterie_deploy.cli import app as cli
 from coterie_deploy.studies.check import CHECKS, check_method
 from coterie_deploy.studies.check.federations import CASES, cases_of
+from coterie_deploy.studies.check.runs import left_out
+from coterie_deploy.studies.check.show import Asked, check_here
 from coterie_deploy.studies.check.table import BY_NAME, needed
+from coterie_deploy.studies.check.trial import Trial
+from coterie_deploy.studies.check.world import Leaving
+from tests.simulation import query
 
 QUICK = [part for name in ("halves", "reveals", "runs", "closed-form", "aggregators") for part in ("--only", name)]
 FILE = """
@@ -63,6 +75,38 @@ def test_an_experiment_of_one_s_own(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "has method 'pdmm', want 'local'" in capsys.readouterr().err
 
 
+METHOD = """
+from typing import Literal
+from coterie.plugin import JointTraining, LocalTraining
+
+class Config(JointTraining):
+    name: Literal["beside"] = "beside"
+
+METHOD = LocalTraining(config=Config)
+"""
+
+
+def test_a_method_that_is_not_installed_is_checked_by_its_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside.py").write_text(METHOD)
+    monkeypatch.setattr(registry, "_beside", {})
+    command = [sys.executable, "-m", "coterie", "check", "method", "beside", "--only", "halves", "--only", "runs"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.splitlines()[0] == "Method 'beside' on a small federation"
+
+
+def test_a_line_is_flushed_when_its_check_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[str] = []
+
+    class Pipe(io.StringIO):
+        def flush(self) -> None:
+            flushed.append(self.getvalue().splitlines()[-1])
+
+    check_here(Asked("local", only=["halves", "reveals"]), Console(file=Pipe(), width=80), Console(file=io.StringIO()))
+    lines = [line.split()[:2] for line in dict.fromkeys(flushed) if "  passed  " in line]
+    assert lines == [["halves", "passed"], ["reveals", "passed"]]
+
+
 def test_the_list_says_what_each_check_proves(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert cli._run(["check", "method", "--list"]) == 0
@@ -103,3 +147,28 @@ def test_from_python(tmp_path: Path) -> None:
     assert [(one.check.name, one.state) for one in found] == [("runs", "passed"), ("books", "passed")]
     with pytest.raises(ConfigError, match="the check 'none' is unknown"):
         check_method("local", only=["none"])
+
+
+def test_a_lost_host_is_lost_in_a_round_whatever_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run has one round for two exchanges of its beginning and its end, so a draw of all of them would often miss it."""
+    lost: list[int] = []
+    made = Leaving.__init__
+
+    def noted(self: Leaving, leaver: str, lost_at: int, *more: Any, **how: Any) -> None:
+        lost.append(lost_at)
+        made(self, leaver, lost_at, *more, **how)
+
+    monkeypatch.setattr(Leaving, "__init__", noted)
+    rounds: set[int] = set()
+    for seed in range(3):
+        trial = Trial(replace(CASES["fedavg convex"], changes=["stop.rounds=2", "method.participation=1.0"]), tmp_path / str(seed), seed)
+        left_out(trial)
+        at = lost[-2]
+        rounds |= {number for (number,) in query(trial.calm.folder, f"SELECT round FROM ledger WHERE seq = {at}")}
+    assert rounds == {1}
+
+
+def test_a_host_that_comes_back_is_caught_up_in_one_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It answers the first of the tasks that it missed while the second is being sent."""
+    assert left_out(Trial(CASES["pdmm lean"], tmp_path)) == "it goes on without them"
+    assert caplog.text == ""

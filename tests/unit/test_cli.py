@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from coterie import __version__
-from coterie.errors import ConfigError
+from coterie.errors import MISTAKE_CODE, ConfigError
 from coterie_deploy.cli import app as cli
 from coterie_deploy.read.shipped import load, shipped
 from coterie_deploy.roles.client import Client, _check_code, store_of
@@ -80,13 +80,23 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Commands:" in said(capsys)
+    assert "Data and privacy:" in said(capsys)
 
 
 def test_the_shipped_experiments_are_listed(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     listed = said(capsys, "experiments")
     assert all(name in listed for name in shipped())
     assert max(map(len, listed.splitlines())) <= 60
+
+
+def test_the_list_of_experiments_keeps_whole_words_in_a_small_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    listed = said(capsys, "experiments")
+    assert max(map(len, listed.splitlines())) <= 40
+    assert all(re.search(rf"^{name} ", listed, re.MULTILINE) for name in shipped())
+    assert "without room in 40 columns: method, users" in " ".join(listed.split())
 
 
 def test_a_run_reports_users_rounds_metrics_traffic_and_its_folder(capsys: pytest.CaptureFixture[str], here: Path) -> None:
@@ -110,6 +120,23 @@ def test_the_ledger_prints_measured_beside_expected_vectors_and_that_the_books_a
     assert "query" not in text
     assert "query" in said(capsys, "ledger", "runs/small")
     assert max(map(len, text.splitlines())) <= 60
+
+
+@pytest.mark.parametrize(
+    ("columns", "ledger", "events", "data"),
+    [(40, "closed form, scalars, payload, message", True, True), (60, "scalars", True, False), (80, "", False, False)],
+)
+def test_columns_without_room_are_named(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch, columns: int, ledger: str, events: bool, data: bool
+) -> None:
+    said(capsys, *RUN)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    start = f"without room in {columns} columns: "
+    for command, left_out in (("ledger", ledger), ("events", "time (UTC), level" if events else "")):
+        text = " ".join(said(capsys, command, "runs/small").split())
+        assert (f"{start}{left_out}" in text) if left_out else ("without room" not in text)
+    text = " ".join(said(capsys, "data", "small.yaml").split())
+    assert (f"{start}25 %, 75 %" in text) == data
 
 
 def test_the_ledger_in_total_has_one_table_and_names_the_steps(capsys: pytest.CaptureFixture[str], here: Path) -> None:
@@ -237,8 +264,8 @@ def test_stages_are_judged_on_held_out_rows_only_where_there_are_some(capsys: py
 @pytest.mark.parametrize(
     ("path", "said_of_it"),
     [
-        ("[3.0e-6, 2.0e-6]", "3e-06, is its largest: larger ones may be better, so extend the path at that end"),
-        ("[0.5, 0.4]", "0.4, is its smallest: smaller ones may be better, so extend the path at that end"),
+        ("[3.0e-6, 2.0e-6]", "3e-06, is the largest of the path: add larger ones, which may be better"),
+        ("[0.5, 0.4]", "0.4, is the smallest of the path: add smaller ones, which may be better"),
         ("[0.5, 0.2, 2.0e-6]", ""),
         ("[50.0, 2.0e-6]", ""),  # one cluster, as at every larger penalty
     ],
@@ -252,6 +279,20 @@ def test_a_best_penalty_at_an_end_of_the_path_is_pointed_out(
     assert ("best penalty" in text) == bool(said_of_it), text
 
 
+def test_a_path_that_clusters_nobody_or_is_not_judged_says_so(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    slopes = {"u0": -3, "u1": 0, "u2": 3}
+    write_rows(here / "rows.csv", [(user, a, a * a, slope * a) for user, slope in slopes.items() for a in (-2, -1, -0.5, 0.5, 1, 2)])
+    alone = ("--set", "method={name: pdmm, path: [0.02, 0.01], refit: true}", "--set", "problem.loss=least_squares")
+    text = " ".join(said(capsys, *RUN, *alone).split())
+    assert re.search(r"\(refit-\S+\)", text), text
+    assert re.search(r"warning: nothing was clustered: in the best stage, refit-\S+, each of the 3 users is on its own", text), text
+    assert "best penalty" not in text, "the users alone are the refit of every smaller penalty too"
+    text = " ".join(said(capsys, *RUN, *alone, "--set", "data.test_fraction=0", "--output", "all").split())
+    assert "warning: no held-out rows chose among the penalties of method.path: the result refit-0.01 is only the last" in text
+    text = " ".join(said(capsys, "show", "all").split())
+    assert "no held-out rows chose" in text
+
+
 # ---- show
 
 
@@ -262,13 +303,26 @@ def test_show_names_the_members_of_each_cluster(capsys: pytest.CaptureFixture[st
     assert re.search(r"^small, run [0-9a-f]{16}: finished$", text, re.MULTILINE)
     assert re.search(r"^  27 users: u0-0, u0-1, .*, \d+ more$", text, re.MULTILINE)
     assert max(map(len, text.splitlines())) <= 60
+    assert "  all of them: coterie show RUN --all, or --format csv" in text
+    text = said(capsys, "show", "runs/small", "--all")
+    names = sorted(f"u{user}-{copy}" for user in range(3) for copy in range(9))
+    (listed,) = re.findall(r"^  27 users: (.*)$", text, re.MULTILINE)
+    assert sorted(listed.split(", ")) == names
+    rows = said(capsys, "show", "runs/small", "--format", "csv").splitlines()
+    assert rows[0] == "user,cluster"
+    assert sorted(rows[1:]) == [f"{name},0" for name in names]
+    lines = [json.loads(line) for line in said(capsys, "show", "runs/small", "--format", "jsonl").splitlines()]
+    assert [f"{line['user']},{line['cluster']}" for line in lines] == rows[1:]
 
 
 def test_show_lists_users_on_their_own_together_and_takes_a_stage(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     said(capsys, *RUN, "--set", "method={name: pdmm, path: [5.0, 1.0e-6]}", "--set", "stop.residual=1.0e-4", *LEAST_SQUARES)
     assert "  3 users: u0, u1, u2\n" in said(capsys, "show", "runs/small", "--stage", "pdmm-5.0")
     assert "  3 on their own: u0, u1, u2\n" in said(capsys, "show", "runs/small", "--stage", "pdmm-1e-06")
-    assert "no stage 'refit', want one of local, " in refused(capsys, 2, "show", "runs/small", "--stage", "refit")
+    for command in ("show", "ledger"):
+        sentence = refused(capsys, 2, command, "runs/small", "--stage", "pdmm-5")
+        assert "no stage 'pdmm-5', want one of local, " in sentence
+        assert sentence.endswith("; did you mean 'pdmm-5.0'?")
 
 
 def test_show_has_something_to_say_of_a_run_that_has_not_finished(capsys: pytest.CaptureFixture[str], here: Path) -> None:
@@ -358,7 +412,7 @@ def test_predict_writes_values_of_another_stage_to_a_file(capsys: pytest.Capture
     ("arguments", "culprit"),
     [
         (["nowhere", "rows.csv", "--user", "u0"], "nowhere is not a run folder"),
-        (["runs/small", "rows.csv", "--user", "u9"], "user 'u9' is not in the data"),
+        (["runs/small", "rows.csv", "--user", "u9"], "user 'u9' is not in the run"),
         (["runs/small", "gone.csv", "--user", "u0"], "gone.csv"),
         (["runs/small", "short.csv", "--user", "u0"], "column 'b' is missing"),
         (["runs/small", "nan.csv", "--user", "u0"], "nan.csv line 3, column 'a': the cell is missing, want a value"),
@@ -394,6 +448,8 @@ def test_what_cannot_be_predicted_is_named(capsys: pytest.CaptureFixture[str], h
         (["run", "small.yaml", "--hosts", "4"], "4 hosts for 3 users"),
         ([*RUN, "--resume"], "no run to resume"),
         ([*RUN, "--replay-decisions", "nowhere"], "nowhere is not a run folder"),
+        (["run", "small.yaml", "--engine", "slurm", "--otlp", "http://c:4317"], "--otlp does not go together with --engine slurm"),
+        (["run", "small.yaml", "--engine", "slurm", "--trace-every", "2"], "--trace-every does not go together with --engine slurm"),
         (["ledger", "nowhere"], "nowhere is not a run folder"),
         (["client", "--server", "nowhere"], "--server is 'nowhere'"),
         (["client", "--server", "10.0.0.1:7000"], "--insecure"),
@@ -416,9 +472,46 @@ def test_a_broken_yaml_file_is_named(capsys: pytest.CaptureFixture[str], here: P
 def test_a_used_run_folder_is_left_alone(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     said(capsys, *RUN)
     before = (here / "runs/small/run.db").read_bytes()
-    sentence = refused(capsys, 2, *RUN)
-    assert all(word in sentence for word in ("runs/small", "--output", "--resume"))
+    sentence = refused(capsys, 2, *RUN, "--output", "runs/small")
+    assert all(word in sentence for word in ("runs/small", "--output", "--overwrite", "--resume"))
+    for number in (2, 3):
+        assert cli._run([*RUN]) == 0
+        printed = capsys.readouterr()
+        assert f"note: runs/small has a run, so this one is in runs/small-{number} (--overwrite replaces" in printed.err
+        assert printed.out.endswith(f"run folder: runs/small-{number}\n")
     assert (here / "runs/small/run.db").read_bytes() == before
+
+
+def test_a_run_is_replaced_where_that_is_asked_for_and_stays_if_the_new_one_cannot_begin(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    assert said(capsys, *RUN, "--overwrite").endswith("run folder: runs/small\n"), "there was none"
+    assert (here / "runs/small").stat().st_mode & 0o777 == 0o700, "it holds what users have sent"
+    said(capsys, "report", "runs/small")
+    assert said(capsys, *RUN, "--overwrite", "--seed", "5").endswith("run folder: runs/small\n")
+    assert load("runs/small").seed == 5
+    assert not (here / "runs/small/report.html").exists()
+    write_rows(here / "rows.csv", [("u0", "x", 1, 1)])
+    refused(capsys, 2, *RUN, "--overwrite", "--seed", "6")
+    assert load("runs/small").seed == 5
+    assert [path.name for path in (here / "runs").iterdir()] == ["small"]
+
+
+def test_nothing_but_a_run_that_is_over_is_replaced(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    (here / "mine").mkdir()
+    (here / "mine/notes.txt").touch()
+    assert "mine is not a run folder: it has no experiment.json" in refused(capsys, 2, *RUN, "--overwrite", "--output", "mine")
+    said(capsys, *RUN)
+    with (here / "runs/small/run.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "the run in runs/small is under way" in refused(capsys, 2, *RUN, "--overwrite")
+    (here / "runs/small/notes.txt").touch()
+    assert "runs/small, which has 'notes.txt', which no run writes" in refused(capsys, 2, *RUN, "--overwrite")
+    assert "want one of the two" in refused(capsys, 2, *RUN, "--overwrite", "--resume")
+    (here / "runs/small/notes.txt").unlink()
+    (here / "runs/.small.replaced").mkdir()
+    assert "runs/.small.replaced has an earlier run" in refused(capsys, 2, *RUN, "--overwrite")
+    assert (here / "runs/small/run.db").is_file()
 
 
 def test_a_run_is_not_resumed_with_another_experiment(capsys: pytest.CaptureFixture[str], here: Path) -> None:
@@ -595,3 +688,15 @@ print(sorted(heavy & {name.partition(".")[0] for name in sys.modules}))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("asked", "code"), [(None, 2), ("0", 0), ("7", 7), ("nonsense", 2), ("300", 2), ("", 2)])
+def test_the_environment_says_how_a_mistake_ends_for_supervisors_that_go_by_zero(
+    asked: str | None, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(MISTAKE_CODE, raising=False)
+    if asked is not None:
+        monkeypatch.setenv(MISTAKE_CODE, asked)
+    assert cli._for_supervisors(cli._run_to_the_last_line(["run", "no-such-experiment"])) == code
+    assert capsys.readouterr().err.startswith("error: there is no experiment 'no-such-experiment'")
+    assert cli._for_supervisors(3) == 3

@@ -51,7 +51,7 @@ def test_means_and_deviations_are_those_of_all_coins(reuse: int) -> None:
 
 def coordinator(reuse: str, alpha: dict[str, float]) -> StageHalf[Any]:
     members = Members(("a", "b", "c"), ("one", "one", "two"))
-    facts = Facts(np.full(3, 5), np.ones(3), np.full(3, 0.1), 2)
+    facts = Facts(np.full(3, 5), 2, np.ones(3), np.full(3, 0.1))
     setting = Setting(1, "stage", members, Precision.of("float64"), facts, hosts_of_cluster=np.array([2, 1]))
     config = async_l2gd.Config(iterations=10, gamma=1.0, alpha=alpha, p0=P0, p={"one": P[0], "two": P[1]}, reuse=reuse)
     return room.build(config, setting)

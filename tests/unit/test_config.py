@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from coterie.errors import ConfigError
-from coterie.experiment.config import apply_overrides, experiment_from, load_experiment
+from coterie.errors import ConfigError, SettingsDropped
+from coterie.experiment.config import experiment_from, load_experiment
+from coterie.experiment.overrides import apply_overrides
 from coterie.text.names import parse_users
 from coterie.text.quoting import MAX_SENTENCE
 
@@ -31,7 +32,7 @@ SOURCES = (
         ("method.path=[-1, -2]", "method.path.0: is -1, want more than 0; method.path.1: is -2, want more than 0"),
         ("method.path=[]", "method.path: is [], want at least 1 items"),
         ("method.path=0.1", "method.path: is 0.1, want a list"),
-        ("method.sampling=odd", "method.sampling: is 'odd', want 'full', 'paired', 'uniform' or 'recorded'"),
+        ("method.sampling=odd", "method.sampling: is 'odd', want 'full', 'paired', 'uniform', 'recorded' or 'arrival'"),
         ("seed=-1", "seed: is -1, want at least 0"),
         ("stop.rounds=many", "stop.rounds: is 'many', want a whole number"),
         ("stop.residual=.inf", "stop.residual: is inf, want a finite number"),
@@ -77,9 +78,37 @@ def test_a_method_with_another_convention_is_set_in_the_same_way() -> None:
     assert experiment_from(apply_overrides(content, ["method.gamma_eq4=0.1"])).method.penalty is None
 
 
+NETWORK: dict[str, Any] = {
+    "name": "small",
+    "data": {"source": "digits", "partition": {"by": "classes", "users": 20, "classes_per_user": 2}},
+    "model": {"name": "mlp", "classes": 10},
+    "method": {"name": "fedrep", "head_epochs": 3, "participation": 0.5, "optimizer": {"lr": 0.02}},
+}
+
+
+def test_another_method_keeps_what_means_the_same_and_the_rest_is_named_once() -> None:
+    said = r"^method 'fedavg' does not take over head_epochs from 'fedrep': they have another meaning there, or none; its defaults hold$"
+    with pytest.warns(SettingsDropped, match=said):
+        changed = apply_overrides(NETWORK, ["method.name=fedavg"])
+    assert changed["method"] == {"name": "fedavg", "participation": 0.5, "optimizer": {"lr": 0.02}}
+    experiment_from(changed)
+    with pytest.warns(SettingsDropped, match="'local_network' does not take over head_epochs, participation from"):
+        assert "participation" not in apply_overrides(NETWORK, ["method.name=local_network"])["method"], "users do not depend on each other"
+
+
+def test_what_an_earlier_override_sets_is_not_dropped_for_another_method() -> None:
+    changed = apply_overrides(NETWORK, ["method={name: fedrep, head_epochs: 3}", "method.name=fedavg"])
+    with pytest.raises(ConfigError, match=r"method\.head_epochs: unknown key"):
+        experiment_from(changed)
+
+
+def test_the_name_of_the_same_method_changes_nothing() -> None:
+    assert apply_overrides(NETWORK, ["method.name=fedrep"]) == NETWORK
+
+
 def test_a_position_that_is_not_there_says_what_positions_count() -> None:
     with pytest.raises(ConfigError, match=r"positions count the users in this machine's data; leave --users out to serve all of them$"):
-        parse_users("#80-#159", [f"u{place}" for place in range(80)])
+        parse_users("#80..#159", [f"u{place}" for place in range(80)])
 
 
 BASE = "name: x\ndata: {source: hsb}\nproblem: {loss: least_squares}\nmethod: {name: pdmm, penalty: 0.1}\n"

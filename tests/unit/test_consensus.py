@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from coterie.errors import RunError
-from coterie_server.maths.consensus import begin, minimize, step
+from coterie_server.maths.consensus import begin, step
 from tests.fixture_losses import SquaredHinge
 
 
@@ -23,6 +23,14 @@ def grouped(losses, labels, second_order=True):
         return sums if second_order else (*sums[:2], None)
 
     return ask, asked
+
+
+async def minimize(ask, start, tolerance=1e-9, limit=500):
+    """Makes steps until all groups converge or `limit` rounds have passed."""
+    state = begin(start)
+    while state.n_rounds < limit and not state.converged.all():
+        state = step(state, *await ask(state.query), tolerance)
+    return state
 
 
 def solve(ask, start, **options):

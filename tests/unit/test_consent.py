@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,16 @@ def test_code_of_losses_and_sources_counts() -> None:
     sources = [experiment(data={"source": "python", "path": f"own:{name}"}) for name in ("one", "two")]
     for pair in (losses, sources):
         assert "code" in changed_parts(*map(consent_parts, pair))
+
+
+def test_second_moments_for_standard_errors_are_a_part_of_their_own() -> None:
+    """The hash of experiments without them is that of earlier versions."""
+    refitted = {"method": {"name": "pdmm", "penalty": 0.1, "refit": True}}
+    without, with_them = experiment(**refitted), experiment(**refitted, inference=True)
+    assert "inference" not in consent_parts(without)
+    assert changed_parts(consent_parts(without), consent_parts(with_them)) == ["inference"]
+    assert any("second moments of these rows" in line for line in asked_lines(with_them))
+    assert not any("second moments" in line for line in asked_lines(without)[:8])
 
 
 @pytest.mark.parametrize("key", DOES_NOT_COUNT)
@@ -285,9 +296,17 @@ def test_data_prints_the_hash_alone(capsys: pytest.CaptureFixture[str], tmp_path
     assert capsys.readouterr().out == f"{consent_hash(experiment(method={'name': 'pdmm', 'penalty': 0.3}))}\n"
 
 
-def test_data_prints_what_is_asked_without_opening_data(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_data_prints_what_is_asked_without_opening_data_and_wraps_it_in_a_terminal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "small.json").write_text(json.dumps(SMALL))
     assert cli._run(["data", str(tmp_path / "small.json"), "--reveals"]) == 0
     out = capsys.readouterr().out
     assert "users: school" in out
     assert "trajectory of the user's model" in out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert cli._run(["data", str(tmp_path / "small.json"), "--reveals"]) == 0
+    narrow = capsys.readouterr().out
+    assert max(map(len, narrow.splitlines())) <= 40
+    assert narrow.split() == out.split(), "only line ends differ"

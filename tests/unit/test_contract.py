@@ -11,8 +11,7 @@ from google.protobuf import descriptor_pb2
 
 from coterie.session import dial
 from coterie.v1 import session_pb2, tensor_pb2
-from coterie.wire import codec as wire
-from coterie.wire import frames
+from coterie.wire import codec, fields
 from coterie_server.transport import serve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,15 +53,11 @@ def test_the_field_numbers_written_by_hand_are_those_of_the_contract() -> None:
     def number(message: type, field: str) -> int:
         return int(message.DESCRIPTOR.fields_by_name[field].number)  # type: ignore[attr-defined]
 
-    assert frames.TASK_OR_REPLY == number(session_pb2.JoinResponse, "task") == number(session_pb2.JoinRequest, "reply")
-    assert frames.CHUNK == number(session_pb2.JoinResponse, "chunk") == number(session_pb2.JoinRequest, "chunk")
-    assert number(session_pb2.Chunk, "data") == frames.CHUNK_DATA
-    assert number(session_pb2.Task, "parts") == frames.TASK_PARTS
-    assert number(session_pb2.Reply, "parts") == frames.REPLY_PARTS
-    assert number(tensor_pb2.Part, "kind") == frames.PART_KIND
-    assert number(tensor_pb2.Part, "users") == frames.PART_USERS
-    assert number(tensor_pb2.Part, "tensors") == frames.PART_TENSORS
-    assert number(tensor_pb2.Tensor, "data") == frames.TENSOR_DATA
+    assert fields.TASK_OR_REPLY == number(session_pb2.JoinResponse, "task") == number(session_pb2.JoinRequest, "reply")
+    assert number(session_pb2.Task, "parts") == fields.TASK_PARTS
+    assert number(session_pb2.Reply, "parts") == fields.REPLY_PARTS
+    assert fields.CHUNK == number(session_pb2.JoinResponse, "chunk") == number(session_pb2.JoinRequest, "chunk")
+    assert number(session_pb2.Chunk, "data") == fields.CHUNK_DATA
 
 
 def test_both_ends_name_the_service_of_the_contract() -> None:
@@ -74,7 +69,7 @@ def test_both_ends_name_the_service_of_the_contract() -> None:
 def test_the_channel_options_of_both_ends_agree() -> None:
     server, client = dict(serve.OPTIONS), dict(dial.OPTIONS)
     for options in (server, client):
-        assert options["grpc.max_receive_message_length"] >= wire.INLINE_BYTES + frames.CHUNK_BYTES
+        assert options["grpc.max_receive_message_length"] >= codec.INLINE_BYTES + fields.CHUNK_BYTES
         assert options["grpc.enable_http_proxy"] == 0
     assert client["grpc.max_send_message_length"] <= server["grpc.max_receive_message_length"]
     assert server["grpc.max_send_message_length"] <= client["grpc.max_receive_message_length"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import re
@@ -205,6 +206,30 @@ def test_a_folder_of_runs_that_is_gone_is_an_empty_list(tmp_path: Path) -> None:
 def test_only_what_was_found_can_be_asked_for(client: TestClient, name: str, path: str) -> None:
     answer = client.get(path, params={"name": name})
     assert (answer.status_code, answer.text[:15]) == (404, "there is no run")
+
+
+def test_the_page_of_an_unknown_run_says_so_with_a_link_back(top: Path) -> None:
+    client = client_of(top)
+    for path, name in (("/run", "nobody"), ("/run", ""), ("/compare", "nobody"), ("/run", "<b>x</b>")):
+        answer = client.get(path, params={"name": name})
+        assert answer.status_code == 404
+        assert f"There is no run {name!r} below {top}." in html.unescape(answer.text)
+        assert '<a href="/">All runs</a>' in answer.text
+        assert "<b>" not in answer.text
+    assert client.get("/run", params={"name": "done"}).status_code == 200
+    assert client.get("/compare").status_code == 200
+    answer = client.get("/nowhere")
+    assert (answer.status_code, "There is no page" in answer.text) == (404, True)
+    assert client.get("/static/nothing.js").text == "Not Found"
+
+
+def test_a_run_that_has_just_begun_has_a_page(top: Path) -> None:
+    client = client_of(top)
+    assert "fresh" not in runs_of(client)
+    time.sleep(0.25)
+    shutil.copytree(top / "done", top / "fresh")
+    assert client.get("/run", params={"name": "fresh"}).status_code == 200
+    shutil.rmtree(top / "fresh")
 
 
 def test_nothing_can_be_changed(client: TestClient) -> None:

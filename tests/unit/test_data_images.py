@@ -6,6 +6,7 @@ import gzip
 import io
 import pickle
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from coterie.errors import ConfigError
 from coterie.experiment.data import DataConfig
+from coterie.experiment.partition import Partition
 from coterie_client.data import UserData, list_users, load_users, summarize_users
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(DataConfig)
@@ -105,7 +107,7 @@ def test_wrong_folders_of_images_are_refused(tmp_path: Path) -> None:
     assert refused() == "image folder 'train' has 0 folders in it, want one for each class"
     folder_of_images(tmp_path / "train")
     folder_of_images(tmp_path / "test", 1, ("cat", "cow"))
-    assert refused(test_path="test") == "image folder 'test' has the class 'cow', want classes of 'train'"
+    assert refused(test_path="test") == "image folder 'test' has the class 'cow', want only 'cat', 'dog'"
     (tmp_path / "train" / "emu").mkdir()
     assert refused() == "image folder 'train': class 'emu' has 0 images, want at least one .png or .jpg"
     write_image(tmp_path / "train" / "emu" / "0.png", np.zeros((4, 5, 3), np.uint8))
@@ -118,6 +120,46 @@ def test_wrong_folders_of_images_are_refused(tmp_path: Path) -> None:
     write_image(tmp_path / "grey" / "emu" / "0.png", np.zeros((6, 5), np.uint8))
     said = refused(path="small", test_path="grey", partition=one)
     assert said == "grey has test rows of shape [1, 6, 5], want [3, 6, 5] as training rows"
+
+
+def test_each_user_may_have_a_folder_of_classes_and_labels_are_the_same_on_all_hosts(tmp_path: Path) -> None:
+    ann = folder_of_images(tmp_path / "a" / "photos" / "ann")
+    folder_of_images(tmp_path / "b" / "photos" / "bob", 3, ("dog",))
+    folder_of_images(tmp_path / "b" / "tests" / "bob", 2, ("dog", "cat"))
+    shutil.copytree(tmp_path / "a", tmp_path / "b", dirs_exist_ok=True)
+    data = images(path="photos/{user}", classes=["dog", "cat"], channels=3, partition=None)
+    users = independent_of_who_is_loaded(data, tmp_path / "b")
+    assert [(user.name, user.target.tolist()) for user in users] == [("ann", [0] * 4 + [1] * 4), ("bob", [0] * 3)]
+    for place, name in ((0, "dog"), (4, "cat")):
+        assert np.array_equal(users[0].features[place], ann[f"{name}/0.png"].transpose(2, 0, 1))
+    assert [bits(user) for user in load_users(data, 0, None, tmp_path / "a")] == [bits(users[0])]
+    tested = load_users(data.model_copy(update={"test_path": "tests/{user}"}), 0, ["bob"], tmp_path / "b")
+    assert tested[0].test_target.tolist() == [0, 0, 1, 1]
+    few = data.model_copy(update={"partition": Partition(by="user", min_rows=4)})
+    assert [head.name for head in list_users(few, 0, tmp_path / "b")] == ["ann"]
+
+
+def test_wrong_folders_of_users_are_refused(tmp_path: Path) -> None:
+    usual = {"path": "photos/{user}", "classes": ["cat", "dog"], "channels": 3, "partition": None}
+
+    def refused(**more: Any) -> str:
+        with pytest.raises((ConfigError, ValidationError)) as caught:
+            load_users(images(**usual | more), 0, None, tmp_path)
+        return str(caught.value)
+
+    assert refused() == "data folder 'photos' is missing, want a folder with one folder per user"
+    (tmp_path / "photos").mkdir()
+    assert refused() == "data path 'photos/{user}' matches 0 folders, want one folder per user"
+    folder_of_images(tmp_path / "photos" / "ann")
+    assert refused(classes=["cat", "cow"]) == "image folder 'photos/ann' has the class 'dog', want only 'cat', 'cow'"
+    write_image(tmp_path / "photos" / "bob" / "cat" / "0.png", np.zeros((4, 5, 3), np.uint8))
+    assert refused() == "photos/{user}: bob/cat/0.png has 4x5 pixels and ann/cat/0.png has 6x5, want one size"
+    assert "path has {user} and classes is missing, want the names of the class folders, so" in refused(classes=None)
+    assert "path has {user} and channels is missing, want 1 or 3" in refused(channels=None)
+    assert "classes names 'cat' twice" in refused(classes=["cat", "dog", "cat"])
+    assert "want {user} once in both or in neither" in refused(test_path="tests")
+    assert 'a folder for each user and path: "photos/{user}"' in refused(path="photos")
+    assert "have no users: want classes or dirichlet" in refused(path="photos", partition={"by": "user"})
 
 
 def test_a_link_out_of_the_data_folder_is_not_followed(tmp_path: Path) -> None:
@@ -413,7 +455,7 @@ def test_wrong_data_sets_are_refused(tmp_path: Path, datasets: Any, monkeypatch:
     assert refused(path=None, name="set") == "name is 'set', which is also a file or folder here, want path: for what is local"
     assert refused(path=None, name="nobody/nothing").startswith("data set 'nobody/nothing', split 'train' cannot be loaded (")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert refused() == "data set 'set' needs `datasets`, which is not installed, want `pip install 'coterie[data]'`"
+    assert refused() == "data set 'set' needs datasets, which is not installed: pip install 'coterie[data]'"
 
 
 @pytest.mark.parametrize(
@@ -435,5 +477,5 @@ def test_missing_pillow_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Monk
     folder_of_images(tmp_path / "train")
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert len(list_users(images(), 0, tmp_path)) == 2
-    with pytest.raises(ConfigError, match=r"^train holds images and Pillow is not installed, want `pip install 'coterie\[data\]'`$"):
+    with pytest.raises(ConfigError, match=r"^train holds images and needs Pillow, which is not installed: pip install 'coterie\[data\]'$"):
         load_users(images(), 0, None, tmp_path)

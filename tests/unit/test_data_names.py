@@ -14,6 +14,7 @@ from coterie.experiment.config import experiment_from
 from coterie.experiment.tables import CsvData
 from coterie.text.names import check_name, natural_key, parse_users
 from coterie_client.data import list_users
+from coterie_deploy.engines.shares import divided
 
 TABLES = Path(__file__).parent.parent / "fixtures" / "tables"
 NAMES = [f"u{i}" for i in range(60)]
@@ -41,12 +42,12 @@ def test_the_natural_order_agrees_with_integers(a: int, b: int) -> None:
 
 
 def test_positions_names_and_ranges_are_united_in_natural_order_and_each_once() -> None:
-    chosen = parse_users("u30-u32, #25,#0-#2,#1 , u2,u59", reversed(NAMES))
+    chosen = parse_users("u30..u32, #25,#0..#2,#1 , u2,u59", reversed(NAMES))
     assert chosen == ["u0", "u1", "u2", "u25", "u30", "u31", "u32", "u59"]
 
 
 def test_positions_count_in_natural_order_not_in_the_order_given() -> None:
-    assert parse_users("#1-#2", ["u10", "u2", "u1"]) == ["u2", "u10"]
+    assert parse_users("#1..#2", ["u10", "u2", "u1"]) == ["u2", "u10"]
 
 
 def test_a_name_is_the_same_however_its_accents_are_written() -> None:
@@ -72,9 +73,9 @@ def test_an_experiment_and_files_spell_names_as_tables_do(tmp_path: Path) -> Non
 def test_an_integer_is_a_name_and_a_position_has_a_sign() -> None:
     assert parse_users("7", IDS) == ["7"]
     assert parse_users("007", IDS) == ["007"]
-    assert parse_users("3-12", IDS) == ["3", "5", "007", "7", "12"]
+    assert parse_users("3..12", IDS) == ["3", "5", "007", "7", "12"]
     assert parse_users("#0", IDS) == ["3"]
-    assert parse_users("#3-#5,7", IDS) == ["7", "12", "40"]
+    assert parse_users("#3..#5,7", IDS) == ["7", "12", "40"]
 
 
 def test_the_users_of_a_table_with_numbers_for_names_are_chosen_by_these_numbers() -> None:
@@ -85,10 +86,17 @@ def test_the_users_of_a_table_with_numbers_for_names_are_chosen_by_these_numbers
         assert parse_users(name, names) == [name]
 
 
+def test_a_share_is_that_of_the_host_which_a_run_on_one_machine_would_start() -> None:
+    for n_hosts in (1, 7, 8, 60):
+        wanted = [[NAMES[place] for place in share] for share in divided(range(len(NAMES)), n_hosts)]
+        assert [parse_users(f"{number}/{n_hosts}", NAMES) for number in range(1, n_hosts + 1)] == wanted
+    assert parse_users("1/2", ["1/2", "a"]) == ["1/2"], "a name is meant first"
+
+
 def test_names_with_hyphens_can_be_chosen_and_ranged() -> None:
     names = ["site-1", "site-2", "site-3", "x"]
     assert parse_users("site-2", names) == ["site-2"]
-    assert parse_users("site-1-site-3", names) == ["site-1", "site-2", "site-3"]
+    assert parse_users("site-1..site-3", names) == ["site-1", "site-2", "site-3"]
 
 
 @pytest.mark.parametrize(
@@ -99,14 +107,18 @@ def test_names_with_hyphens_can_be_chosen_and_ranged() -> None:
         ("#60", "users '#60' asks for position 60 of 60 users, want #0 to #59"),
         ("60", "user '60' is not in the data, want a name among its 60 users (#0 to #59)"),
         ("7", "user '7' is not in the data, want a name, or #7 for a position among its 60 users (#0 to #59)"),
-        ("0-19", "the users '0-19' are not in the data, want a name, or #0-#19 for a position among its 60 users"),
-        ("#3-u5", "user '#3' is not in the data"),
-        ("#5-#60", "users '#5-#60' asks for position 60 of 60 users, want #0 to #59"),
-        ("#5-#3", "users '#5-#3' is a range from 5 down to 3, want the first end before the last"),
-        ("u5-u3", "users 'u5-u3' is a range from 5 down to 3, want the first end before the last"),
-        ("u77-u3", "user 'u77' is not in the data, want one like 'u7'"),
+        ("0..19", "the users '0..19' are not in the data, want a name, or #0..#19 for a position among its 60 users"),
+        ("#3-#5", "users '#3-#5': want #3..#5 for a range"),
+        ("u3-u5", "users 'u3-u5': want u3..u5 for a range"),
+        ("#5..#60", "users '#5..#60' asks for position 60 of 60 users, want #0 to #59"),
+        ("#5..#3", "users '#5..#3' is a range from 5 down to 3, want the first end before the last"),
+        ("u5..u3", "users 'u5..u3' is a range from 5 down to 3, want the first end before the last"),
+        ("u77..u3", "user 'u77' is not in the data, want one like 'u7'"),
         ("zebra", "user 'zebra' is not in the data, want one of its 60 users"),
-        ("u1-zebra", "user 'zebra' is not in the data, want one of its 60 users"),
+        ("9/8", "users '9/8' is share 9 of 8 of 60 users, want I/N with I from 1 to N, and N at most 60"),
+        ("0/8", "users '0/8' is share 0 of 8 of 60 users"),
+        ("1/61", "users '1/61' is share 1 of 61 of 60 users"),
+        ("u1..zebra", "user 'zebra' is not in the data, want one of its 60 users"),
     ],
 )
 def test_a_wrong_selection_says_what_is_wrong(selection: str, message: str) -> None:

@@ -390,7 +390,7 @@ def test_the_digits_are_scikit_learns_as_bytes() -> None:
 def test_missing_scikit_learn_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     data = ADAPTER.validate_python({"source": "digits", "partition": BY_CLASSES})
-    with pytest.raises(ConfigError, match=r"scikit-learn's, which is not installed, want `pip install 'coterie\[data\]'`$"):
+    with pytest.raises(ConfigError, match=r"^source digits needs scikit-learn, which is not installed: pip install 'coterie\[data\]'$"):
         list_users(data, 0)
 
 

@@ -416,14 +416,14 @@ def test_parquet_row_groups_without_ones_users_are_not_read_but_for_the_user_col
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
     load_users(config("parquet", "t.parquet", feature_columns=("x",)), 0, ["u1"], tmp_path)
-    assert [what for what in read if what[1] != ("user",)] == [(3, ("group",)), (3, ("x", "label"))]
+    assert [what for what in read if what[1] != ("user",)] == [(3, ("group",)), (3, ("x",)), (3, ("label",))]
 
 
 def test_without_pyarrow_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_parquet(tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(
-        ConfigError, match=r'^t.parquet is a Parquet file and pyarrow is not installed, want `pip install "coterie\[data\]"`$'
+        ConfigError, match=r"^t.parquet, a Parquet file, needs pyarrow, which is not installed: pip install 'coterie\[data\]'$"
     ):
         list_users(config("parquet", "t.parquet"), 0, tmp_path)
 
@@ -520,3 +520,15 @@ def test_importing_the_data_package_imports_no_heavy_library() -> None:
     heavy = "('pyarrow', 'pandas', 'scipy', 'torch', 'grpc', 'vl_convert')"
     code = f"import sys, coterie_client.data; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_archives_of_single_users_have_test_rows_of_their_own_without_their_names(tmp_path: Path) -> None:
+    content = {"source": "npz", "path": "{user}/rows.npz", "test_features": "more", "test_target": "truth"}
+    for name in ("ann", "bob"):
+        (tmp_path / name).mkdir()
+        arrays = {"features": np.ones((3, 2)), "target": np.ones(3), "more": np.zeros((2, 2)), "truth": np.zeros(2)}
+        np.savez(tmp_path / name / "rows.npz", **arrays)
+    users = load_users(ADAPTER.validate_python(content), 0, None, tmp_path)
+    assert [(user.name, len(user.target), user.test_target.tolist()) for user in users] == [("ann", 3, [0, 0]), ("bob", 3, [0, 0])]
+    with pytest.raises(ValidationError, match="test_user is missing, want the users of these rows, or one archive per user"):
+        ADAPTER.validate_python({**content, "path": "rows.npz"})

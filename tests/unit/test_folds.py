@@ -1,4 +1,4 @@
-"""`data.fold`: a fold of a cross-validation on the users, in the place of the held-out split."""
+"""`data.fold`: a fold of a cross-validation on the users, instead of the held-out split."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from coterie.errors import ConfigError
 from coterie.experiment.config import experiment_from
 from coterie.experiment.data import DataConfig
-from coterie.experiment.source import Fold
+from coterie.experiment.settings import Fold
 from coterie_client.data import list_users, load_users
 from coterie_client.data.split import fold_rows
 from coterie_client.data.users import UserData

@@ -162,7 +162,7 @@ def test_values_may_be_text_mappings_and_null() -> None:
         (["method.lam=1,2", "method.lam=3,4"], r"--grid has method\.lam twice, want each setting once"),
         (["method.lam=1,2,1.0"], r"has the value 1\.0 twice, want each once"),
         (["method.lam=1"], r"the grid has 1 point, want 2 to 1000 to choose from"),
-        (["method.lam=1..2:400", "method.gamma=1,2,3"], r"the grid has 1200 points, want 2 to 1000"),
+        (["method.lam=1..2:400", "method.gamma=1,2,3"], r"the grid has 1,200 points, want 2 to 1000"),
         (["method.lam=0..10:3"], r"'method\.lam=0\.\.10:3': a range is LOW\.\.HIGH:N with 0 < LOW < HIGH and N from 2 to 1000"),
         (["method.lam=10..1:3"], r"a range is LOW\.\.HIGH:N"),
         (["method.lam=1..10:1"], r"a range is LOW\.\.HIGH:N"),

@@ -16,7 +16,7 @@ from coterie.families.partial import LocalTraining
 from coterie.registry import MODULES, built_in_methods, method
 from coterie_client.interface.half import ClientHalf
 from coterie_client.interface.local_update import LocalUpdate
-from coterie_server.families.partial import Own
+from coterie_server.families.partial import ServerUpdate
 from coterie_server.interface.half import ServerHalf, StageHalf
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def update(context: Context) -> Moved:
     return Moved(fitted.tensors, context.kept, fitted.loss)
 
 
-def asked(half: partial.PartialSharing, state: partial.State, chosen: Indices, number: int) -> Sequence[Message]:
+def asked(half: partial.PartialSharing, state: partial.SharedState, chosen: Indices, number: int) -> Sequence[Message]:
     return []
 
 
@@ -99,7 +99,7 @@ SERVER = ServerHalf(build=build, needs_everyone="its sums are of all users")
 OF_FAMILY = replace(partial.SERVER, build=build)
 CLIENT = ClientHalf(init=first, step=step, changes_rows=True)
 OPTIONAL = ClientHalf(init=first, step=step, allows=lambda options, experiment, n: True)
-OWN = partial.Own(asked=asked)
+OWN = partial.ServerUpdate(asked=asked)
 UPDATE = LocalUpdate(update, start=own_model)
 """
 # What is right, and what is written instead: each is one mistake of one line.
@@ -122,7 +122,7 @@ MISSPELT = {
     "a hook of a client half": [("changes_rows=", "change_rows="), ("allows=", "allow=")],
     "a hook of a local update": [("start=", "starts=")],
     "what a local update knows": [("context.kept", "context.keeps")],
-    "a hook of the family of local updates": [("Own(asked=", "Own(ask=")],
+    "a hook of the family of local updates": [("ServerUpdate(asked=", "ServerUpdate(ask=")],
     "a function that a hook is given": [("=own_model", "=own_models"), ("=stage.labels", "=stage.lables")],
 }
 
@@ -155,12 +155,15 @@ def test_each_misspelt_hook_is_an_error_of_the_type_checker(tmp_path: Path) -> N
 EXCEPTIONS = {
     ("coterie/registry.py", "global"): "the one name that is a keyword of Python, so that its modules are called otherwise",
     ("coterie_deploy/containers/monitoring.py", "global"): "a key of Prometheus",
-    ("coterie_deploy/read/report.py", "global"): "what users judge: a model of all, or their own",
-    ("coterie_deploy/read/report.py", "squared"): "part of the name of a metric",
-    ("coterie_deploy/studies/compare/result.py", "global"): "what users judge: a model of all, or their own",
+    ("coterie_deploy/cli/help.py", "adapt"): "the command of this name",
+    ("coterie_deploy/cli/help.py", "certify"): "the command of this name",
     ("coterie_deploy/studies/adapt.py", "adapt"): "the command `coterie adapt` is a run of this method",
+    ("coterie_deploy/studies/compare/budget.py", "partial"): "passes over the rows are what this family's configurations declare",
+    ("coterie_deploy/studies/compare/plan.py", "partial"): "passes over the rows are what this family's configurations declare",
+    ("coterie_deploy/studies/compare/result.py", "partial"): "passes over the rows are what this family's configurations declare",
     ("coterie_deploy/studies/certify.py", "certify"): "the command `coterie certify` is a run of this method",
     ("coterie_deploy/studies/certify.py", "pdmm"): "it certifies what this method finds, and looks at its penalty",
+    ("coterie_deploy/studies/certify.py", "son_newton"): "it certifies what this method finds, and looks at its penalty",
 }
 ABOUT_METHODS = (
     "coterie_deploy/studies/reproduce/",  # figures and tables of papers, by the methods that they are about
@@ -207,7 +210,7 @@ def test_what_a_module_names_is_found(tmp_path: Path) -> None:
 
 
 def test_no_hook_is_looked_for_by_its_name() -> None:
-    kinds = (Method, Room, LocalTraining, ServerHalf, StageHalf, ClientHalf, LocalUpdate, Own)
+    kinds = (Method, Room, LocalTraining, ServerHalf, StageHalf, ClientHalf, LocalUpdate, ServerUpdate)
     hooks = {field.name for kind in kinds for field in dataclasses.fields(kind)}
     for side in SIDES:
         for path in (ROOT / side).rglob("*.py"):

@@ -9,7 +9,7 @@ from coterie.errors import ProtocolError
 from coterie.v1 import session_pb2, tensor_pb2
 from coterie.wire.assembler import Assembler
 from coterie.wire.codec import Received, encode
-from coterie.wire.frames import PLAIN_BYTES, field_header
+from coterie.wire.fields import PLAIN_BYTES
 from coterie.wire.precision import Precision
 from coterie_server.session.journal import Sparse
 from tests.fuzz.mutations import Centres, Common
@@ -17,7 +17,12 @@ from tests.unit.test_hub import All, Answer, asked, rows, run, two_hosts
 
 
 def wrapped(number: int, contents: bytes) -> bytes:
-    return field_header(number, len(contents)) + contents
+    """A length-delimited field."""
+    header, size = bytearray((number << 3 | 2,)), len(contents)
+    while size > 0x7F:
+        header.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes((*header, size)) + contents
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,10 @@ class Say(Broadcast):
 @dataclass
 class Clock:
     now: float = 1000.0
+    drift: float = 0.0  # whenever it is read
 
     def __call__(self) -> float:
+        self.now += self.drift
         return self.now
 
 
@@ -126,7 +128,7 @@ def test_the_last_book_of_a_member_is_empty() -> None:
 
 def test_who_is_killed_while_it_brings_its_book_has_lost_the_rest_and_is_no_difference(database: RunDatabase) -> None:
     async def test() -> None:
-        hub = make_hub(database, Clock(), topology="clusters", hosts=2)
+        hub = make_hub(database, Clock(drift=1.0), topology="clusters", hosts=2)
         links = {name: join(hub, name, name) for name in ("x", "y/1")}
         await hub.gather()
         for name in links:
@@ -319,7 +321,7 @@ def test_a_signal_while_books_are_brought_does_not_fail_the_run(database: RunDat
     """Nor does it keep the other books from coming, though the host that is gone was still to answer."""
 
     async def test() -> None:
-        hub = make_hub(database, Clock(), topology="clusters", hosts=2)
+        hub = make_hub(database, Clock(drift=1.0), topology="clusters", hosts=2)
         links = {name: join(hub, name, name) for name in ("x", "y")}
         await hub.gather()
         engine = Engine(experiment_of({"topology": "clusters", "hosts": 2}), hub, database, None)
@@ -400,7 +402,7 @@ def test_an_aggregator_that_was_killed_asks_before_its_hosts_are_back_and_says_w
         hub = make_hub(database, clock, cluster="x", hosts=1, absence_timeout_s=30)
         hub.state.attempt = 2
         hub.restore(before.memory())
-        hub.go_on()
+        hub.state.has_started = True
         asking = asyncio.create_task(hub.exchange(Say(np.ones(2))))
         await asyncio.sleep(0)
         link = join(hub, "h", "x")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coterie_client.families.row_draws import drawn_rows, keys_of, recorded_rows
+from coterie_client.methods.async_al2sgd import drawn_rows, keys_of, recorded_rows
 
 NUMBERS = np.array([0, 1, 7, 300])
 

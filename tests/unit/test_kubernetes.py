@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -22,12 +23,13 @@ from coterie.errors import ConfigError
 from coterie_deploy.cli import app as cli
 from coterie_deploy.containers.compose import compose_file
 from coterie_deploy.containers.kubernetes import KEPT, PATIENCE_S, Where, manifests
-from coterie_deploy.containers.member_commands import arguments
+from coterie_deploy.containers.manifest_check import checked
+from coterie_deploy.containers.member_commands import ALIVE, arguments
 from coterie_deploy.containers.members import Asked, Plan, planned
 from coterie_deploy.read.shipped import find
 from tests.slow import slow_after
 
-VERSIONS = ["1.27", "1.37"]  # the first with gRPC probes for all, and the newest that the validator knows
+VERSIONS = ["1.29", "1.37"]  # the first whose schemas take rules for exit codes alone, and the newest that the validator knows
 EXPERIMENT = """
 name: 2-Tiers
 data: {source: csv, path: rows.csv, user_column: user, target_column: y, cluster_column: c}
@@ -101,7 +103,8 @@ def labels_of(workload: Manifest) -> dict[str, str]:
 @pytest.mark.parametrize("version", slow_after(1, VERSIONS))
 @pytest.mark.parametrize("name", PLANS)
 def test_manifests_are_valid_by_the_schemas_of_kubernetes(here: Path, name: str, version: str) -> None:
-    for document in documents(plans()[name], Where("ns", "fast", "10Gi")):
+    where = Where("ns", "fast", "10Gi", "3Gi", "registry", ["*=gpu", "coordinator=a.b/c=d:NoSchedule"])
+    for document in documents(plans()[name], where):
         assert kubernetes_validate.validate(document, version, strict=True) == version
 
 
@@ -111,7 +114,9 @@ def test_manifests_are_valid_by_the_schemas_of_kubernetes(here: Path, name: str,
         ("StatefulSet", ("spec", "replica"), 1),
         ("StatefulSet", ("spec", "template", "spec", "containers", 0, "readinessProbe", "grpc", "prot"), 1),
         ("StatefulSet", ("spec", "template", "spec", "containers", 0, "ports", 0, "containerPort"), "grpc"),
-        ("Job", ("spec", "completions"), "three"),
+        ("Job", ("spec", "backoffLimit"), "three"),
+        ("Job", ("spec", "podFailurePolicy", "rules", 0, "onExitCode"), {}),
+        ("PodDisruptionBudget", ("spec", "minAvailabel"), 1),
         ("Job", ("spec", "template", "spec", "securityContext", "runAsNonRoot"), "yes"),
         ("NetworkPolicy", ("spec", "engress"), []),
         ("Service", ("spec", "ports"), {}),
@@ -145,7 +150,7 @@ def test_long_names_have_room_for_what_kubernetes_adds(here: Path) -> None:
     found = workloads(documents(planned(clusters(overrides=["name=" + "7x" * 50]))))
     names = [document["metadata"]["name"] for document in found]
     assert max(map(len, names)) == 52
-    assert len(set(names)) == len(names) == 1 + 3 + 3
+    assert len(set(names)) == len(names) == 1 + 3 + 6
 
 
 # ---- selectors and volumes
@@ -172,7 +177,7 @@ def test_every_mount_has_a_volume_and_every_volume_is_there(here: Path, name: st
         volumes |= {claim["metadata"]["name"]: claim for claim in workload["spec"].get("volumeClaimTemplates", ())}
         mounts = [mount for container in pod_of(workload)["containers"] for mount in container["volumeMounts"]]
         assert {mount["name"] for mount in mounts} == set(volumes)
-        if "persistentVolumeClaim" in volumes.get("state", {}):
+        if workload["kind"] == "Job":
             assert volumes["state"]["persistentVolumeClaim"]["claimName"] in claims
 
 
@@ -188,6 +193,7 @@ def test_pods_are_confined(here: Path, name: str) -> None:
             security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
             assert container["securityContext"] == security
             assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+            assert set(container["resources"]["limits"]) == {"memory"}
 
 
 def test_only_the_coordinator_has_the_experiment(here: Path) -> None:
@@ -208,7 +214,6 @@ def test_private_data_is_in_the_pod_of_its_owner_alone_whose_state_is_on_a_volum
         claims = {volume["name"]: volume.get("persistentVolumeClaim") for volume in pod_of(job)["volumes"]}
         assert claims["data"] == {"claimName": f"run-2-tiers-data-host-{number}", "readOnly": True}
         assert claims["state"] == {"claimName": f"run-2-tiers-state-host-{number}"}
-        assert job["spec"]["completions"] == 1
 
 
 def test_a_certificate_is_in_the_pod_of_its_owner_alone_and_no_secret_is_in_the_manifests(here: Path) -> None:
@@ -234,17 +239,97 @@ def test_the_kubelet_asks_servers_itself_but_for_tls_where_a_command_does(here: 
             if asked.certificates is None:
                 assert probe["grpc"] == {"port": 7000, "service": "coterie.v1.FederationService"}
             else:
-                assert probe["exec"]["command"] == ["coterie", "health", "127.0.0.1:7000", "--tls", "/certs"]
+                assert probe["exec"]["command"] == ALIVE
             assert "livenessProbe" not in container  # it would end a container that stays when its run is over
 
 
 def test_a_namespace_is_that_of_all_objects_and_a_class_that_of_all_volumes(here: Path) -> None:
     found = documents(planned(flat(data=None, private_data=Path("data"))), Where("ns", "fast", "10Gi"))
-    assert {document["metadata"]["namespace"] for document in found} == {"ns"}
+    assert (found[0]["kind"], found[0]["metadata"]) == ("Namespace", {"name": "ns"})
+    assert {document["metadata"]["namespace"] for document in found[1:]} == {"ns"}
+    assert not of_kind(documents(planned(flat())), "Namespace")
     specs = [document["spec"] for document in of_kind(found, "PersistentVolumeClaim")]
     specs += [claim["spec"] for document in of_kind(found, "StatefulSet") for claim in document["spec"]["volumeClaimTemplates"]]
-    assert len(specs) == 4
+    assert len(specs) == 1 + 3
     assert all(spec["storageClassName"] == "fast" and spec["resources"]["requests"]["storage"] == "10Gi" for spec in specs)
+
+
+# ---- nodes, failures, evictions
+
+
+def node_of(workload: Manifest) -> Manifest:
+    return {key: value for key, value in pod_of(workload).items() if key in {"nodeSelector", "tolerations", "imagePullSecrets"}}
+
+
+def test_each_member_belongs_to_nodes_with_the_labels_of_its_place_and_with_taints_that_it_tolerates(here: Path) -> None:
+    asked = flat(places=["host-*=site=north", "host-2=kubernetes.io/hostname=node-b"])
+    found = documents(planned(asked), Where(tolerations=["host-1=dedicated=study:NoSchedule", "host-1=gpu"], pull_secret="ours"))  # noqa: S106
+    coordinator, first, second, third = map(node_of, workloads(found))
+    secrets = {"imagePullSecrets": [{"name": "ours"}]}
+    assert coordinator == secrets
+    taints = [{"key": "dedicated", "operator": "Equal", "value": "study", "effect": "NoSchedule"}, {"key": "gpu", "operator": "Exists"}]
+    assert first == {"nodeSelector": {"site": "north"}, "tolerations": taints, **secrets}
+    assert second == {"nodeSelector": {"site": "north", "kubernetes.io/hostname": "node-b"}, **secrets}
+    assert third == {"nodeSelector": {"site": "north"}, **secrets}
+    assert all(node_of(workload) == {} for workload in workloads(documents(planned(flat()))))
+
+
+def test_the_memory_of_containers_has_a_limit_which_an_option_sets(here: Path) -> None:
+    for asked, limit in ((flat(), "2Gi"), (Asked("digits", hosts=1), "4Gi")):
+        host = of_kind(documents(planned(asked)), "Job")[0]
+        assert pod_of(host)["containers"][0]["resources"]["limits"] == {"memory": limit}
+    for workload in workloads(documents(planned(flat()), Where(memory="8Gi"))):
+        resources = pod_of(workload)["containers"][0]["resources"]
+        assert resources["limits"]["memory"] == resources["requests"]["memory"] == "8Gi"
+
+
+def test_what_must_be_mended_ends_a_host_at_once_evictions_are_no_failures_and_others_are_tried_for_hours(here: Path) -> None:
+    for job in of_kind(documents(planned(clusters())), "Job"):
+        fail, ignore = job["spec"]["podFailurePolicy"]["rules"]
+        assert fail["action"] == "FailJob"
+        assert fail["onExitCodes"] == {"containerName": "host", "operator": "In", "values": [ConfigError.exit_code]}
+        assert fail["onExitCodes"]["containerName"] == pod_of(job)["containers"][0]["name"]
+        assert ignore == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+        assert pod_of(job)["restartPolicy"] == "Never", "rules for failures are refused with any other"
+        waits = [min(10 * 2**i, 360) for i in range(job["spec"]["backoffLimit"])]
+        assert sum(waits) > 8 * 3600
+
+
+def test_a_budget_keeps_all_members_on_their_nodes_until_they_are_not_ready(here: Path) -> None:
+    for plan in (planned(clusters()), planned(flat())):
+        found = documents(plan)
+        [budget] = [document["spec"] for document in of_kind(found, "PodDisruptionBudget")]
+        assert budget["minAvailable"] == sum(pod.is_selected(budget["selector"]) for pod in pods(plan, found)) == len(plan.members)
+        assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+KUBECTL = """\
+echo "$*" >>"$LOG"
+case "$*" in
+*"wait "*) test "$(cat "$STATE")" = Complete || sleep 0.1; grep -q Complete "$STATE" ;;
+*jsonpath*) cat "$STATE" ;;
+*) echo "the jobs" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("ends", ["Complete", "FailureTarget Failed"])
+def test_the_wait_of_the_header_ends_when_hosts_are_done_and_when_one_has_failed(
+    here: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    [line] = [line for line in manifests(planned(flat()), Where("ns"), None).splitlines() if "kubectl -n ns wait" in line]
+    stub(here, monkeypatch, KUBECTL)
+    (here / "state").write_text("SuccessCriteria")
+    monkeypatch.setenv("LOG", f"{here}/log")
+    monkeypatch.setenv("STATE", f"{here}/state")
+    command = line.removeprefix("#   ").partition("      ")[0]
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=1)
+        (here / "state").write_text(ends)
+        printed, _ = process.communicate(timeout=20)
+    assert printed == "the jobs\n"
+    assert all("-n ns" in call and "app.kubernetes.io/instance=run-2-tiers" in call for call in (here / "log").read_text().splitlines())
 
 
 # ---- policies
@@ -265,10 +350,7 @@ class Pod:
 
 def pods(plan: Plan, found: list[Manifest]) -> list[Pod]:
     """All pods that the workloads start, members of the plan in its order."""
-    made: list[Pod] = []
-    for workload in workloads(found):
-        n_pods = workload["spec"].get("completions", 1)
-        made += [Pod(plan.members[len(made) + i].name, labels_of(workload)) for i in range(n_pods)]
+    made = [Pod(member.name, labels_of(workload)) for member, workload in zip(plan.members, workloads(found), strict=True)]
     assert [pod.member for pod in made] == [member.name for member in plan.members]
     return made
 
@@ -371,42 +453,19 @@ def test_all_may_ask_the_names_of_others_and_only_the_servers_of_names(here: Pat
 # ---- what the containers run
 
 
-@pytest.fixture
-def fake(tmp_path: Path) -> dict[str, str]:
-    """An environment in which `coterie` prints its arguments, one in a line."""
-    command = tmp_path / "bin/coterie"
-    command.parent.mkdir()
-    command.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    command.chmod(0o755)
-    return {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}", "HOME": "/wrong"}
-
-
 def words_of(container: Manifest) -> list[str]:
-    """What a kubelet starts, which would put variables in the place of a single $(NAME)."""
+    """What a kubelet starts, which would put variables for a single $(NAME)."""
     words = [*container.get("command", ["coterie"]), *container.get("args", ())]
     assert not any(re.search(r"(?<!\$)\$\(", word) for word in words)
     return [word.replace("$$(", "$(") for word in words]
 
 
-def started(container: Manifest, index: int, environment: dict[str, str]) -> list[str]:
-    """The arguments that `coterie` gets in the container of this completion index."""
-    done = subprocess.run(
-        words_of(container), env={**environment, "JOB_COMPLETION_INDEX": str(index)}, capture_output=True, text=True, timeout=20, check=True
-    )
-    return done.stdout.splitlines()
-
-
 @pytest.mark.parametrize("name", ["flat", "flat of one", "clusters", "hosts of clusters", "mtls"])
-def test_each_completion_index_starts_its_host_of_the_plan(here: Path, fake: dict[str, str], name: str) -> None:
+def test_each_job_starts_its_host_of_the_plan(here: Path, name: str) -> None:
     plan = plans()[name]
-    run = plan.short_name
-    hosts: Iterator[list[str]] = (
-        started(pod_of(job)["containers"][0], index, fake)
-        for job in of_kind(documents(plan), "Job")
-        for index in range(job["spec"]["completions"])
-    )
-    wanted = [arguments(plan, member, f"{run}-{member.parent}:7000", PATIENCE_S) for member in plan.members if member.role == "host"]
-    assert list(hosts) == wanted
+    for host, job in zip(plan.hosts, of_kind(documents(plan), "Job"), strict=True):
+        wanted = arguments(plan, host, f"{plan.short_name}-{host.parent}:7000", PATIENCE_S)
+        assert words_of(pod_of(job)["containers"][0]) == ["coterie", *wanted]
 
 
 def test_servers_run_what_the_plan_says(here: Path) -> None:
@@ -444,6 +503,15 @@ def test_a_server_whose_run_is_over_stays_until_it_is_asked_to_stop() -> None:
         assert process.wait(timeout=20) == 0
 
 
+def test_a_server_with_a_mistake_is_not_started_again_before_somebody_has_mended_it() -> None:
+    with kept("sh", "-c", "exit 2") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("this mistake stays one until it is mended")
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+
+
 def test_a_server_hears_sigterm_and_has_the_time_to_write_its_state_down() -> None:
     with kept("sh", "-c", "trap 'echo written; exit 3' TERM; echo started; while :; do sleep 0.01; done") as process:
         assert process.stdout is not None
@@ -470,6 +538,11 @@ def test_the_command_writes_the_same_text_to_a_file_and_to_standard_output(here:
     [
         (["--namespace", "No Good"], "--namespace is 'No Good', want at most 63 lower-case letters, digits and inner hyphens"),
         (["--storage-class", "-"], "--storage-class is '-', want"),
+        (["--memory", "big"], "--memory is 'big', want a size such as 500Mi or 10Gi"),
+        (["--pull-secret", "Ours!"], "--pull-secret is 'Ours!', want"),
+        (["--place", "host-9=a=b"], "--place is 'host-9=a=b', but no member is called 'host-9'"),
+        (["--tolerate", "*=gpu:Never"], "--tolerate is '*=gpu:Never', want MEMBER=TAINT, MEMBER=TAINT=VALUE or either with :EFFECT"),
+        (["--tolerate", "host-9=gpu"], "no member is called 'host-9'"),
         (["--storage", "big"], "--storage is 'big', want a size such as 500Mi or 10Gi"),
         (["--hosts", "161"], "161 hosts for 160 users: want at most one host for each user"),
     ],
@@ -478,3 +551,54 @@ def test_what_cannot_be_written_is_told_in_one_sentence(capsys: pytest.CaptureFi
     assert cli._run(["kubernetes", "hsb", *arguments]) == ConfigError.exit_code
     [line] = capsys.readouterr().err.splitlines()
     assert sentence in line
+
+
+def test_the_command_writes_what_its_first_line_says(here: Path) -> None:
+    options = ["--place", "host-1=a=b", "--place", "host-2=a=c", "--output", "k.yml", "--memory", "1Gi", "--tolerate", "*=gpu"]
+    assert cli._run(["kubernetes", "hsb", "--hosts", "2", *options]) == 0
+    assert (here / "k.yml").read_text().splitlines()[0] == f"# Written by: coterie kubernetes hsb --hosts 2 {shlex.join(options)}"
+
+
+def stub(here: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """A kubectl that answers like this."""
+    (here / "bin").mkdir(exist_ok=True)
+    (here / "bin/kubectl").write_text(f"#!/bin/sh\n{script}")
+    (here / "bin/kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here}/bin:{os.environ['PATH']}")
+
+
+def test_a_check_says_what_no_cluster_was_asked_for(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub(here, monkeypatch, "echo 'noise' >&2; echo 'connection refused' >&2; exit 1")
+    assert cli._run(["kubernetes", "hsb", "--hosts", "2", "--check", "--output", "k.yml"]) == 0
+    schemas, cluster = capsys.readouterr().err.splitlines()
+    n_documents = len(list(yaml.safe_load_all((here / "k.yml").read_text())))
+    assert re.fullmatch(rf"{n_documents} manifests are valid by the schemas of Kubernetes 1\.[0-9]+", schemas)
+    assert cluster == "no cluster was asked, since none answers kubectl: connection refused"
+    monkeypatch.setenv("PATH", str(here))
+    assert list(checked("---\n"))[-1] == "no cluster was asked, since kubectl is not installed"
+
+
+def test_a_check_asks_the_cluster_of_kubectl_to_take_them_all_and_applies_nothing(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub(here, monkeypatch, f'echo "$*" >>{here}/log; cat >{here}/asked; exit 0')
+    assert cli._run(["kubernetes", "hsb", "--hosts", "2", "--check", "--output", "k.yml"]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == "the cluster of kubectl's context would take them all"
+    assert (here / "log").read_text().splitlines()[1:] == ["apply --dry-run=server -f - --request-timeout=60s"]
+    assert (here / "asked").read_text() == (here / "k.yml").read_text()
+    stub(here, monkeypatch, 'test "$1" = version && exit; echo "forbidden: exceeded quota" >&2; exit 1')
+    assert cli._run(["kubernetes", "hsb", "--check", "--output", "other.yml"]) == ConfigError.exit_code
+    assert (
+        capsys.readouterr().err.splitlines()[-1].endswith("the cluster of kubectl's context refuses a manifest: forbidden: exceeded quota")
+    )
+    assert not (here / "other.yml").exists()
+
+
+def test_a_check_names_the_object_and_the_place_that_the_schemas_refuse(here: Path) -> None:
+    text = manifests(planned(flat()), Where(), None).replace("backoffLimit: 100", "backoffLimit: many")
+    with pytest.raises(
+        ConfigError, match=r"Job run-2-tiers-host-1 is not valid by the schemas of Kubernetes .*, at spec.backoffLimit: 'many'"
+    ):
+        list(checked(text))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+import yaml
 
 from coterie.record.ledger import DOWN, SESSION, UP, Row
 from coterie.wire.codec import ENVELOPE
@@ -21,6 +22,7 @@ from coterie_deploy.view import ledger_tables
 from coterie_server.interface.half import Members
 from coterie_server.record.query import KEYS, MEASURES, ROW_COLUMNS
 from coterie_server.record.rundb import RunDatabase
+from tests.small_runs import EXPERIMENT
 
 QUERY, SLOPES, FINAL = "consensus.GroupModel", "consensus.Slopes", "evaluation.FinalModels"
 NAMES = ("u0", 'with, comma and "quotes"', "u2")
@@ -163,10 +165,13 @@ def test_until_a_goal(folder: Path, say: Say) -> None:
 
 def test_a_goal_is_about_the_stage_that_the_result_refits_as_in_the_report(folder: Path, say: Say) -> None:
     with contextlib.closing(sqlite3.connect(folder / "run.db", isolation_level=None)) as connection:
-        connection.execute("INSERT INTO run VALUES ('experiment', ?)", (json.dumps({"method": {"name": "pdmm"}}),))
-        connection.execute("UPDATE stages SET method = 'pdmm' WHERE number = 0")
-    assert "of stage stage-0\n" in say(folder, "--until", "objective=1.3", "--by", "stage")
-    assert "of stage stage-1\n" in say(folder, "--until", "objective=1.3", "--by", "stage", "--stage", "stage-1")
+        experiment = {**yaml.safe_load(EXPERIMENT), "method": {"name": "pdmm", "penalty": 0.05, "refit": True}}
+        connection.execute("INSERT INTO run VALUES ('experiment', ?)", (json.dumps(experiment),))
+        connection.execute("UPDATE stages SET name = 'pdmm', method = 'pdmm' WHERE number = 0")
+        connection.execute("UPDATE stages SET name = 'refit', method = 'oracle' WHERE number = 1")
+        connection.execute("UPDATE run SET value = 'refit' WHERE key = 'final_stage'")
+    assert "of stage pdmm\n" in say(folder, "--until", "objective=1.3", "--by", "stage")
+    assert "of stage refit\n" in say(folder, "--until", "objective=1.3", "--by", "stage", "--stage", "refit")
 
 
 def test_a_goal_that_was_never_reached_ends_with_3(folder: Path, refuse: Say) -> None:

@@ -1,4 +1,4 @@
-"""The page on the ledger: its tables and columns are those of the database, and its queries run."""
+"""The pages on the ledger and its database: tables and columns are those of the database, and the queries run."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from coterie.registry import methods
 from coterie_server.record.rundb import RunDatabase, open_run
 from tests.simulation import World, small_experiment
 
-PAGE = (Path(__file__).parents[2] / "deploy" / "docs" / "ledger.md").read_text(encoding="utf-8")
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+PAGE, TABLES = ((REFERENCE / name).read_text(encoding="utf-8") for name in ("ledger.md", "run-db.md"))
 QUERIES = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
 
 
-def section(title: str) -> str:
+def section(page: str, title: str) -> str:
     """What stands under a heading of the second level."""
-    parts = (part.partition("\n") for part in re.split(r"^## ", PAGE, flags=re.MULTILINE))
+    parts = (part.partition("\n") for part in re.split(r"^## ", page, flags=re.MULTILINE))
     return next(text for heading, _, text in parts if heading == title)
 
 
 def described() -> dict[str, list[str]]:
-    """The columns of each table on the page."""
-    parts = re.split(r"^### ", section("Tables"), flags=re.MULTILINE)[1:]
-    return {part.partition("\n")[0]: re.findall(r"^\| (\w+) \|", part, flags=re.MULTILINE)[1:] for part in parts}
+    """The columns of each table on the page; a row may have several."""
+    parts = re.split(r"^### ", section(TABLES, "Tables"), flags=re.MULTILINE)[1:]
+    rows = {part.partition("\n")[0]: re.findall(r"^\| (`[^|]+`) \|", part, flags=re.MULTILINE) for part in parts}
+    return {name: re.findall(r"\w+", " ".join(found)) for name, found in rows.items()}
 
 
 def test_the_page_has_the_tables_and_columns_of_the_database() -> None:
@@ -38,7 +40,7 @@ def test_the_page_has_the_tables_and_columns_of_the_database() -> None:
 
 
 def test_every_method_has_its_closed_form_on_the_page() -> None:
-    rows = re.findall(r"^\| (`[^|]*) \|", section("Closed forms"), flags=re.MULTILINE)
+    rows = re.findall(r"^\| (`[^|]*) \|", section(PAGE, "Closed forms"), flags=re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", " ".join(rows))) - {"paper", "lean"} == set(methods())
 
 

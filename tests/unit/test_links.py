@@ -13,8 +13,9 @@ import pytest
 
 from coterie.errors import ConfigError
 from coterie.experiment import config
-from coterie.experiment.config import apply_overrides, experiment_from, experiment_to_json
+from coterie.experiment.config import experiment_from, experiment_to_json
 from coterie.experiment.links import LinkRule, link_rule
+from coterie.experiment.overrides import apply_overrides
 from coterie.session import member_session
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Encoded
@@ -316,7 +317,7 @@ def test_what_is_no_link_is_refused_with_one_sentence(text: str) -> None:
         ("federation.links.between=2000Gbit/1s", "between: is '2000Gbit/1s', want a rate of at least 1kbit and at most 1000Gbit"),
         ("federation.links.between=1Gbit/61s", "between: is '1Gbit/61s', want a delay of at most 60s"),
         ("federation.links.between=3", "between: is 3, want text"),
-        ("federation.links.up=1Gbit/1s", "up: unknown key"),
+        ("federation.links.up=1Gbit/1s", "up: unknown key, want one of direct, between, within"),
     ],
 )
 def test_a_link_that_cannot_be_is_refused(override: str, sentence: str) -> None:
@@ -338,7 +339,7 @@ def test_links_are_part_of_the_frozen_experiment() -> None:
     [({}, "131", "10"), ({"silence_s": 300.0}, "131", "10"), ({"silence_s": 200.0, "heartbeat_s": 50.0}, "131", "100")],
 )
 def test_a_link_on_which_one_end_would_give_the_other_up_is_refused(rules: dict[str, float], needed: str, limit: str) -> None:
-    content = {**CONTENT, "federation": {"links": {"direct": "64kbit/20ms"}, **rules}}
+    content = {**CONTENT, "federation": {"links": {"direct": "8kbit/20ms"}, **rules}}
     with pytest.raises(ConfigError, match=f"take {needed} s, want at most {limit} s: half of the smaller of silence_s and 10 heartbeat_s"):
         experiment_from(content)
     experiment_from({**content, "federation": {**content["federation"], "silence_s": 300.0, "heartbeat_s": 30.0}})  # type: ignore[dict-item]

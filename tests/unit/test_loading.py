@@ -23,6 +23,7 @@ from coterie_client.data.new_rows import read_new_rows
 from coterie_deploy.engines.api import Result
 from coterie_deploy.read import run_tables
 from coterie_deploy.read.predict import predict
+from coterie_deploy.read.shared_models import Whose
 from coterie_server.record import summary
 from coterie_server.record.curves import curves
 from coterie_server.record.query import Query, totals
@@ -102,7 +103,7 @@ def test_what_is_no_run_folder_is_refused_and_so_are_frames_that_are_not_there(
     with pytest.raises(ConfigError, match="frames is 'arrow', want one of pandas, polars"):
         coterie.load_run(folder, frames="arrow")  # type: ignore[call-overload]
     monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(ConfigError, match=r"need polars, which is not installed: install the extra, pip install 'coterie\[frames\]'"):
+    with pytest.raises(ConfigError, match=r"need polars, which is not installed: pip install 'coterie\[frames\]'"):
         coterie.load_run(folder, frames="polars")
 
 
@@ -244,7 +245,7 @@ def test_models_and_predictions_are_those_of_the_run(folder: Path, tmp_path: Pat
     np.testing.assert_array_equal(loaded.models["u3"], loaded.models_of(str(loaded.final_stage))["u3"])
     (tmp_path / "new.csv").write_text("b,size,a\n2.0,9,1.0\n-3.0,9,-2.0\n")
     out = io.StringIO()
-    predict(folder, "u3", tmp_path / "new.csv", None, None, out)
+    predict(folder, Whose(user="u3"), tmp_path / "new.csv", None, out)
     expected = [float(line.rpartition(",")[2]) for line in out.getvalue().splitlines()[1:]]
     rows = pd.DataFrame({"b": [2.0, -3.0], "size": [9, 9], "a": [1.0, -2.0]})
     np.testing.assert_array_equal(loaded.predict("u3", rows), expected)
@@ -318,16 +319,16 @@ def test_new_rows_of_any_format_have_the_predictions_of_their_text(tmp_path: Pat
     said = {}
     for suffix in ("csv", "parquet", "dta"):
         text = io.StringIO()
-        predict(tmp_path / "run", "u1", tmp_path / f"new.{suffix}", None, None, text)
+        predict(tmp_path / "run", Whose(user="u1"), tmp_path / f"new.{suffix}", None, text)
         said[suffix] = pd.read_csv(io.StringIO(text.getvalue()))
     assert said["csv"].prediction.is_unique
     for suffix in ("parquet", "dta"):
-        assert list(said[suffix].columns) == ["sex", "a", "seen", "prediction"]
+        assert list(said[suffix].columns) == ["sex", "a", "seen", "model", "prediction"]
         pd.testing.assert_series_equal(said[suffix].prediction, said["csv"].prediction, check_exact=True)
         pd.testing.assert_series_equal(said[suffix].a, said["csv"].a, check_exact=True)
     new.assign(a=[0.5, None, 1.0, 2.0, None, 3.0]).to_parquet(tmp_path / "gaps.parquet")
     with pytest.raises(ConfigError, match=r"gaps.parquet row 2, column 'a': the cell is missing \(and cells of 1 more rows\)"):
-        predict(tmp_path / "run", "u1", tmp_path / "gaps.parquet", None, None, io.StringIO())
+        predict(tmp_path / "run", Whose(user="u1"), tmp_path / "gaps.parquet", None, io.StringIO())
 
 
 def test_a_run_in_memory_gives_the_same_tables_and_models(folder: Path, in_memory: Result) -> None:

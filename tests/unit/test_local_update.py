@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.errors import ProtocolError
+from coterie.errors import ProtocolError, RunError
 from coterie.families.partial import Shared
 from coterie.methods.ifca import Chosen
 from coterie.methods.l2gd import Coins
 from coterie_client.families import partial
 from coterie_client.interface.half import Inbox
 from coterie_client.interface.local_update import Context, LocalUpdate, Moved, pulled
-from tests.local_updates import STAGE, Users, a_model
+from tests.local_updates import STAGE, Tensors, Users, a_model
 
 TWO_STEPS = {"name": "fedper", "batch_size": 4, "updates": 2, "optimizer": {"lr": 0.05, "momentum": 0.0}}
 
@@ -78,5 +78,66 @@ def test_a_message_to_other_users_is_refused() -> None:
 def test_an_update_returns_what_it_declares(up: Any, returned: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What has no declaration is private: to return it is a mistake of the method."""
     with_update(monkeypatch, LocalUpdate(lambda context: Moved(context.model, {}, 0.0, returned), up=up))
-    with pytest.raises(TypeError, match=r"a local update returns the messages .*, but declares"):
+    with pytest.raises(RunError, match=r"a local update returned the messages .*, want those that it declares: "):
         stepped(Users({"name": "fedavg"}))
+
+
+def test_an_update_has_the_round_of_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = []
+
+    def update(context: Context) -> Moved:
+        rounds.append(context.round)
+        return Moved(context.model, {}, 0.0)
+
+    with_update(monkeypatch, LocalUpdate(update))
+    users = Users({"name": "fedavg"})
+    for number in (1, 2, 7):
+        users.round(number, a_model(users), asked=(0,))
+    assert rounds == [1, 2, 7]
+
+
+def turned(model: Tensors) -> Tensors:
+    return {name: array.T for name, array in model.items()}
+
+
+@pytest.mark.parametrize(
+    ("returned", "sentence"),
+    [
+        (lambda c: Moved(turned(c.model), c.kept, 0.0), "returned 'representation.1.weight' with shape (5, 6), want (6, 5)"),
+        (lambda c: Moved(c.model, 0.5, c.kept), "returned Moved.kept of type float, want arrays by name"),
+        (lambda c: Moved({}, c.kept, 0.5), "returned Moved.tensors without 'representation.1.weight', want all tensors of the model"),
+        (
+            lambda c: Moved(c.fit(c.model, c.phases), c.kept, 0.5),
+            "returned Moved.tensors of type Fitted, want arrays by name",
+        ),
+        (lambda _: None, "returned a value of type NoneType, want Moved(tensors, kept, loss)"),
+        (lambda c: Moved(c.model, {"n": 3}, 0.5), "returned Moved.kept with 'n' of type int, want a NumPy array of numbers"),
+        (lambda c: Moved(c.model, {}, 0.5), "returned Moved.kept without 'n', want all that `start` returns"),
+        (lambda c: Moved(c.model, {**c.kept, "m": c.kept["n"]}, 0.5), "with 'm', which `start` does not return: want the names of `start`"),
+        (
+            lambda c: Moved(c.model, {"n": np.full(2, 0.5)}, 0.5),
+            "returned Moved.kept with 'n' as float64 numbers of shape (2,), want int64 of shape (2,) as from `start`",
+        ),
+        (lambda c: Moved(c.model, c.kept, None), "returned Moved.loss of type NoneType, want one number; want Moved(tensors, kept, loss)"),
+        (lambda c: Moved(c.model, c.kept, np.zeros(3)), "returned Moved.loss of type ndarray, want one number"),
+    ],
+)
+def test_what_an_update_returns_is_checked(returned: Any, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_update(monkeypatch, LocalUpdate(returned, start=lambda *_: {"n": np.zeros(2, np.int64)}))
+    with pytest.raises(RunError) as caught:
+        stepped(Users({"name": "fedavg"}))
+    assert str(caught.value).startswith("method 'fedavg': update returned ")
+    assert sentence in str(caught.value)
+
+
+def test_what_a_user_starts_from_and_judges_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_update(monkeypatch, LocalUpdate(lambda _: None, start=lambda *_: {"n": 0}))  # type: ignore[arg-type, return-value, dict-item]
+    with pytest.raises(RunError, match="method 'fedavg': start returned with 'n' of type int, want a NumPy array of numbers"):
+        Users({"name": "fedavg"})
+    with_update(monkeypatch, LocalUpdate(lambda _: None, judged=lambda model, *_: turned(model)))  # type: ignore[arg-type, return-value]
+    users = Users({"name": "fedavg"})
+    with pytest.raises(RunError, match=r"method 'fedavg': judged returned 'representation.1.weight' with shape \(5, 6\), want \(6, 5\)"):
+        users.judged(1, a_model(users))
+    with_update(monkeypatch, LocalUpdate(lambda _: None, received=lambda _: None))  # type: ignore[arg-type, return-value]
+    with pytest.raises(RunError, match=r"method 'fedavg': received returned a value of type NoneType, want Received\(kept\)"):
+        users.judged(1, a_model(users))

@@ -79,7 +79,7 @@ def kinds_in(path: Path) -> set[str]:
 
 def test_every_kind_of_event_has_a_level() -> None:
     modules = [*(ROOT / "server").rglob("*.py"), *(ROOT / "deploy/coterie_deploy").rglob("*.py")]
-    kinds = set().union(*map(kinds_in, modules)) | {"task begins", "task ends"}  # the aggregator's, whose words are given
+    kinds = set().union(*map(kinds_in, modules)) | {"task begins", "task ends", "placed"}  # whose words are given
     assert kinds == set(LEVELS)
 
 
@@ -219,3 +219,18 @@ def test_a_server_and_its_clients_say_json(tmp_path: Path) -> None:
         assert (code, err) == (0, "")
         assert [json.loads(line)["event"] for line in out.splitlines()] == ["consent", "join", "finished"]
         assert all(json.loads(line)["host"] == "h" for line in out.splitlines())
+
+
+def test_a_reason_that_hosts_share_is_one_line_and_one_with_their_number() -> None:
+    log, lines = lines_of(LogFormat.text)
+    said = RunLog(log)
+    for host in ("a", "b", "b", "c"):
+        said("refused", f"host {host!r} is refused: it speaks plain text", {"host": host})
+    assert lines == ["host 'a' is refused: it speaks plain text"]
+    said("refused", "host 'd' is refused: it is late", {"host": "d"})
+    said("join", "host 'e' joined", {})
+    assert lines[1:] == ["the same of 2 more hosts: 'b', 'c'", "host 'd' is refused: it is late", "host 'e' joined"]
+    log, lines = lines_of(LogFormat.json)
+    for host in ("a", "b"):
+        RunLog(log)("refused", f"host {host!r} is refused", {"host": host})
+    assert len(lines) == 2, "machines count themselves"

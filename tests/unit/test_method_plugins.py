@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -98,6 +99,7 @@ def test_a_method_beside_an_experiment_is_the_same(pack: Path, mine: Path, monke
     assert found.metrics == wanted.metrics
     experiment = experiment_from(content)
     assert (experiment.method.name, experiment.packages, named_code(experiment)) == ("bodies", {}, ["mine:METHOD"])
+    assert "  code to import here: mine:METHOD (that of the method is imported before its owner is asked)" in asked_lines(experiment)
     for written in (json.loads(experiment_to_json(experiment)), as_written(experiment)):
         assert written["method"]["name"] == "mine:METHOD"
         assert experiment_from(written) == experiment
@@ -118,6 +120,9 @@ def test_settings_are_checked_by_the_plug_in_s_own_configuration(pack: Path) -> 
         experiment_from(with_method("bodies", tua=3))
     with pytest.raises(ConfigError, match=r"the method 'bodis' is unknown, want one of .*, bodies; did you mean 'bodies'\?"):
         experiment_from(with_method("bodis"))
+    with pytest.raises(ConfigError) as caught:
+        experiment_from(with_method("pp"))
+    assert str(caught.value).endswith("bodies; if it is a package of yours: pip install -e . in its folder, or method.name=pp:METHOD there")
     with pytest.raises(ConfigError, match=r"method 'bodies' trains a network, but there is no key 'model'"):
         experiment_from({**with_method("bodies"), "model": None, "problem": {"loss": "logistic"}})
 
@@ -173,6 +178,9 @@ MISTAKES = {
     CODE.replace('"bodies"', '"bones"'): "calls itself 'bones': want the same name in the package and in `config`",
     NO_SERVER: "method 'bodies' of the package pack-n 3 has no server half: want SERVER in module 'pack_n', or the room of a family",
     NO_SERVER + "\nSERVER = 'pack_n:Config'": "has no client half: want CLIENT in module 'pack_n', or the room of a family",
+    CODE + "\n    from coterie.plugin import LocalUpdate\n    UPDATE = LocalUpdate(lambda context: None, judgd=None)": (
+        "cannot be imported: TypeError: LocalUpdate.__init__() got an unexpected keyword argument 'judgd'; did you mean 'judged'?"
+    ),
     CODE + "\n    from coterie.plugin import LocalUpdate\n    UPDTE = LocalUpdate(lambda context: None)": (
         "method 'bodies' of the package pack-n 3 calls its LocalUpdate UPDTE, want it called UPDATE"
     ),
@@ -216,6 +224,68 @@ def test_a_path_that_leads_to_no_method_is_one_sentence(path: str, sentence: str
     with pytest.raises(ConfigError) as caught:
         experiment_from(with_method(path))
     assert str(caught.value) == sentence
+
+
+def test_a_folder_is_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `coterie new method yours`, before `cd yours`."""
+    (tmp_path / "yours").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        experiment_from(with_method("yours:METHOD"))
+    monkeypatch.delitem(sys.modules, "yours")
+    wanted = "'yours' is a folder here, want a module; if the module is in the folder: cd yours"
+    assert str(caught.value) == f"method 'yours:METHOD' cannot be imported: {wanted}"
+
+
+PERSONAL = CODE.replace('sharing="representation"', "is_personal=True")
+UPDATE = "\n    from coterie.plugin import LocalUpdate, judge_own, own_model\n    UPDATE = LocalUpdate(lambda context: None"
+
+
+@pytest.mark.parametrize(
+    ("code", "lacks"),
+    [
+        (PERSONAL, "there is no UPDATE"),
+        (f"{PERSONAL}{UPDATE}, start=own_model)", "UPDATE has no `judged`"),
+        (f"{PERSONAL}{UPDATE}, judged=judge_own)", ""),
+        (PERSONAL.replace("is_personal", 'private_layers=("BatchNorm2d",), is_personal'), ""),
+        (CODE.replace('"representation"', '"representation", is_personal=True'), ""),
+    ],
+)
+def test_a_personal_method_keeps_something(code: str, lacks: str, mine: Path) -> None:
+    (mine / "mine.py").write_text(dedent(code))
+    if not lacks:
+        assert experiment_from(with_method("mine:METHOD")).method.name == "bodies"
+        return
+    with pytest.raises(ConfigError) as caught:
+        experiment_from(with_method("mine:METHOD"))
+    begin = "method 'mine:METHOD' has is_personal=True, but nothing stays with a user: all tensors are shared, and "
+    assert str(caught.value).startswith(f"{begin}{lacks}; want LocalUpdate(update, ")
+
+
+MESSAGES = """
+    from dataclasses import dataclass
+    from typing import Annotated, Literal
+    from coterie.plugin import Array, Method, Reveal, Rows, Scalars, Settings, declare
+
+    @declare(method="spoken", step="say")
+    @dataclass(frozen=True)
+    class Said(Rows):
+        n: Annotated[Array, Scalars("rows")]
+
+    class Config(Settings):
+        name: Literal["spoken"] = "spoken"
+
+    METHOD = Method(config=Config, reveals=(Reveal("n", "n", ("spkoen",)),))
+    SERVER = CLIENT = "mine:Config"
+"""
+
+
+def test_messages_that_no_reveal_names_are_refused_before_a_run(mine: Path) -> None:
+    (mine / "mine.py").write_text(dedent(MESSAGES))
+    with pytest.raises(ConfigError) as caught:
+        registry.method("mine:METHOD")
+    said = "declares messages of 'spoken', but no Reveal of its METHOD names 'spoken' among its steps"
+    assert str(caught.value) == f"method 'mine:METHOD' {said}: want Reveal(up, concluded, ('spoken',))"
 
 
 def test_a_name_that_is_taken_is_one_sentence(pack: Path, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

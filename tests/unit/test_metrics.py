@@ -29,8 +29,9 @@ from coterie_deploy.containers import certs
 from coterie_deploy.telemetry.metrics import RunCollector, Subject, registry_of
 from coterie_deploy.telemetry.metrics_server import Metrics, metrics_served
 from coterie_server.record import summary
+from coterie_server.record.query import Amounts
 from coterie_server.record.rundb import WITHIN, RunDatabase, open_run
-from coterie_server.record.tally import Amounts, Key, Tally
+from coterie_server.record.tally import Key, Tally
 from coterie_server.run.coordinator import Options, coordinate
 from coterie_server.session.hub import Hub
 from tests.simulation import CoordinatorKilledError, Faults, World, small_experiment

@@ -74,10 +74,10 @@ def test_pip_registers_it(made: Path, tmp_path: Path) -> None:
         (("loss", "huber"), "loss 'huber' is built in: want another name"),
         (("data", "digits"), "data source 'digits' is built in: want another name"),
         (("model", "json"), "Python has a module 'json' already: want another name"),
-        (("loss", "taken"), "taken is there already, want a folder that is new or empty (--output DIR)"),
-        (("model", "own", "--network"), "--network is for a loss, but this is to be a model: want no such option"),
+        (("loss", "taken"), "taken exists already, want a folder that is new or empty (--output DIR)"),
+        (("model", "own", "--network"), "--network is for loss and experiment, but this is model: want no such option"),
         (("method", "fedavg"), "method 'fedavg' is built in: want another name"),
-        (("loss", "own", "--messages"), "--messages is for a method, but this is to be a loss: want no such option"),
+        (("loss", "own", "--messages"), "--messages is for method, but this is loss: want no such option"),
         (("story", "own"), "Invalid value for"),
     ],
 )
@@ -99,5 +99,5 @@ def test_the_command_says_what_comes_next(tmp_path: Path, monkeypatch: pytest.Mo
         "own_rows: README.md, experiment.yaml, own_rows.py, pyproject.toml, test_own_rows.py",
         "next: cd own_rows; coterie run experiment.yaml; pip install -e .",
     ]
-    with pytest.raises(ConfigError, match="own_rows is there already"):
+    with pytest.raises(ConfigError, match="own_rows exists already"):
         write_package("data", "own_rows", tmp_path / "own_rows")

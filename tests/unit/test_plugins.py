@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
+import inspect
 import json
 import re
 import sys
@@ -372,16 +374,17 @@ def test_packages_are_not_searched_where_all_names_are_built_in(name: str, monke
 # ---- the public names
 
 NAMES_OF_AUTHORS = """
-    Array Broadcast ClientHalf ConfigError Context Counts DataSource Federation Fitted Gradient Gradients Inbox Indices
-    JointTraining LabelledRows Local LocalTraining LocalUpdate Message Method Moved NetworkLoss Numbers Optimizer Outcome
-    PartitionRequest PartitionRule Phase Positions Received Replies Reveal RowLoss Rows RunError Scalars ServerHalf Setting
-    Settings Slope SourceRequest StageHalf Stream Tensors Training User Vectors Wanted declare evaluated judge_own normal
-    own_model pulled
+    ABSENT Array Broadcast ClientHalf ConfigError Context ConvexProblem Counts DataSource Federation Fit Fitted Gradient Gradients Inbox
+    Indices JointTraining LOCAL_UPDATE LabelledRows Local LocalTraining LocalUpdate Message Method Moved NetworkLoss
+    Numbers Optimizer Outcome PartialSharing PartitionRequest PartitionRule Phase PlainSgd Positions Received
+    Replies Reveal RowLoss Rows RunError Scalars ServerHalf ServerUpdate Setting Settings SharedState Slope
+    SourceRequest StageHalf Stream Tensors Training UNASKED User Vectors Wanted Weights declare evaluated judge_own normal
+    own_model pulled stream
 """
 
 
 def test_the_public_names_are_these() -> None:
-    assert plugin.__all__ == NAMES_OF_AUTHORS.split()
+    assert plugin.__all__ == sorted(NAMES_OF_AUTHORS.split())
     assert all(getattr(plugin, name) is not None for name in plugin.__all__)
     stub = Path(plugin.__file__).with_suffix(".pyi").read_text()
     assert {name: module for module, name in re.findall(r"from (coterie\S+) import (\w+) as ", stub)} == plugin.FETCHED
@@ -395,3 +398,32 @@ def test_the_packages_of_this_repository_import_public_names_only() -> None:
     imported = {module for path in modules for module in re.findall(r"^\s*(?:from|import) (coterie[\w.]*)", path.read_text(), re.M)}
     assert imported == {"coterie", "coterie.plugin"}
     assert len((ROOT / "deploy/plugins/fedbabu/fedbabu.py").read_text().splitlines()) <= 60
+
+
+WRITTEN = """
+    ClientHalf Context Inbox Local LocalTraining LocalUpdate Method Moved Outcome PartialSharing Received ServerHalf ServerUpdate Setting
+    SharedState StageHalf Wanted
+"""
+
+
+@pytest.mark.parametrize("name", WRITTEN.split())
+def test_each_field_of_what_authors_write_is_documented(name: str) -> None:
+    """By `#:` behind it or above it, which documentation and editors read."""
+    lines = inspect.getsource(getattr(plugin, name)).splitlines()
+    fields = {node.target.id: node for node in _body(lines) if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    assert fields
+    for field, node in fields.items():
+        assert lines[node.lineno - 2].startswith("    #: ") or "  #: " in lines[(node.end_lineno or 0) - 1], f"{name}.{field}"
+
+
+def _body(lines: list[str]) -> list[ast.stmt]:
+    (node,) = ast.parse("\n".join(lines)).body
+    assert isinstance(node, ast.ClassDef)
+    return node.body
+
+
+def test_a_stream_of_an_author_is_the_same_everywhere() -> None:
+    numbers = plugin.normal(plugin.stream(5, "noise of mine", 3, "u1"), 4)
+    np.testing.assert_array_equal(numbers, plugin.normal(plugin.stream(5, "noise of mine", 3, "u1"), 4))
+    assert not np.isin(numbers, plugin.normal(plugin.stream(5, "noise of mine", 3, "u2"), 4)).any()
+    assert (plugin.stream.__doc__ or "").count("normal(draws, d)") == 1

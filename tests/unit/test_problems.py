@@ -266,3 +266,14 @@ def test_a_start_too_far_away_for_its_numbers_is_reported_and_not_warned_about(l
     for _ in range(2):
         assert np.isnan(problem.argmin(np.zeros((1, problem.d)), 1.0, start, allow_unbounded=True)).all()
         problem.look_ahead(np.zeros((1, problem.d)), 1.0)
+
+
+@pytest.mark.parametrize("loss", ["least_squares", "logistic"])
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("l2", [0.0, 0.3, 50.0])
+def test_with_fewer_rows_than_features_the_constants_are_those_of_the_whole_matrix(loss, intercept, l2):
+    problem, _, _ = _problem(loss, (1, 3, 8, 9, 20), p=40, l2=l2, intercept=intercept)
+    spectra = np.linalg.eigvalsh(problem.hessian(np.zeros((problem.n_users, problem.d))))  # of the logistic loss: where it is most curved
+    np.testing.assert_allclose(problem.smoothness(), spectra[:, -1], rtol=1e-12)
+    least = spectra[:, 0] if loss == "least_squares" else np.full(5, 0.0 if intercept else l2)
+    np.testing.assert_allclose(problem.strong_convexity(), np.maximum(least, 0.0), rtol=1e-9, atol=1e-12)

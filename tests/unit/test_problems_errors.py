@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from coterie.errors import ConfigError, RunError
 from coterie.experiment.problem import ProblemConfig
-from coterie_client.problems import LeastSquares, Logistic, build_problem, resolve_row_loss
+from coterie_client.problems import build_problem
+from coterie_client.problems.losses import LeastSquares, Logistic, resolve_row_loss
 
 OVERLAP = np.array([[0.0], [1.0], [2.0], [3.0]]), np.array([1.0, -1.0, 1.0, -1.0])
 SEPARATE = OVERLAP[0], np.array([-1.0, -1.0, 1.0, 1.0])

@@ -364,7 +364,7 @@ def check_shares(connection: sqlite3.Connection, without: str) -> None:
         shares: dict[tuple[Any, ...], Group] = {}
         for group in totals(connection, Query((*by, "user"))):
             numbers = (group.vectors, group.scalars, group.payload_bytes, group.message_bytes, group.frames)
-            shares.setdefault(group.keys[:-1], Group(())).add(numbers, 0)
+            shares.setdefault(group.keys[:-1], Group(())).add(numbers)
         assert shares.keys() == whole.keys()
         for keys, group in whole.items():
             for measure in MEASURES[2:]:

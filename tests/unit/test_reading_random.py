@@ -134,30 +134,3 @@ def test_cells_have_the_bits_of_pythons_floats(value: float, form: str) -> None:
     assert found is not None
     assert found[0].tobytes() == np.float64(float(text)).tobytes()
     assert PLAIN.number(text) == float(text)
-
-
-def test_both_readers_of_large_tables_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from coterie_client.data.tables import csv_arrow
-
-    draws = np.random.default_rng(0)
-    forms = ("{!r}", "{:e}", "{:.30g}", "{:.3f}", "{:.0f}", "{:.17e}")
-    values = draws.normal(size=(2000, 4)) * 10.0 ** draws.integers(-300, 300, size=(2000, 4))
-    lines = ["user,a,b,c,y,note,rare"]
-    for number, row in enumerate(values.tolist()):
-        cells = [forms[(number + place) % len(forms)].format(value) for place, value in enumerate(row)]
-        cells[1] = "NA" if number % 7 == 0 else cells[1]
-        lines.append(f"u{number % 9},{','.join(cells)},word {number},{'5' if number < 1500 else 'TRUE'}")
-    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    data = ADAPTER.validate_python({"source": "csv", "path": "t.csv", "user_column": "user", "target_column": "y", "missing": "mean"})
-    expected = bits(load_users(data, 0, None, tmp_path))
-    some = bits(load_users(data, 0, ["u3", "u5"], tmp_path))
-    monkeypatch.setattr(csv_arrow, "LARGE_BYTES", 0)
-    read_by_arrow = []
-    original = csv_arrow._File.blocks
-    monkeypatch.setattr(csv_arrow._File, "blocks", lambda *more: read_by_arrow.append(1) or original(*more))
-    assert bits(load_users(data, 0, None, tmp_path)) == expected
-    assert bits(load_users(data, 0, ["u3", "u5"], tmp_path)) == some
-    assert read_by_arrow == [1, 1]
-    (tmp_path / "t.csv").write_text("\n".join([*lines, "u1,oops,1,1,1,word,5"]) + "\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"^t.csv line 2002, column 'a': 'oops' is not a finite number"):
-        load_users(data, 0, None, tmp_path)

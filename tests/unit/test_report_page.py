@@ -19,18 +19,20 @@ import pytest
 from coterie.errors import ConfigError, RunError
 from coterie_deploy.cli import app as cli
 from coterie_deploy.read.costs import Weighing
-from coterie_deploy.view import pages, report_page
+from coterie_deploy.read.shipped import runs_in
+from coterie_deploy.view import charts, pages, report_page
 from coterie_deploy.view.pages import MOST_ROWS, safe_json
 from coterie_deploy.view.report_page import write_report
 from coterie_deploy.view.run_users import _by_size, _known, _order, _spread
 from coterie_deploy.view.run_view import RunView, links_of, view_of
-from coterie_server.record.curves import Goal, goal_from
+from coterie_server.record.curves import Curves, Goal, goal_from
 from coterie_server.record.rundb import open_run
+from coterie_server.record.summary import StageSummary
 from tests.benchmarks.bench_ledger import make_large
 from tests.growing_run import GrowingRun, finished_run
-from tests.small_runs import as_table, make_run
+from tests.small_runs import ROWS, as_table, make_run
 
-EVIL = "<script>alert(1)</script>&\"'{{ 7 * 7 }}</script><!-- \\u2028"
+EVIL = "<script>alert(1)</script>&\"'{{ 7777 * 7 }}</script><!-- \\u2028"
 N_SCRIPTS = 4  # the specifications, the themes, the library, and what draws
 
 
@@ -115,8 +117,8 @@ def section(view: RunView, key: str) -> Any:
 
 
 def test_a_page_fetches_nothing(small: Path, tmp_path: Path) -> None:
-    written = write_report([small], tmp_path / "page.html", Weighing())
-    text = written.page.read_text(encoding="utf-8")
+    page, _ = write_report([small], tmp_path / "page.html", Weighing())
+    text = page.read_text(encoding="utf-8")
     page = Page(text)
     assert "default-src 'none'" in text
     assert [address for address in page.fetched if not address.startswith(("#", "data:"))] == []
@@ -150,6 +152,16 @@ def test_a_page_says_what_was_run_and_what_came_of_it(small: Path) -> None:
         assert part in text
 
 
+def test_the_numbers_of_users_and_rows_are_told(small: Path, copied: tuple[Path, sqlite3.Connection]) -> None:
+    told = dict(view_of(small).facts)
+    assert told["users"] == "3"
+    n_train = int(re.fullmatch(r"(\d+) to train", told["rows"])[1])  # type: ignore[index]
+    assert 3 <= n_train < len(ROWS)
+    folder, connection = copied
+    connection.execute("DELETE FROM run WHERE key = 'rows'")
+    assert "rows" not in dict(view_of(folder).facts)
+
+
 @pytest.mark.usefixtures("quick")
 def test_every_chart_has_its_table(small: Path) -> None:
     view = view_of(small)
@@ -176,7 +188,7 @@ def test_names_are_text_and_never_markup(copied: tuple[Path, sqlite3.Connection]
     for page in (page_of(folder), page_of(folder, other)):
         assert len(page.scripts) == N_SCRIPTS
         assert EVIL in page.text
-        assert "49" not in re.findall(r"\b49\b", page.text)
+        assert "54439" not in page.text
         assert json.dumps(EVIL)[1:-1] in json.dumps(page.specs)
         assert "<" not in page.content["charts"]
 
@@ -310,6 +322,9 @@ def test_of_a_refit_the_curves_are_those_of_what_it_refits(copied: tuple[Path, s
     folder, connection = copied
     connection.execute("INSERT INTO stages VALUES (3, 'refit', 'oracle', 2, 'converged', 0.1)")
     connection.execute("UPDATE run SET value = 'refit' WHERE key = 'final_stage'")
+    frozen = json.loads((folder / "experiment.json").read_text())
+    frozen["method"]["refit"] = True
+    (folder / "experiment.json").write_text(json.dumps(frozen))
     view = view_of(folder)
     assert view.curves is not None
     assert view.curves.stage.name == "pdmm"
@@ -325,6 +340,62 @@ def test_found_clusters_are_compared_with_those_that_the_data_names(copied: tupl
     assert [chart.key for chart in clusters.charts] == ["agreement", "clusters"]
     assert clusters.charts[0].rows[-1] == (9, 1.0)
     assert ("known", "u2", 1) in clusters.charts[1].rows
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_result_comes_before_the_traffic_and_a_single_link_is_a_sentence(small: Path) -> None:
+    view = view_of(small)
+    assert [part.key for part in view.sections] == ["stages", "users", "coefficients", "clusters", "progress", "communication", "events"]
+    assert "There is one link, to host-1, with 3 users: " in " ".join(section(view, "communication").sentences)
+    assert "topology" not in page_of(small).specs
+
+
+def test_most_of_the_traffic_is_more_than_half_of_it(copied: tuple[Path, sqlite3.Connection]) -> None:
+    folder, connection = copied
+    as_table(connection)
+    said = []
+    for n_bytes in (1, 10**9):
+        connection.execute("UPDATE ledger SET message_bytes = ? WHERE step = 'S5'", (n_bytes,))
+        said.append(section(view_of(folder), "communication").sentences[0])
+    assert said[0].startswith("The largest part is step S7+S10 down: ")
+    assert said[1].startswith("Most of it is step S5 up: 100%")
+
+
+def test_a_figure_of_one_round_is_a_sentence_and_no_chart(copied: tuple[Path, sqlite3.Connection]) -> None:
+    folder, connection = copied
+    connection.execute("DELETE FROM figures WHERE name <> 'objective' OR round > 2")
+    (number,) = connection.execute("SELECT number FROM stages s JOIN run ON value = s.name WHERE key = 'final_stage'").fetchone()
+    connection.execute("INSERT INTO figures VALUES (?, 2, 'accuracy', 0.75)", (number,))
+    progress = section(view_of(folder), "progress")
+    assert "Mean local test accuracy is known in round 2 alone, and is 0.7500." in progress.sentences
+    assert not any(chart.key.startswith("accuracy") for chart in progress.all_charts)
+
+
+def test_users_of_several_clusters_have_no_box_across_them(copied: tuple[Path, sqlite3.Connection]) -> None:
+    folder, connection = copied
+    connection.executemany("INSERT INTO user_results VALUES (2, 'heldout_metric', ?, ?)", [(n, 0.7 + n / 10) for n in range(3)])
+
+    def chart() -> Any:
+        return section(view_of(folder), "users").charts[0]
+
+    connection.execute("DELETE FROM memberships")
+    assert any(layer["mark"].get("style") == "box" for layer in chart().spec["layer"])
+    assert chart().note.startswith("Ticks: 3 users; ")
+    connection.execute("UPDATE members SET cluster = CASE WHEN position < 2 THEN 'a' ELSE 'b' END")
+    assert "layer" not in chart().spec
+    assert chart().spec["encoding"]["color"]["scale"]["domain"] == ["a", "b"]
+    assert chart().note == "Ticks: 3 users in 2 clusters, by colour. Clusters differ, so no box is drawn across them."
+
+
+def test_counts_have_ticks_at_whole_numbers() -> None:
+    def axis(values: list[float], figure: str) -> Any:
+        stage = StageSummary(0, "s", "m", 3, "", 1.0)
+        found = Curves(stage, np.arange(3), np.arange(3.0), {figure: np.array(values)})
+        spec: Any = charts.progress_chart({"s": found}, figure, "round").spec
+        return spec["encoding"]["y"].get("axis", {})
+
+    assert axis([12.0, 12.0, 11.0], "users")["tickMinStep"] == 1
+    assert "tickMinStep" not in axis([0.5, 0.25, 1.0], "accuracy")
 
 
 def test_labels_of_other_users_are_not_drawn(copied: tuple[Path, sqlite3.Connection]) -> None:
@@ -358,8 +429,19 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(small: Path, tmp_path:
     assert "The goal is what every run has reached, objective ≤" in page.text
     colours = page.specs["objective-bytes"]["encoding"]["color"]["sort"]
     assert colours == ["a/run", "b/run"]
-    assert {"run1-topology", "run2-topology", "outcomes"} <= set(page.specs)
+    assert {"run1-traffic", "run2-traffic", "outcomes"} <= set(page.specs)
     assert len(set(page.ids)) == len(page.ids)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_folder_of_a_comparison_stands_for_its_runs_in_the_order_of_names(small: Path, tmp_path: Path) -> None:
+    for name in ("ditto-10", "ditto-9"):
+        shutil.copytree(small, tmp_path / "compared" / name)
+    assert runs_in(tmp_path / "compared") == [tmp_path / "compared" / name for name in ("ditto-9", "ditto-10")]
+    assert runs_in(tmp_path / "compared" / "ditto-9") == [tmp_path / "compared" / "ditto-9"]
+    assert runs_in(tmp_path / "nowhere") == [tmp_path / "nowhere"]
+    assert cli._run(["report", str(tmp_path / "compared")]) == 0
+    assert "2 runs compared" in (tmp_path / "compared" / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("quick")
@@ -456,5 +538,5 @@ def test_a_million_rows_of_the_ledger_make_a_small_page(tmp_path: Path, small: P
     (tmp_path / "large").mkdir()
     make_large(tmp_path / "large", 1_000_000)
     shutil.copy(small / "experiment.json", tmp_path / "large")
-    written = write_report([tmp_path / "large"], None, Weighing())
-    assert written.page.stat().st_size < 2_000_000
+    page, _ = write_report([tmp_path / "large"], None, Weighing())
+    assert page.stat().st_size < 2_000_000

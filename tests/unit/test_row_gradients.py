@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from coterie.experiment.problem import DISTANCE_LOSSES, MARGIN_LOSSES, ProblemConfig
-from coterie_client.problems import build_problem, subsets
+from coterie_client.problems import blocks, build_problem
+from coterie_client.problems.blocks import Subsets
 from coterie_client.problems.convex import ConvexProblem
-from coterie_client.problems.subsets import Subsets
 
 LOSSES = (*MARGIN_LOSSES, *DISTANCE_LOSSES)
 QUADRATIC = ("least_squares", "squared_distance")
@@ -179,5 +179,5 @@ def test_the_rows_of_a_repeated_subset_are_copied_out_once_and_only_while_they_a
     assert second is third
     other = sorted_users.blocks(np.array([1]))[0][1]
     assert other is not third
-    monkeypatch.setattr(subsets, "MAX_KEPT", 3)
+    monkeypatch.setattr(blocks, "MAX_KEPT", 3)
     assert len({id(block) for block in [sorted_users.blocks(users)[0][1] for _ in range(3)]}) == 3

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 from coterie.errors import ConfigError, RunError
 from coterie.record.ledger import UP, Own, Row
-from coterie_server.record import rundb, summary
+from coterie_server.record import rundb, shared_disk, summary
 from coterie_server.record.rundb import BETWEEN, WITHIN, RunDatabase, open_run, read_run
 
 
@@ -36,7 +38,7 @@ def test_a_number_beyond_64_bits_names_its_host_and_the_other_rows_are_kept(tmp_
 def test_whatever_fails_between_begin_and_commit_is_rolled_back() -> None:
     database = RunDatabase(None)
     database.book_host("a", [row(1, 60)])
-    database._file.add("decisions", (1, "\ud800", "text that is no text"))
+    database.add("decisions", (1, "\ud800", "text that is no text"))
     with pytest.raises(UnicodeEncodeError):
         database.flush()
     assert not database.connection.in_transaction
@@ -161,3 +163,83 @@ def test_what_is_no_run_folder_says_why(tmp_path: Path) -> None:
     for name, why in (("nowhere", "it does not exist"), ("file", "it is a file"), ("", "it has no run.db")):
         with pytest.raises(ConfigError, match=rf"{name} is not a run folder: {why}$"), read_run(tmp_path / name):
             pass
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.db").touch()
+    with pytest.raises(ConfigError, match=r"it has no run.db, but these in it are: a, b$"), read_run(tmp_path):
+        pass
+
+
+def test_on_a_shared_file_system_another_process_reads_a_run_that_goes_on_without_a_write_ahead_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(shared_disk.OVERRIDE, "rollback")
+    said = list[str]()
+    database = RunDatabase(tmp_path / "run.db", on_event=lambda _, text, __: said.append(text))
+    assert said == ["run.db has a rollback journal instead of a write-ahead log: COTERIE_RUN_DB_JOURNAL is rollback"]
+    count = "import sys; from coterie_server.record.rundb import open_run; from pathlib import Path; "
+    count += "print(*open_run(Path(sys.argv[1])).execute('SELECT count(*) FROM host_ledger').fetchone())"
+    for n in (1, 2):
+        database.book_host("a", [row(n, 60)])
+        database.flush()
+        assert database.connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["run.db"]
+        done = subprocess.run([sys.executable, "-c", count, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60)
+        assert done.stdout.split() == [str(n)]
+    database.close()
+
+
+@pytest.mark.parametrize(("journal", "level"), [("wal", 1), ("rollback", 2)])  # SQLite's NORMAL and FULL
+def test_a_file_without_a_log_stays_safe_from_power_failures_once_numbers_are_reserved(
+    journal: str, level: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(shared_disk.OVERRIDE, journal)
+    database = RunDatabase(tmp_path / "run.db")
+    for _ in range(2):
+        assert database.connection.execute("PRAGMA synchronous").fetchone() == (level,)
+        database.reserve(1000)
+    database.close()
+
+
+def test_a_run_that_comes_to_a_shared_file_system_gives_its_write_ahead_log_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(shared_disk.OVERRIDE, "wal")
+    killed = RunDatabase(tmp_path / "run.db")
+    killed.book_host("a", [row(1, 60)])
+    killed.flush()
+    killed.connection.close()
+    monkeypatch.setenv(shared_disk.OVERRIDE, "rollback")
+    again = RunDatabase(tmp_path / "run.db")
+    assert again.connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    assert again.connection.execute("SELECT seq FROM host_ledger").fetchall() == [(1,)]
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind", "is_shared"),
+    [
+        ("runs", "ext4", False),
+        ("home/x/runs", "nfs4", True),
+        ("home two/x", "fuse.sshfs", True),
+        ("home/local", "tmpfs", False),
+        ("homes", "ext4", False),
+        ("fuse", "fuse.overlayfs", False),
+    ],
+)
+def test_the_mount_of_a_folder_says_whether_machines_share_it(
+    folder: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_shared: bool
+) -> None:
+    mounts = tmp_path / "mounts"
+    places = {"home": "nfs4", "home\\040two": "fuse.sshfs", "home/local": "tmpfs", "fuse": "fuse.overlayfs"}
+    lines = [f"server:/x {tmp_path}/{place} {found} rw 0 0" for place, found in places.items()]
+    mounts.write_text("\n".join(["/dev/root / ext4 rw 0 0", *lines]) + "\n")
+    monkeypatch.setattr(shared_disk, "_MOUNTS", mounts)
+    monkeypatch.delenv(shared_disk.OVERRIDE, raising=False)
+    assert shared_disk.file_system(tmp_path / folder) == kind
+    why = shared_disk.why_no_wal(tmp_path / folder)
+    assert why == (f"its folder is on a shared file system ({kind})" if is_shared else "")
+
+
+def test_an_unknown_journal_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(shared_disk.OVERRIDE, "none")
+    with pytest.raises(ConfigError, match="COTERIE_RUN_DB_JOURNAL is 'none', want wal, rollback or nothing"):
+        RunDatabase(tmp_path / "run.db")

@@ -74,6 +74,22 @@ def test_a_stage_under_way_has_taken_the_time_from_its_start_to_the_end_of_its_l
         assert summary.stages(connection_of(database))[0].seconds == 6.5
 
 
+def test_the_time_of_a_stage_is_that_of_all_attempts_without_the_pauses_between_them() -> None:
+    now = [0.0]
+    with contextlib.closing(RunDatabase(None, clock=lambda: now[0])) as database:
+        database.stage(0, "pdmm", "pdmm", 0, "", 0.0)
+        for at, number in ((1.0, 0), (3.0, 1), (103.0, 2), (104.0, 3)):
+            if number == 2:
+                now[0] = 102.5
+                database.event("start", "attempt 2 starts", attempt=2)
+            now[0] = at
+            database.figures(0, number, {} if number == 0 else {"objective": 1.0})
+        now[0] = 204.0
+        database.event("start", "attempt 3 starts", attempt=3)
+        assert database.worked_s(0) == 2.0 + 0.5 + 1.0
+        assert summary.stages(connection_of(database))[0].seconds == 3.5
+
+
 def test_repeats_and_the_session_stand_apart(database: RunDatabase) -> None:
     book(database, "a", row(1, DOWN, QUERY))
     book(database, "a", row(1, DOWN, QUERY, resent=1), useful=False)

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -284,6 +285,57 @@ def test_an_expired_certificate_says_so(authority: Path) -> None:
     assert "gone/tls.crt is no good: it has expired" in refusal(lambda: load_tls(authority / "gone", is_server=False))
 
 
+def test_an_expired_authority_is_not_blamed_on_the_member(tmp_path: Path) -> None:
+    hour_ago = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
+    clock = SimpleNamespace(datetime=SimpleNamespace(now=lambda _: hour_ago), timedelta=datetime.timedelta, UTC=datetime.UTC)
+    with mock.patch("coterie_deploy.containers.certs.datetime", clock):
+        init(tmp_path, days=1 / 1440)
+        member = issue(tmp_path, Asked("host", "a"))
+    assert refusal(lambda: load_tls(member, is_server=False)) == f"the certificate {member / 'ca.crt'} is no good: it has expired"
+
+
+def test_a_certificate_is_no_longer_valid_than_its_authority(tmp_path: Path) -> None:
+    init(tmp_path, days=20)
+    member = issue(tmp_path, Asked("host", "a"))
+    assert certificate(member).not_valid_after_utc == x509.load_pem_x509_certificate((tmp_path / "ca.crt").read_bytes()).not_valid_after_utc
+
+
+def test_what_ends_within_a_month_is_said_with_its_cure(authority: Path, tmp_path: Path) -> None:
+    assert not [*load_tls(authority / "a", is_server=False).soon_expired(is_server=False)]
+    member = issue(authority, Asked("host", "short", days=12.5))
+    (said,) = load_tls(member, is_server=False).soon_expired(is_server=False)
+    assert said.startswith(f"the certificate {member / 'tls.crt'} expires in 12 days, on ")
+    assert said.endswith(": issue another one with `coterie certs issue`")
+    init(tmp_path, days=0.5)
+    both = [*load_tls(issue(tmp_path, Asked("host", "a", days=0.4)), is_server=False).soon_expired(is_server=False)]
+    assert [re.sub(", on .*GMT", "", line) for line in both] == [
+        f"the certificate {tmp_path / 'a/tls.crt'} expires within two days: issue another one with `coterie certs issue`",
+        f"the certificate {tmp_path / 'a/ca.crt'} expires within two days: make another authority with `coterie certs init`",
+    ]
+
+
+def test_certificates_are_shown_with_whom_they_are_for_and_until_when(authority: Path, tmp_path: Path) -> None:
+    init(tmp_path)
+    member = issue(tmp_path, Asked("host", "b", cluster="north", users=["u0..u3", "u7"], days=20.5))
+    told = "\n".join(certs.shown(member))
+    for line in ("subject      CN=b", "role         host", "name         b", "cluster      north", "users        u0..u3, u7"):
+        assert f"  {line}\n" in told
+    assert re.search(r"  valid until  20\d\d-\d\d-\d\d \d\d:\d\d UTC, 20 days left\n", told)
+    assert told.endswith(f"  authority    CN=coterie certificate authority, that of {member / 'ca.crt'}")
+    (member / "ca.crt").write_bytes((authority / "ca.crt").read_bytes())
+    assert [*certs.shown(member)][-1].endswith(f", but not that of {member / 'ca.crt'}")
+    listed = [*certs.shown(authority)]
+    assert [line for line in listed if not line.startswith(" ")] == [
+        str(authority / "ca.crt"),
+        *(str(authority / name / "tls.crt") for name in sorted(path.parent.name for path in authority.glob("*/tls.crt"))),
+    ]
+    assert "  addresses    c.example, *.c.example, localhost, ::1, 127.0.0.1" in listed
+    assert any(line.endswith("UTC: expired") for line in listed)
+    assert "has no certificate, want a folder with tls.crt or ca.crt" in refusal(lambda: [*certs.shown(tmp_path / "nowhere")])
+    (member / "tls.crt").write_text("x")
+    assert refusal(lambda: [*certs.shown(member)]) == f"{member / 'tls.crt'} is no certificate, want one in PEM"
+
+
 # ---- why nobody answers
 
 
@@ -402,10 +454,10 @@ def test_a_health_check_wants_an_address(address: str) -> None:
 def test_a_health_check_says_what_does_not_fit(authority: Path, listening: Callable[..., str]) -> None:
     address = listening(speaks_plain_text)
     tls = load_tls(authority / "a", is_server=False)
-    assert refusal(lambda: check_server(address, tls, 0.1), RunError) == f"no answer from {address} within 0.1 s ({PLAIN})"
+    assert refusal(lambda: check_server(address, tls, 0.1), RunError) == f"no answer from {address} within 0.1 s: {PLAIN}"
 
 
 def test_a_range_as_clients_write_it_is_not_taken_for_a_name() -> None:
-    with pytest.raises(ConfigError, match=re.escape("users 's0-s3': want s0..s3 for the range of names")):
+    with pytest.raises(ConfigError, match=re.escape("users 's0-s3': want s0..s3 for a range")):
         check_users(["s0-s3"])
     assert check_users(["north-west", "a-1"]) == ("north-west", "a-1")

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from coterie.errors import ConfigError, RunError
 from coterie.experiment.config import Experiment, experiment_from
-from coterie_deploy.engines.hosts import AggregatorProcess
+from coterie_deploy.engines.hosts import aggregator_process
 from coterie_deploy.engines.launch import Launch, launch
 from coterie_deploy.roles.aggregator import AggregatorRole
 from coterie_deploy.telemetry import spans as module
@@ -345,9 +345,9 @@ def test_what_cannot_be_had_is_refused_before_the_run(monkeypatch: pytest.Monkey
 
 
 def test_launched_aggregators_are_traced_too(tmp_path: Path) -> None:
-    process = AggregatorProcess("c0", "c0", [], tmp_path, Telemetry("http://c:4317", 5))
+    process = aggregator_process("c0", [], tmp_path, Telemetry("http://c:4317", 5))
     assert process.command(1)[-5:] == ["--trace", "--otlp", "http://c:4317", "--trace-every", "5"]
-    assert "--trace" not in AggregatorProcess("c0", "c0", [], tmp_path).command(1)
+    assert "--trace" not in aggregator_process("c0", [], tmp_path).command(1)
 
 
 # ---- two tiers

@@ -89,8 +89,8 @@ def test_a_row_that_was_changed_dropped_or_doubled_on_one_side_is_named(run: Pat
         (f"INSERT INTO ledger SELECT * FROM ledger WHERE {OWN}", "Stage 'pdmm', step S5 up: 30 vectors, closed form 27: 3 too many."),
         (f"UPDATE ledger SET useful = 0 WHERE {OWN}", "Stage 'pdmm', step S5 up: 24 vectors, closed form 27: 3 too few."),
         (
-            "UPDATE expected SET scalars = 19 WHERE step = 'describe'",
-            "Stage 'pdmm', step describe up: 18 scalars, closed form 19: 1 too few.",
+            "UPDATE expected SET scalars = 10 WHERE step = 'smoothness'",
+            "Stage 'pdmm', step smoothness up: 9 scalars, closed form 10: 1 too few.",
         ),
     ],
 )

@@ -12,9 +12,8 @@ import pytest
 from coterie.errors import ProtocolError
 from coterie.families.evaluation import Scores as Judged
 from coterie.families.partial import TrainingLoss, Updated
-from coterie.wire.finite import first_bad
 from coterie.wire.messages import Message
-from coterie.wire.precision import Precision
+from coterie.wire.precision import Precision, first_bad
 from coterie_server.interface.wanted import Wanted, check_wanted
 from tests.unit.test_hub import All, Answer, asked, rows, run
 from tests.unit.test_strikes import three_hosts

@@ -19,6 +19,7 @@ from coterie.wire.assembler import Assembler
 from coterie.wire.codec import Encoded, Received, encode
 from coterie.wire.messages import Message, Positions, Rows, Weights, dataclass, declare
 from coterie.wire.precision import Precision
+from coterie_server.families.partial import in_order
 from coterie_server.interface.half import Replies
 from coterie_server.interface.merge import Layout, check_finite, merged, weights_of
 
@@ -133,6 +134,35 @@ def test_weights_of_users_come_one_by_one_in_member_order() -> None:
     ]
     with pytest.raises(RunError, match=r"no member answered with weightstest\.Sent"):
         replies.one_by_one(Sent)
+
+
+def test_rows_that_came_side_by_side_stay_together() -> None:
+    layout = Layout({"a": np.array([0, 1, 4]), "b": np.array([2, 3])}, 5)
+    numbers = np.arange(15, dtype=np.float32).reshape(5, 3)
+    answers = {
+        "a": [Returned(numbers[[0, 1, 4]], users=np.array([0, 1, 4]))],
+        "b": [Returned(numbers[[3, 2]], users=np.array([3, 2]))],  # in another order
+    }
+    replies = Replies(merged(answers, layout), None, weights_of(answers, layout))
+    runs = replies.in_runs(Returned)
+    assert [message.users.tolist() for message in runs if message.users is not None] == [[0, 1], [2], [3], [4]]
+    assert np.array_equal(np.concatenate([message.weights for message in runs]), numbers)
+    assert [message.weights.base is not None for message in runs] == [True] * 4
+    assert np.array_equal(np.concatenate([message.weights for message in replies.one_by_one(Returned)]), numbers)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 1000, 300_000])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+def test_a_mean_has_the_bits_of_a_sum_user_by_user(size: int, dtype: type[np.generic]) -> None:
+    rng = np.random.default_rng(size)
+    n = 9 if size > 1000 else 300
+    rows = (1000 * rng.standard_normal((n, size))).astype(dtype)
+    shares = rng.random(n)
+    wanted = np.zeros(size)
+    for share, row in zip(shares, rows, strict=True):
+        wanted += share * row
+    for split in ([], [4], [1, 2, 5, n - 1]):
+        assert in_order(np.split(rows, split), shares).tobytes() == wanted.tobytes()
 
 
 def test_weights_that_do_not_fit_together_are_the_hosts_fault() -> None:

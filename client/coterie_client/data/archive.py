@@ -1,7 +1,5 @@
 """Reads NumPy archives (.npz) as streams: only the requested rows, however large the array. Pickled objects are refused."""
 
-from __future__ import annotations
-
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -24,8 +22,6 @@ _MOST_ROWS = 4096  # read at once
 
 @dataclass(frozen=True)
 class Header:
-    """Shape and type of an array."""
-
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     is_fortran: bool

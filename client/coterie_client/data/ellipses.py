@@ -8,8 +8,6 @@ A draw with only one class is repeated.
 Users are "u0", "u1", ... in cluster order; clusters are "c0", "c1", .... Features are the two coordinates, without a constant.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 
@@ -26,7 +24,7 @@ SEMI_AXIS_ALONG = 2.8
 SEMI_AXIS_ACROSS = 1.0
 
 
-def heads(config: EllipsesData) -> list[UserHead]:
+def heads(config: EllipsesData, *_rest: object) -> list[UserHead]:
     return [
         UserHead(f"u{cluster * config.users_per_cluster + place}", f"c{cluster}", config.rows_per_user)
         for cluster in range(config.clusters)
@@ -34,7 +32,7 @@ def heads(config: EllipsesData) -> list[UserHead]:
     ]
 
 
-def load(config: EllipsesData, seed: int, names: Collection[str] | None) -> list[UserData]:
+def load(config: EllipsesData, seed: int, names: Collection[str] | None, *_rest: object) -> list[UserData]:
     """The users in `names` (None: all) that exist. Users of a cluster share its test arrays."""
     seed = seed if config.seed is None else config.seed
     loaded = []

@@ -4,8 +4,6 @@ These are only hints: a covariate may count rows, or be constant for each user. 
 an identifier. Nor is a column that is not numeric in the table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
@@ -13,8 +11,8 @@ import numpy as np
 from coterie.arrays import Array, distinct
 from coterie.experiment.features import column_of
 from coterie.findings import Finding
-from coterie_client.data.notes import Note
-from coterie_client.data.users import UserData
+from coterie.text.quoting import some
+from coterie_client.data.users import Note, UserData
 
 _FEWEST = 10  # rows: a few whole numbers may differ by chance
 _FEWEST_CODES = 3  # values: two may mean yes and no
@@ -36,14 +34,13 @@ def likely_identifiers(users: Sequence[UserData], named: Collection[str]) -> lis
         elif _is_of_users(users, place):
             codes.append(feature.name)
     notes = []
-    if rows:
-        said = ("has", "is it an identifier?", "it") if len(rows) == 1 else ("have", "are they identifiers?", "them")
-        sentence = f"{_listed(rows)} {said[0]} a different whole number in every row: {said[1]} {_REMEDY.format(it=said[2])}"
-        notes.append(Note(sentence, Finding("T40", len(rows), "feature")))
-    if codes:
-        said = ("is", "is it an identifier of users?", "it") if len(codes) == 1 else ("are", "are they identifiers of users?", "them")
-        sentence = f"{_listed(codes)} {said[0]} one whole number in all rows of a user: {said[1]} {_REMEDY.format(it=said[2])}"
-        notes.append(Note(sentence, Finding("T41", len(codes), "feature")))
+    row = ("has", "have", "a different whole number in every row", "")
+    user = ("is", "are", "one whole number in all rows of a user", " of users")
+    for found, rule, (one, several, what, whose) in ((rows, "T40", row), (codes, "T41", user)):
+        is_one = len(found) == 1
+        asked = f"is it an identifier{whose}?" if is_one else f"are they identifiers{whose}?"
+        said = f"{_listed(found)} {one if is_one else several} {what}: {asked} {_REMEDY.format(it='it' if is_one else 'them')}"
+        notes += [Note(said, Finding(rule, len(found), "feature"))] if found else []
     return notes
 
 
@@ -60,19 +57,15 @@ def unlike_sizes(users: Sequence[UserData]) -> list[Note]:
         return []
     ends = dict.fromkeys((int(there[sizes[there].argmax()]), int(there[sizes[there].argmin()])))
     said = " and ".join(f"{schema[place].name!r} about 1e{np.floor(np.log10(sizes[place])):.0f}" for place in ends)
-    sentence = (
-        f"features are of very different sizes ({said}, the intercept 1): models may have few right digits; want data.standardize: true"
-    )
-    return [Note(sentence, Finding("T42", len(ends), "feature"))]
+    found = f"features are of very different sizes ({said}, the intercept 1)"
+    return [Note(f"{found}: models may have few right digits; want data.standardize: true", Finding("T42", len(ends), "feature"))]
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:_MAX_NAMED])) + (f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else "")
-    return f"{'column' if len(names) == 1 else 'columns'} {shown}"
+    return f"{'column' if len(names) == 1 else 'columns'} {some(list(map(repr, names)), _MAX_NAMED)}"
 
 
 def _is_of_rows(users: Sequence[UserData], place: int) -> bool:
-    """Whether each row has a different whole number."""
     first: list[Array] = []
     n_first = 0
     for values in _parts(users, place):

@@ -11,8 +11,6 @@ All draws are keyed by name. So a user's truth and rows do not depend on the oth
 one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -24,17 +22,22 @@ from coterie.text.names import unknown_user
 from coterie_client.data.users import UserData, UserHead, frozen
 
 
-def heads(config: HlmData) -> list[UserHead]:
+def heads(config: HlmData, *_rest: object) -> list[UserHead]:
     n_users = config.clusters * config.users_per_cluster
     return [UserHead(f"u{number}", f"c{number // config.users_per_cluster}", config.rows_per_user) for number in range(n_users)]
 
 
-def load(config: HlmData, seed: int, names: Collection[str] | None) -> list[UserData]:
+def load(config: HlmData, seed: int, names: Collection[str] | None, *_rest: object) -> list[UserData]:
     """The users in `names` (None: all) that exist."""
     seed = seed if config.seed is None else config.seed
     wanted = [head for head in heads(config) if names is None or head.name in names]
     thetas = truth(config, seed, [head.name for head in wanted])
-    return [_user(config, seed, head, theta) for head, theta in zip(wanted, thetas, strict=True)]
+    loaded = []
+    for head, theta in zip(wanted, thetas, strict=True):  # the entries of test rows are N(0, 1) for every design
+        rows = _rows(config, "", config.rows_per_user, seed, head.name, theta, is_orthogonal=config.design == "orthogonal")
+        test_rows = _rows(config, "test ", config.test_per_user, seed, head.name, theta, is_orthogonal=False)
+        loaded.append(UserData(head.name, head.cluster, *rows, *test_rows))
+    return loaded
 
 
 def truth(config: HlmData, seed: int, names: Sequence[str]) -> Array:
@@ -49,13 +52,6 @@ def truth(config: HlmData, seed: int, names: Sequence[str]) -> Array:
         of_cluster = centre + config.sigma_cluster * normal(stream(seed, "hlm cluster", str(clusters[name])), config.d)
         thetas[place] = of_cluster + config.sigma_user * normal(stream(seed, "hlm user", name), config.d)
     return thetas
-
-
-def _user(config: HlmData, seed: int, head: UserHead, theta: Array) -> UserData:
-    """A user's rows. The entries of test rows are N(0, 1) for every design."""
-    features, target = _rows(config, "", config.rows_per_user, seed, head.name, theta, is_orthogonal=config.design == "orthogonal")
-    test_features, test_target = _rows(config, "test ", config.test_per_user, seed, head.name, theta, is_orthogonal=False)
-    return UserData(head.name, head.cluster, features, target, test_features, test_target)
 
 
 def _rows(config: HlmData, kind: str, n_rows: int, seed: int, name: str, theta: Array, *, is_orthogonal: bool) -> tuple[Array, Array]:

@@ -3,8 +3,6 @@
 From version 4 on, `datasets` runs no code of a data set. Images are decoded here row by row; `datasets` only stores them.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,8 @@ from numpy.typing import NDArray
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
 from coterie.experiment.data import HuggingfaceData
+from coterie.extras import needed
+from coterie.findings import Finding
 from coterie.text.names import check_name
 from coterie_client.data.paths import resolve
 from coterie_client.data.pictures import Pictures
@@ -25,7 +25,7 @@ from coterie_client.data.words import symbols_of
 _SAVED = ("dataset_dict.json", "state.json")  # written by `save_to_disk`
 
 
-def pool(config: HuggingfaceData, data_dir: Path | None) -> Pool:
+def pool(config: HuggingfaceData, data_dir: Path | None, *_rest: object) -> Pool:
     """Rows of uint8 (channels, height, width), or of int64 (length,)."""
     train = _split(config, config.split, data_dir)
     class_names = _class_names(config, train)
@@ -88,9 +88,8 @@ def _split(config: HuggingfaceData, split: str, data_dir: Path | None) -> Any:
         try:
             return table.cast_column(config.image, datasets.Image(decode=False))
         except (TypeError, ValueError, NotImplementedError) as error:
-            raise ConfigError(
-                f"{_called(config)}: column {config.image!r} has no images ({table.features[config.image]}), want some"
-            ) from error
+            said = f"{_called(config)}: column {config.image!r} has no images ({table.features[config.image]}), want some"
+            raise ConfigError(said) from error
     return table
 
 
@@ -133,9 +132,6 @@ def _file(config: HuggingfaceData, where: str, image: Any, row: int, data_dir: P
 
 
 def _datasets(config: HuggingfaceData) -> Any:
-    try:
-        import datasets  # noqa: PLC0415 - an optional dependency, and a heavy one
-    except ImportError as error:
-        raise ConfigError(f"{_called(config)} needs `datasets`, which is not installed, want `pip install 'coterie[data]'`") from error
+    datasets = needed("datasets", "data", f"{_called(config)} needs datasets", finding=Finding("T21"))  # a heavy one
     datasets.disable_progress_bars()
     return datasets

@@ -3,8 +3,6 @@
 Labels of all users are kept, and rows of the requested users. Text data (Shakespeare, Sent140) has its own sources: `roles` and `tweets`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -53,14 +51,18 @@ def _pool(config: LeafData, path: str, data_dir: Path | None, names: Collection[
             start += len(y)
     if not start:
         raise no_rows(path, None)
-    _check_widths(path, rows_of)
+    width = next((rows.shape[1:] for rows in rows_of.values() if rows is not None and len(rows)), (0,))
+    for user, mine in rows_of.items():
+        if mine is not None and len(mine) and mine.shape[1:] != width:
+            said = f"{path}: user {user!r} has rows of shape {list(mine.shape[1:])}, want {list(width)} as the first user"
+            raise ConfigError(said, Finding("N2", role="feature"))
     starts = np.array([rows[0] for rows in users.values() if len(rows)], dtype=np.int64)
     owners = [rows_of[user] for user, rows in users.items() if len(rows)]
 
     def rows(indices: Indices) -> NDArray[Any]:
         owner = np.searchsorted(starts, indices, side="right") - 1
         pieces = [owners[number][row - starts[number]] for number, row in zip(owner.tolist(), indices.tolist(), strict=True)]
-        return np.stack(pieces) if pieces else np.zeros((0, *_width(rows_of)))
+        return np.stack(pieces) if pieces else np.zeros((0, *width))
 
     return Pool(path, np.concatenate(labels), rows, users if config.is_by_user else None, test=test)
 
@@ -79,7 +81,6 @@ def _files(path: str, data_dir: Path | None) -> list[DataFile]:
 
 @default_finding(Finding("T1"))
 def _users(file: DataFile) -> list[tuple[str, Mapping[str, Any]]]:
-    """Names and records of a file's users."""
     wanted = 'want an object with "users" and "user_data"'
     try:
         size = file.path.stat().st_size
@@ -104,7 +105,6 @@ def _users(file: DataFile) -> list[tuple[str, Mapping[str, Any]]]:
 
 @default_finding(Finding("N2", role="label"))
 def _numbers(record: Mapping[str, Any], key: str, where: str, what: str) -> Array:
-    """(m,) labels."""
     found = _array(record, key, where)
     if found.ndim != 1:
         raise ConfigError(f"{where}: {key} has shape {found.shape}, want a list with one {what} for each row")
@@ -138,15 +138,3 @@ def _array(record: Mapping[str, Any], key: str, where: str) -> NDArray[Any]:
     if found.dtype.kind not in "iuf" and found.size:
         raise ConfigError(f"{where}: {key} holds other than numbers, want numbers (for text see the sources roles and tweets)")
     return found
-
-
-def _width(rows_of: Mapping[str, NDArray[Any] | None]) -> tuple[int, ...]:
-    return next((rows.shape[1:] for rows in rows_of.values() if rows is not None and len(rows)), (0,))
-
-
-@default_finding(Finding("N2", role="feature"))
-def _check_widths(label: str, rows_of: Mapping[str, NDArray[Any] | None]) -> None:
-    width = _width(rows_of)
-    for user, rows in rows_of.items():
-        if rows is not None and len(rows) and rows.shape[1:] != width:
-            raise ConfigError(f"{label}: user {user!r} has rows of shape {list(rows.shape[1:])}, want {list(width)} as the first user")

@@ -3,8 +3,6 @@
 The model's features decide which columns are needed. Columns of users, clusters and targets are not.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Sequence
@@ -18,7 +16,6 @@ from coterie.arrays import Array
 from coterie.errors import ConfigError
 from coterie.experiment.columns import Dialect, Levels
 from coterie.experiment.data import DataConfig
-from coterie.experiment.features import Feature
 from coterie.experiment.tables import CsvData, ParquetData, SpssData, StataData
 from coterie.findings import Finding
 from coterie_client.data.paths import DataFile, one_file
@@ -56,10 +53,9 @@ def read_new_rows(data: DataConfig, path: Path, features: Sequence[str], label: 
         header = tuple(opened.header)
         at: list[int] = []
         cells: list[list[str]] = []
-        for block in opened.blocks(header, header):
+        for block in opened.blocks:
             at += block.lines.tolist()
-            texts = block.chunks(header, header)
-            cells += map(list, zip(*(texts[name].texts for name in header), strict=True))
+            cells += map(list, zip(*map(block.texts, header), strict=True))
     if not cells:
         return NewRows(header, cells, np.empty((0, len(features))))
     if config.formula is not None:
@@ -79,8 +75,14 @@ def read_new_rows(data: DataConfig, path: Path, features: Sequence[str], label: 
             types[column] = Levels(category=(_reference(header, cells, column, trained, how.spelling, label), *dict.fromkeys(trained)))
     config = config.model_copy(update={"columns": types})
     found = load_rows(config, roles, file, how)
-    if not fills:
-        _check_complete(f"{label} {how.what}", found.features, found.schema, at)
+    missing = np.argwhere(np.isnan(found.features))
+    if not fills and len(missing):
+        row, place = missing[0]
+        n_rows, column = len(set(missing[:, 0].tolist())), found.schema[place].column or found.schema[place].name
+        more = f" (and cells of {n_rows - 1} more rows)" if n_rows > 1 else ""
+        where = f"{label} {how.what} {at[row]}, column {column!r}"
+        said = f"{where}: the cell is missing{more}, want a value, for the run has not filled in any"
+        raise ConfigError(said, Finding("T4", count=n_rows, role="feature"))
     names = [feature.name for feature in found.schema]
     if features and set(features) - set(names):
         lacking = next(name for name in features if name not in names)
@@ -107,27 +109,12 @@ def _as_csv(data: DataConfig, path: Path) -> CsvData:
     if isinstance(data, CsvData | ParquetData | StataData | SpssData):
         kept = {"columns": dict(data.columns), "formula": data.formula, "indicator_columns": data.indicator_columns}
         kept["missing"] = "indicator" if data.missing == "indicator" else "mean"  # drops no row: each needs a prediction
-    ignored = {name for role in others for name in _names(getattr(data, role, None))}
+    given = [getattr(data, role, None) for role in others]
+    ignored = {name for column in given for name in ((column,) if isinstance(column, str) else column if isinstance(column, tuple) else ())}
     columns: dict[str, object] = {**dict.fromkeys(ignored, "ignore"), **kept.pop("columns", {})}  # type: ignore[dict-item]
     columns |= dict.fromkeys(ignored, "ignore")
     section = CsvData(source="csv", path=str(path), csv=data.csv if isinstance(data, CsvData) else Dialect())
     return section.model_copy(update={**kept, "columns": columns})
-
-
-def _check_complete(where: str, features: Array, schema: Sequence[Feature], lines: Sequence[int]) -> None:
-    """ConfigError for missing cells, if the experiment does not fill them in."""
-    missing = np.argwhere(np.isnan(features))
-    if not len(missing):
-        return
-    row, place = missing[0]
-    n_rows, column = len(set(missing[:, 0].tolist())), schema[place].column or schema[place].name
-    more = f" (and cells of {n_rows - 1} more rows)" if n_rows > 1 else ""
-    said = f"{where} {lines[row]}, column {column!r}: the cell is missing{more}, want a value, for the run has not filled in any"
-    raise ConfigError(said, Finding("T4", count=n_rows, role="feature"))
-
-
-def _names(column: object) -> Sequence[str]:
-    return (column,) if isinstance(column, str) else column if isinstance(column, tuple) else ()
 
 
 def _columns_of(label: str, header: Sequence[str], features: Sequence[str]) -> dict[str, list[str]]:

@@ -6,8 +6,6 @@ and Brown (2019), with proportions drawn per class. A user's test rows have the 
 twice.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -65,27 +63,21 @@ def _share(pool: Pool, partition: Partition, name: str, rows: Indices, test_rows
     if test_rows is None:
         is_test = held_out_rows(name, pool.target[rows], test_fraction, seed)
         rows, test_rows = rows[~is_test], rows[is_test]
-    rows = _cut(pool, rows, partition.rows_per_user, stream(seed, "partition cut", name))
-    test_rows = _cut(source, test_rows, partition.test_rows_per_user, stream(seed, "partition cut of test rows", name))
+    rows = _cut(pool, rows, partition.rows_per_user, seed, "partition cut", name)
+    test_rows = _cut(source, test_rows, partition.test_rows_per_user, seed, "partition cut of test rows", name)
     return Share(name, pool.clusters.get(name), rows, test_rows)
 
 
-# ---- by a rule of a package, or of the client's own code
-
-
 def _by_rule(pool: Pool, partition: Partition, test_fraction: float, seed: int) -> list[Share]:
-    from coterie_client.data import rules  # noqa: PLC0415 - few experiments have one
+    from coterie_client.data.sources import dealt  # noqa: PLC0415 - few experiments have one
 
     chosen = chosen_classes(pool, partition)
     rows = np.arange(len(pool.target)) if chosen is None else np.flatnonzero(np.isin(pool.target, chosen))
     users = None if pool.users is None else {name: mine[np.isin(mine, rows)] for name, mine in pool.users.items()}
-    kept = rules.dealt(partition, rows, pool.target[rows], users, seed)
+    kept = dealt(partition, rows, pool.target[rows], users, seed)
     kept = {name: kept[name] for name in sorted(kept, key=natural_key)}
     tests = None if pool.test is None else _test_rows_by_class(pool, pool.test, kept, seed)
     return [_share(pool, partition, name, rows, None if tests is None else tests[name], test_fraction, seed) for name, rows in kept.items()]
-
-
-# ---- by natural user
 
 
 def _by_user(pool: Pool, partition: Partition, test_fraction: float, seed: int) -> list[Share]:
@@ -97,15 +89,19 @@ def _by_user(pool: Pool, partition: Partition, test_fraction: float, seed: int) 
     kept: dict[str, Indices] = {}
     for name, rows in pool.users.items():
         if len(rows) >= least:
-            mine = _of_classes(pool, partition, name, rows[is_chosen[rows]], seed)
+            mine = rows[is_chosen[rows]]
+            if partition.classes_per_user is not None:
+                _check_whole(pool, mine)
+                present = distinct(pool.target[mine])
+                order = stream(seed, "partition classes", name).order(len(present))
+                mine = mine[np.isin(pool.target[mine], present[order[: partition.classes_per_user]])]
             if len(mine) >= least:
                 kept[name] = mine
     kept = {name: kept[name] for name in sorted(kept, key=natural_key)}
     if not kept:
         most = max(map(len, pool.users.values()), default=0)
-        raise ConfigError(
-            f"no user of {pool.where} has {least} rows of the partition's classes, want some that do: the most is {most} of all classes"
-        )
+        said = f"no user of {pool.where} has {least} rows of the partition's classes, want some that do: the most is {most} of all classes"
+        raise ConfigError(said)
     if partition.max_users is not None and len(kept) > partition.max_users:
         lots = {name: int(stream(seed, "partition users", name).words.random_raw()) for name in kept}
         drawn = set(sorted(kept, key=lambda name: (lots[name], name))[: partition.max_users])
@@ -116,16 +112,6 @@ def _by_user(pool: Pool, partition: Partition, test_fraction: float, seed: int) 
     return [_share(pool, partition, name, rows, None if tests is None else tests[name], test_fraction, seed) for name, rows in kept.items()]
 
 
-def _of_classes(pool: Pool, partition: Partition, name: str, rows: Indices, seed: int) -> Indices:
-    """A natural user's rows of the classes drawn for it."""
-    if partition.classes_per_user is not None:
-        _check_whole(pool, rows)
-        present = distinct(pool.target[rows])
-        order = stream(seed, "partition classes", name).order(len(present))
-        rows = rows[np.isin(pool.target[rows], present[order[: partition.classes_per_user]])]
-    return rows
-
-
 def _thinned(pool: Pool, sigma: float, kept: dict[str, Indices], least: int, seed: int) -> dict[str, Indices]:
     """Natural users with log-normal numbers of rows: proportional to the drawn sizes, with the same mean if users have enough rows."""
     sizes = {name: math.exp(sigma * float(normal(stream(seed, "partition sizes", name), 1)[0])) for name in kept}
@@ -133,7 +119,7 @@ def _thinned(pool: Pool, sigma: float, kept: dict[str, Indices], least: int, see
     thinned = {}
     for name, rows in kept.items():
         n_rows = max(least, math.floor(scale * sizes[name] + 0.5))
-        thinned[name] = _cut(pool, rows, n_rows, stream(seed, "partition thinned", name))
+        thinned[name] = _cut(pool, rows, n_rows, seed, "partition thinned", name)
     return thinned
 
 
@@ -144,28 +130,19 @@ def _natural_test_rows(pool: Pool, partition: Partition, kept: dict[str, Indices
         return None
     if test.users is not None:
         mine = {name: test.users.get(name, _NONE) for name in kept}
-        return {
-            name: rows[np.isin(test.target[rows], distinct(pool.target[kept[name]]))] if _has_classes(partition) else rows
-            for name, rows in mine.items()
-        }
+        if partition.classes is None and partition.classes_per_user is None:
+            return mine
+        return {name: rows[np.isin(test.target[rows], distinct(pool.target[kept[name]]))] for name, rows in mine.items()}
     return _test_rows_by_class(pool, test, kept, seed)
 
 
 def _test_rows_by_class(pool: Pool, test: Pool, kept: dict[str, Indices], seed: int) -> dict[str, Indices]:
-    """Test rows for each user, with its class proportions."""
     everything = np.concatenate(list(kept.values()))
     _check_whole(pool, everything)
     labels = distinct(pool.target[everything])
     counts = np.array([[(pool.target[rows] == label).sum() for label in labels] for rows in kept.values()])
     decks = [_deck(test, label, "test rows", seed) for label in labels]
     return dict(zip(kept, _hands(decks, _test_counts(test, labels, counts, decks)), strict=True))
-
-
-def _has_classes(partition: Partition) -> bool:
-    return partition.classes is not None or partition.classes_per_user is not None
-
-
-# ---- by classes and by Dirichlet
 
 
 def _classes(pool: Pool, partition: Partition) -> Array:
@@ -179,9 +156,8 @@ def _classes(pool: Pool, partition: Partition) -> Array:
         raise ConfigError(f"{pool.where} has 0 rows, want at least one")
     n_classes = int(pool.target.max()) + 1
     if n_classes > 2 * len(pool.target) + 1000:
-        raise ConfigError(
-            f"{pool.where} has the label {n_classes - 1} among {len(pool.target)} rows, want labels from 0 on, or partition.classes"
-        )
+        said = f"{pool.where} has the label {n_classes - 1} among {len(pool.target)} rows, want labels from 0 on, or partition.classes"
+        raise ConfigError(said)
     counts = np.bincount(pool.target.astype(np.int64), minlength=n_classes)
     for label in np.flatnonzero(counts == 0):
         found = f"class {label} has 0 rows in {pool.where}, whose labels go up to {n_classes - 1}"
@@ -232,8 +208,7 @@ def _counts_by_classes(pool: Pool, partition: Partition, labels: Array, decks: S
             raise ConfigError(f"{found}, want at least one for each: fewer users or classes_per_user")
     if partition.sizes is None and partition.equal_rows:
         share = min(len(deck) // int(wanted) for deck, wanted in zip(decks, n_holders, strict=True) if wanted)
-        equal: NDArray[np.int64] = holds * share
-        return equal
+        return holds * share
     sizes = _sizes(partition, n_users, seed)
     counts = np.zeros((n_users, n_classes), dtype=np.int64)
     for place, (deck, wanted) in enumerate(zip(decks, n_holders, strict=True)):
@@ -310,14 +285,9 @@ def log_gamma(alpha: float, n: int, draws: Stream) -> Array:
 
 
 def _sizes(partition: Partition, n_users: int, seed: int) -> Array:
-    """(n_users,) relative numbers of rows."""
     if partition.sizes is None:
         return np.ones(n_users)
-    sizes: Array = np.exp(partition.sizes.lognormal * normal(stream(seed, "partition sizes"), n_users))
-    return sizes
-
-
-# ---- shared
+    return np.exp(partition.sizes.lognormal * normal(stream(seed, "partition sizes"), n_users))
 
 
 def _test_counts(test: Pool, labels: Array, counts: NDArray[np.int64], decks: Sequence[Indices]) -> NDArray[np.int64]:
@@ -328,8 +298,7 @@ def _test_counts(test: Pool, labels: Array, counts: NDArray[np.int64], decks: Se
             raise ConfigError(f"class {label:g} has 0 test rows in {test.where}, want at least one for the users that train on it")
     ratio = min((Fraction(len(deck), int(total)) for deck, total in zip(decks, totals, strict=True) if total), default=Fraction(0))
     ends = np.cumsum(counts, axis=0) * ratio.numerator // ratio.denominator
-    test_counts: NDArray[np.int64] = np.diff(ends, axis=0, prepend=0)
-    return test_counts
+    return np.diff(ends, axis=0, prepend=0)
 
 
 def apportion(total: int, weights: Array) -> NDArray[np.int64]:
@@ -341,11 +310,11 @@ def apportion(total: int, weights: Array) -> NDArray[np.int64]:
     return whole
 
 
-def _cut(pool: Pool, rows: Indices, most: int | None, draws: Stream) -> Indices:
-    """At most `most` of the rows, drawn with the same label proportions."""
+def _cut(pool: Pool, rows: Indices, most: int | None, seed: int, purpose: str, name: str) -> Indices:
+    """At most `most` of a user's rows, drawn with the same label proportions from the user's stream of this purpose."""
     if most is None or len(rows) <= most:
         return rows
-    order = draws.order(len(rows))
+    order = stream(seed, purpose, name).order(len(rows))
     target = pool.target[rows[order]]
     _, firsts, of_row, counts = np.unique(target, return_index=True, return_inverse=True, return_counts=True)
     drawn = np.argsort(firsts)  # labels in random order, so that ties favour none

@@ -4,24 +4,25 @@ The configuration may come from the coordinator, so its paths are not trusted. A
 path lies inside it. "..", absolute paths and symbolic links do not help.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from coterie.errors import ConfigError, default_finding
-from coterie.experiment.source import USER
+from coterie.experiment.settings import USER
 from coterie.findings import Finding
 from coterie.text.names import check_name, natural_key
 
 # Files of the client itself, which may lie beside its data: keys, lists of true names, the policy, accepted consents.
 _OWN = re.compile(r"policy\.(yaml|key)|accepted\.json|.*pseudonyms.*\.(key|json)")
 
+_Kind = Literal["file", "folder"]
+
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file to read. Messages use `label`: the configured path, without the client's own folders."""
+    """One file to read, or the folder of one user. Messages use `label`: the configured path, without the client's own folders."""
 
     path: Path
     label: str
@@ -76,20 +77,26 @@ def data_files(path: str, data_dir: Path | None, suffixes: tuple[str, ...]) -> l
     return _in_order(path, list(found.values()))
 
 
-def _in_order(path: str, files: list[DataFile]) -> list[DataFile]:
+@default_finding(Finding("D2", place="data.path"))
+def user_folders(path: str, data_dir: Path | None) -> list[DataFile]:
+    """The folders that match a pattern with a place for the user, in natural order of user names."""
+    return _in_order(path, _matches(path, data_dir, "folder"), "folder")
+
+
+def _in_order(path: str, files: list[DataFile], what: _Kind = "file") -> list[DataFile]:
     if not files:
-        raise ConfigError(f"data path {path!r} matches 0 files, want one file per user")
+        raise ConfigError(f"data path {path!r} matches 0 {what}s, want one {what} per user")
     return sorted(files, key=lambda file: natural_key(str(file.user)))
 
 
-def _matches(pattern: str, data_dir: Path | None) -> list[DataFile]:
+def _matches(pattern: str, data_dir: Path | None, what: _Kind = "file") -> list[DataFile]:
     parts = Path(pattern).parts
     place = next(index for index, part in enumerate(parts) if USER in part)
     folder, after = Path(*parts[:place]), parts[place + 1 :]
     prefix, suffix = parts[place].split(USER)
     real_folder = resolve(folder, data_dir)
     if not real_folder.is_dir():
-        raise ConfigError(f"data folder {str(folder)!r} is {_what(real_folder)}, want a folder with one file per user")
+        raise ConfigError(f"data folder {str(folder)!r} is {_what(real_folder)}, want a folder with one {what} per user")
     files = []
     for entry in real_folder.iterdir():
         name = entry.name[len(prefix) : len(entry.name) - len(suffix)]
@@ -98,7 +105,7 @@ def _matches(pattern: str, data_dir: Path | None) -> list[DataFile]:
             continue
         label = str(Path(folder, entry.name, *after))
         real = resolve(label, data_dir)
-        if real.is_file():
+        if real.is_dir() if what == "folder" else real.is_file():
             files.append(DataFile(real, label, check_name(name, label)))
     return files
 

@@ -1,7 +1,5 @@
 """Decodes JPEG and PNG files to uint8 (channels, height, width), with Pillow, which is imported on first use."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from collections.abc import Iterator
@@ -13,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import ConfigError
+from coterie.extras import extra
 from coterie.findings import Finding
 
 Bytes = NDArray[np.uint8]
@@ -64,9 +63,8 @@ class Pictures:
         except ConfigError:
             raise
         except Exception as error:  # Pillow's readers fail in many ways
-            raise ConfigError(
-                f"{self._where}: {called} cannot be decoded ({_said(error)}), want a JPEG or PNG image", Finding("D6")
-            ) from error
+            said = f"{self._where}: {called} cannot be decoded ({_said(error)}), want a JPEG or PNG image"
+            raise ConfigError(said, Finding("D6")) from error
 
 
 def _said(error: Exception) -> str:
@@ -75,10 +73,6 @@ def _said(error: Exception) -> str:
 
 
 def _pillow(where: str) -> Any:
-    try:
-        from PIL import Image  # noqa: PLC0415 - optional, and not needed by most
-    except ImportError as error:
-        raise ConfigError(
-            f"{where} holds images and Pillow is not installed, want `pip install 'coterie[data]'`", Finding("T21")
-        ) from error
+    with extra("data", "PIL", f"{where} holds images and needs Pillow", finding=Finding("T21")):
+        from PIL import Image  # noqa: PLC0415 - not needed by most
     return Image

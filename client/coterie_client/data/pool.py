@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
 from coterie.experiment.partition import Partition
-from coterie_client.data.users import UserData, UserHead
+from coterie_client.data.users import UserData
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +51,6 @@ class UserSummary:
     labels: Mapping[float, int] | None  # number of training rows by label; None: some target is not a whole number
 
 
-def heads_of(shares: Sequence[Share]) -> list[UserHead]:
-    return [UserHead(share.name, share.cluster, len(share.rows)) for share in shares]
-
-
 def load_shares(pool: Pool, partition: Partition | None, shares: Sequence[Share], names: Collection[str] | None) -> list[UserData]:
     """The users in `names` (None: all) with their rows, which are read in one batch."""
     mine = [share for share in shares if names is None or share.name in names]
@@ -62,26 +58,28 @@ def load_shares(pool: Pool, partition: Partition | None, shares: Sequence[Share]
         return []
     relabelled = relabelling(pool, partition)
     source = pool.test or pool
-    train = _features(pool, [share.rows for share in mine])
-    test = _features(source, [share.test_rows for share in mine])
+    of_users, tests_of_users = [share.rows for share in mine], [share.test_rows for share in mine]
+    train, test = _features(pool, of_users), _features(source, tests_of_users)
     if not any(map(len, test)):
         test = [block[:0] for block in train]
     for block in test:
         if block.shape[1:] != train[0].shape[1:]:
-            raise ConfigError(
-                f"{source.where} has test rows of shape {list(block.shape[1:])}, want {list(train[0].shape[1:])} as training rows"
-            )
-    loaded = []
-    for share, features, test_features in zip(mine, train, test, strict=True):
-        target, test_target = relabelled(pool.target[share.rows]), relabelled(source.target[share.test_rows])
-        loaded.append(UserData(share.name, share.cluster, features, target, test_features, test_target))
-    return loaded
+            said = f"{source.where} has test rows of shape {list(block.shape[1:])}, want {list(train[0].shape[1:])} as training rows"
+            raise ConfigError(said)
+    targets = _split(relabelled(pool.target[np.concatenate(of_users)]), of_users)
+    test_targets = _split(relabelled(source.target[np.concatenate(tests_of_users)]), tests_of_users)
+    both = zip(mine, train, targets, test, test_targets, strict=True)
+    return [UserData(share.name, share.cluster, x, y, test_x, test_y) for share, x, y, test_x, test_y in both]
 
 
 def _features(pool: Pool, of_users: Sequence[Indices]) -> list[NDArray[Any]]:
-    """The features of each user, as read-only views of one array."""
     block = np.ascontiguousarray(pool.rows(np.concatenate(of_users)))
     block.flags.writeable = False
+    return _split(block, of_users)
+
+
+def _split(block: NDArray[Any], of_users: Sequence[Indices]) -> list[NDArray[Any]]:
+    """The rows of each user, as views of one block."""
     return np.split(block, np.cumsum([len(rows) for rows in of_users])[:-1])
 
 
@@ -94,16 +92,14 @@ def chosen_classes(pool: Pool, partition: Partition | None) -> Array | None:
         label = given
         if isinstance(given, str):
             if given not in pool.class_names:
-                raise ConfigError(f"class {given!r} of partition.classes is not in {pool.where}, want one of {_some(pool.class_names)}")
+                some = ", ".join(map(repr, pool.class_names[:10])) + (", ..." if len(pool.class_names) > 10 else "")
+                wanted = f"want one of {some or 'the whole numbers of its labels'}"
+                raise ConfigError(f"class {given!r} of partition.classes is not in {pool.where}, {wanted}")
             label = pool.class_names.index(given)
         if not (pool.target == label).any():
             raise ConfigError(f"class {given!r} of partition.classes has 0 rows in {pool.where}, want at least one")
         chosen.append(float(label))
     return np.array(chosen)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "") or "the whole numbers of its labels"
 
 
 def relabelling(pool: Pool, partition: Partition | None) -> Callable[[Array], Array]:

@@ -1,7 +1,5 @@
 """Users from Python code: a data source of an installed package or of the client itself (see `sources`). Its values are checked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
@@ -59,16 +57,15 @@ def _pool(found: LabelledRows, where: str) -> Pool:
 
     users = None
     if found.users is not None:
-        users = {check_name(name, where): _own_rows(name, mine, n_rows, where) for name, mine in found.users.items()}
+        users = {}
+        for given, listed in found.users.items():
+            user = check_name(given, where)
+            mine = np.sort(np.asarray(listed).reshape(-1))
+            if mine.dtype.kind not in "iu" or not mine.size or mine[0] < 0 or mine[-1] >= n_rows or not np.diff(mine).all():
+                raise ConfigError(f"{where} user {user!r}: want row numbers from 0 to {n_rows - 1}, each once and at least one")
+            users[user] = mine.astype(np.int64)
     test = None if found.test is None else _pool(found.test, f"{where}, test rows")
     return Pool(where, labels.astype(np.float64), rows, users, class_names=tuple(found.class_names), test=test)
-
-
-def _own_rows(user: str, listed: Any, n_rows: int, where: str) -> Indices:
-    numbers = np.sort(np.asarray(listed).reshape(-1))
-    if numbers.dtype.kind not in "iu" or not numbers.size or numbers[0] < 0 or numbers[-1] >= n_rows or not np.diff(numbers).all():
-        raise ConfigError(f"{where} user {user!r}: want row numbers from 0 to {n_rows - 1}, each once and at least one")
-    return numbers.astype(np.int64)
 
 
 def _loaded(config: PythonData, seed: int, names: Collection[str] | None, records: Any) -> list[UserData]:

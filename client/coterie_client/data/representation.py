@@ -4,8 +4,6 @@ Users are "u0", "u1", ...; `coterie.experiment.representation` draws the truth. 
 depend on the other loaded users, and a shorter draw is a prefix of a longer one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 
 from coterie.arrays import Array
@@ -15,11 +13,11 @@ from coterie.experiment.representation import true_head, true_representation
 from coterie_client.data.users import UserData, UserHead, frozen
 
 
-def heads(config: RepresentationData) -> list[UserHead]:
+def heads(config: RepresentationData, *_rest: object) -> list[UserHead]:
     return [UserHead(f"u{number}", None, config.rows_per_user) for number in range(config.users)]
 
 
-def load(config: RepresentationData, seed: int, names: Collection[str] | None) -> list[UserData]:
+def load(config: RepresentationData, seed: int, names: Collection[str] | None, *_rest: object) -> list[UserData]:
     """The users in `names` (None: all) that exist."""
     wanted = [head.name for head in heads(config) if names is None or head.name in names]
     thetas = _thetas(config, seed, wanted)

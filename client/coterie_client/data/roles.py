@@ -1,7 +1,5 @@
 """Speaking roles of plays as users: rows are character sequences, and the label is the next character."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +16,7 @@ from coterie_client.data.paths import DataFile, one_file
 from coterie_client.data.pool import Pool
 
 
-def pool(config: RolesData, data_dir: Path | None) -> Pool:
+def pool(config: RolesData, data_dir: Path | None, *_rest: object) -> Pool:
     """Rows of int64 (T,); roles in order of their first speech. Test rows lie entirely in the last part of a role's text."""
     file = one_file(config.path, data_dir)
     text = _text(file)

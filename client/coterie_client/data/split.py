@@ -4,8 +4,6 @@ It depends on the seed, the user's name and the user's own rows. Other users and
 targets: it follows from the number of rows, and in a fold also from the user's name.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 from coterie.arrays import Array, Indices, distinct
 from coterie.draws.streams import Stream, stream
 from coterie.experiment.features import Feature
-from coterie.experiment.source import Fold
+from coterie.experiment.settings import Fold
 from coterie_client.data.users import UserData, UserHead, frozen
 
 
@@ -37,16 +35,12 @@ def hold_out(
     schema: tuple[Feature, ...] = (),
 ) -> UserData:
     """Split one user's rows, features (n, ...) and target (n,), into training and test rows, both in their given order."""
-    is_test = held_out_rows(name, target, test_fraction, seed)
-    return UserData(
-        name=name,
-        cluster=cluster,
-        features=frozen(features[~is_test]),
-        target=frozen(target[~is_test]),
-        test_features=frozen(features[is_test]),
-        test_target=frozen(target[is_test]),
-        schema=schema,
-    )
+    return UserData(name, cluster, *_parted(features, target, held_out_rows(name, target, test_fraction, seed)), schema)
+
+
+def _parted(features: NDArray[Any], target: Array, is_test: NDArray[np.bool_]) -> tuple[NDArray[Any], Array, NDArray[Any], Array]:
+    """The training rows and their targets, and those of the rows in the mask."""
+    return frozen(features[~is_test]), frozen(target[~is_test]), frozen(features[is_test]), frozen(target[is_test])
 
 
 def held_out_rows(name: str, target: Array, test_fraction: float, seed: int) -> NDArray[np.bool_]:
@@ -60,6 +54,8 @@ def held_out_rows(name: str, target: Array, test_fraction: float, seed: int) -> 
 
 
 def _test_rows(name: str, target: Array, n_test: int, seed: int) -> Indices:
+    if not n_test:
+        return np.zeros(0, dtype=np.int64)
     order = stream(seed, "split", name).order(len(target))
     values = distinct(target)
     if len(values) != 2:
@@ -93,14 +89,8 @@ def fold_rows(name: str, target: Array, fold: Fold, seed: int) -> NDArray[np.boo
 
 def with_fold(user: UserData, fold: Fold, seed: int) -> UserData:
     """The user in this fold: the held-out training rows replace its test rows."""
-    chosen = fold_rows(user.name, user.target, fold, seed)
-    return replace(
-        user,
-        features=frozen(user.features[~chosen]),
-        target=frozen(user.target[~chosen]),
-        test_features=frozen(user.features[chosen]),
-        test_target=frozen(user.target[chosen]),
-    )
+    parts = _parted(user.features, user.target, fold_rows(user.name, user.target, fold, seed))
+    return UserData(user.name, user.cluster, *parts, user.schema)
 
 
 def head_with_fold(head: UserHead, fold: Fold, seed: int) -> UserHead:

@@ -4,8 +4,6 @@ Hosts compute the constants in federated rounds of sums, so no host sees another
 the common mean. The result does not depend on the units of a feature.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -86,9 +84,7 @@ def _check_shape(what: str, values: Array, user: UserData) -> None:
 
 
 def _by_feature(rows: Array, of_features: Callable[[Array], Array]) -> Array:
-    """(p,) the results of `of_features` on contiguous blocks (k, m) of features, so that numpy's pairwise summation keeps rounding errors
-    small.
-    """
+    """(p,) the results of `of_features` on contiguous blocks (k, m): numpy's pairwise summation then keeps rounding errors small."""
     m, p = rows.shape
     width = max(1, _CELLS // max(1, m))
     parts = [of_features(np.ascontiguousarray(rows[:, start : start + width].T)) for start in range(0, p, width)]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,20 +32,8 @@ _CIFAR_SHAPE = (3, 32, 32)
 _CIFAR_BYTES = math.prod(_CIFAR_SHAPE)
 
 
-class _Part(Protocol):
-    """One file, or pair of files, that holds part of the rows."""
-
-    def labels(self) -> Bytes:  # (n,)
-        ...
-
-    def pixels(self, rows: Indices) -> Bytes:  # (len(rows), channels, height, width)
-        ...
-
-
 @dataclass(frozen=True)
 class _Cifar:
-    """The files of one CIFAR."""
-
     folder: str
     binary_folder: str
     train: tuple[str, ...]
@@ -62,14 +50,13 @@ _CIFARS = {
 }
 
 
-def pool(config: TorchvisionData, data_dir: Path | None) -> Pool:
+def pool(config: TorchvisionData, data_dir: Path | None, *_rest: object) -> Pool:
     """Rows of uint8 (1, 28, 28) or (3, 32, 32), with torchvision's test rows."""
     train, test = (_parts(config, data_dir, is_test=is_test) for is_test in (False, True))
     return _joined(config.path, train, _joined(config.path, test, None))
 
 
 def _joined(where: str, parts: Sequence[_Part], test: Pool | None) -> Pool:
-    """The rows of all parts, in order."""
     labels = [part.labels() for part in parts]
     ends = np.cumsum([len(mine) for mine in labels])
 
@@ -97,12 +84,8 @@ def _parts(config: TorchvisionData, data_dir: Path | None, *, is_test: bool) -> 
         return [_Pickled(one_file(str(root / cifar.folder / name), data_dir), cifar.key) for name in names]
     if resolve(root / cifar.binary_folder, data_dir).is_dir():
         return [_Binary(one_file(str(root / cifar.binary_folder / f"{name}.bin"), data_dir), cifar.n_label_bytes) for name in names]
-    raise ConfigError(
-        f"folder {config.path!r} has neither {cifar.folder} nor {cifar.binary_folder}, want the folder given to torchvision as root"
-    )
-
-
-# ---- CIFAR as pickles
+    said = f"folder {config.path!r} has neither {cifar.folder} nor {cifar.binary_folder}, want the folder given to torchvision as root"
+    raise ConfigError(said)
 
 
 @dataclass(frozen=True)
@@ -130,9 +113,8 @@ class _Pickled:
                 batch = _OnlyArrays(data, encoding="latin1").load()
         except Exception as error:  # a damaged pickle fails in any way
             raise ConfigError(f"{self.file.label} cannot be read ({error}), want a batch of CIFAR") from error
-        entries = (
-            {name.decode() if isinstance(name, bytes) else name: value for name, value in batch.items()} if isinstance(batch, dict) else {}
-        )
+        listed = batch.items() if isinstance(batch, dict) else ()
+        entries = {name.decode() if isinstance(name, bytes) else name: value for name, value in listed}
         if key not in entries:
             raise ConfigError(f"{self.file.label} has no {key!r}, want a batch of CIFAR")
         return entries[key]
@@ -156,9 +138,6 @@ class _OnlyArrays(pickle.Unpickler):
         return self._KNOWN[module_name, global_name]
 
 
-# ---- CIFAR in the binary version
-
-
 @dataclass(frozen=True)
 class _Binary:
     """Rows of one or two label bytes and 3072 pixels."""
@@ -177,9 +156,6 @@ class _Binary:
         return taken[:, self.n_label_bytes :].reshape(-1, *_CIFAR_SHAPE)
 
 
-# ---- MNIST and its kin
-
-
 @dataclass(frozen=True)
 class _Idx:
     """A file of images and a file of labels, plain or gzip."""
@@ -194,15 +170,17 @@ class _Idx:
         with _idx_opened(self.images) as data:
             n_images, _, _ = _idx_shape(self.images, data, 3)
         if not len(labels) == n == n_images:
-            raise ConfigError(
-                f"{self.labels_file.label} has {len(labels)} labels for the {n_images} images of {self.images.label}, want one for each"
-            )
+            said = f"{self.labels_file.label} has {len(labels)} labels for the {n_images} images of {self.images.label}, want one for each"
+            raise ConfigError(said)
         return labels
 
     def pixels(self, rows: Indices) -> Bytes:
         with _idx_opened(self.images) as data:
             _, height, width = _idx_shape(self.images, data, 3)
             return take(data, data.tell(), height * width, rows).reshape(-1, 1, height, width)
+
+
+_Part = _Pickled | _Binary | _Idx  # the file, or pair of files, of some rows: labels (n,) and pixels (len(rows), channels, height, width)
 
 
 def _idx(config: TorchvisionData, prefix: str, data_dir: Path | None) -> _Idx:
@@ -227,9 +205,8 @@ def _idx_shape(file: DataFile, data: IO[bytes], n_axes: int) -> tuple[int, ...]:
     """Reads the header: two zeros, the type (8: bytes), the number of axes, and the big-endian 32-bit length of each axis."""
     magic = data.read(4)
     if magic != bytes([0, 0, 8, n_axes]):
-        raise ConfigError(
-            f"{file.label} begins with the bytes {list(magic)}, want {[0, 0, 8, n_axes]}: an IDX file of bytes with {n_axes} axes"
-        )
+        said = f"{file.label} begins with the bytes {list(magic)}, want {[0, 0, 8, n_axes]}: an IDX file of bytes with {n_axes} axes"
+        raise ConfigError(said)
     return struct.unpack(f">{n_axes}I", data.read(4 * n_axes))
 
 

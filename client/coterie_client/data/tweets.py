@@ -1,7 +1,5 @@
 """Short texts of many authors in one CSV file, such as Sent140. The file is read once for users and labels, and again for the texts."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +19,7 @@ from coterie_client.data.tables.heads import no_rows, rows_by_user
 from coterie_client.data.words import symbols_of
 
 
-def pool(config: TweetsData, data_dir: Path | None) -> Pool:
+def pool(config: TweetsData, data_dir: Path | None, *_rest: object) -> Pool:
     """Rows of int64 (length,); authors are the natural users."""
     file = one_file(config.path, data_dir)
     names, labels = [], []
@@ -30,9 +28,8 @@ def pool(config: TweetsData, data_dir: Path | None) -> Pool:
         try:
             labels.append(float(label))
         except ValueError:
-            raise ConfigError(
-                f"{file.label} line {line} has the label {label!r}, want a whole number", Finding("T3", role="label")
-            ) from None
+            said = f"{file.label} line {line} has the label {label!r}, want a whole number"
+            raise ConfigError(said, Finding("T3", role="label")) from None
     if not names:
         raise no_rows(file.label, None)
 
@@ -45,7 +42,6 @@ def pool(config: TweetsData, data_dir: Path | None) -> Pool:
 
 
 def _lines(config: TweetsData, file: DataFile) -> Iterator[tuple[int, str, str, str]]:
-    """Line number, user, label and text of each row."""
     try:
         with file.path.open(encoding=config.encoding, newline="") as text:
             reader = csv.reader(text, strict=True)
@@ -62,9 +58,8 @@ def _lines(config: TweetsData, file: DataFile) -> Iterator[tuple[int, str, str, 
         found = f"the byte {error.object[error.start]:#04x} at the wrong place"
         raise ConfigError(f"{file.label} has {found}, want {config.encoding}, or another encoding") from error
     except (OSError, csv.Error) as error:
-        raise ConfigError(
-            f"{file.label} cannot be read ({getattr(error, 'strerror', None) or error}), want comma-separated text"
-        ) from error
+        said = f"{file.label} cannot be read ({getattr(error, 'strerror', None) or error}), want comma-separated text"
+        raise ConfigError(said) from error
 
 
 def _place(column: str | int, header: list[str] | None, file: DataFile) -> int:

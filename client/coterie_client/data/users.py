@@ -1,7 +1,6 @@
-"""One user's rows in memory, and the head that describes them without the rows."""
+"""One user's rows in memory, the head that describes them without the rows, and notes on what was left out of the data."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Array
 from coterie.experiment.features import Feature
+from coterie.findings import Finding
 
 A = TypeVar("A", bound=NDArray[Any])
 
@@ -44,6 +44,22 @@ class UserData:
     def columns(self) -> tuple[str, ...]:
         """The names of the features."""
         return tuple(feature.name for feature in self.schema)
+
+
+@dataclass(frozen=True)
+class Note:
+    """On data before the first round: the sentence goes to the host's own log, the finding to the coordinator."""
+
+    sentence: str
+    finding: Finding
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Users with their rows, in natural order of names, and notes on all that was left out, dropped or converted."""
+
+    users: Sequence[UserData]
+    notes: tuple[Note, ...] = ()
 
 
 def frozen(array: A) -> A:

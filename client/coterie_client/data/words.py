@@ -4,8 +4,6 @@ A word consists of letters and digits of any script; case is ignored. Short text
 last word. Long texts keep their first words.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Sequence

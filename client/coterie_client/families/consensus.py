@@ -9,8 +9,6 @@ has the gradient phi'(0, y) [a, -1], which reveals a, and with it y. The Hessian
 further point adds d equations about the m rows.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,10 +50,6 @@ def _is_among(ridge: float, sizes: range, point: Any) -> bool:
     return place < len(sizes) and bool(ridge == 2 * point.gam(sizes[place]) * sizes[place])
 
 
-def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG001
-    return State(options["ridge"], options["with_hessians"])
-
-
 def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
     if AskLocalModels in inbox:
         zeros = np.zeros((local.n_own, local.problem.d))
@@ -90,8 +84,7 @@ def _envelope_hessian(hessian: Array, q: float) -> Array:
     """q (I - q (H + q I)^{-1}) = q (H + q I)^{-1} H, (n, d, d), symmetric up to rounding."""
     identity = np.eye(hessian.shape[1])
     inner = q * np.linalg.solve(hessian + q * identity, hessian)
-    symmetric: Array = (inner + inner.transpose(0, 2, 1)) / 2
-    return symmetric
+    return (inner + inner.transpose(0, 2, 1)) / 2
 
 
-CLIENT = ClientHalf(allows=allows, init=init, step=step)
+CLIENT = ClientHalf(allows=allows, init=lambda options, *_: State(options["ridge"], options["with_hessians"]), step=step)

@@ -3,13 +3,12 @@
 A user's private tensors are its state. They persist between rounds and across restarts, and no message can carry them. The same holds for
 what a method's own local update keeps (`coterie_client.interface.local_update`). The stage names this update; the default is phases of
 training. A host trains its users one after another, each from its own tensors, rows and random streams. So a user's numbers do not depend
-on the other users of its host.
+on the other users of its host. Users with convex losses and equally many rows are trained together, if the update allows it: with the same
+bits, and without work of Python for each of them. So are users of a stacked network, whose bits differ from those of the loop.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -40,6 +39,7 @@ from coterie.registry import is_method
 from coterie.text.quoting import quoted
 from coterie.wire.codec import select
 from coterie.wire.messages import Message, Rows
+from coterie_client.families.returned import Returned
 from coterie_client.interface.half import ClientHalf, Inbox, Local
 from coterie_client.interface.local_update import PHASES, Context, LocalUpdate, Received, local_update
 from coterie_client.learning import Draw, Fitted, Learner, Phase, Tensors
@@ -67,7 +67,7 @@ def init(options: Mapping[str, Any], local: Local, previous: State | None) -> St
     """At the start of a stage, every user has the initial model of the seed."""
     split, initial = _Split(local, options), _learner(local).initial()
     weights, counts = split.flat(initial, split.private)
-    started = _update(options).start(initial, options.get("settings", {}))
+    started = _returned(options).started(_update(options).start(initial, options.get("settings", {})))
     kept = {name: np.repeat(array[None], local.n_own, axis=0) for name, array in started.items()}
     return State(np.tile(weights, (local.n_own, 1)), np.tile(counts, (local.n_own, 1)), dict(options), kept=kept)
 
@@ -75,7 +75,9 @@ def init(options: Mapping[str, Any], local: Local, previous: State | None) -> St
 @np.errstate(over="ignore", invalid="ignore")  # divergence is reported after training, or by the parent
 def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
     split, update = _Split(local, state.options), _update(state.options)
-    _check_declared(inbox, update)
+    for kind in inbox.messages:
+        if kind.method != Shared.method and kind not in update.down:
+            raise ProtocolError(f"the parent sends {kind.kind}, which the method's local update does not declare")
     replies: list[Message] = []
     if (asked := inbox.get(AskStart)) is not None:
         weights, counts = split.flat(split.initial(_learner(local)), split.shared)
@@ -98,8 +100,10 @@ def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Mess
 
 
 def private(state: State) -> Sequence[str]:
-    """Private tensors, and what the method's update keeps, unless it returns that."""
-    return ("private",) if _update(state.options).returns_kept else ("private", "kept")
+    """Private tensors, and what the method's update keeps without returning it."""
+    returns = _update(state.options).returns
+    own = [name for name in state.kept if not returns(name)]
+    return ("private", "kept") if len(own) == len(state.kept) else ("private", *(f"kept.{name}" for name in own))
 
 
 def travelling(tensors: Sequence[TensorInfo], options: Mapping[str, Any]) -> tuple[TensorInfo, ...]:
@@ -130,30 +134,39 @@ class _Split:
 
     @staticmethod
     def flat(tensors: Tensors, listed: Sequence[TensorInfo]) -> tuple[Single, Indices]:
-        """The listed tensors, concatenated: floats and integers."""
-        weights = [tensors[tensor.name].reshape(-1) for tensor in listed if not tensor.is_integer]
-        counts = [tensors[tensor.name].reshape(-1) for tensor in listed if tensor.is_integer]
-        return np.concatenate([np.zeros(0, np.float32), *weights]), np.concatenate([np.zeros(0, np.int64), *counts])
+        """The listed tensors, concatenated: floats and integers. First axes that the tensors have beyond their own stay."""
+        found: tuple[list[NDArray[Any]], list[NDArray[Any]]] = ([], [])
+        for tensor in listed:
+            array = tensors[tensor.name]
+            found[tensor.is_integer].append(array.reshape(*array.shape[: array.ndim - len(tensor.shape)], tensor.size))
+        weights, counts = (
+            np.concatenate([np.zeros((*(of[0].shape[:-1] if of else ()), 0), dtype), *of], axis=-1)
+            for of, dtype in zip(found, (np.float32, np.int64), strict=True)
+        )
+        return weights, counts
 
     def floats(self, weights: Single) -> dict[str, NDArray[Any]]:
         """The shared float tensors by name, from concatenated numbers."""
         return named_tensors(weights.astype(self._dtype, copy=False), np.zeros(0, np.int64), self.float_shared)
 
     def packed(self, tensors: Tensors) -> Single:
-        """(1, shared) the concatenated shared float tensors, with 0 for missing tensors."""
+        """(k, shared) the concatenated shared float tensors of k users, with 0 for missing tensors; without an axis of users k is 1."""
         n_weights = sum(tensor.size for tensor in self.float_shared)
         weights, _ = self.flat({**self.floats(np.zeros(n_weights)), **tensors}, self.float_shared)
-        return weights.astype(self._dtype, copy=False)[None]
+        return np.atleast_2d(weights.astype(self._dtype, copy=False))
 
     def parameters(self, weights: Single) -> dict[str, NDArray[Any]]:
         """As `floats`, without running statistics, which have no gradient."""
         named = self.floats(weights)
         return {tensor.name: named[tensor.name] for tensor in self.float_shared if not tensor.is_statistic}
 
-    def model(self, state: State, position: int, weights: Single, counts: Indices) -> dict[str, NDArray[Any]]:
-        """All tensors of a user: the given shared ones, and its private ones."""
-        private = named_tensors(state.private[position], state.private_counts[position], self.private)
-        return {**named_tensors(weights.astype(self._dtype, copy=False), counts, self.shared), **private}
+    def model(self, state: State, users: int | Indices, weights: Single, counts: Indices) -> dict[str, NDArray[Any]]:
+        """All tensors of a user: the given shared ones, and its private ones. Those of several users have a first axis of users."""
+        private = named_tensors(state.private[users], state.private_counts[users], self.private)
+        weights = weights.astype(self._dtype, copy=False)
+        if not isinstance(users, int):
+            weights, counts = (np.broadcast_to(array, (users.size, array.size)) for array in (weights, counts))
+        return {**named_tensors(weights, counts, self.shared), **private}
 
 
 def _kept(state: State, kept: Delivery, local: Local, split: _Split) -> State:
@@ -169,34 +182,28 @@ def _kept(state: State, kept: Delivery, local: Local, split: _Split) -> State:
     return replace(state, private=private, private_counts=private_counts, delivered=weights, delivered_counts=counts)
 
 
-def _check_declared(inbox: Inbox, update: LocalUpdate) -> None:
-    """ProtocolError for a method's message that its local update does not declare."""
-    for kind in inbox.messages:
-        if kind.method != Shared.method and kind not in update.down:
-            raise ProtocolError(f"the parent sends {kind.kind}, which the method's local update does not declare")
-
-
-def _context(state: State, model: Tensors, position: int, inbox: Inbox, local: Local, split: _Split, update: LocalUpdate) -> Context:
+def _context(state: State, model: Tensors, users: int | Indices, inbox: Inbox, local: Local, split: _Split, update: LocalUpdate) -> Context:
     return Context(
+        round=inbox.round,
         model=model,
-        kept=_of_user(state.kept, position),
-        target=local.users[position].target,
+        kept=_of_user(state.kept, users),
+        target=_targets(local, users),
         shared={tensor.name for tensor in split.shared},
-        phases=[Phase(**phase) for phase in state.options["phases"]],
+        phases=_phases(state.options),
         settings=state.options.get("settings", {}),
-        fit=partial(_fit, inbox, local, position),
+        fit=partial(_fit, inbox, local, users),
         named=split.parameters,
         packed=split.packed,
-        messages={kind: _row_of(inbox[kind], position) for kind in update.down if kind in inbox},
+        messages={kind: _rows_of(inbox[kind], np.atleast_1d(users)) for kind in update.down if kind in inbox},
     )
 
 
-def _row_of(message: Rows, position: int) -> Rows:
-    """One user's row of a message to several users. ProtocolError if there is none."""
-    row = np.full(1, position) if message.users is None else np.flatnonzero(message.users == position)
-    if not row.size:
+def _rows_of(message: Rows, users: Indices) -> Rows:
+    """The rows of these users (sorted) of a message. ProtocolError if there are none of one."""
+    rows = users if message.users is None else np.flatnonzero(np.isin(message.users, users))
+    if message.users is not None and not np.array_equal(message.users[rows], users):
         raise ProtocolError(f"the parent sends {message.kind} to other users than the shared tensors")
-    return select(message, row, None)  # type: ignore[return-value]
+    return select(message, rows, None)  # type: ignore[return-value]
 
 
 class _Beside:
@@ -206,43 +213,73 @@ class _Beside:
         self._kinds, self._users = kinds, users
         self._fields: dict[type[Rows], dict[str, NDArray[Any]]] = {}
 
-    def put(self, row: int, messages: Sequence[Rows]) -> None:
-        """Adds one user's messages. TypeError unless they are what the local update declares."""
+    def put(self, rows: int | Indices, messages: Sequence[Rows]) -> None:
+        """Adds the messages of a user, or of several. RunError unless they are what the local update declares."""
         if [type(message) for message in messages] != list(self._kinds):
             found, wanted = (", ".join(kind.__name__ for kind in listed) or "none" for listed in (map(type, messages), self._kinds))
-            raise TypeError(f"a local update returns the messages {found}, but declares {wanted}")
+            raise RunError(f"a local update returned the messages {found}, want those that it declares: {wanted}")
         for message in messages:
             fields = self._fields.setdefault(type(message), {})
             for name, _ in message.specs:
                 array = getattr(message, name)
                 if name not in fields:
                     fields[name] = np.empty((self._users.size, *array.shape[1:]), array.dtype)
-                fields[name][row] = array[0]
+                fields[name][rows] = array[0] if isinstance(rows, int) else array
 
     def together(self) -> list[Message]:
         return [kind(**fields, users=self._users) for kind, fields in self._fields.items()]
 
 
 def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split, update: LocalUpdate) -> tuple[State, list[Message]]:
-    """A local update of each drawn user, one after another."""
     users = _listed(sent.users, local)
     private, private_counts = state.private.copy(), state.private_counts.copy()
     kept = {name: rows.copy() for name, rows in state.kept.items()}
     n_weights, n_counts = (sum(tensor.size for tensor in split.returned if tensor.is_integer == kind) for kind in (False, True))
     weights, counts = np.empty((users.size, n_weights), local.precision.model), np.empty((users.size, n_counts), np.int64)
+    returning, keeping = (weights, counts, split.returned), (private, private_counts, split.private)
     losses, beside = np.empty(users.size), _Beside(update.up, users)
-    for row, position in enumerate(users.tolist()):
-        model = split.model(state, position, sent.weights, sent.counts)
-        moved = update.update(_context(state, model, position, inbox, local, split, update))
-        losses[row] = moved.loss
-        weights[row], counts[row] = split.flat(moved.tensors, split.returned)
-        private[position], private_counts[position] = split.flat(moved.tensors, split.private)
-        beside.put(row, moved.messages)
-        for name, rows in kept.items():
-            rows[position] = moved.kept[name]
+    for rows, own in _pieces(users, local, update, _phases(state.options)):
+        model = split.model(state, own, sent.weights, sent.counts)
+        context = _context(state, model, own, inbox, local, split, update)
+        returned = _returned(state.options, None if isinstance(own, int) else own.size)
+        moved = returned.moved(update.update(context), (*split.returned, *split.private), context.kept)
+        losses[rows] = moved.loss
+        for at, (of_all, of_all_counts, listed) in ((rows, returning), (own, keeping)):
+            for name, views in named_tensors(of_all, of_all_counts, listed).items():
+                views[at] = moved.tensors[name]
+        beside.put(rows, moved.messages)
+        for name, arrays in kept.items():
+            arrays[own] = moved.kept[name]
     state = replace(state, private=private, private_counts=private_counts, kept=kept)
     updated: list[Message] = [Updated(weights, counts, users=users)] if split.shared else []
     return state, [*updated, *beside.together(), TrainingLoss(losses, users=users)]
+
+
+def _pieces(
+    users: Indices, local: Local, update: LocalUpdate, phases: Sequence[Phase], *, is_together: bool = True
+) -> Iterator[tuple[int, int] | tuple[Indices, Indices]]:
+    """The users one after another, or in groups that work together: their places in the list, and their positions."""
+    learner, network = _learner(local), local.network
+    if is_together and update.together and isinstance(learner, ConvexLearner):
+        yield from ((rows, users[rows]) for rows in learner.alike(users))
+    elif is_together and update.together and network is not None and network.is_stacked:
+        counts = np.array([len(local.users[i].target) for i in users.tolist()])
+        # Updates other than phases may use targets and numbers of steps, which users with equally many rows have in one shape.
+        places = [np.arange(users.size)] if update is PHASES else [np.flatnonzero(counts == m) for m in np.unique(counts)]
+        yield from ((rows[part], users[rows[part]]) for rows in places for part in network.stacks(counts[rows], phases))
+    else:
+        yield from enumerate(users.tolist())
+
+
+def _targets(local: Local, users: int | Indices) -> NDArray[Any]:
+    """The users' targets. Those of several users with unequal numbers of rows are padded with nan."""
+    if isinstance(users, int):
+        return local.users[users].target
+    listed = [local.users[i].target for i in users.tolist()]
+    found = np.full((len(listed), max(len(target) for target in listed)), np.nan)
+    for row, target in zip(found, listed, strict=True):
+        row[: len(target)] = target
+    return found
 
 
 def _received(state: State, inbox: Inbox, local: Local, split: _Split, update: LocalUpdate) -> tuple[State, list[Message]]:
@@ -251,22 +288,21 @@ def _received(state: State, inbox: Inbox, local: Local, split: _Split, update: L
     listed, beside = [], _Beside(update.told, everyone)
     for position in everyone.tolist():
         model = split.model(state, position, weights, counts)
-        received = _on_receipt(_context(state, model, position, inbox, local, split, update), update)
+        received = _on_receipt(_context(state, model, position, inbox, local, split, update), update, _returned(state.options))
         listed.append(received.kept)
         beside.put(position, received.messages)
     return replace(state, kept={name: np.stack([kept[name] for kept in listed]) for name in listed[0]}), beside.together()
 
 
-def _on_receipt(context: Context, update: LocalUpdate) -> Received:
-    return Received(context.kept) if update.received is None else update.received(context)
+def _on_receipt(context: Context, update: LocalUpdate, returned: Returned) -> Received:
+    return Received(context.kept) if update.received is None else returned.received(update.received(context))
 
 
 def _train_heads(state: State, inbox: Inbox, local: Local, split: _Split) -> tuple[State, NDArray[np.float64]]:
-    """New users train their private tensors on the delivered ones."""
     weights, counts = _delivered(state)
     private, private_counts = state.private.copy(), state.private_counts.copy()
     losses = np.empty(local.n_own)
-    phases = [Phase(**phase) for phase in state.options["phases"]]
+    phases = _phases(state.options)
     for position in range(local.n_own):
         fitted = _fit(inbox, local, position, split.model(state, position, weights, counts), phases)
         losses[position] = fitted.loss
@@ -279,30 +315,40 @@ def _scores(state: State, inbox: Inbox, local: Local, split: _Split, update: Loc
     sent = inbox.get(Trial)
     weights, counts = (sent.weights, sent.counts) if sent is not None else _delivered(state)
     modes = inbox[AskScores].modes
-    parameters = _parameters(_learner(local).tensors)
+    tensors = _learner(local).tensors
     loss, metric = np.full((local.n_own, modes.size), np.nan), np.full((local.n_own, modes.size), np.nan)
-    for position, user in enumerate(local.users):
-        if not len(user.test_features):
-            continue
-        fit = partial(_fit, inbox, local, position)
-        model: Tensors = split.model(state, position, weights, counts)
-        kept = _of_user(state.kept, position)
-        if sent is not None:
-            kept = _on_receipt(_context(state, model, position, inbox, local, split, update), update).kept
-        model = update.judged(model, kept, parameters)
+    judging = np.flatnonzero([len(user.test_features) > 0 for user in local.users])
+    tuning = {int(mode): Phase(**phase) for mode, phase in state.options["fine_tuning"].items()}
+    for _, own in _pieces(judging, local, update, [*tuning.values()], is_together=sent is None or update.received is None):
+        returned = _returned(state.options, None if isinstance(own, int) else own.size)
+        model: Tensors = split.model(state, own, weights, counts)
+        kept = _of_user(state.kept, own)
+        if sent is not None and update.received is not None:
+            kept = _on_receipt(_context(state, model, own, inbox, local, split, update), update, returned).kept
+        model = returned.judged(update.judged(model, kept, _parameters(tensors)), tensors)
         for place, mode in enumerate(modes.tolist()):
-            tensors = model
-            if mode != AS_IS:
-                phase = Phase(**state.options["fine_tuning"][str(mode)])
-                tensors = fit(model, [phase], "fine-tuning").tensors
-            held_out = UserRows(user.test_features, user.test_target, user.name)
-            loss[position, place], metric[position, place] = _learner(local).judge(tensors, held_out)
-            if np.isnan(metric[position, place]):
+            tuned = model if mode == AS_IS else _fit(inbox, local, own, model, [tuning[mode]], "fine-tuning").tensors
+            loss[own, place], metric[own, place] = _judged(local, own, tuned)
+            if (lost := np.isnan(metric[own, place])).any():
+                name = local.names[np.atleast_1d(own)[np.argmax(lost)]]
                 raise RunError(
-                    f"user {user.name!r} in round {inbox.round}: what its model says of held-out rows is nan, want numbers: "
+                    f"user {name!r} in round {inbox.round}: what its model says of held-out rows is nan, want numbers: "
                     "a smaller learning rate may help"
                 )
     return Scores(loss, metric)
+
+
+def _judged(local: Local, users: int | Indices, tensors: Tensors) -> tuple[Any, Any]:
+    """Loss and metric of a user's model on its held-out rows, or of those of several users."""
+    learner = _learner(local)
+    if isinstance(users, int):
+        user = local.users[users]
+        return learner.judge(tensors, UserRows(user.test_features, user.test_target, user.name))
+    rows = [local.users[i] for i in users.tolist()]
+    if local.network is not None:
+        return local.network.judge_together(tensors, [UserRows(user.test_features, user.test_target, user.name) for user in rows])
+    assert isinstance(learner, ConvexLearner)  # noqa: S101 - see `_pieces`
+    return learner.judge_together(tensors, users, [user.test_features for user in rows], [user.test_target for user in rows])
 
 
 def model_of(state: State, position: int, shared: Tensors, tensors: Sequence[TensorInfo]) -> Tensors:
@@ -314,7 +360,6 @@ def model_of(state: State, position: int, shared: Tensors, tensors: Sequence[Ten
 
 
 def _parameters(tensors: Sequence[TensorInfo]) -> frozenset[str]:
-    """The names of the tensors with gradients."""
     return frozenset(tensor.name for tensor in tensors if not tensor.is_statistic)
 
 
@@ -328,14 +373,30 @@ def _update(options: Mapping[str, Any]) -> LocalUpdate:
     return local_update(name)
 
 
-def _of_user(kept: Tensors, position: int) -> Tensors:
-    return {name: rows[position] for name, rows in kept.items()}
+def _phases(options: Mapping[str, Any]) -> list[Phase]:
+    return [Phase(**phase) for phase in options["phases"]]
 
 
-def _fit(inbox: Inbox, local: Local, position: int, tensors: Tensors, phases: Sequence[Phase], purpose: str = "training") -> Fitted:
-    user = local.users[position]
-    draw = Draw(local.seed, user.name, inbox.round, f"{purpose} of {inbox.stage}")
-    return _learner(local).fit(tensors, UserRows(user.features, user.target, user.name), phases, draw)
+def _returned(options: Mapping[str, Any], n_users: int | None = None) -> Returned:
+    return Returned(str(options.get("update", "")), n_users)
+
+
+def _of_user(kept: Tensors, users: int | Indices) -> Tensors:
+    return {name: rows[users] for name, rows in kept.items()}
+
+
+def _fit(inbox: Inbox, local: Local, users: int | Indices, tensors: Tensors, phases: Sequence[Phase], purpose: str = "training") -> Fitted:
+    learner, purpose = _learner(local), f"{purpose} of {inbox.stage}"
+    if isinstance(users, int):
+        user = local.users[users]
+        draw = Draw(local.seed, user.name, inbox.round, purpose)
+        return learner.fit(tensors, UserRows(user.features, user.target, user.name), phases, draw)
+    own = [local.users[i] for i in users.tolist()]
+    draw = Draw(local.seed, tuple(user.name for user in own), inbox.round, purpose)
+    if local.network is not None:
+        return local.network.fit_together(tensors, [UserRows(user.features, user.target, user.name) for user in own], phases, draw)
+    assert isinstance(learner, ConvexLearner)  # noqa: S101 - see `_pieces`
+    return learner.fit_together(tensors, users, phases, draw)
 
 
 def _delivered(state: State) -> tuple[Single, Indices]:

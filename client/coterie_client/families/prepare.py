@@ -3,11 +3,8 @@
 Sums are per user, not per host. Those of a user with one or two rows determine its features (see `coterie.families.prepare`).
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -15,13 +12,17 @@ from coterie.arrays import Array
 from coterie.families.prepare import (
     AgreedMean,
     AgreedScale,
+    AskConvexity,
     AskFacts,
     AskSizes,
+    AskSmoothness,
     AskSums,
+    UserConvexity,
     UserCounts,
     UserDeviations,
     UserFacts,
     UserSizes,
+    UserSmoothness,
     UserSums,
 )
 from coterie.wire.messages import Message
@@ -35,10 +36,6 @@ class State:
 
     mean: Array | None = None
     scale: Array | None = None
-
-
-def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG001
-    return previous or State()
 
 
 def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
@@ -63,8 +60,12 @@ def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Mess
         if inbox[AskFacts].wants_minimisers[0]:
             problem.check()
         d = np.full(problem.n_users, problem.d, dtype=np.int64)
-        replies.append(UserFacts(problem.n_rows, d, problem.smoothness(), problem.strong_convexity()))
+        replies.append(UserFacts(problem.n_rows, d))
+    if AskSmoothness in inbox:
+        replies.append(UserSmoothness(local.problem.smoothness()))
+    if AskConvexity in inbox:
+        replies.append(UserConvexity(local.problem.strong_convexity()))
     return state, replies
 
 
-CLIENT = ClientHalf(init=init, step=step, changes_rows=True)
+CLIENT: ClientHalf[State] = ClientHalf(init=lambda _, __, previous: previous or State(), step=step, changes_rows=True)

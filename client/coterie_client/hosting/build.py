@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coterie.errors import ConfigError, default_finding
+from coterie.errors import default_finding
 from coterie.experiment.config import Experiment
 from coterie.experiment.features import named_columns
 from coterie.experiment.plugins import check_versions
 from coterie.experiment.reveals import answered_by
+from coterie.extras import extra
 from coterie.findings import Finding
 from coterie.record.snapshot import SnapshotFile
 from coterie.registry import part
@@ -21,7 +22,7 @@ from coterie_client.families.prepare import State as Preparation
 from coterie_client.hosting.host import Host
 from coterie_client.hosting.pseudonyms import Admitted
 from coterie_client.interface.half import Local, client_half
-from coterie_client.problems import Problem, build_problem
+from coterie_client.problems import ConvexProblem, build_problem
 
 if TYPE_CHECKING:
     from coterie_client.nets import TorchNetwork
@@ -66,19 +67,13 @@ def build_host(
 
 def build_network(experiment: Experiment, shape: tuple[int, ...]) -> TorchNetwork:
     """The users' network for rows of this shape. ConfigError if torch is not installed, or the model cannot be built."""
-    try:
+    with extra("torch", "torch", "the experiment has a model and needs torch", finding=Finding("T21")):
         from coterie_client.nets import TorchNetwork  # noqa: PLC0415 - convex clients start without torch
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ConfigError(
-            "the experiment has a model, but torch is not installed: install the extra, pip install 'coterie[torch]'", Finding("T21")
-        ) from None
     assert experiment.model is not None  # noqa: S101 - callers check
     return TorchNetwork(experiment.model, experiment.problem.loss, experiment.seed, shape)
 
 
-def _losses(experiment: Experiment, users: Sequence[UserData]) -> Problem:
+def _losses(experiment: Experiment, users: Sequence[UserData]) -> ConvexProblem:
     """The losses of the users on these rows. ConfigError for rows outside their domain."""
     names = [user.name for user in users]
     with default_finding(Finding("L7", place="problem.loss")):

@@ -14,27 +14,26 @@ from coterie.experiment.config import Experiment
 from coterie.experiment.model import to_json
 from coterie.experiment.reveals import is_answered
 from coterie.findings import Finding
-from coterie.record.snapshot import SnapshotFile
+from coterie.record.snapshot import SnapshotFile, check_saveable
 from coterie.session.member import Member
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Encoded, Received
-from coterie.wire.finite import first_bad
 from coterie.wire.messages import Message, Rows
+from coterie.wire.precision import first_bad
 from coterie_client.data import UserData
-from coterie_client.data.notes import Note
+from coterie_client.data.users import Note
 from coterie_client.interface.half import ClientHalf, Inbox, Local, client_half
-from coterie_client.problems import Problem
+from coterie_client.problems import ConvexProblem
 
 if TYPE_CHECKING:
     from coterie_client.hosting.pseudonyms import Admitted
     from coterie_client.learning import Network
 
 _MAX_SHOWN = 100  # characters
+_OWN_FAULT = Finding("M2")
 
 
 class Host(Member):
-    """All users of one process."""
-
     def __init__(
         self,
         name: str,
@@ -45,7 +44,7 @@ class Host(Member):
         store: SnapshotFile | None,
         instance: str = "",
         network: Network | None = None,
-        losses: Problem | None = None,
+        losses: ConvexProblem | None = None,
         notes: Sequence[Note] = (),
         answered: frozenset[str] | None = None,  # the steps that the owner has accepted; None: all
         admitted: Admitted | None = None,
@@ -87,7 +86,7 @@ class Host(Member):
             return asked.answer
         if asked.task.stage_json:
             self._begin_stage(asked.task.stage_json)
-        with default_finding(Finding("M2")):
+        with default_finding(_OWN_FAULT):
             answers = self._dispatch(asked.messages, asked.task.round)
             for message in answers:
                 self._check_finite(message, asked.task.round)
@@ -125,7 +124,7 @@ class Host(Member):
             if self._answered is not None and not client.allows(options, self.experiment, self.n_members):
                 sentence = f"the parent's settings of {room!r} are not those of the experiment that this host serves"
                 raise ProtocolError(sentence, Finding("C10"))
-            self.states[room] = client.init(options, self.local, self.states.get(room))
+            self.states[room] = self._saveable(room, client.init(options, self.local, self.states.get(room)))
 
     def _dispatch(self, messages: Sequence[Message], round_number: int) -> list[Message]:
         """Dispatches the messages to the halves of their methods, in order, and collects the replies."""
@@ -141,15 +140,23 @@ class Host(Member):
         for room, listed in by_room.items():
             _, client = self._client(room)
             if room not in self.states:
-                self.states[room] = client.init({}, self.local, None)
+                self.states[room] = self._saveable(room, client.init({}, self.local, None))
             before, inbox = self.states[room], Inbox(self._stage, round_number, listed)
             self.states[room], answers = client.step(before, inbox, self.local)
+            if round_number <= 1:
+                self._saveable(room, self.states[room])
             if client.ahead is not None and (work := client.ahead(self.states[room], inbox, self.local)):
                 self._ahead.append(work)
             if client.changes_rows and self.states[room] is not before:
                 self._local = None
             replies.extend(answers)
         return replies
+
+    @staticmethod
+    def _saveable(room: str, state: Any) -> Any:
+        """The state. RunError where a snapshot could not hold it, also on a host that writes none."""
+        check_saveable(state, f"the users' state of {room!r}")
+        return state
 
     def _client(self, name: str) -> tuple[str, ClientHalf[Any]]:
         """The half that takes messages of this name, and its own name."""

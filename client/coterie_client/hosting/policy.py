@@ -4,10 +4,7 @@ An absent key allows everything, with one exception: with `columns.features`, th
 the experiment only. SECURITY.md says what others still learn from what it allows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -15,36 +12,23 @@ from pydantic import Field
 
 from coterie.errors import ConfigError
 from coterie.experiment.columns import Name
-from coterie.experiment.config import Experiment
-from coterie.experiment.consent import named_code
+from coterie.experiment.config import Experiment, named_code
 from coterie.experiment.data import PythonData
 from coterie.experiment.plugins import is_path
 from coterie.experiment.settings import Settings, validated
 from coterie.findings import Finding, Role
 from coterie_client.data.tables.formula import asked_by
+from coterie_client.data.users import Note
 
 FILE: Final = "policy.yaml"
 UNUSABLE: Final = Finding("C8")
 _KINDS: Final[Mapping[Role, str]] = {"user": "users", "cluster": "clusters", "target": "targets", "feature": "features"}
-# The keys of all data sections that name a column or an array, with its role.
-_KEYS: Final[Mapping[str, Role]] = {
-    "user_column": "user",
-    "user": "user",
-    "test_user": "user",
-    "cluster_column": "cluster",
-    "cluster": "cluster",
-    "target_column": "target",
-    "label_column": "target",
-    "target": "target",
-    "test_target": "target",
-    "label": "target",
-    "feature_columns": "feature",
-    "indicator_columns": "feature",
-    "text_column": "feature",
-    "features": "feature",
-    "test_features": "feature",
-    "image": "feature",
-    "text": "feature",
+# For each role, the keys of all data sections that name a column or an array of it.
+_KEYS: Final[Mapping[Role, tuple[str, ...]]] = {
+    "user": ("user_column", "user", "test_user"),
+    "cluster": ("cluster_column", "cluster"),
+    "target": ("target_column", "label_column", "target", "test_target", "label"),
+    "feature": ("feature_columns", "indicator_columns", "text_column", "features", "test_features", "image", "text"),
 }
 _PUBLIC: Final = frozenset({"ellipses", "hlm", "representation", "hsb", "exams", "growth", "digits"})  # come with the package
 
@@ -59,8 +43,6 @@ class Columns(Settings):
 
 
 class Policy(Settings):
-    """What an experiment may ask for."""
-
     columns: Columns = Columns()
     min_rows: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1  # users with fewer training rows are left out
     methods: tuple[Name, ...] | None = None
@@ -69,14 +51,6 @@ class Policy(Settings):
     pseudonyms: bool = False  # users take part under keyed hashes of their names
     code: bool = True  # whether code beside the experiment may be imported; it also needs --allow-code
     packages: tuple[Name, ...] | None = None  # installed packages whose code may be used
-
-
-@dataclass(frozen=True)
-class Breach:
-    """A request beyond the policy: a sentence for the owner, and a finding for others."""
-
-    sentence: str
-    finding: Finding
 
 
 def read_policy(path: Path) -> Policy:
@@ -97,8 +71,8 @@ def read_policy(path: Path) -> Policy:
     return validated(Policy, {} if content is None else content, f"the policy {path}", UNUSABLE)
 
 
-def breaches(policy: Policy, experiment: Experiment) -> list[Breach]:
-    """All requests of the experiment beyond the policy."""
+def breaches(policy: Policy, experiment: Experiment) -> list[Note]:
+    """All requests of the experiment beyond the policy: each a sentence for the owner, and a finding for others."""
     return [*_columns(policy.columns, experiment.data), *_methods(policy, experiment)]
 
 
@@ -109,54 +83,52 @@ def check_policy(policy: Policy, experiment: Experiment, where: str) -> None:
         raise ConfigError(f"the policy {where} does not allow what the coordinator asks for: {listed}", found[0].finding)
 
 
-def _methods(policy: Policy, experiment: Experiment) -> Iterator[Breach]:
+def _methods(policy: Policy, experiment: Experiment) -> Iterator[Note]:
     name = experiment.method.name
     if policy.methods is not None and name not in policy.methods:
-        yield Breach(f"method {name!r}, want one of {_listed(policy.methods)}", Finding("C4", place="method.name"))
+        yield Note(f"method {name!r}, want one of {_listed(policy.methods)}", Finding("C4", place="method.name"))
     for i, reference in enumerate(experiment.references):
         if policy.references is not None and reference not in policy.references:
-            yield Breach(f"reference {reference!r}, want {_listed(policy.references)}", Finding("C4", place=f"references[{i}]"))
+            yield Note(f"reference {reference!r}, want {_listed(policy.references)}", Finding("C4", place=f"references[{i}]"))
     if experiment.data.standardize and not policy.standardize:
-        yield Breach("standardize: true, which sends sums of each feature", Finding("C4", place="data.standardize"))
+        yield Note("standardize: true, which sends sums of each feature", Finding("C4", place="data.standardize"))
     if experiment.data.fills_missing and not policy.standardize:
         found = f"missing: {getattr(experiment.data, 'missing', '')}, which sends sums of each feature as standardize does"
-        yield Breach(found, Finding("C4", place="data.missing"))
+        yield Note(found, Finding("C4", place="data.missing"))
     if not policy.code and (named := named_code(experiment)):
-        yield Breach(f"code to import, {' and '.join(map(repr, named))}", Finding("C5"))
+        yield Note(f"code to import, {' and '.join(map(repr, named))}", Finding("C5"))
     for package in experiment.packages:
         if policy.packages is not None and package not in policy.packages:
-            yield Breach(f"code of the package {package!r}, want one of {_listed(policy.packages)}", Finding("C5"))
+            yield Note(f"code of the package {package!r}, want one of {_listed(policy.packages)}", Finding("C5"))
 
 
-def _columns(columns: Columns, data: Any) -> Iterator[Breach]:
+def _columns(columns: Columns, data: Any) -> Iterator[Note]:
     if data.source in _PUBLIC:
         return
     for role, place, name in _roles(data):
         allowed: Sequence[str] | None = getattr(columns, _KINDS[role])
         if allowed is not None and name not in allowed:
-            yield Breach(f"column {name!r} as {role} ({place}), want {_listed(allowed)}", Finding("C2", role=role, place=place))
+            yield Note(f"column {name!r} as {role} ({place}), want {_listed(allowed)}", Finding("C2", role=role, place=place))
     is_open = hasattr(data, "formula") and data.feature_columns is None and data.formula is None  # a table in any format
     # An experiment that names a file's columns could give any of them an allowed name.
     if columns != Columns() and (dialect := getattr(data, "csv", None)) is not None and dialect.names is not None:
         sentence = "data.csv.names, by which any column may get any name: want a file with a header, or a policy without columns"
-        yield Breach(sentence, Finding("C7", place="data.csv.names"))
+        yield Note(sentence, Finding("C7", place="data.csv.names"))
     if columns != Columns() and isinstance(data, PythonData) and not is_path(data.path):
         sentence = f"the source {data.path!r} of a package, whose columns a policy does not see: want a table, or a policy without columns"
-        yield Breach(sentence, Finding("C7", place="data.path"))
+        yield Note(sentence, Finding("C7", place="data.path"))
     if columns.features is not None and is_open:
         sentence = f"all columns as features: want data.feature_columns to list some of {_listed(columns.features)}"
-        yield Breach(sentence, Finding("C3", place="data.feature_columns"))
+        yield Note(sentence, Finding("C3", place="data.feature_columns"))
 
 
 def _roles(data: Any) -> Iterator[tuple[Role, str, str]]:
-    """Role, place and name of all columns in the data section."""
-    for key, role in _KEYS.items():
+    for role, key in ((role, key) for role, keys in _KEYS.items() for key in keys):
         value = getattr(data, key, None)
-        if value is None:
-            continue
-        names = value if isinstance(value, tuple) else (value,)
-        for i, name in enumerate(names):
-            yield role, f"data.{key}[{i}]" if isinstance(value, tuple) else f"data.{key}", str(name)
+        if isinstance(value, tuple):
+            yield from ((role, f"data.{key}[{i}]", str(name)) for i, name in enumerate(value))
+        elif value is not None:
+            yield role, f"data.{key}", str(value)
     several = getattr(data, "user_column", None)
     if isinstance(several, tuple) and len(several) > 1 and data.cluster_column is None:
         yield "cluster", "data.user_column[0]", several[0]  # its values are sent as names of known clusters

@@ -7,8 +7,6 @@ their names, because aggregators are made for them and experiments list them. Ro
 only by the order of the members.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json
@@ -22,7 +20,7 @@ from typing import Final
 
 from coterie.errors import ConfigError, RunError
 from coterie.findings import Finding
-from coterie.record.files import written_whole
+from coterie.record.files import private_folder, written_whole
 from coterie.text.names import natural_key
 from coterie_client.data import UserData
 
@@ -67,7 +65,7 @@ def key_in(*paths: Path) -> bytes:
             return _read(path)
     made = paths[-1]
     try:
-        made.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(made.parent)
         descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(secrets.token_hex(KEY_BYTES) + "\n")

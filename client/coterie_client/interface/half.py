@@ -21,7 +21,7 @@ from coterie.registry import is_method, method, typed_part
 from coterie.wire.messages import Message
 from coterie.wire.precision import Precision
 from coterie_client.data import Fresh, UserData
-from coterie_client.problems import Problem
+from coterie_client.problems import ConvexProblem
 
 if TYPE_CHECKING:
     from coterie_client.learning import Network, Tensors
@@ -30,33 +30,31 @@ M = TypeVar("M", bound=Message)
 S = TypeVar("S")
 
 
-def _none() -> Indices:
-    return np.zeros(0, dtype=np.int64)
-
-
 @dataclass(frozen=True)
 class Local:
     """What a client half has access to: its users, their data and their losses."""
 
-    seed: int
-    names: tuple[str, ...]  # of the host's users, in member order
-    indices: Indices  # (n_own,) their member indices at the parent, ascending
-    n_members: int  # of the parent
-    precision: Precision
-    users: Sequence[UserData]  # in the order of `names`, standardised if the run says so
-    losses: Problem | None = None  # of a convex experiment
-    network: Network | None = None  # of one with a network
-    # (position, round, m) -> m unseen rows (m, p) and targets (m,); None unless the data is generated and can be drawn anew
+    seed: int  #: of the run
+    names: tuple[str, ...]  #: of the host's users, in member order
+    indices: Indices  #: (n_own,) their member indices at the parent, ascending
+    n_members: int  #: of the parent
+    precision: Precision  #: of payloads and models
+    users: Sequence[UserData]  #: in the order of `names`, standardised if the run says so
+    losses: ConvexProblem | None = None  #: of a convex experiment
+    network: Network | None = None  #: of one with a network
+    #: (position, round, m) -> m unseen rows (m, p) and targets (m,); None unless the data is generated and can be drawn anew
     fresh: Fresh | None = None
-    numbers: Indices = field(default_factory=_none)  # (n_own,) their numbers in the whole run, ascending: the keys of their random streams
-    clusters: Indices = field(default_factory=_none)  # (n_own,) the numbers of their known clusters in the whole run, -1 for none
+    #: (n_own,) their numbers in the whole run, ascending: the keys of their random streams
+    numbers: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    #: (n_own,) the numbers of their known clusters in the whole run, -1 for none
+    clusters: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
     def n_own(self) -> int:
         return len(self.names)
 
     @property
-    def problem(self) -> Problem:
+    def problem(self) -> ConvexProblem:
         """The convex losses. RunError in a run with a network, and before the rows' constants are agreed on."""
         if self.losses is None:
             why = "no constants of the features yet" if self.network is None else "a network"
@@ -68,9 +66,9 @@ class Local:
 class Inbox:
     """The messages of one task for one method. `users` of a `Rows` message are positions among the host's users; None: all."""
 
-    stage: str
-    round: int  # 0 at the start of a stage
-    messages: Mapping[type[Message], Message]
+    stage: str  #: its name
+    round: int  #: 0 at the start of a stage
+    messages: Mapping[type[Message], Message]  #: by class
 
     def get(self, cls: type[M]) -> M | None:
         return self.messages.get(cls)  # type: ignore[return-value]
@@ -86,20 +84,20 @@ class Inbox:
 class ClientHalf(Generic[S]):
     """The client half of a method, or of steps of every run."""
 
-    # (options of the stage, local, state of an earlier stage or None) -> the state at the start of a stage.
+    #: (options of the stage, local, state of an earlier stage or None) -> the state at the start of a stage.
     init: Callable[[Mapping[str, Any], Local, S | None], S]
-    # Handles one task. `users` of the returned messages are positions among the host's users; None: all.
+    #: Handles one task. `users` of the returned messages are positions among the host's users; None: all.
     step: Callable[[S, Inbox, Local], tuple[S, Sequence[Message]]]
-    # (options, experiment, number of the parent's members) -> whether a parent may send these options, if they decide what is sent.
+    #: (options, experiment, number of the parent's members) -> whether a parent may send these options, if they decide what is sent.
     allows: Callable[[Mapping[str, Any], Experiment, int], bool] = lambda *_: True
-    # Given the new state: work for the time until the next task, which the losses cache; None for nothing. It may be skipped, and no result
-    # depends on it.
+    #: Given the new state: work for the time until the next task, which the losses cache; None for nothing. It may be skipped, and no
+    #: result depends on it.
     ahead: Callable[[S, Inbox, Local], Callable[[], None] | None] | None = None
-    # (state, position of a user, shared tensors of the finished run, all tensors of the model) -> the user's model, if the state holds
-    # private models. They outlive the run, so the state is saved at its end.
+    #: (state, position of a user, shared tensors of the finished run, all tensors of the model) -> the user's model, if the state holds
+    #: private models. They outlive the run, so the state is saved at its end.
     model_of: Callable[[S, int, Tensors, Sequence[TensorInfo]], Tensors] | None = None
-    changes_rows: bool = False  # whether a new state changes the rows that all halves see
-    # The fields of the state that users never send: `coterie check method` searches what leaves a host for what they hold.
+    changes_rows: bool = False  #: whether a new state changes the rows that all halves see
+    #: The fields of the state that users never send: `coterie check method` searches what leaves a host for what they hold.
     private: Callable[[S], Sequence[str]] = lambda _: ()
 
 

@@ -4,32 +4,10 @@ Models are tensors by name, as numpy arrays. A `Learner` knows a model's loss: a
 (`coterie_client.problems`). Both share this loop of steps and these rules, which need no torch.
 """
 
-from coterie_client.learning.batches import Epoch, count_steps, epochs, steps_of
-from coterie_client.learning.gradients import evaluated, gradient
-from coterie_client.learning.learner import Draw, Fitted, Learner, Network, Rows, Tensors
-from coterie_client.learning.phases import Phase, Rule
-from coterie_client.learning.steps import Gradient, Gradients, Numbers, Optimizer, Slope, Trained, train
+from coterie_client.learning.phases import Draw, Epoch, Fitted, Learner, Network, Phase, Rows, Rule, Tensors, count_steps, epochs, steps_of
+from coterie_client.learning.steps import Gradient, Gradients, Numbers, Optimizer, Slope, Trained, evaluated, gradient, train
 
 __all__ = [
-    "Draw",
-    "Epoch",
-    "Fitted",
-    "Gradient",
-    "Gradients",
-    "Learner",
-    "Network",
-    "Numbers",
-    "Optimizer",
-    "Phase",
-    "Rows",
-    "Rule",
-    "Slope",
-    "Tensors",
-    "Trained",
-    "count_steps",
-    "epochs",
-    "evaluated",
-    "gradient",
-    "steps_of",
-    "train",
-]
+    "Draw", "Epoch", "Fitted", "Gradient", "Gradients", "Learner", "Network", "Numbers", "Optimizer", "Phase", "Rows", "Rule", "Slope",
+    "Tensors", "Trained", "count_steps", "epochs", "evaluated", "gradient", "steps_of", "train",
+]  # fmt: skip

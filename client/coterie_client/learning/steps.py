@@ -1,15 +1,17 @@
-"""The loop of steps of one phase, for arrays of any library with numpy's operators."""
+"""The loop of steps of one phase, for arrays of any library with numpy's operators.
 
-from __future__ import annotations
+A step takes its gradient at the parameters w, or where the rule of the phase says: it evaluates the plain gradient (`Slope`) there, and
+restores w. What it trains beside w is returned at the end.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
-from coterie_client.learning.batches import Epoch
-from coterie_client.learning.phases import Phase
+from coterie_client.learning.phases import Epoch, Phase
 
 Numbers = Any  # an array of the slope's library
 Gradients = list[Any]  # one for each parameter, None if the loss does not depend on it
@@ -66,24 +68,49 @@ class Gradient(Protocol):
         """What was trained beside the parameters."""
 
 
+def gradient(phase: Phase, slope: Slope) -> Gradient:
+    return _Plain(slope) if phase.rule is None else phase.rule.on(slope, phase)
+
+
+class _Plain:
+    def __init__(self, slope: Slope) -> None:
+        self._slope = slope
+
+    def __call__(self, rows: Numbers, *_: Numbers) -> tuple[Numbers, Gradients]:
+        return self._slope(rows)
+
+    def beside(self) -> dict[str, Numbers]:
+        return {}
+
+
+def evaluated(slope: Slope, rows: Numbers) -> tuple[Numbers, Gradients]:
+    """Loss and gradients; 0 for parameters that the loss does not depend on."""
+    value, gradients = slope(rows)
+    return value, [0 * w if g is None else g for w, g in zip(slope.parameters, gradients, strict=True)]
+
+
 class Trained(NamedTuple):
     """The result of a phase."""
 
-    loss: float | None  # mean over its batches, None without any
+    loss: Any  # mean over its batches, None without any; (k,) of several users
     beside: Mapping[str, Numbers] = {}  # trained by its rule, beside the parameters
 
 
 def train(slope: Slope, follow: Gradient, steps: Iterable[Sequence[Epoch]], phase: Phase) -> Trained:
-    """Moves the parameters of `slope`. `steps` holds tuples of epochs: one for each batch that the rule takes per step."""
+    """Moves the parameters of `slope`. `steps` holds tuples of epochs: one for each batch that the rule takes per step.
+
+    Everything here is elementwise, so a slope may have the parameters and losses of several users, with a first axis of users.
+    """
     optimizer = slope.optimizer(phase, slope.parameters)
     correct = _corrections(phase, slope)
-    total, n_steps = 0.0, 0
+    total: Any = 0.0
+    n_steps = 0
     for epoch in steps:
         for batches in zip(*(slope.batches(drawn) for drawn in epoch), strict=True):
             value, gradients = follow(*batches)
             correct(gradients)
             optimizer.step(gradients)
-            total += float(value)
+            total = total + (value if isinstance(value, np.ndarray) else float(value))
             n_steps += 1
     return Trained(total / n_steps if n_steps else None, follow.beside())
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coterie_client.interface.local_update import Context, LocalUpdate, Moved, Settings
+from coterie.arrays import Array
+from coterie_client.interface.local_update import Context, LocalUpdate, Moved, Settings, of_each
 from coterie_client.learning import Gradient, Gradients, Numbers, Phase, Slope, Tensors, evaluated
 
 ALPHA = "alpha of the mix"  # key of alpha beside the tensors of v
@@ -18,12 +19,16 @@ class Mixed:
     """The gradient of f(w). v follows the gradient of f(alpha v + (1 - alpha) w) in v; an adaptive alpha follows the one in alpha."""
 
     own: Tensors  # v, with the running statistics of the mix
-    alpha: float
+    alpha: float | Array  # (k, 1) of several users
     is_adaptive: bool
     n_batches = 1
 
     def on(self, slope: Slope, phase: Phase) -> Gradient:
         return _Mixed(self, slope, phase)
+
+    def of_user(self, number: int) -> Mixed:
+        alpha = np.reshape(self.alpha, -1)[number]
+        return Mixed({name: array[number] for name, array in self.own.items()}, float(alpha), self.is_adaptive)
 
 
 class _Mixed:
@@ -42,14 +47,20 @@ class _Mixed:
             slope.put([alpha * own + (1 - alpha) * shared for own, shared in zip(self._v, w, strict=True)])
             value, g = evaluated(slope, rows)
         slope.put(w)
-        in_alpha = sum(float(((own - shared) * slant).sum()) for own, shared, slant in zip(self._v, w, g, strict=True))
+        products = [(own - shared) * slant for own, shared, slant in zip(self._v, w, g, strict=True)]
         self._optimizer.step([alpha * slant for slant in g])
-        if self._is_adaptive:
-            self._alpha = min(max(alpha - self._lr * in_alpha, 0.0), 1.0)
+        if self._is_adaptive and isinstance(alpha, np.ndarray):
+            self._alpha = np.clip(alpha - self._lr * sum(product.sum(axis=-1, keepdims=True) for product in products), 0.0, 1.0)
+        elif self._is_adaptive:
+            self._alpha = min(max(alpha - self._lr * sum(float(product.sum()) for product in products), 0.0), 1.0)
         return value, slope(rows)[1]
 
     def beside(self) -> dict[str, Numbers]:
-        return {**dict(zip(self._slope.names, self._v, strict=True)), **self._rest, ALPHA: self._slope.array(np.array(self._alpha))}
+        return {
+            **dict(zip(self._slope.names, self._v, strict=True)),
+            **self._rest,
+            ALPHA: self._slope.array(np.reshape(self._alpha, np.shape(self._alpha)[:-1])),  # () or (k,)
+        }
 
 
 def start(model: Tensors, settings: Settings) -> Tensors:
@@ -60,15 +71,17 @@ def start(model: Tensors, settings: Settings) -> Tensors:
 def update(context: Context) -> Moved:
     """w_i to return, v_i and alpha_i to keep; the loss is that of the mix."""
     (phase,), kept = context.phases, context.kept
+    alpha = kept[ALPHA][:, None] if kept[ALPHA].ndim else float(kept[ALPHA])
     own = {name: array for name, array in kept.items() if name != ALPHA}
-    fitted = context.fit(context.model, [replace(phase, rule=Mixed(own, float(kept[ALPHA]), context.settings["adaptive"]))])
+    fitted = context.fit(context.model, [replace(phase, rule=Mixed(own, alpha, context.settings["adaptive"]))])
     return Moved(fitted.tensors, {**kept, **fitted.beside}, fitted.loss)
 
 
 def judged(model: Tensors, kept: Tensors, parameters: AbstractSet[str]) -> Tensors:
     """alpha_i v_i + (1 - alpha_i) w, with the mix's own running statistics."""
-    alpha = float(kept[ALPHA])
-    return {name: alpha * kept[name] + (1 - alpha) * w if name in parameters else kept[name] for name, w in model.items()}
+    alpha = kept[ALPHA]
+    mixed = {name: of_each(alpha, w) * kept[name] + of_each(1 - alpha, w) * w for name, w in model.items() if name in parameters}
+    return {name: mixed.get(name, kept[name]) for name in model}
 
 
-UPDATE = LocalUpdate(update, start, judged)
+UPDATE = LocalUpdate(update, start, judged, together=True)

@@ -1,24 +1,51 @@
 """Client half of `async_al2sgd`: the iterations of Algorithm 2 on the x, y, z of a host's users, which stay here.
 
-The aggregator says how many iterations to make, and sends averages. The shared seed decides the kind and the row of each iteration.
+The aggregator says how many iterations to make, and sends averages. The shared seed decides the kind and the row of each iteration. A row
+is uniform, and fixed by the seed, the user's number in the whole run, and the iteration. Each user has its own stream: SplitMix64, started
+at a word of `coterie.draws.streams`. Its state after t draws needs no earlier draws, so users at different iterations are served at once.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices, distinct
+from coterie.draws.streams import philox
 from coterie.families.cluster_messages import Target
 from coterie.families.schedule import GLOBAL, combined, schedule_by
 from coterie.methods.async_al2sgd import ANCHOR, MESSAGES, THETA, AnchorAverages, Anchors, AskRowConstants, Parameters, RowConstants, Steps
 from coterie.wire.messages import Message
 from coterie_client.families.known_clusters import told
-from coterie_client.families.row_draws import Words, drawn_rows, keys_of, recorded_rows
 from coterie_client.interface.half import ClientHalf, Inbox, Local
+
+Words = NDArray[np.uint64]
+
+# Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
+_GAMMA, _MIX_1, _MIX_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_30, _27, _31, _32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
+
+
+def keys_of(seed: int, numbers: Indices) -> Words:
+    """(n,) the start values of these users' streams."""
+    return np.array([philox(seed, "row of user", number).random_raw() for number in numbers.tolist()], dtype=np.uint64)
+
+
+def drawn_rows(keys: Words, iterations: Indices, n_rows: Indices) -> Indices:
+    """(n,) a row below n_rows (n,) < 2^31 for each user and iteration (n,); each row's probability is within 2^-32 of 1/n_rows."""
+    word = keys + (iterations.astype(np.uint64) + np.uint64(1)) * _GAMMA
+    word = (word ^ (word >> _30)) * _MIX_1
+    word = (word ^ (word >> _27)) * _MIX_2
+    word ^= word >> _31
+    rows: Indices = (((word >> _32) * n_rows.astype(np.uint64)) >> _32).astype(np.int64)
+    return rows
+
+
+def recorded_rows(coins: Sequence[Sequence[Sequence[int]]], numbers: Indices) -> Indices:
+    """(iterations, n) the rows of these users in recorded coins."""
+    return np.array([line[2] for line in coins], dtype=np.int64)[:, numbers]
 
 
 @dataclass(frozen=True)
@@ -76,8 +103,7 @@ def _gradient_at_anchor(state: State, local: Local) -> Array:
     assert state.parameters is not None  # noqa: S101 - the parameters come first
     alpha, gamma = state.parameters.alpha[state.place][:, None], state.gamma[:, None]
     pull = alpha * (state.x - state.global_anchor[state.place]) + (1 - alpha) * (state.x - state.cluster_anchor[state.place])
-    gradient: Array = local.problem.gradient(state.x) + gamma * pull
-    return gradient
+    return local.problem.gradient(state.x) + gamma * pull
 
 
 def _stepped(state: State, steps: Steps, target: Target | None, local: Local) -> tuple[State, Sequence[Message]]:
@@ -116,8 +142,6 @@ def _unless_all(users: Indices, local: Local) -> Indices | None:
 
 
 class _Run:
-    """The iterations of one task."""
-
     def __init__(self, state: State, parameters: Parameters, local: Local) -> None:
         self.y, self.z = state.y.copy(), state.z.copy()
         self._state, self._p, self._local = state, parameters, local
@@ -129,8 +153,7 @@ class _Run:
 
     def theta(self, users: Indices | slice) -> Array:
         """(n, d) a1 z + a2 x + (1-a1-a2) y."""
-        theta: Array = self._a1 * self.z[users] + self._a2 * self._state.x[users] + (1 - self._a1 - self._a2) * self.y[users]
-        return theta
+        return self._a1 * self.z[users] + self._a2 * self._state.x[users] + (1 - self._a1 - self._a2) * self.y[users]
 
     def average(self, places: Indices, targets: Array) -> None:
         """An iteration with xi_0 = 1 or xi_j = 1 for the clusters at `places`: (4.1) with what `targets` (m, d) subtract."""
@@ -192,8 +215,7 @@ class _Run:
 
     def _rows(self, users: Indices, iterations: Indices) -> Indices:
         if self._recorded is not None:
-            rows: Indices = self._recorded[iterations, users]
-            return rows
+            return self._recorded[iterations, users]
         return drawn_rows(self._state.keys[users], iterations, self._local.problem.n_rows[users])
 
 

@@ -3,8 +3,6 @@
 The aggregator says how many iterations to make, and sends new averages. Coins, which all members share, decide the kind of each iteration.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -94,17 +92,13 @@ def _asked_models(state: State, places: Indices) -> Sequence[Message]:
 
 
 class _Run:
-    """The iterations of one task."""
-
     def __init__(self, state: State, parameters: Parameters, local: Local) -> None:
         self.theta = state.theta.copy()
         self.cluster_average, self.global_average = state.cluster_average.copy(), state.global_average.copy()
         self._state, self._parameters, self._local = state, parameters, local
 
     def average(self, place: int, until: int, target: Array | None, schedule: Schedule) -> int:
-        """The averaging steps of one cluster at the beginning. Returns the number of local steps that follow. `target` is for the first
-        step.
-        """
+        """The averaging steps of a cluster at the beginning; `target` is for the first. Returns the number of local steps that follow."""
         at = int(self._state.at[place])
         ops = schedule.operations(int(self._state.clusters[place]), at, until)
         local_steps = np.flatnonzero(ops == LOCAL)

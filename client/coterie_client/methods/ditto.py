@@ -1,7 +1,5 @@
 """Local update of `ditto` (see `coterie.methods.ditto`): the global model as in FedAvg, and the user's own model pulled towards it."""
 
-from __future__ import annotations
-
 from coterie_client.interface.local_update import Context, LocalUpdate, Moved, judge_own, own_model, pulled
 from coterie_client.learning import Phase
 
@@ -14,4 +12,4 @@ def update(context: Context) -> Moved:
     return Moved(returned.tensors, own.tensors, own.loss)
 
 
-UPDATE = LocalUpdate(update, own_model, judge_own)
+UPDATE = LocalUpdate(update, own_model, judge_own, together=True)

@@ -4,8 +4,6 @@ With a network it is a local update: the user's own model, pulled towards the re
 exact minimiser of loss plus pull.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +23,7 @@ def update(context: Context) -> Moved:
     return Moved(fitted.tensors, fitted.tensors, fitted.loss)
 
 
-UPDATE = LocalUpdate(update, own_model, judge_own, returns_kept=True)
+UPDATE = LocalUpdate(update, own_model, judge_own, returns=lambda _: True)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Local update of `fedprox` (see `coterie.methods.fedprox`): training with a pull towards the received model."""
 
-from __future__ import annotations
-
 from coterie_client.interface.local_update import Context, LocalUpdate, Moved, pulled
 
 
@@ -11,4 +9,4 @@ def update(context: Context) -> Moved:
     return Moved(fitted.tensors, context.kept, fitted.loss)
 
 
-UPDATE = LocalUpdate(update)
+UPDATE = LocalUpdate(update, together=True)

@@ -1,7 +1,5 @@
 """Client half of `fedrep_linear`: for each user, its head by least squares or gradient steps, then one gradient step on B."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

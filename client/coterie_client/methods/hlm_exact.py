@@ -3,11 +3,8 @@
 The Hessian is the same everywhere, and minus the gradient at zero is b_i. Both include l2, the reduction and the intercept's column.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -24,10 +21,6 @@ class State:
     theta: Array | None = None
 
 
-def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG001
-    return State()
-
-
 def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
     if Models in inbox:
         return State(inbox[Models].theta), []
@@ -37,4 +30,4 @@ def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Mess
     return state, [Statistics(triangle, -local.problem.gradient(zeros))]
 
 
-CLIENT = ClientHalf(init=init, step=step)
+CLIENT = ClientHalf(init=lambda *_: State(), step=step)

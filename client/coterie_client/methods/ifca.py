@@ -1,7 +1,5 @@
 """Local update of `ifca` (see `coterie.methods.ifca`): trains the best of several models. All tensors have an axis of models."""
 
-from __future__ import annotations
-
 from collections.abc import Set as AbstractSet
 
 import numpy as np
@@ -27,15 +25,17 @@ def update(context: Context) -> Moved:
 
 def choose(context: Context) -> Received:
     """j_i = argmin_j F_i(theta_j), by the loss of a fit without phases."""
-    n_models = len(next(iter(context.model.values())))
-    models = [chosen(context.model, {CHOICE: np.array(j)}, frozenset()) for j in range(n_models)]
-    best = np.argmin([context.fit(model, ()).loss for model in models])
-    return Received({CHOICE: np.array(best)}, [Chosen(np.array([best]))])
+    users = context.kept[CHOICE].shape  # () or (k,)
+    n_models = next(iter(context.model.values())).shape[len(users)]
+    models = [chosen(context.model, {CHOICE: np.full(users, j)}, frozenset()) for j in range(n_models)]
+    best = np.argmin([context.fit(model, ()).loss for model in models], axis=0)
+    return Received({CHOICE: np.array(best)}, [Chosen(np.atleast_1d(best))])
 
 
 def chosen(models: Tensors, kept: Tensors, _: AbstractSet[str]) -> Tensors:
     """theta_j_i."""
-    return {name: np.asarray(array[kept[CHOICE]]) for name, array in models.items()}
+    place = (*np.indices(kept[CHOICE].shape), kept[CHOICE])
+    return {name: np.asarray(array[place]) for name, array in models.items()}
 
 
-UPDATE = LocalUpdate(update, start, chosen, choose, up=(Chosen,), told=(Chosen,))
+UPDATE = LocalUpdate(update, start, chosen, choose, up=(Chosen,), told=(Chosen,), together=True)

@@ -12,8 +12,6 @@ x - y> (section 2.1 of Wang, Banerjee and Luo, 2014). This needs one gradient,
     v_i = rho sum_{j!=i} (x_j^t + z_ij^t) + eta x_i^t - sum_{j!=i} mu^_ij^t.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,8 +20,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from coterie.arrays import Array, Indices
+from coterie.draws.streams import stream
 from coterie.errors import RunError
-from coterie.methods.pdmm import (
+from coterie.families.pdmm_messages import (
     Aggregates,
     AllBlocks,
     AllDuals,
@@ -31,9 +30,12 @@ from coterie.methods.pdmm import (
     BroadcastModels,
     ChosenModels,
     ChosenSplits,
-    Constants,
+    Degrees,
     Duals,
+    Excesses,
     OwnStart,
+    OwnValuesWanted,
+    OwnWeights,
     StartModels,
     UpdatedModels,
     UpdatedSplits,
@@ -41,6 +43,7 @@ from coterie.methods.pdmm import (
     ValuesWanted,
     Weight,
 )
+from coterie.methods.pdmm import Constants
 from coterie.wire.messages import Message
 from coterie_client.interface.half import ClientHalf, Inbox, Local
 
@@ -54,7 +57,9 @@ class Options:
     placement: str
     z_after_x: bool
     linearized: bool
+    stochastic: Mapping[str, Any]  # the rule of x-updates from few rows at a time, {} for others
     in_pairs: bool  # (i,j) and (j,i) are drawn together; the user with i < j sends z_ij
+    on_graph: bool  # users learn their degrees
     penalty: float  # lambda in (17)
     rho: float
     eta: float
@@ -66,8 +71,9 @@ class LeanState:
     """One model per user."""
 
     options: Options
-    smoothness: Array  # (n_own,) L_i
+    smoothness: Array  # (n_own,) L_i of `linearized`, else NaN
     x: Array  # (n_own, d)
+    degree: Array  # (n_own,) with a graph, else (0,)
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ class PaperState:
     """What users keep in Algorithm 1. Axis 1 of z and muhat is the N-1 partners in member order."""
 
     options: Options
-    smoothness: Array  # (n_own,) L_i
+    smoothness: Array  # (n_own,) as above
     x: Array  # (N, d) everyone's models
     z: Array  # (n_own, N-1, d)
     muhat: Array  # (n_own, N-1, d)
@@ -95,9 +101,10 @@ def init(options: Mapping[str, Any], local: Local, previous: State | None) -> St
             found = "no state" if previous is None else f"the state of stage {previous.options.stage!r}"
             raise RunError(f"stage {chosen.stage!r} starts from stage {chosen.warm_from!r}, but the host has {found}")
         return replace(previous, options=chosen)
-    smoothness, d = local.problem.smoothness(), local.problem.d
+    smoothness = local.problem.smoothness() if chosen.linearized else np.full(local.n_own, np.nan)
+    d = local.problem.d
     if chosen.placement == "lean":
-        return LeanState(chosen, smoothness, np.zeros((local.n_own, d)))
+        return LeanState(chosen, smoothness, np.zeros((local.n_own, d)), np.zeros(local.n_own if chosen.on_graph else 0))
     nothing = np.zeros((local.n_own, local.n_members - 1, d))
     return PaperState(chosen, smoothness, np.zeros((local.n_members, d)), nothing, nothing)
 
@@ -112,8 +119,8 @@ def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Mess
 
 def ahead(state: State, inbox: Inbox, local: Local) -> Callable[[], None] | None:
     """In placement lean, prepares the next minimization, which starts from the models just sent if all are requested again."""
-    if isinstance(state, LeanState) and (task := inbox.get(Aggregates)) and task.users is None:
-        return partial(local.problem.look_ahead, state.x, None if state.options.linearized else _weight(state, local))
+    if isinstance(state, LeanState) and (task := inbox.get(Aggregates)) and task.users is None and not state.options.stochastic:
+        return partial(local.problem.look_ahead, state.x, None if state.options.linearized else _weight(state, local, None))
     return None
 
 
@@ -128,22 +135,33 @@ def _weighted(state: S, inbox: Inbox) -> S:
 
 def _lean_step(state: LeanState, inbox: Inbox, local: Local) -> tuple[LeanState, list[Message]]:
     """(16) from v_i alone."""
+    if sent := inbox.get(Degrees):
+        state = replace(state, degree=_with(state.degree, sent.degree, sent.users))
     x, replies = state.x, list[Message]()
     if common := inbox.get(StartModels):
         x = np.array(np.broadcast_to(common.x, x.shape))
     if own := inbox.get(OwnStart):
         x = _with(x, own.x, own.users)
     if (task := inbox.get(Aggregates)) and len(task.v):
-        new = _minimized(state, task.v, x if task.users is None else x[task.users], task.users, local)
+        own_weights = inbox.get(OwnWeights)
+        ratio = None if own_weights is None else own_weights.rho / state.options.rho
+        old = x if task.users is None else x[task.users]
+        if state.options.stochastic:
+            new, excess = _from_few_rows(state, task.v, old, task.users, local, inbox.round)
+            replies.append(Excesses(excess, users=task.users))
+        else:
+            new = _minimized(state, task.v, old, task.users, local, ratio)
         x = _with(x, new, task.users)
         replies.append(UpdatedModels(new, users=task.users))
     if ValuesWanted in inbox:
         replies.append(Values(local.problem.value(x)))
+    if some := inbox.get(OwnValuesWanted):
+        replies.append(Values(local.problem.value(x[_rows(some.users)], some.users), users=some.users))
     return replace(state, x=x), replies
 
 
 def _with(x: Array, new: Array, users: Indices | None) -> Array:
-    """x (n_own, d) with the new rows of the listed users."""
+    """x (n_own, ...) with the new rows of the listed users."""
     if users is None:
         return new
     x = x.copy()
@@ -177,7 +195,10 @@ def _paper_step(state: PaperState, inbox: Inbox, local: Local) -> tuple[PaperSta
     own = state.x[local.indices]
     if wants_all or chosen:
         users = None if chosen is None else chosen.users
-        new = _minimized(state, _aggregates(state, own, users), own[_rows(users)], users, local)
+        options, rows = state.options, _rows(users)
+        others = state.x.sum(axis=0) - own[rows]
+        v = options.rho * (others + state.z[rows].sum(axis=1)) + options.eta * own[rows] - state.muhat[rows].sum(axis=1)
+        new = _minimized(state, v, own[rows], users, local)
         replies.append(UpdatedModels(new, users=users))
         own = own.copy()
         own[_rows(users)] = new
@@ -204,25 +225,39 @@ def _chosen_splits(state: PaperState, users: Indices, partner: Indices, local: L
     return z, UpdatedSplits(new[sends], partner[sends], users=users[sends])
 
 
-def _aggregates(state: PaperState, own: Array, users: Indices | None) -> Array:
-    """v (n, d) of the listed users, from their state."""
-    options, rows = state.options, _rows(users)
-    others = state.x.sum(axis=0) - own[rows]
-    v: Array = options.rho * (others + state.z[rows].sum(axis=1)) + options.eta * own[rows] - state.muhat[rows].sum(axis=1)
-    return v
+def _minimized(state: State, v: Array, x: Array, users: Indices | None, local: Local, ratio: Array | None = None) -> Array:
+    """x^{t+1} (n, d) of the listed users from their x^t, rounded as it is sent: (16), argmin f_i(x) + q/2 |x|^2 - v_i.x.
 
-
-def _minimized(state: State, v: Array, x: Array, users: Indices | None, local: Local) -> Array:
-    """x^{t+1} (n, d) of the listed users from their x^t, rounded as it is sent: (16), argmin f_i(x) + q/2 |x|^2 - v_i.x."""
-    options, q = state.options, _weight(state, local)
+    `ratio` (n,) is each user's rho over that of the options, where users have their own.
+    """
+    options, q = state.options, _weight(state, local, users)
+    q = q if ratio is None else q * ratio
     if options.linearized:
         curvature = state.smoothness[_rows(users), None]
-        return local.precision.rounded((curvature * x - local.problem.gradient(x, users) + v) / (curvature + q))
+        whole = curvature + (q if isinstance(q, float) else q[:, None])
+        return local.precision.rounded((curvature * x - local.problem.gradient(x, users) + v) / whole)
     return local.precision.rounded(local.problem.argmin(v, q, x, users))
 
 
-def _weight(state: State, local: Local) -> float:
-    """q."""
+def _from_few_rows(state: LeanState, v: Array, x: Array, users: Indices | None, local: Local, round_number: int) -> tuple[Array, Array]:
+    """(16) by SVRG or SAGA from x^t: x^{t+1} (n, d) of the listed users as it is sent, and (n,) gradient norms over tolerances."""
+    from coterie_client.problems import stochastic  # noqa: PLC0415 - few runs need it
+
+    rule, listed = stochastic.Rule(**state.options.stochastic), np.arange(local.n_own) if users is None else users
+    q = np.broadcast_to(_weight(state, local, users), listed.shape)
+    new, excess, purpose = np.empty_like(x), np.empty(len(x)), f"pdmm x-update of {state.options.stage}"
+    for place, user in enumerate(listed.tolist()):
+        member = int(local.indices[user])
+        draws = partial(stream, local.seed, purpose, member, round_number)
+        rows = stochastic.rows_of(local.problem, user)
+        new[place], excess[place] = stochastic.minimise(rows, rule, v[place], float(q[place]), x[place], draws)
+    return local.precision.rounded(new), excess
+
+
+def _weight(state: State, local: Local, users: Indices | None) -> float | Array:
+    """q; with a graph that of each listed user, (rho + eta) times its degree."""
+    if isinstance(state, LeanState) and state.options.on_graph:
+        return np.asarray((state.options.rho + state.options.eta) * state.degree[_rows(users)])
     return state.options.rho * (local.n_members - 1) + state.options.eta
 
 
@@ -238,14 +273,12 @@ def _differences(x: Array, local: Local) -> Array:
     """(n_own, N-1, d): x_i - x_j of the host's users and their partners."""
     place = np.arange(local.n_members - 1)
     partners = place + (place >= local.indices[:, None])
-    difference: Array = x[local.indices, None] - x[partners]
-    return difference
+    return x[local.indices, None] - x[partners]
 
 
 def _place(member: Indices, partner: Indices) -> Indices:
     """The index of a partner among the N-1 partners of a member."""
-    place: Indices = partner - (partner > member)
-    return place
+    return partner - (partner > member)
 
 
 def _rows(users: Indices | None) -> Indices | slice:

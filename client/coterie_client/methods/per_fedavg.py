@@ -1,7 +1,5 @@
 """Local update of `per_fedavg` (see `coterie.methods.per_fedavg`): steps along the gradient at the point after an inner step."""
 
-from __future__ import annotations
-
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Literal

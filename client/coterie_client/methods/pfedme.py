@@ -1,7 +1,5 @@
 """Local update of `pfedme` (see `coterie.methods.pfedme`): w_i follows the gradient of the Moreau envelope, and theta_i is kept."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from coterie_client.interface.local_update import Context, LocalUpdate, Moved, judge_own, own_model
@@ -50,4 +48,4 @@ def update(context: Context) -> Moved:
     return Moved(fitted.tensors, {**context.kept, **fitted.beside}, fitted.loss)
 
 
-UPDATE = LocalUpdate(update, own_model, judge_own)
+UPDATE = LocalUpdate(update, own_model, judge_own, together=True)

@@ -1,7 +1,5 @@
 """Local update of `scaffold` (see `coterie.methods.scaffold`): steps corrected by control variates."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -30,4 +28,4 @@ def update(context: Context) -> Moved:
     return Moved(fitted.tensors, kept, fitted.loss, [VariateMove(context.packed(moves))])
 
 
-UPDATE = LocalUpdate(update, start=start, down=(Variate,), up=(VariateMove,))
+UPDATE = LocalUpdate(update, start=start, down=(Variate,), up=(VariateMove,), together=True)

@@ -1,7 +1,5 @@
 """Trains a linear head under cross entropy with a hand-written gradient, because most steps are head steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

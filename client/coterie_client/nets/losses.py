@@ -1,7 +1,5 @@
 """The losses of networks: built in, or from packages or the user's own code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -69,9 +67,8 @@ def _guarded(function: Of, name: str) -> Of:
             value = function(outputs, targets)
         if not isinstance(value, torch.Tensor) or value.shape != ():
             found = f"shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"type {type(value).__name__}"
-            raise RunError(
-                f"loss {name!r} gives a value of {found} for {len(targets)} rows, want a tensor of one number, their mean", _RAISED
-            )
+            said = f"loss {name!r} gives a value of {found} for {len(targets)} rows, want a tensor of one number, their mean"
+            raise RunError(said, _RAISED)
         if torch.is_grad_enabled() and outputs.requires_grad and not value.requires_grad:
             raise RunError(f"loss {name!r} has no gradient in the outputs: want it to be made of them by torch", _RAISED)
         return value

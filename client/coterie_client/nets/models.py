@@ -1,7 +1,5 @@
 """The built-in networks, and those from packages or the user's own code. A built-in one is a `representation` followed by a `head`."""
 
-from __future__ import annotations
-
 import itertools
 from typing import assert_never
 
@@ -103,9 +101,8 @@ def _custom(config: CustomModel) -> nn.Module:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise ConfigError(
-            f"model {config.build!r} cannot be built with {config.options}: {type(error).__name__}: {error}", _RAISED
-        ) from error
+        said = f"model {config.build!r} cannot be built with {config.options}: {type(error).__name__}: {error}"
+        raise ConfigError(said, _RAISED) from error
     if not isinstance(built, nn.Module):
         raise ConfigError(f"model {config.build!r} has built a {type(built).__name__}, want a torch.nn.Module", _UNUSABLE)
     return built

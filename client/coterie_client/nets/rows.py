@@ -1,7 +1,5 @@
 """Converts a user's private rows to a network's inputs, and checks them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

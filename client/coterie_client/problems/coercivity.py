@@ -6,7 +6,7 @@ fails that the rows do not see (A v = 0), or that no row objects to. A row of a 
 classes. A count of 0 objects if a_r.v > 0. A positive count, or a row of any other loss, objects if a_r.v is not 0.
 """
 
-from __future__ import annotations
+from dataclasses import replace
 
 import numpy as np
 
@@ -63,10 +63,7 @@ def _objected(block: MarginBlock, loss: RowLoss, signs: Array) -> Flags:
     with sign_r lambda_r > 0 (any lambda_r where sign_r is 0) has sum_r lambda_r a_r = 0. The slopes of `loss`, which have these signs, are
     such a lambda at its minimiser, up to the solver's tolerance. A projection removes the remainder.
     """
-    no_floor = np.zeros_like(block.floor)
-    free = MarginBlock(
-        loss, block.rows, block.targets, block.weights, np.zeros_like(block.shrink), block.steepness, block.pull, no_floor, block.share
-    )
+    free = replace(block, loss=loss, shrink=np.zeros_like(block.shrink), floor=np.zeros_like(block.floor))
     zero = np.zeros((len(block.rows), block.rows.shape[2]))
     x, _ = minimise(free, zero, np.zeros(len(zero)), zero)
     is_row = block.weights > 0.0

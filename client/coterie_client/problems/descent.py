@@ -1,12 +1,13 @@
-"""Minibatch steps on a user's convex loss, in numpy and float64: the counterpart of `coterie_client.nets`, which uses torch.
+"""Minibatch steps on users' convex losses, in numpy and float64: the counterpart of `coterie_client.nets`, which uses torch.
 
-Each user's steps use its own rows only, so its numbers do not depend on the other users of its host.
+Each user's steps use its own rows only, so its numbers do not depend on the other users of its host. Users with equally many rows take
+their steps together, with the same bits: products are made user by user, and all else is elementwise.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from coterie.draws.streams import normal, stream
 from coterie.experiment.model import TensorInfo, X, convex_tensors
 from coterie_client.learning import Draw, Epoch, Fitted, Optimizer, Phase, Rows, Tensors, count_steps, gradient, steps_of, train
 from coterie_client.problems.blocks import Block
-from coterie_client.problems.problem import Problem
+from coterie_client.problems.convex import ConvexProblem
 
 # Standard deviation of the entries of all starts but the first, which is zero. Small: beside starts as long as the users' own models, the
 # zero start would fit everybody best.
@@ -27,7 +28,7 @@ SPREAD = 0.01
 class ConvexLearner:
     """The `Learner` of users with convex losses. Model 0 starts at zero; further models start with small normal entries."""
 
-    def __init__(self, problem: Problem, seed: int) -> None:
+    def __init__(self, problem: ConvexProblem, seed: int) -> None:
         self._problem, self._seed = problem, seed
 
     @property
@@ -41,8 +42,19 @@ class ConvexLearner:
     def fit(self, tensors: Tensors, rows: Rows, phases: Sequence[Phase], draw: Draw) -> Fitted:
         """As `Learner.fit`. The whole model is head, so phases of the representation do nothing."""
         block = self._problem.block(rows.user, rows.features, rows.target)
-        slope, n_rows = ConvexSlope(block, tensors[X]), len(rows.features)
-        loss: float | None = None
+        return self._fitted(ConvexSlope(block, tensors[X]), len(rows.features), phases, draw)
+
+    def fit_together(self, tensors: Tensors, users: Indices, phases: Sequence[Phase], draw: Draw) -> Fitted:
+        """As `fit`, for several users (k,) of the host on their training rows, of which they have equally many: see `alike`."""
+        start = np.broadcast_to(tensors[X], (users.size, self._problem.d))
+        return self._fitted(SeveralSlopes(self._problem, users, start), int(self._problem.n_rows[users[0]]), phases, draw)
+
+    def alike(self, users: Indices) -> Iterator[Indices]:
+        """The places in the list of users for whom `fit_together` can be called."""
+        return self._problem.alike(users)
+
+    def _fitted(self, slope: ConvexSlope, n_rows: int, phases: Sequence[Phase], draw: Draw) -> Fitted:
+        loss: Any = None
         beside: dict[str, NDArray[Any]] = {}
         phases = [phase for phase in phases if phase.part != "representation"]
         for number, phase in enumerate(phases):
@@ -50,13 +62,19 @@ class ConvexLearner:
             loss = loss if found.loss is None else found.loss
             beside |= found.beside
         if loss is None:
-            loss = float(slope.value())
-        return Fitted({X: slope.x}, loss, sum(count_steps(n_rows, phase) for phase in phases), beside).checked(draw.place)
+            loss = slope.value()
+        return Fitted({X: slope.x}, loss, sum(count_steps(n_rows, phase) for phase in phases), beside).checked(draw)
 
     def judge(self, tensors: Tensors, rows: Rows) -> tuple[float, float]:
         """Mean loss without the penalty; and accuracy, squared error or deviance."""
         with np.errstate(over="ignore", invalid="ignore"):  # the caller reports diverged models
             return self._problem.judge(tensors[X], rows.user, rows.features, rows.target)
+
+    def judge_together(self, tensors: Tensors, users: Indices, features: Sequence[Array], targets: Sequence[Array]) -> tuple[Array, Array]:
+        """As `judge`, for several users (k,) of the host, each with its model and rows."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            loss, metric = self._problem.evaluate(tensors[X], features, targets, users)
+        return (loss / np.array([len(rows) for rows in features]) if self._problem.config.reduction == "sum" else loss), metric
 
 
 class ConvexSlope:
@@ -65,17 +83,17 @@ class ConvexSlope:
     names: Sequence[str] = (X,)
 
     def __init__(self, block: Block, start: NDArray[Any]) -> None:
-        self._block = block
-        self.x: Array = np.array(start, dtype=np.float64)
+        self._block, self._share = block, block.share
+        self.x: Array = np.array(start, dtype=np.float64, order="C")  # of one model for all users too
         self.parameters = [self.x]
 
-    def value(self) -> float:
+    def value(self) -> float | Array:
         """f_i(x), with all rows and the penalty."""
         x = self.x[None]
         return float(self._block.value(x, self._block.look(x))[0])
 
-    def __call__(self, rows: Indices) -> tuple[float, list[Array]]:
-        x, batch = self.x[None], self._block.batch(rows)
+    def __call__(self, rows: Indices) -> tuple[float | Array, list[Array]]:
+        x, batch = self.x[None], self._block.batch(rows[None], self._share)
         seen = batch.look(x)
         return float(batch.value(x, seen)[0]), [batch.gradient(x, seen)[0]]
 
@@ -92,7 +110,7 @@ class ConvexSlope:
         return np.array(numbers, dtype=np.float64)
 
     def batches(self, epoch: Epoch) -> Sequence[Indices]:
-        return np.split(epoch.order, np.cumsum(epoch.sizes)[:-1])
+        return np.split(epoch.order, np.cumsum(epoch.sizes)[:-1], axis=-1)
 
     def optimizer(self, phase: Phase, parameters: Sequence[Array]) -> Optimizer:
         if phase.optimizer == "adam":
@@ -101,6 +119,24 @@ class ConvexSlope:
 
     def apart(self, rest: Mapping[str, Array]) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 - it has no statistics
         return contextlib.nullcontext()
+
+
+class SeveralSlopes(ConvexSlope):
+    """The `Slope` of several users (k,) of a host at x (k, d): losses are (k,), and the rows of a step (k, b)."""
+
+    def __init__(self, problem: ConvexProblem, users: Indices, start: NDArray[Any]) -> None:
+        block, starts = problem.all_rows
+        super().__init__(block, start)
+        self._problem, self._users = problem, users
+        self._starts, self._share = starts[users][:, None], block.share[users]
+
+    def value(self) -> Array:
+        return self._problem.value(self.x, self._users)
+
+    def __call__(self, rows: Indices) -> tuple[Array, list[Array]]:
+        batch = self._block.batch(self._starts + rows, self._share)
+        seen = batch.look(self.x)
+        return batch.value(self.x, seen), [batch.gradient(self.x, seen)]
 
 
 class Sgd:

@@ -3,59 +3,26 @@
 h(t) is t^2/2, which with the sum-of-norms penalty gives plain convex clustering, or the Huber function of t.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.experiment.problem import ProblemConfig
-from coterie_client.problems.blocks import diagonal, gathered, norm
+from coterie_client.problems.blocks import Block, diagonal, gathered, norm
 from coterie_client.problems.losses import huber
 from coterie_client.problems.rows import Stack
 
 
 @dataclass(frozen=True)
-class DistanceBlock:
-    """A `Block` of k users; see `coterie_client.problems.blocks`."""
+class DistanceBlock(Block):
+    """Distances of k users; `rows` are points, and `steepness` is the sum of weights plus c."""
 
     delta: float | None  # None: squared distances
     l2: float  # c
-    points: Array  # (k, R, d)
-    weights: Array  # (k, R), zero for padding
-    counts: Array  # (k,), the m_i
-    share: Array  # (k,), m_i times the weight of a row, in exact arithmetic: 1 or m_i
-    steepness: Array  # (k,), the sum of weights plus c
-    pull: Array  # (k,)
-    floor: Array  # (k,)
-
-    @property
-    def size(self) -> int:
-        return self.points.size
-
-    def take(self, rows: Indices) -> Self:
-        return type(self)(
-            self.delta,
-            self.l2,
-            self.points[rows],
-            self.weights[rows],
-            self.counts[rows],
-            self.share[rows],
-            self.steepness[rows],
-            self.pull[rows],
-            self.floor[rows],
-        )
-
-    def batch(self, rows: Indices) -> Self:
-        weights = np.full((1, rows.size), self.share[0] / rows.size)
-        return type(self)(
-            self.delta, self.l2, self.points[:, rows], weights, self.counts, self.share, self.steepness, self.pull, self.floor
-        )
 
     def look(self, x: Array) -> Array:  # (k, R, d), x - a_r
-        return x[:, None, :] - self.points
+        return x[:, None, :] - self.rows
 
     def value(self, x: Array, seen: Array) -> Array:
         squares = np.vecdot(seen, seen)
@@ -82,22 +49,18 @@ class DistanceBlock:
 
     def closed_form(self, tilt: Array, ridge: Array) -> Array | None:
         if self.delta is None:
-            total = np.matmul(self.weights[:, None, :], self.points)[:, 0, :]
+            total = np.matmul(self.weights[:, None, :], self.rows)[:, 0, :]
             return _quotient(total + tilt, self.steepness + ridge)
         single = self.counts == 1.0
         if not single.any():
             return None
-        nearest: Array = np.where(single[:, None], self._nearest_to_one(tilt, ridge, self.delta), np.nan)
-        return nearest
+        return np.where(single[:, None], self._nearest_to_one(tilt, ridge, self.delta), np.nan)
 
-    def smoothness(self) -> Array:
-        return self.steepness
-
-    def strong_convexity(self) -> Array:
-        return self.floor
+    def curvatures(self) -> tuple[Array, Array]:
+        return self.steepness, self.floor
 
     def row_gradient(self, x: Array, users: Indices, rows: Indices) -> Array:
-        away = x - gathered(self.points, users, rows)
+        away = x - gathered(self.rows, users, rows)
         share = self.share[users]
         pulls = share if self.delta is None else share * _shortening(away, self.delta)
         away *= pulls[:, None]
@@ -112,7 +75,7 @@ class DistanceBlock:
 
     def _nearest_to_one(self, tilt: Array, ridge: Array, delta: float) -> Array:
         """For users with one point, the Huber distance to it: a shrunken step towards tilt/k."""
-        a, k = self.points[:, 0, :], (self.l2 + ridge)[:, None]
+        a, k = self.rows[:, 0, :], (self.l2 + ridge)[:, None]
         e = tilt - k * a
         far = np.maximum(norm(e)[:, None] - delta * (1.0 + k), 0.0)
         # Within delta, r = |e| / (1+k). Beyond, k r = |e| - delta, written so that both agree at the border exactly.
@@ -137,4 +100,4 @@ def distance_block(stack: Stack, config: ProblemConfig, l2: float) -> DistanceBl
     delta = None if config.loss == "squared_distance" else config.huber_delta
     floor = total + l2 if delta is None else np.full(len(weights), l2)
     share = stack.counts if config.reduction == "sum" else np.ones(len(weights))
-    return DistanceBlock(delta, l2, stack.features, weights, stack.counts, share, total + l2, total * reach, floor)
+    return DistanceBlock(stack.features, stack.targets, weights, stack.counts, share, total + l2, total * reach, floor, delta, l2)

@@ -1,20 +1,23 @@
-"""Row losses phi(s, y): the loss of one row for prediction s and target y.
+"""Row losses phi(s, y): the loss of one row for prediction s and target y; built in, from a package, or from the user's own code.
 
 The squared hinge (without a factor 1/2) is from section V of Armacki, Bajovic, Jakovetic, Kar (2022). All functions are elementwise, so a
 row's value cannot depend on other rows.
 """
 
-from __future__ import annotations
-
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from coterie.arrays import Array
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, default_finding
+from coterie.experiment import plugins
+from coterie.experiment.problem import ProblemConfig
 from coterie.findings import Finding
+from coterie_client.user_code import user_code
 
 
 class RowLoss(Protocol):
@@ -60,18 +63,26 @@ def check_labels(y: Array, user: str) -> None:
         raise ConfigError(f"user {user!r} has the label {wrong[0]:g}, labels must be -1 or +1", finding)
 
 
-def _sign(s: Array) -> Array:
-    sign: Array = np.where(s >= 0.0, 1.0, -1.0)
-    return sign  # never 0, which would be no label
+class _BuiltIn:
+    """What the built-in losses have in common, unless they say otherwise."""
+
+    is_classifier = False
+    curvature_floor = 0.0
+
+    def check_targets(self, y: Array, user: str) -> None:
+        if self.is_classifier:
+            check_labels(y, user)
+
+    def predict(self, s: Array) -> Array:
+        return np.where(s >= 0.0, 1.0, -1.0) if self.is_classifier else s  # never 0, which would be no label
 
 
 @dataclass(frozen=True)
-class SquaredHinge:
+class SquaredHinge(_BuiltIn):
     """phi = max(0, 1 - y s)^2."""
 
-    is_classifier: bool = True
-    curvature_bound: float = 2.0
-    curvature_floor: float = 0.0
+    is_classifier = True
+    curvature_bound = 2.0
 
     def value(self, s: Array, y: Array) -> Array:
         short = np.maximum(1.0 - y * s, 0.0)
@@ -81,50 +92,34 @@ class SquaredHinge:
         return -2.0 * y * np.maximum(1.0 - y * s, 0.0)
 
     def curvature(self, s: Array, y: Array) -> Array:
-        curvature: Array = np.multiply(2.0, y * s < 1.0)
-        return curvature
-
-    def check_targets(self, y: Array, user: str) -> None:
-        check_labels(y, user)
-
-    def predict(self, s: Array) -> Array:
-        return _sign(s)
+        return np.multiply(2.0, y * s < 1.0)
 
 
 @dataclass(frozen=True)
-class Logistic:
+class Logistic(_BuiltIn):
     """phi = log(1 + exp(-y s))."""
 
-    is_classifier: bool = True
-    curvature_bound: float = 0.25
-    curvature_floor: float = 0.0
+    is_classifier = True
+    curvature_bound = 0.25
 
     def value(self, s: Array, y: Array) -> Array:
         margin = y * s
         return np.log1p(np.exp(-np.abs(margin))) + np.maximum(-margin, 0.0)
 
     def slope(self, s: Array, y: Array) -> Array:
-        slope: Array = y / (-1.0 - np.exp(np.minimum(y * s, 700.0)))  # beyond, exp overflows; the slope is practically 0
-        return slope
+        return y / (-1.0 - np.exp(np.minimum(y * s, 700.0)))  # beyond, exp overflows; the slope is practically 0
 
     def curvature(self, s: Array, y: Array) -> Array:
         e = np.exp(-np.abs(y * s))
         return e / ((1.0 + e) * (1.0 + e))
 
-    def check_targets(self, y: Array, user: str) -> None:
-        check_labels(y, user)
-
-    def predict(self, s: Array) -> Array:
-        return _sign(s)
-
 
 @dataclass(frozen=True)
-class LeastSquares:
+class LeastSquares(_BuiltIn):
     """phi = (s - y)^2 / 2."""
 
-    is_classifier: bool = False
-    curvature_bound: float = 1.0
-    curvature_floor: float = 1.0
+    curvature_bound = 1.0
+    curvature_floor = 1.0
 
     def value(self, s: Array, y: Array) -> Array:
         miss = s - y
@@ -136,42 +131,26 @@ class LeastSquares:
     def curvature(self, s: Array, y: Array) -> Array:  # noqa: ARG002 (the protocol's signature)
         return np.ones_like(s)
 
-    def check_targets(self, y: Array, user: str) -> None:
-        pass
-
-    def predict(self, s: Array) -> Array:
-        return s
-
 
 @dataclass(frozen=True)
-class Huber:
+class Huber(_BuiltIn):
     """phi = t^2 / 2 for t = |s - y| <= delta, and delta (t - delta/2) beyond."""
 
     delta: float = 1.0
-    is_classifier: bool = False
-    curvature_bound: float = 1.0
-    curvature_floor: float = 0.0
+    curvature_bound = 1.0
 
     def value(self, s: Array, y: Array) -> Array:
         return huber(np.abs(s - y), self.delta)
 
     def slope(self, s: Array, y: Array) -> Array:
-        slope: Array = np.clip(s - y, -self.delta, self.delta)
-        return slope
+        return np.clip(s - y, -self.delta, self.delta)
 
     def curvature(self, s: Array, y: Array) -> Array:
-        curvature: Array = np.multiply(1.0, np.abs(s - y) <= self.delta)
-        return curvature
-
-    def check_targets(self, y: Array, user: str) -> None:
-        pass
-
-    def predict(self, s: Array) -> Array:
-        return s
+        return np.multiply(1.0, np.abs(s - y) <= self.delta)
 
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(_BuiltIn):
     """phi = exp(s) - y s, the negative log-likelihood of a count y with mean exp(s), without the term log y!.
 
     Its curvature exp(s) is unbounded, and so no step size would be safe. So beyond s = log_mean_limit, the exponential continues as its
@@ -180,8 +159,6 @@ class Poisson:
     """
 
     log_mean_limit: float = 5.0
-    is_classifier: bool = False
-    curvature_floor: float = 0.0
 
     @property
     def curvature_bound(self) -> float:
@@ -189,17 +166,14 @@ class Poisson:
 
     def value(self, s: Array, y: Array) -> Array:
         beyond = np.maximum(s - self.log_mean_limit, 0.0)
-        value: Array = self.curvature(s, y) * (1.0 + beyond * (1.0 + 0.5 * beyond)) - y * s
-        return value
+        return self.curvature(s, y) * (1.0 + beyond * (1.0 + 0.5 * beyond)) - y * s
 
     def slope(self, s: Array, y: Array) -> Array:
         beyond = np.maximum(s - self.log_mean_limit, 0.0)
-        slope: Array = self.curvature(s, y) * (1.0 + beyond) - y
-        return slope
+        return self.curvature(s, y) * (1.0 + beyond) - y
 
     def curvature(self, s: Array, y: Array) -> Array:  # noqa: ARG002 (the protocol's signature)
-        curvature: Array = np.exp(np.minimum(s, self.log_mean_limit))
-        return curvature
+        return np.exp(np.minimum(s, self.log_mean_limit))
 
     def check_targets(self, y: Array, user: str) -> None:
         wrong = np.flatnonzero((y < 0) | (y != np.floor(y)))
@@ -221,8 +195,7 @@ class Poisson:
 
     def predict(self, s: Array) -> Array:
         """The mean exp(s), at most exp(700), so that sums over rows stay finite."""
-        mean: Array = np.exp(np.minimum(s, 700.0))
-        return mean
+        return np.exp(np.minimum(s, 700.0))
 
     def deviance(self, s: Array, y: Array) -> Array:
         """2 (y log(y/mean) - (y - mean)) with mean = `predict(s)`: twice the log-likelihood lost against a perfect prediction."""
@@ -235,3 +208,74 @@ def huber(t: Array, delta: float) -> Array:
     """The Huber function of t >= 0, without a difference of two large squares."""
     inner = np.minimum(t, delta)
     return inner * (t - 0.5 * inner)
+
+
+_FUNCTIONS = ("value", "slope", "curvature", "check_targets", "predict")
+_RAISED = Finding("L1", place="problem.loss")
+_BOUNDS = ("curvature_bound", "curvature_floor")
+
+
+@default_finding(Finding("L4", place="problem.loss"))
+def resolve_row_loss(config: ProblemConfig) -> RowLoss:
+    """The row loss that `config.loss` names. A class is called without arguments.
+
+    Raises `ConfigError` when it cannot be imported or is not a `RowLoss`.
+    """
+    built_in: dict[str, Callable[[], RowLoss]] = {
+        "squared_hinge": SquaredHinge,
+        "logistic": Logistic,
+        "least_squares": LeastSquares,
+        "huber": lambda: Huber(config.huber_delta),
+        "poisson": lambda: Poisson(config.log_mean_limit),
+    }
+    return built_in[config.loss]() if config.loss in built_in else _own(config.loss)
+
+
+def _own(path: str) -> RowLoss:
+    found = plugins.load("loss", path)
+    if isinstance(found, type):
+        try:
+            found = found()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise ConfigError(f"loss {path!r} cannot be made, its class must take no arguments: {type(error).__name__}: {error}") from error
+    _check_is_row_loss(found, path)
+    return cast(RowLoss, _Guarded(cast(RowLoss, found), path))
+
+
+class _Guarded:
+    """A loss from outside, whose exceptions become errors that blame the loss. Other attributes are passed through."""
+
+    def __init__(self, loss: RowLoss, path: str) -> None:
+        self._loss, self._what = loss, f"loss {path!r}"
+        vars(self).update({name: getattr(loss, name) for name in ("is_classifier", *_BOUNDS)})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copies and pickles ask before there is a loss
+            raise AttributeError(name)
+        found = getattr(self._loss, name)
+        return partial(self._called, name, found) if name in _FUNCTIONS else found
+
+    def _called(self, name: str, function: Callable[..., Any], *given: Any) -> Any:
+        if name != "check_targets":
+            with user_code(self._what, _RAISED):
+                return function(*given)
+        with user_code(self._what, _RAISED, ConfigError), default_finding(Finding("L6", role="target", place="problem.loss")):
+            return function(*given)
+
+
+def _check_is_row_loss(found: object, path: str) -> None:
+    missing = [f"{name}()" for name in _FUNCTIONS if not callable(getattr(found, name, None))]
+    missing += [name for name in ("is_classifier", *_BOUNDS) if not hasattr(found, name)]
+    if missing:
+        raise ConfigError(f"loss {path!r} is a {type(found).__name__} without {', '.join(missing)}: wanted all of a RowLoss")
+    if not isinstance(flag := getattr(found, "is_classifier"), bool):  # noqa: B009 (found is an object here)
+        raise ConfigError(f"loss {path!r} has is_classifier {flag!r}, it must be True or False")
+    for name in _BOUNDS:
+        bound = getattr(found, name)
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not math.isfinite(bound) or bound < 0:
+            raise ConfigError(f"loss {path!r} has {name} {bound!r}, it must be a finite number, not negative")
+    low, high = getattr(found, "curvature_floor"), getattr(found, "curvature_bound")  # noqa: B009
+    if low > high or high == 0:
+        raise ConfigError(f"loss {path!r} has curvature from {low!r} to {high!r}, wanted floor <= bound and bound > 0")

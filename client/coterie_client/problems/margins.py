@@ -1,16 +1,14 @@
 """Losses of the form f_i(x) = sum_r weight_r phi(a_r.x, y_r) + 1/2 sum_j c_j x_j^2 for one stack of users."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple
 
 import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.experiment.problem import ProblemConfig
-from coterie_client.problems.blocks import diagonal, gathered, spectrum
-from coterie_client.problems.losses import Poisson, RowLoss
+from coterie_client.problems.blocks import Block, diagonal, gathered, spectrum
+from coterie_client.problems.losses import LeastSquares, Poisson, RowLoss
 from coterie_client.problems.rows import Stack
 
 
@@ -21,49 +19,21 @@ def design(features: Array, intercept: bool) -> Array:
     return np.concatenate([features, np.full((*features.shape[:-1], 1), -1.0)], axis=-1)
 
 
+class Moments(NamedTuple):
+    """Sums over a user's rows at a model, whatever the reduction, and without the penalty; h = d(d+1)/2."""
+
+    hessian: Array  # (n, h), the upper triangle of sum_r phi''(s_r) a_r a_r', row by row
+    outer: Array  # (n, h), that of sum_r phi'(s_r)^2 a_r a_r'
+    gradient: Array  # (n, d), sum_r phi'(s_r) a_r
+    residual: Array  # (n,) sum_r (s_r - y_r)^2 of least squares, else NaN
+
+
 @dataclass(frozen=True)
-class MarginBlock:
-    """A `Block` of k users; see `coterie_client.problems.blocks`."""
+class MarginBlock(Block):
+    """Margins of k users; `rows` are design rows a_r."""
 
     loss: RowLoss
-    rows: Array  # (k, R, d), design rows a_r
-    targets: Array  # (k, R)
-    weights: Array  # (k, R), zero for padding
     shrink: Array  # (d,), the c_j: c, and 0 for the intercept
-    steepness: Array  # (k,)
-    pull: Array  # (k,)
-    floor: Array  # (k,)
-    share: Array  # (k,), m_i times the weight of a row, in exact arithmetic: 1 or m_i
-
-    @property
-    def size(self) -> int:
-        return self.rows.size
-
-    def take(self, rows: Indices) -> Self:
-        return type(self)(
-            self.loss,
-            self.rows[rows],
-            self.targets[rows],
-            self.weights[rows],
-            self.shrink,
-            self.steepness[rows],
-            self.pull[rows],
-            self.floor[rows],
-            self.share[rows],
-        )
-
-    def batch(self, rows: Indices) -> Self:
-        return type(self)(
-            self.loss,
-            self.rows[:, rows],
-            self.targets[:, rows],
-            np.full((1, rows.size), self.share[0] / rows.size),
-            self.shrink,
-            self.steepness,
-            self.pull,
-            self.floor,
-            self.share,
-        )
 
     def look(self, x: Array) -> Array:  # (k, R), the s_r
         s: Array = np.matmul(self.rows, x[:, :, None])[:, :, 0]
@@ -82,21 +52,28 @@ class MarginBlock:
     def hessian(self, x: Array, seen: Array) -> Array:  # noqa: ARG002 (the protocol's signature)
         return self._gram(self.weights * self.loss.curvature(seen, self.targets))
 
-    def closed_form(self, tilt: Array, ridge: Array) -> None:  # noqa: ARG002 (the protocol's signature)
-        return None
+    def moments(self, x: Array) -> Moments:
+        """Sums over the rows at x (k, d)."""
+        seen, valid = self.look(x), (self.weights > 0.0).astype(np.float64)
+        slopes = valid * self.loss.slope(seen, self.targets)
+        upper = np.triu_indices(self.rows.shape[2])
+        hessian, outer = (
+            np.ascontiguousarray(np.matmul((self.rows * of_rows[:, :, None]).transpose(0, 2, 1), self.rows)[:, *upper])
+            for of_rows in (valid * self.loss.curvature(seen, self.targets), slopes * slopes)
+        )
+        gradient = np.matmul(slopes[:, None, :], self.rows)[:, 0, :]
+        squares = np.vecdot(slopes, slopes) if isinstance(self.loss, LeastSquares) else np.full(len(x), np.nan)
+        return Moments(hessian, outer, gradient, squares)
 
-    def smoothness(self) -> Array:
-        largest: Array = spectrum(self._gram(self.loss.curvature_bound * self.weights))[:, -1]
-        return largest
-
-    def strong_convexity(self) -> Array:
-        if self.loss.curvature_floor == 0.0:
-            return self.floor
-        moduli = spectrum(self._gram(self.loss.curvature_floor * self.weights))
+    def curvatures(self) -> tuple[Array, Array]:
+        bound, floor = self.loss.curvature_bound, self.loss.curvature_floor
+        of_bound = self._extremes(bound)
+        if floor == 0.0:
+            return of_bound[1], self.floor
+        least, most = of_bound if floor == bound else self._extremes(floor)
         # An eigenvalue at rounding level is a zero: the rows do not span the space.
-        known = moduli[:, 0] > moduli[:, -1] * moduli.shape[1] * np.finfo(np.float64).eps
-        modulus: Array = np.maximum(np.where(known, moduli[:, 0], 0.0), self.floor)
-        return modulus
+        known = least > most * self.rows.shape[2] * np.finfo(np.float64).eps
+        return of_bound[1], np.maximum(np.where(known, least, 0.0), self.floor)
 
     def row_gradient(self, x: Array, users: Indices, rows: Indices) -> Array:
         a = gathered(self.rows, users, rows)
@@ -139,6 +116,29 @@ class MarginBlock:
         peaks: Array = 0.5 * (first + q + np.hypot(first - q, 2.0 * q * w))
         return peaks
 
+    def _extremes(self, curvature: float) -> tuple[Array, Array]:
+        """(k,) the least and the largest eigenvalue of M = sum_r q_r a_r a_r' + diag(c), q_r the curvature times the row's weight.
+
+        With fewer rows than features, M is c times the identity outside of the span of the rows and of the unpenalised intercept's axis e.
+        So its other eigenvalues are those of the matrix of the rows' products plus c, or, with an intercept, of Q' M Q for a basis Q of
+        that span.
+        """
+        weights, (k, size, d), c = curvature * self.weights, self.rows.shape, self.shrink[0]
+        if size + 1 >= d:
+            moduli = spectrum(self._gram(weights))
+            return moduli[:, 0], moduli[:, -1]
+        rows = self.rows * np.sqrt(weights)[:, :, None]
+        if self.shrink[-1] == c:
+            return np.full(k, c), spectrum(np.matmul(rows, rows.transpose(0, 2, 1)))[:, -1] + c
+        e = np.zeros((k, d, 1))
+        e[:, -1] = 1.0
+        basis, _ = np.linalg.qr(np.concatenate([rows.transpose(0, 2, 1), e], axis=2))
+        seen, last = np.matmul(rows, basis), basis[:, -1:, :]
+        inside = np.matmul(seen.transpose(0, 2, 1), seen) - c * np.matmul(last.transpose(0, 2, 1), last)
+        diagonal(inside)[...] += c
+        moduli = spectrum(inside)
+        return np.minimum(c, moduli[:, 0]), np.maximum(c, moduli[:, -1])
+
     def _gram(self, weights: Array) -> Array:  # (k, R) -> (k, d, d), sum_r weight_r a_r a_r' + diag(c)
         gram: Array = np.matmul((self.rows * weights[:, :, None]).transpose(0, 2, 1), self.rows)
         diagonal(gram)[...] += self.shrink
@@ -154,16 +154,10 @@ def margin_block(stack: Stack, loss: RowLoss, config: ProblemConfig, l2: float) 
         shrink[-1] = 0.0
     mass = np.vecdot(weights, np.vecdot(rows, rows))  # (k,), the trace of the Gram matrix
     reach = np.maximum(1.0, np.abs(stack.targets).max(axis=1))
-    bends = _typical_curvature(loss, reach)
+    # The scale of a row's curvature near a minimiser: that of Poisson is about the mean, so about the counts; the bound is rarely reached.
+    bends = np.minimum(reach, loss.curvature_bound) if isinstance(loss, Poisson) else loss.curvature_bound
     steepness = bends * mass + l2
     pull = bends * np.sqrt(mass * np.vecdot(weights, stack.valid)) * reach
     floor = np.full(len(rows), shrink.min())
     share = stack.counts if config.reduction == "sum" else np.ones(len(rows))
-    return MarginBlock(loss, rows, stack.targets, weights, shrink, steepness, pull, floor, share)
-
-
-def _typical_curvature(loss: RowLoss, reach: Array) -> Array | float:
-    """(k,) or one for all: the scale of a row's curvature near a minimiser."""
-    if isinstance(loss, Poisson):  # about the mean, so about the counts; the bound is rarely reached
-        return np.minimum(reach, loss.curvature_bound)
-    return loss.curvature_bound
+    return MarginBlock(rows, stack.targets, weights, stack.counts, share, steepness, pull, floor, loss, shrink)

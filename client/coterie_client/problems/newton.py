@@ -35,8 +35,7 @@ _POLISH = 12  # steps of a weak user below the rounding level
 _FAR = 1e10  # a weak user this many natural lengths away diverges
 
 
-@dataclass(frozen=True)
-class _Batch:
+class _Batch(NamedTuple):
     """The unfinished users, and what is constant for them."""
 
     block: Block
@@ -49,16 +48,8 @@ class _Batch:
     limit: Array  # (k,), of |x|
 
     def take(self, rows: Indices) -> _Batch:
-        return _Batch(
-            self.block.take(rows),
-            self.tilt[rows],
-            self.ridge[rows],
-            self.tolerance[rows],
-            self.stiffness[rows],
-            self.pull[rows],
-            self.weak[rows],
-            self.limit[rows],
-        )
+        block, *fields = self
+        return _Batch(block.take(rows), *(field[rows] for field in fields))
 
 
 class Start(NamedTuple):
@@ -152,7 +143,9 @@ def _newton(block: Block, tilt: Array, ridge: Array, start: Start) -> tuple[Arra
                     hessian = None if hessian is None else hessian[stay]
                     height = None if height is None else height.take(stay)
             if hessian is None:
-                ridge = batch.ridge + _damping(batch, slope, damped.caution) if start.is_damped else batch.ridge
+                ridge = batch.ridge
+                if start.is_damped:
+                    ridge = ridge + batch.weak * batch.stiffness * np.maximum(damped.caution * np.minimum(slope / batch.pull, 1.0), _EPS)
                 hessian = _with_ridge(batch.block.hessian(point.x, point.seen), ridge)
             direction, fall = _direction(batch, point, hessian)
             hessian = None
@@ -230,12 +223,6 @@ def _batch(block: Block, tilt: Array, ridge: Array, start: Start) -> _Batch:
     if start.is_damped:
         limit = np.where(start.weak > 0.0, _FAR * (norm(start.x) + pull / start.stiffness), np.inf)
     return _Batch(block, tilt, ridge, 1e-12 * (1.0 + tilt_norm), start.stiffness, pull, start.weak, limit)
-
-
-def _damping(batch: _Batch, slope: Array, caution: Array) -> Array:
-    """(k,) added to the ridge; 0 for users that need none."""
-    damping: Array = batch.weak * batch.stiffness * np.maximum(caution * np.minimum(slope / batch.pull, 1.0), _EPS)
-    return damping
 
 
 def _look(batch: _Batch, x: Array) -> _Point:

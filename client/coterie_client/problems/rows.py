@@ -4,12 +4,12 @@ Users of one stack have the same padded row count, which depends only on a user'
 the shapes of a user's arithmetic nor the order of its sums.
 """
 
-from __future__ import annotations
-
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
@@ -66,11 +66,23 @@ def _stack(members: list[int], size: int, features: Sequence[Array], targets: Se
     return Stack(np.array(members, dtype=np.int64), a, y, counts.astype(np.float64), valid)
 
 
-def read_features(names: Sequence[str], features: Sequence[Array], width: int | None) -> list[Array]:
-    """Features as float64 (m_i, p), or `ConfigError` naming the user.
+def joined(arrays: Sequence[Array]) -> tuple[Array, Indices]:
+    """All rows in one array (n, ...), and where each user's begin. No copy if they lie in one piece of memory, as those of a pool do."""
+    first, width = arrays[0], arrays[0].itemsize * math.prod(arrays[0].shape[1:])
+    starts = np.array([array.__array_interface__["data"][0] for array in arrays])
+    ends = starts + [array.nbytes for array in arrays]
+    starts -= starts.min()
+    is_one = first.base is not None and all(array.base is first.base and array.flags.c_contiguous for array in arrays)
+    if is_one and not (starts % width).any():
+        lowest = arrays[int(starts.argmin())]
+        shape = ((int(ends.max()) - lowest.__array_interface__["data"][0]) // width, *first.shape[1:])
+        return as_strided(lowest, shape, (width, *first.strides[1:]), writeable=False), starts // width
+    counts = np.array([len(array) for array in arrays])
+    return np.concatenate(arrays), np.cumsum(counts) - counts
 
-    `width` is p if it is known. Otherwise each user needs a row.
-    """
+
+def read_features(names: Sequence[str], features: Sequence[Array], width: int | None) -> list[Array]:
+    """Features as float64 (m_i, p), or `ConfigError` naming the user. `width` is p if it is known. Otherwise each user needs a row."""
     need_rows = width is None
     read: list[Array] = []
     for name, given in zip(names, features, strict=True):
@@ -84,9 +96,8 @@ def read_features(names: Sequence[str], features: Sequence[Array], width: int | 
             raise ConfigError(f"user {name!r} has rows of {a.shape[1]} features, the problem has {width}")
         if not np.isfinite(a).all():
             row, column = np.argwhere(~np.isfinite(a))[0]
-            raise ConfigError(
-                f"user {name!r} has {a[row, column]} in row {row}, feature {column}: wanted finite numbers", _not_finite(a, "feature")
-            )
+            said = f"user {name!r} has {a[row, column]} in row {row}, feature {column}: wanted finite numbers"
+            raise ConfigError(said, _not_finite(a, "feature"))
         read.append(a)
     return read
 

@@ -3,10 +3,7 @@
 Iterations count from 0. A coin is fixed by the seed, by its purpose, and by its iteration.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +15,6 @@ _BLOCK = 4096  # iterations per draw
 _KEPT = 4  # blocks
 
 
-class Coin(Protocol):
-    """One coin, flipped once in each iteration."""
-
-    def flips(self, start: int, stop: int) -> Flips:
-        """(stop - start,) whether it shows 1."""
-
-
 class DrawnCoin:
     """A coin that shows 1 with probability `p`."""
 
@@ -33,6 +23,7 @@ class DrawnCoin:
         self._blocks: dict[int, Flips] = {}
 
     def flips(self, start: int, stop: int) -> Flips:
+        """(stop - start,) whether it shows 1, in each iteration once."""
         if self._p <= 0.0:
             return np.zeros(stop - start, dtype=np.bool_)
         numbers = range(start // _BLOCK, -(-stop // _BLOCK))
@@ -58,6 +49,9 @@ class RecordedCoin:
         if stop > self._flips.size:
             raise IndexError(f"coins are recorded for {self._flips.size} iterations, wanted {stop}")
         return self._flips[start:stop]
+
+
+Coin = DrawnCoin | RecordedCoin
 
 
 def first(flips: Flips, start: int) -> int:

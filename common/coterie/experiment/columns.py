@@ -34,6 +34,7 @@ def _level(value: object) -> object:
 class Levels(Settings):
     """A category with declared levels. The first is the reference; each other one is a feature, 1 if the cell has this level."""
 
+    #: The levels of the category. The first is the reference; each other one becomes a feature, 1 where the cell has this level.
     category: tuple[Annotated[Name, BeforeValidator(_level)], ...] = Field(min_length=2, max_length=10_000)
 
     @field_validator("category")
@@ -44,12 +45,9 @@ class Levels(Settings):
         return levels
 
 
-def _form(value: object) -> str:
-    return "levels" if isinstance(value, Mapping | Levels) else "word"
-
-
 # Discriminated by its form, so that a misspelt word is one mistake instead of two.
-ColumnType = Annotated[Annotated[Simple, Tag("word")] | Annotated[Levels, Tag("levels")], Discriminator(_form)]
+_FORM = Discriminator(lambda value: "levels" if isinstance(value, Mapping | Levels) else "word")
+ColumnType = Annotated[Annotated[Simple, Tag("word")] | Annotated[Levels, Tag("levels")], _FORM]
 
 
 def _one_sign(text: str) -> str:
@@ -64,14 +62,16 @@ Sign = Annotated[str, StringConstraints(min_length=1, max_length=1), AfterValida
 class Dialect(Settings):
     """The format of a text table."""
 
-    delimiter: Sign = ","
-    decimal: Literal[".", ","] = "."
-    thousands: Literal[",", ".", "'", "\u2019", " ", "\u00a0", "\u202f"] | None = None
-    encoding: Annotated[str, StringConstraints(min_length=1, max_length=40)] = "utf-8"  # with or without a byte order mark
-    quote: Literal['"', "'"] | None = '"'  # null: quotes are ordinary characters
-    comment: Sign | None = None  # lines that begin with it are skipped
+    delimiter: Sign = ","  #: Sign between two cells.
+    decimal: Literal[".", ","] = "."  #: Decimal sign of numbers.
+    thousands: Literal[",", ".", "'", "\u2019", " ", "\u00a0", "\u202f"] | None = None  #: Sign between groups of three digits; null: none.
+    #: Text encoding, such as utf-8, latin-1 or cp1252. A byte order mark is skipped.
+    encoding: Annotated[str, StringConstraints(min_length=1, max_length=40)] = "utf-8"
+    quote: Literal['"', "'"] | None = '"'  #: Sign around cells that contain the delimiter; null: quotes are ordinary characters.
+    comment: Sign | None = None  #: Lines that begin with this sign are skipped.
+    #: Cells that mean a missing value. Spaces around them do not count.
     missing: tuple[Annotated[str, StringConstraints(max_length=100)], ...] = MISSING
-    names: tuple[Name, ...] | None = Field(default=None, min_length=1)  # of the columns of a file without a header
+    names: tuple[Name, ...] | None = Field(default=None, min_length=1)  #: Names of the columns, for a file without a header.
 
     @field_validator("encoding")
     @classmethod

@@ -4,8 +4,6 @@ Frozen models; unknown keys, NaN and infinity are mistakes, and all mistakes are
 environment.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,9 +20,10 @@ from coterie.experiment.data import SOURCES, DataConfig, PythonData
 from coterie.experiment.links import LinkRules
 from coterie.experiment.method import ANY_MODEL, CONVEX, NETWORK, Meaningless
 from coterie.experiment.model import CustomModel, ModelConfig
+from coterie.experiment.overrides import apply_overrides
 from coterie.experiment.problem import ProblemConfig
 from coterie.experiment.settings import Settings
-from coterie.registry import is_built_in, is_method, method, methods, written
+from coterie.registry import is_built_in, is_method, method, methods, unknown_method, written
 from coterie.text.quoting import quoted, shortened
 from coterie.text.suggestions import keys_at, method_of, suggestion, tags_of
 
@@ -32,7 +31,6 @@ MAX_ROUNDS = 10**9
 MAX_SEED = 2**63 - 1
 _MAX_SECONDS = 1e9
 _MAX_COUNT = 10**9
-_MAX_KEYS = 20  # of an override, in each other
 _MAX_MISTAKES = 20  # reported at once
 _MAX_MISTAKE, _MAX_KEY = 1000, 100  # characters
 _SILENT_HEARTBEATS = 10  # after which a host gives its parent up (`coterie.session.dial`)
@@ -78,13 +76,14 @@ def _a_reference(name: str) -> str:
 class StopRule(Settings):
     """When a stage ends: at the first rule that holds."""
 
-    rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)] = 2000
-    # Both relative residuals of the method at most this, for methods that have some; null: whatever they are, the default with a gap.
+    rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)] = 2000  #: The most rounds of a stage.
+    #: A stage ends when both relative residuals of the method are at most this, for methods that have them. Smaller is more exact and takes
+    #: more rounds. null, the default beside `objective_gap`, switches it off.
     residual: PositiveFloat | None = 1e-6
-    # (objective - reference_objective) / |reference_objective| at most this; needs the reference.
+    #: A stage ends when (objective - reference_objective) / |reference_objective| is at most this. It needs `reference_objective`.
     objective_gap: PositiveFloat | None = None
-    reference_objective: float | None = None
-    # Depends on the clock, so the round at which it strikes is written down as a decision.
+    reference_objective: float | None = None  #: The optimal value of the objective, known from elsewhere.
+    #: The most seconds of a stage. The clock decides, so the round at which it ended is recorded, and can be replayed.
     wall_time_s: Seconds | None = None
 
     @model_validator(mode="before")
@@ -103,25 +102,32 @@ class StopRule(Settings):
 class FederationRules(Settings):
     """Who must take part, and how long to wait for whom, in seconds."""
 
-    # "clusters": an aggregator stands between the coordinator and the hosts of each known cluster, and `hosts` counts aggregators.
+    #: flat: hosts talk to the coordinator. clusters: an aggregator stands between the coordinator and the hosts of each known cluster. Both
+    #: give the same bits.
     topology: Literal["flat", "clusters"] = "flat"
-    hosts: Count = 1
-    hosts_per_cluster: Count = 1  # that each aggregator waits for
-    clusters: tuple[Name, ...] | None = Field(default=None, min_length=1)  # the known clusters there must be, no more and no fewer
-    log_tasks: bool = False  # aggregators record an event when a task begins and ends: who waited for whom
-    min_hosts: Count | None = None  # to start with when join_timeout_s is over; all of them by default
-    users: Count | None = None  # how many users the hosts bring together, when known beforehand
-    join_timeout_s: Seconds = 60.0
-    absence_timeout_s: Seconds = 60.0  # without a connection
-    task_timeout_s: Seconds = 600.0  # connected, but without an answer
-    heartbeat_s: Annotated[float, Field(ge=0.001, le=_MAX_SECONDS)] = 2.0
-    silence_s: Seconds = 20.0  # connected, but without any frame: the connection is given up
+    hosts: Count = 1  #: Number of members that join the coordinator: hosts, or aggregators with topology clusters.
+    hosts_per_cluster: Count = 1  #: Number of hosts that each aggregator waits for.
+    #: Names of the known clusters that the members must bring, no more and no fewer; null: any.
+    clusters: tuple[Name, ...] | None = Field(default=None, min_length=1)
+    log_tasks: bool = False  #: Whether aggregators record an event when a task begins and ends, which shows who waited for whom.
+    #: The run starts with this many hosts when join_timeout_s is over, and needs them to go on; null: all of them.
+    min_hosts: Count | None = None
+    users: Count | None = None  #: Number of users that the hosts must bring together; null: any number.
+    #: How long the coordinator waits for its next member, counted from the last that joined, in seconds. none: as long as it takes, for
+    #: members that a supervisor starts.
+    join_timeout_s: Seconds | Literal["none"] = 60.0
+    absence_timeout_s: Seconds = 60.0  #: How long a host may be without a connection before `on_loss` decides, in seconds.
+    task_timeout_s: Seconds = 600.0  #: How long a connected host may take to answer, in seconds.
+    heartbeat_s: Annotated[float, Field(ge=0.001, le=_MAX_SECONDS)] = 2.0  #: Time between two heartbeats of a connection, in seconds.
+    #: How long a connection may bring nothing at all before it is given up, in seconds. At least twice `heartbeat_s`.
+    silence_s: Seconds = 20.0
+    #: wait: each exchange waits for every host. skip: it goes on without hosts that are late, which makes rounds faster and depends on the
+    #: clock.
     late: Literal["wait", "skip"] = "wait"
-    late_after_s: Seconds = 5.0  # with late: skip, how long the others wait
-    # Rate and delay that parents impose, "20Mbit/40ms", to emulate a network: results stay the same to the bit, and only take longer.
-    links: LinkRules = LinkRules()
-    # After absence_timeout_s without a connection: the run ends and can be resumed, it waits on, or it leaves the host's users out until
-    # they are back.
+    late_after_s: Seconds = 5.0  #: With late: skip, how long an exchange waits for the last hosts, in seconds.
+    links: LinkRules = LinkRules()  #: Emulated rate and delay of links. A run takes longer, and gives the same bits.
+    #: What happens when a host has been absent too long. stop: the run ends and can be resumed. wait: it waits on. skip: it leaves the
+    #: host's users out until they are back.
     on_loss: Literal["stop", "wait", "skip"] = "stop"
 
     @model_validator(mode="after")
@@ -131,9 +137,8 @@ class FederationRules(Settings):
         if self.silence_s < 2 * self.heartbeat_s:
             raise ValueError(f"silence_s is {self.silence_s}, want at least twice heartbeat_s, which is {self.heartbeat_s}")
         if self.is_two_tier and (self.min_hosts is not None or "skip" in (self.late, self.on_loss)):
-            raise ValueError(
-                "with topology 'clusters' every aggregator takes part: on_loss 'skip', min_hosts and late 'skip' are for topology 'flat'"
-            )
+            said = "with topology 'clusters' every aggregator takes part: on_loss 'skip', min_hosts and late 'skip' are for topology 'flat'"
+            raise ValueError(said)
         return self
 
     @model_validator(mode="after")
@@ -158,30 +163,36 @@ class Snapshots(Settings):
     Messages between two snapshots are kept in memory and replayed.
     """
 
-    every_rounds: Count = 100
-    every_s: Seconds = 60.0
-    # A snapshot is also due when the messages kept for replay, or those that a host has answered with, exceed this many bytes.
+    every_rounds: Count = 100  #: Rounds between two snapshots.
+    every_s: Seconds = 60.0  #: Seconds between two snapshots. Rare snapshots cost less, and a killed process has more to repeat.
+    #: A snapshot is also due when the messages kept since the last one exceed this many bytes.
     max_log_bytes: Annotated[int, Field(ge=1, le=1 << 50)] = 256 << 20
 
 
 class Experiment(Settings):
     """A run, entirely."""
 
-    name: Annotated[str, Field(pattern=_NAME)]
-    description: str = ""
+    name: Annotated[str, Field(pattern=_NAME)]  #: Name of the run: that of its folder in `runs`, of reports and of dashboards.
+    description: str = ""  #: A sentence about the experiment, for readers.
+    #: Seed of everything random. The same seed gives the same bits, however many processes take part.
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
-    data: DataConfig
-    model: ModelConfig | None = None  # the users' network, for methods that train one
-    problem: ProblemConfig
-    method: Any  # the hyper-parameters of the method it names; validated by that method's own model
-    references: tuple[Annotated[str, AfterValidator(_a_reference)], ...] = ()  # methods that run first, on the same federation
-    stop: StopRule = StopRule()
-    # Type of vectors. Weights of networks are float32, and are sent as float32 or as half of it.
+    data: DataConfig  #: Where users' rows come from. The keys depend on `data.source`.
+    model: ModelConfig | None = None  #: The users' network, for methods that train one; null for convex problems.
+    problem: ProblemConfig  #: The loss that users minimise. Networks have cross-entropy unless it says otherwise.
+    method: Any  #: The method and its settings: `name`, and the keys on the method's own page.
+    #: Methods that run first on the same users, to compare with: `local`, `global` or `oracle`. They cost traffic of their own.
+    references: tuple[Annotated[str, AfterValidator(_a_reference)], ...] = ()
+    stop: StopRule = StopRule()  #: When a stage ends.
+    #: Number format of vectors on the wire. Fewer bits mean less traffic and less precision. Networks send float32 or half of it.
     payload: Literal["float64", "float32", "float16", "bfloat16"] = "float64"
-    evaluate: bool = True  # after each stage: losses of the final models on training and held-out rows
-    federation: FederationRules = FederationRules()
-    snapshots: Snapshots = Snapshots()
-    # Versions of the installed packages whose code is used, by name; absent: those installed here.
+    #: Whether users judge the final models of each stage on their training and held-out rows. Its traffic is booked as step `evaluate`.
+    evaluate: bool = True
+    #: Whether users also send second moments of their rows after stages whose theory gives standard errors, for `coterie coefficients`.
+    #: Booked as step `inference`.
+    inference: bool = False
+    federation: FederationRules = FederationRules()  #: Who must take part, and how long to wait.
+    snapshots: Snapshots = Snapshots()  #: How often each process saves its state.
+    #: Versions of the installed packages whose code takes part, by name. A run fills it in, and refuses hosts with other versions.
     packages: Annotated[dict[PackageName, PackageVersion], Field(max_length=100)] = Field(default_factory=dict, validate_default=True)
 
     @model_validator(mode="before")
@@ -208,13 +219,15 @@ class Experiment(Settings):
         name, is_network = self.method.name, self.model is not None
         models, meaningless = method(name).models, method(name).meaningless.get("network" if is_network else "convex", Meaningless())
         if not is_network and "convex" not in models:
-            raise ValueError(
-                f"method {name!r} trains a network, but there is no key 'model': want one, such as model: {{name: mlp, classes: 10}}"
-            )
+            said = f"method {name!r} trains a network, but there is no key 'model': want one, such as model: {{name: mlp, classes: 10}}"
+            raise ValueError(said)
         if is_network and "network" not in models:
             raise ValueError(f"method {name!r} trains no network, but there is a model: want one of {', '.join(methods('network'))}")
         for key in meaningless.keys:
-            _check_default(self.method, key, meaningless.why)
+            found, default = getattr(self.method, key), type(self.method).model_fields[key].default
+            if found != default:  # a key without meaning for this kind of models is set
+                plain = found.model_dump() if isinstance(found, BaseModel) else found
+                raise ValueError(f"method.{key} is {quoted(plain)}, but {meaningless.why}: want no such key")
         fits_both = self.problem.is_own or (is_network and self.problem.loss == "least_squares")
         if self.problem.is_for_networks != is_network and not fits_both:
             wanted = "cross_entropy or least_squares" if is_network else "the loss of a convex problem"
@@ -232,6 +245,21 @@ class Experiment(Settings):
             raise ValueError(f"payload {self.payload!r} is for the weights of networks, want float64 or float32")
         return self
 
+    @model_validator(mode="after")
+    def _inference_has_a_theory(self) -> Self:
+        if not self.inference:
+            return self
+        if self.model is not None:
+            raise ValueError("inference is true, but networks have no standard errors: want false beside a model")
+        if self.problem.is_distance:
+            raise ValueError(f"inference is true, but the loss {self.problem.loss} has no targets: want false, or a loss with targets")
+        if not (method(self.method.name).intervals(self.method) or any(method(name).intervals(None) for name in self.references)):
+            raise ValueError(
+                f"inference is true, but no stage of method {self.method.name!r} has standard errors: a penalty biases its models. "
+                "Want false, a refit (pdmm: method.refit), or references such as local and global"
+            )
+        return self
+
     @field_validator("method", mode="before")
     @classmethod
     def _method_by_name(cls, value: Any, info: ValidationInfo) -> Any:
@@ -241,7 +269,7 @@ class Experiment(Settings):
             raise ValueError(f"want a mapping with a name, one of {', '.join(methods())}")
         name = value["name"]
         if not is_method(name):
-            raise ValueError(f"the method {quoted(name)} is unknown, want one of {', '.join(methods())}{suggestion(name, methods())}")
+            raise ValueError(unknown_method(name))
         found = method(name)
         if info.data.get("model") is None:
             value = {**found.convex_defaults, **value}
@@ -251,14 +279,6 @@ class Experiment(Settings):
     @classmethod
     def _those_that_take_part(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         return plugins.packages_of(_named(info.data), value)
-
-
-def _check_default(settings: BaseModel, key: str, why: str) -> None:
-    """ValueError if a key without meaning for this kind of models is set."""
-    found, default = getattr(settings, key), type(settings).model_fields[key].default
-    if found != default:
-        plain = found.model_dump() if isinstance(found, BaseModel) else found
-        raise ValueError(f"method.{key} is {quoted(plain)}, but {why}: want no such key")
 
 
 def _named(sections: Mapping[str, Any]) -> Iterator[tuple[plugins.Kind, str]]:
@@ -327,51 +347,6 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     return experiment_from(apply_overrides(content, overrides), str(path))
 
 
-def apply_overrides(content: Any, overrides: Sequence[str]) -> Any:
-    """A copy of `content` with each "a.b.c=VALUE" applied; the last one wins. VALUE is read as YAML, and null removes a key.
-
-    Setting one of several alternative keys removes the others: a penalty replaces a path.
-    """
-    from coterie.text import yaml_text  # noqa: PLC0415 - as above
-
-    for override in overrides:
-        path, equals, text = override.partition("=")
-        keys = path.strip().split(".")
-        if not equals or not all(keys):
-            raise ConfigError(f"--set {quoted(override)} wants the form key.key=value, for example method.penalty=0.05")
-        if len(keys) > _MAX_KEYS:
-            raise ConfigError(f"--set {quoted(override)} has {len(keys)} keys, want at most {_MAX_KEYS}")
-        value = yaml_text.parsed(text, f"--set {quoted(override)}: the value")
-        if value is not None and tuple(keys[:-1]) == ("method",):
-            for other in _alternatives(content, keys[-1]):
-                content = _with_value(content, ("method", other), None, override)
-        content = _with_value(content, keys, value, override)
-    return content
-
-
-def _alternatives(content: Any, key: str) -> Iterator[str]:
-    """The other keys of a method that say the same thing."""
-    name = method_of(content) if isinstance(content, Mapping) else None
-    for alternatives in method(name).alternatives if name is not None and is_method(name) else ():
-        if key in alternatives:
-            yield from alternatives - {key}
-
-
-def _with_value(content: Any, keys: Sequence[str], value: Any, override: str) -> Any:
-    if content is None:
-        content = {}
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"--set {quoted(override)}: {quoted(keys[0])} would be a key of {quoted(content)}, which is not a mapping")
-    changed = dict(content)
-    if len(keys) > 1:
-        changed[keys[0]] = _with_value(changed.get(keys[0]), keys[1:], value, override)
-    elif value is None:
-        changed.pop(keys[0], None)
-    else:
-        changed[keys[0]] = value
-    return changed
-
-
 def _sentences(error: ValidationError, name: str | None) -> str:
     listed = error.errors(include_url=False)
     inside = {item["loc"][:length] for item in listed for length in range(len(item["loc"]))}
@@ -401,7 +376,11 @@ def _complaint(kind: str, item: ErrorDetails, name: str | None) -> str:
             return item["msg"].removeprefix("Value error, ")
         case "extra_forbidden":
             config = method(name).config if name is not None and is_method(name) else None
-            return f"unknown key{suggestion(item['loc'][-1], keys_at(Experiment, item['loc'][:-1], config))}"
+            known = keys_at(Experiment, item["loc"][:-1], config)
+            said, listed = f"unknown key{suggestion(item['loc'][-1], known)}", ", ".join(known)
+            if known and item["loc"][:-1] == ("method",):
+                return f"{said} (coterie help {name} explains the keys: {listed})"
+            return said if said.endswith("?") or not known else f"{said}, want one of {listed}"
         case "missing":
             return "is missing"
         case "union_tag_not_found":

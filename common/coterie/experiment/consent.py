@@ -9,6 +9,7 @@ These parts count:
     method        all settings, since many of them decide what is sent, and when
     references    methods that run beside it
     evaluate      users evaluate the models on their rows
+    inference     users send second moments of their rows, for standard errors
     payload       the precision of sent vectors
     topology      who sees what a user sends
     code          what is imported on the host
@@ -20,8 +21,6 @@ numbers of hosts, links, and snapshots. They change how long a run takes, but no
 Default values are left out, so a hash stays the same when a later version has more keys. The host's own version decides what a default
 means. Nothing is fetched: for code the hash contains only names, for packages name and version.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -54,6 +53,8 @@ def consent_parts(experiment: Experiment) -> dict[str, Any]:
         "topology": experiment.federation.topology,
         "code": named_code(experiment),
     }
+    if experiment.inference:
+        asked["inference"] = True
     if experiment.packages:
         asked["packages"] = dict(experiment.packages)
     if experiment.model is not None:
@@ -86,15 +87,11 @@ def changed_parts(accepted: Mapping[str, Any], asked: Mapping[str, Any]) -> list
     return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
 
 
-def place_of(changed: Sequence[str]) -> str:
-    """The section of the first change, as a key of the experiment."""
-    part = changed[0].partition(".")[0] if changed else ""
-    return {"standardize": "data.standardize", "topology": "federation.topology", "code": ""}.get(part, part)
-
-
 def refusal(sentence: str, changed: Sequence[str] = ()) -> ConfigError:
     """The error that ends a host whose owner has not accepted the experiment."""
-    return ConfigError(sentence, Finding("C1", place=place_of(changed)))
+    part = changed[0].partition(".")[0] if changed else ""
+    place = {"standardize": "data.standardize", "topology": "federation.topology", "code": ""}.get(part, part)  # of the first change
+    return ConfigError(sentence, Finding("C1", place=place))
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -103,6 +100,3 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in content.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
     return flat
-
-
-__all__ = ["ANY", "HEX", "changed_parts", "check_accept", "consent_hash", "consent_parts", "hash_of", "named_code", "place_of", "refusal"]

@@ -6,71 +6,54 @@ may give each a known cluster label, and holds out test rows per user by seed, u
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, NonNegativeFloat, StringConstraints, model_validator
 
 from coterie.experiment.columns import Name
+from coterie.experiment.labelled import ImagesData, Labelled, Pooled
 from coterie.experiment.partition import Partition
 from coterie.experiment.plugins import check_known, is_path, is_there
-from coterie.experiment.settings import Settings
-from coterie.experiment.source import USER, FilePath, SourceSettings, TestFraction
+from coterie.experiment.settings import USER, FilePath, Settings, SourceSettings, TestFraction
 from coterie.experiment.tables import CsvData, ParquetData, SpssData, StataData
 
 MAX_USERS = 1_000_000
 MAX_POINTS = 10_000_000  # of generated data, in memory: a quarter of a gigabyte
 
 
-class _Labelled(SourceSettings):
-    """Rows with integer labels, which a partition gives to users."""
-
-    test_fraction: TestFraction = 0.2  # of a user's rows; ignored if the source has test rows
-
-
-class _Pooled(_Labelled):
-    """Rows without users."""
-
-    partition: Partition
-
-    @model_validator(mode="after")
-    def _users_are_made(self) -> _Pooled:
-        if self.partition.by == "user":
-            raise ValueError("partition.by is 'user', but the rows of this source have no users: want classes or dirichlet")
-        return self
-
-
 class Encoded(Settings):
     """Images as JPEG or PNG files, concatenated in an array of bytes."""
 
-    bytes: Name  # (total,) uint8
-    offsets: Name  # (n + 1,) integers: image i is bytes[offsets[i]:offsets[i + 1]]
+    bytes: Name  #: Array of bytes (total,), uint8: all images one after the other, as JPEG or PNG.
+    offsets: Name  #: Array of integers (n + 1,): image i is bytes[offsets[i]:offsets[i + 1]].
 
 
-class NpzData(_Labelled):
+class NpzData(Labelled):
     """A NumPy archive of arrays with n rows each; the fields name its arrays.
 
     Either one archive has the rows of all users. Or a folder, or a pattern such as "users/{user}.npz", has one archive per user.
     """
 
     source: Literal["npz"]
+    #: An archive with the rows of all users; or a folder, or a pattern such as "users/{user}.npz", with one archive per user.
     path: FilePath
-    features: Name = "features"  # (n, p) numbers, or images or sequences (n, ...)
-    encoded: Encoded | None = None  # images as files, instead of `features`
-    # The type of a row. numbers: float64; bytes: uint8, which networks divide by 255; symbols: int64. Absent: two axes are numbers, more
-    # are bytes or numbers by their type.
+    features: Name = "features"  #: Array of features: (n, p) numbers, or images or sequences (n, ...).
+    encoded: Encoded | None = None  #: Arrays of images as JPEG or PNG files, instead of `features`.
+    #: Type of a row. numbers: float64. bytes: uint8, which networks divide by 255. symbols: int64. Absent: numbers for two axes, else bytes
+    #: or numbers by the array's type.
     read_as: Literal["numbers", "bytes", "symbols"] | None = None
-    # The axis of channels in bytes; it becomes the first axis of a row. Absent: (n, h, w) gets one channel. With four axes it is the last
-    # if only the last has size 1, 3 or 4, else the first.
+    #: The axis of channels in bytes, which becomes the first axis of a row. Absent: (n, h, w) gets one channel. Of four axes it is the last
+    #: if only that has size 1, 3 or 4, else the first.
     channels: Literal["first", "last", "none"] | None = None
-    target: Name | None = "target"  # (n,) numbers; null: the loss has no target, and targets are 0
-    user: Name = "user"  # (n,) integers or text
-    cluster: Name | None = None  # (n,) integers or text, constant within a user
-    # Test rows in another archive, with the same array names unless given here, or in the same archive.
-    test_path: FilePath | None = None
-    test_features: Name | None = None
-    test_target: Name | None = None
-    test_user: Name | None = None
-    partition: Partition | None = None  # absent: by user
+    target: Name | None = "target"  #: Array of targets or labels (n,); null: the loss has no target.
+    user: Name = "user"  #: Array of users (n,), integers or text.
+    cluster: Name | None = None  #: Array of known clusters (n,), integers or text, the same in all rows of a user.
+    test_path: FilePath | None = None  #: Archive with test rows. Its arrays have the same names unless the next keys name others.
+    test_features: Name | None = None  #: Array of the features of test rows, here or in `test_path`.
+    test_target: Name | None = None  #: Array of the targets of test rows.
+    test_user: Name | None = None  #: Array of the users of test rows.
+    partition: Partition | None = None  #: How labelled rows are divided among users. Absent: each user keeps its own.
 
     @property
     def has_test_rows(self) -> bool:
@@ -94,19 +77,22 @@ class NpzData(_Labelled):
             raise ValueError(f"test_features is {self.test_features!r} and test_target is {self.test_target!r}, want both")
         if self.target is None and self.partition is not None and (self.partition.by != "user" or self.partition.classes is not None):
             raise ValueError("target is null, but the partition is by labels: want the name of the array of labels")
-        if self.partition is None and self.test_path is None and self.test_features is not None and self.test_user is None:
-            raise ValueError(f"test_features is {self.test_features!r} and test_user is missing, want the users of these rows")
+        is_alone = self.partition is None and self.test_path is None and USER not in self.path  # one archive with the rows of all users
+        if is_alone and self.test_features is not None and self.test_user is None:
+            wanted = 'want the users of these rows, or one archive per user and path: "users/{user}.npz"'
+            raise ValueError(f"test_features is {self.test_features!r} and test_user is missing, {wanted}")
         return self
 
 
-class LeafData(_Labelled):
+class LeafData(Labelled):
     """LEAF's JSON files of numbers, such as FEMNIST and Synthetic: a file, or a folder with `*.json`, each with users and user_data."""
 
     source: Literal["leaf"]
-    path: FilePath
-    test_path: FilePath | None = None  # likewise, with test rows of the same users
-    shape: Annotated[tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...], Field(min_length=1, max_length=6)] | None = None  # of a row
-    partition: Partition | None = None  # absent: by user
+    path: FilePath  #: A JSON file of LEAF, or a folder with *.json.
+    test_path: FilePath | None = None  #: The same, with test rows of the same users.
+    #: Shape of a row, such as [1, 28, 28]. Absent: a row is a vector.
+    shape: Annotated[tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...], Field(min_length=1, max_length=6)] | None = None
+    partition: Partition | None = None  #: How rows are divided among users. Absent: each user keeps its own.
 
     @property
     def is_by_user(self) -> bool:
@@ -114,7 +100,7 @@ class LeafData(_Labelled):
         return self.partition is None or self.partition.by == "user"
 
 
-class DigitsData(_Pooled):
+class DigitsData(Pooled):
     """scikit-learn's 1,797 handwritten digits of 8x8 pixels, 10 classes; needs the extra `data` on the client.
 
     Pixels 0 to 16 become bytes, round(255 v / 16). So a network that divides bytes by 255 sees v / 16 to within 0.002.
@@ -123,49 +109,39 @@ class DigitsData(_Pooled):
     source: Literal["digits"]
 
 
-class ImagesData(_Pooled):
-    """A folder of classes, each a folder of images: `path`/CLASS/*.png or .jpg; needs the extra `data` (Pillow) on the client.
-
-    Labels are places in the sorted names of the classes, and images are in the sorted order of their names.
-    """
-
-    source: Literal["images"]
-    path: FilePath
-    test_path: FilePath | None = None  # a folder with the same classes
-    channels: Literal[1, 3] | None = None  # grey or colour; absent: as the first image is
-    resize: tuple[Annotated[int, Field(ge=1, le=10_000)], Annotated[int, Field(ge=1, le=10_000)]] | None = None  # height, width
-
-
-class TorchvisionData(_Pooled):
+class TorchvisionData(Pooled):
     """A data set in torchvision's folder layout: its `root`. Neither torch nor torchvision is needed."""
 
     source: Literal["torchvision"]
-    path: FilePath
-    dataset: Literal["MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "CIFAR100"]
+    path: FilePath  #: The `root` folder of torchvision, with the files already downloaded.
+    dataset: Literal["MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "CIFAR100"]  #: Name of the data set.
 
 
-class HuggingfaceData(_Labelled):
+class HuggingfaceData(Labelled):
     """A data set of the Hugging Face hub by name, or a local one by path; needs the extra `data` (datasets) on the client.
 
     Images are decoded by Pillow; text becomes words hashed to `symbols` numbers (`coterie_client.data.words`).
     """
 
     source: Literal["huggingface"]
+    #: Name of a data set on the Hugging Face hub, which is downloaded.
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$", max_length=200)] | None = None
-    path: FilePath | None = None  # a folder that `datasets.load_dataset` or `load_from_disk` reads
-    subset: Name | None = None  # the hub's name of a configuration
-    revision: Name | None = None
-    split: Name = "train"
-    test_split: Name | None = None
-    image: Name | None = None  # the columns
-    text: Name | None = None
-    label: Name = "label"
-    user: Name | None = None
-    channels: Literal[1, 3] | None = None
-    resize: tuple[Annotated[int, Field(ge=1, le=10_000)], Annotated[int, Field(ge=1, le=10_000)]] | None = None  # height, width
+    path: FilePath | None = None  #: A folder that `datasets.load_dataset` or `load_from_disk` reads, instead of `name`.
+    subset: Name | None = None  #: Name of a configuration of the data set.
+    revision: Name | None = None  #: Branch, tag or commit of the data set on the hub. Absent: the newest, which may change.
+    split: Name = "train"  #: Split with the training rows.
+    test_split: Name | None = None  #: Split with the test rows. Absent: a part of each user's rows.
+    image: Name | None = None  #: Column of images; either this or `text`.
+    text: Name | None = None  #: Column of texts; either this or `image`.
+    label: Name = "label"  #: Column of labels.
+    user: Name | None = None  #: Column of users, which partition by: user needs.
+    channels: Literal[1, 3] | None = None  #: 1: grey; 3: colour. Absent: as the first image is.
+    #: Height and width in pixels to which images are scaled. Absent: all images must have the same size.
+    resize: tuple[Annotated[int, Field(ge=1, le=10_000)], Annotated[int, Field(ge=1, le=10_000)]] | None = None
+    #: Number of symbols to which words are hashed. More of them mean fewer collisions and a larger embedding.
     symbols: Annotated[int, Field(ge=2, le=1_000_000)] = 10_000
-    length: Annotated[int, Field(ge=1, le=10_000)] = 25  # words of a row, T
-    partition: Partition
+    length: Annotated[int, Field(ge=1, le=10_000)] = 25  #: Words of a row. Longer texts are cut, shorter ones padded with 0 at the front.
+    partition: Partition  #: How the rows are divided among users.
 
     @model_validator(mode="after")
     def _one_of_each(self) -> HuggingfaceData:
@@ -177,7 +153,7 @@ class HuggingfaceData(_Labelled):
         return self
 
 
-class RolesData(_Labelled):
+class RolesData(Labelled):
     """The speaking roles of plays in a text file: a row is `sequence_length` symbols of a role's text, its label the symbol that follows.
 
     A speech is "Name:" in a line of its own, then lines of text up to an empty line; a role's speeches are joined by line ends. Symbols
@@ -185,11 +161,12 @@ class RolesData(_Labelled):
     """
 
     source: Literal["roles"]
-    path: FilePath
-    min_characters: Annotated[int, Field(ge=2)] = 2000  # roles with less are left out
-    sequence_length: Annotated[int, Field(ge=1, le=100_000)] = 80  # T
-    stride: Annotated[int, Field(ge=1, le=1_000_000)] = 10  # characters from one row to the next
-    partition: Partition = Partition(by="user")
+    path: FilePath  #: A text file of plays.
+    min_characters: Annotated[int, Field(ge=2)] = 2000  #: Roles with less text than this many characters are left out.
+    sequence_length: Annotated[int, Field(ge=1, le=100_000)] = 80  #: Characters of a row.
+    #: Characters from the start of one row to the next. A smaller stride gives more rows, which overlap.
+    stride: Annotated[int, Field(ge=1, le=1_000_000)] = 10
+    partition: Partition = Partition(by="user")  #: Which roles are users: `by: user`, with `max_users` or `rows_per_user`.
 
     @model_validator(mode="after")
     def _roles_are_users(self) -> RolesData:
@@ -198,22 +175,23 @@ class RolesData(_Labelled):
         return self
 
 
-class TweetsData(_Labelled):
+class TweetsData(Labelled):
     """A CSV of texts with their authors and labels, such as Sent140, whose columns and two classes (0 and 4) are the defaults.
 
     Text becomes words hashed to `symbols` numbers (`coterie_client.data.words`).
     """
 
     source: Literal["tweets"]
-    path: FilePath
-    encoding: Literal["utf-8", "latin-1"] = "latin-1"
-    header: bool = False  # whether the first line names the columns
-    user_column: Name | Annotated[int, Field(ge=0)] = 4  # by name, or by place from 0
-    text_column: Name | Annotated[int, Field(ge=0)] = 5
-    label_column: Name | Annotated[int, Field(ge=0)] = 0
+    path: FilePath  #: A CSV file of texts.
+    encoding: Literal["utf-8", "latin-1"] = "latin-1"  #: Text encoding of the file.
+    header: bool = False  #: Whether the first line names the columns.
+    user_column: Name | Annotated[int, Field(ge=0)] = 4  #: Column of authors, by name or by place from 0.
+    text_column: Name | Annotated[int, Field(ge=0)] = 5  #: Column of texts, by name or by place from 0.
+    label_column: Name | Annotated[int, Field(ge=0)] = 0  #: Column of labels, by name or by place from 0.
+    #: Number of symbols to which words are hashed. More of them mean fewer collisions and a larger embedding.
     symbols: Annotated[int, Field(ge=2, le=1_000_000)] = 10_000
-    length: Annotated[int, Field(ge=1, le=10_000)] = 25  # words of a row, T
-    partition: Partition = Partition(by="user", classes=(0, 4), relabel=True)
+    length: Annotated[int, Field(ge=1, le=10_000)] = 25  #: Words of a row. Longer texts are cut, shorter ones padded with 0 at the front.
+    partition: Partition = Partition(by="user", classes=(0, 4), relabel=True)  #: Which authors are users, and which labels count.
 
     @model_validator(mode="after")
     def _columns_are_named_by_a_header(self) -> TweetsData:
@@ -233,19 +211,19 @@ class EllipsesData(SourceSettings):
     """
 
     source: Literal["ellipses"]
-    clusters: int = Field(default=3, ge=1, le=1000)
-    users_per_cluster: int = Field(default=20, ge=1, le=100_000)
-    rows_per_user: int = Field(default=10, ge=2, le=2_000_000)  # 2: each user holds both classes
-    points_per_class: int = Field(default=100, ge=1, le=1_000_000)  # the pool of a cluster, from which its users draw
-    test_per_class: int = Field(default=2000, ge=0, le=1_000_000)  # the test set that a cluster's users share
-    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)  # absent: the experiment's
+    clusters: int = Field(default=3, ge=1, le=1000)  #: Number of clusters.
+    users_per_cluster: int = Field(default=20, ge=1, le=100_000)  #: Number of users in each cluster.
+    rows_per_user: int = Field(default=10, ge=2, le=2_000_000)  #: Training rows of a user. With 2, each user holds both classes.
+    #: Points of each class in the pool of a cluster, from which its users draw.
+    points_per_class: int = Field(default=100, ge=1, le=1_000_000)
+    test_per_class: int = Field(default=2000, ge=0, le=1_000_000)  #: Points of each class in the test set that a cluster's users share.
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)  #: Seed of the data. Absent: that of the experiment.
 
     @model_validator(mode="after")
     def _pool_is_large_enough(self) -> EllipsesData:
         if self.rows_per_user > 2 * self.points_per_class:
-            raise ValueError(
-                f"rows_per_user is {self.rows_per_user}, want at most the {2 * self.points_per_class} points of a cluster's pool"
-            )
+            said = f"rows_per_user is {self.rows_per_user}, want at most the {2 * self.points_per_class} points of a cluster's pool"
+            raise ValueError(said)
         return self
 
     @model_validator(mode="after")
@@ -266,17 +244,18 @@ class HlmData(SourceSettings):
     """
 
     source: Literal["hlm"]
-    clusters: int = Field(default=20, ge=1, le=100_000)
-    users_per_cluster: int = Field(default=20, ge=1, le=100_000)
-    d: int = Field(default=20, ge=1, le=10_000)  # features
-    rows_per_user: int = Field(default=10, ge=1, le=1_000_000)  # m
-    test_per_user: int = Field(default=10, ge=0, le=1_000_000)
-    sigma_global: NonNegativeFloat = 0.0  # of the centre around 0
-    sigma_cluster: NonNegativeFloat = 1.0  # of a cluster's parameters around the centre
-    sigma_user: NonNegativeFloat = 1.0  # of a user's parameters around its cluster's
-    sigma_noise: NonNegativeFloat = 1.0  # of the targets
-    design: Literal["gaussian", "orthogonal"] = "gaussian"  # orthogonal: X'X = m I
-    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)  # absent: the experiment's
+    clusters: int = Field(default=20, ge=1, le=100_000)  #: Number of clusters.
+    users_per_cluster: int = Field(default=20, ge=1, le=100_000)  #: Number of users in each cluster.
+    d: int = Field(default=20, ge=1, le=10_000)  #: Number of features.
+    rows_per_user: int = Field(default=10, ge=1, le=1_000_000)  #: Training rows of a user.
+    test_per_user: int = Field(default=10, ge=0, le=1_000_000)  #: Test rows of a user.
+    sigma_global: NonNegativeFloat = 0.0  #: Standard deviation of the centre around 0.
+    sigma_cluster: NonNegativeFloat = 1.0  #: Standard deviation of a cluster's parameters around the centre.
+    sigma_user: NonNegativeFloat = 1.0  #: Standard deviation of a user's parameters around its cluster's.
+    sigma_noise: NonNegativeFloat = 1.0  #: Standard deviation of the noise in the targets.
+    #: gaussian: features are independent normal numbers. orthogonal: X'X is m times the identity, where m is rows_per_user.
+    design: Literal["gaussian", "orthogonal"] = "gaussian"
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)  #: Seed of the data. Absent: that of the experiment.
 
     @model_validator(mode="after")
     def _an_orthogonal_design_has_room(self) -> HlmData:
@@ -303,14 +282,15 @@ class RepresentationData(SourceSettings):
     """
 
     source: Literal["representation"]
-    users: int = Field(default=100, ge=1, le=100_000)
-    d: int = Field(default=10, ge=1, le=10_000)
-    k: int = Field(default=2, ge=1, le=10_000)
-    rows_per_user: int = Field(default=5, ge=1, le=1_000_000)  # m
-    test_per_user: int = Field(default=0, ge=0, le=1_000_000)
-    noise: NonNegativeFloat = 1e-3  # the paper's N(., 1e-3): its figure has the floors of a standard deviation
-    noise_is: Literal["std", "variance"] = "std"
-    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)  # absent: the experiment's
+    users: int = Field(default=100, ge=1, le=100_000)  #: Number of users.
+    d: int = Field(default=10, ge=1, le=10_000)  #: Number of features.
+    k: int = Field(default=2, ge=1, le=10_000)  #: Dimension of the shared representation, at most `d`.
+    rows_per_user: int = Field(default=5, ge=1, le=1_000_000)  #: Training rows of a user, or of a fresh batch.
+    test_per_user: int = Field(default=0, ge=0, le=1_000_000)  #: Test rows of a user.
+    #: Size of the noise in the targets, in the sense of `noise_is`. The paper writes N(., 1e-3); its figure fits a standard deviation.
+    noise: NonNegativeFloat = 1e-3
+    noise_is: Literal["std", "variance"] = "std"  #: Whether `noise` is a standard deviation or a variance.
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)  #: Seed of the data. Absent: that of the experiment.
 
     @model_validator(mode="after")
     def _the_representation_is_smaller(self) -> RepresentationData:
@@ -325,8 +305,8 @@ class RepresentationData(SourceSettings):
 class _Bundled(SourceSettings):
     """A table that comes with the client, whose users have known clusters. `coterie_client/data/files/ORIGIN.md` says where it is from."""
 
-    feature_columns: tuple[str, ...]
-    test_fraction: TestFraction = 0.2
+    feature_columns: tuple[str, ...]  #: Columns of the features.
+    test_fraction: TestFraction = 0.2  #: Share of each user's rows that is held out, by seed.
 
     @model_validator(mode="after")
     def _columns_are_distinct(self) -> _Bundled:
@@ -343,10 +323,17 @@ class HsbData(_Bundled):
     """
 
     source: Literal["hsb"]
+    #: Columns of the features. `meanses` is the school's mean of `ses`, and `cses` the difference from it.
     feature_columns: tuple[Literal["minority", "female", "ses", "meanses", "cses"], ...] = Field(
         default=("ses", "minority", "female"), min_length=1
     )
-    standardize_target: bool = False  # by the constants of the whole table, which are public; nothing is exchanged
+    #: Whether the target is centred and scaled, by public constants of the whole table. Nothing is exchanged for it.
+    standardize_target: bool = False
+
+    @property
+    def target_scale(self) -> tuple[float, float] | None:
+        """Over the whole table."""
+        return (12.748, 6.878) if self.standardize_target else None
 
 
 class ExamsData(_Bundled):
@@ -356,6 +343,7 @@ class ExamsData(_Bundled):
     """
 
     source: Literal["exams"]
+    #: Columns of the features.
     feature_columns: tuple[Literal["female", "age", "gcsescore"], ...] = Field(default=("female", "age", "gcsescore"), min_length=1)
 
 
@@ -366,24 +354,28 @@ class GrowthData(_Bundled):
     """
 
     source: Literal["growth"]
+    #: Columns of the features.
     feature_columns: tuple[Literal["year", "grade", "retained", "female", "black", "hispanic", "size", "lowinc", "mobility"], ...] = Field(
         default=("year",), min_length=1
     )
-    standardize_target: bool = False  # by the constants of the whole table, which are public; nothing is exchanged
+    #: Whether the target is centred and scaled, by public constants of the whole table. Nothing is exchanged for it.
+    standardize_target: bool = False
 
-
-def _known_source(path: str) -> str:
-    return check_known("source", path, ())
+    @property
+    def target_scale(self) -> tuple[float, float] | None:
+        """Over the whole table."""
+        return (-0.450, 1.531) if self.standardize_target else None
 
 
 class PythonData(SourceSettings):
     """Users, or labelled rows, from code of a package or of the client itself (`coterie_client.data.python_source`)."""
 
     source: Literal["python"]
-    path: Annotated[str, AfterValidator(_known_source)]  # the name that a package gives it, or package.module:name
-    options: dict[str, JsonValue] = Field(default_factory=dict)
-    test_fraction: TestFraction = 0.2  # for users that come without test rows
-    partition: Partition | None = None  # of labelled rows; absent: by user
+    #: Name that a package gives the source, or package.module:name.
+    path: Annotated[str, AfterValidator(partial(check_known, "source", built_in=()))]
+    options: dict[str, JsonValue] = Field(default_factory=dict)  #: Settings for the code, which checks them.
+    test_fraction: TestFraction = 0.2  #: Share of a user's rows that is held out, for users that come without test rows.
+    partition: Partition | None = None  #: How labelled rows are divided among users. Absent: the code names the users.
 
 
 PooledData = NpzData | LeafData | DigitsData | ImagesData | TorchvisionData | HuggingfaceData | RolesData | TweetsData  # by `Partition`

@@ -1,7 +1,5 @@
 """Features: name, kind, and the column of the table. A run's schema is the list of its features."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -58,7 +56,8 @@ def listed(features: Sequence[Feature], most: int = MAX_LISTED) -> list[str]:
     if all(feature.kind == "number" and column_of(feature) == feature.name for feature in features):
         return [f"{head}: {', '.join([*(feature.name for feature in shown), *([more] if more else [])])}"]
     width = max(len(feature.name) for feature in shown)
-    lines = [f"  {feature.name:<{width}}  {feature.kind}{_from(feature)}" for feature in shown]
+    sources = (f" from column {feature.column}" if feature.column not in ("", feature.name) else "" for feature in shown)
+    lines = [f"  {feature.name:<{width}}  {feature.kind}{source}" for feature, source in zip(shown, sources, strict=True)]
     return [f"{head}:", *lines, *([f"  {more}"] if more else [])]
 
 
@@ -66,10 +65,6 @@ def in_a_line(features: Sequence[Feature], most: int = MAX_LISTED) -> str:
     """The names, each with its kind where that is another than number: "ses, seen (date), sex=f (category)"; bounded."""
     shown = [feature.name if feature.kind == "number" else f"{feature.name} ({feature.kind})" for feature in features[:most]]
     return ", ".join([*shown, *([f"... and {len(features) - most:,} more"] if len(features) > most else [])])
-
-
-def _from(feature: Feature) -> str:
-    return f" from column {feature.column}" if feature.column not in ("", feature.name) else ""
 
 
 def to_plain(features: Iterable[Feature]) -> list[list[str]]:

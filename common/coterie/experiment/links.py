@@ -4,8 +4,6 @@ Parents impose them at their end of each link (`coterie_server.transport.links`)
 wide-area network between clusters and a local one inside them. Each link has its own rate; hosts of one parent do not share it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from pydantic import AfterValidator
 
 from coterie.experiment.settings import Settings
 from coterie.text.quoting import quoted
-from coterie.wire.frames import CHUNK_BYTES
+from coterie.wire.fields import CHUNK_BYTES
 
 _FORM = re.compile(r"(\d+(?:\.\d+)?)(bit|kbit|Mbit|Gbit)/(\d+(?:\.\d+)?)(us|ms|s)", re.ASCII)
 _WANTED = "RATE/DELAY such as 20Mbit/40ms, in bit, kbit, Mbit or Gbit a second and us, ms or s each way"
@@ -57,20 +55,15 @@ def link_rule(text: str) -> LinkRule:
     return rule
 
 
-def _checked(text: str) -> str:
-    link_rule(text)
-    return text
-
-
-LinkText = Annotated[str, AfterValidator(_checked)]
+LinkText = Annotated[str, AfterValidator(lambda text: link_rule(text) and text)]
 
 
 class LinkRules(Settings):
     """The links of each scope, as "RATE/DELAY". A scope without one has the network's own speed."""
 
-    direct: LinkText | None = None  # between the coordinator and hosts, in a flat run
-    between: LinkText | None = None  # between the coordinator and aggregators
-    within: LinkText | None = None  # between an aggregator and its hosts
+    direct: LinkText | None = None  #: Link between the coordinator and each host of a flat run, as RATE/DELAY: 20Mbit/40ms.
+    between: LinkText | None = None  #: Link between the coordinator and each aggregator.
+    within: LinkText | None = None  #: Link between an aggregator and each of its hosts.
 
     def given(self) -> Iterator[tuple[str, str]]:
         """(scope, text) of the emulated links."""
@@ -85,7 +78,8 @@ class LinkRules(Settings):
             rule = link_rule(text)
             needed_s = rule.transmission_s(CHUNK_BYTES) + 2 * rule.delay_s
             if needed_s > silence_s / 2:
+                frame = f"a frame of {CHUNK_BYTES >> 10} KiB"
                 raise ValueError(
-                    f"links.{scope} is {text!r}, so that a frame of 1 MiB and two delays take {needed_s:.3g} s, want at most "
+                    f"links.{scope} is {text!r}, so that {frame} and two delays take {needed_s:.3g} s, want at most "
                     f"{silence_s / 2:g} s: half of the smaller of silence_s and 10 heartbeat_s"
                 )

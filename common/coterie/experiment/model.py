@@ -4,12 +4,11 @@ A model is a representation followed by a head, distinguished by the names of te
 client builds the network and needs torch. The server receives names, shapes and parts in the hosts' hellos, as `TensorInfo`s.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from numpy.typing import NDArray
@@ -32,27 +31,30 @@ X = "x"  # the model of a convex problem
 
 
 class _Model(Settings):
-    # Preprocessing of rows: bytes are divided by 255, then each channel (the first axis of a row) is centred and scaled by these public
-    # constants.
+    #: Constant that is subtracted from each channel of a row; one number, or one per channel. Bytes are divided by 255 first.
     input_mean: tuple[float, ...] = (0.0,)
-    input_std: tuple[PositiveFloat, ...] = (1.0,)
-    device: str = "cpu"  # equal bits are not guaranteed for "cuda"
+    input_std: tuple[PositiveFloat, ...] = (1.0,)  #: Constant by which each channel is then divided.
+    #: alone: users are trained one after another. stacked: all drawn users of a host in the same steps, which is several times as fast for
+    #: small networks of fully connected layers. Its last bits differ from those of `alone`, and not by hosts, transport or resume.
+    training: Literal["alone", "stacked"] = "alone"
+    device: str = "cpu"  #: Device of torch: cpu or cuda. Equal bits are guaranteed for cpu alone.
 
 
 class LinearModel(_Model):
     """Softmax regression on the flattened row: all of it is the head."""
 
     name: Literal["linear"]
-    classes: Extent
+    classes: Extent  #: Number of classes: the size of the output.
 
 
 class MlpModel(_Model):
     """Fully connected layers with ReLU between them; the last one is the head."""
 
     name: Literal["mlp"]
+    #: Sizes of the hidden layers, from the input on.
     hidden: Annotated[tuple[Extent, ...], Field(min_length=1, max_length=100)] = (128, 64)
-    classes: Extent
-    pool: Annotated[int, Field(ge=1, le=1000)] = 1  # images are averaged over squares of this many pixels first
+    classes: Extent  #: Number of classes: the size of the output.
+    pool: Annotated[int, Field(ge=1, le=1000)] = 1  #: Images are first averaged over squares of this many pixels a side.
 
 
 class CnnModel(_Model):
@@ -62,33 +64,31 @@ class CnnModel(_Model):
     """
 
     name: Literal["cnn"]
-    channels: tuple[Extent, Extent] = (64, 64)
-    hidden: tuple[Extent, Extent] = (120, 64)
-    classes: Extent
+    channels: tuple[Extent, Extent] = (64, 64)  #: Channels of the two convolutions.
+    hidden: tuple[Extent, Extent] = (120, 64)  #: Sizes of the two fully connected layers.
+    classes: Extent  #: Number of classes: the size of the output.
 
 
 class LstmModel(_Model):
     """An embedding, an LSTM and a linear head on its last output: rows are sequences of symbols 0 to `symbols` - 1."""
 
     name: Literal["lstm"]
-    symbols: Extent
-    embedding: Extent = 8
-    hidden: Extent = 128
-    layers: Annotated[int, Field(ge=1, le=10)] = 1
-    classes: Extent
-
-
-def _known(build: str) -> str:
-    return check_known("model", build, ())
+    symbols: Extent  #: Number of symbols in the rows, which are 0 to symbols - 1.
+    embedding: Extent = 8  #: Size of a symbol's embedding.
+    hidden: Extent = 128  #: Size of the LSTM's state.
+    layers: Annotated[int, Field(ge=1, le=10)] = 1  #: Number of LSTM layers.
+    classes: Extent  #: Number of classes: the size of the output.
 
 
 class CustomModel(_Model):
     """A function of a package or of the client's own code that returns a `torch.nn.Module`; it is called with `options`."""
 
     name: Literal["custom"]
-    build: Annotated[str, AfterValidator(_known)]  # the name that a package gives it, or package.module:function
-    options: dict[str, JsonValue] = Field(default_factory=dict)
-    head: Annotated[tuple[Prefix, ...], Field(min_length=1)] = ("head",)  # tensors whose names begin with one of these
+    #: Name that a package gives the model, or package.module:function.
+    build: Annotated[str, AfterValidator(partial(check_known, "model", built_in=()))]
+    options: dict[str, JsonValue] = Field(default_factory=dict)  #: Arguments of the function.
+    #: Tensors whose names begin with one of these are the head; all others are the representation.
+    head: Annotated[tuple[Prefix, ...], Field(min_length=1)] = ("head",)
 
 
 def _named(value: Any) -> Any:
@@ -148,12 +148,17 @@ def from_json(text: str) -> tuple[TensorInfo, ...]:
         listed = json.loads(text)
         if not 0 < len(listed) <= _MAX_TENSORS:
             raise ValueError(f"{len(listed)} tensors")
+        for item in listed:
+            if item["part"] not in ("representation", "head") or not all(
+                isinstance(extent, int) and extent >= 0 for extent in item["shape"]
+            ):
+                raise ValueError("a part or an extent")
         return tuple(
             TensorInfo(
                 str(item["name"]),
-                tuple(map(_extent, item["shape"])),
+                tuple(item["shape"]),
                 bool(item["is_integer"]),
-                _part(item["part"]),
+                item["part"],
                 bool(item["is_statistic"]),
                 str(item.get("layer", "")),  # absent in old runs
             )
@@ -161,18 +166,6 @@ def from_json(text: str) -> tuple[TensorInfo, ...]:
         )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ProtocolError(f"the tensors of a model are {text[:100]!r}, wanted a list with name, shape and part of each") from error
-
-
-def _extent(value: Any) -> int:
-    if not isinstance(value, int) or value < 0:
-        raise ValueError(f"an extent of {value!r}")
-    return value
-
-
-def _part(value: Any) -> Part:
-    if value not in ("representation", "head"):
-        raise ValueError(f"a part {value!r}")
-    return value  # type: ignore[no-any-return]
 
 
 def shared_tensors(
@@ -199,19 +192,19 @@ def stacked(tensors: Sequence[TensorInfo], n_models: int) -> tuple[TensorInfo, .
 def check_sizes(weights: NDArray[Any], counts: NDArray[Any], listed: Sequence[TensorInfo]) -> None:
     """ProtocolError unless these numbers have the total size of the listed tensors, for floats and integers."""
     wanted = [sum(tensor.size for tensor in listed if tensor.is_integer == kind) for kind in (False, True)]
-    if [weights.size, counts.size] != wanted:
-        raise ProtocolError(f"{weights.size} weights and {counts.size} counts came, wanted {wanted[0]} and {wanted[1]}")
+    if [weights.shape[-1], counts.shape[-1]] != wanted:
+        raise ProtocolError(f"{weights.shape[-1]} weights and {counts.shape[-1]} counts came, wanted {wanted[0]} and {wanted[1]}")
 
 
 def named_tensors(weights: NDArray[Any], counts: NDArray[Any], listed: Sequence[TensorInfo]) -> dict[str, NDArray[Any]]:
-    """The listed tensors by name, as views of concatenated floats and integers."""
+    """The listed tensors by name, as views of concatenated floats and integers; these may have further first axes, such as one of users."""
     check_sizes(weights, counts, listed)
     at = {False: 0, True: 0}
     tensors: dict[str, NDArray[Any]] = {}
     for tensor in listed:
         start = at[tensor.is_integer]
         source = counts if tensor.is_integer else weights
-        tensors[tensor.name] = source[start : start + tensor.size].reshape(tensor.shape)
+        tensors[tensor.name] = source[..., start : start + tensor.size].reshape((*source.shape[:-1], *tensor.shape))
         at[tensor.is_integer] = start + tensor.size
     return tensors
 

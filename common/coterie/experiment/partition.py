@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
@@ -17,7 +18,8 @@ MAX_CLASSES = 100_000
 class Sizes(Settings):
     """Quantity skew: users with unequal numbers of rows."""
 
-    lognormal: Annotated[float, Field(gt=0, le=10)]  # standard deviation of the logarithm of a user's share of the rows
+    #: Standard deviation of the logarithm of a user's share of the rows. Larger means more unequal users.
+    lognormal: Annotated[float, Field(gt=0, le=10)]
 
 
 _NEEDED = {"classes": ("users", "classes_per_user"), "dirichlet": ("users", "alpha"), "user": ()}
@@ -34,10 +36,6 @@ _POSSIBLE = {
 }
 
 
-def _known_rule(by: str) -> str:
-    return check_known("partition", by, tuple(_NEEDED))
-
-
 class Partition(Settings):
     """Who gets which of the labelled rows.
 
@@ -45,25 +43,32 @@ class Partition(Settings):
     by: dirichlet  each class is divided among `users` users in proportions drawn from Dirichlet(alpha).
     by: user       the rows know their users; each keeps its own (of `classes_per_user` of its classes, drawn).
 
-    Or `by` names a rule of a package, or of the client's own code (`coterie_client.data.rules`), which is given `options`.
+    Or `by` names a rule of a package, or of the client's own code (`coterie_client.data.sources`), which is given `options`.
     """
 
-    by: Annotated[str, AfterValidator(_known_rule)]
-    users: Annotated[int, Field(ge=1, le=MAX_PARTS)] | None = None
-    classes_per_user: Annotated[int, Field(ge=1, le=MAX_CLASSES)] | None = None  # S
-    alpha: Annotated[float, Field(gt=0, le=1e6)] | None = None  # small: a user has few classes; large: all have the same mixture
-    equal_rows: bool = True  # without sizes: what is left over goes to nobody; false: every row goes to somebody
+    #: classes: each user gets rows of a few classes. dirichlet: each class is divided in random proportions. user: rows stay with their
+    #: users. Or a rule of your own.
+    by: Annotated[str, AfterValidator(partial(check_known, "partition", built_in=tuple(_NEEDED)))]
+    users: Annotated[int, Field(ge=1, le=MAX_PARTS)] | None = None  #: Number of users to make.
+    #: Number of distinct classes of a user. Fewer classes make users more different.
+    classes_per_user: Annotated[int, Field(ge=1, le=MAX_CLASSES)] | None = None
+    #: Concentration of the Dirichlet distribution. Small: a user has few classes. Large: all users have the same mixture.
+    alpha: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    equal_rows: bool = True  #: Whether users get equally many rows, so that a rest belongs to nobody. false: every row belongs to somebody.
+    #: Fewest rows of a user. dirichlet draws again until all users have them, by default 2; user leaves smaller users out, by default those
+    #: without rows.
     min_rows: Annotated[int, Field(ge=1)] | None = (
         None  # dirichlet: drawn again until all users have them (default 2); user: left out below
     )
-    max_users: Annotated[int, Field(ge=1)] | None = None  # as many of the natural users, drawn
-    classes: tuple[Annotated[int, Field(ge=0)] | Name, ...] | None = Field(default=None, min_length=1)  # only rows with these labels
-    relabel: bool = False  # a label becomes its place in `classes`, from 0
-    sizes: Sizes | None = None
-    options: dict[str, JsonValue] = Field(default_factory=dict)
-    rows_per_user: Annotated[int, Field(ge=1)] | None = None  # at most so many training rows, in the proportions of the user's classes
-    test_rows_per_user: Annotated[int, Field(ge=1)] | None = None  # likewise
-    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)  # absent: the experiment's
+    max_users: Annotated[int, Field(ge=1)] | None = None  #: Number of natural users to draw. Absent: all of them.
+    #: Labels whose rows count. Absent: all.
+    classes: tuple[Annotated[int, Field(ge=0)] | Name, ...] | None = Field(default=None, min_length=1)
+    relabel: bool = False  #: Whether a label becomes its place in `classes`, from 0.
+    sizes: Sizes | None = None  #: Unequal numbers of rows. Absent: they follow from the other keys.
+    options: dict[str, JsonValue] = Field(default_factory=dict)  #: Settings for a rule of your own, which checks them.
+    rows_per_user: Annotated[int, Field(ge=1)] | None = None  #: The most training rows of a user, drawn in the proportions of its classes.
+    test_rows_per_user: Annotated[int, Field(ge=1)] | None = None  #: The most test rows of a user, drawn likewise.
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)  #: Seed of the partition. Absent: that of the experiment.
 
     @model_validator(mode="after")
     def _keys_fit_the_kind(self) -> Partition:

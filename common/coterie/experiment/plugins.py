@@ -46,6 +46,7 @@ _NOUNS: Final[Mapping[Kind, str]] = {"source": "data source"}
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _PACKAGE = re.compile(PACKAGE)
+_UNEXPECTED = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
 
 
 @dataclass(frozen=True)
@@ -115,11 +116,16 @@ class Place:
     def imported(self) -> ModuleType:
         """The module. ConfigError if it cannot be imported."""
         try:
-            return importlib.import_module(self.module)
+            found = importlib.import_module(self.module)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # foreign modules may raise anything, even SystemExit
-            raise ConfigError(f"{self.what} cannot be imported: {type(error).__name__}: {error}", self.finding) from error
+            said = f"{type(error).__name__}: {error}{_of_field(error)}"
+            raise ConfigError(f"{self.what} cannot be imported: {said}", self.finding) from error
+        if found.__spec__ is not None and found.__spec__.origin is None and hasattr(found, "__path__"):  # a namespace package
+            said = f"{self.module!r} is a folder here, want a module; if the module is in the folder: cd {self.module}"
+            raise ConfigError(f"{self.what} cannot be imported: {said}", self.finding)
+        return found
 
     def loaded(self) -> Any:
         """The attribute. ConfigError if it does not exist."""
@@ -134,6 +140,16 @@ class Place:
         """The place of one of its parts, "package.module:name"."""
         module, _, attribute = path.partition(":")
         return replace(self, module=module, attribute=attribute)
+
+
+def _of_field(error: BaseException) -> str:
+    """The field of an author's class that was probably meant by an unknown one, as the end of a sentence."""
+    found = _UNEXPECTED.match(str(error)) if isinstance(error, TypeError) else None
+    if found is None:
+        return ""
+    public = importlib.import_module("coterie.plugin")
+    fields = getattr(getattr(public, found[1], None), "__dataclass_fields__", {})
+    return suggestion(found[2], fields)
 
 
 def place(kind: Kind, name: str) -> Place | None:
@@ -190,9 +206,6 @@ def _entries(kind: Kind, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:  # no
 def _package(entry: EntryPoint) -> Package:
     assert entry.dist is not None  # noqa: S101 - it was found in one
     return Package(re.sub(r"[-_.]+", "-", entry.dist.name).lower(), entry.dist.version)
-
-
-# ---- the packages of an experiment
 
 
 def installed(name: str) -> str | None:

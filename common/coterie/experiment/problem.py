@@ -3,8 +3,7 @@
 Only the client computes it, in `coterie_client.problems`. The coordinator never sees the data.
 """
 
-from __future__ import annotations
-
+from functools import partial
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
@@ -18,10 +17,6 @@ NETWORK_LOSSES: Final = ("cross_entropy",)  # networks also take least_squares
 UNTOLD: Final = "metric"  # if only the code of the loss knows
 METRICS: Final = ("accuracy", "squared_error", "deviance", UNTOLD)
 LOSSES: Final = (*MARGIN_LOSSES, *DISTANCE_LOSSES, *NETWORK_LOSSES)
-
-
-def _known(loss: str) -> str:
-    return check_known("loss", loss, LOSSES)
 
 
 class ProblemConfig(Settings):
@@ -43,11 +38,17 @@ class ProblemConfig(Settings):
     steps as long as can be; counts above exp(`log_mean_limit`) are refused. Held-out rows are judged by their mean deviance.
     """
 
-    loss: Annotated[str, AfterValidator(_known)]
-    l2: NonNegativeFloat = 0.0  # c above
-    huber_delta: PositiveFloat = 1.0  # where the Huber function turns from quadratic to linear
-    log_mean_limit: Annotated[float, Field(ge=0, le=50)] = 5.0  # poisson: the log of a mean beyond which exp goes on as its parabola
-    intercept: bool = True
+    #: The loss: squared_hinge, logistic, least_squares, huber, poisson, squared_distance, huber_distance, cross_entropy, or one of your
+    #: own.
+    loss: Annotated[str, AfterValidator(partial(check_known, "loss", built_in=LOSSES))]
+    #: Factor c of the penalty c/2 |w|^2 on the weights, without the intercept. Above 0 it gives every user a unique minimiser.
+    l2: NonNegativeFloat = 0.0
+    huber_delta: PositiveFloat = 1.0  #: Residual at which the Huber loss turns from quadratic to linear, in units of the target.
+    #: poisson: log of the mean beyond which the loss goes on as a parabola. Step sizes shrink with exp of it, so set it just above the log
+    #: of the largest count.
+    log_mean_limit: Annotated[float, Field(ge=0, le=50)] = 5.0
+    intercept: bool = True  #: Whether models have an intercept. It enters with a minus sign and is not penalised.
+    #: mean: a user's loss is the mean over its rows. sum: it is the sum, so users with many rows count more.
     reduction: Literal["mean", "sum"] = "mean"
 
     @property

@@ -8,8 +8,6 @@ All draws are keyed by name, so a user's head does not depend on other users. Th
 learnt representation.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from coterie.arrays import Array
@@ -23,8 +21,7 @@ def true_representation(config: DataConfig, seed: int) -> Array | None:
         return None
     seed = seed if config.seed is None else config.seed
     gaussian = normal(stream(seed, "representation"), config.d * config.k).reshape(config.d, config.k)
-    orthonormal: Array = np.linalg.qr(gaussian)[0]
-    return orthonormal
+    return np.linalg.qr(gaussian)[0]
 
 
 def true_head(config: RepresentationData, seed: int, name: str) -> Array:

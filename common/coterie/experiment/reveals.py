@@ -7,18 +7,19 @@ refused. This module knows no method by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
-from coterie.experiment.method import Kind
+from coterie.experiment.method import Fact, Kind
 from coterie.registry import built_in_methods, method, room
 
 if TYPE_CHECKING:
     from coterie.experiment.config import Experiment
 
 Seen = Literal["parents", "aggregator", "coordinator"]
-BEFORE, AFTER = ("prepare",), ("evaluation",)  # steps of every run
+BEFORE, AFTER = ("prepare",), ("evaluation", "inference")  # steps of every run
 SEEN: Mapping[Seen, str] = {  # in a run with aggregators; in a flat run it is the coordinator
     "parents": "aggregator and the coordinator",
     "aggregator": "aggregator",
@@ -31,8 +32,8 @@ class Reveal:
     """One thing that each user sends up.
 
     `steps` are those of the messages that ask for it or carry it: "ROOM/STEP", or "ROOM" for all steps of a room of `coterie.methods`. It
-    is sent if the method's settings have the values in `needs` (a set allows each of its values), and none in `unless`. `kind` restricts it
-    to one kind of models.
+    is sent if the method's settings have the values in `needs` (a set allows each of its values, a class its instances), and none in
+    `unless`. `kind` restricts it to one kind of models.
     """
 
     up: str
@@ -82,13 +83,19 @@ def steps_of(experiment: Experiment) -> list[Step]:
                 listed.append(Step(reveal.title or name, seen, reveal))
 
     for name in BEFORE:
-        add(name, name, experiment.data)
+        add(name, name, SimpleNamespace(**dict(experiment.data), **dict.fromkeys(facts_of(experiment), True)))
     for name in experiment.references:
         add(f"reference {name}", name, method(name).config())
     add(f"method {experiment.method.name}", experiment.method.name, experiment.method)
     for name in AFTER:
         add(name, name, experiment)
     return listed
+
+
+def facts_of(experiment: Experiment) -> frozenset[Fact]:
+    """What the methods of an experiment must know of users' convex losses."""
+    configs = [experiment.method, *(method(name).config() for name in experiment.references)]
+    return frozenset().union(*(method(config.name).facts(config) for config in configs))
 
 
 def answered_by(experiment: Experiment) -> frozenset[str]:
@@ -101,37 +108,30 @@ def is_answered(answered: frozenset[str], whose: str, step: str) -> bool:
     return whose in answered or f"{whose}/{step}" in answered
 
 
-# ---- the table of all methods
-
-
 def table() -> list[str]:
     """The table of SECURITY.md, as lines of Markdown. Methods with equal rows share one."""
     rows: dict[tuple[str, str, str], list[str]] = {}
-    for name, reveal in _all():
+    listed = [(name, reveal) for name in (*BEFORE, *built_in_methods(), *AFTER) for reveal in room(name).reveals]
+    for name, reveal in listed:
         label = reveal.title or f"`{name}`"
         if reveal.condition and not reveal.title:
             label += f" ({reveal.condition})"
-        labels = rows.setdefault((reveal.up, reveal.concluded, _seen(reveal)), [])
+        seen = "parents" if reveal.seen == "parents" else f"the {reveal.seen}"
+        labels = rows.setdefault((reveal.up, reveal.concluded, seen), [])
         if label not in labels:
             labels.append(label)
     lines = ["| method | per user, up | seen by | what can be concluded |", "|---|---|---|---|"]
     return lines + [f"| {', '.join(labels)} | {up} | {seen} | {concluded} |" for (up, concluded, seen), labels in rows.items()]
 
 
-def _all() -> Iterator[tuple[str, Reveal]]:
-    for name in (*BEFORE, *built_in_methods(), *AFTER):
-        for reveal in room(name).reveals:
-            yield name, reveal
-
-
-def _seen(reveal: Reveal) -> str:
-    return "parents" if reveal.seen == "parents" else f"the {reveal.seen}"
-
-
 def _is_wanted(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, type):
+        return isinstance(value, wanted)
     return value in wanted if isinstance(wanted, frozenset) else bool(value == wanted)
 
 
 def _shown(wanted: Any) -> str:
+    if isinstance(wanted, type):
+        return wanted.__name__.lower()
     values: Sequence[Any] = sorted(wanted, key=str) if isinstance(wanted, frozenset) else [wanted]
     return " or ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in values)

@@ -7,24 +7,33 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from coterie.experiment.columns import ColumnType, Dialect, Missing, Name
-from coterie.experiment.source import USER, FilePath, SourceSettings, TestFraction
+from coterie.experiment.settings import USER, FilePath, SourceSettings, TestFraction
 
 
 class TableData(SourceSettings):
     """A table with one row per example: one file for all users of a host, or one file per user."""
 
-    # One file; a folder with one file per user; or a pattern such as "users/{user}.csv". Relative to the client's data folder.
+    #: A file; a folder with one file per user; or a pattern such as "users/{user}.csv". Relative to the client's data folder.
     path: FilePath
-    # Absent if the file name is the user's name. Several columns name users as "hospital/ward", within the known cluster "hospital".
+    #: Column that names the user; absent if the file name does. A list, [hospital, ward], names users "hospital/ward" in the known clusters
+    #: "hospital".
     user_column: Name | Annotated[tuple[Name, ...], Field(min_length=2, max_length=20)] | None = None
-    target_column: Name | None = None  # absent: the loss has no target, and targets are 0
-    feature_columns: tuple[Name, ...] | None = Field(default=None, min_length=1)  # absent: all other numbers, booleans and dates
-    cluster_column: Name | None = None  # the user's known cluster label, constant within a user
-    test_fraction: TestFraction = 0.2  # of a user's rows, rounded to whole rows
-    columns: dict[Name, ColumnType] = Field(default_factory=dict)  # types; of other columns they are found, from all of their cells
-    missing: Missing = "refuse"  # cells of features; rows without user, cluster or target are refused, or dropped with drop_rows
-    indicator_columns: tuple[Name, ...] | None = Field(default=None, min_length=1)  # absent: with indicator, every feature column has one
-    formula: Annotated[str, StringConstraints(min_length=3, max_length=10_000)] | None = None  # "score ~ ses + C(sector) + ses:hours"
+    #: Column of the target, or of labels +1 and -1, or 0, 1, 2, ... for networks. Absent: the loss has no target.
+    target_column: Name | None = None
+    #: Columns of the features. Absent: all other numbers, booleans and dates.
+    feature_columns: tuple[Name, ...] | None = Field(default=None, min_length=1)
+    cluster_column: Name | None = None  #: Column of the user's known cluster, which is the same in all rows of a user.
+    #: Share of each user's rows that is held out, by seed. Models are judged on it, and chosen by it. 0 trains on all rows.
+    test_fraction: TestFraction = 0.2
+    #: Types of columns. The type of any other column is found from all of its cells.
+    columns: dict[Name, ColumnType] = Field(default_factory=dict)
+    #: Missing cells of features. refuse: an error. drop_rows: their rows are left out. mean: they get the mean that the members agree on.
+    #: indicator: besides, a feature says where a cell was missing.
+    missing: Missing = "refuse"
+    #: With missing: indicator, the columns that get such a feature. Absent: all feature columns.
+    indicator_columns: tuple[Name, ...] | None = Field(default=None, min_length=1)
+    #: Target and features as a formula, instead of target_column and feature_columns: "score ~ ses + C(sector) + ses:hours".
+    formula: Annotated[str, StringConstraints(min_length=3, max_length=10_000)] | None = None
 
     @property
     def user_columns(self) -> tuple[str, ...]:
@@ -78,7 +87,7 @@ class CsvData(TableData):
     """Separated text, `.csv` or `.csv.gz`; by default with commas, in UTF-8, and the first line its header."""
 
     source: Literal["csv"]
-    csv: Dialect = Field(default_factory=Dialect)
+    csv: Dialect = Field(default_factory=Dialect)  #: The format of the text.
 
 
 class ParquetData(TableData):

@@ -1,11 +1,10 @@
 """Messages that the methods for known clusters share: averages, the objective, and the end. Each method has them as kinds of its own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from coterie.arrays import Array, Indices
+from coterie.families.evaluation import Scores
 from coterie.wire.messages import Broadcast, Message, PerCluster, Positions, Rows, Scalars, Vectors, declare
 
 M = TypeVar("M", bound=Message)
@@ -88,7 +87,7 @@ class GapCentre(PerCluster):
 
 @dataclass(frozen=True)
 class UserGap(Rows):
-    """The square of a user's gradient g_i, and how far F may fall (`coterie_client.families.gaps`). The vectors stay with the user."""
+    """The square of a user's gradient g_i, and how far F may fall (`coterie_client.families`). The vectors stay with the user."""
 
     squared: Annotated[Array, Scalars("rows")]
     least: Annotated[Array, Scalars("rows")]
@@ -112,13 +111,8 @@ class Judge(Broadcast):
 
 
 @dataclass(frozen=True)
-class Judgement(Rows):
-    """f_i at the user's model, and loss and metric on its held-out rows, as in `evaluation.Scores`."""
-
-    objective: Annotated[Array, Scalars("rows", allows="infinity")]
-    test_loss: Annotated[Array, Scalars("rows", allows="nan")]
-    test_metric: Annotated[Array, Scalars("rows", allows="nan")]
-    n_test: Annotated[Indices, Positions("rows")]
+class Judgement(Scores):
+    """f_i at the user's model, and loss and metric on its held-out rows."""
 
 
 @dataclass(frozen=True)
@@ -127,15 +121,13 @@ class Collect(Broadcast):
 
 
 @dataclass(frozen=True)
-class FinalModels(Rows):
+class FinalModels(Models):
     """theta_i, to the coordinator."""
-
-    theta: Annotated[Array, Vectors("rows", "d")]
 
 
 @dataclass(frozen=True)
 class ClusterMessages:
-    """The classes of one method's kinds."""
+    """The classes of one method's kinds, in the order of `messages_of`."""
 
     cluster_sums: type[ClusterSums]
     global_average: type[GlobalAverage]
@@ -161,21 +153,14 @@ def messages_of(method: str) -> ClusterMessages:
     def own(step: str, cls: type[M]) -> type[M]:
         return declare(method=method, step=step)(cast(type[M], type(cls.__name__, (cls,), {"__doc__": cls.__doc__})))
 
-    return ClusterMessages(
-        cluster_sums=own("between-average", ClusterSums),
-        global_average=own("between-average", GlobalAverage),
-        user_weights=own("parameters", UserWeights),
-        models=own("within-average", Models),
-        target=own("within-average", Target),
-        trace=own("trace", Trace),
-        ask_state=own("trace", AskState),
-        user_state=own("trace", UserState),
-        cluster_state=own("trace", ClusterState),
-        gap_centre=own("gap", GapCentre),
-        user_gap=own("gap", UserGap),
-        cluster_gap=own("gap", ClusterGap),
-        judge=own("evaluate", Judge),
-        judgement=own("evaluate", Judgement),
-        collect=own("models", Collect),
-        final_models=own("models", FinalModels),
-    )
+    steps = {
+        "between-average": (ClusterSums, GlobalAverage),
+        "parameters": (UserWeights,),
+        "within-average": (Models, Target),
+        "trace": (Trace, AskState, UserState, ClusterState),
+        "gap": (GapCentre, UserGap, ClusterGap),
+        "evaluate": (Judge, Judgement),
+        "models": (Collect, FinalModels),
+    }
+    classes: list[Any] = [own(step, cls) for step, listed in steps.items() for cls in listed]
+    return ClusterMessages(*classes)

@@ -3,15 +3,12 @@
 They stay in float64 in a float32 run, because Newton's method on sums of rounded gradients would stop at the rounding level.
 """
 
-from __future__ import annotations
-
 from coterie.experiment.method import Room
 from coterie.experiment.reveals import Reveal
-from coterie.wire.messages import Annotated, Array, Broadcast, Rows, Scalars, Vectors, dataclass, declare
+from coterie.wire.messages import Annotated, Array, Broadcast, Rows, Scalars, Vectors, declare
 
 
 @declare(method="consensus", step="query")
-@dataclass(frozen=True)
 class GroupModel(Rows):
     """The point at which a user's group is evaluated."""
 
@@ -19,7 +16,6 @@ class GroupModel(Rows):
 
 
 @declare(method="consensus", step="gradient")
-@dataclass(frozen=True)
 class Slopes(Rows):
     """Value and gradient of a user's term at its group's point."""
 
@@ -28,7 +24,6 @@ class Slopes(Rows):
 
 
 @declare(method="consensus", step="hessian")
-@dataclass(frozen=True)
 class Curvatures(Rows):
     """The upper triangle of the Hessian of a user's term, row by row: d(d+1)/2 scalars."""
 
@@ -36,7 +31,6 @@ class Curvatures(Rows):
 
 
 @declare(method="consensus", step="model")
-@dataclass(frozen=True)
 class AskModels(Rows):
     """Asks each user for its own model (4), given the common point y."""
 
@@ -44,7 +38,6 @@ class AskModels(Rows):
 
 
 @declare(method="consensus", step="model")
-@dataclass(frozen=True)
 class UserModels(Rows):
     """A user's own model."""
 
@@ -52,7 +45,6 @@ class UserModels(Rows):
 
 
 @declare(method="consensus", step="model")
-@dataclass(frozen=True)
 class AskLocalModels(Broadcast):
     """Asks each user for the minimizer of its own loss (2)."""
 

@@ -1,16 +1,16 @@
 """Users evaluate the final models of a stage on training and held-out rows. The ledger books this separately, under "evaluate"."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from coterie.experiment.method import Room
 from coterie.experiment.reveals import Reveal
-from coterie.wire.messages import Annotated, Array, Indices, Positions, Rows, Scalars, Vectors, dataclass, declare
+from coterie.wire.messages import Annotated, Array, Indices, Positions, Rows, Scalars, Vectors, declare
+
+# Whose models users judge, as the names of the figures begin: their own, or one that all have.
+OWN, COMMON = "personal", "global"
 
 
 @declare(method="evaluation", step="evaluate")
-@dataclass(frozen=True)
 class FinalModels(Rows):
     """Each user's final model."""
 
@@ -18,7 +18,6 @@ class FinalModels(Rows):
 
 
 @declare(method="evaluation", step="evaluate")
-@dataclass(frozen=True)
 class Scores(Rows):
     """f_i at the model, and the means of loss (without its l2 term) and metric over held-out rows, NaN for users without any.
 
@@ -44,7 +43,5 @@ def judged(*steps: str, **more: Any) -> Reveal:
 
 ROOM = Room(
     reveals=(judged("evaluation", needs={"evaluate": True}, kind="convex"),),
-    steps={
-        "evaluate": "final models, and how their users judge them",
-    },
+    steps={"evaluate": "final models, and how their users judge them"},
 )

@@ -4,15 +4,13 @@ It works for any method whose configuration inherits `Grid`; `coterie_server.run
 of the one before, so an order with similar neighbours saves rounds.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
-from pydantic_core import ErrorDetails, InitErrorDetails
+from pydantic_core import InitErrorDetails
 
 from coterie.experiment.settings import Settings
 from coterie.text.quoting import quoted
@@ -29,6 +27,8 @@ class Grid(Settings):
     An entry replaces whole settings; null removes one. The settings beside the grid must be valid by themselves.
     """
 
+    #: List of settings: each entry changes some of the method's other keys, and becomes a stage of its own. `coterie tune` makes grids and
+    #: chooses by held-out rows.
     grid: tuple[dict[str, JsonValue], ...] | None = Field(default=None, min_length=1, max_length=MAX_POINTS)
 
     @model_validator(mode="after")
@@ -79,11 +79,8 @@ def _point(config: type[Any], given: Mapping[str, Any], entry: Mapping[str, Json
     try:
         return config.model_validate({**given, **entry})
     except ValidationError as error:
-        mistakes = [_of_entry(item, place) for item in error.errors(include_url=False)]
+        mistakes = [
+            InitErrorDetails(type=item["type"], loc=("grid", f"entry {place}", *item["loc"]), input=item["input"], ctx=item.get("ctx", {}))
+            for item in error.errors(include_url=False)
+        ]
         raise ValidationError.from_exception_data(config.__name__, mistakes) from None
-
-
-def _of_entry(item: ErrorDetails, place: int) -> InitErrorDetails:
-    """A mistake in an entry, with the number of the entry."""
-    where = ("grid", f"entry {place}", *item["loc"])
-    return InitErrorDetails(type=item["type"], loc=where, input=item["input"], ctx=item.get("ctx", {}))

@@ -16,10 +16,9 @@ with their lambda = gamma for every client. It is also problem (4) of the convex
 x_j|^2 = n sum_i |x_i - mean|^2, its penalty GAM is gamma = 2 n GAM, and its gamma of (4) is gamma / (4 n^2).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -34,15 +33,7 @@ from coterie.text.names import normal
 from coterie.text.quoting import quoted
 
 
-def _weights(value: Any) -> Any:
-    return _checked(value, math.inf)
-
-
-def _shares(value: Any) -> Any:
-    return _checked(value, 1.0)
-
-
-def _checked(value: Any, largest: float) -> Any:
+def _checked(value: Any, *, largest: float = math.inf) -> Any:
     """The value, with its numbers parsed. ValueError for the first number outside 0 to `largest`, with its name."""
     # pydantic would report a wrong number twice, once as a number that should have been a mapping.
     if isinstance(value, Mapping):
@@ -66,16 +57,20 @@ def _as_number(value: Any) -> Any:
         return value
 
 
-PerName = Annotated[float | dict[str, float], BeforeValidator(_weights)]
-Shares = Annotated[float | dict[str, float], BeforeValidator(_shares)]
+PerName = Annotated[float | dict[str, float], BeforeValidator(_checked)]
+Shares = Annotated[float | dict[str, float], BeforeValidator(partial(_checked, largest=1.0))]
 
 
 class Weights(Settings):
     """gamma, and one of lam and alpha. A mapping gives values by the name of a cluster or, for gamma, also of a user."""
 
-    gamma: PerName  # gamma_i; in a mapping a user's name takes precedence over its cluster's
-    lam: PerName | None = None  # lambda_j of (2.3)
-    alpha: Shares | None = None  # alpha_j of (2.1)
+    #: Weight gamma_i that holds a user near its cluster. A number, or a mapping by cluster or user; a user's name goes before its
+    #: cluster's.
+    gamma: PerName
+    #: Weight lambda_j of (2.3) that holds a cluster near the others. A number, or a mapping by cluster. Give this or `alpha`.
+    lam: PerName | None = None
+    #: Share alpha_j of (2.1): 0 leaves clusters apart, 1 pulls users to the mean of all. A number, or a mapping by cluster.
+    alpha: Shares | None = None
 
     @model_validator(mode="after")
     def _one_of_lam_and_alpha(self) -> Self:
@@ -104,9 +99,7 @@ class Weights(Settings):
         return np.array(values, dtype=np.float64)
 
     def alpha_of(self, clusters: Sequence[str], gamma_sums: Array) -> Array:
-        """(k,) alpha_j of these clusters with Gamma_j = `gamma_sums` (k,). ConfigError when a mapping lacks a cluster, or has an unknown
-        one.
-        """
+        """(k,) alpha_j of these clusters with Gamma_j = `gamma_sums` (k,). ConfigError for a missing or an unknown cluster in a mapping."""
         if self.alpha is not None:
             return _by_cluster("alpha", self.alpha, clusters)
         lam = _by_cluster("lam", self.lam if self.lam is not None else 0.0, clusters)
@@ -156,6 +149,7 @@ class Segments:
         return np.minimum.reduceat(values[self._order], self._starts)
 
 
+AVERAGES = {"between_rounds": "between clusters", "within_rounds": "inside clusters"}  # closing figures that count them
 STEPS = {
     "parameters": "probabilities, weights and step sizes",
     "within-average": "users' models, and their cluster's average",
@@ -169,34 +163,19 @@ STEPS = {
 
 def averaged(method: str, *more: str) -> tuple[Reveal, ...]:
     """What users reveal to a method that averages them at their aggregator. `more` are steps that average other vectors, "within-..."."""
-    often = [f"{method}/{step}" for step in ("parameters", "control", "within-average", *more)]
+    often = tuple(f"{method}/{step}" for step in ("parameters", "control", "within-average", *more))
+    between = (f"{method}/between-average", *(f"{method}/{step.replace('within', 'between')}" for step in more))
+    trace, of_one = (f"{method}/trace",), "of a cluster with one user that user's"
+    bounds = "two bounds on what the objective can fall by, and whether its rows leave a direction free"
+    fits = "how well its model fits; the coordinator sees the sums over a cluster"
+    summed = "a value and a vector for each round of the trace, summed over clusters"
+    trajectory = "the trajectory of the user's model, as far as it is averaged"
     return (
-        Reveal(
-            "models at averaging rounds",
-            "the trajectory of the user's model, as far as it is averaged",
-            tuple(often),
-            seen="aggregator",
-        ),
-        Reveal(
-            "only sums of models over a cluster",
-            "the averages of a cluster; of a cluster with one user that user's model",
-            (f"{method}/between-average", *(f"{method}/{step.replace('within', 'between')}" for step in more)),
-            seen="coordinator",
-        ),
-        Reveal("its loss and its model, for each round of the trace", "as for its models", (f"{method}/trace",), seen="aggregator"),
-        Reveal(
-            "a value and a vector for each round of the trace, summed over clusters",
-            "the objective of a cluster; of a cluster with one user that user's",
-            (f"{method}/trace",),
-            seen="coordinator",
-        ),
-        Reveal(
-            "at the end the length of its gradient, two bounds on what the objective can fall by, and whether its rows leave a direction "
-            "free",
-            "how well its model fits; the coordinator sees the sums over a cluster",
-            (f"{method}/gap",),
-            seen="aggregator",
-        ),
+        Reveal("models at averaging rounds", trajectory, often, seen="aggregator"),
+        Reveal("only sums of models over a cluster", f"the averages of a cluster; {of_one} model", between, seen="coordinator"),
+        Reveal("its loss and its model, for each round of the trace", "as for its models", trace, seen="aggregator"),
+        Reveal(summed, f"the objective of a cluster; {of_one}", trace, seen="coordinator"),
+        Reveal(f"at the end the length of its gradient, {bounds}", fits, (f"{method}/gap",), seen="aggregator"),
         Reveal("the final model", "what a model says of its rows", (f"{method}/models",), needs={"collect_models": True}),
         judged(f"{method}/evaluate"),
     )

@@ -14,8 +14,9 @@ sent and averaged like parameters; with `private` they stay with their users. Co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
@@ -41,35 +42,51 @@ MODES: Mapping[int, str] = {AS_IS: "", HEAD_TUNED: "_ft_head", ALL_TUNED: "_ft_a
 class Optimizer(Settings):
     """The optimizer of local updates. Its state (momentum, moments) starts anew in each phase of each update."""
 
-    name: Literal["sgd", "adam"] = "sgd"
-    lr: PositiveFloat = 0.01
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5  # of sgd
-    weight_decay: NonNegativeFloat = 0.0
+    name: Literal["sgd", "adam"] = "sgd"  #: Algorithm of the steps.
+    lr: PositiveFloat = 0.01  #: Step size (learning rate).
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5  #: Momentum of sgd, which starts anew in each phase of each update.
+    weight_decay: NonNegativeFloat = 0.0  #: Weight decay: this multiple of the weights is added to the gradient.
 
 
 class PlainSgd(Optimizer):
     """For methods whose formulas assume steps without momentum."""
 
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  #: Momentum of sgd. The method's formulas assume 0.
+
+
+@dataclass(frozen=True)
+class Work:
+    """Local work of one user in one round, in gradients: passes take one of each of its rows; batches are of phases counted in batches."""
+
+    passes: float = 0
+    batches: float = 0
 
 
 class Training(Settings):
     """Settings of all methods with local updates."""
 
+    WORK: ClassVar[tuple[str, ...]] = ()  # keys that say how long a local update is
+
     if TYPE_CHECKING:
         name: str
 
-    participation: Annotated[float, Field(gt=0, le=1)] = 0.1  # r: r n users a round, rounded, at least one
-    users_per_round: PositiveInt | None = None  # instead of r
-    batch_size: PositiveInt | None = 10  # None: all rows of the user
-    optimizer: Optimizer = Optimizer()
-    average: Literal["rows", "plain"] = "rows"  # users are weighted by their rows, or equally as in print
+    #: Share r of the n users that take part in a round: r n, rounded, at least one. More users cost more traffic, and make progress
+    #: steadier.
+    participation: Annotated[float, Field(gt=0, le=1)] = 0.1
+    users_per_round: PositiveInt | None = None  #: Number of users in a round, instead of `participation`.
+    batch_size: PositiveInt | None = 10  #: Rows of a batch in a local step; null: all rows of the user.
+    optimizer: Optimizer = Optimizer()  #: Optimizer of the local steps.
+    #: Weights of users in the server's average. rows: by their numbers of training rows. plain: equal, as most papers print it.
+    average: Literal["rows", "plain"] = "rows"
+    #: Running statistics of batch norm: sent and averaged with shared layers, or private to each user.
     batch_norm: Literal["shared", "private"] = "shared"
-    evaluate_every: PositiveInt | None = None  # rounds; absent: only in the last ones
-    evaluate_last: Annotated[int, Field(ge=0, le=1_000_000)] = 10  # rounds whose accuracies are averaged at the end
-    # At the end users also evaluate their model after fine-tuning.
+    #: Rounds between evaluations on held-out rows, which cost traffic; null: only in the last `evaluate_last` rounds.
+    evaluate_every: PositiveInt | None = None
+    #: Number of last rounds that are evaluated. The mean of their accuracies is reported beside the accuracy of the final models.
+    evaluate_last: Annotated[int, Field(ge=0, le=1_000_000)] = 10
+    #: Parts that users fine-tune on their own rows at the end. Each gives an accuracy besides that of the model as it is.
     fine_tune: tuple[Literal["head", "all"], ...] = ("head",)
-    fine_tune_epochs: Epochs = 10
+    fine_tune_epochs: Epochs = 10  #: Passes over a user's rows in fine-tuning.
 
     @property
     def how(self) -> LocalTraining:
@@ -99,6 +116,26 @@ class Training(Settings):
         return {"part": part, "epochs": epochs, "updates": updates, "batch_size": self.batch_size, **moves, **changes}
 
     @property
+    def gradients(self) -> int:
+        """Gradients in a local step: more than one where it trains several models, or takes gradients at several points."""
+        return 1
+
+    def own_phases(self) -> list[dict[str, Any]]:
+        """The phases of a model that a user trains beside the one it returns."""
+        return []
+
+    @property
+    def work(self) -> Work:
+        """The work of a local update; in the mean, where coins decide how long one is."""
+        phases, times = [*self.phases(), *self.own_phases()], self.gradients
+        return Work(times * sum(phase["epochs"] or 0 for phase in phases), times * sum(phase["updates"] or 0 for phase in phases))
+
+    def keys_for(self, work: Work) -> dict[str, Any] | None:
+        """The `WORK` keys for this work, or for the least above it; None where no keys give it."""
+        del work
+        return None
+
+    @property
     def modes(self) -> list[int]:
         """What users evaluate at the end."""
         return [AS_IS, *(HEAD_TUNED if part == "head" else ALL_TUNED for part in dict.fromkeys(self.fine_tune))]
@@ -126,8 +163,11 @@ class Training(Settings):
 class JointTraining(Training):
     """Methods whose local update trains the whole model at once."""
 
-    epochs: Epochs | None = None  # of a local update; 1 if neither is given
-    updates: PositiveInt | None = None  # batches instead of epochs
+    WORK: ClassVar[tuple[str, ...]] = ("epochs", "updates")
+
+    #: Passes over a user's rows in a local update, by default 1. More of them save rounds, and let users drift apart.
+    epochs: Epochs | None = None
+    updates: PositiveInt | None = None  #: Batches in a local update, instead of `epochs`.
 
     @model_validator(mode="after")
     def _one_of_epochs_and_updates(self) -> Self:
@@ -140,15 +180,18 @@ class JointTraining(Training):
         epochs = None if self.updates is not None else 1 if self.epochs is None else self.epochs
         return [self.phase("all", epochs=epochs, updates=self.updates)]
 
+    def keys_for(self, work: Work) -> dict[str, Any] | None:
+        """Whole passes, or whole batches."""
+        key, value = ("updates", work.batches) if work.batches else ("epochs", work.passes)
+        return None if (work.batches and work.passes) or not float(value).is_integer() else {key: math.ceil(value / self.gradients)}
+
 
 @declare(method="partial", step="start")
-@dataclass(frozen=True)
 class AskStart(Rows):
     """Asks one user for the initial shared tensors of the seed, because the server builds no network."""
 
 
 @declare(method="partial", step="start")
-@dataclass(frozen=True)
 class Start(Rows):
     """phi^0."""
 
@@ -157,7 +200,6 @@ class Start(Rows):
 
 
 @declare(method="partial", step="shared")
-@dataclass(frozen=True)
 class Shared(Rows):
     """The server sends the shared tensors to the users of this round: FedRep, Algorithm 1, "sends current representation phi^t"."""
 
@@ -166,16 +208,11 @@ class Shared(Rows):
 
 
 @declare(method="partial", step="shared")
-@dataclass(frozen=True)
-class Updated(Rows):
+class Updated(Start):
     """A user returns its shared tensors: "sends updated representation phi_i^{t+1} to server"."""
-
-    weights: Annotated[Single, Weights("rows", "shared")]
-    counts: Annotated[Indices, Positions("rows", "counts")]
 
 
 @declare(method="partial", step="loss")
-@dataclass(frozen=True)
 class TrainingLoss(Rows):
     """A user's mean loss over the batches of the last phase of its local update."""
 
@@ -183,25 +220,16 @@ class TrainingLoss(Rows):
 
 
 @declare(method="partial", step="evaluation")
-@dataclass(frozen=True)
-class Trial(Rows):
+class Trial(Shared):
     """The shared tensors of a round, which users evaluate and discard."""
-
-    weights: Annotated[Single, Weights("shared")]
-    counts: Annotated[Indices, Positions("counts")]
 
 
 @declare(method="partial", step="delivery")
-@dataclass(frozen=True)
-class Delivery(Rows):
+class Delivery(Shared):
     """The shared tensors that a user keeps: at the end of a run, or at the start of a new user."""
-
-    weights: Annotated[Single, Weights("shared")]
-    counts: Annotated[Indices, Positions("counts")]
 
 
 @declare(method="partial", step="evaluation")
-@dataclass(frozen=True)
 class AskScores(Broadcast):
     """Asks every user to evaluate its model on its held-out rows, in these `MODES`."""
 
@@ -209,7 +237,6 @@ class AskScores(Broadcast):
 
 
 @declare(method="partial", step="evaluation")
-@dataclass(frozen=True)
 class Scores(Rows):
     """Mean loss and metric (`ProblemConfig.metric`) on the held-out rows; NaN for users without any."""
 
@@ -218,7 +245,6 @@ class Scores(Rows):
 
 
 @declare(method="partial", step="head")
-@dataclass(frozen=True)
 class TrainHead(Broadcast):
     """Asks new users to train their private tensors on the delivered ones. The result stays with the user."""
 
@@ -265,13 +291,24 @@ def _adapted(config: Training) -> Mapping[str, Any]:
 class LocalTraining(Method):
     """A method with local updates. The client module's `UPDATE` is its local update; the default is the phases of `config.phases`."""
 
-    config: type[Training]
-    reveals: tuple[Reveal, ...] = LOCAL_UPDATE
-    models: frozenset[Kind] = NETWORK
-    room: str = "partial"
-    users_need_minimisers: bool = False  # steps on convex losses do not need them
-    adapted: Callable[[Any], Mapping[str, Any]] | None = _adapted
-    needs_sizes: bool = True  # for averages weighted by rows, and accuracies over users with held-out rows
-    sharing: Sharing = "all"  # the shared part
-    private_layers: tuple[str, ...] = ()  # torch's names of layers that are always private
-    is_personal: bool = False  # whether users evaluate models of their own even if all tensors are shared
+    config: type[Training]  #: the keys of `method` in an experiment
+    reveals: tuple[Reveal, ...] = LOCAL_UPDATE  #: with those of messages of its own: `(*LOCAL_UPDATE, Reveal(...))`
+    models: frozenset[Kind] = NETWORK  #: supported kinds
+    room: str = "partial"  #: the family whose halves it uses
+    users_need_minimisers: bool = False  #: steps on convex losses do not need them
+    adapted: Callable[[Any], Mapping[str, Any]] | None = _adapted  #: the section `method` of new users of a finished run
+    needs_sizes: bool = True  #: for averages weighted by rows, and accuracies over users with held-out rows
+    sharing: Sharing = "all"  #: the shared part
+    private_layers: tuple[str, ...] = ()  #: torch's names of layers that are always private
+    is_personal: bool = False  #: whether users evaluate models of their own even if all tensors are shared
+
+    def fault(self, listed: Mapping[str, Any]) -> str:
+        """A method is personal only if something stays with its users."""
+        if not self.is_personal or self.sharing != "all" or self.private_layers:
+            return ""
+        update = listed.get("UPDATE")
+        if update is not None and (type(update).__name__ != "LocalUpdate" or update.judged is not type(update).judged):
+            return ""  # a text that names it, or another class, is looked at when it is imported
+        lacks = "there is no UPDATE" if update is None else "UPDATE has no `judged`"
+        wanted = "want LocalUpdate(update, start=own_model, judged=judge_own), a private part (sharing), or is_personal=False"
+        return f"has is_personal=True, but nothing stays with a user: all tensors are shared, and {lacks}; {wanted}"

@@ -9,20 +9,17 @@ Missing cells are left out of the sums of their feature, and the number of prese
 single cell reveals it. Targets are not summed. With two members, each can compute much of the other's sums from the common constants.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from coterie.experiment.method import Room
 from coterie.experiment.reveals import Reveal
-from coterie.wire.messages import Annotated, Array, Broadcast, Indices, Positions, Rows, Scalars, dataclass, declare
+from coterie.wire.messages import Annotated, Array, Broadcast, Indices, Positions, Rows, Scalars, declare
 
 FEW_ROWS: Final = 3  # 2 numbers per feature determine up to 2 rows
 FEW_CELLS: Final = 2  # without standardisation, 1 number per feature determines 1 cell
 
 
 @declare(method="prepare", step="standardize")
-@dataclass(frozen=True)
 class AskSums(Broadcast):
     """Asks every user for the sums over its training rows, and, with a 1, for the number of present cells of each feature."""
 
@@ -30,7 +27,6 @@ class AskSums(Broadcast):
 
 
 @declare(method="prepare", step="standardize")
-@dataclass(frozen=True)
 class UserSums(Rows):
     """A user's sum of each of p features over its training rows, without missing cells."""
 
@@ -39,7 +35,6 @@ class UserSums(Rows):
 
 
 @declare(method="prepare", step="standardize")
-@dataclass(frozen=True)
 class UserCounts(Rows):
     """The number of a user's training rows with a value of each of p features."""
 
@@ -47,7 +42,6 @@ class UserCounts(Rows):
 
 
 @declare(method="prepare", step="standardize")
-@dataclass(frozen=True)
 class AgreedMean(Broadcast):
     """The common mean of each feature, which fills missing cells. With a 1, it asks every user for its deviations from it."""
 
@@ -56,7 +50,6 @@ class AgreedMean(Broadcast):
 
 
 @declare(method="prepare", step="standardize")
-@dataclass(frozen=True)
 class UserDeviations(Rows):
     """The Euclidean norm of a user's deviations from the common mean, for each of p features, without missing cells."""
 
@@ -64,7 +57,6 @@ class UserDeviations(Rows):
 
 
 @declare(method="prepare", step="standardize")
-@dataclass(frozen=True)
 class AgreedScale(Broadcast):
     """The common scale of each feature."""
 
@@ -72,7 +64,6 @@ class AgreedScale(Broadcast):
 
 
 @declare(method="prepare", step="describe")
-@dataclass(frozen=True)
 class AskFacts(Broadcast):
     """Asks every user to describe its loss, and, with a 1, to refuse one without a unique minimiser of its own."""
 
@@ -80,27 +71,43 @@ class AskFacts(Broadcast):
 
 
 @declare(method="prepare", step="describe")
-@dataclass(frozen=True)
 class UserFacts(Rows):
-    """A user's number of training rows, the dimension d of its model, smoothness L_i and strong convexity mu_i of its loss.
-
-    Default steps need only d and L_i. The number of rows shows whose sums would reveal too much, and mu_i how fast a method can be.
-    """
+    """A user's number of training rows, which shows whose sums would reveal too much, and the dimension d of its model."""
 
     n_rows: Annotated[Indices, Positions("rows")]
     d: Annotated[Indices, Positions("rows")]
+
+
+@declare(method="prepare", step="smoothness")
+class AskSmoothness(Broadcast):
+    """Asks every user for L_i. Only methods with such steps need it: see `Method.facts`."""
+
+
+@declare(method="prepare", step="smoothness")
+class UserSmoothness(Rows):
+    """The smoothness L_i of a user's loss."""
+
     smoothness: Annotated[Array, Scalars("rows")]
+
+
+@declare(method="prepare", step="convexity")
+class AskConvexity(Broadcast):
+    """Asks every user for mu_i, likewise."""
+
+
+@declare(method="prepare", step="convexity")
+class UserConvexity(Rows):
+    """The strong convexity mu_i of a user's loss."""
+
     strong_convexity: Annotated[Array, Scalars("rows")]
 
 
 @declare(method="prepare", step="describe")
-@dataclass(frozen=True)
 class AskSizes(Broadcast):
     """Asks every user for its numbers of rows."""
 
 
 @declare(method="prepare", step="describe")
-@dataclass(frozen=True)
 class UserSizes(Rows):
     """A user's numbers of training and of held-out rows: the weights of averages."""
 
@@ -131,19 +138,30 @@ _REVEALS = (
         needs={"missing": frozenset({"mean", "indicator"})},
         title="filling of missing cells (any method)",
     ),
+    Reveal("row counts", "how many rows a user has", ("prepare/describe",), title="preparation (any method)"),
     Reveal(
-        "row counts, smoothness and convexity constants",
+        "the smoothness constant of its loss",
         "the size of the features",
-        ("prepare/describe",),
+        ("prepare/smoothness",),
+        needs={"smoothness": True},
         kind="convex",
-        title="preparation (any convex method)",
+        title="preparation (methods whose steps need it)",
     ),
-    Reveal("row counts", "how many rows a user has", ("prepare/describe",), kind="network", title="preparation (any network)"),
+    Reveal(
+        "the convexity constant of its loss",
+        "how far the features lie from a plane",
+        ("prepare/convexity",),
+        needs={"strong_convexity": True},
+        kind="convex",
+        title="preparation (methods whose steps need it)",
+    ),
 )
 ROOM = Room(
     reveals=_REVEALS,
     steps={
         "standardize": "sums of features, and the constants",
-        "describe": "constants of the losses",
+        "describe": "row counts",
+        "smoothness": "smoothness constants of the losses",
+        "convexity": "convexity constants of the losses",
     },
 )

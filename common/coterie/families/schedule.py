@@ -3,10 +3,9 @@
 Coordinator, aggregators and users build the same schedule from the same parameters, so no message carries it.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +19,6 @@ _LOOK_AHEAD = 4096  # iterations
 
 
 class Schedule:
-    """The operations of some clusters."""
-
     def __init__(self, everyone: Coin, own: dict[int, Coin]) -> None:
         """`everyone` is xi_0, `own` the xi_j by the number of the cluster."""
         self._everyone, self._own = everyone, own
@@ -70,15 +67,10 @@ def schedule_of(
     return Schedule(DrawnCoin(seed, "coin of all", p0), drawn)
 
 
-def _recorded(coins: Sequence[Sequence[object]] | None) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
-    if coins is None:
-        return None
-    return tuple((int(line[0]), tuple(int(flip) for flip in line[1])) for line in coins)  # type: ignore[call-overload, attr-defined]
-
-
-def schedule_by(seed: int, p0: float, p: Array, clusters: Indices, coins: Sequence[Sequence[object]] | None) -> Schedule:
+def schedule_by(seed: int, p0: float, p: Array, clusters: Indices, coins: Sequence[Sequence[Any]] | None) -> Schedule:
     """As `schedule_of`, from arrays (c,) of p_j and of the clusters' numbers, and recorded coins as parsed from JSON."""
-    return schedule_of(seed, p0, tuple(p.tolist()), tuple(clusters.tolist()), _recorded(coins))
+    recorded = None if coins is None else tuple((int(line[0]), tuple(map(int, line[1]))) for line in coins)
+    return schedule_of(seed, p0, tuple(p.tolist()), tuple(clusters.tolist()), recorded)
 
 
 def combined(alpha: float, tau: float, bar_j: Array, bar: Array) -> Array:

@@ -4,8 +4,6 @@ Collins et al. (2021), section 1: "the client only needs to learn a head". A rou
 `coterie adapt` makes such a run from a finished one.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from coterie.experiment.model import Sharing
@@ -17,8 +15,9 @@ class Config(Training):
     """Hyper-parameters; the finished run decides which tensors are shared."""
 
     name: Literal["adapt"] = "adapt"
-    shared: Sharing = "representation"
-    epochs: Epochs = 1  # of a round
+    shared: Sharing = "representation"  #: The part of the model that new users receive, as in the finished run. They train the rest.
+    epochs: Epochs = 1  #: Passes over a new user's rows in a round.
+    #: Parts that users fine-tune at the end, for accuracies besides that of the model as it is.
     fine_tune: tuple[Literal["head", "all"], ...] = ()
 
     def phases(self) -> list[dict[str, Any]]:

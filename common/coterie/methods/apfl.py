@@ -12,8 +12,6 @@ guarantees. Averages are weighted by rows by default. Momentum, if any, is separ
 mixed: the mix has its own, collected where its gradients are taken.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -24,11 +22,17 @@ from coterie.families.partial import JointTraining, LocalTraining
 
 class Config(JointTraining):
     name: Literal["apfl"] = "apfl"
-    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # alpha_i (initially, if adaptive); 0: the global model, 1: local training
-    adaptive: bool = False
+    #: Share alpha_i of the user's own model in its mix, at the start if it is adaptive. 0: the global model. 1: local training.
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
+    adaptive: bool = False  #: Whether users learn their alpha_i by gradient steps.
+
+    @property
+    def gradients(self) -> int:
+        """One for w, and one for v_i."""
+        return 2
 
     def settings(self) -> dict[str, Any]:
         return {"alpha": self.alpha, "adaptive": self.adaptive}
 
 
-METHOD = LocalTraining(config=Config, models=ANY_MODEL, is_personal=True)
+METHOD = LocalTraining(config=Config, models=ANY_MODEL, is_personal=True, strengths=("alpha",))

@@ -15,55 +15,41 @@ mixes x, y and z, and an averaging step moves bar_j by an amount that is not kno
 the last iteration, where their averages are not needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat
 
-from coterie.experiment.columns import Name
 from coterie.experiment.method import Method
 from coterie.experiment.reveals import Reveal
-from coterie.families.cluster_messages import messages_of
-from coterie.families.grid import Grid
-from coterie.families.known_clusters import STEPS, Shares, Weights, averaged
-from coterie.methods.async_l2gd import Flip, Probability
-from coterie.wire.messages import Array, Broadcast, Indices, PerCluster, Positions, Rows, Scalars, Vectors, dataclass, declare
+from coterie.families.cluster_messages import ClusterSums, GlobalAverage, messages_of
+from coterie.families.known_clusters import AVERAGES, STEPS, Shares, averaged
+from coterie.methods.async_l2gd import Centres, Flip, Iterations
+from coterie.wire.messages import Array, Broadcast, Indices, PerCluster, Positions, Rows, Scalars, Vectors, declare
 
 Coins = tuple[Flip, tuple[Flip, ...], tuple[NonNegativeInt, ...], Flip]
-Probabilities = Probability | dict[Name, Probability]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 NOTHING, THETA, ANCHOR = 0, 1, 2  # what users, or a cluster, send after their iterations
 
 
-class Config(Grid, Weights):
+class Config(Iterations):
     """The weights, the iterations, and the parameters. Defaults follow from Corollary 4.4."""
 
     name: Literal["async_al2sgd"] = "async_al2sgd"
-    iterations: PositiveInt = 2000
-    p0: Probability | None = None
-    p: Probabilities | None = None  # p_j
-    tau: Shares | None = None  # by Proposition 3.3
-    rho: Share | None = None  # p_0
-    mu: PositiveFloat | None = None  # the smallest strong convexity of the row losses; if they have none, an estimate for F
-    eta: PositiveFloat | None = None
-    a1: Share | None = None
+    tau: Shares | None = None  #: Share tau_j of the pull to the cluster that is left to the averages over all. Absent: by Proposition 3.3.
+    rho: Share | None = None  #: Probability of new anchors in an iteration, which cost a pass over all rows and an average. Absent: p_0.
+    #: Strong convexity mu that the steps assume. Absent: the smallest of all row losses or, if they have none, an estimate for the
+    #: objective.
+    mu: PositiveFloat | None = None
+    a1: Share | None = None  #: Weight of z in the point theta of an iteration. Absent: by Corollary 4.4.
+    #: Weight of the anchor x in the point theta of an iteration. Absent: by Corollary 4.4.
     a2: Annotated[float, Field(ge=0, le=1)] | None = None
-    b1: Annotated[float, Field(ge=0, le=1)] | None = None
-    b2: PositiveFloat | None = None
-    round_iterations: PositiveInt = 1000  # the most in one task of the coordinator
-    trace_every: NonNegativeInt = 0  # iterations between values of the objective, each of which costs averages; 0: only at the end
-    collect_models: bool = False  # at the end users send their models to the coordinator
-    # Recorded: (xi_0, (xi_1, ..., xi_k), (row of each user), xi') for each iteration; clusters and users in natural order of their names.
+    b1: Annotated[float, Field(ge=0, le=1)] | None = None  #: Share of its old value in the update of z. Absent: by Corollary 4.4.
+    b2: PositiveFloat | None = None  #: Length of z's gradient step. Absent: by Corollary 4.4.
+    #: Recorded coins to replay: (xi_0, (xi_1, ..., xi_k), (row of each user), xi') for each iteration. Clusters and users are in natural
+    #: order of their names.
     coins: tuple[Coins, ...] | None = None
-
-    @model_validator(mode="after")
-    def _coins_fit(self) -> Self:
-        if self.coins is not None and len(self.coins) < self.iterations:
-            raise ValueError(f"coins are given for {len(self.coins)} iterations, want one for each of {self.iterations}")
-        return self
 
 
 def recorded_refreshes(coins: Sequence[Sequence[Any]] | None) -> tuple[int, ...] | None:
@@ -75,13 +61,11 @@ def recorded_refreshes(coins: Sequence[Sequence[Any]] | None) -> tuple[int, ...]
 
 
 @declare(method="async_al2sgd", step="parameters")
-@dataclass(frozen=True)
 class AskConstants(PerCluster):
     """Asks each cluster for the constants of its row losses."""
 
 
 @declare(method="async_al2sgd", step="parameters")
-@dataclass(frozen=True)
 class ClusterConstants(PerCluster):
     """The largest smoothness and smallest strong convexity of the row losses in a cluster. A user's own stay with the aggregator."""
 
@@ -90,7 +74,6 @@ class ClusterConstants(PerCluster):
 
 
 @declare(method="async_al2sgd", step="parameters")
-@dataclass(frozen=True)
 class Parameters(PerCluster):
     """The parameters of each cluster's iterations. An aggregator passes its cluster's on to the users."""
 
@@ -106,7 +89,6 @@ class Parameters(PerCluster):
 
 
 @declare(method="async_al2sgd", step="control")
-@dataclass(frozen=True)
 class Advance(PerCluster):
     """Go on to iteration `until`. Then reply with the pair of THETA for a global round, or of a new ANCHOR, or with NOTHING."""
 
@@ -115,33 +97,24 @@ class Advance(PerCluster):
 
 
 @declare(method="async_al2sgd", step="between-anchor")
-@dataclass(frozen=True)
-class AnchorSums(PerCluster):
+class AnchorSums(ClusterSums):
     """As `ClusterSums`, for the new anchors x_i."""
-
-    weighted: Annotated[Array, Vectors("clusters", "d")]
-    weight: Annotated[Array, Scalars("clusters")]
 
 
 @declare(method="async_al2sgd", step="between-anchor")
-@dataclass(frozen=True)
-class GlobalAnchor(PerCluster):
+class GlobalAnchor(GlobalAverage):
     """xbar, to each aggregator."""
-
-    average: Annotated[Array, Vectors("clusters", "d")]
 
 
 # ---- between an aggregator and its users
 
 
 @declare(method="async_al2sgd", step="parameters")
-@dataclass(frozen=True)
 class AskRowConstants(Broadcast):
     """Asks users for the constants of their row losses f_il."""
 
 
 @declare(method="async_al2sgd", step="parameters")
-@dataclass(frozen=True)
 class RowConstants(Rows):
     """The largest smoothness and the smallest strong convexity of a user's row losses."""
 
@@ -150,16 +123,11 @@ class RowConstants(Rows):
 
 
 @declare(method="async_al2sgd", step="control")
-@dataclass(frozen=True)
-class Steps(PerCluster):
+class Steps(Advance):
     """Go on to iteration `until`. Then send THETA, or take y as the new ANCHOR and send it, or send NOTHING."""
-
-    until: Annotated[Indices, Positions("clusters")]
-    wanted: Annotated[Indices, Positions("clusters")]
 
 
 @declare(method="async_al2sgd", step="within-anchor")
-@dataclass(frozen=True)
 class Anchors(Rows):
     """The new x_i, for its cluster's average."""
 
@@ -167,12 +135,8 @@ class Anchors(Rows):
 
 
 @declare(method="async_al2sgd", step="within-anchor")
-@dataclass(frozen=True)
-class AnchorAverages(PerCluster):
+class AnchorAverages(Centres):
     """xbar_j and xbar, which users keep until the next anchor."""
-
-    cluster_average: Annotated[Array, Vectors("clusters", "d")]
-    global_average: Annotated[Array, Vectors("clusters", "d")]
 
 
 MESSAGES = messages_of("async_al2sgd")
@@ -181,6 +145,7 @@ METHOD = Method(
     config=Config,
     users_need_minimisers=False,
     has_known_clusters=True,
+    averages={**AVERAGES, "anchor_rounds": "for a new anchor"},
     steps={**STEPS, "within-anchor": "users' anchors, and their average", "between-anchor": "the same between clusters"},
     reveals=(
         Reveal(

@@ -15,9 +15,7 @@ cluster, bar_j stays while users move towards it, and a global round moves it by
 gamma is equal in all clusters, bar stays too. Such averages are used again (`reuse`).
 """
 
-from __future__ import annotations
-
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -25,45 +23,53 @@ from coterie.experiment.columns import Name
 from coterie.experiment.method import Method
 from coterie.families.cluster_messages import messages_of
 from coterie.families.grid import Grid
-from coterie.families.known_clusters import STEPS, Weights, averaged
-from coterie.wire.messages import (
-    Array,
-    Indices,
-    PerCluster,
-    Positions,
-    Scalars,
-    Vectors,
-    dataclass,
-    declare,
-)
+from coterie.families.known_clusters import AVERAGES, STEPS, Weights, averaged
+from coterie.wire.messages import Array, Indices, PerCluster, Positions, Scalars, Vectors, declare
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Flip = Annotated[int, Field(ge=0, le=1)]
 Coins = tuple[Flip, tuple[Flip, ...]]
 
 
-class Config(Grid, Weights):
+class Iterations(Grid, Weights):
+    """The weights, the iterations, and parameters of both asynchronous methods."""
+
+    iterations: PositiveInt = 2000  #: Iterations of a stage, each of them a local step or an averaging step.
+    #: Probability p_0 of an average over all clusters; with single_coin that of any average. Absent: by Corollary 3.6 or 4.4.
+    p0: Probability | None = None
+    #: Probability p_j of an average in a cluster, a number or a mapping by cluster. Absent: by Corollary 3.6 or 4.4.
+    p: Probability | dict[Name, Probability] | None = None
+    #: Step size. The method ends in a ball around the minimiser whose size is proportional to it. Absent: by Corollary 3.6 or 4.4.
+    eta: PositiveFloat | None = None
+    round_iterations: PositiveInt = 1000  #: The most iterations in one task of the coordinator, which is a round of the run.
+    trace_every: NonNegativeInt = 0  #: Iterations between two values of the objective, each of which costs averages. 0: only at the end.
+    collect_models: bool = False  #: Whether users send their models to the coordinator at the end, as `coterie predict` needs.
+    coins: tuple[Any, ...] | None = None  #: Recorded coins to replay, for each iteration.
+
+    @model_validator(mode="after")
+    def _coins_fit(self) -> Self:
+        if self.coins is not None and len(self.coins) < self.iterations:
+            raise ValueError(f"coins are given for {len(self.coins)} iterations, want one for each of {self.iterations}")
+        return self
+
+
+class Config(Iterations):
     """The weights, the iterations, and the parameters. Defaults follow from Corollary 3.6."""
 
     name: Literal["async_l2gd"] = "async_l2gd"
-    iterations: PositiveInt = 2000
+    #: two_coins: averages in clusters and over all have coins of their own. single_coin: one coin for both, as in section 6.
     variant: Literal["two_coins", "single_coin"] = "two_coins"
-    p0: Probability | None = None  # single_coin: p
-    p: Probability | dict[Name, Probability] | None = None  # p_j
-    tau: Annotated[float, Field(ge=0, le=1)] | dict[Name, Annotated[float, Field(ge=0, le=1)]] | None = None  # by Proposition 3.3
-    eta: PositiveFloat | None = None
-    reuse: Literal["auto", "never"] = "auto"  # of averages that are still valid
-    round_iterations: PositiveInt = 1000  # the most in one task of the coordinator
-    trace_every: NonNegativeInt = 0  # iterations between values of the objective, each of which costs averages; 0: only at the end
-    collect_models: bool = False  # at the end users send their models to the coordinator
-    coins: tuple[Coins, ...] | None = None  # recorded: (xi_0, (xi_1, ..., xi_k)) for each iteration, clusters in natural order of names
+    #: Share tau_j of the pull to the cluster that is left to the averages over all. Absent: by Proposition 3.3.
+    tau: Annotated[float, Field(ge=0, le=1)] | dict[Name, Annotated[float, Field(ge=0, le=1)]] | None = None
+    #: auto: an average that is still valid is not sent again. never: each averaging step sends it.
+    reuse: Literal["auto", "never"] = "auto"
+    #: Recorded coins to replay: (xi_0, (xi_1, ..., xi_k)) for each iteration. Clusters are in natural order of their names.
+    coins: tuple[Coins, ...] | None = None
 
     @model_validator(mode="after")
-    def _variant_and_coins_fit(self) -> Self:
+    def _variant_fits(self) -> Self:
         if self.variant == "single_coin" and (self.p is not None or self.tau is not None):
             raise ValueError("variant 'single_coin' has p_j = 0 and tau_j = 1: give p0 alone, or take variant 'two_coins'")
-        if self.coins is not None and len(self.coins) < self.iterations:
-            raise ValueError(f"coins are given for {len(self.coins)} iterations, want one for each of {self.iterations}")
         return self
 
 
@@ -71,7 +77,6 @@ class Config(Grid, Weights):
 
 
 @declare(method="async_l2gd", step="parameters")
-@dataclass(frozen=True)
 class Parameters(PerCluster):
     """The parameters of each cluster's iterations. An aggregator passes its cluster's on to the users."""
 
@@ -84,7 +89,6 @@ class Parameters(PerCluster):
 
 
 @declare(method="async_l2gd", step="control")
-@dataclass(frozen=True)
 class Advance(PerCluster):
     """Go on to iteration `until`. With `wants_pair`, then reply with the sums for a global round."""
 
@@ -96,7 +100,6 @@ class Advance(PerCluster):
 
 
 @declare(method="async_l2gd", step="control")
-@dataclass(frozen=True)
 class Steps(PerCluster):
     """Go on to iteration `until`. With `wants_models`, then send theta."""
 
@@ -105,7 +108,6 @@ class Steps(PerCluster):
 
 
 @declare(method="async_l2gd", step="within-average")
-@dataclass(frozen=True)
 class Centres(PerCluster):
     """Both averages before a global round, if more averaging follows it."""
 
@@ -115,4 +117,12 @@ class Centres(PerCluster):
 
 MESSAGES = messages_of("async_l2gd")
 
-METHOD = Method(config=Config, users_need_minimisers=False, has_known_clusters=True, reveals=averaged("async_l2gd"), steps=STEPS)
+METHOD = Method(
+    config=Config,
+    users_need_minimisers=False,
+    facts=lambda _: frozenset({"smoothness"}),  # of the default rates
+    has_known_clusters=True,
+    averages=AVERAGES,
+    reveals=averaged("async_l2gd"),
+    steps=STEPS,
+)

@@ -5,8 +5,6 @@ of `coterie.families.prepare` come first, the evaluation of the final models las
 few rows can reveal them: see `coterie_client.families.consensus`.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
@@ -21,11 +19,12 @@ class Config(Settings):
     """Which partition, how precisely, and the penalty at which the conditions of Theorems 1 and 2 are evaluated."""
 
     name: Literal["certify"] = "certify"
-    # The users' cluster labels, or the clusters of the stage it starts from; `labels`, by user name, replace both.
+    #: The clusters to certify. known: the users' labels. found: those of the stage that it starts from.
     partition: Literal["known", "found"] = "known"
-    labels: dict[Name, Name] | None = None
-    tolerance: Annotated[float, Field(ge=1e-8, le=0.5)] = 1e-3  # of both ends, relative
-    at: PositiveFloat | None = None  # LAM; None: the middle of the interval
+    labels: dict[Name, Name] | None = None  #: The cluster of each user, by name, instead of `partition`.
+    tolerance: Annotated[float, Field(ge=1e-8, le=0.5)] = 1e-3  #: Relative tolerance of both ends of the interval of penalties.
+    #: Penalty LAM at which the conditions of Theorems 1 and 2 are evaluated. Absent: the middle of the interval.
+    at: PositiveFloat | None = None
 
     @model_validator(mode="after")
     def _one_partition(self) -> Self:

@@ -9,24 +9,36 @@ equally many steps unless `personal_epochs` says otherwise. Momentum includes th
 each update. Batch norm's running statistics of v_k come from its own training.
 """
 
-from __future__ import annotations
-
+import math
 from typing import Any, Literal
 
 from pydantic import NonNegativeFloat
 
 from coterie.experiment.method import ANY_MODEL
-from coterie.families.partial import Epochs, JointTraining, LocalTraining
+from coterie.families.partial import Epochs, JointTraining, LocalTraining, Work
 
 
 class Config(JointTraining):
+    WORK = ("epochs", "updates", "personal_epochs")
+
     name: Literal["ditto"] = "ditto"
-    penalty: NonNegativeFloat = 1.0  # lambda; 0: v_k are the models of local training
-    personal_epochs: Epochs | None = None  # of v_k in an update (s of Algorithm 1); absent: as long as that of w_k
+    penalty: NonNegativeFloat = 1.0  #: Weight lambda that pulls a personal model to the global one. 0: local training.
+    #: Passes over a user's rows for its personal model in an update. Absent: as long as that of the global model.
+    personal_epochs: Epochs | None = None
+
+    def own_phases(self) -> list[dict[str, Any]]:
+        return self.phases() if self.personal_epochs is None else [self.phase("all", epochs=self.personal_epochs)]
+
+    def keys_for(self, work: Work) -> dict[str, Any] | None:
+        """Half for each model; of an odd number of passes the global one has one more. Each has at least one."""
+        if super().keys_for(work) is None:
+            return None
+        if work.batches:
+            return {"updates": math.ceil(work.batches / 2)}
+        return {"epochs": math.ceil(work.passes / 2), "personal_epochs": max(1, int(work.passes) // 2)}
 
     def settings(self) -> dict[str, Any]:
-        personal = self.phases() if self.personal_epochs is None else [self.phase("all", epochs=self.personal_epochs)]
-        return {"penalty": self.penalty, "personal": personal}
+        return {"penalty": self.penalty, "personal": self.own_phases()}
 
 
-METHOD = LocalTraining(config=Config, models=ANY_MODEL, is_personal=True)
+METHOD = LocalTraining(config=Config, models=ANY_MODEL, is_personal=True, strengths=("penalty",))

@@ -31,8 +31,6 @@ Deviations: gradients are stochastic. wbar is the mean of the users drawn last, 
 In both cases the server receives the users' models, as in MOCHA.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
@@ -43,7 +41,7 @@ from coterie.experiment.method import ANY_MODEL, Meaningless
 from coterie.experiment.reveals import Reveal
 from coterie.families.partial import LOCAL_UPDATE, JointTraining, LocalTraining
 from coterie.text.quoting import quoted
-from coterie.wire.messages import Array, Rows, Scalars, Vectors, dataclass, declare
+from coterie.wire.messages import Array, Rows, Scalars, Vectors, declare
 
 Matrix = tuple[tuple[FiniteFloat, ...], ...]
 _ROWS = TypeAdapter(Matrix)
@@ -57,14 +55,14 @@ _OF_NETWORKS = (
 
 class Config(JointTraining):
     name: Literal["fed_mtl"] = "fed_mtl"
-    mu: NonNegativeFloat = 0.1  # 0: local training
+    mu: NonNegativeFloat = 0.1  #: Weight of the relations between users. 0: local training.
+    #: Weights of users in the mean. plain: equal, as in print. rows: by their numbers of training rows.
     average: Literal["rows", "plain"] = "plain"
-    # A, for convex problems: "mean", "learned", a file of the coordinator (.csv, .npy) or its rows.
+    #: The relations A, for convex problems: `mean`, `learned`, a file of the coordinator (.csv, .npy), or the rows of a matrix.
     relations: str | Matrix = "mean"
-    # Rounds before the first update of learned relations, and between updates. An update takes O(n^3) on the server, so more rounds pay off
-    # for thousands of users.
+    #: Rounds between two updates of learned relations. An update takes O(n^3) on the server, so thousands of users want more rounds.
     relations_every: PositiveInt = 1
-    relations_floor: PositiveFloat = 1.0  # eps of learned relations; with a small one, they take long to settle
+    relations_floor: PositiveFloat = 1.0  #: The eps that keeps learned relations finite. With a small one they take long to settle.
 
     @field_validator("relations", mode="before")
     @classmethod
@@ -82,7 +80,6 @@ class Config(JointTraining):
 
 
 @declare(method="fed_mtl", step="pull")
-@dataclass(frozen=True)
 class Pull(Rows):
     """The target and weight of a user's relations: y_i and mu b_i."""
 
@@ -91,7 +88,6 @@ class Pull(Rows):
 
 
 @declare(method="fed_mtl", step="pull")
-@dataclass(frozen=True)
 class Pulled(Rows):
     """A user's model w_i, and f_i(w_i)."""
 
@@ -103,14 +99,13 @@ METHOD = LocalTraining(
     config=Config,
     models=ANY_MODEL,
     is_personal=True,
+    strengths=("mu",),
     convex_defaults={"participation": 1.0},
     meaningless={
         "network": Meaningless(("relations", "relations_every", "relations_floor"), "networks know the mean of all users alone"),
         "convex": Meaningless(_OF_NETWORKS, "users of a convex problem minimise their losses exactly"),
     },
-    steps={
-        "pull": "where relations pull the models of the users drawn, and these models back",
-    },
+    steps={"pull": "where relations pull the models of the users drawn, and these models back"},
     reveals=(
         *(replace(reveal, kind="network") for reveal in LOCAL_UPDATE),
         Reveal(

@@ -3,8 +3,6 @@
 With `fine_tune`, users at the end also evaluate FedAvg+FT of Collins et al. (2021).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from coterie.experiment.method import ANY_MODEL

@@ -3,8 +3,6 @@
 Users share the representation (the base layers) and keep their heads as in FedRep, but a local update trains both at once.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from coterie.families.partial import JointTraining, LocalTraining

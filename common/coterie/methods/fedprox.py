@@ -9,8 +9,6 @@ and weighted by rows; the paper draws them with probability p_k and averages pla
 gradient mu (w - w^t) as well as F_k's; it ends with the update.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import NonNegativeFloat
@@ -21,10 +19,10 @@ from coterie.families.partial import JointTraining, LocalTraining
 
 class Config(JointTraining):
     name: Literal["fedprox"] = "fedprox"
-    mu: NonNegativeFloat = 0.1  # 0 is FedAvg
+    mu: NonNegativeFloat = 0.1  #: Weight mu that keeps a local update near the received model. 0: FedAvg.
 
     def settings(self) -> dict[str, Any]:
         return {"mu": self.mu}
 
 
-METHOD = LocalTraining(config=Config, models=ANY_MODEL)
+METHOD = LocalTraining(config=Config, models=ANY_MODEL, strengths=("mu",))

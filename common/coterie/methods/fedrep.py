@@ -9,22 +9,23 @@ In the experiments of section 5.2 both are epochs of SGD with momentum: ten for 
 Algorithm 1 weights all users equally (`average: plain`). The default is by rows, since users may have very different numbers.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
-from coterie.families.partial import Epochs, LocalTraining, Optimizer, Training
+from coterie.families.partial import Epochs, LocalTraining, Optimizer, Training, Work
 
 
 class Config(Training):
+    WORK = ("head_epochs", "head_updates", "representation_epochs")
+
     name: Literal["fedrep"] = "fedrep"
-    head_epochs: Epochs | None = None  # 10 if neither is given
-    head_updates: PositiveInt | None = None  # tau, in batches, instead of epochs
-    head_optimizer: Optimizer | None = None  # absent: that of the representation
-    representation_epochs: Epochs = 1
-    cache_features: bool = True  # compute the head's inputs once, since the representation is fixed in head epochs
+    head_epochs: Epochs | None = None  #: Passes over a user's rows that train its head. 10 without `head_updates`.
+    head_updates: PositiveInt | None = None  #: Batches that train the head, instead of `head_epochs`.
+    head_optimizer: Optimizer | None = None  #: Optimizer of the head. Absent: that of the representation.
+    representation_epochs: Epochs = 1  #: Passes over a user's rows that train the representation, after the head.
+    #: Whether the inputs of the head are computed once in an update. It is faster, and takes memory for the features of a user's rows.
+    cache_features: bool = True
 
     @model_validator(mode="after")
     def _one_of_epochs_and_updates(self) -> Self:
@@ -39,6 +40,12 @@ class Config(Training):
             self.phase("head", epochs=epochs, updates=self.head_updates, optimizer=self.head_optimizer, cache=self.cache_features),
             self.phase("representation", epochs=self.representation_epochs),
         ]
+
+    def keys_for(self, work: Work) -> dict[str, Any] | None:
+        """One pass for the representation and the others for the head, which gets at least one."""
+        if work.batches or not float(work.passes).is_integer():
+            return None
+        return {"head_epochs": max(1, int(work.passes) - 1), "representation_epochs": 1}
 
 
 METHOD = LocalTraining(config=Config, sharing="representation")

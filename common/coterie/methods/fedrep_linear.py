@@ -13,8 +13,6 @@ B' grad_B f_i = 0 at an exact head, so B'B never decreases and orthonormalisatio
 reveals much about a user's rows: for a single row all but its sign.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -23,22 +21,27 @@ from coterie.experiment.method import Method
 from coterie.experiment.reveals import Reveal
 from coterie.experiment.settings import Settings
 from coterie.families.evaluation import judged
-from coterie.wire.messages import Array, Broadcast, Indices, Positions, Rows, Scalars, Vectors, dataclass, declare
+from coterie.wire.messages import Array, Broadcast, Indices, Positions, Rows, Scalars, Vectors, declare
 
 
 class Config(Settings):
     name: Literal["fedrep_linear"] = "fedrep_linear"
-    k: PositiveInt = 2
-    eta: PositiveFloat = 1.0
-    participation: Annotated[float, Field(gt=0, le=1)] = 0.1  # r
-    users_per_round: PositiveInt | None = None  # instead of r n
+    k: PositiveInt = 2  #: Dimension of the representation B.
+    eta: PositiveFloat = 1.0  #: Step size of B.
+    #: Share r of the n users that take part in a round: r n, rounded, at least one.
+    participation: Annotated[float, Field(gt=0, le=1)] = 0.1
+    users_per_round: PositiveInt | None = None  #: Number of users in a round, instead of `participation`.
+    #: fresh: new rows in each round, which generated data makes and other data draws from the user's own. fixed: the same rows in each
+    #: round.
     batch: Literal["fresh", "fixed"] = "fresh"
-    batch_rows: PositiveInt | None = None  # m; absent: all rows of the user
+    batch_rows: PositiveInt | None = None  #: Rows m of a batch. Absent: as many as the user has.
+    #: exact: heads minimise the loss. gradient: they take `head_steps` gradient steps. shared: all users have one head, which is averaged.
     heads: Literal["exact", "gradient", "shared"] = "exact"
-    head_steps: PositiveInt = 1  # of heads by gradient
-    head_eta: PositiveFloat = 1.0
-    orthonormalize: bool = False  # B after each round, by QR
-    # finished_run: B is that of another run and is fixed; users only solve for their heads (`coterie adapt`).
+    head_steps: PositiveInt = 1  #: Gradient steps of a head in a round, with heads: gradient.
+    head_eta: PositiveFloat = 1.0  #: Step size of heads, with heads: gradient or shared.
+    orthonormalize: bool = False  #: Whether the columns of B are made orthonormal after each round, by QR.
+    #: moments: B starts from moments that users send. random: by seed. finished_run: B is that of another run and stays fixed (`coterie
+    #: adapt`).
     start: Literal["moments", "random", "finished_run"] = "moments"
 
     def n_selected(self, n_users: int) -> int:
@@ -47,13 +50,11 @@ class Config(Settings):
 
 
 @declare(method="fedrep_linear", step="moments")
-@dataclass(frozen=True)
 class AskMoments(Broadcast):
     """Asks every user for Z_i."""
 
 
 @declare(method="fedrep_linear", step="moments")
-@dataclass(frozen=True)
 class Moments(Rows):
     """Z_i, the upper triangle row by row: d(d+1)/2 scalars."""
 
@@ -61,7 +62,6 @@ class Moments(Rows):
 
 
 @declare(method="fedrep_linear", step="representation")
-@dataclass(frozen=True)
 class Representation(Rows):
     """B^t, column by column, to the users of this round."""
 
@@ -69,7 +69,6 @@ class Representation(Rows):
 
 
 @declare(method="fedrep_linear", step="representation")
-@dataclass(frozen=True)
 class UpdatedRepresentation(Rows):
     """B_i^{t+1} to the server."""
 
@@ -77,7 +76,6 @@ class UpdatedRepresentation(Rows):
 
 
 @declare(method="fedrep_linear", step="head")
-@dataclass(frozen=True)
 class SharedHead(Rows):
     """w, if all users have the same head."""
 
@@ -85,7 +83,6 @@ class SharedHead(Rows):
 
 
 @declare(method="fedrep_linear", step="head")
-@dataclass(frozen=True)
 class UpdatedHead(Rows):
     """The user's w after its gradient step, if all users have the same head."""
 
@@ -93,7 +90,6 @@ class UpdatedHead(Rows):
 
 
 @declare(method="fedrep_linear", step="delivery")
-@dataclass(frozen=True)
 class FinalRepresentation(Rows):
     """B^T, to every user, which solves for its head on its own rows. A shared head comes with it instead."""
 
@@ -101,7 +97,6 @@ class FinalRepresentation(Rows):
 
 
 @declare(method="fedrep_linear", step="evaluation")
-@dataclass(frozen=True)
 class Scores(Rows):
     """Mean squared error of the user's model on its held-out rows, NaN without any, and the loss on its own."""
 

@@ -5,33 +5,27 @@ A_i and b_i of its loss theta'A_i theta/2 - b_i'theta + const, d(d+3)/2 numbers.
 intercept, they are X'X and X'y. They do not hide rows: A_i reveals the space that they span, and of a single row all but its sign.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from coterie.experiment.method import Method
 from coterie.experiment.reveals import Reveal
 from coterie.families.grid import Grid
 from coterie.families.known_clusters import Weights
-from coterie.wire.messages import Annotated, Array, Broadcast, Rows, Scalars, Vectors, dataclass, declare
+from coterie.wire.messages import Annotated, Array, Broadcast, Rows, Scalars, Vectors, declare
 
 LOSSES = ("least_squares", "squared_distance")  # those with a constant Hessian
 
 
 class Config(Weights, Grid):
-    """Only the weights."""
-
     name: Literal["hlm_exact"] = "hlm_exact"
 
 
 @declare(method="hlm_exact", step="statistics")
-@dataclass(frozen=True)
 class AskStatistics(Broadcast):
     """Asks each user for its statistics."""
 
 
 @declare(method="hlm_exact", step="statistics")
-@dataclass(frozen=True)
 class Statistics(Rows):
     """A_i, the upper triangle row by row, d(d+1)/2 scalars, and b_i. They stay in float64 in a float32 run, since the result is exact."""
 
@@ -40,7 +34,6 @@ class Statistics(Rows):
 
 
 @declare(method="hlm_exact", step="models")
-@dataclass(frozen=True)
 class Models(Rows):
     """theta_i, to its user."""
 
@@ -51,12 +44,9 @@ METHOD = Method(
     config=Config,
     users_need_minimisers=False,
     has_known_clusters=True,
+    intervals=lambda _: "nested",
     steps={"statistics": "sums of squares and products", "models": "final models"},
     reveals=(
-        Reveal(
-            "X'X and X'y, d(d+3)/2 scalars",
-            "second moments of the rows; **of one row, the row itself up to sign**",
-            ("hlm_exact",),
-        ),
+        Reveal("X'X and X'y, d(d+3)/2 scalars", "second moments of the rows; **of one row, the row itself up to sign**", ("hlm_exact",)),
     ),
 )

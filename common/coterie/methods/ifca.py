@@ -12,8 +12,6 @@ model in evaluation mode. Means are weighted by rows by default. Momentum, if an
 Representations shared by all clusters (section 4's experiments) are not implemented.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -21,20 +19,20 @@ from pydantic import Field
 from coterie.experiment.method import ANY_MODEL
 from coterie.experiment.reveals import Reveal
 from coterie.families.partial import LOCAL_UPDATE, JointTraining, LocalTraining
-from coterie.wire.messages import Indices, Positions, Rows, dataclass, declare
+from coterie.wire.messages import Indices, Positions, Rows, declare
 
 
 class Config(JointTraining):
     name: Literal["ifca"] = "ifca"
-    clusters: Annotated[int, Field(ge=1, le=1000)] = 2  # K
-    batch_norm: Literal["shared"] = "shared"  # statistics belong to a model, and users change models
+    #: Number K of models. Each user receives all of them, so traffic to users grows with it.
+    clusters: Annotated[int, Field(ge=1, le=1000)] = 2
+    batch_norm: Literal["shared"] = "shared"  #: Running statistics of batch norm belong to a model, and users change models.
 
     def client_options(self) -> dict[str, Any]:
         return {**super().client_options(), "n_models": self.clusters}
 
 
 @declare(method="ifca", step="shared")
-@dataclass(frozen=True)
 class Chosen(Rows):
     """The number of the best model for a user: the cluster identity."""
 
@@ -45,6 +43,7 @@ METHOD = LocalTraining(
     config=Config,
     models=ANY_MODEL,
     is_personal=True,
+    strengths=("clusters",),
     reveals=(
         *LOCAL_UPDATE,
         Reveal(

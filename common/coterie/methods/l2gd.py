@@ -15,33 +15,30 @@ round, and xbar is their mean. Users aggregate with it when they are drawn again
 Momentum, if any, starts anew each round. Running statistics of batch norm, and counts, are aggregated like parameters.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, model_validator
 
 from coterie.experiment.method import ANY_MODEL
-from coterie.families.partial import LOCAL_UPDATE, SHARED_UPDATE, JointTraining, LocalTraining, PlainSgd
-from coterie.wire.messages import Indices, Positions, Rows, dataclass, declare
+from coterie.families.partial import LOCAL_UPDATE, SHARED_UPDATE, JointTraining, LocalTraining, PlainSgd, Work
+from coterie.wire.messages import Indices, Positions, Rows, declare
 
 
 class Config(JointTraining):
     name: Literal["l2gd"] = "l2gd"
-    penalty: NonNegativeFloat = 1.0  # lambda
-    p: Annotated[float, Field(ge=1e-4, le=0.9999)] = (
-        0.1  # of an aggregation: 1/p local steps a round, and 1/(1-p) aggregations, in the mean
-    )
-    optimizer: PlainSgd = PlainSgd()
+    penalty: NonNegativeFloat = 1.0  #: Weight lambda that pulls users' models to their mean. 0: local training.
+    #: Probability of an aggregation. In the mean a round has 1/p local steps and 1/(1-p) aggregations.
+    p: Annotated[float, Field(ge=1e-4, le=0.9999)] = 0.1
+    optimizer: PlainSgd = PlainSgd()  #: Optimizer of the local steps.
+    #: Weights of users in the mean. plain: equal, as in print. rows: by their numbers of training rows.
     average: Literal["rows", "plain"] = "plain"
 
     @model_validator(mode="after")
     def _does_not_step_past_the_mean(self) -> Self:
         if self.step_to_mean > 1:
-            raise ValueError(
-                f"penalty, p and optimizer.lr give aggregations of a = lr penalty (1 - p) / p = {self.step_to_mean:g}: want at most 1"
-            )
+            said = f"penalty, p and optimizer.lr give aggregations of a = lr penalty (1 - p) / p = {self.step_to_mean:g}: want at most 1"
+            raise ValueError(said)
         return self
 
     @property
@@ -53,13 +50,23 @@ class Config(JointTraining):
         """One local step."""
         return [self.phase("all", epochs=self.epochs, updates=1 if self.epochs is self.updates is None else self.updates)]
 
+    @property
+    def work(self) -> Work:
+        """That of the 1/p local steps that a round has in the mean."""
+        step = super().work
+        return Work(step.passes / self.p, step.batches / self.p)
+
+    def keys_for(self, work: Work) -> dict[str, Any] | None:
+        """None: coins draw how long a local update is."""
+        del work
+        return None
+
     def settings(self) -> dict[str, Any]:
         """The share of the distance to the mean that one aggregation leaves."""
         return {"left": 1 - self.step_to_mean}
 
 
 @declare(method="l2gd", step="coins")
-@dataclass(frozen=True)
 class Coins(Rows):
     """How often the common coin shows 0, and then 1, before the next 0. Sent to the users of this round."""
 
@@ -70,8 +77,7 @@ METHOD = LocalTraining(
     config=Config,
     models=ANY_MODEL,
     is_personal=True,
-    steps={
-        "coins": "how many local steps and aggregations the common coin has shown",
-    },
+    strengths=("penalty",),
+    steps={"coins": "how many local steps and aggregations the common coin has shown"},
     reveals=(replace(SHARED_UPDATE, steps=(*SHARED_UPDATE.steps, "l2gd/coins")), *LOCAL_UPDATE[1:]),
 )

@@ -3,8 +3,6 @@
 Users keep their representations and share the head, the reverse of FedRep. A local update trains both at once.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from coterie.families.partial import JointTraining, LocalTraining

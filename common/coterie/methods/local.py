@@ -1,7 +1,5 @@
 """`local`, problem (2): every user minimizes its own loss in isolation. One exchange."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from coterie.experiment.method import Method
@@ -10,9 +8,7 @@ from coterie.families.consensus import OWN_MODEL
 
 
 class Config(Settings):
-    """No hyper-parameters."""
-
     name: Literal["local"] = "local"
 
 
-METHOD = Method(config=Config, is_reference=True, room="consensus", reveals=(OWN_MODEL,))
+METHOD = Method(config=Config, is_reference=True, room="consensus", reveals=(OWN_MODEL,), intervals=lambda _: "groups")

@@ -1,7 +1,5 @@
 """`local_network`: every user trains its own network on its own rows; nothing is shared. "Local Only" of Collins et al. (2021)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -14,7 +12,7 @@ class Config(JointTraining):
     """Hyper-parameters; `epochs` are those of one round, in which by default all users take part."""
 
     name: Literal["local_network"] = "local_network"
-    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0  #: Share of the users that train in a round.
 
 
 METHOD = LocalTraining(

@@ -1,7 +1,5 @@
 """`oracle`: one model for each cluster of a known partition; also refits clusters that another stage has found."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
@@ -12,12 +10,21 @@ from coterie.families.consensus import SOLVED
 
 
 class Config(Settings):
-    """Partition, tolerance, and which derivatives to use."""
-
     name: Literal["oracle"] = "oracle"
-    partition: Literal["known", "found"] = "known"  # the users' cluster labels, or the clusters of the stage it starts from
-    tolerance: PositiveFloat = 1e-10
+    #: The clusters that get a model each. known: the users' labels. found: those of the stage that it starts from.
+    partition: Literal["known", "found"] = "known"
+    tolerance: PositiveFloat = 1e-10  #: Tolerance of the norm of the gradient, relative to 1 + its first value.
+    #: The most dimensions with Newton's method. Above, users send no Hessians, and rounds are cheaper and more.
     newton_up_to: PositiveInt = 64
 
 
-METHOD = Method(config=Config, is_reference=True, room="consensus", reveals=(SOLVED,))
+# It suffices that the rows of each cluster together have a minimiser.
+METHOD = Method(
+    config=Config,
+    is_reference=True,
+    room="consensus",
+    users_need_minimisers=False,
+    reveals=(SOLVED,),
+    intervals=lambda _: "groups",
+    one_model_for="cluster",
+)

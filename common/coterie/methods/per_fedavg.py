@@ -14,8 +14,6 @@ Deviations: D' goes through the rows in epochs, as in the other methods, and D a
 w's steps. Averages are weighted by rows by default. Algorithm 1's exact product with the Hessian is not offered.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, Self
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
@@ -25,11 +23,12 @@ from coterie.families.partial import Epochs, JointTraining, LocalTraining, Optim
 
 class Config(JointTraining):
     name: Literal["per_fedavg"] = "per_fedavg"
-    alpha: NonNegativeFloat = 0.01  # 0 is FedAvg
-    hessian: Literal["fo", "hf"] = "fo"
-    delta: PositiveFloat = 1e-3  # of hf
-    adaptation_epochs: Epochs | None = None  # 1 if neither is given
-    adaptation_updates: PositiveInt | None = None  # batches instead of epochs; 1 in the paper
+    alpha: NonNegativeFloat = 0.01  #: Length of the step by which a user adapts the shared model. 0: FedAvg.
+    hessian: Literal["fo", "hf"] = "fo"  #: fo: the Hessian is left out. hf: its product with a vector comes from two more gradients.
+    delta: PositiveFloat = 1e-3  #: Length of the difference that `hf` takes.
+    #: Passes over a user's rows that adapt the model before it is evaluated. 1 without `adaptation_updates`.
+    adaptation_epochs: Epochs | None = None
+    adaptation_updates: PositiveInt | None = None  #: Batches that adapt the model, instead of `adaptation_epochs`. The paper takes 1.
 
     @model_validator(mode="after")
     def _one_of_adaptation_epochs_and_updates(self) -> Self:
@@ -37,15 +36,17 @@ class Config(JointTraining):
             raise ValueError("adaptation_epochs and adaptation_updates both say how users adapt the model: give one")
         return self
 
+    @property
+    def gradients(self) -> int:
+        """The inner and the outer one; with `hf` also two for the product with the Hessian."""
+        return 4 if self.hessian == "hf" else 2
+
     def settings(self) -> dict[str, Any]:
         """The inner step, the treatment of the Hessian, and how users adapt the model before they evaluate it."""
-        return {"rule": {"rate": self.alpha, "hessian": self.hessian, "delta": self.delta}, "adaptation": self._adaptation()}
-
-    def _adaptation(self) -> list[dict[str, Any]]:
-        """Plain gradient steps of length alpha."""
         epochs = None if self.adaptation_updates is not None else 1 if self.adaptation_epochs is None else self.adaptation_epochs
         plain = self.phase("all", epochs=epochs, updates=self.adaptation_updates, optimizer=Optimizer(momentum=0.0), lr=self.alpha)
-        return [plain] if self.alpha else []
+        rule = {"rate": self.alpha, "hessian": self.hessian, "delta": self.delta}
+        return {"rule": rule, "adaptation": [plain] if self.alpha else []}
 
 
-METHOD = LocalTraining(config=Config, is_personal=True)
+METHOD = LocalTraining(config=Config, is_personal=True, strengths=("alpha",))

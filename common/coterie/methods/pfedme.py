@@ -11,8 +11,6 @@ Deviations: theta_i is K gradient steps from w_i, whatever their accuracy nu. On
 default. Both models have the running statistics of batch norm that were collected at theta_i.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
@@ -23,9 +21,11 @@ from coterie.families.partial import JointTraining, LocalTraining
 
 class Config(JointTraining):
     name: Literal["pfedme"] = "pfedme"
-    penalty: PositiveFloat = 15.0  # lambda
-    personal_lr: PositiveFloat = 0.05  # of theta's gradient steps
-    personal_steps: Annotated[int, Field(ge=1, le=1000)] = 5  # K
+    #: Weight lambda that pulls a personal model to the global one. Its product with `personal_lr` must be less than 2.
+    penalty: PositiveFloat = 15.0
+    personal_lr: PositiveFloat = 0.05  #: Step size of a personal model.
+    personal_steps: Annotated[int, Field(ge=1, le=1000)] = 5  #: Gradient steps K of a personal model in a local round.
+    #: How far the server moves the global model towards the users' mean: 1 takes the mean.
     beta: Annotated[float, Field(gt=0, le=10)] = 1.0
 
     @model_validator(mode="after")
@@ -38,8 +38,13 @@ class Config(JointTraining):
             )
         return self
 
+    @property
+    def gradients(self) -> int:
+        """Those of theta_i, from which w_i takes its step."""
+        return self.personal_steps
+
     def settings(self) -> dict[str, Any]:
         return {"penalty": self.penalty, "rate": self.personal_lr, "n_steps": self.personal_steps}
 
 
-METHOD = LocalTraining(config=Config, models=ANY_MODEL, is_personal=True)
+METHOD = LocalTraining(config=Config, models=ANY_MODEL, is_personal=True, strengths=("penalty",))

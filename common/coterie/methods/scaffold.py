@@ -8,8 +8,6 @@ Deviations: K follows from the user's `epochs` or `updates`, so users with more 
 gradient. Running statistics of batch norm and counts have no control variates (0 is sent for the former), and are averaged.
 """
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 from pydantic import PositiveFloat, model_validator
@@ -17,14 +15,15 @@ from pydantic import PositiveFloat, model_validator
 from coterie.experiment.method import ANY_MODEL
 from coterie.experiment.reveals import Reveal
 from coterie.families.partial import LOCAL_UPDATE, JointTraining, LocalTraining, PlainSgd, Single
-from coterie.wire.messages import Annotated, Rows, Weights, dataclass, declare
+from coterie.wire.messages import Annotated, Rows, Weights, declare
 
 
 class Config(JointTraining):
     name: Literal["scaffold"] = "scaffold"
-    optimizer: PlainSgd = PlainSgd()  # eta_l is its lr
-    server_lr: PositiveFloat = 1.0  # eta_g
-    average: Literal["rows", "plain"] = "plain"  # as in print: the control variates are plain means
+    optimizer: PlainSgd = PlainSgd()  #: Optimizer of the local steps: sgd without momentum.
+    server_lr: PositiveFloat = 1.0  #: Step size eta_g of the server. 1 takes the users' mean.
+    #: Weights of users in the average. plain: equal, as in print, and as control variates are averaged. rows: by their numbers of rows.
+    average: Literal["rows", "plain"] = "plain"
 
     @model_validator(mode="after")
     def _has_plain_steps(self) -> Self:
@@ -37,7 +36,6 @@ class Config(JointTraining):
 
 
 @declare(method="scaffold", step="variate")
-@dataclass(frozen=True)
 class Variate(Rows):
     """The server's control variate c, for the users of this round: Algorithm 1, line 4."""
 
@@ -45,7 +43,6 @@ class Variate(Rows):
 
 
 @declare(method="scaffold", step="variate")
-@dataclass(frozen=True)
 class VariateMove(Rows):
     """A user returns the change of its own control variate: line 13, "communicate (Delta y_i, Delta c_i)"."""
 
@@ -55,9 +52,7 @@ class VariateMove(Rows):
 METHOD = LocalTraining(
     config=Config,
     models=ANY_MODEL,
-    steps={
-        "variate": "control variates: that of the server, and how far those of the users drawn have moved",
-    },
+    steps={"variate": "control variates: that of the server, and how far those of the users drawn have moved"},
     reveals=(
         *LOCAL_UPDATE,
         Reveal("beside them, how far its control variate has moved", "the mean gradient of the user's round", ("scaffold/variate",)),

@@ -6,8 +6,6 @@ Since sum_{i<j} |x_i - x_j|^2 = N sum_i |x_i - mean|^2, the models are the proxi
 + GAM N |x - y|^2]: a single group on the users' Moreau envelopes.
 """
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 from pydantic import PositiveFloat, PositiveInt, model_validator
@@ -18,12 +16,11 @@ from coterie.families.grid import Grid
 
 
 class Config(Grid):
-    """The penalty, in one of two conventions; tolerance, and which derivatives to use."""
-
     name: Literal["squared"] = "squared"
-    penalty: PositiveFloat | None = None  # GAM
-    gamma_eq4: PositiveFloat | None = None  # gamma in (4)
-    tolerance: PositiveFloat = 1e-10
+    penalty: PositiveFloat | None = None  #: Penalty GAM on the squared distance of each pair of models. Give this or `gamma_eq4`.
+    gamma_eq4: PositiveFloat | None = None  #: The penalty as gamma of (4): GAM = 2 N gamma.
+    tolerance: PositiveFloat = 1e-10  #: Tolerance of the norm of the gradient, relative to 1 + its first value.
+    #: The most dimensions with Newton's method. Above, users send no Hessians, and rounds are cheaper and more.
     newton_up_to: PositiveInt = 64
 
     @model_validator(mode="after")
@@ -36,12 +33,4 @@ class Config(Grid):
         return self.penalty if self.penalty is not None else 2 * n_users * (self.gamma_eq4 or 0.0)
 
 
-METHOD = Method(
-    config=Config,
-    alternatives=(frozenset({"penalty", "gamma_eq4"}),),
-    room="consensus",
-    reveals=(
-        SOLVED,
-        OWN_MODEL,
-    ),
-)
+METHOD = Method(config=Config, alternatives=(frozenset({"penalty", "gamma_eq4"}),), room="consensus", reveals=(SOLVED, OWN_MODEL))

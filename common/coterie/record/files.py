@@ -1,7 +1,5 @@
 """Atomic files: a reader finds all of a file, or the version before, even after a crash."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator
@@ -34,3 +32,8 @@ def written_whole(path: Path, noun: str = "", keep: Path | None = None) -> Itera
         if not isinstance(error, OSError):
             raise
         raise RunError(f"cannot write {noun}{' ' if noun else ''}{path}: {error.strerror or error}", Finding("R5")) from error
+
+
+def private_folder(path: Path) -> None:
+    """Makes a folder that its owner alone may enter, since it holds what users have sent or kept. One that is there stays as it is."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)

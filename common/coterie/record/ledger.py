@@ -6,8 +6,6 @@ number; payload = scalars x item size, message = protobuf bytes, wire = message 
 framing excluded).
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import zlib
@@ -19,9 +17,8 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.errors import ProtocolError
 from coterie.v1 import session_pb2
-from coterie.wire.codec import ENVELOPE, GRPC_FRAME_HEADER_BYTES
+from coterie.wire.codec import ENVELOPE, GRPC_FRAME_HEADER_BYTES, Entry
 from coterie.wire.messages import kind_class
-from coterie.wire.parts import Entry
 
 T = TypeVar("T")
 
@@ -162,15 +159,14 @@ def _unpacked(book: session_pb2.Book, n_more: int) -> list[tuple[Row, list[int]]
 
 def as_ranges(users: Indices) -> str:
     """Member indices as text, "0-19,25", which identifies a set of users in the run database."""
-    ordered = sorted(set(users.tolist()))
-    pieces = []
-    first = last = ordered[0] if ordered else 0
-    for number in (*ordered[1:], None) if ordered else ():
-        if number != last + 1:
-            pieces.append(f"{first}-{last}" if first < last else str(first))
-            first = number
-        last = number
-    return ",".join(pieces)
+    ordered, steps = users, np.diff(users)
+    if not (steps > 0).all():
+        ordered = np.unique(users)
+        steps = np.diff(ordered)
+    breaks = np.flatnonzero(steps != 1)
+    firsts, lasts = (ordered[[0, *(breaks + 1)]], ordered[[*breaks, -1]]) if ordered.size else (ordered, ordered)
+    ends = zip(firsts.tolist(), lasts.tolist(), strict=True)
+    return ",".join(f"{first}-{last}" if first < last else str(first) for first, last in ends)
 
 
 def check_ranges(text: str, own: Indices) -> None:

@@ -5,12 +5,11 @@ unpickled, and only dataclasses of `PACKAGES` are imported. The coordinator uses
 users.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +24,7 @@ from coterie.text.quoting import quoted
 PACKAGES = {"coterie", "coterie_client", "coterie_server"}
 _MAGIC = b"COTERIE1"
 _DIGEST_BYTES = 32
-
-
-class _Buffers:
-    """The bytes of arrays and bytes objects, in order. They are not copied, since they may take most of a process's memory."""
-
-    def __init__(self) -> None:
-        self.pieces: list[bytes | memoryview] = []
-        self._n_bytes = 0
-
-    def append(self, data: bytes | memoryview) -> dict[str, int]:
-        """Adds a buffer, and returns its position."""
-        place = {"at": self._n_bytes, "bytes": len(data)}
-        self.pieces.append(data)
-        self._n_bytes += len(data)
-        return place
+_WANTED = "arrays, numbers, strings, bytes, None, lists, tuples, dicts with string keys or dataclasses of these"
 
 
 def dumps(tree: Any) -> bytes:
@@ -48,13 +33,30 @@ def dumps(tree: Any) -> bytes:
 
 
 def _pieces(tree: Any) -> list[bytes | memoryview]:
-    buffers = _Buffers()
-    skeleton = json.dumps(_flatten(tree, buffers), allow_nan=True).encode()
-    body = [len(skeleton).to_bytes(8, "little"), skeleton, *buffers.pieces]
+    # The bytes of arrays and bytes objects, in order. They are not copied, since they may take most of a process's memory.
+    buffers: list[bytes | memoryview] = []
+    at = 0
+
+    def put(data: bytes | memoryview) -> dict[str, int]:
+        nonlocal at
+        buffers.append(data)
+        at += len(data)
+        return {"at": at - len(data), "bytes": len(data)}
+
+    skeleton = json.dumps(_flatten(tree, put), allow_nan=True).encode()
+    body = [len(skeleton).to_bytes(8, "little"), skeleton, *buffers]
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for piece in body:
         digest.update(piece)
     return [_MAGIC, digest.digest(), *body]
+
+
+def check_saveable(tree: Any, what: str) -> None:
+    """RunError that names the field of a value that a snapshot cannot hold; `what` is the name of the tree."""
+    try:
+        _flatten(tree, lambda _: {}, what)
+    except TypeError as error:
+        raise RunError(f"{error}; what is kept between rounds must be saved") from None
 
 
 def loads(data: bytes) -> Any:
@@ -69,30 +71,32 @@ def loads(data: bytes) -> Any:
     return _restore(json.loads(bytes(body[8 : 8 + length])), body[8 + length :])
 
 
-def _flatten(value: Any, buffers: _Buffers) -> Any:
+def _flatten(value: Any, put: Callable[[bytes | memoryview], dict[str, int]], place: str = "the tree") -> Any:
+    """The skeleton of a value. TypeError names the place of a value of another type."""
     if value is None or isinstance(value, bool | str | int | float):
         return value.item() if isinstance(value, np.generic) else value
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
-            raise TypeError("an array of objects cannot be part of a snapshot")
-        place = buffers.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-        return {"!": "array", "dtype": value.dtype.str, "shape": list(value.shape), **place}
+            raise TypeError(f"{place} is an array of objects, want numbers")
+        buffer = put(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+        return {"!": "array", "dtype": value.dtype.str, "shape": list(value.shape), **buffer}
     if isinstance(value, bytes | bytearray | memoryview):
-        return {"!": "bytes", **buffers.append(value if isinstance(value, bytes) else memoryview(value).cast("B"))}
+        return {"!": "bytes", **put(value if isinstance(value, bytes) else memoryview(value).cast("B"))}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         cls = type(value)
-        content = {field.name: _flatten(getattr(value, field.name), buffers) for field in dataclasses.fields(value)}
+        names = [field.name for field in dataclasses.fields(value)]
+        content = {name: _flatten(getattr(value, name), put, f"{cls.__name__}.{name}") for name in names}
         return {"!": "dataclass", "class": f"{cls.__module__}:{cls.__qualname__}", "fields": content}
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
-            raise TypeError("a dict in a snapshot needs string keys")
-        return {"!": "dict", "items": {key: _flatten(item, buffers) for key, item in value.items()}}
+            raise TypeError(f"{place} is a dict with other keys than strings, want strings")
+        return {"!": "dict", "items": {key: _flatten(item, put, f"{place}[{key!r}]") for key, item in value.items()}}
     if isinstance(value, list | tuple):
         name = "list" if isinstance(value, list) else "tuple"
-        return {"!": name, "items": [_flatten(item, buffers) for item in value]}
-    raise TypeError(f"a {type(value).__name__} cannot be part of a snapshot")
+        return {"!": name, "items": [_flatten(item, put, place) for item in value]}
+    raise TypeError(f"{place} is of type {type(value).__name__}, want {_WANTED}")
 
 
 def _restore(value: Any, body: memoryview) -> Any:

@@ -4,15 +4,14 @@ A host's work runs in its own thread, so that heartbeats continue. Kinds of task
 takes longer. An aggregator's work mostly waits for its own hosts, so it runs on the event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from coterie.session.member import Member
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Received
 
@@ -20,29 +19,6 @@ QUICK_S = 0.005  # faster tasks are not worth a thread switch
 QUICK_TIMES = 3  # quick tasks of a kind in a row before it counts as quick; they may be for different users
 
 T = TypeVar("T")
-
-
-class Handler(Protocol):
-    """The owner of the tasks."""
-
-    def handle(self, received: Received, /) -> Any:
-        """The reply to a task."""
-
-
-class Computer(Protocol):
-    """Executes work, one piece at a time."""
-
-    async def run(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Does a piece of work."""
-
-    def is_quick(self, task: Received, /) -> bool:
-        """Whether `handle` may be called directly for this task."""
-
-    def handle(self, handler: Handler, task: Received) -> Any:
-        """Handles a task."""
-
-    async def close(self) -> None:
-        """Waits for the current piece, or cancels it."""
 
 
 class OnLoop:
@@ -62,7 +38,7 @@ class OnLoop:
         """Never, because the reader must go on reading."""
         return False
 
-    def handle(self, handler: Handler, task: Received) -> Any:
+    def handle(self, handler: Member, task: Received) -> Any:
         """The result of the handler, which `run` awaits."""
         return handler.handle(task)
 
@@ -106,7 +82,7 @@ class Thread:
             return False
         return (self._last is None or self._last.done()) and self._quick_times.get(_sort_of(task), 0) >= QUICK_TIMES
 
-    def handle(self, handler: Handler, task: Received) -> Any:
+    def handle(self, handler: Member, task: Received) -> Any:
         """Handles a task in the calling thread, and measures its kind."""
         start = time.perf_counter()
         encoded = handler.handle(task)
@@ -119,6 +95,9 @@ class Thread:
         if self._last is not None and not self._last.done():
             await asyncio.wait((asyncio.wrap_future(self._last),))
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+Computer = OnLoop | Thread
 
 
 def _sort_of(task: Received) -> tuple[Any, ...]:

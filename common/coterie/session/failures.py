@@ -3,8 +3,6 @@
 Error texts are never sent, so no value can leak. If a peer sends a finding that is in no table, it counts as a failure without a reason.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,11 +21,6 @@ _STEP = re.compile(r"([a-z_][a-z0-9_]*)|\[([0-9]+)\]")
 _MAX_SHOWN = 60  # characters of an experiment's value
 
 
-def finding_behind(error: BaseException) -> Finding:
-    """The public finding of an error. An error that is not ours is a bug of the program."""
-    return error.finding if isinstance(error, CoterieError) else MISTAKE
-
-
 def finding_frame(finding: Finding) -> session_pb2.Finding:
     return session_pb2.Finding(rule=finding.rule, count=finding.count, role=finding.role, place=finding.place)
 
@@ -41,8 +34,9 @@ def finding_of(frame: session_pb2.Finding) -> Finding | None:
 
 
 def failure_of(error: BaseException) -> session_pb2.Failure:
-    """An error as a frame for the parent."""
-    return session_pb2.Failure(finding=finding_frame(finding_behind(error)), config=isinstance(error, ConfigError))
+    """An error as a frame for the parent. An error that is not ours is a bug of the program."""
+    finding = error.finding if isinstance(error, CoterieError) else MISTAKE
+    return session_pb2.Failure(finding=finding_frame(finding), config=isinstance(error, ConfigError))
 
 
 def finding_in(frame: session_pb2.Finding) -> Finding:

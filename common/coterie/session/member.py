@@ -4,8 +4,6 @@ Each task is handled exactly once and in order. Replies are kept until the paren
 that was killed is answered from stored replies. The subclass handles the content of tasks.
 """
 
-from __future__ import annotations
-
 import platform
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +21,8 @@ from coterie.record.ledger import DOWN, UP, Booked, pack, rows_of
 from coterie.record.snapshot import SnapshotFile
 from coterie.session.failures import finding_frame
 from coterie.v1 import session_pb2
-from coterie.wire.codec import PROTOCOL_VERSION, Encoded, Received, encode, reheaded
+from coterie.wire.assembler import Held
+from coterie.wire.codec import PROTOCOL_VERSION, Encoded, Received, continued, encode
 from coterie.wire.messages import Message, Rows
 from coterie.wire.precision import Precision
 
@@ -50,16 +49,7 @@ class Asked:
     answer: Encoded | None = None
 
 
-def numerics() -> str:
-    """What determines the bits of the arithmetic: library version, processor, and numpy's kernels for it."""
-    config: Any = np.show_config(mode="dicts")
-    found = config.get("SIMD Extensions", {}).get("found") or ["baseline"]
-    return f"numpy {np.__version__}, {platform.machine()}, {found[-1]}"
-
-
 class Member:
-    """A member that has joined a parent with some users."""
-
     noun = "host"
     is_aggregator = False
 
@@ -82,6 +72,8 @@ class Member:
         self.numbers, self.clusters = self.indices, self.indices
         self.n_members = 0
         self.last_seq = 0
+        self.held = Held(keeps_whole=True)  # of tasks
+        self.told: tuple[int, int] = (0, 0)  # the latest task, and how much of its reply the parent holds
         self._members = tuple(users)
         self._schema = tuple(schema)
         self._findings = tuple(findings)
@@ -94,15 +86,16 @@ class Member:
         self._unmarked: tuple[session_pb2.Task, Sequence[Message]] | None = None  # the latest task, if it has no checksum yet
         self._is_snapshot_asked = False
         self._booked: list[Booked] = []
+        self.whole_books: list[bytes] | None = None  # frames, once the run is over
         self._books: list[bytes] = []  # packed rows, since a long run has many
         self._durable_seq = 0
         self._newest_seq = 0
 
-    # ---- joining
-
     def numerics(self) -> str:
-        """What determines the bits of the member's arithmetic."""
-        return numerics()
+        """What determines the bits of the arithmetic: library version, processor, and numpy's kernels for it."""
+        config: Any = np.show_config(mode="dicts")
+        found = config.get("SIMD Extensions", {}).get("found") or ["baseline"]
+        return f"numpy {np.__version__}, {platform.machine()}, {found[-1]}"
 
     def hello(self) -> Iterator[session_pb2.JoinRequest]:
         users = [session_pb2.User(name=user.name, cluster=user.cluster or "") for user in self._members]
@@ -121,8 +114,21 @@ class Member:
                 findings=[finding_frame(finding) for finding in self._findings] if start == 0 else (),
                 model=self._model if start == 0 else "",
                 aggregator=self.is_aggregator,
+                held=self._holds() if start == 0 else None,
             )
             yield session_pb2.JoinRequest(hello=hello)
+
+    def _holds(self) -> session_pb2.Held | None:
+        kept = self.held.kept
+        if kept is None or not kept.n_bytes:
+            return None
+        return session_pb2.Held(seq=kept.received.frame.seq, attempt=kept.received.frame.attempt, bytes=kept.n_bytes)
+
+    @property
+    def progress(self) -> tuple[Any, ...]:
+        """Changes with every task that is handled, and with every chunk that this side or the parent holds."""
+        coming = self.held.flowing or self.held.kept
+        return (self.last_seq, self.told, None if coming is None else (coming.received.frame.seq, coming.n_bytes))
 
     def welcome(self, welcome: session_pb2.Welcome) -> None:
         """Stores the member order. ProtocolError if it does not fit the member's users, or the heartbeat is not the experiment's."""
@@ -141,8 +147,6 @@ class Member:
         if not self.numbers.size == self.clusters.size == n_users:
             raise ProtocolError(f"welcomed with {self.numbers.size} numbers and {self.clusters.size} clusters for {n_users} users")
 
-    # ---- tasks
-
     def open(self, received: Received) -> Asked:
         """Books and decodes a task. ProtocolError and RunError for tasks that cannot be for this member."""
         task = received.frame
@@ -152,14 +156,17 @@ class Member:
             raise ProtocolError(f"task {task.seq} came before the welcome")
         Member.settle(self)
         messages, entries = received.decode(len(self._members))
-        self._booked.append((entries, task.seq, task.attempt, DOWN, task.resent))
+        self._booked.extend((sending, task.seq, task.attempt, DOWN, resent) for sending, resent in received.sendings(entries))
+        self.told = task.seq, task.reply_held
         while self._replies and next(iter(self._replies)) <= task.durable_seq:  # in order of exchanges
             oldest = next(iter(self._replies))
             del self._replies[oldest], self._fingerprints[oldest]
         if len(self._booked) > _BOOKED_UNPACKED:
             self._pack_rows()
         if task.seq <= self.last_seq:
-            return Asked(task, None, None if task.replay else self._stored(task, _fingerprint(task, messages)))
+            self.held.handled(task.seq)
+            # Without parts it goes on with the task that was handled here.
+            return Asked(task, None, None if task.replay else self._stored(task, _fingerprint(task, messages) if task.parts else None))
         self._unmarked = task, messages
         if received.n_bytes > _SMALL_BYTES:  # frees the messages early
             self._mark()
@@ -173,8 +180,9 @@ class Member:
         self.last_seq = task.seq
         self._replies[task.seq] = (encoded, 0 if task.replay else 1)
         if not task.replay:
-            self._book_up(encoded, task, 0)
+            self._booked.append((encoded.entries, task.seq, task.attempt, UP, 0))
         self._is_snapshot_asked = self._is_snapshot_asked or bool(task.snapshot)
+        self.held.handled(task.seq)
         return None if task.replay else encoded
 
     def settle(self) -> None:
@@ -184,28 +192,24 @@ class Member:
             self.save()
 
     def _mark(self) -> None:
-        """Stores the checksum of the latest task."""
         if self._unmarked is not None:
             task, messages = self._unmarked
             self._fingerprints[task.seq] = _fingerprint(task, messages)
             self._unmarked = None
 
-    def _stored(self, task: session_pb2.Task, fingerprint: int) -> Encoded:
+    def _stored(self, task: session_pb2.Task, fingerprint: int | None) -> Encoded:
         who = f"{self.noun} {self.name!r}"
         if task.seq not in self._replies:
             raise RunError(f"{who} is asked for task {task.seq} again, but has kept only replies to {sorted(self._replies)}")
-        if self._fingerprints[task.seq] != fingerprint:
+        if fingerprint is not None and self._fingerprints[task.seq] != fingerprint:
             raise RunError(f"task {task.seq} is not the one that {who} answered before: the coordinator has gone another way")
         kept, times = self._replies[task.seq]
         reply = session_pb2.JoinRequest.FromString(kept.head).reply
         reply.attempt, reply.resent, reply.durable_seq = task.attempt, times, self._durable_seq
-        encoded = reheaded(reply, kept)
+        encoded = continued(reply, kept, task.reply_held)
         self._replies[task.seq] = (kept, times + 1)
-        self._book_up(encoded, task, times)
+        self._booked.append((encoded.entries, task.seq, task.attempt, UP, times))
         return encoded
-
-    def _book_up(self, encoded: Encoded, task: session_pb2.Task, resent: int) -> None:
-        self._booked.append((encoded.entries, task.seq, task.attempt, UP, resent))
 
     def _with_positions(self, message: Message) -> Message:
         if not isinstance(message, Rows) or message.users is None:
@@ -220,7 +224,13 @@ class Member:
             return message
         return replace(message, users=self.indices[message.users])
 
-    # ---- the end
+    def handle(self, received: Received) -> Any:
+        """Handles one task: the reply (`Encoded`), or None if there is none to send. An awaitable if the work runs on the event loop."""
+        raise NotImplementedError
+
+    def ending(self, finish: session_pb2.Finish) -> Any:
+        """Work that must be done before the books are complete; may be an awaitable likewise."""
+        raise NotImplementedError
 
     def books(self) -> Iterator[session_pb2.JoinRequest]:
         """The member's own ledger, those of links below it, and an empty book that marks the end."""
@@ -239,8 +249,6 @@ class Member:
         self._books.extend(book.SerializeToString() for book in pack(row for booked in self._booked for row in rows_of(*booked)))
         self._booked.clear()
 
-    # ---- snapshots
-
     def save(self) -> None:
         """Saves the state of all users, if there is a store."""
         self._is_snapshot_asked = False
@@ -255,7 +263,10 @@ class Member:
                 "users": [user.name for user in self._members],
                 "indices": self.indices,
                 "n_members": self.n_members,
-                "replies": [_stored_reply(seq, *reply, self._fingerprints[seq]) for seq, reply in self._replies.items()],
+                "replies": [
+                    {"seq": seq, "times": times, "fingerprint": self._fingerprints[seq], "head": reply.head, "tails": list(reply.tails)}
+                    for seq, (reply, times) in self._replies.items()
+                ],
                 "books": self._books,
                 **self.tree(),
             }
@@ -273,13 +284,11 @@ class Member:
             return None
         names = [user.name for user in self._members]
         if snapshot["run_id"] != self.run_id:
-            raise RunError(
-                f"the state of {self.noun} {self.name!r} belongs to run {snapshot['run_id']}, wanted {self.run_id}", Finding("J5")
-            )
+            said = f"the state of {self.noun} {self.name!r} belongs to run {snapshot['run_id']}, wanted {self.run_id}"
+            raise RunError(said, Finding("J5"))
         if snapshot["users"] != names:
-            raise RunError(
-                f"the state of {self.noun} {self.name!r} is of users {snapshot['users'][:3]}..., wanted {names[:3]}...", Finding("J5")
-            )
+            said = f"the state of {self.noun} {self.name!r} is of users {snapshot['users'][:3]}..., wanted {names[:3]}..."
+            raise RunError(said, Finding("J5"))
         self.last_seq, self._newest_seq = snapshot["last_seq"], snapshot["last_seq"]
         self.indices, self.n_members = snapshot["indices"], snapshot["n_members"]
         self._replies = {item["seq"]: (_restored_reply(item, len(names)), item["times"]) for item in snapshot["replies"]}
@@ -299,10 +308,6 @@ def _fingerprint(task: session_pb2.Task, messages: Sequence[Message]) -> int:
             array = getattr(message, name)
             checksum = zlib.crc32(array if array.nbytes <= _SMALL_BYTES else str(array.shape).encode(), checksum)
     return checksum
-
-
-def _stored_reply(seq: int, encoded: Encoded, times: int, fingerprint: int) -> Mapping[str, Any]:
-    return {"seq": seq, "times": times, "fingerprint": fingerprint, "head": encoded.head, "tails": list(encoded.tails)}
 
 
 def _restored_reply(item: Mapping[str, Any], n_own: int) -> Encoded:

@@ -1,25 +1,24 @@
 """One stream of a member to its parent: the hello, tasks and replies, heartbeats, and the end with the member's books."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import grpc
 
 from coterie.errors import ProtocolError
-from coterie.experiment.config import Experiment
 from coterie.experiment.links import link_rule
 from coterie.session.computer import Computer
 from coterie.session.failures import failure_of, finding_in
+from coterie.session.member import Member
 from coterie.v1 import session_pb2
 from coterie.wire.assembler import Assembler
 from coterie.wire.codec import Encoded, Received
+from coterie.wire.fields import CHUNK_BYTES
 
 SILENT_HEARTBEATS = 10  # after this many without a frame, the parent counts as lost
 CLOSE_S = 10.0  # wait for a silent parent to close a stream
@@ -31,51 +30,13 @@ _HEARTBEAT = session_pb2.JoinRequest(heartbeat=session_pb2.Heartbeat()).Serializ
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
-class Dialler(Protocol):
-    """The member that joins the parent. `handle` and `ending` may return awaitables if the work runs on the event loop."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def experiment(self) -> Experiment: ...
-
-    def hello(self) -> Iterator[session_pb2.JoinRequest]: ...
-    def welcome(self, welcome: session_pb2.Welcome) -> None: ...
-    def handle(self, received: Received) -> Any:
-        """The reply (`Encoded`), or None if there is none to send."""
-
-    def settle(self) -> None:
-        """Called after a reply is written: does work that the reply did not wait for, but the next one would."""
-
-    def ending(self, finish: session_pb2.Finish) -> Any:
-        """Work that must be done before the books are complete."""
-
-    def books(self) -> Iterator[session_pb2.JoinRequest]: ...
-    def save(self) -> None: ...
-
-
 @dataclass(frozen=True)
-class Finished:
-    """The parent has ended the run."""
+class End:
+    """How a stream ended: the parent has ended the run, the stream was lost before, or this side was asked to end it, and did."""
 
-    outcome: str
-    failed: bool
-
-
-@dataclass(frozen=True)
-class Lost:
-    """The stream has ended before the run."""
-
-    code: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """This side was asked to end the stream, and did."""
-
-
-End = Finished | Lost | Stopped
+    how: Literal["finished", "failed", "lost", "stopped"]
+    reason: str = ""  # the outcome of a run that was ended
+    code: str = ""  # gRPC's, of a lost stream
 
 
 def failure_bytes(error: BaseException) -> bytes:
@@ -84,16 +45,18 @@ def failure_bytes(error: BaseException) -> bytes:
 
 
 def _size_of(item: Received | session_pb2.Welcome) -> int:
-    """The approximate size of an item in the queue, in bytes."""
     return _ITEM_BYTES + (item.n_bytes if isinstance(item, Received) else item.ByteSize())
 
 
 class MemberSession:
-    """One stream, from hello to its end."""
-
-    def __init__(self, call: Call, host: Dialler, computer: Computer, stop: asyncio.Event) -> None:
-        self.was_welcomed = False
-        self._call, self._host, self._computer, self._stop = call, host, computer, stop
+    def __init__(
+        self, call: Call, host: Member, computer: Computer, stop: asyncio.Event, leave: asyncio.Event, on_heard: Callable[[], None]
+    ) -> None:
+        self.was_welcomed, self._on_heard = False, on_heard
+        self.outcome = ""  # of the run, once it is over
+        self.n_up = self.n_down = 0  # bytes of frames that were written and read
+        self._has_sent = False  # something of a reply, or a book
+        self._call, self._host, self._computer, self._stop, self._leave = call, host, computer, stop, leave
         self._rules = host.experiment.federation
         self._heartbeat_s = self._rules.heartbeat_s  # until the welcome
         self._queue: deque[Received | session_pb2.Welcome] = deque()
@@ -108,6 +71,12 @@ class MemberSession:
         self._hello_bytes = 0
         self._is_leaving = False  # tasks are dropped now
         self._is_ending = False  # the parent may be silent now; other deadlines hold
+        host.held = host.held.reopened()
+
+    @property
+    def was_heard(self) -> bool:
+        """Whether the parent has sent anything: it has taken the member in."""
+        return self._n_received > 0
 
     async def run(self) -> End:
         """Serves the stream. Raises errors of the halves, after reporting them to the parent."""
@@ -131,16 +100,21 @@ class MemberSession:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._call.cancel()
 
-    # ---- outgoing
+    @property
+    def was_busy(self) -> bool:
+        """Whether some of a message travelled on the stream that may not have arrived whole. A very long hello counts too."""
+        return self._has_sent or self._host.held.flowing is not None or (not self.was_welcomed and self.n_up > CHUNK_BYTES)
 
-    async def _write(self, frame: bytes) -> None:
-        """Writes one frame. If the stream is gone, the reader reports why."""
+    async def _write(self, frame: bytes) -> bool:
+        """Writes one frame. False if the stream is gone; the reader reports why."""
         async with self._framing:
             try:
                 await self._call.write(frame)
                 self._n_written += 1
+                self.n_up += len(frame)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                return
+                return False
+        return True
 
     async def _half_close(self) -> None:
         async with self._framing:
@@ -169,8 +143,8 @@ class MemberSession:
                 async with asyncio.timeout(silence_s):
                     await self._write(_HEARTBEAT)
             except TimeoutError:
-                return Lost("DEADLINE_EXCEEDED", f"the parent has taken no frame for {silence_s:g} s")
-        return Lost("DEADLINE_EXCEEDED", f"nothing heard from the parent for {SILENT_HEARTBEATS * self._heartbeat_s:g} s")
+                return End("lost", f"the parent has taken no frame for {silence_s:g} s", "DEADLINE_EXCEEDED")
+        return End("lost", f"nothing heard from the parent for {SILENT_HEARTBEATS * self._heartbeat_s:g} s", "DEADLINE_EXCEEDED")
 
     @property
     def _hello_beats(self) -> int:
@@ -181,17 +155,18 @@ class MemberSession:
         seconds = max((rule.transmission_s(self._hello_bytes) + 2 * rule.delay_s for rule in rules), default=0.0)
         return math.ceil(seconds / self._heartbeat_s)
 
-    # ---- incoming
-
     async def _read_all(self) -> End:
-        assembler = Assembler(session_pb2.JoinResponse)
+        assembler = Assembler(session_pb2.JoinResponse, held=self._host.held)
         call = self._call
         try:
             while True:
                 data: Any = await call.read()
                 if not isinstance(data, bytes):
-                    return Stopped() if self._is_leaving else Lost("OK", "the parent has closed the stream")
+                    return End("stopped") if self._is_leaving else End("lost", "the parent has closed the stream", "OK")
                 self._n_received += 1
+                self.n_down += len(data)
+                if self._n_received == 1:
+                    self._on_heard()
                 item = assembler.feed(data)
                 if item is None or self._is_leaving or isinstance(item, session_pb2.Heartbeat):
                     continue
@@ -199,15 +174,14 @@ class MemberSession:
                     return await self._finish(item)
                 await self._take(item)
         except grpc.aio.AioRpcError as error:
-            return Lost(error.code().name, error.details() or "")
+            return End("lost", error.details() or "", error.code().name)
 
     async def _take(self, item: Any) -> None:
         """Handles a quick task directly, and queues everything else."""
         if isinstance(item, Received):
             if not self._queue and not self._working.locked() and self._computer.is_quick(item):
                 async with self._working:
-                    await self._send(self._computer.handle(self._host, item))
-                    self._host.settle()
+                    await self._handle_at_once(item)
                 return
         elif not isinstance(item, session_pb2.Welcome):
             raise ProtocolError(f"the parent sent a {type(item).__name__.lower()}, wanted a welcome, a task or the finish")
@@ -224,10 +198,16 @@ class MemberSession:
         self._queued_bytes += _size_of(item)
         self._wake.set()
 
+    async def _handle_at_once(self, task: Received) -> None:
+        await self._send(self._computer.handle(self._host, task))
+        self._host.settle()
+
     async def _send(self, encoded: Encoded | None) -> None:
         if encoded is not None:
+            self._has_sent = True
             for frame in encoded.frames():
-                await self._write(frame)
+                if not await self._write(frame):
+                    return
 
     async def _work(self) -> None:
         while True:
@@ -245,39 +225,50 @@ class MemberSession:
                     await self._computer.run(self._host.welcome, item)
                     self._heartbeat_s = item.heartbeat_s
                     self.was_welcomed = True
+                elif self._computer.is_quick(item):  # otherwise a parent that is as quick would keep all its tasks in the thread
+                    await self._handle_at_once(item)
                 else:
                     await self._send(await self._computer.run(self._computer.handle, self._host, item))
                     await self._computer.run(self._host.settle)
 
-    # ---- the end
-
     async def _finish(self, finish: session_pb2.Finish) -> End:
         """Sends the books and waits for the parent to close."""
-        self._is_ending = True
+        self._is_ending, lost = True, None
         if finish.failed:
             self._queue.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S if finish.failed else self._rules.task_timeout_s):
                 await self._work_off()  # also waits for the current task; the books must be complete
-                await self._computer.run(self._host.ending, finish)
-                for frame in await self._computer.run(lambda: [book.SerializeToString() for book in self._host.books()]):
-                    await self._write(frame)
+                if self._host.whole_books is None:
+                    await self._computer.run(self._host.ending, finish)
+                    self._host.whole_books = await self._computer.run(lambda: [book.SerializeToString() for book in self._host.books()])
+                self._has_sent = True
+                for frame in self._host.whole_books[finish.books_held :]:
+                    if not await self._write(frame):
+                        break
                 await self._half_close()
             async with asyncio.timeout(CLOSE_S if finish.failed else LONGEST_CLOSE_S):
-                await self._drain()
-        return Finished(finding_in(finish.finding).sentence if finish.failed else finish.outcome, finish.failed)
+                lost = await self._drain()
+        if finish.failed:
+            return End("failed", finding_in(finish.finding).sentence)
+        self.outcome = finish.outcome
+        return End("finished", finish.outcome) if lost is None else lost
 
-    async def _drain(self) -> None:
-        """Reads until the parent closes the stream. TimeoutError if it is silent."""
-        with contextlib.suppress(grpc.aio.AioRpcError):
+    async def _drain(self) -> End | None:
+        """Reads until the parent closes the stream; how it was lost, if it was. TimeoutError if the parent is silent."""
+        try:
             while True:
                 async with asyncio.timeout(CLOSE_S):
                     if await self._call.read() is grpc.aio.EOF:
-                        return
+                        return None
+        except grpc.aio.AioRpcError as error:
+            return End("lost", error.details() or "", error.code().name)
 
     async def _watch_stop(self) -> End:
-        """When asked to stop: finishes the current task, saves the state and leaves."""
+        """When asked to stop: finishes the current task, saves the state and leaves. A member that works stays until it is to leave."""
         await self._stop.wait()
+        if self.was_welcomed:
+            await self._leave.wait()
         self._is_leaving = self._is_ending = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._rules.task_timeout_s), self._working:
@@ -285,7 +276,7 @@ class MemberSession:
             async with asyncio.timeout(CLOSE_S):
                 await self._half_close()
         await asyncio.sleep(CLOSE_S)  # the reader ends first if the parent closes the stream
-        return Stopped()
+        return End("stopped")
 
     async def _leave_with(self, error: BaseException, reading: asyncio.Task[End]) -> None:
         """Reports to the parent why this host fails, and waits for it to close the stream."""

@@ -10,20 +10,20 @@ is in URIs of the certificate's subject alternative name, which gRPC passes to a
 with all names percent-encoded.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ssl
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote
 
 import grpc
 
 from coterie.errors import ConfigError
-from coterie.text.names import check_name
+from coterie.text.names import check_name, ends_of, hyphen_ranges
 
 CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
 MEMBERS = ("aggregator", "host")  # roles that join
@@ -33,13 +33,13 @@ _PREFIX = "urn:coterie:"
 _KINDS = (*ROLES, "cluster", "users")
 _DIGITS = "0123456789"
 _MAX_DIGITS = 9  # of a number in a range
+_SOON_DAYS = 30
+_DAY_S = 86_400
 _ROUNDS = 10  # messages in each direction of a handshake in memory; TLS needs three
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity in a certificate."""
-
     role: str  # of ROLES
     name: str
     cluster: str = ""  # "": any
@@ -110,13 +110,12 @@ def check_users(users: Iterable[str]) -> tuple[str, ...]:
     """
     listed = tuple(token.strip() for token in users)
     for token in listed:
-        first, dots, last = token.partition("..")
-        if dots and _range(first, last) is None:
+        if (ends := ends_of(token)) is not None and _range(*ends) is None:
             raise ConfigError(f"users {token!r}: want a name, or a range of names that end in numbers without leading zeros, like u0..u19")
         check_name(token, "users")
-        first, hyphen, last = token.partition("-")
-        if hyphen and _range(first, last) is not None:
-            raise ConfigError(f"users {token!r}: want {first}..{last} for the range of names")
+        for first, last in hyphen_ranges(token):
+            if _range(first, last) is not None:
+                raise ConfigError(f"users {token!r}: want {first}..{last} for a range")
     return listed
 
 
@@ -137,16 +136,14 @@ def _numbered(name: str) -> tuple[str, int | None]:
 
 
 class _Users:
-    """The set of users in a list of names and ranges."""
-
     def __init__(self, tokens: Iterable[str]) -> None:
         self._names: set[str] = set()
         self._ranges: dict[str, list[tuple[int, int]]] = {}
         for token in tokens:
-            first, dots, last = token.partition("..")
-            if not dots:
+            ends = ends_of(token)
+            if ends is None:
                 self._names.add(token)
-            elif (found := _range(first, last)) is not None:
+            elif (found := _range(*ends)) is not None:
                 self._ranges.setdefault(found[0], []).append(found[1:])
 
     def __contains__(self, user: str) -> bool:
@@ -168,8 +165,29 @@ class Tls:
         return grpc.ssl_channel_credentials(self.ca, self.key, self.certificate)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For servers. Clients need a certificate of the same authority."""
-        return grpc.ssl_server_credentials([(self.key, self.certificate)], self.ca, require_client_auth=True)
+        """For servers. Clients need a certificate of the same authority. Files that are replaced count from the next handshake on."""
+        shown = self
+
+        def replaced() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal shown
+            before, shown = shown, shown.renewed(is_server=True)
+            return None if shown is before else shown._configuration()
+
+        # None leaves what is in use, which the types do not know.
+        fetch: Any = replaced
+        return grpc.dynamic_ssl_server_credentials(self._configuration(), fetch, require_client_authentication=True)
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(self.key, self.certificate)], self.ca)
+
+    def renewed(self, *, is_server: bool) -> "Tls":
+        """The files as they are now. These remain in use while those cannot be used: one may be replaced before the other."""
+        try:
+            if [(self.folder / name).read_bytes() for name in (CA, CERTIFICATE, KEY)] == [self.ca, self.certificate, self.key]:
+                return self
+            return load_tls(self.folder, is_server=is_server)
+        except (ConfigError, OSError):
+            return self
 
     @cached_property
     def dialling(self) -> ssl.SSLContext:
@@ -199,29 +217,58 @@ class Tls:
         context.set_alpn_protocols(["h2"])
         return context
 
+    def identity(self, *, is_server: bool) -> Identity | None:
+        """Who the own certificate says this member is; None if it says nothing. ConfigError as for `check`."""
+        shown: Any = (self._verified(is_server=is_server).getpeercert() or {}).get("subjectAltName", ())
+        return identity_of(value for kind, value in shown if kind == "URI")
+
     def check(self, *, is_server: bool) -> None:
-        """Verifies the own certificate. ConfigError when it has expired, is not of the authority in `ca.crt`, or has another purpose."""
+        """Verifies the own certificate. ConfigError when it or its authority has expired, or it is of another authority or purpose."""
+        self._verified(is_server=is_server)
+
+    def soon_expired(self, *, is_server: bool) -> Iterator[str]:
+        """A sentence for each certificate that ends within 30 days. ConfigError as for `check`."""
+        own: Any = self._verified(is_server=is_server).getpeercert() or {}
+        again = {CERTIFICATE: "issue another one with `coterie certs issue`", CA: "make another authority with `coterie certs init`"}
+        for file, shown in ((CERTIFICATE, own), *((CA, found) for found in self.dialling.get_ca_certs())):
+            left_s = ssl.cert_time_to_seconds(shown["notAfter"]) - time.time()
+            if left_s < _SOON_DAYS * _DAY_S:
+                left = f"in {left_s / _DAY_S:.0f} days" if left_s > 2 * _DAY_S else "within two days"
+                yield f"the certificate {self.folder / file} expires {left}, on {shown['notAfter']}: {again[file]}"
+
+    def _is_authority_out_of_time(self) -> bool:
+        times = [(found["notBefore"], found["notAfter"]) for found in self.dialling.get_ca_certs()]
+        return any(not ssl.cert_time_to_seconds(str(first)) <= time.time() <= ssl.cert_time_to_seconds(str(last)) for first, last in times)
+
+    def _verified(self, *, is_server: bool) -> ssl.SSLObject:
+        """The end of a handshake in memory that has verified the own certificate."""
         dialling, listening = self._both
         # Only the side that receives the certificate verifies.
         dialling.verify_mode, listening.verify_mode = (
             (ssl.CERT_REQUIRED, ssl.CERT_NONE) if is_server else (ssl.CERT_NONE, ssl.CERT_REQUIRED)
         )
         try:
-            _shake_hands(dialling, listening)
+            return _shake_hands(dialling, listening)[0 if is_server else 1]
         except ssl.SSLCertVerificationError as error:
-            raise ConfigError(f"the certificate {self.folder / CERTIFICATE} is no good: {distrust_reason(error)}") from None
+            # OpenSSL does not say which certificate of the chain has the wrong time.
+            file = CA if error.verify_code in _OF_TIME and self._is_authority_out_of_time() else CERTIFICATE
+            raise ConfigError(f"the certificate {self.folder / file} is no good: {distrust_reason(error)}") from None
         except ssl.SSLError as error:
             raise ConfigError(f"the certificate {self.folder / CERTIFICATE} cannot be used: {error.reason}") from None
 
 
-def _shake_hands(dialling: ssl.SSLContext, listening: ssl.SSLContext) -> None:
-    """A handshake in memory. Raises ssl.SSLError."""
+_OF_TIME = (9, 10)  # codes of OpenSSL: not valid yet, expired
+
+
+def _shake_hands(dialling: ssl.SSLContext, listening: ssl.SSLContext) -> list[ssl.SSLObject]:
+    """A handshake in memory: the ends that dial and listen. Raises ssl.SSLError."""
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [dialling.wrap_bio(down, up), listening.wrap_bio(up, down, server_side=True)]
     for _ in range(_ROUNDS):
         for side in sides:
             with contextlib.suppress(ssl.SSLWantReadError):
                 side.do_handshake()
+    return sides
 
 
 _REASONS = {

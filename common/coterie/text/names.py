@@ -1,12 +1,10 @@
 """User names: their natural order, which names are valid, and the command line's `--users` selection."""
 
-from __future__ import annotations
-
 import difflib
+import itertools
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from collections.abc import Iterable, Iterator, Sequence
 
 from coterie.errors import ConfigError, default_finding
 from coterie.findings import Finding
@@ -15,8 +13,9 @@ NaturalKey = tuple[tuple[tuple[str, int, str], ...], str]
 
 _NO_NAME = Finding("T10", role="user")
 _RUN = re.compile(r"([^0-9]*)([0-9]*)")
-_POSITIONS = re.compile(r"#([0-9]{1,9})(?:\s*-\s*#([0-9]{1,9}))?")
-_NUMBERS = re.compile(r"([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?")
+_POSITION = re.compile(r"#[0-9]{1,9}")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_SHARE = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 
 
 def normal(name: str) -> str:
@@ -59,65 +58,83 @@ def unknown_user(name: str, names: Sequence[str]) -> ConfigError:
     return ConfigError(f"user {name!r} is not in the data, want one of its {len(names)} users", Finding("J2"))
 
 
+def split_users(selection: str) -> list[str]:
+    """The parts of a list of users, normalised. ConfigError for an empty one."""
+    parts = [normal(part.strip()) for part in selection.split(",")]
+    if not all(parts):
+        raise ConfigError(f"users {selection!r} has an empty part, want names, #positions or ranges between the commas")
+    return parts
+
+
+def ends_of(part: str) -> tuple[str, str] | None:
+    """The two ends of a range FIRST..LAST; None for a single name."""
+    first, dots, last = part.partition("..")
+    return (first.strip(), last.strip()) if dots else None
+
+
+def hyphen_ranges(part: str) -> Iterator[tuple[str, str]]:
+    """What would be the ends of a range if a hyphen were its sign."""
+    for hyphen in re.finditer("-", part):
+        yield part[: hyphen.start()].strip(), part[hyphen.end() :].strip()
+
+
 @default_finding(Finding("J2"))
 def parse_users(selection: str, names: Iterable[str]) -> list[str]:
     """The users in `names` that `selection` chooses, in natural order, each once.
 
-    A selection is a comma-separated list of names ("u30") and ranges of names ("u30-u39"). Integers are names too: "7" is the user called
-    7. Positions in the naturally ordered list of all names, from 0, have a sign: "#25", "#0-#19". They take precedence over a name like
-    "#25". Ranges include both ends. Any other token that is a name means this name, so names with hyphens work.
+    A selection is a comma-separated list of names ("u30") and ranges of names ("u30..u39"). Integers are names too: "7" is the user called
+    7. Positions in the naturally ordered list of all names, from 0, have a sign: "#25", "#0..#19". They take precedence over a name like
+    "#25". Ranges include both ends. Any other part that is a name means this name. A selection that is "I/N", and no name, is the share of
+    the I-th of N hosts, from 1.
 
-    Raises ConfigError for an empty token, a position outside the list, an unknown name, and a range with reversed ends.
+    Raises ConfigError for an empty part, a position outside the list, an unknown name, a range with reversed ends, and no such share.
     """
     ordered = sorted(set(names), key=natural_key)
     place = {name: position for position, name in enumerate(ordered)}
+    if (share := _SHARE.fullmatch(selection.strip())) and selection.strip() not in place:
+        number, n_hosts = int(share[1]), int(share[2])
+        if not 0 < number <= n_hosts <= len(ordered):
+            wanted = f"want I/N with I from 1 to N, and N at most {len(ordered)}"
+            raise ConfigError(f"users {selection!r} is share {number} of {n_hosts} of {len(ordered)} users, {wanted}")
+        return [ordered[position] for position in shares(len(ordered), n_hosts)[number - 1]]
     chosen: set[int] = set()
-    for token in (normal(part.strip()) for part in selection.split(",")):
-        first, last = _ends(token, selection, ordered, place)
+    for part in split_users(selection):
+        first, last = _places(part, ordered, place)
         if first > last:
-            raise ConfigError(f"users {token!r} is a range from {first} down to {last}, want the first end before the last")
+            raise ConfigError(f"users {part!r} is a range from {first} down to {last}, want the first end before the last")
         chosen.update(range(first, last + 1))
     return [ordered[position] for position in sorted(chosen)]
 
 
-def _ends(token: str, selection: str, ordered: Sequence[str], place: dict[str, int]) -> tuple[int, int]:
-    """First and last position of one token."""
-    if not token:
-        raise ConfigError(f"users {selection!r} has an empty part, want names, #positions or ranges between the commas")
-    if match := _POSITIONS.fullmatch(token):
-        first = _position(match[1], token, len(ordered))
-        return first, first if match[2] is None else _position(match[2], token, len(ordered))
-    if token in place:
-        return place[token], place[token]
-    for hyphen in re.finditer("-", token):
-        first_name, last_name = token[: hyphen.start()].strip(), token[hyphen.end() :].strip()
-        if first_name in place and last_name in place:
-            return place[first_name], place[last_name]
-    if match := _NUMBERS.fullmatch(token):
-        _refuse_numbers(token, match, len(ordered))
-    # A range with one unknown end: name that end, not the whole token.
-    head, hyphen_text, tail = token.partition("-")
-    if hyphen_text and head.strip() in place:
-        raise unknown_user(tail.strip(), ordered)
-    head, hyphen_text, tail = token.rpartition("-")
-    if hyphen_text and tail.strip() in place:
-        raise unknown_user(head.strip(), ordered)
-    raise unknown_user(token, ordered)
+def shares(n: int, n_hosts: int) -> list[range]:
+    """The positions of `n` users spread evenly over the hosts, in order."""
+    bounds = [n * i // n_hosts for i in range(n_hosts + 1)]
+    return [range(*ends) for ends in itertools.pairwise(bounds)]
 
 
-def _refuse_numbers(token: str, match: re.Match[str], n_users: int) -> NoReturn:
-    """ConfigError for numbers that are not names, but may be meant as positions."""
-    meant = f"#{match[1]}" if match[2] is None else f"#{match[1]}-#{match[2]}"
-    what = f"user {token!r} is" if match[2] is None else f"the users {token!r} are"
-    wanted = f"want a name, or {meant} for a position" if int(match[2] or match[1]) < n_users else "want a name"
-    raise ConfigError(f"{what} not in the data, {wanted} among its {n_users} users (#0 to #{n_users - 1})")
+def _places(part: str, ordered: Sequence[str], place: dict[str, int]) -> tuple[int, int]:
+    """First and last position of one part."""
+    ends = (part,) if part in place else ends_of(part) or (part,)
+    if all(end in place or _POSITION.fullmatch(end) for end in ends):
+        found = [_position(end, part, len(ordered)) if _POSITION.fullmatch(end) else place[end] for end in ends]
+        return found[0], found[-1]
+    if all(map(_NUMBER.fullmatch, ends)):
+        # Numbers that are not names, but may be meant as positions.
+        n, meant = len(ordered), "..".join(f"#{end}" for end in ends)
+        what = f"user {part!r} is" if len(ends) == 1 else f"the users {part!r} are"
+        wanted = f"want a name, or {meant} for a position" if int(ends[-1]) < n else "want a name"
+        raise ConfigError(f"{what} not in the data, {wanted} among its {n} users (#0 to #{n - 1})")
+    for first, last in hyphen_ranges(part):
+        if (first in place and last in place) or (_POSITION.fullmatch(first) and _POSITION.fullmatch(last)):
+            raise ConfigError(f"users {part!r}: want {first}..{last} for a range")
+    raise unknown_user(next(end for end in ends if end not in place and not _POSITION.fullmatch(end)), ordered)
 
 
-def _position(digits: str, token: str, n_users: int) -> int:
-    position = int(digits)
+def _position(sign_and_digits: str, token: str, n_users: int) -> int:
+    position = int(sign_and_digits[1:])
     if position >= n_users:
         raise ConfigError(
             f"users {token!r} asks for position {position} of {n_users} users, want #0 to #{n_users - 1}: positions count the "
-            "users in this machine's data; leave --users out to serve all of them",
+            "users in this machine's data; leave --users out to serve all of them"
         )
     return position

@@ -1,8 +1,7 @@
 """Values and sentences in error messages, with limited length."""
 
-from __future__ import annotations
-
 import reprlib
+from collections.abc import Sequence
 
 MAX_SENTENCE = 4000  # characters of a whole message
 _MAX_TEXT = 200  # characters of a text in it
@@ -25,6 +24,11 @@ class _Repr(reprlib.Repr):
 def quoted(value: object) -> str:
     """A short representation of any value."""
     return shortened(_Repr().repr(value), 2 * _MAX_TEXT)
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def shortened(text: str, length: int = MAX_SENTENCE) -> str:

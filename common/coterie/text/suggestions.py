@@ -1,7 +1,5 @@
 """Suggestions: the known word that was probably meant by an unknown one, as the end of a sentence."""
 
-from __future__ import annotations
-
 import difflib
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +19,7 @@ def suggestion(found: object, words: Iterable[str]) -> str:
     return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
-def keys_at(root: type[BaseModel], place: Sequence[int | str], method: type[BaseModel] | None) -> set[str]:
+def keys_at(root: type[BaseModel], place: Sequence[int | str], method: type[BaseModel] | None) -> Sequence[str]:
     """The keys of a mapping at this place of a pydantic error. `method` is the model of the experiment's method, if known.
 
     In a union, the place contains the tag of the chosen model.
@@ -36,7 +34,7 @@ def keys_at(root: type[BaseModel], place: Sequence[int | str], method: type[Base
             models = [] if method is None else [method]
         else:
             models = [inner for model in models if step in model.model_fields for inner in _inside(model.model_fields[step].annotation)]
-    return {key for model in models for key in model.model_fields}
+    return [*dict.fromkeys(key for model in models for key in model.model_fields)]
 
 
 def tags_of(annotation: object) -> list[str]:
@@ -52,7 +50,6 @@ def method_of(content: object) -> str | None:
 
 
 def _tag(model: type[BaseModel]) -> str | None:
-    """The tag of a model in a union: the only value of its key `source` or `name`."""
     for key in ("source", "name"):
         values: tuple[Any, ...] = typing.get_args(model.model_fields[key].annotation) if key in model.model_fields else ()
         if len(values) == 1 and isinstance(values[0], str):

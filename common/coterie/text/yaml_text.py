@@ -4,8 +4,6 @@ Any text is read with little time and memory, and an error is one short sentence
 module.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import yaml

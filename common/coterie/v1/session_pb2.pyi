@@ -18,12 +18,14 @@ class GetExperimentRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ...) -> None: ...
 
 class GetExperimentResponse(_message.Message):
-    __slots__ = ("run_id", "experiment_json")
+    __slots__ = ("run_id", "experiment_json", "outcome")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     EXPERIMENT_JSON_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     experiment_json: str
-    def __init__(self, run_id: _Optional[str] = ..., experiment_json: _Optional[str] = ...) -> None: ...
+    outcome: str
+    def __init__(self, run_id: _Optional[str] = ..., experiment_json: _Optional[str] = ..., outcome: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("hello", "reply", "chunk", "heartbeat", "failure", "book")
@@ -86,7 +88,7 @@ class Finding(_message.Message):
     def __init__(self, rule: _Optional[str] = ..., count: _Optional[int] = ..., role: _Optional[str] = ..., place: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "host", "users", "more", "run_id", "last_seq", "numerics", "instance", "aggregator", "model", "schema", "findings")
+    __slots__ = ("protocol", "host", "users", "more", "run_id", "last_seq", "numerics", "instance", "aggregator", "model", "schema", "findings", "held")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     USERS_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +101,7 @@ class Hello(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     host: str
     users: _containers.RepeatedCompositeFieldContainer[User]
@@ -111,7 +114,26 @@ class Hello(_message.Message):
     model: str
     schema: _containers.RepeatedCompositeFieldContainer[Feature]
     findings: _containers.RepeatedCompositeFieldContainer[Finding]
-    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., more: _Optional[bool] = ..., run_id: _Optional[str] = ..., last_seq: _Optional[int] = ..., numerics: _Optional[str] = ..., instance: _Optional[str] = ..., aggregator: _Optional[bool] = ..., model: _Optional[str] = ..., schema: _Optional[_Iterable[_Union[Feature, _Mapping]]] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ...) -> None: ...
+    held: Held
+    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., more: _Optional[bool] = ..., run_id: _Optional[str] = ..., last_seq: _Optional[int] = ..., numerics: _Optional[str] = ..., instance: _Optional[str] = ..., aggregator: _Optional[bool] = ..., model: _Optional[str] = ..., schema: _Optional[_Iterable[_Union[Feature, _Mapping]]] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., held: _Optional[_Union[Held, _Mapping]] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("seq", "attempt", "bytes")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    attempt: int
+    bytes: int
+    def __init__(self, seq: _Optional[int] = ..., attempt: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class Continued(_message.Message):
+    __slots__ = ("held", "again")
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    held: int
+    again: int
+    def __init__(self, held: _Optional[int] = ..., again: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("run_id", "member_indices", "n_members", "heartbeat_s", "numbers", "clusters")
@@ -130,7 +152,7 @@ class Welcome(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., member_indices: _Optional[_Iterable[int]] = ..., n_members: _Optional[int] = ..., heartbeat_s: _Optional[float] = ..., numbers: _Optional[_Iterable[int]] = ..., clusters: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("seq", "attempt", "stage", "round", "durable_seq", "snapshot", "replay", "resent", "stage_json", "parts")
+    __slots__ = ("seq", "attempt", "stage", "round", "durable_seq", "snapshot", "replay", "resent", "stage_json", "parts", "continued", "reply_held")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +163,8 @@ class Task(_message.Message):
     RESENT_FIELD_NUMBER: _ClassVar[int]
     STAGE_JSON_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUED_FIELD_NUMBER: _ClassVar[int]
+    REPLY_HELD_FIELD_NUMBER: _ClassVar[int]
     seq: int
     attempt: int
     stage: int
@@ -151,21 +175,25 @@ class Task(_message.Message):
     resent: int
     stage_json: str
     parts: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Part]
-    def __init__(self, seq: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., durable_seq: _Optional[int] = ..., snapshot: _Optional[int] = ..., replay: _Optional[int] = ..., resent: _Optional[int] = ..., stage_json: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.Part, _Mapping]]] = ...) -> None: ...
+    continued: Continued
+    reply_held: int
+    def __init__(self, seq: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., durable_seq: _Optional[int] = ..., snapshot: _Optional[int] = ..., replay: _Optional[int] = ..., resent: _Optional[int] = ..., stage_json: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.Part, _Mapping]]] = ..., continued: _Optional[_Union[Continued, _Mapping]] = ..., reply_held: _Optional[int] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("seq", "attempt", "resent", "durable_seq", "parts")
+    __slots__ = ("seq", "attempt", "resent", "durable_seq", "parts", "continued")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     RESENT_FIELD_NUMBER: _ClassVar[int]
     DURABLE_SEQ_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUED_FIELD_NUMBER: _ClassVar[int]
     seq: int
     attempt: int
     resent: int
     durable_seq: int
     parts: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Part]
-    def __init__(self, seq: _Optional[int] = ..., attempt: _Optional[int] = ..., resent: _Optional[int] = ..., durable_seq: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.Part, _Mapping]]] = ...) -> None: ...
+    continued: Continued
+    def __init__(self, seq: _Optional[int] = ..., attempt: _Optional[int] = ..., resent: _Optional[int] = ..., durable_seq: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.Part, _Mapping]]] = ..., continued: _Optional[_Union[Continued, _Mapping]] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("data",)
@@ -206,11 +234,13 @@ class Book(_message.Message):
     def __init__(self, names: _Optional[str] = ..., rows: _Optional[bytes] = ..., n_rows: _Optional[int] = ..., link: _Optional[str] = ..., of_parent: _Optional[bool] = ..., user_sets: _Optional[str] = ..., events: _Optional[str] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("outcome", "failed", "finding")
+    __slots__ = ("outcome", "failed", "finding", "books_held")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     FINDING_FIELD_NUMBER: _ClassVar[int]
+    BOOKS_HELD_FIELD_NUMBER: _ClassVar[int]
     outcome: str
     failed: bool
     finding: Finding
-    def __init__(self, outcome: _Optional[str] = ..., failed: _Optional[bool] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ...) -> None: ...
+    books_held: int
+    def __init__(self, outcome: _Optional[str] = ..., failed: _Optional[bool] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ..., books_held: _Optional[int] = ...) -> None: ...

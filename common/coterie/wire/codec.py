@@ -1,73 +1,90 @@
-"""The codec converts declared messages to frames of at most about 1 MiB and back, and counts what each frame carries.
+"""The codec converts declared messages to frames of at most about 128 KiB and back, and counts what each frame carries.
 
 Sender and receiver count independently, one what it encodes and the other what it decodes, and the two books must agree. Only this module
 decides the dtype of payloads. Received arrays are read-only views.
 """
 
-from __future__ import annotations
-
+import copy
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coterie.arrays import Indices
 from coterie.errors import ProtocolError
 from coterie.v1 import session_pb2, tensor_pb2
-from coterie.wire.frames import (
-    CHUNK,
-    CHUNK_BYTES,
-    CHUNK_DATA,
-    REPLY_PARTS,
-    TASK_OR_REPLY,
-    TASK_PARTS,
-    Lifted,
-    delimited_bytes,
-    field_header,
-)
-from coterie.wire.messages import Broadcast, Message, PerCluster, Rows, Spec, check_extents, check_shapes, has_rows, kind_class
-from coterie.wire.parts import BFLOAT16, DTYPES, Entry, Extent, Template, native_dtype, template_of
-from coterie.wire.precision import Precision, native, written
+from coterie.wire.fields import CHUNK_BYTES, chunk_frame, chunk_frame_bytes, delimited_bytes
+from coterie.wire.messages import Broadcast, Message, PerCluster, Rows, Spec, check_extents, has_rows, kind_class
+from coterie.wire.precision import BFLOAT16, DTYPES, FLOAT32, FLOAT64, INT32, INT64, AnyArray, Precision, native, written
 
 PROTOCOL_VERSION = 1
 # A frame holds inline tensors of at most this size together; larger ones follow in chunks.
-INLINE_BYTES = 1 << 20
+INLINE_BYTES = CHUNK_BYTES
 MAX_FRAME_BYTES = 8 << 20
 MAX_AXES = 8
 MAX_TENSOR_BYTES = 16 << 30
 GRPC_FRAME_HEADER_BYTES = 5
 ENVELOPE = "envelope"
 
-AnyArray = NDArray[Any]
 
 _MAX_SHOWN = 100  # characters of a peer's name
-_FLOAT64 = np.dtype("<f8")
-_FLOAT32 = np.dtype("<f4")
-_INT32 = np.dtype("<i4")
-_INT64 = np.dtype("<i8")
+_CODES: dict[Any, Any] = {dtype: code for code, dtype in DTYPES.items()}
+
+
+class Entry(NamedTuple):
+    """The ledger's record of one part of one frame.
+
+    `message_bytes` are protobuf bytes, `frames` gRPC messages, `users` the member indices served (None: all of the host's).
+    """
+
+    kind: str
+    vectors: int
+    scalars: int
+    payload_bytes: int
+    message_bytes: int
+    frames: int
+    users: Indices | None
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A task or reply ready to send: the first frame, the large tensors that follow in chunks, and the ledger entries."""
+    """A task or reply ready to send: the first frame, the large tensors that follow in chunks, and the ledger entries.
+
+    The other end holds the first `held` bytes of the tensors. `sent` has one number: up to which byte they were sent when this message was
+    sent last, under whatever header.
+    """
 
     head: bytes
     tails: tuple[memoryview, ...]
     entries: tuple[Entry, ...]
     is_task: bool
+    held: int = 0
+    sent: list[int] = field(default_factory=lambda: [0], compare=False)
 
     def frames(self) -> Iterator[bytes]:
         """The frames in order. Chunks are cut on demand, so that a large message is never copied whole."""
         yield self.head
+        for end, piece in self._chunks():
+            if end > self.held:
+                self.sent[0] = end
+                yield chunk_frame(piece)
+
+    def _chunks(self) -> Iterator[tuple[int, memoryview]]:
+        """Where each chunk ends among the bytes of all tensors, and the chunk."""
+        end = 0
         for tail in self.tails:
             for start in range(0, len(tail), CHUNK_BYTES):
-                data = tail[start : start + CHUNK_BYTES]
-                inner = field_header(CHUNK_DATA, len(data))
-                yield b"".join((field_header(CHUNK, len(inner) + len(data)), inner, data))
+                piece = tail[start : start + CHUNK_BYTES]
+                end += len(piece)
+                yield end, piece
+
+    def can_continue(self, held: int) -> bool:
+        """Whether so many bytes are whole chunks, and not none."""
+        return any(end == held for end, _ in self._chunks())
 
     @property
     def n_bytes(self) -> int:
@@ -78,89 +95,160 @@ def _wire_dtype(spec: Spec, precision: Precision, array: AnyArray) -> np.dtype[A
     if spec.is_weights:
         return precision.weights
     if spec.is_float:
-        return _FLOAT64 if spec.is_exact else precision.dtype
+        return FLOAT64 if spec.is_exact else precision.dtype
     small = array.size == 0 or (array.min() >= -(2**31) and array.max() < 2**31)
-    return _INT32 if small else _INT64
+    return INT32 if small else INT64
 
 
-def _laid_out(message: Message, part_number: int, precision: Precision, budget: int) -> tuple[Template, list[AnyArray]]:
-    """The template of a message, and its arrays (users first) in wire types. `budget` bytes are left in the frame for inline tensors."""
+def _written(message: Message, precision: Precision) -> list[AnyArray]:
+    """The fields of a message in wire types. TypeError for an undeclared message, or one that does not name the users it needs."""
     if not message.kind or type(message) is not kind_class(message.kind):
         raise TypeError(f"{type(message).__name__} is not a declared message: what has no declaration is private")
-    cls: Any = type(message)  # mypy does not know that classes are hashable
-    arrays: list[AnyArray] = []
-    extents: list[Extent] = []
-    is_rows = isinstance(message, Rows)
-    users = message.users if isinstance(message, Rows) else None
-    if users is not None:
-        arrays.append(np.asarray(users, dtype=_INT32, order="C"))
-    for name, spec in cls.specs:
+    arrays = []
+    for name, spec in message.specs:
         array = getattr(message, name)
-        if users is None and is_rows and spec.is_float and not has_rows(spec):
-            raise TypeError(f"{cls.kind}.{name} is common to its users, so the message must name them")
+        if isinstance(message, Rows) and message.users is None and spec.is_float and not has_rows(spec):
+            raise TypeError(f"{message.kind}.{name} is common to its users, so the message must name them")
         arrays.append(written(array, _wire_dtype(spec, precision, array)))
-    for array in arrays:
-        is_inline = array.nbytes <= budget
-        budget -= array.nbytes if is_inline else 0
-        extents.append(Extent(array.dtype, array.shape, is_inline))
-    if users is None:
-        return template_of(cls, part_number, None, tuple(extents)), arrays
-    return template_of(cls, part_number, extents[0], tuple(extents[1:])), arrays
+    return arrays
 
 
-@functools.lru_cache(maxsize=64)
 def _envelope(n_bytes: int) -> Entry:
     """The entry of the first frame without its parts: fences, flags, and the enclosing oneof."""
     return Entry(ENVELOPE, 0, 0, 0, n_bytes, 1, None)
 
 
 def encode(frame: session_pb2.Task | session_pb2.Reply, messages: Sequence[Message], precision: Precision) -> Encoded:
-    """Frames of a task or reply with a complete header, and these messages. TypeError for undeclared messages.
-
-    The bytes of a tensor are copied only once, into the frame.
-    """
-    is_task = isinstance(frame, session_pb2.Task)
-    budget, inline = INLINE_BYTES, 0
-    pieces: list[bytes | memoryview] = []
+    """Frames of a task or reply with a complete header, and these messages. TypeError for undeclared messages."""
+    budget, inline, is_task = INLINE_BYTES, 0, isinstance(frame, session_pb2.Task)
     tails: list[memoryview] = []
     entries: list[Entry] = []
+
+    def put(tensor: tensor_pb2.Tensor, array: AnyArray) -> None:
+        nonlocal budget
+        tensor.dtype = _CODES[array.dtype]
+        tensor.shape.extend(array.shape)
+        if array.nbytes <= budget:
+            tensor.data = array.tobytes()
+            budget -= array.nbytes
+        else:
+            tensor.chunked_bytes = array.nbytes
+            tails.append(array.reshape(-1).view(np.uint8).data)
+
+    outer, whole = _enclosed(frame)
     for message in messages:
-        template, arrays = _laid_out(message, TASK_PARTS if is_task else REPLY_PARTS, precision, budget)
-        fixed = iter(template.fixed)
-        pieces.append(next(fixed))
-        for extent, array in zip(template.extents, arrays, strict=True):
-            if extent.is_inline:
-                pieces += (array.data, next(fixed))
-                budget -= array.nbytes
-            else:
-                tails.append(array.reshape(-1).view(np.uint8).data)
-        inline += template.n_bytes
+        n_tails = len(tails)
+        arrays, part = _written(message, precision), whole.parts.add(kind=message.kind)
         users = message.users if isinstance(message, Rows) else None
-        entries.append(template.entry if users is None else template.entry.serving(users))
-    text = frame.SerializeToString()
-    head = b"".join((field_header(TASK_OR_REPLY, len(text) + inline), text, *pieces))
-    entries.append(_envelope(len(head) - inline))
-    return Encoded(head, tuple(tails), tuple(entries), is_task)
+        if users is not None:
+            put(part.users, np.asarray(users, dtype=INT32, order="C"))
+        for (name, _), array in zip(message.specs, arrays, strict=True):
+            put(part.tensors.add(name=name), array)
+        inline += (size := delimited_bytes(part.ByteSize()))
+        entries.append(_booked(size, map(len, tails[n_tails:]), type(message), arrays, users))
+    head = outer.SerializeToString()
+    return Encoded(head, tuple(tails), (*entries, _envelope(len(head) - inline)), is_task)
+
+
+def _enclosed(frame: session_pb2.Task | session_pb2.Reply) -> tuple[Any, Any]:
+    """A copy of the frame in what is sent, and the copy itself."""
+    outer: Any = session_pb2.JoinResponse(task=frame) if isinstance(frame, session_pb2.Task) else session_pb2.JoinRequest(reply=frame)
+    return outer, outer.task if isinstance(frame, session_pb2.Task) else outer.reply
 
 
 def reheaded(frame: session_pb2.Task | session_pb2.Reply, sent: Encoded) -> Encoded:
     """The same message under a changed header, to be sent again to a returning host. `frame` has the same parts."""
-    is_task = isinstance(frame, session_pb2.Task)
-    outer = session_pb2.JoinResponse(task=frame) if is_task else session_pb2.JoinRequest(reply=frame)  # type: ignore[arg-type]
-    head = outer.SerializeToString()
-    entries = [entry for entry in sent.entries if entry.kind != ENVELOPE]
-    entries.append(_envelope(len(head) - sum(delimited_bytes(part.ByteSize()) for part in frame.parts)))
-    return Encoded(head, sent.tails, tuple(entries), is_task)
+    head, inline = _enclosed(frame)[0].SerializeToString(), sum(delimited_bytes(part.ByteSize()) for part in frame.parts)
+    entries = (*(entry for entry in sent.entries if entry.kind != ENVELOPE), _envelope(len(head) - inline))
+    return Encoded(head, sent.tails, entries, sent.is_task, sent=sent.sent)
+
+
+def continued(frame: session_pb2.Task | session_pb2.Reply, sent: Encoded, held: int) -> Encoded:
+    """The message under a changed header: behind so many bytes that the other end holds, or as `reheaded` if these are no whole chunks."""
+    if not sent.can_continue(held):
+        return reheaded(frame, sent)
+    short = copy.deepcopy(frame)
+    short.ClearField("parts")
+    if isinstance(short, session_pb2.Task):
+        short.ClearField("stage_json")
+    again = max(0, sent.sent[0] - held)
+    short.continued.held, short.continued.again = held, again
+    head = _enclosed(short)[0].SerializeToString()
+    return Encoded(head, sent.tails, repeated(frame, sent.entries, len(head), held, again), sent.is_task, held, sent.sent)
+
+
+def repeated(
+    frame: session_pb2.Task | session_pb2.Reply, entries: Sequence[Entry], head_bytes: int, held: int, again: int
+) -> tuple[Entry, ...]:
+    """What a message sends again that goes on behind `held` bytes: a short header, and so many bytes of chunks that had been sent before.
+
+    `frame` and `entries` are those of the whole message. A piece of a tensor counts its scalars, but no vector.
+    """
+    found: list[Entry] = []
+    end = 0
+    for part, entry in zip(frame.parts, entries, strict=False):  # the last entry is the envelope
+        size = frames = scalars = payload = 0
+        is_float = (False, *(spec.is_float for _, spec in kind_class(part.kind).specs))  # positions are no payload
+        for counts, tensor in zip(is_float, (part.users, *part.tensors), strict=True):
+            start, end = end, end + tensor.chunked_bytes
+            n_bytes = min(end, held + again) - max(start, held)
+            if n_bytes > 0:
+                chunk_bytes, chunk_frames = chunk_frame_bytes(n_bytes)
+                size, frames = size + chunk_bytes, frames + chunk_frames
+                payload += n_bytes if counts else 0
+                scalars += n_bytes // DTYPES[tensor.dtype].itemsize if counts else 0
+        if frames:
+            found.append(Entry(entry.kind, 0, scalars, payload, size, frames, entry.users))
+    return (*found, _envelope(head_bytes))
+
+
+def _booked(size: int, cut: Iterable[int], cls: Any, arrays: Sequence[AnyArray], users: Indices | None) -> Entry:
+    """The ledger entry of a part of `size` bytes, with chunks of `cut` bytes for each tensor that has them, and these arrays in wire types.
+
+    What is common to its users is sent once, but counts for each.
+    """
+    shapes, widths = tuple([array.shape for array in arrays]), tuple([array.itemsize for array in arrays])
+    vectors, scalars, payload = _counts(cls, shapes, widths, 1 if users is None else users.size)
+    frames = 0
+    for n_bytes in cut:
+        chunk_bytes, chunk_frames = chunk_frame_bytes(n_bytes)
+        size, frames = size + chunk_bytes, frames + chunk_frames
+    return Entry(cls.kind, vectors, scalars, payload, size, frames, users)
+
+
+@functools.lru_cache(maxsize=256)
+def _counts(cls: type[Message], shapes: Sequence[tuple[int, ...]], widths: Sequence[int], n_users: int) -> tuple[int, int, int]:
+    """(vectors, scalars, payload bytes) of the fields of a kind with these shapes and bytes of a number."""
+    vectors = scalars = payload = 0
+    for (_, spec), shape, width in zip(cls.specs, shapes, widths, strict=True):
+        n_vectors, n_scalars = spec.count(shape)
+        times = 1 if has_rows(spec) else n_users
+        vectors, scalars, payload = vectors + times * n_vectors, scalars + times * n_scalars, payload + n_scalars * width
+    return vectors, scalars, payload
+
+
+class Repeat(NamedTuple):
+    """A message went on: how often it had been sent before, the bytes of its header, those held, and those that came again."""
+
+    resent: int
+    head_bytes: int
+    held: int
+    again: int
 
 
 @dataclass(slots=True)
 class Received:
-    """A complete task or reply: its frame, the bytes of each chunked tensor, and the size of its first frame."""
+    """A complete task or reply: its frame, the bytes of each chunked tensor, and the size of its first frame.
+
+    A message that was cut came over several streams. Its frame has the newest fences, but says how often the message had been sent before
+    the first of them. `unbooked` has what the ledger does not have yet: None for the message itself, then each time that it went on. Copies
+    share it, so that everything is booked once.
+    """
 
     frame: session_pb2.Task | session_pb2.Reply
     tails: tuple[bytearray | memoryview, ...]
     head_bytes: int
-    lifted: Lifted | None = None
+    unbooked: deque[Repeat | None] = field(default_factory=lambda: deque([None]))
 
     @property
     def n_bytes(self) -> int:
@@ -169,6 +257,14 @@ class Received:
     @property
     def kinds(self) -> tuple[str, ...]:
         return tuple(part.kind for part in self.frame.parts)
+
+    def sendings(self, entries: Sequence[Entry]) -> Iterator[tuple[Sequence[Entry], int]]:
+        """The entries to be booked, and how often the message had been sent before: itself, once, and what was sent again since."""
+        while self.unbooked:
+            if (repeat := self.unbooked.popleft()) is None:
+                yield entries, self.frame.resent
+            else:
+                yield repeated(self.frame, entries, repeat.head_bytes, repeat.held, repeat.again), repeat.resent
 
     def decode(self, n_own: int, dims: dict[str, int] | None = None) -> tuple[list[Message], list[Entry]]:
         """The typed messages and their ledger entries.
@@ -181,110 +277,78 @@ class Received:
         messages: list[Message] = []
         entries: list[Entry] = []
         inline = 0
-        for place, part in enumerate(self.frame.parts):
-            size = self.lifted.sizes.get(place) if self.lifted is not None else None
-            size = delimited_bytes(part.ByteSize()) if size is None else size
-            inline += size
-            data = self.lifted.data.get(place, {}) if self.lifted is not None else {}
-            message, template = _decode_part(part, self._part_number, data, tails, n_own, dims)
+        for part in self.frame.parts:
+            inline += (size := delimited_bytes(part.ByteSize()))
+            message, entry = _decode_part(part, size, tails, n_own, dims, is_cut=bool(self.tails))
             messages.append(message)
-            entries.append(_booked(template, message, size))
+            entries.append(entry)
         entries.append(_envelope(self.head_bytes - inline))
         return messages, entries
 
-    @property
-    def _part_number(self) -> int:
-        return TASK_PARTS if isinstance(self.frame, session_pb2.Task) else REPLY_PARTS
-
-
-def _booked(template: Template, message: Message, size: int) -> Entry:
-    """The ledger entry of a part with `size` bytes in its frame, which another implementation may encode differently."""
-    users = message.users if isinstance(message, Rows) else None
-    entry = template.entry if users is None else template.entry.serving(users)
-    return entry if size == template.n_bytes else replace(entry, message_bytes=entry.message_bytes + size - template.n_bytes)
-
 
 def _decode_part(
-    part: tensor_pb2.Part,
-    part_number: int,
-    lifted: Mapping[int, memoryview],
-    tails: Iterator[bytearray | memoryview],
-    n_own: int,
-    dims: dict[str, int],
-) -> tuple[Message, Template]:
+    part: tensor_pb2.Part, size: int, tails: Iterator[bytearray | memoryview], n_own: int, dims: dict[str, int], *, is_cut: bool
+) -> tuple[Message, Entry]:
     cls: Any = kind_class(part.kind)
-    users = users_extent = None
+    users: Indices | None = None
     if part.HasField("users"):
-        users = _get_users(part, tails)
-        users_extent = Extent(DTYPES[part.users.dtype], users.shape, not part.users.chunked_bytes)
+        users = _get(part.users, part.kind, tails)
+        if users.dtype.kind != "i" or users.ndim != 1:
+            raise ProtocolError(f"{part.kind} names its users by {users.dtype} of shape {users.shape}, wanted a list of integers")
+        users = users.astype(np.int64)
     if len(part.tensors) != len(cls.specs):
         raise ProtocolError(f"{part.kind} has {len(part.tensors)} tensors, wanted {len(cls.specs)}")
     arrays: list[AnyArray] = []
-    extents: list[Extent] = []
-    for place, ((name, spec), tensor) in enumerate(zip(cls.specs, part.tensors, strict=True)):
+    for (name, spec), tensor in zip(cls.specs, part.tensors, strict=True):
         if tensor.name != name:
             raise ProtocolError(f"{part.kind} has field {_shown(tensor.name)!r}, wanted {name!r}")
-        array = _get(tensor, part.kind, tails, lifted.get(place))
+        array = _get(tensor, part.kind, tails)
         if (array.dtype.kind == "f" or array.dtype == BFLOAT16) != spec.is_float:
             raise ProtocolError(f"{part.kind}.{name} has dtype {array.dtype}, wanted {'float' if spec.is_float else 'integer'}")
-        extents.append(Extent(array.dtype, array.shape, not tensor.chunked_bytes))
-        arrays.append(native(array, native_dtype(spec, array.dtype)))
+        arrays.append(array)
     is_rows = issubclass(cls, Rows)
     if users is not None and not is_rows:
         raise ProtocolError(f"{part.kind} is a broadcast, but it names users")
-    message: Message = cls(*arrays, users=users) if is_rows else cls(*arrays)
-    _check_shapes(message, n_own, dims)
-    return message, template_of(cls, part_number, users_extent, tuple(extents))
+    natives = [native(array, _native_dtype(spec, array.dtype)) for (_, spec), array in zip(cls.specs, arrays, strict=True)]
+    message: Message = cls(*natives, users=users) if is_rows else cls(*natives)
+    n_rows = None if not isinstance(message, Rows) else n_own if users is None else users.size
+    check_extents(cls, [array.shape for array in natives], n_rows, dims)
+    cut = [tensor.chunked_bytes for tensor in (part.users, *part.tensors) if tensor.chunked_bytes] if is_cut else ()
+    return message, _booked(size, cut, cls, arrays, users)
 
 
-def _check_shapes(message: Message, n_own: int, dims: dict[str, int]) -> None:
-    n_rows = None
-    if isinstance(message, Rows):
-        n_rows = n_own if message.users is None else message.users.size
-    check_shapes(message, n_rows, dims)
+def _native_dtype(spec: Spec, written: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of a field in the halves: float64; for weights float32 unless written as float64; or int64."""
+    if not spec.is_float:
+        return INT64
+    return FLOAT32 if spec.is_weights and written != FLOAT64 else FLOAT64
 
 
-def _aligned(array: AnyArray) -> AnyArray:
-    """A read-only array, at an address that does not depend on the frame's layout."""
+def _get(tensor: tensor_pb2.Tensor, kind: str, tails: Iterator[bytearray | memoryview]) -> AnyArray:
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None:
+        raise ProtocolError(f"{kind}.{_shown(tensor.name)} has element type {tensor.dtype}, which is unknown")
+    data = next(tails) if tensor.chunked_bytes else tensor.data
+    shape = _shape(tensor, kind, dtype, len(data))
+    try:
+        array = np.ndarray(shape, dtype, data)
+    except (ValueError, OverflowError) as error:  # an empty tensor may still claim any extent
+        raise ProtocolError(f"{kind}.{_shown(tensor.name)} has shape {list(shape)}, which no array can have") from error
     if not array.flags.aligned:
         array = array.copy()  # sums over unaligned numbers run in another order, with other bits
     array.flags.writeable = False
     return array
 
 
-def _get_users(part: tensor_pb2.Part, tails: Iterator[bytearray | memoryview]) -> Indices:
-    users = _get(part.users, part.kind, tails)
-    if users.dtype.kind != "i" or users.ndim != 1:
-        raise ProtocolError(f"{part.kind} names its users by {users.dtype} of shape {users.shape}, wanted a list of integers")
-    return users.astype(np.int64)
-
-
-def _get(tensor: tensor_pb2.Tensor, kind: str, tails: Iterator[bytearray | memoryview], lifted: memoryview | None = None) -> AnyArray:
-    dtype = DTYPES.get(tensor.dtype)
-    if dtype is None:
-        raise ProtocolError(f"{kind}.{_shown(tensor.name)} has element type {tensor.dtype}, which is unknown")
-    data: bytes | bytearray | memoryview = tensor.data if lifted is None else lifted
-    if tensor.chunked_bytes:
-        data = next(tails)
-    shape = _shape(tensor, kind, dtype, len(data))
-    try:
-        array = np.frombuffer(data, dtype=dtype).reshape(shape)
-    except (ValueError, OverflowError) as error:  # an empty tensor may still claim any extent
-        raise ProtocolError(f"{kind}.{_shown(tensor.name)} has shape {list(shape)}, which no array can have") from error
-    return _aligned(array)
-
-
 def _shape(tensor: tensor_pb2.Tensor, kind: str, dtype: np.dtype[Any], n_bytes: int) -> tuple[int, ...]:
-    """The shape of a tensor that has this many bytes."""
-    name = _shown(tensor.name)
-    if len(tensor.shape) > MAX_AXES:
-        raise ProtocolError(f"{kind}.{name} has {len(tensor.shape)} axes, wanted at most {MAX_AXES}")
     shape = tuple(tensor.shape)
-    if any(extent > MAX_TENSOR_BYTES for extent in shape):
-        raise ProtocolError(f"{kind}.{name} has an axis of {max(shape)}, wanted at most {MAX_TENSOR_BYTES}")
+    if len(shape) > MAX_AXES:
+        raise ProtocolError(f"{kind}.{_shown(tensor.name)} has {len(shape)} axes, wanted at most {MAX_AXES}")
+    if max(shape, default=0) > MAX_TENSOR_BYTES:
+        raise ProtocolError(f"{kind}.{_shown(tensor.name)} has an axis of {max(shape)}, wanted at most {MAX_TENSOR_BYTES}")
     wanted = math.prod(shape) * dtype.itemsize
     if n_bytes != wanted:
-        raise ProtocolError(f"{kind}.{name} brings {n_bytes} bytes, wanted {wanted} for shape {list(shape)}")
+        raise ProtocolError(f"{kind}.{_shown(tensor.name)} brings {n_bytes} bytes, wanted {wanted} for shape {list(shape)}")
     return shape
 
 

@@ -1,9 +1,8 @@
 """Declarations of what may cross the wire.
 
-A method declares its messages as frozen dataclasses in `coterie/methods/NAME.py`:
+A method declares its messages, which become frozen dataclasses, in `coterie/methods/NAME.py`:
 
     @declare(method="pdmm", step="S5")
-    @dataclass(frozen=True)
     class UpdatedModels(Rows):
         \"\"\"S5: each selected user sends x_i^{t+1} to the server.\"\"\"
 
@@ -14,8 +13,6 @@ hosts of their owners; rows of hosts are joined in member order. `Broadcast` mes
 vectors and once per receiving host in bytes. `PerCluster` messages have one row per known cluster. Data common to a cluster's users is sent
 once to each of their hosts, and an aggregator's message about its cluster contains no user's row.
 """
-
-from __future__ import annotations
 
 import math
 import re
@@ -101,7 +98,11 @@ class Rows(Message):
 
 @dataclass(frozen=True)
 class Broadcast(Message):
-    """The same for every receiver."""
+    """The same for every receiver.
+
+    With aggregators it counts once between clusters and once inside each of them. `Rows` with a float field without a "rows" axis count
+    once for each user with and without aggregators.
+    """
 
 
 @dataclass(frozen=True)
@@ -122,10 +123,13 @@ _KIND = re.compile(r"[a-z][a-z0-9_]*\.[A-Za-z0-9]+")
 _MAX_SHOWN = 100  # characters
 
 
+@typing.dataclass_transform(frozen_default=True)
 def declare(*, method: str, step: str) -> Callable[[type[M]], type[M]]:
-    """Registers a message class under "<method>.<Class>" with the paper's step. The class must be a frozen dataclass."""
+    """Makes a message class a frozen dataclass, and registers it under "<method>.<Class>" with the paper's step."""
 
     def register(cls: type[M]) -> type[M]:
+        if "__dataclass_fields__" not in vars(cls):
+            dataclass(frozen=True)(cls)
         hints = typing.get_type_hints(cls, include_extras=True)
         specs = []
         for declared in fields(cls):
@@ -171,16 +175,11 @@ def kind_class(kind: str) -> type[Message]:
     return cls
 
 
-def check_shapes(message: Message, n_rows: int | None, dims: Mapping[str, int]) -> None:
-    """ProtocolError unless every field has its declared axes.
+def check_extents(cls: type[Message], shapes: Iterable[tuple[int, ...]], n_rows: int | None, dims: Mapping[str, int]) -> None:
+    """ProtocolError unless fields of these shapes have their declared axes.
 
     `n_rows` is the number of owners if known. `dims` are known extents (for example d); others must agree within the message.
     """
-    check_extents(type(message), (getattr(message, name).shape for name, _ in message.specs), n_rows, dims)
-
-
-def check_extents(cls: type[Message], shapes: Iterable[tuple[int, ...]], n_rows: int | None, dims: Mapping[str, int]) -> None:
-    """As `check_shapes`, from the shapes of the fields, before their arrays are allocated."""
     bound = dict(dims)
     if n_rows is not None:
         bound["rows"] = n_rows
@@ -194,24 +193,6 @@ def check_extents(cls: type[Message], shapes: Iterable[tuple[int, ...]], n_rows:
 
 
 __all__ = [
-    "Annotated",
-    "Array",
-    "Broadcast",
-    "Indices",
-    "Message",
-    "PerCluster",
-    "Positions",
-    "Rows",
-    "Scalars",
-    "Spec",
-    "Vectors",
-    "Weights",
-    "check_extents",
-    "check_shapes",
-    "dataclass",
-    "declare",
-    "declared",
-    "find_kinds_with",
-    "has_rows",
-    "kind_class",
-]
+    "Annotated", "Array", "Broadcast", "Indices", "Message", "PerCluster", "Positions", "Rows", "Scalars", "Spec", "Vectors", "Weights",
+    "check_extents", "dataclass", "declare", "declared", "find_kinds_with", "has_rows", "kind_class",
+]  # fmt: skip

@@ -1,37 +1,52 @@
 """The command `coterie`: from its arguments to a role, and from an error to one sentence and an exit code.
 
-0 done, 2 the command line, the experiment or its data is wrong, 3 the run cannot go on; 130 and 143: stopped by SIGINT or SIGTERM where
-there is nothing to report. Anything else is a mistake of ours and shows its traceback.
+0: done; 2: the command line, the experiment or its data is wrong; 3: the run cannot go on; 130 and 143: stopped by SIGINT or SIGTERM with
+nothing to report. Anything else is a bug and shows its traceback.
 """
 
 # ruff: noqa: PLC0415 - the environment comes first
 
-from __future__ import annotations
-
+import contextlib
 import errno
+import gc
 import os
 import sys
 import traceback
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from coterie_deploy.terminal.threads import ONE_THREAD
 
 _LEFT_OUT = ("coterie_server", "coterie_client", "scipy", "cryptography")  # of images for one role
 _OF_USER_CODE = ("L1", "L2", "L3")
-# One thread for each process: many would compete for the processors, and sums split over threads may differ in their last bits.
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def main() -> None:
-    """Runs the command and exits."""
-    os.environ.update(dict.fromkeys(_THREADS, "1"))  # before numpy is imported
+    os.environ.update(ONE_THREAD)  # before numpy is imported
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said by us
-    sys.exit(_run_to_the_last_line(sys.argv[1:]))
+    gc.set_threshold(10_000)  # a start makes a hundred thousand objects that stay
+    code = _for_supervisors(_run_to_the_last_line(sys.argv[1:]))
+    gc.freeze()  # the interpreter looks through all objects at its end, some of them several times; memory goes with the process
+    sys.exit(code)
+
+
+def _for_supervisors(code: int) -> int:
+    """The exit code; of a mistake, which stays one, that of the environment: some supervisors would start the command again for ever."""
+    from coterie.errors import MISTAKE_CODE, ConfigError
+
+    wanted = os.environ.get(MISTAKE_CODE, "")
+    return int(wanted) if code == ConfigError.exit_code and wanted.isdecimal() and int(wanted) < 256 else code
 
 
 def _run_to_the_last_line(arguments: list[str]) -> int:
-    """Whoever reads what is printed may stop reading, as `head` does: that is no error of theirs or ours."""
+    """Handles readers that stop reading, such as `head`: no error."""
     try:
         code = _run(arguments)
         sys.stdout.flush()
-    except (BrokenPipeError, SystemExit):  # rich and click make SystemExit of it
+    except (BrokenPipeError, SystemExit) as error:  # rich and click make SystemExit of it
+        if isinstance(error, SystemExit) and not error.code:  # the completion of shells ends so
+            return 0
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
         return 141
     return code
@@ -41,12 +56,14 @@ def _run(arguments: list[str]) -> int:
     import typer
 
     from coterie.errors import CoterieError, RunError
+    from coterie.extras import left_out
     from coterie_deploy.cli.commands import app
     from coterie_deploy.telemetry.logs import wants_json
 
     command = typer.main.get_command(app)
     try:
-        code = command.main(arguments, prog_name="coterie", standalone_mode=False)
+        with _notes_said():
+            code = command.main(arguments, prog_name="coterie", standalone_mode=False)
     except CoterieError as error:
         return _failed(str(error), error.exit_code, as_json=wants_json(arguments), trace=_trace(error))
     except KeyboardInterrupt:
@@ -54,7 +71,7 @@ def _run(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _LEFT_OUT:
             raise
-        return _failed(f"this command needs {error.name}, which is not installed here (images leave out what their role does not need)", 2)
+        return _failed(left_out("this command", error.name), 2)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -63,27 +80,53 @@ def _run(arguments: list[str]) -> int:
         if not hasattr(error, "format_message"):
             raise
         # The parser refuses something. Where its exceptions live depends on the version of typer.
-        return _failed(f"{error.format_message()} (see coterie --help)", 2)
+        return _failed(_refusal(error), 2)
     return code if isinstance(code, int) else 0
 
 
+@contextlib.contextmanager
+def _notes_said() -> Iterator[None]:
+    """Warnings about the user's own settings are notes, each said once. Other warnings look as in any program."""
+    from coterie.errors import SettingsDropped
+
+    said: set[str] = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", SettingsDropped)
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if not issubclass(category, SettingsDropped):
+                others(message, category, *place, **more)
+            elif str(message) not in said:
+                said.add(str(message))
+                print(f"note: {message}", file=sys.stderr)  # noqa: T201
+
+        warnings.showwarning = show
+        yield
+
+
+def _refusal(error: Any) -> str:
+    """The sentence of the parser, with what was probably meant and where to look."""
+    from coterie.text.suggestions import suggestion
+
+    said, context = error.format_message(), getattr(error, "ctx", None)
+    if possibilities := getattr(error, "possibilities", None):  # of options
+        said = said.partition(" (Possible ")[0] + (
+            suggestion(error.option_name, possibilities) or f", want one of {', '.join(possibilities)}"
+        )
+    return f"{said} (see {'coterie' if context is None else context.command_path} --help)"
+
+
 def _trace(error: BaseException) -> str:
-    """Where code that the experiment names has raised what ended the command: its author needs more than a sentence."""
+    """The traceback of an error in code that the experiment names, for the author of that code; else ""."""
     from coterie.errors import CoterieError
 
-    cause = error.__cause__
-    if (
-        isinstance(error, CoterieError)
-        and error.finding.rule in _OF_USER_CODE
-        and cause is not None
-        and not isinstance(cause, CoterieError)
-    ):
-        return "".join(traceback.format_exception(cause))
-    return ""
+    cause, is_of_code = error.__cause__, isinstance(error, CoterieError) and error.finding.rule in _OF_USER_CODE
+    return "".join(traceback.format_exception(cause)) if is_of_code and cause and not isinstance(cause, CoterieError) else ""
 
 
 def _failed(sentence: str, code: int, *, as_json: bool = False, trace: str = "") -> int:
-    """Prints one line after the trace, if any, however narrow the terminal: wrapping it is the terminal's business."""
+    """Prints the trace, if any, and one line, which only the terminal wraps."""
     from coterie_deploy.telemetry.logs import failure_line
     from coterie_deploy.terminal.printable import printable
 

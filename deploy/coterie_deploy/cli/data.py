@@ -1,8 +1,6 @@
-"""The commands about data and models: what is asked of a host, its owner's policy, and what a run has left."""
+"""The commands about data and models: an experiment's requests, the owner's policy, and a run's models."""
 
 # ruff: noqa: PLC0415 - each command imports what it needs when it is called, so that a client does not pay for a server
-
-from __future__ import annotations
 
 import sys
 from pathlib import Path
@@ -20,9 +18,10 @@ def describe_data(
     overrides: options.Overrides = None,
     seed: options.Seed = None,
     data: options.Data = None,
-    hash_: Annotated[bool, typer.Option("--hash", help="Instead: what clients accept with --accept.")] = False,
-    reveals: Annotated[bool, typer.Option("--reveals", help="Instead: what is asked of a host, and who learns what.")] = False,
+    hash_: Annotated[bool, typer.Option("--hash", help="Print the hash for --accept instead.")] = False,
+    reveals: Annotated[bool, typer.Option("--reveals", help="Print what hosts are asked, and who learns what.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print a data section for a table, or an experiment's: its columns.")] = False,
+    split: Annotated[tuple[int, Path] | None, typer.Option(metavar="HOSTS DIR", help="Write a folder of rows for each host.")] = None,
 ) -> None:
     """Show how an experiment's rows are divided among its users: numbers of rows and classes, and never a row.
 
@@ -37,6 +36,12 @@ def describe_data(
         text = schema_of(place) if is_table(place) else schema_of_data(load(experiment, overrides or (), seed=seed).data, data)
         print(text, end="")  # noqa: T201 - YAML, not to be wrapped
         return
+    if split is not None:
+        from coterie_deploy.cli import data_split
+
+        for sentence in data_split.split(experiment, overrides or (), seed, data, *split):
+            typer.echo(sentence)
+        return
     loaded = load(experiment, overrides or (), seed=seed)
     if hash_ or reveals:
         from coterie_deploy.roles.consent_page import print_asked
@@ -48,7 +53,7 @@ def describe_data(
     print_data(loaded, data, console_on())
 
 
-policies = typer.Typer(help="Write down what an experiment may ask of this machine's data.")
+policies = typer.Typer(help="Write a policy: what experiments may ask of this machine's data.")
 app.add_typer(policies, name="policy")
 
 
@@ -56,9 +61,9 @@ app.add_typer(policies, name="policy")
 def init_policy_file(
     table: Annotated[Path, typer.Argument(metavar="FILE", help="A table: .csv, .csv.gz, .parquet, .dta or .sav.")],
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="[default: policy.yaml beside it]")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Also where there is one.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
 ) -> None:
-    """Write a first policy for a table, to be read and cut down by its owner."""
+    """Write a first policy for a table, for its owner to edit."""
     from coterie_deploy.cli.policy_init import init_policy
 
     typer.echo(init_policy(table, output or table.with_name("policy.yaml"), overwrite=overwrite))
@@ -68,15 +73,21 @@ def init_policy_file(
 def predict(
     run: options.RunFolder,
     table: Annotated[Path, typer.Argument(metavar="DATA", help="A table with the features; for networks NPZ too.")],
-    user: Annotated[str, typer.Option(help="Whose model.")],
+    user: Annotated[str | None, typer.Option(help="The user whose model predicts.")] = None,
+    cluster: Annotated[str | None, typer.Option(metavar="CLUSTER", help="Instead: the model of a cluster, for new users.")] = None,
+    everyone: Annotated[bool, typer.Option("--global", help="Instead: the model of everyone, for new users.")] = False,
     stage: Annotated[str | None, typer.Option(help="[default: the final one]")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="[default: standard output]")] = None,
     state: Annotated[Path | None, typer.Option(metavar="DIR", help="Networks: a client's state folder.")] = None,
 ) -> None:
-    """Apply a user's final model to the rows of a table."""
-    from coterie_deploy.read.predict import predict as write_predictions
+    """Apply a model of a run to the rows of a table: a user's, or for users that the run has not seen a cluster's or everyone's.
 
-    write_predictions(run, user, table, stage, out, sys.stdout, state)
+    The column model says which. Loss logistic has a column probability, that of the label 1; the prediction of poisson is a mean count.
+    """
+    from coterie_deploy.read.predict import predict as write_predictions
+    from coterie_deploy.read.shared_models import Whose
+
+    write_predictions(run, Whose(user, cluster, everyone, stage), table, out, sys.stdout, state)
 
 
 @app.command()

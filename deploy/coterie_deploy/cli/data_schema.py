@@ -1,10 +1,8 @@
-"""`coterie data FILE --schema`: a first `data` section for a table, from all of its cells: the dialect, and what each column holds.
+"""`coterie data FILE --schema`: a first `data` section for a table, with its dialect and the types of its columns, from all cells.
 
-It is for the owner of the table, who decides: which columns are users, target and features is left open, and what looks like an identifier,
-or is text with many values, is ignored until somebody says otherwise.
+The owner of the table decides which columns are users, target and features. Columns that look like identifiers, and text with many values,
+are ignored by default.
 """
-
-from __future__ import annotations
 
 import csv
 import re
@@ -22,33 +20,31 @@ from coterie.experiment.data import DataConfig
 from coterie.experiment.tables import CsvData, TableData
 from coterie_client.data.paths import DataFile, data_files, one_file
 from coterie_client.data.tables.cells import Spelling
-from coterie_client.data.tables.column_types import Tally
 from coterie_client.data.tables.csv_table import open_text
 from coterie_client.data.tables.formats import SUFFIXES, format_of, source_of
 from coterie_client.data.tables.heads import roles_of
-from coterie_client.data.tables.table_reader import Format, TableFile
+from coterie_client.data.tables.rows import TableFile, Tally
+from coterie_client.data.tables.table_reader import Format
 
 _OTHER_DATE: Final = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}( .*)?", re.ASCII)
-_MOST_LEVELS = 20  # of a text column that is taken for a category
-_MOST_DISTINCT = 1_000_000  # values that are remembered, to tell identifiers
-_LEAST_ROWS = 8  # before distinct numbers look like identifiers
-_FIRST_LINES = 100  # that tell the delimiter
+_MOST_LEVELS = 20  # of a text column that counts as a category
+_MOST_DISTINCT = 1_000_000  # values that are kept to recognise identifiers
+_LEAST_ROWS = 8  # from which distinct numbers look like identifiers
+_FIRST_LINES = 100  # from which the delimiter is guessed
 
 
 @dataclass
 class _Seen:
-    """One column."""
-
     tally: Tally = field(default_factory=Tally)
-    levels: set[str] = field(default_factory=set)  # up to one more than a category may have
+    levels: set[str] = field(default_factory=set)  # the first, one more than a category may have
     values: set[Any] = field(default_factory=set)
-    is_distinct: bool = True  # no value has been there twice
-    is_whole: bool = True  # numbers without a fraction
-    n_other_dates: int = 0  # cells with a date that is not written as ISO 8601
+    is_distinct: bool = True  # no value occurs twice
+    is_whole: bool = True  # all numbers are integers
+    n_other_dates: int = 0  # cells with a date in another format than ISO 8601
     n_rows: int = 0
 
     def add(self, cells: Sequence[str], numbers: Any, spelling: Spelling) -> None:
-        """Some rows, as text, or as numbers where they all are, or are missing."""
+        """Adds rows: as numbers if all cells are numbers or missing, else as text."""
         self.n_rows += len(cells) if numbers is None else len(numbers)
         if numbers is not None:
             self.tally.add_numbers(numbers)
@@ -67,26 +63,24 @@ class _Seen:
             self.is_distinct = len(self.values) == before + len(found)
 
     def kind(self, known: str | None) -> str:
-        """What its cells are."""
         return known if known in ("number", "boolean", "date") else self.tally.found
 
     def looks_like_identifier(self, known: str | None) -> bool:
-        """Whether each row has a text or a whole number of its own."""
+        """Whether each row has another text or another integer."""
         kind = self.kind(known)
         return self.is_distinct and self.n_rows >= _LEAST_ROWS and (kind == "text" or (kind == "number" and self.is_whole))
 
     def may_group(self, known: str | None) -> bool:
-        """Whether several rows have the same text, which may name their user."""
+        """Whether rows share texts, which may be names of users."""
         kind = self.described(known)[0]
         return (isinstance(kind, dict) or kind == "ignore") and len(self.levels) >= 2 and not self.is_distinct
 
     @property
     def has_few_values(self) -> bool:
-        """Whether it may say which group a row is of."""
         return len(self.levels) <= _MOST_LEVELS
 
     def described(self, known: str | None) -> tuple[Any, str]:
-        """The type, and what is to be said of it."""
+        """The type, and a comment."""
         kind = self.kind(known)
         n_missing = self.tally.kinds["missing"]
         said = f"{n_missing} of {self.n_rows} cells are missing" if n_missing and kind != "empty" else ""
@@ -106,15 +100,13 @@ class _Seen:
 
 
 def is_table(place: Path) -> bool:
-    """Whether it is called like a table."""
+    """Whether the file has the ending of a table."""
     return source_of(place) is not None
 
 
 def schema_of(place: Path) -> str:
     """The YAML of a table's `data` section. Raises ConfigError."""
-    file, source = one_file(str(place), None), source_of(place) or "csv"
-    dialect = _dialect(file) if source == "csv" else None
-    table, seen = _columns(file, format_of(source, dialect))
+    file, source, dialect, table, seen = _read(place)
     groups = [name for name, one in seen.items() if one.may_group(table.known.get(name))]
     which = f": {', '.join(map(_scalar, groups))}?" if groups else ""
     head = [
@@ -127,7 +119,7 @@ def schema_of(place: Path) -> str:
 
 
 def schema_of_data(data: DataConfig, data_dir: Path | None) -> str:
-    """An experiment's `data` section, with the columns of its first file: what it declares itself stays. Raises ConfigError."""
+    """An experiment's `data` section, with the columns of its first file; its own declarations stay. Raises ConfigError."""
     if not isinstance(data, TableData):
         raise ConfigError(f"the data come from source {data.source!r}, want a table (csv, parquet, stata or spss) for --schema")
     dialect = data.csv if isinstance(data, CsvData) else None
@@ -142,16 +134,21 @@ def schema_of_data(data: DataConfig, data_dir: Path | None) -> str:
 
 def columns_of(place: Path) -> dict[str, tuple[_Seen, str | None]]:
     """The columns of a table in their order, each with the type that the file itself declares. Raises ConfigError."""
-    file, source = one_file(str(place), None), source_of(place) or "csv"
-    table, seen = _columns(file, format_of(source, _dialect(file) if source == "csv" else None))
+    *_, table, seen = _read(place)
     return {name: (one, table.known.get(name)) for name, one in seen.items()}
+
+
+def _read(place: Path) -> tuple[DataFile, str, Dialect | None, TableFile, dict[str, _Seen]]:
+    file, source = one_file(str(place), None), source_of(place) or "csv"
+    dialect = _dialect(file) if source == "csv" else None
+    return file, source, dialect, *_columns(file, format_of(source, dialect))
 
 
 # ---- the dialect
 
 
 def _dialect(file: DataFile) -> Dialect:
-    """That of a text table: encoding and delimiter by its first lines, decimal sign and thousands sign by its cells."""
+    """The dialect of a text table: encoding and delimiter from its first lines, decimal sign and thousands sign from its cells."""
     chosen: dict[str, str] = {}
     try:
         lines = _first_lines(file.path, "utf-8-sig")
@@ -161,19 +158,15 @@ def _dialect(file: DataFile) -> Dialect:
     delimiter = max(DELIMITERS, key=lambda one: (_width(lines, one), -DELIMITERS.index(one)))
     if delimiter != ",":
         chosen["delimiter"] = delimiter
-    plain = Dialect.model_validate(chosen)
-    if not any(one.tally.respelled for one in _seen(file, plain).values()):
+    others: list[dict[str, str]] = [{"decimal": ","}, {"decimal": ",", "thousands": "."}, {"thousands": ","}]
+
+    def tallies(dialect: Dialect) -> list[Tally]:
+        return [one.tally for one in _columns(file, format_of("csv", dialect))[1].values()]
+
+    plain, *other = (Dialect.model_validate({**chosen, **more}) for more in ({}, *others))
+    if not any(one.respelled for one in tallies(plain)):
         return plain
-    others = [{"decimal": ","}, {"decimal": ",", "thousands": "."}, {"thousands": ","}]
-    return max([plain, *(Dialect.model_validate({**chosen, **other}) for other in others)], key=lambda one: _n_numbers(_seen(file, one)))
-
-
-def _seen(file: DataFile, dialect: Dialect) -> dict[str, _Seen]:
-    return _columns(file, format_of("csv", dialect))[1]
-
-
-def _n_numbers(seen: dict[str, _Seen]) -> int:
-    return sum(one.tally.kinds["number"] for one in seen.values())
+    return max([plain, *other], key=lambda dialect: sum(one.kinds["number"] for one in tallies(dialect)))
 
 
 def _first_lines(path: Path, encoding: str) -> list[str]:
@@ -185,7 +178,7 @@ def _first_lines(path: Path, encoding: str) -> list[str]:
 
 
 def _width(lines: Sequence[str], delimiter: str) -> int:
-    """How many columns the lines have by this delimiter, where all have as many; else 1."""
+    """The number of columns with this delimiter, if it is the same in all lines; else 1."""
     try:
         widths = {len(cells) for cells in csv.reader(lines, delimiter=delimiter) if cells}
     except csv.Error:
@@ -200,8 +193,9 @@ def _columns(file: DataFile, how: Format) -> tuple[TableFile, dict[str, _Seen]]:
     with how.opened(file) as table:
         names = list(dict.fromkeys(table.header))
         seen = {name: _Seen() for name in names}
-        for block in table.blocks(names, ()):
-            for name, chunk in block.chunks(names, ()).items():
+        for block in table.blocks:
+            for name in names:
+                chunk = block.cells(name)
                 seen[name].add(chunk.texts, chunk.values, how.spelling)
     return table, seen
 
@@ -214,7 +208,7 @@ def _section(
     declared: Mapping[str, Any],
     named: Mapping[str, str],
 ) -> str:
-    """The YAML; `declared` are types that an experiment gives, `named` the columns that have a role there, with the key that says so."""
+    """The YAML; `declared`: the types in an experiment; `named`: the key of the experiment that names a column."""
     n_rows = next(iter(seen.values())).n_rows if seen else 0
     lines = [f"# {n_rows} rows, {len(seen)} columns", "data:", *(f"  {line}" for line in head)]
     if dialect is not None and not dialect.is_default:
@@ -228,7 +222,7 @@ def _section(
         elif named.get(name) in ("data.user_column", "data.cluster_column"):
             continue
         comment = f"  # {said}" if said else ""
-        start = "# " if kind == "ignore" and name in named else ""  # it has a role, so it cannot be ignored
+        start = "# " if kind == "ignore" and name in named else ""  # a named column cannot be ignored
         lines.append(f"    {start}{_scalar(name)}: {_flow(kind) if isinstance(kind, dict) else kind}{comment}")
     return "\n".join(lines) + "\n"
 

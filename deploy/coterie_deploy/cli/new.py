@@ -1,4 +1,4 @@
-"""`coterie new`: a small package of one's own, which runs at once, and which `pip install -e .` registers."""
+"""`coterie new`: a small package that runs at once, and that `pip install -e .` registers."""
 # ruff: noqa: PLC0415 - what is made is imported when the command is called, so that a client does not pay for it
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from coterie_deploy.cli.options import app
 if TYPE_CHECKING:
     from coterie.experiment import plugins
 
+EXPERIMENT_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What can be made anew."""
-
     group: plugins.Kind
     value: str  # what the entry point names in the module
     short: str  # how an experiment names it once it is installed
@@ -46,16 +45,26 @@ KINDS: Final[Mapping[str, Kind]] = {
 
 @app.command("new")
 def make_package(
-    kind: Annotated[Literal["method", "loss", "model", "data"], typer.Argument(help="What it is to be.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What experiments call it.")],
+    kind: Annotated[Literal["experiment", "method", "loss", "model", "data"], typer.Argument(help="What to create.")],
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Its name. An experiment may have none: my.", show_default=False)
+    ] = None,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="[default: ./NAME]")] = None,
-    network: Annotated[bool, typer.Option("--network", help="A loss of networks instead of convex problems.")] = False,
+    network: Annotated[bool, typer.Option("--network", help="A loss or an experiment of networks instead of convex problems.")] = False,
     messages: Annotated[bool, typer.Option("--messages", help="A method with messages of its own instead of a local update.")] = False,
 ) -> None:
-    """Write a small package: a method, a loss, a model or a data source of your own, with a test and an experiment. It runs at once."""
-    for option, given, of in (("--network", network, "loss"), ("--messages", messages, "method")):
-        if given and kind != of:
-            raise ConfigError(f"{option} is for a {of}, but this is to be a {kind}: want no such option")
+    """Write a small package: a method, a loss, a model or a data source of your own, with a test and an experiment. It runs at once.
+
+    An experiment is one file with comments, NAME.yaml, here or in DIR.
+    """
+    for option, given, of in (("--network", network, ("loss", "experiment")), ("--messages", messages, ("method",))):
+        if given and kind not in of:
+            raise ConfigError(f"{option} is for {' and '.join(of)}, but this is {kind}: want no such option")
+    if kind == "experiment":
+        typer.echo(f"next: edit {(path := write_experiment(name or 'my', output or Path(), network=network))}; coterie run {path}")
+        return
+    if name is None:
+        raise ConfigError(f"coterie new {kind} wants the name of the {kind} after it")
     folder = output or Path(name)
     written = write_package("network_loss" if network else "halves" if messages else kind, name, folder)
     typer.echo(f"{folder}: {', '.join(written)}")
@@ -63,13 +72,31 @@ def make_package(
     typer.echo(f"next: cd {folder}; coterie run experiment.yaml;{checked} pip install -e .")
 
 
+def write_experiment(name: str, folder: Path, *, network: bool = False) -> Path:
+    """Writes NAME.yaml into the folder; its path. ConfigError for a wrong name, and if the file exists."""
+    path = folder / f"{name}.yaml"
+    if not re.fullmatch(EXPERIMENT_NAME, name):
+        raise ConfigError(f"the name is {name!r}, want at most 100 letters, digits, dots, hyphens and underscores")
+    template = files("coterie_deploy.cli").joinpath("templates", "experiment", f"{'network' if network else 'experiment'}.yaml.template")
+    text = Template(template.read_text(encoding="utf-8")).substitute(name=name, file=path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists already, want another name") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+    return path
+
+
 def write_package(kind: str, name: str, folder: Path) -> list[str]:
-    """Writes a package of one of `KINDS` into a new folder; the names of its files. ConfigError where name or folder cannot be used."""
+    """Writes a package of one of `KINDS` into a new folder; the names of its files. ConfigError for a wrong name or folder."""
     from coterie.experiment import plugins
 
     _check_name(name, KINDS[kind].group)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there already, want a folder that is new or empty (--output DIR)")
+        raise ConfigError(f"{folder} exists already, want a folder that is new or empty (--output DIR)")
     made = KINDS[kind]
     words = {"name": name, "Name": "".join(piece.capitalize() for piece in name.split("_"))}
     words |= {"package": f"coterie-{name.replace('_', '-')}", "group": plugins.GROUPS[made.group], "what": plugins.noun(made.group)}
@@ -85,27 +112,19 @@ def write_package(kind: str, name: str, folder: Path) -> list[str]:
     return sorted(written)
 
 
-def _built_in(kind: plugins.Kind) -> Sequence[str]:
+def _check_name(name: str, kind: plugins.Kind) -> None:
+    """ConfigError unless experiments and modules can have this name, and nothing else has it."""
+    from coterie.experiment import plugins
     from coterie.experiment.data import SOURCES
     from coterie.experiment.model import MODELS
     from coterie.experiment.problem import LOSSES
     from coterie.registry import built_in_methods
 
-    names: Mapping[plugins.Kind, Sequence[str]] = {"loss": LOSSES, "model": MODELS, "source": SOURCES, "method": built_in_methods()}
-    return names[kind]
-
-
-def _check_name(name: str, kind: plugins.Kind) -> None:
-    """ConfigError unless experiments and modules can have this name, and nothing else has it."""
-    from coterie.experiment import plugins
-
+    built_in: Mapping[str, Sequence[str]] = {"loss": LOSSES, "model": MODELS, "source": SOURCES, "method": built_in_methods()}
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ConfigError(f"the name is {name!r}, want small letters, digits and underscores, of which the first is a letter")
-    if name in _built_in(kind):
+    if name in built_in[kind]:
         raise ConfigError(f"{plugins.noun(kind)} {name!r} is built in: want another name")
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.origin is not None:  # which a mere folder has not
         raise ConfigError(f"Python has a module {name!r} already: want another name")
-
-
-__all__ = ["KINDS", "write_package"]

@@ -1,6 +1,4 @@
-"""`coterie policy init FILE.csv`: a first policy from the cells of a table. Its owner decides what stays."""
-
-from __future__ import annotations
+"""`coterie policy init FILE.csv`: a first policy from the cells of a table, for its owner to edit."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +9,11 @@ from coterie.errors import ConfigError
 from coterie_deploy.cli.data_schema import columns_of
 
 _COMMENT = """\
-# The policy of the owner of {path}: what an experiment may ask of it. Made by guess from its cells: read it, and take out
-# what nobody is to ask for. A key that is absent allows everything. coterie client --policy FILE, or policy.yaml in the data folder.
+# The policy of the owner of {path}: what an experiment may ask of it. Guessed from its cells: read it, and remove what no
+# experiment may ask for. A missing key allows everything. coterie client --policy FILE, or policy.yaml in the data folder.
 """
 _REST = """\
-min_rows: 3            # users with fewer training rows (held-out ones do not count) stay away: sums of one or two rows give them away
+min_rows: 3            # users with fewer training rows (held-out ones do not count) do not take part: sums of one or two rows reveal them
 # methods: [pdmm]      # that may run; absent: any
 # references: []       # that may run beside; absent: any
 standardize: true      # sums of each feature travel
@@ -49,20 +47,17 @@ def policy_text(path: Path) -> str:
 
 
 def init_policy(table: Path, output: Path, *, overwrite: bool) -> str:
-    """Writes it, and returns what is to be said about it. ConfigError where there is one already."""
+    """Writes the policy, and returns a sentence about it. ConfigError if the file exists."""
     text = policy_text(table)
     try:
         with output.open("w" if overwrite else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise ConfigError(f"{output} is there already, want another --output, or --overwrite") from None
+        raise ConfigError(f"{output} exists already, want another --output, or --overwrite") from None
     except OSError as error:
         raise ConfigError(f"cannot write {output}: {error.strerror or error}") from error
-    return f"a first policy is in {output}: read it, and take out what nobody is to ask for"
+    return f"a first policy is in {output}: read it, and remove what no experiment may ask for"
 
 
 def _flow(names: Sequence[str]) -> str:
     return yaml.safe_dump(list(names), default_flow_style=True, width=10_000, allow_unicode=True).strip()
-
-
-__all__ = ["init_policy", "policy_text"]

@@ -2,8 +2,6 @@
 
 # ruff: noqa: PLC0415 - each command imports what it needs when it is called, so that a client does not pay for a server
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -17,18 +15,18 @@ from coterie_deploy.cli.options import app, console_on
 def tune(
     experiment: options.ExperimentName,
     grid: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUES", help="method.gamma=0.1,1,10 or method.lam=0.1..100:7, all with all."),
+        list[str] | None, typer.Option(metavar="KEY=VALUES", help="method.gamma=0.1,1,10 or method.lam=0.1..100:7, all with all.")
     ] = None,
-    folds: Annotated[int | None, typer.Option(help="[default: 5]")] = None,
-    hosts: Annotated[int | None, typer.Option(min=1, help="[default: 4, loopback 1]")] = None,
+    folds: Annotated[int | None, typer.Option(help="Into how many parts the rows are dealt.  [default: 5]")] = None,
+    hosts: Annotated[int | None, typer.Option(min=1, help="How many client hosts.  [default: 4, loopback 1]")] = None,
     transport: options.Transport = "grpc",
     topology: options.Topology = None,
     overrides: options.Overrides = None,
-    output: Annotated[Path | None, typer.Option(metavar="DIR", help="[default: runs/NAME-tune]")] = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write.  [default: runs/NAME-tune]")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the tune in the folder.")] = False,
     seed: options.Seed = None,
     data: options.Data = None,
+    jobs: options.Jobs = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Choose settings of a method by cross-validation on the clients' training rows.
@@ -38,52 +36,45 @@ def tune(
     from coterie_deploy.engines.launch import default_hosts
     from coterie_deploy.studies.tune import Asked, How, choose, tune_here
 
-    asked = Asked(
-        experiment,
-        grid or (),
-        folds,
-        overrides or (),
-        seed=seed,
-        hosts=hosts,
-        topology=topology,
-        transport=transport,
-        output=output,
-        resume=resume,
-    )
+    asked = Asked(experiment, grid or (), folds, overrides or (), seed, hosts, topology, transport, output, resume)
     tuning, folder = choose(asked, lambda wanted: default_hosts(wanted, transport, data))
-    tune_here(tuning, folder, How(transport, data), console_on(), console_on(stderr=True), quiet=quiet)
+    tune_here(tuning, folder, How(transport, data, jobs), console_on(), console_on(stderr=True), quiet=quiet)
 
 
 @app.command()
 def compare(
     experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="Shipped name, YAML file, or with --resume the folder.")],
-    methods: Annotated[str | None, typer.Option(metavar="A,B,C", help="What is compared.")] = None,
+    methods: Annotated[str | None, typer.Option(metavar="A,B,C", help="The methods to compare.")] = None,
     seeds: Annotated[str | None, typer.Option(metavar="FIRST:END", help="0:3 is 0, 1 and 2; or 0,2,5.  [default: 0:3]")] = None,
     target: Annotated[
-        str | None,
-        typer.Option(metavar="FIGURE=VALUE", help="accuracy=0.8.  [default: the best accuracy that all reach]"),
+        str | None, typer.Option(metavar="FIGURE=VALUE", help="accuracy=0.8.  [default: the best accuracy that all reach]")
     ] = None,
-    hosts: Annotated[int | None, typer.Option(min=1, help="[default: 1, grpc 4]")] = None,
+    hosts: Annotated[int | None, typer.Option(min=1, help="How many client hosts.  [default: 1, grpc 4]")] = None,
     transport: options.Transport = "loopback",
     overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change the experiment; METHOD:KEY=VALUE for one method."),
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the experiment; METHOD:KEY=VALUE for one method.")
     ] = None,
-    output: Annotated[Path | None, typer.Option(metavar="DIR", help="[default: runs/NAME-compare]")] = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write.  [default: runs/NAME-compare]")] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="same|own", help="Local work: as the experiment's method, or each its own settings.  [default: same]"),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in the folder.")] = False,
     data: options.Data = None,
+    jobs: options.Jobs = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Run methods on one experiment, from the same seeds: what each reaches, and what that costs.
+    """Compare methods on one experiment with the same seeds: the quality and the cost of each.
 
-    Each run has a folder DIR/METHOD-SEED. A method takes over the settings of the experiment's own that it knows too.
+    Each run has a folder DIR/METHOD-SEED. A method takes over those settings of the experiment's method that it knows, and its users
+    make as many passes over their rows in a round. With a target, users evaluate along the way.
     """
     from coterie_deploy.engines.launch import default_hosts
     from coterie_deploy.studies.compare import Asked, How, choose, compare_here
 
-    asked = Asked(experiment, methods, seeds, overrides or (), hosts, transport, output, resume, target)
+    asked = Asked(experiment, methods, seeds, overrides or (), hosts, transport, output, resume, target, budget)
     comparing, folder = choose(asked, lambda wanted: default_hosts(wanted, transport, data))
-    compare_here(comparing, folder, How(transport, data), console_on(), console_on(stderr=True), quiet=quiet)
+    compare_here(comparing, folder, How(transport, data, jobs), console_on(), console_on(stderr=True), quiet=quiet)
 
 
 @app.command()
@@ -92,7 +83,7 @@ def adapt(
     data: Annotated[Path, typer.Option(metavar="FILE", help="The new users' rows: a table or NPZ.")],
     epochs: Annotated[int, typer.Option(min=1, help="Of the head.")] = 10,
     overrides: options.Overrides = None,
-    output: Annotated[Path | None, typer.Option(metavar="DIR", help="[default: RUN-adapt-1, ...]")] = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write.  [default: RUN-adapt-1, ...]")] = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Let new users join a finished run: they get what it shares, and train the rest on their own rows."""
@@ -104,7 +95,7 @@ def adapt(
 @app.command()
 def certify(
     experiment: options.ExperimentName,
-    hosts: Annotated[int, typer.Option(min=1)] = 1,
+    hosts: Annotated[int, typer.Option(min=1, help="How many client hosts.")] = 1,
     overrides: options.Overrides = None,
     partition: Annotated[str, typer.Option(metavar="known|RUN", help="The known clusters, or those a run has found.")] = "known",
     data: options.Data = None,
@@ -118,11 +109,12 @@ def certify(
 
 @app.command()
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="What to reproduce; without it, what there is.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The figure or table; without it, list them.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 8,
     output: Annotated[Path, typer.Option(metavar="DIR", help="Where plots and tables go.")] = Path("reproduced"),
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Data sets that are not shipped.")] = None,
     columns: Annotated[str | None, typer.Option(metavar="A,B", help="Of fedrep-table1, those to run.")] = None,
+    jobs: options.Jobs = None,
 ) -> None:
     """Reproduce a paper's figure: its table beside the paper's, and plots."""
     from coterie_deploy.studies import reproduce as papers
@@ -130,10 +122,10 @@ def reproduce(
     if name is None:
         typer.echo("\n".join(papers.names()))
     else:
-        papers.reproduce(name, seeds=seeds, output=output, data=data, columns=columns)
+        papers.reproduce(name, seeds=seeds, output=output, data=data, columns=columns, jobs=jobs)
 
 
-checks = typer.Typer(help="Check that something of your own keeps what Coterie promises.")
+checks = typer.Typer(help="Check that a method of your own keeps what Coterie promises.")
 app.add_typer(checks, name="check")
 
 
@@ -145,14 +137,14 @@ def check_a_method(
     ] = None,
     only: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Only this one; again for more.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Instead: the checks, and what each proves.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Draws who is killed, and when.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the processes and times of kills.")] = 0,
     overrides: options.Overrides = None,
     data: options.Data = None,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the runs here.")] = None,
 ) -> None:
     """Check a method: same bits wherever it is computed and after kills, true counts, and nothing private sent. Exit code 1 if not.
 
-    Runs of a small federation, in this process and in processes over gRPC: about half a minute.
+    Runs of a small federation, in this process and in processes over gRPC: a minute or two.
     """
     from coterie.errors import ConfigError
     from coterie_deploy.studies.check.show import Asked, check_here, list_checks

@@ -1,6 +1,4 @@
-"""How the members of a federation of containers are started, and what is said about them on top of the files that start them."""
-
-from __future__ import annotations
+"""The commands of a federation's containers, and the comments at the top of the files that start them."""
 
 import re
 import shlex
@@ -10,6 +8,8 @@ from pathlib import Path
 from coterie.errors import ConfigError
 from coterie.session.tls import MONITOR
 from coterie_deploy.containers.members import Asked, Member, Plan, Role
+from coterie_deploy.read.shipped import changing
+from coterie_deploy.roles.health import ALIVE_FILE
 from coterie_deploy.terminal.printable import printable
 
 PORT = 7000
@@ -17,17 +17,18 @@ METRICS_PORT = 9464
 PROMETHEUS = "prometheus"  # who reads the metrics, where there is one
 RUNS, STATE, DATA, CERTIFICATES, EXPERIMENT = "/runs", "/state", "/data", "/certs", "/experiment.yaml"  # in a container
 USER_ID = 10001  # of the images' user and group
+ALIVE = ["sh", "-c", f'test -n "$(find "${ALIVE_FILE}" -mmin -0.5)"']  # whether a member was alive in the last half minute
 _NUMBERED = re.compile(r"(|.*[^0-9])(0|[1-9][0-9]{0,8})", re.DOTALL)
 
 
 def arguments(plan: Plan, member: Member, server: str, patience_s: float, experiment: str = EXPERIMENT) -> list[str]:
     """The arguments of `coterie` in a member's container. `server`: HOST:PORT of its parent; `experiment`: what the coordinator reads."""
-    link = ["--tls", CERTIFICATES] if plan.asked.certificates is not None else ["--insecure"]
-    link = ["--log-format", "json", *link]
+    link = ["--log-format", "json", *(["--tls", CERTIFICATES] if plan.is_secured else ["--insecure"])]
     listen = ["--listen", f"0.0.0.0:{PORT}", "--hosts", str(member.n_children)]
     listen += ["--metrics", f"0.0.0.0:{METRICS_PORT}"] if plan.asked.monitoring else []
     if member.role == "coordinator":
-        return ["server", experiment, *listen, "--output", f"{RUNS}/{plan.name}", "--or-resume", *changes(plan.asked), *link]
+        waits = ["--set", "federation.join_timeout_s=none"] if plan.waits else []
+        return ["server", experiment, *listen, "--output", f"{RUNS}/{plan.name}", "--or-resume", *waits, *changes(plan.asked), *link]
     joins = ["--server", server, "--name", member.name]
     keeps = ["--state", STATE, "--patience", f"{patience_s:g}", *link]
     if member.role == "aggregator":
@@ -38,17 +39,10 @@ def arguments(plan: Plan, member: Member, server: str, patience_s: float, experi
 
 def changes(asked: Asked) -> list[str]:
     """The options that change the experiment."""
-    listed = [text for override in asked.overrides for text in ("--set", override)]
-    listed += ["--seed", str(asked.seed)] if asked.seed is not None else []
-    return listed + (["--topology", asked.topology] if asked.topology else [])
+    return changing(asked.overrides, asked.seed) + (["--topology", asked.topology] if asked.topology else [])
 
 
-def health(plan: Plan) -> list[str]:
-    """The command that tells in a server's container whether it serves."""
-    return ["coterie", "health", f"127.0.0.1:{PORT}", *(["--tls", CERTIFICATES] if plan.asked.certificates is not None else [])]
-
-
-# ---- what is said about it
+# ---- comments of the files
 
 
 def command_line(name: str, asked: Asked, more: Mapping[str, object]) -> str:
@@ -61,13 +55,20 @@ def command_line(name: str, asked: Asked, more: Mapping[str, object]) -> str:
         "monitoring": asked.monitoring,
         "registry": asked.registry,
         "allow-code": asked.allow_code,
+        "place": list(asked.places),
         **more,
     }
     words = ["coterie", name, asked.experiment, *changes(asked)]
     for key, value in options.items():
-        if value is not None and value is not False and value != "":
-            words += [f"--{key}"] if value is True else [f"--{key}", str(value)]
+        for one in value if isinstance(value, list) else [value]:
+            if one not in (None, False, ""):
+                words += [f"--{key}"] if one is True else [f"--{key}", str(one)]
     return shlex.join(words)
+
+
+def file_named(output: Path | None) -> str:
+    """How these comments call the file that is written."""
+    return "FILE" if output is None else shlex.quote(str(output))
 
 
 def certificate_commands(plan: Plan, folder: Path, addresses: Mapping[str, str]) -> list[str]:
@@ -99,7 +100,7 @@ def _as_tokens(users: Sequence[str]) -> str:
 
 
 def _follows(first: str, second: str) -> bool:
-    """Whether the second name is the first with its last number, without leading zeros, counted up by one."""
+    """Whether the second name is the first with its last number, without leading zeros, one higher."""
     low, high = (_NUMBERED.fullmatch(name) for name in (first, second))
     return low is not None and high is not None and low[1] == high[1] and int(low[2]) + 1 == int(high[2])
 
@@ -111,5 +112,5 @@ def build_commands(plan: Plan) -> list[str]:
 
 
 def header(lines: Iterable[str]) -> str:
-    """Lines as a comment of a YAML file; nothing in them can end it."""
+    """Lines as a comment of a YAML file, which nothing in them can end."""
     return "".join(f"# {printable(line)}".rstrip() + "\n" for line in lines)

@@ -1,11 +1,9 @@
-"""Who is in a federation of containers: the plan from which `coterie compose` and `coterie kubernetes` write.
+"""The members of a federation of containers: the plan from which files for Compose, Swarm and Kubernetes are written.
 
 A flat federation is one network of the coordinator and the client hosts. With clusters, the coordinator and the aggregators share a
-backbone, and each aggregator shares a network of its own with the hosts of its cluster: uplink and downlink, and communication between
-and within clusters, are traffic of different networks. Nobody but the coordinator is told the experiment; it tells the others.
+backbone, and each aggregator shares a network with the hosts of its cluster. So uplink and downlink, and communication between and within
+clusters, are traffic of different networks. Only the coordinator reads the experiment; the others receive it from the coordinator.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,8 +13,8 @@ from typing import Literal
 
 from coterie import __version__
 from coterie.errors import ConfigError
-from coterie.experiment.config import Experiment
-from coterie.experiment.consent import consent_hash, named_code
+from coterie.experiment.config import Experiment, named_code
+from coterie.experiment.consent import consent_hash
 from coterie.experiment.data import HuggingfaceData, PythonData
 from coterie.text.names import natural_key
 from coterie_client.data import UserHead, list_users
@@ -34,7 +32,7 @@ Role = Literal["coordinator", "aggregator", "host"]
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command line asks for."""
+    """The options of the command."""
 
     experiment: str
     overrides: Sequence[str] = ()
@@ -47,25 +45,26 @@ class Asked:
     monitoring: bool = False
     registry: str = ""
     allow_code: bool = False
+    places: Sequence[str] = ()  # MEMBER=LABEL=VALUE, of the nodes where members belong
 
 
 @dataclass(frozen=True)
 class Member:
     """A container that takes part in the run."""
 
-    name: str  # of its service and in its certificate, and what it calls itself
+    name: str  # also of its service and in its certificate
     role: Role
     networks: tuple[str, ...]
     parent: str | None = None  # whom it joins
     n_children: int = 0
     cluster: str | None = None
     selection: tuple[str, ...] = ()  # options that choose a host's users; none: all users of its data
-    users: tuple[str, ...] = ()  # those users, where they can be listed here
+    users: tuple[str, ...] = ()  # those users, if they can be listed here
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everybody: the coordinator, the aggregators, the hosts."""
+    """All members: the coordinator, the aggregators, the hosts."""
 
     name: str  # of the experiment
     file: Path  # the experiment's
@@ -74,7 +73,21 @@ class Plan:
     trains_networks: bool
     members: tuple[Member, ...]
     asked: Asked
-    accepts: str  # the hash of what hosts are asked for: whoever writes the files has accepted it
+    accepts: str  # the hash of the experiment, which whoever writes the files has accepted
+    waits: bool  # for members as long as it takes: the experiment says nothing else
+
+    @property
+    def hosts(self) -> list[Member]:
+        return [member for member in self.members if member.role == "host"]
+
+    @property
+    def servers(self) -> list[Member]:
+        return [member for member in self.members if member.role != "host"]
+
+    @property
+    def is_secured(self) -> bool:
+        """Whether members have certificates."""
+        return self.asked.certificates is not None
 
     @property
     def networks(self) -> tuple[str, ...]:
@@ -83,15 +96,20 @@ class Plan:
 
     @property
     def short_name(self) -> str:
-        """The experiment's name as a project of Compose and the objects of Kubernetes can begin with it: a letter first."""
+        """The experiment's name for a project of Compose, a stack, and the objects of Kubernetes: with a letter first."""
         safe = safe_names([self.name])[self.name]
         return safe if safe[0].isalpha() else f"run-{safe}"[:MAX_NAME].rstrip("-")
 
+    def data_of(self, member: Member) -> Path | None:
+        """The folder that a host reads, on the machine where it runs; None for other members, and where no host reads one."""
+        if member.role != "host" or not self.reads_data:
+            return None
+        return self.asked.data if self.asked.private_data is None else self.asked.private_data / member.name
+
     def image(self, role: Role) -> str:
-        """What a container of that role runs."""
-        target = self.target(role)
+        """The image of a container of that role."""
         prefix = f"{self.asked.registry.rstrip('/')}/" if self.asked.registry else ""
-        return f"{prefix}coterie-{target}:{__version__}"
+        return f"{prefix}coterie-{self.target(role)}:{__version__}"
 
     def target(self, role: Role) -> str:
         """The stage of the Dockerfile that makes that image."""
@@ -101,7 +119,7 @@ class Plan:
 
 
 def planned(asked: Asked) -> Plan:
-    """The plan of an experiment. Raises ConfigError for what cannot run in containers, and where users or clusters cannot be known."""
+    """The plan of an experiment. Raises ConfigError if it cannot run in containers, or its users or clusters cannot be known."""
     changes = [*asked.overrides, *([f"federation.topology={asked.topology}"] if asked.topology else [])]
     experiment = load(asked.experiment, changes, seed=asked.seed)
     reads_data = _check(experiment, asked)
@@ -109,17 +127,13 @@ def planned(asked: Asked) -> Plan:
     if experiment.federation.is_two_tier:
         members = _in_clusters(experiment, asked.hosts or experiment.federation.hosts_per_cluster, heads)
     else:
-        members = list(_flat(_n_hosts(experiment, asked.hosts, heads), heads))
-    return Plan(
-        experiment.name,
-        find(asked.experiment),
-        asked.experiment in shipped(),
-        reads_data,
-        experiment.model is not None,
-        tuple(members),
-        asked,
-        consent_hash(experiment),
-    )
+        n_hosts = _n_hosts(experiment, asked.hosts, heads)
+        hosts = _hosts("host", FEDERATION, COORDINATOR, n_hosts, heads, None if heads is None else range(len(heads)), None)
+        members = [Member(COORDINATOR, "coordinator", (FEDERATION,), n_children=n_hosts), *hosts]
+    is_shipped, trains_networks = asked.experiment in shipped(), experiment.model is not None
+    file, accepts = find(asked.experiment), consent_hash(experiment)
+    waits = "join_timeout_s" not in experiment.federation.model_fields_set
+    return Plan(experiment.name, file, is_shipped, reads_data, trains_networks, tuple(members), asked, accepts, waits)
 
 
 def _check(experiment: Experiment, asked: Asked) -> bool:
@@ -136,13 +150,11 @@ def _check(experiment: Experiment, asked: Asked) -> bool:
         raise ConfigError(f"data.name is {source.name!r} of a hub that closed networks do not reach: want the data set as data.path")
     paths = [] if isinstance(source, PythonData) else [getattr(source, key, None) for key in ("path", "test_path")]
     read = [path for path in paths if path is not None]
-    outside = next((path for path in read if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts), None)
-    if outside is not None:
-        raise ConfigError(f"data path {outside!r} leaves the folder that is mounted in the hosts' containers, want a path inside it")
+    for path in read:
+        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+            raise ConfigError(f"data path {path!r} leaves the folder that is mounted in the hosts' containers, want a path inside it")
     if read and asked.data is None and asked.private_data is None:
-        raise ConfigError(
-            f"the hosts read {read[0]!r}: want the folder it is in with --data DIR, or one for each host with --private-data DIR"
-        )
+        raise ConfigError(f"the hosts read {read[0]!r}: want its folder with --data DIR, or one for each host with --private-data DIR")
     return bool(read) or asked.private_data is not None
 
 
@@ -156,15 +168,14 @@ def _n_hosts(experiment: Experiment, hosts: int | None, heads: Sequence[UserHead
     return min(DEFAULT_HOSTS, len(heads))
 
 
-def _flat(n_hosts: int, heads: Sequence[UserHead] | None) -> Iterator[Member]:
-    yield Member(COORDINATOR, "coordinator", (FEDERATION,), n_children=n_hosts)
-    shares = [None] * n_hosts if heads is None else divided(range(len(heads)), n_hosts)
-    for i, share in enumerate(shares, 1):
-        name = f"host-{i}"
-        if share is None:
-            yield Member(name, "host", (FEDERATION,), COORDINATOR)
-        else:
-            yield Member(name, "host", (FEDERATION,), COORDINATOR, selection=selection(share), users=_names(heads or (), share))
+def _hosts(
+    prefix: str, network: str, parent: str, n: int, heads: Sequence[UserHead] | None, positions: Sequence[int] | None, cluster: str | None
+) -> Iterator[Member]:
+    """The hosts of a parent, and the users of each at these positions; None: not known here."""
+    for i, share in enumerate([None] * n if positions is None else divided(positions, n, cluster), 1):
+        chosen = () if share is None else selection(share, cluster, n)
+        users = () if share is None or heads is None else tuple(heads[position].name for position in share)
+        yield Member(f"{prefix}-{i}", "host", (network,), parent, cluster=cluster, selection=chosen, users=users)
 
 
 def _in_clusters(experiment: Experiment, n_hosts: int, heads: Sequence[UserHead] | None) -> list[Member]:
@@ -173,24 +184,16 @@ def _in_clusters(experiment: Experiment, n_hosts: int, heads: Sequence[UserHead]
         raise ConfigError("the clusters of private data cannot be known here, want their names as federation.clusters in the experiment")
     clusters: Mapping[str, Sequence[int] | None] = dict.fromkeys(wanted) if heads is None else by_cluster(heads, wanted)
     safe = safe_names(sorted(clusters, key=natural_key))
-    aggregators, hosts = [], []
+    aggregators, hosts = list[Member](), list[Member]()
     for cluster, name in safe.items():
-        aggregator, network, positions = f"aggregator-{name}", f"cluster-{name}", clusters[cluster]
+        aggregator, network = f"aggregator-{name}", f"cluster-{name}"
         aggregators.append(Member(aggregator, "aggregator", (BACKBONE, network), COORDINATOR, n_hosts, cluster))
-        shares = [None] * n_hosts if positions is None else divided(positions, n_hosts, cluster)
-        for i, share in enumerate(shares, 1):
-            chosen = () if share is None else selection(share, cluster, n_hosts)
-            users = () if share is None else _names(heads or (), share)
-            hosts.append(Member(f"host-{name}-{i}", "host", (network,), aggregator, cluster=cluster, selection=chosen, users=users))
+        hosts += _hosts(f"host-{name}", network, aggregator, n_hosts, heads, clusters[cluster], cluster)
     return [Member(COORDINATOR, "coordinator", (BACKBONE,), n_children=len(safe)), *aggregators, *hosts]
 
 
-def _names(heads: Sequence[UserHead], share: Sequence[int]) -> tuple[str, ...]:
-    return tuple(heads[position].name for position in share)
-
-
 def safe_names(names: Iterable[str]) -> dict[str, str]:
-    """What each name is called where only lower-case letters, digits and inner hyphens are allowed: short, and no two the same."""
+    """Each name in lower-case letters, digits and inner hyphens: short, and no two the same."""
     safe: dict[str, str] = {}
     for name in names:
         start = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:MAX_NAME].strip("-") or "x"

@@ -1,11 +1,9 @@
 """What `coterie compose --monitoring` adds: Prometheus, which reads the servers' metrics, and Grafana, which shows them.
 
-Both are services of the profile `monitoring`. They read files of a folder beside the Compose file, since docker-compose 1.29 knows no files
-inside it. Prometheus shares a network with the servers alone, Grafana one with Prometheus alone, and only Grafana is on a network that is
-not internal, for the port on this machine. Grafana lets everybody look who reaches that port, and nobody log in.
+Both are services of the profile `monitoring`. They read files of a folder beside the Compose file, since docker-compose 1.29 has no inline
+files. Prometheus shares a network with the servers alone, Grafana one with Prometheus alone. Only Grafana is on a network that is not
+internal, for the port on this machine. Grafana shows its pages to everybody who reaches that port, and has no logins.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.resources import files as resources
@@ -58,21 +56,16 @@ def services(plan: Plan, output: Path | None, bind: Bind) -> dict[str, dict[str,
     if plan.asked.certificates is not None:
         mounts.append(bind(plan.asked.certificates / PROMETHEUS, CERTIFICATES))
     provisioning = "/etc/grafana/provisioning"
+    shown = [
+        _volume(GRAFANA, "/var/lib/grafana"),
+        bind(folder / _SOURCES, f"{provisioning}/datasources/coterie.yml"),
+        bind(folder / _BOARDS, f"{provisioning}/dashboards/coterie.yml"),
+        bind(folder / _BOARD, f"{_BOARD_FOLDER}/{_BOARD}"),
+    ]
+    place = {"networks": [_DASHBOARD, _BROWSER], "ports": [f"{_PLACE}:3000"]}
     return {
         PROMETHEUS: {**_PROFILE, "image": PROMETHEUS_IMAGE, "networks": [METRICS, _DASHBOARD], "volumes": mounts},
-        GRAFANA: {
-            **_PROFILE,
-            "image": GRAFANA_IMAGE,
-            "environment": _SETTINGS,
-            "networks": [_DASHBOARD, _BROWSER],
-            "ports": [f"{_PLACE}:3000"],
-            "volumes": [
-                _volume(GRAFANA, "/var/lib/grafana"),
-                bind(folder / _SOURCES, f"{provisioning}/datasources/coterie.yml"),
-                bind(folder / _BOARDS, f"{provisioning}/dashboards/coterie.yml"),
-                bind(folder / _BOARD, f"{_BOARD_FOLDER}/{_BOARD}"),
-            ],
-        },
+        GRAFANA: {**_PROFILE, "image": GRAFANA_IMAGE, "environment": _SETTINGS, **place, "volumes": shown},
     }
 
 
@@ -81,42 +74,26 @@ def _volume(name: str, target: str) -> dict[str, Any]:
 
 
 def files(plan: Plan) -> dict[str, str]:
-    """What both read, by name."""
+    """The files of both, by name."""
+    source = {"name": "Prometheus", **DATA_SOURCE, "access": "proxy", "url": f"http://{PROMETHEUS}:9090", "isDefault": True}
+    source["jsonData"] = {"timeInterval": f"{SCRAPE_EVERY_S}s"}
+    provider = {"name": "coterie", "type": "file", "updateIntervalSeconds": 60, "options": {"path": _BOARD_FOLDER}}
     return {
         _SCRAPE: as_yaml(_scrape_configuration(plan)),
-        _SOURCES: as_yaml(
-            {
-                "apiVersion": 1,
-                "datasources": [
-                    {
-                        "name": "Prometheus",
-                        **DATA_SOURCE,
-                        "access": "proxy",
-                        "url": f"http://{PROMETHEUS}:9090",
-                        "isDefault": True,
-                        "jsonData": {"timeInterval": f"{SCRAPE_EVERY_S}s"},
-                    }
-                ],
-            }
-        ),
-        _BOARDS: as_yaml(
-            {
-                "apiVersion": 1,
-                "providers": [{"name": "coterie", "type": "file", "updateIntervalSeconds": 60, "options": {"path": _BOARD_FOLDER}}],
-            }
-        ),
+        _SOURCES: as_yaml({"apiVersion": 1, "datasources": [source]}),
+        _BOARDS: as_yaml({"apiVersion": 1, "providers": [provider]}),
         _BOARD: resources(__package__).joinpath("dashboard.json").read_text(encoding="utf-8"),
     }
 
 
 def _scrape_configuration(plan: Plan) -> dict[str, Any]:
-    """All servers. Without certificates in plain text, as everything else then."""
+    """All servers are read; without certificates in plain text, like everything else then."""
     every = f"{SCRAPE_EVERY_S}s"
     secured: dict[str, Any] = {}
-    if plan.asked.certificates is not None:
+    if plan.is_secured:
         own = {"ca_file": CA, "cert_file": CERTIFICATE, "key_file": KEY}
         secured = {"scheme": "https", "tls_config": {key: f"{CERTIFICATES}/{name}" for key, name in own.items()}}
-    targets = [f"{member.name}:{METRICS_PORT}" for member in plan.members if member.role != "host"]
+    targets = [f"{server.name}:{METRICS_PORT}" for server in plan.servers]
     job = {"job_name": "coterie", **secured, "static_configs": [{"targets": targets, "labels": {"experiment": plan.name}}]}
     return {"global": {"scrape_interval": every, "scrape_timeout": every}, "scrape_configs": [job]}
 

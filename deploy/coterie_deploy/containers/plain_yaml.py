@@ -3,8 +3,6 @@
 These tools read numbers where PyYAML sees text (1e3, 0o7), so all text that begins like a number is quoted.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -8,8 +8,6 @@ A run promises the same bits everywhere with one BLAS thread. Commands set it; f
 imported.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -22,8 +20,9 @@ from typing import Any, TypeVar
 
 from coterie.arrays import Array
 from coterie.errors import ConfigError
-from coterie.experiment.config import Experiment, apply_overrides, as_written, experiment_from
+from coterie.experiment.config import Experiment, as_written, experiment_from
 from coterie.experiment.features import Feature
+from coterie.experiment.overrides import apply_overrides
 from coterie_deploy.engines.launch import TRANSPORTS, Launch, Transport, launch
 from coterie_deploy.read import shipped
 from coterie_deploy.read.frames import Library
@@ -32,7 +31,6 @@ from coterie_deploy.read.models import StageModels
 from coterie_server.interface.half import Facts, Outcome
 from coterie_server.record import summary
 from coterie_server.record.rundb import open_run
-from coterie_server.run.coordinator import Finished
 from coterie_server.run.engine import Observer
 
 Source = Experiment | Mapping[str, Any] | str | os.PathLike[str]  # a path, or the name of a shipped experiment
@@ -41,19 +39,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Result:
-    """A run that has ended well. Arrays are read as they are, and not copied."""
+    """A run that has ended well. Its arrays are not copied."""
 
-    folder: Path | None  # None: nothing was written
-    final_stage: str  # whose models are the result
-    users: tuple[str, ...]  # in member order
+    folder: Path | None  #: The run folder; None if nothing was written.
+    final_stage: str  #: The stage whose models are the result.
+    users: tuple[str, ...]  #: Names of the users, in member order.
     outcomes: Mapping[str, Outcome] = field(repr=False)
     database: bytes = field(repr=False)  # of a run without a folder, an image of its run.db
     facts: Facts = field(repr=False)
-    features: tuple[Feature, ...] = field(repr=False)  # name, kind and column of each, where the data has names
+    features: tuple[Feature, ...] = field(repr=False)  #: Name, kind and column of each feature, where the data has names.
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Their names, in order."""
+        """The names of the stages, in order."""
         return tuple(self.outcomes)
 
     @property
@@ -72,7 +70,7 @@ class Result:
         return {name: dict(outcome.figures) for name, outcome in self.outcomes.items()}
 
     def models_of(self, stage: str) -> dict[str, Array]:
-        """Each user's model (d,) after a stage. ConfigError when there is no such stage, or models stay at their users."""
+        """Each user's model (d,) after a stage. ConfigError if there is no such stage, or models stay with their users."""
         return self._after(stage).by_user()
 
     def as_run(self, *, frames: Library = "pandas") -> Run[Any]:
@@ -81,13 +79,17 @@ class Result:
             return load_run(self.folder, frames=frames)
         return run_in_memory(self._connection, self._after, frames)
 
+    def coefficients(self, stage: str | None = None, *, frames: Library = "pandas", **asked: Any) -> Any:
+        """A data frame of the models' coefficients; for its columns and what may be `asked` see `coterie_deploy.read.loading.Run`."""
+        return self.as_run(frames=frames).coefficients(stage, **asked)
+
     def history(self, stage: str | None = None) -> list[dict[str, float]]:
-        """The figures of each round of a stage (the final one), with its number as "round"."""
+        """The figures of each round of a stage, by default the final one. The number of the round is "round"."""
         with self._connection() as connection:
             return summary.history(connection, summary.stage_named(connection, stage or self.final_stage).number)
 
     def ledger(self) -> list[dict[str, Any]]:
-        """Traffic by stage, step, direction, scope: vectors, expected (the closed form), scalars, and payload, message and wire bytes."""
+        """Traffic by stage, step, direction and scope: vectors, their closed form (`expected`), scalars, and bytes."""
         with self._connection() as connection:
             names = {stage.number: stage.name for stage in summary.stages(connection)} | {summary.SESSION: "session"}
             rows = summary.traffic(connection)
@@ -95,10 +97,11 @@ class Result:
 
     def _after(self, stage: str) -> StageModels:
         if stage not in self.outcomes:
-            raise ConfigError(f"the run has no stage {stage!r}, want one of {', '.join(self.outcomes)}")
+            raise summary.unknown_stage(stage, self.outcomes)
         outcome, facts = self.outcomes[stage], self.facts
         names = tuple(feature.name for feature in self.features)
-        return StageModels(stage, self.users, outcome.models, outcome.labels, facts.mean, facts.scale, names, outcome.shared, facts.fill)
+        constants = (facts.mean, facts.scale, names, outcome.shared, facts.fill)
+        return StageModels(stage, self.users, outcome.models, outcome.labels, *constants, outcome.moments)
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
@@ -132,11 +135,11 @@ def run(
     data: str | os.PathLike[str] | None = None,
     observer: Observer | None = None,
 ) -> Result:
-    """Runs an experiment: an `Experiment`, a mapping, the name of a shipped one or the path of a YAML file.
+    """Runs an experiment and returns its result.
 
     Without `output` nothing is written. `hosts` defaults to the experiment's own number, `overrides` are of the form "method.penalty=0.05",
-    `data` is the folder that data paths start in, `observer` is told of each round. Raises ConfigError, RunError, ProtocolError. Works
-    inside a running event loop too, from a thread of its own.
+    `data` is the folder that data paths start in, and `observer` receives the progress after each round. Inside a running event loop, a
+    thread runs the experiment. Raises ConfigError, RunError, ProtocolError.
     """
     if transport not in TRANSPORTS:
         raise ConfigError(f"the transport is {transport!r}, want one of {', '.join(TRANSPORTS)}")
@@ -144,25 +147,13 @@ def run(
     if transport == "loopback" and experiment.federation.is_two_tier:
         rules = experiment.federation.model_copy(update={"topology": "flat"})  # one process has one tier; the bits are the same
         experiment = experiment.model_copy(update={"federation": rules})
-    how = Launch(
-        transport=transport,
-        folder=None if output is None else Path(output),
-        data=None if data is None else Path(data),
-        resume=resume,
-        observer=observer,
-    )
-
-    def whole_run() -> Result:
-        return asyncio.run(_run(experiment, how))
-
-    return outside_of_loops(whole_run)
+    folder, place = (None if path is None else Path(path) for path in (output, data))
+    how = Launch(transport, folder, place, resume, observer=observer)
+    return outside_of_loops(lambda: asyncio.run(_run(experiment, how)))
 
 
 async def _run(experiment: Experiment, how: Launch) -> Result:
-    return _result(await launch(experiment, how))
-
-
-def _result(finished: Finished) -> Result:
+    finished = await launch(experiment, how)
     image = b""
     if finished.folder is None:
         finished.database.flush()
@@ -173,7 +164,7 @@ def _result(finished: Finished) -> Result:
 
 
 def outside_of_loops(work: Callable[[], T]) -> T:
-    """What the work returns, which runs an event loop: inside of a running one from a thread of its own."""
+    """The result of work that runs an event loop. Inside a running loop, a thread does the work."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,6 +1,4 @@
-"""`coterie run` around the run itself: display, signals, and the report at the end."""
-
-from __future__ import annotations
+"""`coterie run`: a run with its display, signals, and the report at the end."""
 
 import asyncio
 import contextlib
@@ -26,7 +24,7 @@ from coterie_server.session.hub import Hub
 
 @dataclass(frozen=True)
 class Watched:
-    """How a run is looked at from outside: by Prometheus at HOST:PORT, and by whoever reads its log."""
+    """How a run is observed from outside: by Prometheus at HOST:PORT, and by its log."""
 
     metrics: str | None = None
     log_format: LogFormat = LogFormat.text
@@ -34,8 +32,7 @@ class Watched:
 
 
 def run_here(experiment: Experiment, how: Launch, out: Console, err: Console, *, quiet: bool, watched: Watched | None = None) -> None:
-    """Runs and reports, unless machines read what is said. Raises CoterieError; a run that was asked to stop ends with a RunError that says
-    how to go on."""
+    """Runs, and reports unless machines read the log. Raises CoterieError; a stopped run raises a RunError that says how to go on."""
     assert how.folder is not None  # noqa: S101 - the command line always has one
     if not (how.resume and is_finished(how.folder)):
         with nothing_left_of_a_failed_start(how.folder):
@@ -70,5 +67,5 @@ async def _run(experiment: Experiment, how: Launch, err: Console, watched: Watch
         try:
             await launch(experiment, how_shown)
         except RunError as error:
-            again = f"coterie run {how.folder} --resume" + ("" if watched.metrics is None else f" --metrics {watched.metrics}")
+            again = f"coterie run {how.folder} --resume{how.again}" + ("" if watched.metrics is None else f" --metrics {watched.metrics}")
             raise with_advice(error, stop, again) from None

@@ -3,8 +3,6 @@
 Everything is encoded and decoded as on the network, so bytes and bits are those of a distributed run; only the stream is missing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import traceback
@@ -25,19 +23,17 @@ class LoopbackLink:
     """One host in this process."""
 
     def __init__(self, hub: Hub, host: Host) -> None:
-        self._hub = hub
-        self._host = host
+        self._hub, self._host = hub, host
         self._down = Assembler(session_pb2.JoinResponse)
         self._up = Assembler(session_pb2.JoinRequest)
         self.error: Exception | None = None  # why the host cannot go on
 
     @property
     def name(self) -> str:
-        """The host's."""
         return self._host.name
 
     def join(self) -> None:
-        """Introduces the host; raises Refusal."""
+        """Introduces the host. Raises Refusal."""
         hello = session_pb2.Hello()
         for frame in self._host.hello():
             hello.MergeFrom(frame.hello)
@@ -58,7 +54,7 @@ class LoopbackLink:
             reply = self._host.handle(received)
             self._host.settle()
         except Exception as error:
-            if not isinstance(error, CoterieError):  # a mistake of ours: its traceback goes where that of a host's own process would
+            if not isinstance(error, CoterieError):  # a bug: the traceback goes where that of a host's own process would go
                 traceback.print_exception(error)
             self.error = error
             self._hub.failed(self._host.name, failure_of(error), self)
@@ -101,28 +97,21 @@ def join_all(hub: Hub, hosts: Sequence[Host]) -> list[LoopbackLink]:
 
 
 @contextlib.contextmanager
-def joined(hub: Hub, hosts: Sequence[Host]) -> Iterator[None]:
-    """The hosts take part while the block runs. The terminal that they share with the hub hears what one of them has to say in full."""
-    with explained(join_all(hub, hosts)):
-        yield
-
-
-@contextlib.contextmanager
 def explained(links: Sequence[LoopbackLink]) -> Iterator[None]:
-    """An error that ends the block is raised with what the host that it names, if its link is one of these, has to say in full."""
+    """An error that ends the block is raised with the full sentence of the host that it names, if that host is one of these."""
     try:
         yield
     except CoterieError as error:
-        found = next((link for link in links if link.error is not None and repr(link.name) in error.public), None)
-        if found is None or found.error is None:
-            raise
-        said = str(found.error) if isinstance(found.error, CoterieError) else f"{type(found.error).__name__}: {found.error}"
-        raise with_words(error, f"host {found.name!r}: {said}") from found.error
+        for link in links:
+            if (why := link.error) is not None and repr(link.name) in error.public:
+                said = str(why) if isinstance(why, CoterieError) else f"{type(why).__name__}: {why}"
+                raise with_words(error, f"host {link.name!r}: {said}") from why
+        raise
 
 
 @contextlib.contextmanager
 def public_alone(hub: Hub, name: str) -> Iterator[None]:
-    """An error of a host that is being made is in the run's books without its values."""
+    """The run's books have an error of the construction of a host without its values."""
     try:
         yield
     except CoterieError as error:
@@ -131,7 +120,7 @@ def public_alone(hub: Hub, name: str) -> Iterator[None]:
 
 
 def with_words(error: CoterieError, sentence: str, *, public: str | None = None) -> CoterieError:
-    """The error with a sentence for whoever owns the data; others go on reading what they would have read, or `public`."""
+    """The error with a sentence for the owner of the data. Others read the same as before, or `public`."""
     family = next(family for family in (ConfigError, ProtocolError, RunError, CoterieError) if isinstance(error, family))
     _, spared, why = str(error).partition(NOT_SPARED) if NOT_SPARED not in sentence else ("", "", "")
     return family(f"{sentence}{spared}{why}", error.finding, public=public or error.public, below=error.below)

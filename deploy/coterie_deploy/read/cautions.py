@@ -1,6 +1,4 @@
-"""What one should know before believing a run: stages that ended before their optimum, and what happened on the way."""
-
-from __future__ import annotations
+"""Warnings about a run: stages that ended before their optimum, and important events."""
 
 import json
 import sqlite3
@@ -13,13 +11,13 @@ from coterie_server.record import summary
 from coterie_server.record.summary import Shortfall
 from coterie_server.run.plan import stages_of
 
-_EVENTS = ("data", "refused", "numerics", "wait", "skip", "back")  # those that a person may want to act on
+_EVENTS = ("data", "refused", "numerics", "wait", "skip", "back", "note")  # on which a person may want to act
 _MAX_EVENTS = 5  # of a kind
 _MAX_NAMES = 6
 
 
 def cautions_of(connection: sqlite3.Connection) -> list[str]:
-    """A warning for each kind of shortfall, and those that the methods gave when their stages started."""
+    """A warning for each kind of shortfall, and the methods' own warnings from the start of their stages."""
     given = connection.execute("SELECT text FROM events WHERE kind = 'warning' GROUP BY text ORDER BY MIN(rowid)")
     sentences = [
         *shortfall_sentences(shortfalls_of(connection)),
@@ -31,7 +29,7 @@ def cautions_of(connection: sqlite3.Connection) -> list[str]:
 
 
 def minimiser_sentences(connection: sqlite3.Connection) -> list[str]:
-    """One for the stages whose objective has no minimiser, and one for those where it has several."""
+    """A sentence for the stages whose objective has no minimiser, and one for those where it has several."""
     stages = summary.stages(connection)
     without, several = ([stage.name for stage in stages if key in stage.results] for key in (UNBOUNDED, FLAT))
     said = []
@@ -46,27 +44,38 @@ def minimiser_sentences(connection: sqlite3.Connection) -> list[str]:
 
 
 def path_sentences(connection: sqlite3.Connection) -> list[str]:
-    """One where held-out rows have chosen the first or the last penalty of a path: what is beyond it was not tried.
+    """A sentence if a path has chosen nothing, or no clusters, or its first or last penalty: penalties beyond it were not tried.
 
-    At a single cluster larger penalties change nothing.
+    With a single cluster, larger penalties change nothing. Where every user is a cluster, its refit is the user alone for all smaller ones.
     """
     found = summary.facts(connection)
     final, frozen = found.get("final_stage"), found.get("experiment")
     if final is None or frozen is None:
         return []
-    path = [stage.along for stage in stages_of(experiment_from(json.loads(frozen))) if stage.along is not None]
+    listed = stages_of(experiment_from(json.loads(frozen)))
+    path = [repr(stage.along) for stage in listed if stage.along is not None]
     stages = {stage.name: stage.results for stage in summary.stages(connection)}
     chosen = final.partition("-")[2]
-    ends = [(repr(path[0]), "largest"), (repr(path[-1]), "smallest")] if len(path) > 1 and "heldout_loss" in stages[final] else []
-    which = dict(ends).get(chosen)
-    if which is None or (which == "largest" and stages[final].get("clusters") == 1.0):
+    if len(path) < 2 or chosen not in path:
         return []
+    if "heldout_loss" not in stages[final]:
+        unchosen = f"no held-out rows chose among the penalties of method.path: the result {final} is only the last"
+        return [f"{unchosen} (wanted: data.test_fraction above 0)"]
+    ((n_users,),) = connection.execute("SELECT COUNT(*) FROM members")
+    n_clusters, said = stages[final].get("clusters"), []
+    if n_clusters == n_users:
+        said = [f"nothing was clustered: in the best stage, {final}, each of the {n_users} users is on its own"]
+        if next(stage for stage in listed if stage.name == final).along is None:
+            return said  # a refit
+    which = {path[0]: "largest", path[-1]: "smallest"}.get(chosen)
+    if which is None or (which == "largest" and n_clusters == 1.0):
+        return said
     beyond = which.removesuffix("est") + "er"
-    return [f"the best penalty of method.path, {chosen}, is its {which}: {beyond} ones may be better, so extend the path at that end"]
+    return [*said, f"the best penalty of method.path, {chosen}, is the {which} of the path: add {beyond} ones, which may be better"]
 
 
 def links_caution(experiment: Experiment, transport: str) -> str:
-    """What to know where the experiment shapes links and the transport has none; "" otherwise."""
+    """A sentence if the experiment shapes links and the transport has none; else ""."""
     given = ", ".join(f"links.{scope} {text}" for scope, text in experiment.federation.links.given())
     if transport != "loopback" or not given:
         return ""
@@ -74,24 +83,23 @@ def links_caution(experiment: Experiment, transport: str) -> str:
 
 
 def shortfalls_of(connection: sqlite3.Connection) -> list[Shortfall]:
-    """By the stop rule of the run's own experiment."""
+    """Shortfalls by the stop rule of the run's experiment."""
     frozen = summary.facts(connection).get("experiment")
     return [] if frozen is None else summary.shortfalls(connection, experiment_from(json.loads(frozen)).stop)
 
 
 def shortfall_sentences(found: Sequence[Shortfall]) -> list[str]:
-    """One for each limit and rule, with its stages."""
+    """A sentence for each limit and rule, with its stages."""
     groups: dict[tuple[str, str, float], list[Shortfall]] = {}
     for shortfall in found:
         groups.setdefault((shortfall.limit, shortfall.rule, shortfall.wanted), []).append(shortfall)
-    return [_sentence(limit, rule, wanted, listed) for (limit, rule, wanted), listed in groups.items()]
-
-
-def _sentence(limit: str, rule: str, wanted: float, listed: Sequence[Shortfall]) -> str:
-    names = _listed([one.stage for one in listed])
-    worst = f"{'up to ' if len(listed) > 1 else ''}{figure(max(one.found for one in listed), 2)}"
-    state = f"with {rule} {worst} (wanted {wanted:g})" if rule else "before converging"
-    return f"{names} stopped at {limit} {state}: models and clusters are not those of the optimum"
+    said = []
+    for (limit, rule, wanted), listed in groups.items():
+        worst = f"{'up to ' if len(listed) > 1 else ''}{figure(max(one.found for one in listed), 2)}"
+        state = f"with {rule} {worst} (wanted {wanted:g})" if rule else "before converging"
+        names = _listed([one.stage for one in listed])
+        said.append(f"{names} stopped at {limit} {state}: models and clusters are not those of the optimum")
+    return said
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -100,7 +108,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def events_of(connection: sqlite3.Connection) -> list[str]:
-    """What happened on the way that a person may want to act on: the latest of each kind, each once."""
+    """The latest events of each kind on which a person may want to act, each once."""
     said: dict[str, None] = {}
     for kind in _EVENTS:
         rows = connection.execute(

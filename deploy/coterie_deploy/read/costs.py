@@ -1,6 +1,4 @@
-"""What a run had paid by each of its rounds: rounds, seconds, or bytes of one kind; and what it had paid when a goal was reached."""
-
-from __future__ import annotations
+"""The cost of a run up to each of its rounds, in rounds, seconds or bytes, and the goals whose cost is compared."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -32,14 +30,14 @@ _DROPPED = (CONVERGED, ENDED)  # figures that say nothing when drawn
 
 @dataclass(frozen=True)
 class Weighing:
-    """How costs are weighed: a byte up counts as `up_weight` bytes down. `goal`: what a run is to reach."""
+    """A byte up counts as `up_weight` bytes down. `goal`: the value that runs are to reach."""
 
     goal: Goal | None = None
     up_weight: float = 1.0
 
 
 def axes_of(listed: Iterable[Curves]) -> list[Against]:
-    """What figures can be drawn against: bytes by scope only where some run has two tiers, seconds where they are known."""
+    """The horizontal axes: bytes by scope only if a run has two tiers, seconds only if they are known."""
     curves = list(listed)
     has_tiers = any(found.is_two_tier for found in curves)
     has_times = any(np.isfinite(found.seconds).sum() > 1 for found in curves)
@@ -47,28 +45,24 @@ def axes_of(listed: Iterable[Curves]) -> list[Against]:
 
 
 def figures_shown(found: Curves) -> list[str]:
-    """A few figures of the rounds that say how far a run is, the most telling first; others where there are none of these."""
+    """A few figures of the rounds that show progress, the main ones first; other figures if there are none of these."""
     known = [name for name in _MAIN if name in found.figures]
     return (known or [name for name in found.figures if name not in _DROPPED])[:_MOST_FIGURES]
 
 
 def cost(curves: Curves, against: Against, *, up_weight: float = 1.0) -> Array:
-    """(t,) what has been paid by each round; of all bytes on the wire, those up count `up_weight` times."""
-    match against:
-        case "round":
-            return curves.rounds.astype(np.float64)
-        case "seconds":
-            return curves.seconds
-        case "up" | "down":
-            return curves.bytes_by(direction=against)
-        case "within" | "between":
-            return curves.bytes_by(scope=WITHIN if against == "within" else BETWEEN)
-        case "bytes":
-            return up_weight * curves.bytes_by(direction="up") + curves.bytes_by(direction="down")
+    """(t,) the cost up to each round; in "bytes", bytes up count `up_weight` times."""
+    if against in ("round", "seconds"):
+        return curves.rounds.astype(np.float64) if against == "round" else curves.seconds
+    if against in ("within", "between"):
+        return curves.bytes_by(scope=WITHIN if against == "within" else BETWEEN)
+    if against == "bytes":
+        return up_weight * curves.bytes_by(direction="up") + curves.bytes_by(direction="down")
+    return curves.bytes_by(direction=against)
 
 
 def goal_said(goal: Goal) -> str:
-    """A goal as pages write it."""
+    """A goal in the words of the pages."""
     value = f"{goal.value:.4g}".replace("e-0", "e-").replace("e+0", "e")
     return f"{goal.figure.replace('_', ' ')} {'≥' if goal.is_rising else '≤'} {value}"
 
@@ -82,9 +76,9 @@ def best(found: Curves, figure: str) -> float | None:
 
 
 def common_goal(listed: Iterable[Curves]) -> Goal | None:
-    """The best value of their first figure that all have reached; None where they have no figure in common.
+    """The best value of their first common figure that all have reached; None if they have no figure in common.
 
-    Of the metric of one's own loss nobody here knows whether more is better, so it is no goal by itself.
+    The metric of a loss from outside is no goal: more may be better or worse.
     """
     curves = list(listed)
     for figure in figures_shown(curves[0]) if curves else ():
@@ -97,5 +91,5 @@ def common_goal(listed: Iterable[Curves]) -> Goal | None:
 
 
 def is_comparable(figure: str, listed: Iterable[Curves]) -> bool:
-    """Whether a figure of one run says something beside that of another: a gap to the run's own smallest objective does not."""
+    """Whether a figure can be compared between runs: a gap to a run's own smallest objective cannot."""
     return figure != GAP or all(found.has_reference for found in listed)

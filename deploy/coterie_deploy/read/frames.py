@@ -1,6 +1,6 @@
-"""Columns, and data frames made of them: of pandas or polars, whichever is asked for and installed.
+"""Columns, and data frames of pandas or polars made of them.
 
-Text with few different values is coded once, in the first place, so that a million rows of it take a million small numbers.
+Text with few different values is kept as codes, so a million rows take a million small numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Array
 from coterie.errors import ConfigError
+from coterie.extras import extra
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,14 +35,12 @@ class Coded:
 
 @dataclass(frozen=True)
 class Times:
-    """Moments."""
-
     seconds: Array  # (n,) since the epoch
 
 
 @dataclass(frozen=True)
 class Partial:
-    """Numbers that not every row has: what is not there is no NaN, but missing."""
+    """Numbers that some rows do not have: missing values, which are not NaN."""
 
     values: Array  # (n,)
     is_there: NDArray[np.bool_]  # (n,)
@@ -53,7 +52,7 @@ Maker = Callable[[Columns], Frame]
 
 
 def partial(values: Sequence[float | None]) -> NDArray[Any] | Partial:
-    """Numbers, of which those that are None are missing."""
+    """Numbers; None becomes missing."""
     is_there = np.array([value is not None for value in values], dtype=np.bool_)
     numbers = np.array([0.0 if value is None else value for value in values], dtype=np.float64)
     return numbers if is_there.all() else Partial(numbers, is_there)
@@ -68,10 +67,8 @@ def coded(values: Iterable[str], known: Iterable[str] = ()) -> Coded:
 
 def pandas_frame(columns: Columns) -> pd.DataFrame:
     """A frame of pandas: coded text is categorical, moments are in UTC. ConfigError when pandas is not installed."""
-    try:
-        import pandas as pd  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError as error:
-        raise _missing("pandas", error) from None
+    with extra("frames", "pandas", "frames of pandas need pandas"):
+        import pandas as pd  # noqa: PLC0415
 
     def series(column: Column) -> Any:
         if isinstance(column, Coded):
@@ -87,10 +84,8 @@ def pandas_frame(columns: Columns) -> pd.DataFrame:
 
 def polars_frame(columns: Columns) -> pl.DataFrame:
     """A frame of polars: coded text is an enumeration, moments are in UTC. ConfigError when polars is not installed."""
-    try:
-        import polars as pl  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError as error:
-        raise _missing("polars", error) from None
+    with extra("frames", "polars", "frames of polars need polars"):
+        import polars as pl  # noqa: PLC0415
 
     def series(column: Column) -> Any:
         if isinstance(column, Coded):
@@ -117,9 +112,3 @@ def maker_of(library: str) -> Maker[Any]:
         raise ConfigError(f"frames is {library!r}, want one of {', '.join(LIBRARIES)}")
     makers[library]({})
     return makers[library]
-
-
-def _missing(library: str, error: ModuleNotFoundError) -> ConfigError:
-    if error.name != library:
-        raise error
-    return ConfigError(f"frames of {library} need {library}, which is not installed: install the extra, pip install 'coterie[frames]'")

@@ -25,12 +25,23 @@ from coterie.experiment.columns import Levels
 from coterie.experiment.config import Experiment, experiment_from
 from coterie.experiment.features import Feature
 from coterie_deploy.read import run_tables
-from coterie_deploy.read.feature_lines import features_in
 from coterie_deploy.read.frames import Columns, Frame, Library, Maker, maker_of
 from coterie_deploy.read.ledger_page import status_of
-from coterie_deploy.read.models import StageModels, check_predicts, finished_run, models_of, predicted, stage_models, with_kept
+from coterie_deploy.read.models import (
+    StageModels,
+    check_predicts,
+    finished_run,
+    models_of,
+    predicted,
+    predictions_of,
+    scores,
+    stage_models,
+    with_kept,
+)
 from coterie_deploy.read.run_tables import reading
+from coterie_deploy.read.sentences import features_in
 from coterie_deploy.read.shipped import frozen_in
+from coterie_server.interface.half import Members
 from coterie_server.record import summary
 from coterie_server.record.query import Query
 from coterie_server.record.rundb import read_run
@@ -39,6 +50,9 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
+    from coterie_deploy.read.coefficients import Asked
+    from coterie_deploy.read.coefficients import Table as CoefficientTable
+
 _BY = ("stage", "step", "direction", "scope")
 _MAX_STAGES = 6  # listed in a line
 _LIMITS = tuple(one.name for one in fields(Query) if one.name != "by")
@@ -46,13 +60,13 @@ _LIMITS = tuple(one.name for one in fields(Query) if one.name != "by")
 
 @dataclass(frozen=True, repr=False)
 class Run(Generic[Frame]):
-    """A run, finished or under way: every question is answered by what its database holds at that moment.
+    """A run, finished or under way. Each answer is read from its database at that moment.
 
-    Bytes are wire bytes: those of the protobuf messages and 5 of each gRPC frame. Frames are of the library that the run was loaded with.
+    Bytes are wire bytes: protobuf messages and 5 bytes for each gRPC frame. Frames are of the library that the run was loaded with.
     """
 
-    folder: Path | None  # None: the run is in memory alone
-    experiment: Experiment
+    folder: Path | None  #: The run folder; None for a run in memory.
+    experiment: Experiment  #: The frozen experiment.
     _open: Callable[[], AbstractContextManager[sqlite3.Connection]] = field(repr=False)
     _stage: Callable[[str], StageModels] = field(repr=False)
     _frame: Maker[Frame] = field(repr=False)
@@ -66,29 +80,25 @@ class Run(Generic[Frame]):
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """What the run says about itself: run_id, name, status, attempt, version, final_stage, ..."""
+        """The facts of the run: run_id, name, status, attempt, version, final_stage, ..."""
         with self._open() as connection:
             found = summary.facts(connection)
         return found if self.folder is None else {**found, "status": status_of(self.folder, found)}
 
     @property
     def name(self) -> str:
-        """That of the experiment."""
         return self.experiment.name
 
     @property
     def method(self) -> str:
-        """The name of the experiment's method."""
         return str(self.experiment.method.name)
 
     @property
     def seed(self) -> int:
-        """That of the experiment."""
         return self.experiment.seed
 
     @property
     def run_id(self) -> str:
-        """What tells this run from every other."""
         return self.facts.get("run_id", "")
 
     @property
@@ -98,12 +108,11 @@ class Run(Generic[Frame]):
 
     @property
     def version(self) -> str:
-        """That of Coterie when the run was started, or resumed."""
+        """The version of Coterie that started or resumed the run."""
         return self.facts.get("version", "?")
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The names of those that have begun, in order."""
         with self._open() as connection:
             return tuple(stage.name for stage in summary.stages(connection))
 
@@ -114,13 +123,13 @@ class Run(Generic[Frame]):
 
     @property
     def users(self) -> tuple[str, ...]:
-        """Their names, in member order."""
+        """Names of the users, in member order."""
         with self._open() as connection:
             return tuple(name for (name,) in connection.execute("SELECT name FROM members ORDER BY position"))
 
     @property
     def features(self) -> tuple[Feature, ...]:
-        """Name, kind and column of each, in the order of the models' weights; none where the data names none."""
+        """Name, kind and column of each feature, in the order of the models' weights; empty if the data names none."""
         return features_in(self.facts)
 
     # ---- tables
@@ -128,18 +137,16 @@ class Run(Generic[Frame]):
     def ledger(self) -> Frame:
         """Every row of the parents' books: one for each exchange, link, kind of message and direction.
 
-        Sums of it count a broadcast once for each host, and what was sent twice twice (`useful` tells): for totals see `traffic`.
+        Sums count a broadcast once for each host, and repeated messages each time (see `useful`): for totals use `traffic`.
         """
         return self._table(run_tables.ledger)
 
     def traffic(self, by: Sequence[str] = _BY, **limits: Any) -> Frame:
-        """Totals of the ledger, grouped by keys of `coterie_server.record.query.KEYS`, of the part that `limits` leave: fields of its
-        `Query`.
+        """Totals of the ledger, grouped by keys of `coterie_server.record.query.KEYS`; `limits` are fields of its `Query`.
 
-        A broadcast counts once in vectors and scalars. ConfigError for a key, limit or value that there is not.
+        A broadcast counts once in vectors and scalars. ConfigError for an unknown key, limit or value.
         """
-        unknown = next((name for name in limits if name not in _LIMITS), None)
-        if unknown is not None:
+        for unknown in (name for name in limits if name not in _LIMITS):
             raise ConfigError(f"the ledger cannot be limited by {unknown!r}, want one of {', '.join(_LIMITS)}")
         texts = {name: (value,) if isinstance(value, str) else value for name, value in limits.items()}
         listed: dict[str, Any] = {name: tuple(value) if isinstance(value, Sequence) else value for name, value in texts.items()}
@@ -147,10 +154,10 @@ class Run(Generic[Frame]):
         return self._table(lambda connection: run_tables.traffic(connection, query))
 
     def metrics(self, stage: str | None = None, *, long: bool = False) -> Frame:
-        """Rounds: seconds since their stage began, bytes so far, up and down, and the figures of the method, all stages or one.
+        """The rounds of all stages or of one: seconds since the stage began, bytes so far, and the figures of the method.
 
-        One row for each round, or with `long` one for each figure of it (`figure`, `value`). Round 0 is the start of a stage.
-        ConfigError when there is no such stage.
+        One row for each round, or with `long` one for each of its figures (`figure`, `value`). Round 0 is the start of a stage.
+        ConfigError if there is no such stage.
         """
 
         def columns(connection: sqlite3.Connection) -> Columns:
@@ -160,23 +167,23 @@ class Run(Generic[Frame]):
         return self._table(columns)
 
     def results(self) -> Frame:
-        """Stages: method, rounds, why and after how many seconds each ended, and its closing figures."""
+        """A row for each stage: its method, rounds, why and after how many seconds it ended, and its closing figures."""
         return self._table(run_tables.results)
 
     def user_results(self) -> Frame:
-        """What users judged of the models that each stage left them, of the stages and users that have such figures."""
+        """The users' own judgement of their models, for the stages and users with such figures."""
         return self._table(run_tables.user_results)
 
     def members(self) -> Frame:
-        """Users in member order: their known clusters, and the hosts that brought them."""
+        """Users in member order, with their known clusters and their hosts."""
         return self._table(run_tables.members)
 
     def memberships(self) -> Frame:
-        """The clusters that were found, user by user, in each round in which any of them changed."""
+        """The clusters found, user by user, in each round in which one changed."""
         return self._table(run_tables.memberships)
 
     def events(self) -> Frame:
-        """What has happened: who came and went, warnings, resumes, the end."""
+        """The events: joins, losses, warnings, resumes, the end."""
         return self._table(run_tables.events)
 
     def _table(self, columns: Callable[[sqlite3.Connection], Columns]) -> Frame:
@@ -188,7 +195,7 @@ class Run(Generic[Frame]):
 
     @property
     def models(self) -> dict[str, Array]:
-        """Each user's final model (d,). ConfigError while there is none, and where models stay with their users."""
+        """Each user's final model (d,). ConfigError if there is none yet, or models stay with their users."""
         return self.models_of(self._final())
 
     def models_of(self, stage: str) -> dict[str, Array]:
@@ -200,9 +207,26 @@ class Run(Generic[Frame]):
         """Each user's cluster in the final stage, numbered by first member; None for a method without clusters."""
         return self._after(self._final()).clusters()
 
+    def coefficients(self, stage: str | None = None, **asked: Any) -> Frame:
+        """Coefficients in natural units, a row for each model and coefficient: `model` (user, cluster, everyone), `name`, `cluster`,
+        `coefficient`, `estimate`, `standard_error`, `low`, `high`, `n_rows`.
+
+        `asked` are fields of `coterie_deploy.read.coefficients.Asked`: users, cluster, level (0.95), errors ("classical" or "robust").
+        Standard errors are missing in runs without `inference: true`. ConfigError for an unknown stage, user or cluster.
+        """
+        from coterie_deploy.read.coefficients import asked_for  # noqa: PLC0415 - only here
+
+        return self._frame(self.coefficient_table(stage, asked_for(asked)).columns())
+
+    def coefficient_table(self, stage: str | None = None, asked: Asked | None = None) -> CoefficientTable:
+        """As `coefficients`, with the notes and the variance components. ConfigError likewise."""
+        from coterie_deploy.read.coefficients import Asked, coefficients  # noqa: PLC0415 - only here
+
+        return coefficients(self.experiment, self._after(stage or self._final()), self._members(), asked or Asked())
+
     @property
     def shared(self) -> Mapping[str, NDArray[Any]]:
-        """What users share in the final stage, by name: tensors of a network, or a representation; empty for other methods."""
+        """Shared arrays of the final stage by name: tensors of a network, or a representation. Empty for other methods."""
         return self._after(self._final()).shared
 
     def networks(
@@ -210,22 +234,33 @@ class Run(Generic[Frame]):
     ) -> dict[str, dict[str, NDArray[Any]]]:
         """All tensors of users' networks, shared and private, by name.
 
-        `state` is the state folder of hosts that were not launched with the run. ConfigError when they are not there.
+        `state` is the state folder of hosts that were started apart from the run. ConfigError if the tensors are not there.
         """
         return models_of(finished_run(self._folder()), None if state is None else Path(state), users)
 
-    def predict(self, user: str, rows: Any, stage: str | None = None) -> NDArray[Any]:
-        """(m,) what a user's model says of new rows: the class, or the value of a regression.
+    def predict(
+        self, user: str | None, rows: Any, stage: str | None = None, *, cluster: str | None = None, global_: bool = False
+    ) -> NDArray[Any]:
+        """(m,) predictions for new rows: the class, or the value of a regression.
 
-        `rows` is a frame with columns of the features' names, or of the table that they are made of, or an array (m, ...) of features in
-        their order, as they are in the data. A missing cell (NaN) gets what it got in training, where the run filled in any.
-        ConfigError for an unknown user and for rows that do not fit.
+        The model is the user's. For users that the run has not seen, `user` is None, and it is that of a `cluster`, or with `global_`
+        everyone's; as in `coterie predict`, the final stage's or that of its reference.
+
+        `rows` is a frame with columns of the features or of the data's table, or an array (m, ...) of features in their order, as they are
+        in the data. Missing cells (NaN) are filled as in training, if the run fills them. ConfigError for an unknown user and wrong rows.
         """
-        if self.experiment.model is not None:
-            from coterie_deploy.read.predict import predictions  # noqa: PLC0415 - for networks alone
+        from coterie_deploy.read.shared_models import Whose, shared_model  # noqa: PLC0415 - only here
 
-            return predictions(self._folder(), user, np.asarray(rows))
+        whose = Whose(user, cluster, global_, stage)
+        if self.experiment.model is not None:
+            from coterie_deploy.read.predict import predictions, user_of  # noqa: PLC0415 - for networks alone
+
+            return predictions(self._folder(), user_of(whose), np.asarray(rows))
         check_predicts(self.experiment)
+        if user is None:
+            found = shared_model(self.experiment, self._members(), whose, self._final(), self.stages, self._after)
+            features = self._features(found.stage, rows, found.x.size)
+            return predictions_of(self.experiment, scores(self.experiment, found.stage, found.x, features))
         models = self._after(stage or self._final())
         if self.folder is not None:
             models = with_kept(models, self.folder, None, user)
@@ -257,10 +292,16 @@ class Run(Generic[Frame]):
 
     @property
     def _has_made_features(self) -> bool:
-        """Whether features are other things than columns: levels, indicators, terms."""
+        """Whether features are made of columns: levels, indicators, terms."""
         data = self.experiment.data
         makes = any(kind == "category" or isinstance(kind, Levels) for kind in getattr(data, "columns", {}).values())
         return makes or getattr(data, "formula", None) is not None or getattr(data, "missing", "refuse") == "indicator"
+
+    def _members(self) -> Members:
+        from coterie_deploy.read.coefficients import members_of  # noqa: PLC0415 - only here
+
+        with self._open() as connection:
+            return members_of(connection)
 
     def _final(self) -> str:
         final = self.final_stage
@@ -270,7 +311,7 @@ class Run(Generic[Frame]):
 
     def _after(self, stage: str) -> StageModels:
         if stage not in self.stages:
-            raise ConfigError(f"the run has no stage {stage!r}, want one of {', '.join(self.stages) or 'none yet'}")
+            raise summary.unknown_stage(stage, self.stages)
         return self._stage(stage)
 
     def _folder(self) -> Path:
@@ -284,9 +325,9 @@ def load_run(path: str | os.PathLike[str], *, frames: Literal["pandas"] = "panda
 @overload
 def load_run(path: str | os.PathLike[str], *, frames: Literal["polars"]) -> Run[pl.DataFrame]: ...
 def load_run(path: str | os.PathLike[str], *, frames: Library = "pandas") -> Run[Any]:
-    """The run in a run folder, finished or under way, with data frames of pandas or polars (the extra `frames`).
+    """Opens a run folder, of a run that has finished or is under way. Tables are data frames of pandas or polars (the extra `frames`).
 
-    ConfigError when it is no run folder, or the library is not installed.
+    ConfigError if it is no run folder, or the library is not installed.
     """
     folder, frame = Path(path), maker_of(frames)
 
@@ -294,14 +335,13 @@ def load_run(path: str | os.PathLike[str], *, frames: Library = "pandas") -> Run
         return read_run(folder)
 
     with opened():
-        pass  # or there is no run
+        pass  # raises an error if there is no run
     return Run(folder, frozen_in(folder), opened, lambda stage: stage_models(folder, stage), frame)
 
 
 def run_in_memory(
     opened: Callable[[], AbstractContextManager[sqlite3.Connection]], stage: Callable[[str], StageModels], frames: Library
 ) -> Run[Any]:
-    """The same of a run that has left no folder."""
     with opened() as connection:
         experiment = experiment_from(json.loads(summary.facts(connection)["experiment"]))
     return Run(None, experiment, opened, stage, maker_of(frames))

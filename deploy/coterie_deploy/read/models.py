@@ -1,13 +1,11 @@
-"""The models that a run has left: of each stage, and of users together with what their hosts keep; and what they say of new rows.
+"""The models of a run: those of each stage, those that stay with users' hosts, and their predictions for new rows.
 
-`coterie models` writes networks as safetensors, a file for each user, beside the configuration that builds them again.
+`coterie models` writes networks as safetensors, one file for each user, and the configuration that builds them again.
 """
 
-from __future__ import annotations
-
-import importlib.util
 import itertools
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,13 +18,14 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, RunError
 from coterie.experiment.config import Experiment, experiment_to_json
 from coterie.experiment.model import TensorInfo, X, convex_tensors, from_json
+from coterie.extras import needed
 from coterie.record.snapshot import SnapshotFile
 from coterie.text.names import natural_key, normal, unknown_user
 from coterie_client.interface.half import client_half
 from coterie_deploy.read.shipped import HOSTS, frozen_in
 from coterie_server.record import summary
 from coterie_server.record.rundb import read_run
-from coterie_server.run.coordinator import SHARED
+from coterie_server.run.coordinator import MOMENTS, SHARED
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,14 @@ class StageModels:
 
     stage: str
     users: tuple[str, ...]
-    models: Array | None  # (n, d), None where they have stayed with their users
+    models: Array | None  # (n, d), None if they stay with their users
     labels: Indices | None = None  # (n,) cluster of each user, numbered by first member
     mean: Array | None = None  # (p,)
     scale: Array | None = None  # (p,)
     columns: tuple[str, ...] = ()  # the names of the p features, in order; empty where the data named none
     shared: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # the shared tensors of a network, or a representation
     fill: Array | None = None  # (p,) what missing cells get, where the run fills them
+    moments: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # fields of `coterie.families.inference.Moments`, if measured
 
     def by_user(self) -> dict[str, Array]:
         """Each user's model (d,). ConfigError when the models have stayed with their users."""
@@ -50,7 +50,6 @@ class StageModels:
         return dict(zip(self.users, self.models, strict=True))
 
     def clusters(self) -> dict[str, int] | None:
-        """Each user's cluster; None for a method without clusters."""
         return None if self.labels is None else dict(zip(self.users, self.labels.tolist(), strict=True))
 
     def model_of(self, user: str) -> Array:
@@ -62,22 +61,16 @@ class StageModels:
 
 
 def stage_models(folder: Path, stage: str) -> StageModels:
-    """What a stage has left in a run folder. ConfigError when it has left nothing (yet)."""
+    """The models of a stage in a run folder. ConfigError if there are none (yet)."""
     path = folder / "models" / f"{stage}.npz"
     if not path.is_file():
         raise ConfigError(f"stage {stage!r} has left no models in {folder}")
     with np.load(path) as arrays:
-        return StageModels(
-            stage,
-            tuple(str(user) for user in arrays["users"]),
-            arrays.get("x"),
-            arrays.get("labels"),
-            arrays.get("mean"),
-            arrays.get("scale"),
-            tuple(str(column) for column in arrays["features"]),
-            {key.removeprefix(f"{SHARED}/"): arrays[key] for key in arrays.files if key.startswith(f"{SHARED}/")},
-            arrays.get("fill"),
-        )
+        users, columns = (tuple(map(str, arrays[name])) for name in ("users", "features"))
+        shared = {key.removeprefix(f"{SHARED}/"): arrays[key] for key in arrays.files if key.startswith(f"{SHARED}/")}
+        moments = {key.removeprefix(f"{MOMENTS}/"): arrays[key] for key in arrays.files if key.startswith(f"{MOMENTS}/")}
+        models, labels, mean, scale, fill = (arrays.get(name) for name in ("x", "labels", "mean", "scale", "fill"))
+    return StageModels(stage, users, models, labels, mean, scale, columns, shared, fill, moments)
 
 
 def check_predicts(experiment: Experiment) -> None:
@@ -87,28 +80,41 @@ def check_predicts(experiment: Experiment) -> None:
 
 
 def predicted(experiment: Experiment, models: StageModels, user: str, features: Array) -> Array:
-    """(m,) what a user's linear model says of rows (m, p) as they are in the data: -1 or 1 of a classifier, else the value."""
-    from coterie_client.problems.resolve import resolve_row_loss  # noqa: PLC0415 - a machine that only coordinates has no losses
+    """(m,) predictions of a user's linear model for rows (m, p) as they are in the data: -1 or 1 of a classifier, else the value."""
+    return predictions_of(experiment, scores(experiment, models, models.model_of(user), features))
 
+
+def predictions_of(experiment: Experiment, found: Array) -> Array:
+    """(m,) of scores (m,): labels, expected counts, or values in the units of the data."""
+    from coterie_client.problems.losses import resolve_row_loss  # noqa: PLC0415 - a machine that only coordinates has no losses
+
+    values = resolve_row_loss(experiment.problem).predict(found)
+    centre, unit = experiment.data.target_scale or (0.0, 1.0)
+    return values if experiment.data.target_scale is None else centre + unit * values
+
+
+def scores(experiment: Experiment, models: StageModels, x: Array, features: Array) -> Array:
+    """(m,) what a linear model x (d,) of a stage gives rows (m, p) as they are in the data, before the loss makes a prediction of it."""
     if models.fill is not None:
         features = np.where(np.isnan(features), models.fill, features)
     if models.mean is not None and models.scale is not None:
         features = (features - models.mean) / models.scale
     if experiment.problem.has_intercept:
         features = np.column_stack([features, np.full(len(features), -1.0)])
-    return resolve_row_loss(experiment.problem).predict((features * models.model_of(user)).sum(axis=1))
+    found: Array = (features * x).sum(axis=1)
+    return found
 
 
 Tensors = dict[str, NDArray[Any]]
 
 _SNAPSHOT = ".snapshot"
-_LONGEST = 200  # of a file's name, without its ending
+_FILE_NAME = re.compile(r"(?!\.)[A-Za-z0-9._ -]{0,200}")  # without its ending
 MODEL_FILE = "model.json"
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run of users who share something, tensors of a model or a linear representation, or have networks of their own."""
+    """A finished run whose users share tensors of a model or a linear representation, or have networks of their own."""
 
     folder: Path
     run_id: str
@@ -117,11 +123,11 @@ class FinishedRun:
     last_seq: int  # of its exchanges: all hosts take part in it
     tensors: tuple[TensorInfo, ...]  # of the whole model, empty where a representation is shared
     shared: Tensors
-    constants: Mapping[str, Array]  # of its features: "mean", "scale" and "fill", as far as it had any
+    constants: Mapping[str, Array]  # of its features: those of "mean", "scale" and "fill" that it has
 
 
 def finished_run(folder: Path) -> FinishedRun:
-    """Reads a run folder. ConfigError when it is none, has not finished, or has neither shared anything nor trained networks."""
+    """Reads a run folder. ConfigError if its run has not finished, or neither shared anything nor trained networks."""
     experiment = frozen_in(folder)
     with read_run(folder) as connection:
         facts = summary.facts(connection)
@@ -130,33 +136,26 @@ def finished_run(folder: Path) -> FinishedRun:
     if stage is None or facts.get("status") != "finished":
         raise ConfigError(f"the run in {folder} has not finished, so it has no models yet")
     models = stage_models(folder, stage)
-    shared, constants = dict(models.shared), {"mean": models.mean, "scale": models.scale, "fill": models.fill}
+    shared, found = dict(models.shared), {"mean": models.mean, "scale": models.scale, "fill": models.fill}
+    constants = {name: values for name, values in found.items() if values is not None}
     if not shared and experiment.model is None:
         raise ConfigError(f"the run in {folder} of method {experiment.method.name!r} has shared no representation and no network")
     tensors = from_json(facts["model"]) if "model" in facts else convex_tensors(shared[X].shape[-1]) if X in shared else ()
-    return FinishedRun(
-        folder,
-        facts["run_id"],
-        stage,
-        experiment,
-        last_seq,
-        tensors,
-        shared,
-        {name: found for name, found in constants.items() if found is not None},
-    )
+    return FinishedRun(folder, facts["run_id"], stage, experiment, last_seq, tensors, shared, constants)
 
 
 def models_of(run: FinishedRun, state: Path | None, users: Sequence[str] | None = None) -> dict[str, Tensors]:
     """All tensors of each user (None: of all that are found), in natural order of names.
 
-    `state` is the state folder of hosts that were not launched with the run; by default the run folder's own hosts are looked at.
-    Raises ConfigError when a user's private tensors are not there, and RunError when they may be in a snapshot that cannot be read.
+    `state` is the state folder of hosts that were not launched with the run; the default is the run folder's own hosts.
+    Raises ConfigError if a user's private tensors are missing, and RunError if they may be in a snapshot that cannot be read.
     """
     found: dict[str, Tensors] = {}
     unreadable: RunError | None = None
-    for store in _stores(run.folder / HOSTS if state is None else state):
+    where = run.folder / HOSTS if state is None else state
+    for path in sorted(where.rglob(f"*{_SNAPSHOT}")) if where.is_dir() else ():
         try:
-            tree = store.load()
+            tree = SnapshotFile(path.parent, path.name.removesuffix(_SNAPSHOT)).load()
         except RunError as error:  # perhaps of another run: a state folder may be that of many
             unreadable = unreadable or error
             continue
@@ -166,7 +165,6 @@ def models_of(run: FinishedRun, state: Path | None, users: Sequence[str] | None 
     if unreadable is not None and (not found or unknown is not None):
         raise unreadable
     if not found:
-        where = run.folder / HOSTS if state is None else state
         raise ConfigError(f"no host of the run has left its state in {where}, want the folder that its clients were given with --state")
     if unknown is not None:
         raise unknown_user(unknown, list(found))
@@ -174,7 +172,7 @@ def models_of(run: FinishedRun, state: Path | None, users: Sequence[str] | None 
 
 
 def with_kept(models: StageModels, folder: Path, state: Path | None, user: str) -> StageModels:
-    """What a stage has left, with the convex model that has stayed with this user. ConfigError where none has."""
+    """The models of a stage, with the convex model that stays with this user. ConfigError if there is none."""
     if models.models is not None or X not in models.shared:
         return models
     run = finished_run(folder)
@@ -183,21 +181,9 @@ def with_kept(models: StageModels, folder: Path, state: Path | None, user: str) 
     return replace(models, users=(user,), models=models_of(run, state, [user])[user][X][None])
 
 
-def _check_writes_safetensors() -> None:
-    if importlib.util.find_spec("safetensors") is None:
-        raise ConfigError("users' networks need safetensors, which is not installed: install the extra, pip install 'coterie[torch]'")
-
-
-def _stores(folder: Path) -> list[SnapshotFile]:
-    paths = sorted(folder.rglob(f"*{_SNAPSHOT}")) if folder.is_dir() else []
-    return [SnapshotFile(path.parent, path.name.removesuffix(_SNAPSHOT)) for path in paths]
-
-
 def _models_in(run: FinishedRun, tree: Mapping[str, Any]) -> dict[str, Tensors]:
     if tree["last_seq"] < run.last_seq:
-        raise ConfigError(
-            f"the state of user {tree['users'][0]!r} is from before the end of the run: its host has not written down the last"
-        )
+        raise ConfigError(f"the state of user {tree['users'][0]!r} is from before the end of the run: its host has not saved the last one")
     models = {}
     for room, state in tree["states"].items():
         _, half = client_half(room) or ("", None)
@@ -211,8 +197,8 @@ def _models_in(run: FinishedRun, tree: Mapping[str, Any]) -> dict[str, Tensors]:
 
 def export(folder: Path, output: Path, state: Path | None, users: Sequence[str] | None) -> list[Path]:
     """Writes USER.safetensors for each user and the configuration of the network; the files. Raises ConfigError."""
-    _check_writes_safetensors()
-    from safetensors.numpy import save_file  # noqa: PLC0415 - an extra, which only this needs
+    needed("safetensors", "torch", "users' networks need safetensors")
+    from safetensors.numpy import save_file  # noqa: PLC0415 - an extra
 
     run = finished_run(folder)
     if run.experiment.model is None:
@@ -234,11 +220,7 @@ def export(folder: Path, output: Path, state: Path | None, users: Sequence[str] 
 
 
 def _file_names(users: Iterable[str]) -> list[str]:
-    """The users' names where they can be those of files; else "user-" and the next number that is no other's name."""
-    taken = {user for user in users if _is_file_name(user)}
+    """The users' names if they can be file names; else "user-" and the next number that is free."""
+    taken = {user for user in users if _FILE_NAME.fullmatch(user)}
     free = (name for number in itertools.count(1) if (name := f"user-{number}") not in taken)
     return [user if user in taken else next(free) for user in users]
-
-
-def _is_file_name(user: str) -> bool:
-    return user.isascii() and all(c.isalnum() or c in "._- " for c in user) and not user.startswith(".") and len(user) <= _LONGEST

@@ -1,73 +1,115 @@
-"""`coterie predict`: the model of one user, applied to the rows of a table, or of a network also to those of an archive."""
+"""`coterie predict`: one user's model, applied to the rows of a table or, for networks, of an archive."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.arrays import Array
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment
 from coterie.experiment.data import NpzData
+from coterie.text.names import normal, unknown_user
 from coterie_client.data.archive import Archive
 from coterie_client.data.new_rows import read_new_rows
 from coterie_client.data.paths import one_file
 from coterie_client.data.tables.features import as_rows
 from coterie_client.hosting.build import build_network
-from coterie_client.problems.resolve import resolve_row_loss
+from coterie_client.problems.losses import resolve_row_loss
+from coterie_deploy.read.coefficients import members_of
 from coterie_deploy.read.models import (
     FinishedRun,
+    StageModels,
     Tensors,
     check_predicts,
     finished_run,
     models_of,
-    predicted,
+    predictions_of,
+    scores,
     stage_models,
     with_kept,
 )
+from coterie_deploy.read.shared_models import Whose, shared_model
 from coterie_deploy.read.shipped import frozen_in
-from coterie_deploy.read.tabular import write_table
+from coterie_deploy.read.tabular import csv_text, write_text
 from coterie_server.record import summary
 from coterie_server.record.rundb import read_run
 
-ROW, PREDICTION = "row", "prediction"
-_Columns = tuple[list[str], list[list[str]], list[str]]  # the header and the cells of a table, and what is predicted for its rows
+ROW, MODEL, PROBABILITY, PREDICTION = "row", "model", "probability", "prediction"
+
+_Table = tuple[list[str], list[list[str]]]  # header and rows
 
 
-def predict(folder: Path, user: str, table: Path, stage: str | None, out: Path | None, stdout: IO[str], state: Path | None = None) -> None:
-    """Writes the table with a column "prediction": a class, the label -1 or 1, or a value; of an archive, beside the row's number.
+def predict(folder: Path, whose: Whose, table: Path, out: Path | None, stdout: IO[str], state: Path | None = None) -> None:
+    """Writes the table with the columns "model" and "prediction": a class, the label -1 or 1, or a value. Rows of an archive are numbered.
 
-    `state` is where a host elsewhere has left what a user keeps to itself. Raises ConfigError.
+    For loss logistic there is also a column "probability", that of the label 1; the prediction of loss poisson is the expected count.
+    `state`: the state folder of a host elsewhere, with the user's private tensors. Raises ConfigError.
     """
     experiment = frozen_in(folder)
     if experiment.model is None:
-        header, rows, said = _by_linear_model(experiment, folder, user, table, stage, state)
+        header, rows = _by_linear_model(experiment, folder, whose, table, state)
     else:
-        header, rows, said = _by_network(folder, user, table, state)
-    write_table(out, stdout, [*header, PREDICTION], [[*cells, value] for cells, value in zip(rows, said, strict=True)])
+        header, rows = _by_network(folder, user_of(whose), table, state)
+    text = csv_text(header, rows)
+    if out is None:
+        stdout.write(text)
+    else:
+        write_text(out, text)
 
 
-def _by_linear_model(experiment: Experiment, folder: Path, user: str, table: Path, stage: str | None, state: Path | None) -> _Columns:
+def _by_linear_model(experiment: Experiment, folder: Path, whose: Whose, table: Path, state: Path | None) -> _Table:
     check_predicts(experiment)
-    with read_run(folder) as connection:
-        name = summary.facts(connection).get("final_stage") if stage is None else summary.stage_named(connection, stage).name
-    if name is None:
-        raise ConfigError(f"the run in {folder} has not finished, so it has no models yet")
-    models = with_kept(stage_models(folder, name), folder, state, user)
-    wanted = models.model_of(user).size - experiment.problem.has_intercept
+    models, x, name = _linear_model(experiment, folder, whose, state)
+    wanted = x.size - experiment.problem.has_intercept
     rows = read_new_rows(experiment.data, table, models.columns)
+    is_logistic = experiment.problem.loss == "logistic"
+    header = [*rows.header, MODEL, *([PROBABILITY] if is_logistic else []), PREDICTION]
     if not rows.cells:
-        return list(rows.header), [], []
+        return header, []
     if rows.features.shape[1] != wanted:
         raise ConfigError(f"{table} has {rows.features.shape[1]} numeric columns for features, the model wants {wanted}")
     is_classifier = resolve_row_loss(experiment.problem).is_classifier
-    values = predicted(experiment, models, user, rows.features)
-    return list(rows.header), rows.cells, [f"{value:g}" if is_classifier else repr(float(value)) for value in values]
+    found = scores(experiment, models, x, rows.features)
+    said = [f"{value:g}" if is_classifier else repr(float(value)) for value in predictions_of(experiment, found)]
+    odds = [[repr(float(chance))] if is_logistic else [] for chance in 0.5 * (1.0 + np.tanh(found / 2))]
+    return header, [[*cells, name, *chance, value] for cells, chance, value in zip(rows.cells, odds, said, strict=True)]
 
 
-def _by_network(folder: Path, user: str, table: Path, state: Path | None) -> _Columns:
+def _linear_model(experiment: Experiment, folder: Path, whose: Whose, state: Path | None) -> tuple[StageModels, Array, str]:
+    """The stage, the model x (d,), and whose it is."""
+    with read_run(folder) as connection:
+        final, members = summary.facts(connection).get("final_stage"), members_of(connection)
+        listed = [stage.name for stage in summary.stages(connection)]
+        stage = final if whose.stage is None else summary.stage_named(connection, whose.stage).name
+    if stage is None:
+        raise ConfigError(f"the run in {folder} has not finished, so it has no models yet")
+    if whose.user is not None:
+        if normal(whose.user) not in members.names:
+            raise not_seen(whose.user, members.names)
+        models = with_kept(stage_models(folder, stage), folder, state, whose.user)
+        return models, models.model_of(whose.user), f"user {normal(whose.user)}"
+    found = shared_model(experiment, members, whose, stage, listed, partial(stage_models, folder))
+    return found.stage, found.x, found.whose
+
+
+def user_of(whose: Whose) -> str:
+    """The user whose network predicts. ConfigError for a cluster, or everyone."""
+    if whose.user is None:
+        raise ConfigError("networks predict for their own users alone, want a user's: see coterie adapt for new users")
+    return whose.user
+
+
+def not_seen(user: str, names: Sequence[str]) -> ConfigError:
+    """The error for a user whom the run does not know."""
+    known = str(unknown_user(user, names)).replace("is not in the data", "is not in the run")
+    return ConfigError(f"{known}, or for a user that the run has not seen --cluster CLUSTER or --global")
+
+
+def _by_network(folder: Path, user: str, table: Path, state: Path | None) -> _Table:
     run = finished_run(folder)
     tensors = models_of(run, state, [user])[user]
     if table.suffix == ".npz":
@@ -77,11 +119,11 @@ def _by_network(folder: Path, user: str, table: Path, state: Path | None) -> _Co
         read = read_new_rows(run.experiment.data, table, getattr(run.experiment.data, "feature_columns", None) or ())
         header, rows, features = list(read.header), read.cells, read.features
     said = _said(run.experiment, _outputs(run, tensors, features, f"rows of {table}")) if len(features) else []
-    return header, rows, said
+    return [*header, MODEL, PREDICTION], [[*cells, f"user {user}", value] for cells, value in zip(rows, said, strict=True)]
 
 
 def predictions(folder: Path, user: str, features: NDArray[Any], state: Path | None = None) -> NDArray[Any]:
-    """(m,) what a user's network says of rows (m, ...): the class, or the value of a regression. Raises ConfigError."""
+    """(m,) predictions of a user's network for rows (m, ...): the class, or the value of a regression. Raises ConfigError."""
     run = finished_run(folder)
     outputs = _outputs(run, models_of(run, state, [user])[user], features, "rows")
     return outputs[:, 0].astype(np.float64) if run.experiment.problem.loss == "least_squares" else outputs.argmax(axis=1)
@@ -96,7 +138,7 @@ def _outputs(run: FinishedRun, tensors: Tensors, features: NDArray[Any], what: s
 
 
 def _archived(experiment: Experiment, path: Path) -> NDArray[Any]:
-    """The features of an archive, called and read as those of the run."""
+    """The features of an archive, with the array's name and the way of reading that the run has."""
     data = experiment.data
     name, read_as, channels = (data.features, data.read_as, data.channels) if isinstance(data, NpzData) else ("features", None, None)
     return as_rows(Archive(one_file(str(path), None)).read(name), f"array {name!r} of {path}", read_as, channels)

@@ -1,8 +1,7 @@
-"""What is said about a run, at its end and by `coterie show`, from its folder alone."""
-
-from __future__ import annotations
+"""The report of a run in a terminal, at its end and by `coterie show`, from its folder alone."""
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,18 +9,16 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, load_experiment
+from coterie.families.evaluation import COMMON, OWN
 from coterie.registry import method
 from coterie_deploy.read.cautions import cautions_of, events_of, shortfalls_of
-from coterie_deploy.read.held_out import held_out_sentence
-from coterie_deploy.read.ledger_page import SHORT_NOTES, traffic_table
+from coterie_deploy.read.ledger_page import SHORT_NOTES, traffic_left_out, traffic_table
+from coterie_deploy.read.sentences import held_out_sentence, steps_said
 from coterie_deploy.read.shipped import FROZEN
-from coterie_deploy.read.steps import steps_said
-from coterie_deploy.terminal.printable import printable
-from coterie_deploy.terminal.tables import count, counted, duration, figure, is_narrow, is_tiny, table
+from coterie_deploy.terminal.tables import count, counted, duration, figure, is_narrow, is_tiny, say, say_left_out, table_of
 from coterie_server.interface.stages import Stage
 from coterie_server.record import summary
 from coterie_server.record.rundb import read_run
@@ -35,7 +32,7 @@ _ENDS = {"residuals": "residual", "objective": "gap", "converged": "converged", 
 
 @dataclass(frozen=True)
 class Report:
-    """What a run folder says."""
+    """The content of a run folder."""
 
     folder: Path
     experiment: Experiment
@@ -48,27 +45,44 @@ class Report:
     short: Mapping[str, None]  # stages that ended too early
     cautions: Sequence[str]
     events: Sequence[str]
-    is_at_work: bool  # whether somebody is
+    is_at_work: bool  # whether a coordinator is running
 
     @property
     def final(self) -> StageSummary | None:
-        """The stage whose models are the result."""
         return next((stage for stage in self.stages if stage.name == self.facts.get("final_stage")), None)
 
     @functools.cached_property
     def plan(self) -> Mapping[str, Stage]:
-        """The stages that the experiment has, by name."""
         return {stage.name: stage for stage in stages_of(self.experiment)}
 
     def is_refit(self, stage: StageSummary) -> bool:
-        """Whether it gives models to clusters that another stage has found."""
+        """Whether the stage fits models to the clusters of another stage."""
         return stage.name in self.plan and bool(self.plan[stage.name].refits)
 
     @property
+    def main(self) -> StageSummary | None:
+        """The stage that is the result, or the latest one."""
+        return self.final or (self.stages[-1] if self.stages else None)
+
+    @property
+    def own(self) -> StageSummary | None:
+        """The stage in which the experiment's method worked: the result, or what the result refits; or else the latest one."""
+        return own_stage(self.stages, self.main, self.experiment)
+
+    @property
     def best_refit(self) -> StageSummary | None:
-        """Of the models for found clusters, those that held-out rows like best."""
+        """The refit with the smallest held-out loss."""
         judged = [stage for stage in self.stages if self.is_refit(stage) and "heldout_loss" in stage.results]
         return min(judged, key=lambda stage: stage.results["heldout_loss"], default=None)
+
+
+def own_stage(stages: Sequence[StageSummary], main: StageSummary | None, experiment: Experiment) -> StageSummary | None:
+    """Of the stages of a run, `main`, or, if another method made it, the stage of the experiment's method whose clusters it refits."""
+    own = {stage.name: stage for stage in stages if stage.method == experiment.method.name}
+    if main is None or main.name in own or not own:
+        return main
+    refitted = next((stage.refits for stage in stages_of(experiment) if stage.name == main.name), "")
+    return own.get(refitted, list(own.values())[-1])
 
 
 def report_of(folder: Path) -> Report:
@@ -95,58 +109,53 @@ def report_of(folder: Path) -> Report:
 def print_report(folder: Path, console: Console) -> None:
     """Users, hosts, rounds, clusters, held-out figures of stages, traffic beside its closed form, the result, and where everything is."""
     report, narrow = report_of(folder), is_narrow(console)
-    state = f"{report.facts.get('name', folder.name)} {report.facts.get('status', '')}: {extent(report)}"
-    console.print(Text(printable(state), style="bold"))
+    say(console, f"{report.facts.get('name', folder.name)} {report.facts.get('status', '')}: {extent(report)}", style="bold")
     console.print()
     shown = chosen_stages(report)
     console.print(stage_table(report, shown, narrow=narrow))
     if len(shown) < len(report.stages):
         print(f"all {len(report.stages)} stages: coterie show {folder}", file=console.file)  # not by the console, which would wrap it
-    if sentence := held_out_sentence(report.experiment.data):
-        console.print(Text(sentence, style="dim"))
-    print_cautions(report, console)
+    say(console, held_out_sentence(report.experiment.data), style="dim")
+    say(console, *report.cautions, style="yellow")
     console.print()
+    if _print_figures(report, console):
+        console.print()
     console.print(traffic_table("Traffic by step", report.traffic, narrow=narrow, tiny=is_tiny(console)))
-    console.print(Text(SHORT_NOTES, style="dim"))
-    console.print(Text(steps_said((row.step for row in report.traffic), report.facts, paper=True), style="dim"))
-    if sentence := rounds_sentence(report.final):
-        console.print(Text(sentence, style="dim"))
-    if report.n_repeated_bytes:
-        console.print(Text("Some traffic was repeated: coterie ledger shows it apart.", style="dim"))
+    say_left_out(console, traffic_left_out(report.traffic, narrow=narrow, tiny=is_tiny(console)))
+    steps = steps_said((row.step for row in report.traffic), report.facts, paper=True)
+    repeated = "Some traffic was repeated: coterie ledger lists it separately." if report.n_repeated_bytes else ""
+    say(console, SHORT_NOTES, steps, averages_sentence(report.final), repeated, style="dim")
     console.print()
-    print_result(report, console)
-    print(f"run folder: {folder}", file=console.file)
+    _print_folder(report, console)
 
 
 def print_result(report: Report, console: Console) -> None:
-    """How well the result does, and, of networks, what users judge."""
-    if sentence := result_sentence(report):
-        console.print(Text(sentence, style="bold"))
-    for sentence in (*judgement_sentences(report), rho_sentence(report)):
-        if sentence:
-            console.print(Text(sentence))
+    """How well the result does, what users judge of their networks, and where the run is."""
+    _print_figures(report, console)
+    _print_folder(report, console)
 
 
-def print_cautions(report: Report, console: Console) -> None:
-    """The warnings, if any."""
-    for caution in report.cautions:
-        console.print(Text(caution, style="yellow"))
+def _print_figures(report: Report, console: Console) -> bool:
+    """Whether there are any."""
+    result, others = result_sentence(report), [*judgement_sentences(report), adapted_sentence(report)]
+    say(console, result, style="bold")
+    say(console, *others)
+    return any((result, *others))
 
 
-def rounds_sentence(final: StageSummary | None) -> str:
-    """How often was averaged, beside what is expected of the coins; empty for methods without."""
-    results = {} if final is None else final.results
-    scopes = (("between clusters", "between_rounds"), ("inside clusters", "within_rounds"), ("for a new anchor", "anchor_rounds"))
-    parts = [
-        f"{words} {count(results[key])} (expected {count(results[f'{key}_expected'])})"
-        for words, key in scopes
-        if key in results and f"{key}_expected" in results
-    ]
-    return f"rounds of averages: {', '.join(parts)}" if parts else ""
+def _print_folder(report: Report, console: Console) -> None:
+    print(f"run folder: {report.folder}", file=console.file)
+
+
+def averages_sentence(final: StageSummary | None) -> str:
+    """How often the method averaged, and how often its coins are expected to make it average; "" for methods without such figures."""
+    results, averages = ({}, {}) if final is None else (final.results, method(final.method).averages)
+    listed = [(words, results[key], results[f"{key}_expected"]) for key, words in averages.items() if f"{key}_expected" in results]
+    said = ", ".join(f"{words} {count(made)} (expected {count(expected)})" for words, made, expected in listed)
+    return said and f"rounds of averages: {said}"
 
 
 def headline(report: Report) -> str:
-    """The extent of a run, or that it has none yet."""
     if report.hosts:
         return extent(report)
     noun = report.experiment.federation.noun
@@ -157,11 +166,8 @@ def extent(report: Report) -> str:
     """Users, hosts or aggregators, rounds, time, clusters."""
     n_users, final = sum(report.hosts.values()), report.final
     rounds, seconds = sum(stage.rounds for stage in report.stages), sum(stage.seconds for stage in report.stages)
-    parts = [
-        counted(n_users, "user"),
-        counted(len(report.hosts), report.experiment.federation.noun),
-        f"{counted(rounds, 'round')} in {duration(seconds)}",
-    ]
+    parts = [counted(n_users, "user"), counted(len(report.hosts), report.experiment.federation.noun)]
+    parts.append(f"{counted(rounds, 'round')} in {duration(seconds)}")
     finds_none = final is None or is_reference(final) or method(final.method).has_known_clusters
     n_clusters = None if final is None or finds_none else report.clusters[final.name]
     if n_clusters is not None:
@@ -174,10 +180,8 @@ def chosen_stages(report: Report) -> list[StageSummary]:
     final, refit = report.final, report.best_refit
     wanted = {stage.number for stage in report.stages if stage in (final, refit) or is_reference(stage)}
     centre = len(report.stages) if final is None else final.number
-    others = sorted(
-        (stage for stage in report.stages if stage.number not in wanted),
-        key=lambda stage: (report.is_refit(stage), abs(stage.number - centre)),
-    )
+    others = [stage for stage in report.stages if stage.number not in wanted]
+    others.sort(key=lambda stage: (report.is_refit(stage), abs(stage.number - centre)))
     wanted |= {stage.number for stage in others[: max(0, MAX_STAGES - len(wanted))]}
     return [stage for stage in report.stages if stage.number in wanted]
 
@@ -187,34 +191,32 @@ def stage_table(report: Report, stages: Sequence[StageSummary], *, narrow: bool)
     judged = [(stage.results["heldout_loss"], stage.results["heldout_metric"]) for stage in stages if "heldout_metric" in stage.results]
     with_loss = any(abs(metric - 2 * loss) > 1e-9 * abs(metric) for loss, metric in judged)
     with_clusters = any(report.clusters[stage.name] is not None for stage in stages) or not stages
-    rows = []
-    for stage in stages:
-        name = f"{stage.name} *" if stage.name == report.facts.get("final_stage") else stage.name
-        loss = [figure(stage.results.get("heldout_loss"))] if with_loss else []
-        clusters = [count(report.clusters[stage.name])] if with_clusters else []
-        metric = [figure(stage.results.get("heldout_metric"))] if judged else []
-        rows.append([name, ended_by(stage, report), count(stage.rounds), *clusters, *loss, *metric])
-    more = [*(["clusters"] if with_clusters else []), *(["loss"] if with_loss else [])]
-    columns = ["stage", "ended by", "rounds", *more, *([metric_name(report.experiment)] if judged else [])]
+    columns = {
+        "stage": [f"{stage.name} *" if stage.name == report.facts.get("final_stage") else stage.name for stage in stages],
+        "ended by": [ended_by(stage, report) for stage in stages],
+        "rounds": [count(stage.rounds) for stage in stages],
+        "clusters": [count(report.clusters[stage.name]) for stage in stages] if with_clusters else None,
+        "loss": [figure(stage.results.get("heldout_loss")) for stage in stages] if with_loss else None,
+        metric_name(report.experiment): [figure(stage.results.get("heldout_metric")) for stage in stages] if judged else None,
+    }
     title = "Stages (* the result)" + (", judged on held-out rows" if judged else "")
-    return table(title, columns, rows, n_text=2, gap=1 if narrow else 2)
+    return table_of(title, columns, n_text=2, gap=1 if narrow else 2)
 
 
-def rho_of(stage: StageSummary) -> str:
-    """The first and the last rho of a stage of `pdmm`, a dash for others."""
-    first, last = stage.results.get("rho_first"), stage.results.get("rho")
-    if first is None or last is None:
-        return figure(None)
-    return figure(last, 2) if first == last else f"{figure(first, 2)} to {figure(last, 2)}"
+def adapted(stage: StageSummary) -> tuple[float, float] | None:
+    """The first and the last value of the parameter that the method adapted in a stage; None for other methods."""
+    name = method(stage.method).adapts
+    return (stage.results[f"{name}_first"], stage.results[name]) if name and f"{name}_first" in stage.results else None
 
 
-def rho_sentence(report: Report) -> str:
-    """The rho that the first stage of `pdmm` began with, and that with which the last one ended; empty for other methods."""
-    found = [stage for stage in report.stages if "rho_first" in stage.results and "rho" in stage.results]
+def adapted_sentence(report: Report) -> str:
+    """The adapted parameter at the start of the first stage and at the end of the last one; "" for methods without one."""
+    found = [values for stage in report.stages if (values := adapted(stage))]
     if not found:
         return ""
-    first, last = found[0].results["rho_first"], found[-1].results["rho"]
-    return f"rho: {figure(first, 2)}" if first == last else f"rho: {figure(first, 2)} at the start, {figure(last, 2)} at the end"
+    first, last = figure(found[0][0], 2), figure(found[-1][1], 2)
+    name = method(report.experiment.method.name).adapts
+    return f"{name}: {first}" if found[0][0] == found[-1][1] else f"{name}: {first} at the start, {last} at the end"
 
 
 def cluster_rule(report: Report, stage: str) -> str:
@@ -224,7 +226,7 @@ def cluster_rule(report: Report, stage: str) -> str:
 
 
 def is_reference(stage: StageSummary) -> bool:
-    """Whether it is that of a reference, and not what another method makes of it, such as a refit."""
+    """Whether it is a reference, not another use of the same method, such as a refit."""
     return stage.name == stage.method and method(stage.method).is_reference
 
 
@@ -238,7 +240,7 @@ def ended_by(stage: StageSummary, report: Report) -> str:
 
 
 def metric_name(experiment: Experiment) -> str:
-    """What `heldout_metric` is."""
+    """The name of `heldout_metric`."""
     if (known := experiment.problem.metric) != "metric":
         return known.replace("_", " ")
     try:  # a machine that only coordinates has no losses, and no torch
@@ -247,7 +249,7 @@ def metric_name(experiment: Experiment) -> str:
 
             loss = resolve_network_loss(experiment.problem.loss)
             return "metric" if loss.metric is not None else "accuracy" if loss.has_classes else "squared error"
-        from coterie_client.problems.resolve import resolve_row_loss  # noqa: PLC0415
+        from coterie_client.problems.losses import resolve_row_loss  # noqa: PLC0415
 
         return "accuracy" if resolve_row_loss(experiment.problem).is_classifier else "squared error"
     except (ConfigError, ImportError):
@@ -260,34 +262,28 @@ def result_sentence(report: Report) -> str:
     value = {stage.name: figure(stage.results.get("heldout_metric"), 3) for stage in report.stages if "heldout_metric" in stage.results}
     parts = []
     if final is not None and final.name in value and not is_reference(final):
-        whose = "one model for all" if f"global_{report.experiment.problem.metric}" in final.results else "personalized"
+        whose = "one model for all" if f"{COMMON}_{report.experiment.problem.metric}" in final.results else "personalized"
         parts.append(f"{whose} {value[final.name]} ({final.name})")
     if refit is not None and refit is not final and refit.name in value:
         parts.append(f"refitted clusters {value[refit.name]} ({refit.name}, {counted(int(report.clusters[refit.name] or 0), 'cluster')})")
     parts += [f"{name} {value[name]}" for name in sorted(stage.name for stage in report.stages if is_reference(stage)) if name in value]
-    metric = metric_name(report.experiment).replace("squared", "mean squared")
+    metric = metric_name(report.experiment).replace("squared error", "mean squared error")
     return f"held-out {metric}: {', '.join(parts)}" if parts else ""
 
 
-_JUDGED = {  # what users judge, in the order in which it is said
-    "personal": "personal models",
-    "personal_ft_head": "personal models with the head fine-tuned",
-    "personal_ft_all": "personal models with all of it fine-tuned",
-    "global": "the global model",
-    "global_ft_head": "the global model with the head fine-tuned",
-    "global_ft_all": "the global model with all of it fine-tuned",
-}
+_JUDGED = {OWN: "personal models", COMMON: "the global model"}
+_TUNED = {"": "", "_ft_head": " with the head fine-tuned", "_ft_all": " with all of it fine-tuned"}
 
 
 def judgement_sentences(report: Report) -> list[str]:
-    """How well users do who judge their models themselves, before and after fine-tuning; empty for other methods."""
+    """The users' own judgement of their models, before and after fine-tuning; empty for methods that do not ask for it."""
     results = {} if report.final is None else report.final.results
     metric, said = report.experiment.problem.metric, []
-    for key, words in _JUDGED.items():
-        if (name := f"{key}_{metric}") in results:
-            whose = words if report.experiment.model is not None else words.replace(" with the head", "").replace(" with all of it", "")
+    for (whose, words), (mode, how) in itertools.product(_JUDGED.items(), _TUNED.items()):
+        if (name := f"{whose}{mode}_{metric}") in results:
+            tuned = how if report.experiment.model is not None else how and " fine-tuned"
             low, middle, high = (figure(results[f"{name}_{which}"], 3) for which in ("q1", "median", "q3"))
-            said.append(f"{whose}: {figure(results[name], 3)} on average (quartiles of the users {low}, {middle}, {high})")
+            said.append(f"{words}{tuned}: {figure(results[name], 3)} on average (quartiles of the users {low}, {middle}, {high})")
     if f"{metric}_before" in results:
         said.insert(0, f"before the head was trained: {figure(results[f'{metric}_before'], 3)}")
     if f"last_rounds_{metric}" in results:

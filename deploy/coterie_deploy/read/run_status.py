@@ -1,9 +1,9 @@
-"""The status of a run, from its folder alone: whether anybody is at work, how far it is, how fast, who is there, and what has been sent."""
+"""The status of a run, from its folder alone: whether it is running, its progress and speed, its members, and its traffic."""
 
-from __future__ import annotations
-
+import contextlib
 import json
 import math
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,17 +34,15 @@ _SCOPES = (DIRECT, WITHIN, BETWEEN)
 
 
 class Status(StrEnum):
-    """Of a run."""
-
     running = "running"
     finished = "finished"
     failed = "failed"
-    stopped = "stopped"  # killed: nobody is at work, and it has not said why
+    stopped = "stopped"  # killed: no coordinator is running, and none recorded an end
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Rounds and useful bytes on the wire per second: of the last seconds of a stage under way, of all of one that is not. 0 if unknown."""
+    """Rounds and useful wire bytes per second: over the last seconds of a stage under way, or a whole ended stage. 0 if unknown."""
 
     rounds_per_s: float = 0.0
     bytes_per_s: Mapping[tuple[str, str], float] = field(default_factory=dict)  # by (direction, scope)
@@ -52,8 +50,6 @@ class Pace:
 
 @dataclass(frozen=True)
 class Member:
-    """One that joins the coordinator."""
-
     name: str
     n_users: int
     is_here: bool
@@ -73,7 +69,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One look at a run. `reason`: why it has failed."""
+    """The status of a run at one moment. `reason`: why it failed."""
 
     name: str
     run_id: str
@@ -83,61 +79,57 @@ class RunStatus:
     stages: Sequence[StageSummary]
     n_stages: int  # of the whole plan
     limit: int  # rounds that its stage may take; 0 when it is not known
-    stage: StageSummary | None  # that which is looked at: the newest, or, of a run that has finished, that of the result
-    curves: Curves | None  # of it
+    stage: StageSummary | None  # the newest, or, in a finished run, that of the result
+    curves: Curves | None  # of that stage
     pace: Pace
-    left_s: float  # that its stage will take at the most; NaN when it is not known
-    likely_s: float  # until its stop rule holds, if things go on like this; NaN when that cannot be said
-    noun: str  # what joins the coordinator
-    n_wanted: int  # of them
+    left_s: float  # the most that its stage will still take; NaN if unknown
+    likely_s: float  # until its stop rule holds, at this speed; NaN if unknown
+    noun: str  # "host" or "aggregator"
+    n_wanted: int  # how many join
     members: Sequence[Member]
     sent: Sequence[Sent]
     events: Sequence[Event]
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a coordinator is at work."""
         return self.status is Status.running
 
     @property
     def doing(self) -> str:
-        """What a run under way that has no stage yet is doing."""
+        """The activity of a running run without a stage."""
         n_here = sum(member.is_here for member in self.members)
         return f"waiting for {self.noun}s: {n_here} of {self.n_wanted} here" if n_here < self.n_wanted else "preparing"
 
     @property
     def sentence(self) -> str:
-        """How a run that has not finished well has ended."""
         return ending(self.status, self.reason)
 
 
 class Watcher:
-    """Looks at a run again and again. Not for two threads at once."""
+    """Reads a run again and again. Threads that share it hold its lock."""
 
     def __init__(self, folder: Path) -> None:
-        self.follower = Follower(folder)
+        self.folder, self.follower, self.lock = folder, Follower(folder), threading.Lock()
         self._frozen: str | None = None
         self._experiment: Experiment | None = None
         self._plan: Sequence[Stage] = ()
 
     def look(self) -> tuple[RunStatus, Added]:
-        """How it stands, and what is new. ConfigError when there is no run database, RunError when it cannot be read."""
+        """The status, and what is new. ConfigError if there is no run database, RunError if it cannot be read."""
         is_at_work = is_held(self.follower.folder)  # before what it has written: the last it writes is that it has finished
         added = self.follower.update()
         self._read_experiment()
         return self._status(is_at_work=is_at_work), added
 
     def _read_experiment(self) -> None:
-        """Without a plan, of an experiment that this version does not understand, less is said."""
+        """An experiment that this version does not understand has no plan."""
         frozen = self.follower.facts.get("experiment")
         if frozen is None or frozen == self._frozen:
             return
         self._frozen, self._experiment, self._plan = frozen, None, ()
-        try:
+        with contextlib.suppress(ConfigError, ValueError, ImportError):
             self._experiment = experiment_from(json.loads(frozen))
             self._plan = stages_of(self._experiment)
-        except (ConfigError, ValueError, ImportError):
-            pass
 
     def _status(self, *, is_at_work: bool) -> RunStatus:
         follower, rules = self.follower, None if self._experiment is None else self._experiment.federation
@@ -167,15 +159,13 @@ class Watcher:
             n_likely / pace.rounds_per_s if n_likely < left and pace.rounds_per_s else math.nan,
             "host" if rules is None else rules.noun,
             len(follower.hosts) if rules is None else rules.hosts,
-            self._members(),
+            [
+                Member(name, follower.hosts.get(name, 0), *follower.here.get(name, (False, math.nan)))
+                for name in dict.fromkeys([*follower.hosts, *follower.here])
+            ],
             self._sent(pace if is_live else Pace()),
             tuple(follower.events),
         )
-
-    def _members(self) -> list[Member]:
-        users, here = self.follower.hosts, self.follower.here
-        names = dict.fromkeys([*users, *here])
-        return [Member(name, users.get(name, 0), *here.get(name, (False, math.nan))) for name in names]
 
     def _sent(self, pace: Pace) -> list[Sent]:
         sums: dict[tuple[str, str], tuple[int, int]] = {}
@@ -187,7 +177,7 @@ class Watcher:
 
 
 def status_of(said: str, *, is_at_work: bool) -> tuple[Status, str]:
-    """Of what a run has last said of itself and whether anybody is at work: its status, and why it has failed."""
+    """The status of a run, and why it failed; `said` is the last status that it recorded."""
     if said == Status.finished:
         return Status.finished, ""
     if said.startswith(_FAILED):
@@ -196,22 +186,21 @@ def status_of(said: str, *, is_at_work: bool) -> tuple[Status, str]:
 
 
 def ending(status: Status, reason: str) -> str:
-    """How a run that has failed or was stopped has ended."""
+    """How a failed or stopped run ended, in a sentence."""
     if status is Status.stopped:
         return "the run was stopped, nobody is at work in its folder; it can be resumed"
     return f"the run has failed: {reason}"
 
 
 def pace_of(curves: Curves, now_s: float) -> Pace:
-    """How fast a stage goes; `now_s` since it began, NaN when it is no longer under way. Of one that has just begun, nothing."""
+    """The speed of a stage, unknown if it has just begun; `now_s` is the time since its start, NaN if it has ended."""
     known = np.flatnonzero(~np.isnan(curves.seconds))
     is_live = not math.isnan(now_s)
     if is_live and known.size > 0:
         known = known[1:]  # the first round begins with what the stage sets up
     if known.size < 2:
         return Pace()
-    last, until = int(known[-1]), float(curves.seconds[known[-1]])
-    first = int(known[0])
+    first, last, until = int(known[0]), int(known[-1]), float(curves.seconds[known[-1]])
     if is_live:
         until = max(until, now_s - _UNWRITTEN_S)
         recent = known[curves.seconds[known] >= until - RATE_OVER_S]
@@ -224,7 +213,7 @@ def pace_of(curves: Curves, now_s: float) -> Pace:
 
 
 def rounds_left(curves: Curves, stage: Stage) -> float:
-    """How many more rounds until the stop rule holds, by how fast its residual or gap falls; NaN when that cannot be said."""
+    """The rounds until the stop rule holds, extrapolated from its residual or gap; NaN if unknown."""
     values, goal = _falling(curves, stage)
     places = np.flatnonzero(np.isfinite(values) & (values > 0)) if goal else np.zeros(0, dtype=np.int64)
     places = places[-min(_FITTED_ROUNDS, places.size // 2) :]
@@ -237,7 +226,7 @@ def rounds_left(curves: Curves, stage: Stage) -> float:
 
 
 def _falling(curves: Curves, stage: Stage) -> tuple[Array, float]:
-    """(t,) what the stop rule looks at, and what it is to fall to; 0 when it looks at nothing."""
+    """(t,) the figure of the stop rule, and the value at which it holds; 0 without such a rule."""
     if stage.stop.residual is not None and (found := residual_of(curves)) is not None:
         return found, stage.stop.residual
     if stage.stop.objective_gap is not None and GAP in curves.figures:

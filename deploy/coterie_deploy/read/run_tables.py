@@ -1,10 +1,8 @@
-"""The tables of a run as columns, finished or under way: what `coterie.load_run` and the exporters give on.
+"""The tables of a run, finished or under way, as columns for `coterie.load_run` and the exporters.
 
-Units are those of `coterie.record.ledger`: bytes without a qualifier are wire bytes, useful ones where they are summed. Read inside one
-transaction (`reading`), so that a run that goes on meanwhile is seen as it was at one moment.
+Units are those of `coterie.record.ledger`: bytes are wire bytes, and sums count useful ones. Read them inside one transaction (`reading`),
+so that all tables of a running run are of one moment.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
@@ -24,26 +22,19 @@ from coterie_server.record.query import MEASURES, SESSION_NAME, Query, totals
 from coterie_server.record.rundb import BETWEEN, WITHIN
 
 _CHUNK_ROWS = 50_000
-_NUMBERS: dict[str, Any] = {
-    "seq": np.int64,
-    "attempt": np.int32,
-    "resent": np.int32,
-    "round": np.int32,
-    "useful": np.bool_,
-    "is_broadcast": np.bool_,
-    "vectors": np.int64,
-    "scalars": np.int64,
-    "payload_bytes": np.int64,
-    "message_bytes": np.int64,
-    "frames": np.int32,
+_KINDS: dict[Any, tuple[str, ...]] = {
+    np.int64: ("seq", "vectors", "scalars", "payload_bytes", "message_bytes"),
+    np.int32: ("attempt", "resent", "round", "frames"),
+    np.bool_: ("useful", "is_broadcast"),
 }
+_NUMBERS = {name: kind for kind, names in _KINDS.items() for name in names}
 _TEXTS = ("step", "kind", "direction", "scope", "link")
 _ORDER = ("seq", "attempt", "resent", "useful", "stage", "round", *_TEXTS, "users", "n_users", "is_broadcast")
 
 
 @contextlib.contextmanager
 def reading(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """One view of the database for all that is read in the block."""
+    """One consistent view of the database inside the block."""
     connection.execute("BEGIN")
     try:
         yield connection
@@ -55,7 +46,7 @@ def reading(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 
 def ledger(connection: sqlite3.Connection) -> dict[str, Column]:
-    """All rows of the parents' books. `users` are those whom a row is about: in member order, a..b standing for all from a to b."""
+    """All rows of the parents' books. `users` are the users of a row in member order; a..b means all from a to b."""
     n_rows = connection.execute("SELECT COUNT(*) FROM ledger_rows").fetchone()[0]
     numbers = {name: np.empty(n_rows, dtype=kind) for name, kind in _NUMBERS.items()}
     texts = {name: (dict[Any, int](), np.empty(n_rows, dtype=np.int32)) for name in (*_TEXTS, "stage", "users")}
@@ -81,6 +72,7 @@ def ledger(connection: sqlite3.Connection) -> dict[str, Column]:
 
 
 def _stage_names(connection: sqlite3.Connection) -> dict[int, str]:
+    """The names of all stages by number, and last that of the session."""
     return {stage.number: stage.name for stage in summary.stages(connection)} | {summary.SESSION: SESSION_NAME}
 
 
@@ -113,7 +105,7 @@ def _listed(positions: NDArray[np.int64], names: NDArray[np.object_]) -> str:
 
 
 def traffic(connection: sqlite3.Connection, query: Query) -> dict[str, Column]:
-    """The totals of a query: a column for each of its keys, and the measures, which are whole where no message is shared among users."""
+    """The totals of a query: a column for each key and each measure. Measures are integers unless users share messages."""
     groups = totals(connection, query)
     is_shared = bool(query.users) or "user" in query.by
     found: dict[str, Column] = {}
@@ -129,21 +121,20 @@ def traffic(connection: sqlite3.Connection, query: Query) -> dict[str, Column]:
 
 
 def metrics(connection: sqlite3.Connection, stages: Sequence[summary.StageSummary]) -> dict[str, Column]:
-    """Stages round by round, one row for each: seconds since the stage began, useful wire bytes so far, and all figures.
+    """One row for each round of each stage: seconds since the stage began, useful wire bytes so far, and all figures.
 
-    Round 0 is the start of a stage. NaN where a stage has no such figure.
+    Round 0 is the start of a stage. NaN if a stage has no such figure.
     """
     parts = [curves(connection, stage) for stage in stages]
     names = dict.fromkeys(name for part in parts for name in part.figures)
-    found: dict[str, Column] = {
-        "stage": _stage_column(parts),
+    codes = np.repeat(np.arange(len(parts), dtype=np.int32), [part.rounds.size for part in parts])
+    return {
+        "stage": Coded(codes, [part.stage.name for part in parts]),
         "round": _joined([part.rounds for part in parts], np.int64),
         "seconds": _joined([part.seconds for part in parts]),
         **_bytes(parts),
+        **{name: _joined([part.figures.get(name, np.full(part.rounds.size, np.nan)) for part in parts]) for name in names},
     }
-    for name in names:
-        found[name] = _joined([part.figures.get(name, np.full(part.rounds.size, np.nan)) for part in parts])
-    return found
 
 
 def metrics_long(connection: sqlite3.Connection, stages: Sequence[summary.StageSummary]) -> dict[str, Column]:
@@ -161,20 +152,12 @@ def metrics_long(connection: sqlite3.Connection, stages: Sequence[summary.StageS
     return {**found, "figure": Coded(which.astype(np.int32), list(figures)), "value": values[which, rows]}
 
 
-def _stage_column(parts: Sequence[Curves]) -> Coded:
-    codes = np.repeat(np.arange(len(parts), dtype=np.int32), [part.rounds.size for part in parts])
-    return Coded(codes, [part.stage.name for part in parts])
-
-
 def _bytes(parts: Sequence[Curves]) -> dict[str, Column]:
     """All bytes, then those of each direction, and of each scope where there are two tiers."""
-    found: dict[str, Column] = {"bytes": _joined([part.bytes_by() for part in parts], np.int64)}
-    for direction in (UP, DOWN):
-        found[f"bytes_{direction}"] = _joined([part.bytes_by(direction=direction) for part in parts], np.int64)
+    ways: dict[str, dict[str, str]] = {"bytes": {}, **{f"bytes_{direction}": {"direction": direction} for direction in (UP, DOWN)}}
     if any(part.is_two_tier for part in parts):
-        for scope in (WITHIN, BETWEEN):
-            found[f"bytes_{scope.partition('-')[0]}"] = _joined([part.bytes_by(scope=scope) for part in parts], np.int64)
-    return found
+        ways |= {f"bytes_{scope.partition('-')[0]}": {"scope": scope} for scope in (WITHIN, BETWEEN)}
+    return {name: _joined([part.bytes_by(**way) for part in parts], np.int64) for name, way in ways.items()}
 
 
 def _joined(arrays: Sequence[NDArray[Any]], kind: Any = np.float64) -> NDArray[Any]:
@@ -185,10 +168,7 @@ def _joined(arrays: Sequence[NDArray[Any]], kind: Any = np.float64) -> NDArray[A
 
 
 def results(connection: sqlite3.Connection) -> dict[str, Column]:
-    """One row for each stage: how it ended, and its closing figures, missing where a stage has no such figure.
-
-    `is_final`: whether its models are the run's.
-    """
+    """One row for each stage: how it ended, and its closing figures, which may be missing. `is_final`: whether its models are the run's."""
     stages, final = summary.stages(connection), summary.facts(connection).get("final_stage")
     names = dict.fromkeys(name for stage in stages for name in stage.results)
     return {
@@ -203,7 +183,7 @@ def results(connection: sqlite3.Connection) -> dict[str, Column]:
 
 
 def user_results(connection: sqlite3.Connection) -> dict[str, Column]:
-    """One row for each stage and user that it has figures of, missing where it has not all of them."""
+    """One row for each stage and user with figures; some of them may be missing."""
     users = [name for (name,) in connection.execute("SELECT name FROM members ORDER BY position")]
     rows = list(connection.execute("SELECT stage, member, name, value FROM user_results ORDER BY stage, member"))
     place = {key: row for row, key in enumerate(dict.fromkeys((stage, member) for stage, member, _, _ in rows))}
@@ -212,14 +192,10 @@ def user_results(connection: sqlite3.Connection) -> dict[str, Column]:
         figures.setdefault(name, [None] * len(place))[place[stage, member]] = value
     names = _stage_names(connection)
     return {
-        "stage": coded((names[stage] for stage, _ in place), _known(names)),
+        "stage": coded((names[stage] for stage, _ in place), [*names.values()][:-1]),
         "user": coded((users[member] for _, member in place), users),
         **{name: partial(values) for name, values in figures.items()},
     }
-
-
-def _known(names: dict[int, str]) -> list[str]:
-    return [name for number, name in names.items() if number != summary.SESSION]
 
 
 def members(connection: sqlite3.Connection) -> dict[str, Column]:
@@ -238,7 +214,7 @@ def memberships(connection: sqlite3.Connection) -> dict[str, Column]:
     rows = list(connection.execute("SELECT stage, round, labels FROM memberships ORDER BY stage, round"))
     labels = [np.array(json.loads(text), dtype=np.int64) for _, _, text in rows]
     names = _stage_names(connection)
-    stages = coded((names[stage] for stage, _, _ in rows), _known(names))
+    stages = coded((names[stage] for stage, _, _ in rows), [*names.values()][:-1])
     return {
         "stage": Coded(np.repeat(stages.codes, len(users)), stages.values),
         "round": np.repeat(np.array([number for _, number, _ in rows], dtype=np.int64), len(users)),
@@ -248,7 +224,7 @@ def memberships(connection: sqlite3.Connection) -> dict[str, Column]:
 
 
 def events(connection: sqlite3.Connection) -> dict[str, Column]:
-    """What has happened, in order of writing; `data` is the JSON of an object."""
+    """The events in order of writing; `data` is the JSON of an object."""
     rows = list(connection.execute("SELECT at, kind, text, data FROM events ORDER BY rowid"))
     return {
         "at": Times(np.array([at for at, _, _, _ in rows], dtype=np.float64)),

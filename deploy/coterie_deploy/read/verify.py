@@ -1,11 +1,9 @@
-"""`coterie ledger --verify`: does what was sent agree with what arrived, and what was measured with the closed form?
+"""`coterie ledger --verify` compares sent with received messages, and the measured counts with the closed form.
 
-Exact counts must be equal. A mean over random coins is judged by the coins that were drawn, where these are known, and else must be within
-`MAX_DEVIATIONS` standard deviations. A run that has not finished is judged by what there is: the stages that have ended, and the rows that
-both ends have brought; that its books have yet to arrive is no difference.
+Exact counts must be equal. Means over random coins are compared with the coins that were drawn, if these are known. Otherwise they must be
+within `MAX_DEVIATIONS` standard deviations. Of an unfinished run, only ended stages and rows from both ends are compared: books that have
+not arrived yet are no difference.
 """
-
-from __future__ import annotations
 
 import json
 import sqlite3
@@ -14,23 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
-from coterie_deploy.read.ledger_page import book_sentences, status_of
-from coterie_deploy.terminal.printable import printable
-from coterie_deploy.terminal.tables import count, counted, table
+from coterie_deploy.read.ledger_page import book_sentences, title_of
+from coterie_deploy.terminal.tables import count, counted, say, table
 from coterie_server.record import summary
 from coterie_server.record.rundb import WITHIN, read_run
 from coterie_server.record.summary import Books, StageSummary, Traffic
 
 MAX_DEVIATIONS = 4.0
-CONTROL = "control"  # envelopes and sessions: no method decides how many bytes they have
+CONTROL = "control"  # envelopes and sessions, whose bytes do not depend on the method
 _MAX_SENTENCES = 20
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One step of one stage: `difference` is a sentence, "" where measured and closed form agree; `note` what else there is to say."""
+    """One step of one stage: `difference` is a sentence, "" if it agrees with the closed form; `note` is a remark."""
 
     row: Traffic
     has_form: bool
@@ -40,8 +36,6 @@ class Judged:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What there is to say of a run's ledger."""
-
     state: str
     is_finished: bool
     books: Books
@@ -51,38 +45,33 @@ class Verdict:
 
     @property
     def differences(self) -> list[str]:
-        """All sentences on closed forms that do not hold."""
+        """A sentence for each closed form that does not hold."""
         return [one.difference for listed in self.judged.values() for one in listed if one.difference]
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing differs, and in a finished run no book is missing but of hosts that it has left out."""
+        """Whether nothing differs, and a finished run misses no book except those of hosts that it left out."""
         is_missed = self.is_finished and not self.books.left_out.issuperset(self.books.absent)
         return self.books.agree and not self.differences and not is_missed
 
 
 def print_verification(folder: Path, console: Console) -> bool:
-    """Says what agrees and what does not, and whether all does. ConfigError for a folder that is no run."""
+    """Prints what agrees and what does not; whether everything agrees. ConfigError for a folder without a run."""
     verdict = verdict_on(folder)
-    console.print(Text(printable(verdict.state), style="bold"))
+    say(console, verdict.state, style="bold")
     console.print()
     if any(verdict.judged.values()):
         console.print(_table(verdict))
         console.print()
-    for sentence in (*_book_sentences(verdict), *verdict.notes):
-        console.print(Text(printable(sentence)))
+    say(console, *_book_sentences(verdict), *verdict.notes)
     notes = [one.note for listed in verdict.judged.values() for one in listed if one.note]
-    for sentence in notes[:_MAX_SENTENCES]:
-        console.print(Text(printable(sentence), style="dim"))
-    for sentence in verdict.differences[:_MAX_SENTENCES]:
-        console.print(Text(printable(sentence), style="red"))
-    if (n_left := len(verdict.differences) - _MAX_SENTENCES) > 0:
-        console.print(Text(f"and {n_left} more", style="red"))
+    say(console, *notes[:_MAX_SENTENCES], style="dim")
+    n_left = len(verdict.differences) - _MAX_SENTENCES
+    say(console, *verdict.differences[:_MAX_SENTENCES], f"and {n_left} more" if n_left > 0 else "", style="red")
     if verdict.agrees:
-        is_whole = verdict.is_finished and not verdict.books.absent
-        console.print(Text("Everything agrees." if is_whole else "What there is agrees."))
+        say(console, "Everything agrees." if verdict.is_finished and not verdict.books.absent else "What there is agrees.")
     else:
-        console.print(Text("THE LEDGER DOES NOT AGREE.", style="bold red"))
+        say(console, "THE LEDGER DOES NOT AGREE.", style="bold red")
     return verdict.agrees
 
 
@@ -93,28 +82,20 @@ def verdict_on(folder: Path) -> Verdict:
         books, rows = summary.reconcile(connection), summary.traffic(connection)
         is_judgeable = "spread" in {name for _, name, *_ in connection.execute("PRAGMA table_info(expected)")}
         strange = _strange_clusters(connection, facts)
-    ended = {stage.number: stage.name for stage in stages if stage.outcome}
-    judged = (
-        {number: [_judge(row, name, strange) for row in _steps(rows, number)] for number, name in ended.items()} if is_judgeable else {}
-    )
+    judged: dict[int, list[Judged]] = {}
+    for stage in stages if is_judgeable else ():
+        if stage.outcome:
+            steps = (row for row in rows if row.stage == stage.number and row.step != CONTROL)
+            moving = (row for row in steps if row.vectors or row.scalars or row.expected or row.drawn or row.expected_scalars)
+            judged[stage.number] = [_judge(row, stage.name, strange) for row in moving]
     notes = [f"Stage {stage.name!r} has not ended: its closed form is not known yet." for stage in stages if not stage.outcome]
     if not is_judgeable:
         notes.append("The closed forms of this run are of an older version, which does not say which are means: they are not judged.")
-    state = f"{facts.get('name', folder.name)}, run {facts.get('run_id', '?')}, {status_of(folder, facts)}"
-    return Verdict(state, facts.get("status") == "finished", books, stages, judged, notes)
-
-
-def _steps(rows: Sequence[Traffic], stage: int) -> list[Traffic]:
-    """The steps of a stage that move vectors or scalars, or should."""
-    return [
-        row
-        for row in rows
-        if row.stage == stage and row.step != CONTROL and (row.vectors or row.scalars or row.expected or row.drawn or row.expected_scalars)
-    ]
+    return Verdict(title_of(folder, facts), facts.get("status") == "finished", books, stages, judged, notes)
 
 
 def _strange_clusters(connection: sqlite3.Connection, facts: Mapping[str, str]) -> str:
-    """The aggregators that have another number of hosts than the experiment says, as a sentence; "" for none."""
+    """A clause on an aggregator with another number of hosts than the experiment says; "" if there is none."""
     rules = json.loads(facts.get("experiment", "{}")).get("federation", {})
     wanted = rules.get("hosts_per_cluster", 1)
     hosts: dict[str, int] = {}
@@ -128,36 +109,26 @@ def _strange_clusters(connection: sqlite3.Connection, facts: Mapping[str, str]) 
 def _judge(row: Traffic, stage: str, strange: str) -> Judged:
     where = f"Stage {stage!r}, step {row.step} {row.direction}{f' ({row.scope})' if row.scope != 'direct' else ''}"
     if row.expected is None and row.expected_scalars is None:
-        return Judged(row, has_form=False, note=f"{where}: {_moved(row)}, no closed form.")
-    vectors, note = _judge_vectors(row)
-    found = [sentence for sentence in (vectors, _judge_scalars(row)) if sentence]
+        moved = f"{count(row.vectors)} vectors" if row.vectors else f"{count(row.scalars)} scalars"
+        return Judged(row, has_form=False, note=f"{where}: {moved}, no closed form.")
+    vectors, note = ("", "") if row.expected is None else _judge_vectors(row, row.expected)
+    scalars = "" if row.expected_scalars is None else _difference(row.scalars, row.expected_scalars, "scalars", "closed form")
+    found = "; ".join(sentence for sentence in (vectors, scalars) if sentence)
     if found and strange and row.scope == WITHIN and row.direction == "down":
-        return Judged(row, has_form=False, note=f"{where}: {'; '.join(found)}; not judged, since {strange}.")
-    said = f"{where}: {'; '.join(found)}." if found else ""
-    return Judged(row, has_form=True, difference=said, note=f"{where}: {note}." if note else "")
+        return Judged(row, has_form=False, note=f"{where}: {found}; not judged, since {strange}.")
+    return Judged(row, has_form=True, difference=found and f"{where}: {found}.", note=note and f"{where}: {note}.")
 
 
-def _moved(row: Traffic) -> str:
-    return f"{count(row.vectors)} vectors" if row.vectors else f"{count(row.scalars)} scalars"
-
-
-def _judge_vectors(row: Traffic) -> tuple[str, str]:
-    """What is wrong, and what else there is to say."""
-    if row.expected is None:
-        return "", ""
+def _judge_vectors(row: Traffic, expected: float) -> tuple[str, str]:
     if row.drawn is None and not row.spread:
-        return _difference(row.vectors, row.expected, "vectors", "closed form"), ""
-    mean = f"{count(round(row.expected))} ± {count(round(row.spread))} over all coins"
+        return _difference(row.vectors, expected, "vectors", "closed form"), ""
+    mean = f"{count(round(expected))} ± {count(round(row.spread))} over all coins"
     if row.drawn is not None:
         wrong = _difference(row.vectors, row.drawn, "vectors", "for the coins that were drawn")
         return wrong, "" if wrong else f"{count(row.vectors)} vectors, as for the coins that were drawn; {mean}"
-    deviations = (row.vectors - row.expected) / row.spread
+    deviations = (row.vectors - expected) / row.spread
     said = f"{count(row.vectors)} vectors, {mean}: {deviations:+.1f} standard deviations"
     return (f"{said}, want at most {MAX_DEVIATIONS:g}", "") if abs(deviations) > MAX_DEVIATIONS else ("", said)
-
-
-def _judge_scalars(row: Traffic) -> str:
-    return "" if row.expected_scalars is None else _difference(row.scalars, row.expected_scalars, "scalars", "closed form")
 
 
 def _difference(measured: float, wanted: float, what: str, name: str) -> str:
@@ -168,7 +139,7 @@ def _difference(measured: float, wanted: float, what: str, name: str) -> str:
 
 
 def _table(verdict: Verdict) -> object:
-    """For each stage, how many of its steps agree with their closed form."""
+    """The number of steps of each stage that agree with their closed form."""
     lines = []
     for stage in verdict.stages:
         listed = verdict.judged.get(stage.number, ())
@@ -178,12 +149,9 @@ def _table(verdict: Verdict) -> object:
 
 
 def _book_sentences(verdict: Verdict) -> list[str]:
-    """Whether sender and receiver agree, with all examples of where they do not."""
+    """Whether the books agree, with an example of each difference."""
     said = book_sentences(verdict.books, is_finished=verdict.is_finished)
     said += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in verdict.books.differences[1:]]
     if n_rows := sum(verdict.books.not_brought.values()):
         said.append(f"{count(n_rows)} rows are the parents' alone so far: books arrive when the run finishes.")
     return said
-
-
-__all__ = ["MAX_DEVIATIONS", "Judged", "Verdict", "print_verification", "verdict_on"]

@@ -1,11 +1,9 @@
-"""The owner of a host decides what it serves, on a terminal or by `--accept`; what was accepted is remembered, as ssh keeps known hosts.
+"""The owner of a host decides what it serves, on a terminal or by `--accept`. The host remembers it, as ssh does known hosts.
 
-The memory is `accepted.json` in the state folder: of each host name the parts of the experiment that count (`coterie.experiment.consent`)
-and their hash. It is looked at before any data is opened. An experiment with another hash is refused, on a terminal too: a changed request
-is not to be answered by habit. Who wants it says so with `--accept HASH`, which takes the place of the earlier one.
+The memory is `accepted.json` in the state folder: for each host name the parts of the experiment that count (`coterie.experiment.consent`)
+and their hash. The host reads it before any data. An experiment with another hash is refused, on a terminal too: nobody should answer a
+changed request by habit. `--accept HASH` accepts it, instead of the earlier one.
 """
-
-from __future__ import annotations
 
 import contextlib
 import datetime
@@ -23,8 +21,8 @@ from typing import Any, Literal
 from coterie.errors import ConfigError, RunError
 from coterie.experiment.config import Experiment
 from coterie.experiment.consent import ANY, changed_parts, consent_parts, hash_of, refusal
-from coterie.record.files import written_whole
-from coterie_deploy.roles.consent_page import asked_lines
+from coterie.record.files import private_folder, written_whole
+from coterie_deploy.roles.consent_page import asked_lines, in_terminal
 from coterie_deploy.telemetry.logs import Log
 from coterie_deploy.terminal.printable import printable
 
@@ -41,7 +39,7 @@ Ask = Callable[[str], Answer]
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of whom: of a host by the server that it joins."""
+    """What the server that a host joins asks of it."""
 
     host: str
     server: str
@@ -53,57 +51,51 @@ class Asked:
 def accepted(asked: Asked, log: Log, ask: Ask | None) -> bool:
     """Whether the owner has accepted the experiment; False when the process was asked to stop meanwhile.
 
-    `ask` puts a question on the terminal; None where there is none. ConfigError with finding C1 when the owner has not accepted it.
+    `ask` puts a question on the terminal; None without a terminal. ConfigError with finding C1 when the owner has not accepted it.
     """
     parts = consent_parts(asked.experiment)
     found = hash_of(parts)
+
+    def serves(what: str) -> bool:
+        log.say("consent", f"host {asked.host!r} serves {what}", consent=found)
+        return True
+
     if asked.accept == ANY:
-        log.say("consent", f"host {asked.host!r} serves any experiment (--accept any); {found} is not remembered", consent=found)
-        return True
-    if asked.accept is not None:
-        if asked.accept != found:
-            known = _remembered(asked)
-            changed = [] if known is None else changed_parts(known["asked"], parts)
-            raise refusal(f"the coordinator asks host {asked.host!r} for {found}, but --accept is {asked.accept}{_named(changed)}", changed)
-        _remember(asked, parts, found)
-        log.say("consent", f"host {asked.host!r} serves {found}, as accepted", consent=found)
-        return True
-    known = _remembered(asked)
+        return serves(f"any experiment (--accept any); {found} is not remembered")
+    known = None if asked.accept == found else _remembered(asked)
+    changed = [] if known is None else changed_parts(known["asked"], parts)
+    if asked.accept not in (None, found):
+        raise refusal(f"the coordinator asks host {asked.host!r} for {found}, but --accept is {asked.accept}{_named(changed)}", changed)
+    if known is not None and known["hash"] == found:
+        return serves(f"{found}, as accepted before")
     if known is not None:
-        if known["hash"] == found:
-            log.say("consent", f"host {asked.host!r} serves {found}, as accepted before", consent=found)
-            return True
-        changed = changed_parts(known["asked"], parts)
-        sentence = (
-            f"host {asked.host!r} has accepted {known['hash']}, and the coordinator now asks for {found}{_named(changed)}; "
-            f"if that is right, start with --accept {found}"
-        )
-        raise refusal(sentence, changed)
-    if ask is None:
+        sentence = f"host {asked.host!r} has accepted {known['hash']}, and the coordinator now asks for {found}{_named(changed)}"
+        raise refusal(f"{sentence}; if that is right, start with --accept {found}", changed)
+    if asked.accept is None and ask is None:
         raise refusal(
             f"nobody has accepted the coordinator's experiment for host {asked.host!r}, and there is no terminal to ask: "
             f"it is {found}; compare it with `coterie data EXPERIMENT --hash` and start with --accept {found}"
         )
-    return _answered(asked, parts, found, log, ask)
+    if ask is not None and asked.accept is None and not _answered(asked, found, ask):
+        return False
+    _remember(asked, parts, found)
+    return serves(f"{found}, as accepted")
 
 
-def _answered(asked: Asked, parts: Mapping[str, Any], found: str, log: Log, ask: Ask) -> bool:
+def _answered(asked: Asked, found: str, ask: Ask) -> bool:
+    """Whether the owner says yes on the terminal; False when the process was asked to stop."""
     head = printable(f"The server at {asked.server} asks host {asked.host!r} for this (hash {found}):")
     question = printable(f"Serve it, and remember that in {asked.state / MEMORY}? [y/N] ")
-    answer = ask("\n".join([head, *asked_lines(asked.experiment), question]))
-    if answer == "stopped":
-        return False
+    answer = ask("\n".join([head, *in_terminal(asked_lines(asked.experiment)), question]))
     if answer == "late":
         raise refusal(f"nobody has answered for host {asked.host!r} within {ANSWER_S:g} s whether it serves {found}, which counts as no")
     if answer == "no":
         raise refusal(f"the owner of host {asked.host!r} has not accepted {found}")
-    _remember(asked, parts, found)
-    log.say("consent", f"host {asked.host!r} serves {found}, as accepted", consent=found)
-    return True
+    return answer == "yes"
 
 
 def _named(changed: list[str]) -> str:
-    """What has changed, in words."""
+    """The changed keys, in words."""
     if not changed:
         return ""
     more = f" and {len(changed) - _MAX_SHOWN} more" if len(changed) > _MAX_SHOWN else ""
@@ -114,7 +106,7 @@ def _named(changed: list[str]) -> str:
 
 
 def terminal(is_stopped: Callable[[], bool]) -> Ask | None:
-    """Asks on the terminal that this process was started from; None when its standard input is none."""
+    """A question on the terminal that is this process's standard input; None if that is no terminal."""
     try:
         descriptor = sys.stdin.fileno()
     except (AttributeError, ValueError, OSError):
@@ -147,7 +139,7 @@ def terminal(is_stopped: Callable[[], bool]) -> Ask | None:
 
 
 def _remembered(asked: Asked) -> Mapping[str, Any] | None:
-    """What was accepted for this host; None for nothing."""
+    """What the owner has accepted for this host; None for nothing."""
     return _read(asked.state / MEMORY).get(asked.host)
 
 
@@ -155,8 +147,7 @@ def _remember(asked: Asked, parts: Mapping[str, Any], found: str) -> None:
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     with _alone(asked.state):
         hosts = _read(asked.state / MEMORY)
-        known = hosts.get(asked.host)
-        if known is not None and known["hash"] == found:
+        if hosts.get(asked.host, {}).get("hash") == found:
             return
         hosts[asked.host] = {"hash": found, "accepted": now, "asked": parts}
         with written_whole(asked.state / MEMORY) as file:
@@ -165,9 +156,9 @@ def _remember(asked: Asked, parts: Mapping[str, Any], found: str) -> None:
 
 @contextlib.contextmanager
 def _alone(state: Path) -> Iterator[None]:
-    """While the block runs no other host with this state folder writes the memory."""
+    """While the block runs, no other host with this state folder writes the memory."""
     try:
-        state.mkdir(parents=True, exist_ok=True)
+        private_folder(state)
         lock = (state / f"{MEMORY}.lock").open("ab")
     except OSError as error:
         raise RunError(f"cannot write the state folder {state}: {error.strerror or error}") from error
@@ -177,14 +168,13 @@ def _alone(state: Path) -> Iterator[None]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The hosts in the memory. ConfigError when the file is no such memory: to forget it in silence would be to ask again."""
+    """The hosts in the memory. ConfigError when the file is no such memory: without this error the owner would be asked again."""
     try:
         with path.open("rb") as file:
             content = json.loads(file.read(_MAX_BYTES))
         hosts: dict[str, Any] = content["hosts"]
-        if content["format"] != _FORMAT or not all(
-            isinstance(one["hash"], str) and isinstance(one["asked"], dict) for one in hosts.values()
-        ):
+        are_whole = all(isinstance(one["hash"], str) and isinstance(one["asked"], dict) for one in hosts.values())
+        if content["format"] != _FORMAT or not are_whole:
             raise ValueError("another format")
     except FileNotFoundError:
         return {}

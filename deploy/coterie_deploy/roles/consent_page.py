@@ -1,13 +1,15 @@
 """What an experiment asks of a host, in lines for its owner: the data by role, the method, the code, and who learns what."""
 
-from __future__ import annotations
-
+import shutil
+import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coterie.experiment.config import Experiment
 from coterie.experiment.consent import consent_hash, consent_parts
 from coterie.experiment.reveals import steps_of
+from coterie.registry import written
 from coterie.text.quoting import shortened
 from coterie_deploy.terminal.printable import printable
 
@@ -22,40 +24,47 @@ _MAX_LINE = 2000  # characters
 
 
 def asked_lines(experiment: Experiment) -> list[str]:
-    """What is asked, and who learns what from it; nothing in the experiment can end a line, or fill the screen."""
+    """What the experiment asks, and who learns what from it. Nothing in it can end a line, or fill the screen."""
     asked = consent_parts(experiment)
-    lines = [f"  {name}: {value}" for name, value in _data(experiment, asked["data"])]
-    lines.append(f"  loss: {_mapping(asked['problem'])}")
-    if "model" in asked:
-        lines.append(f"  model: {_mapping(asked['model'])}")
-    method = asked["method"]
-    lines.append(f"  method: {method['name']}{_settings(method)}")
-    lines.append(f"  references: {_listed(asked['references']) or 'none'}")
-    lines.append(f"  vectors travel as {asked['payload']}; models are {'' if asked['evaluate'] else 'not '}judged on these rows")
-    lines.append(f"  code to import here: {_listed(asked['code']) or 'none'}")
-    if packages := asked.get("packages"):
-        lines.append(f"  code of installed packages: {_mapping(packages)}")
+    # The keys of a method, and so the hash, are known only by its code.
+    before = " (that of the method is imported before its owner is asked)" if written(asked["method"]["name"]) in asked["code"] else ""
+    settings = {key: value for key, value in asked["method"].items() if key != "name"}
+    lines = [
+        *(f"  {name}: {value}" for name, value in _data(experiment, asked["data"])),
+        f"  loss: {_mapping(asked['problem'])}",
+        *([f"  model: {_mapping(asked['model'])}"] if "model" in asked else []),
+        f"  method: {asked['method']['name']}{f' ({_mapping(settings)})' if settings else ''}",
+        f"  references: {_listed(asked['references']) or 'none'}",
+        f"  vectors travel as {asked['payload']}; models are {'' if asked['evaluate'] else 'not '}judged on these rows",
+        *(["  for standard errors second moments of these rows are sent"] if asked.get("inference") else []),
+        f"  code to import here: {_listed(asked['code']) or 'none'}{before}",
+        *([f"  code of installed packages: {_mapping(asked['packages'])}"] if asked.get("packages") else []),
+    ]
     return [shortened(printable(line), _MAX_LINE) for line in (*lines, "Who learns what:", *reveal_lines(experiment))]
 
 
 def print_asked(experiment: Experiment, *, hash_: bool, reveals: bool) -> None:
-    """The hash alone, for scripts, or what is asked, with the hash where both are wanted."""
+    """Prints the hash, what is asked, or both."""
     if reveals:
-        print("\n".join([f"{experiment.name} asks hosts for this:", *asked_lines(experiment)]))  # noqa: T201
+        lines = [f"{experiment.name} asks hosts for this:", *asked_lines(experiment)]
+        print("\n".join(in_terminal(lines) if sys.stdout.isatty() else lines))  # noqa: T201
     if hash_:
         print(consent_hash(experiment))  # noqa: T201
+
+
+def in_terminal(lines: Sequence[str]) -> list[str]:
+    """The lines wrapped between words to the width of the terminal; what continues a line is indented more."""
+    width = shutil.get_terminal_size().columns
+    return [part for line in lines for part in textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False) or [""]]
 
 
 def reveal_lines(experiment: Experiment) -> list[str]:
     """Each step of an experiment: who sees what, and what can be concluded."""
     lines: list[str] = []
     for step in steps_of(experiment):
-        line = f"  {plain(step.name.partition(' (')[0])}: the {step.seen_by} sees {plain(step.reveal.up)} -> {plain(step.reveal.concluded)}"
-        if step.seen_by.count(" and "):
-            line = line.replace(" sees ", " see ", 1)
-        if line not in lines:
-            lines.append(line)
-    return lines
+        name, verb = plain(step.name.partition(" (")[0]), "see" if " and " in step.seen_by else "sees"
+        lines.append(f"  {name}: the {step.seen_by} {verb} {plain(step.reveal.up)} -> {plain(step.reveal.concluded)}")
+    return list(dict.fromkeys(lines))
 
 
 def plain(text: str) -> str:
@@ -67,18 +76,12 @@ def _data(experiment: Experiment, data: Mapping[str, Any]) -> list[tuple[str, st
     listed = [(_ROLES.get(key, key), _value(data[key])) for key in _FIRST if key in data]
     if hasattr(experiment.data, "feature_columns") and "feature_columns" not in data:
         default = type(experiment.data).model_fields["feature_columns"].default
-        listed.append(
-            ("features", _value(list(default)) if default else "all other columns of numbers, booleans and dates, whose names travel")
-        )
+        others = "all other columns of numbers, booleans and dates, whose names travel"
+        listed.append(("features", _value(list(default)) if default else others))
     listed += [(f"data.{key}", _value(value)) for key, value in data.items() if key not in _FIRST]
     if experiment.data.standardize:
         listed.append(("standardize", "yes"))
     return listed
-
-
-def _settings(method: Mapping[str, Any]) -> str:
-    others = {key: value for key, value in method.items() if key != "name"}
-    return f" ({_mapping(others)})" if others else ""
 
 
 def _mapping(values: Mapping[str, Any]) -> str:

@@ -1,10 +1,11 @@
-"""`coterie health`: is the server at an address serving, or is the client host of a state folder alive? For probes of containers."""
+"""Whether a server serves, or a client is alive: `coterie health` for people, and the age of a file for probes of containers.
 
-from __future__ import annotations
+A probe that starts Python costs as much as a small run. So a member touches a file while its event loop turns, and `sh` tests its age.
+"""
 
 import asyncio
 import contextlib
-import re
+import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,24 +15,24 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coterie.errors import ConfigError, RunError
+from coterie.record.files import private_folder
 from coterie.session.dial import OPTIONS, SERVICE
-from coterie.session.probe import mismatch
+from coterie.session.probe import mismatch, unreachable
 from coterie.session.tls import Tls
+from coterie.text.addresses import host_and_port
 
 ALIVE = "alive"  # in a client's state folder; its time is that of the last turn of the client's event loop
+ALIVE_FILE = "COTERIE_ALIVE"  # in the environment: one more such file, of a server that listens too
 BEAT_S = 2.0
 OLDEST_S = 20.0
-_PORT = re.compile(r"[0-9]{1,5}")
 
 
 def check_server(address: str, tls: Tls | None, timeout_s: float) -> str:
-    """What the server at HOST:PORT says of itself.
+    """The state that the server at HOST:PORT reports.
 
     RunError unless it serves: it does not answer, or its run has ended. ConfigError when the address is none.
     """
-    host, _, port = address.rpartition(":")
-    if not host or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
-        raise ConfigError(f"the address is {address!r}, want HOST:PORT")
+    host_and_port(address)
     channel = grpc.insecure_channel(address, OPTIONS) if tls is None else grpc.secure_channel(address, tls.channel_credentials(), OPTIONS)
     with channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
@@ -39,16 +40,20 @@ def check_server(address: str, tls: Tls | None, timeout_s: float) -> str:
             answer = stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=timeout_s, wait_for_ready=True)
         except grpc.RpcError as error:
             code = error.code().name if isinstance(error, grpc.Call) else "UNKNOWN"
-            reason = asyncio.run(mismatch(address, tls)) or code
-            raise RunError(f"no answer from {address} within {timeout_s:g} s ({reason})") from None
+            reason = asyncio.run(_why_not(address, tls)) or code
+            raise RunError(f"no answer from {address} within {timeout_s:g} s: {reason}") from None
     name: str = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         raise RunError(f"the server at {address} is {name}")
     return name
 
 
+async def _why_not(address: str, tls: Tls | None) -> str:
+    return await mismatch(address, tls) or await unreachable(address)
+
+
 def check_client(state: Path) -> str:
-    """RunError unless the client with this state folder has been alive a moment ago."""
+    """RunError unless the client with this state folder was alive a moment ago."""
     try:
         age_s = time.time() - (state / ALIVE).stat().st_mtime
     except OSError as error:
@@ -66,14 +71,21 @@ def check(address: str | None, state: Path | None, tls: Tls | None, timeout_s: f
 
 
 @contextlib.asynccontextmanager
-async def beating(state: Path) -> AsyncIterator[None]:
-    """While the block runs, and the event loop turns, the state folder says so. A folder that cannot be written says nothing."""
+async def beating(state: Path | None = None) -> AsyncIterator[None]:
+    """Touches a file in the state folder, and the one of the environment, while the block runs and the event loop turns.
+
+    Ignores a folder that cannot be written.
+    """
+    named = os.environ.get(ALIVE_FILE)
+    files = [*([] if state is None else [state / ALIVE]), *([Path(named)] if named else [])]
 
     async def beat() -> None:
         while True:
-            with contextlib.suppress(OSError):
-                state.mkdir(parents=True, exist_ok=True)
-                (state / ALIVE).touch()
+            for file in files:
+                with contextlib.suppress(OSError):
+                    if file.parent == state:
+                        private_folder(state)
+                    file.touch()
             await asyncio.sleep(BEAT_S)
 
     task = asyncio.create_task(beat())
@@ -82,5 +94,6 @@ async def beating(state: Path) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        with contextlib.suppress(OSError):
-            (state / ALIVE).unlink(missing_ok=True)
+        for file in files:
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)

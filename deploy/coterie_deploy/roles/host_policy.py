@@ -1,6 +1,4 @@
-"""A client under the policy of its owner: where the policy is, what it refuses, and who takes part under which name."""
-
-from __future__ import annotations
+"""The policy of a client's owner: its file, what it refuses, and which users take part under which names."""
 
 import ssl
 from collections.abc import Sequence
@@ -16,6 +14,7 @@ from coterie_client.hosting.policy import FILE, Policy, breaches, check_policy, 
 from coterie_client.hosting.pseudonyms import Admitted, admitted, key_in, pseudonym, write_list
 from coterie_deploy.roles.joining import state_name
 from coterie_deploy.telemetry.logs import Log, LogLevel
+from coterie_deploy.terminal.tables import counted
 
 KEY_BESIDE, KEY = "policy.key", "pseudonyms.key"
 _USERS = b"coterie:users:"  # in the certificate of a member that may speak for some users only
@@ -55,9 +54,8 @@ class HostPolicy:
         key = self._key()
         found = admitted(users, self.policy.min_rows, key)
         if found.n_left_out:
-            left = f"{found.n_left_out} user{'' if found.n_left_out == 1 else 's'}"
-            sentence = f"{left} with fewer than {self.policy.min_rows} training rows: left out by {self.path}"
-            log.say("policy", sentence, users=found.n_left_out)
+            few = f"{counted(found.n_left_out, 'user')} with fewer than {self.policy.min_rows} training rows"
+            log.say("policy", f"{few}: left out by {self.path}", users=found.n_left_out)
         if key is not None:
             place = self.state / f"{state_name(name, 'pseudonyms')}.json"
             write_list(place, found.true_names)

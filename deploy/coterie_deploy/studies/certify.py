@@ -1,12 +1,12 @@
-"""`coterie certify`: for which penalties does a partition of an experiment's users solve convex clustering exactly?
+"""`coterie certify`: the penalties for which a partition of an experiment's users solves convex clustering exactly.
 
-The partition is the one the users know, or the one that a finished run has found. It is a federated run of the method `certify`.
+The partition is the known one, or that of a finished run. The command is a federated run of the method `certify`. Where the run has kept
+duality gaps, they are its certificate, on a graph too: the conditions of the method are for all pairs, with one weight.
 """
 
-from __future__ import annotations
-
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,30 +14,45 @@ from rich.console import Console
 
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, load_experiment
-from coterie.methods import pdmm
+from coterie.methods import pdmm, son_newton
 from coterie.methods.certify import Config
 from coterie_client.data import list_users
 from coterie_deploy.engines.api import Result, run
 from coterie_deploy.terminal.tables import counted, figure, is_narrow, table
+from coterie_deploy.terminal.waiting import waiting
 from coterie_server.record.rundb import read_run
 
 # The penalty in the text's conventions is LAM over these.
 CONVENTIONS = ("LAM", "lambda_eq3", "lambda_eq14")
-INTERVAL = (
-    ("lower end", "lower_end", ""),
-    ("upper end", "upper_end", ""),
-)
+INTERVAL = (("lower end", "lower_end", ""), ("upper end", "upper_end", ""))
 LINES = (
     ("two clusters merge at", "merging_penalty", ""),
     ("penalty looked at", "at", ""),
-    ("  exact: at least", "exact", "exact_holds"),
-    ("  Theorem 1: at least", "theorem1", "theorem1_holds"),
+    ("  needed there: exact", "exact", "exact_holds"),
+    ("  needed there: Theorem 1", "theorem1", "theorem1_holds"),
     ("  Theorem 2: less than", "theorem2", "theorem2_holds"),
 )
 NOTES = (
-    "Every penalty between the ends, if there are any, gives exactly these clusters. holds: whether the penalty looked at meets the "
-    "condition; exact: there is a certificate of optimality; Theorems 1 and 2: (6) and (13) of the paper, which ask for more."
+    "Every penalty between the ends, if there are any, gives exactly these clusters. The last lines are about the penalty looked at alone. "
+    "needed there: the least pull that holds users around the cluster models at that penalty. With another penalty the models are others "
+    "and need another pull, so it is no end of the interval. exact: there is a certificate of optimality; Theorems 1 and 2: (6) and (13) "
+    "of the paper, which ask for more."
 )
+
+PROOF = (
+    "duality gap: by how much of the objective it may be above its minimum. It is that of the quadratic model at the models found: exact "
+    "for squared losses, near it at a solution for others, and an estimate where users sent gradients alone."
+)
+
+
+@dataclass(frozen=True)
+class Proved:
+    """A stage of a run that has kept its duality gap."""
+
+    stage: str
+    clusters: int
+    objective: float
+    gap: float  # over the objective
 
 
 def certify(
@@ -50,21 +65,31 @@ def certify(
 ) -> None:
     """Certifies "known", or the final clusters of the run in the folder `partition`, and prints the interval as a table.
 
-    The experiment's data and loss are taken, and of its method the penalty, if it has a single one: there the theorems are looked at.
-    `data` is the folder that data paths start in. Raises ConfigError for a folder that is no finished run with clusters, and for users
-    without a known cluster.
+    It takes the experiment's data and loss, and its method's penalty if there is a single one, at which it checks the theorems. `data` is
+    the folder that data paths start in. The duality gaps that the run has kept are printed first; with a `graph` they are all. Raises
+    ConfigError for a folder that is no finished run with clusters, for users without a known cluster, and for a graph without gaps.
     """
     chosen = load_experiment(experiment, overrides) if isinstance(experiment, Path) else experiment
+    proved = [] if str(partition) == "known" else proved_in(Path(partition))
+    if proved:
+        show_proved(proved, Console(highlight=False))
+    if getattr(chosen.method, "graph", "complete") != "complete":
+        if proved:
+            return
+        how = "a run of son_newton keeps duality gaps instead, which --partition RUN prints"
+        raise ConfigError(f"method.graph is not complete, but the conditions for clusters are on all pairs of users: {how}")
     wanted = certification(chosen, partition, data)
-    show(run(wanted, hosts=hosts, overrides=() if isinstance(experiment, Path) else overrides, data=data), Console(highlight=False))
+    with waiting(Console(stderr=True, highlight=False), f"certifying {wanted.name}"):
+        result = run(wanted, hosts=hosts, overrides=() if isinstance(experiment, Path) else overrides, data=data)
+    show(result, Console(highlight=False))
 
 
 def certification(experiment: Experiment, partition: str | Path = "known", data: Path | None = None) -> Experiment:
-    """The experiment with the method `certify` in the place of its own."""
+    """The experiment with the method `certify` instead of its own."""
     method = experiment.method if isinstance(experiment.method, Config) else Config(at=_penalty_of(experiment, data))
     if str(partition) != "known":
         method = Config(labels=found_labels(Path(partition)), tolerance=method.tolerance, at=method.at)
-    return experiment.model_copy(update={"method": method, "references": ()})
+    return experiment.model_copy(update={"method": method, "references": (), "inference": False})
 
 
 def found_labels(folder: Path) -> dict[str, str]:
@@ -84,38 +109,52 @@ def found_labels(folder: Path) -> dict[str, str]:
     return {str(user): str(int(label)) for user, label in zip(users, labels, strict=True)}
 
 
+def proved_in(folder: Path) -> list[Proved]:
+    """The stages of the finished run in a folder that have kept a duality gap."""
+    query = (
+        "SELECT number, stages.name, results.name, value FROM stages JOIN results ON stage = number WHERE value IS NOT NULL ORDER BY number"
+    )
+    stages: dict[tuple[int, str], dict[str, float]] = {}
+    with read_run(folder) as connection:
+        for number, stage, name, value in connection.execute(query):
+            stages.setdefault((number, stage), {})[name] = value
+    kept = [(stage, figures) for (_, stage), figures in stages.items() if "duality_gap" in figures]
+    return [Proved(stage, int(figures["clusters"]), figures["objective"], figures["duality_gap"]) for stage, figures in kept]
+
+
+def show_proved(proved: Sequence[Proved], console: Console) -> None:
+    """Prints the stages with their gaps."""
+    rows = [(one.stage, f"{one.clusters:,}", figure(one.objective), f"{one.gap:.1e}") for one in proved]
+    console.print(table("Solutions, and how far from the best they may be", ("stage", "clusters", "objective", "duality gap"), rows))
+    console.print(f"\n{PROOF}\n")
+
+
 def show(result: Result, console: Console) -> None:
     """Prints the interval, if there is one, the theorems' conditions and what it cost; each penalty in three conventions."""
     figures, n_users = result.metrics[result.final_stage], len(result.users)
     lines = LINES if np.isinf(figures["lower_end"]) else (*INTERVAL, *LINES)
-    rows = [
-        (title, *(figure(figures[key] / factor) for factor in (1, 2 * n_users, 2)), _answer(figures, verdict))
-        for title, key, verdict in lines
-    ]
-    console.print(f"{counted(int(figures['clusters']), 'cluster')} of {counted(n_users, 'user')}: {_verdict(figures)}\n")
+    rows = []
+    for title, key, verdict in lines:
+        answer = "" if not verdict else "yes" if figures[verdict] else "no"
+        rows.append((title, *(figure(figures[key] / factor) for factor in (1, 2 * n_users, 2)), answer))
+    found = "no penalty recovers them exactly"
+    if not np.isinf(figures["lower_end"]):
+        found = f"exact for LAM in [{figure(figures['lower_end'])}, {figure(figures['upper_end'])}]"
+    console.print(f"{counted(int(figures['clusters']), 'cluster')} of {counted(n_users, 'user')}: {found}\n")
     console.print(table("Penalties, in three conventions", ("", *CONVENTIONS, "holds"), rows, gap=1 if is_narrow(console) else 2))
     vectors = sum(line["vectors"] for line in result.ledger() if line["stage"] == result.final_stage and line["step"] != "evaluate")
-    exchanges = int(figures["exchanges"])
     console.print(f"\n{NOTES}\n")
-    console.print(f"{exchanges} exchanges, {vectors:,} vectors; only cluster models, gradients and Hessians travelled")
-
-
-def _answer(figures: Mapping[str, float], verdict: str) -> str:
-    return "" if not verdict else "yes" if figures[verdict] else "no"
-
-
-def _verdict(figures: Mapping[str, float]) -> str:
-    if np.isinf(figures["lower_end"]):
-        return "no penalty recovers them exactly"
-    return f"exact for LAM in [{figure(figures['lower_end'])}, {figure(figures['upper_end'])}]"
+    console.print(f"{figures['exchanges']:.0f} exchanges, {vectors:,} vectors; only cluster models, gradients and Hessians travelled")
 
 
 def _penalty_of(experiment: Experiment, data: Path | None) -> float | None:
     """LAM of the experiment's method, when that is convex clustering with a single penalty."""
     method = experiment.method
-    if not isinstance(method, pdmm.Config) or (method.path is not None and len(method.path) > 1):
+    if not isinstance(method, pdmm.Config | son_newton.Config) or (method.path is not None and len(method.path) > 1):
         return None
+    if isinstance(method, son_newton.Config):
+        return method.penalty or (method.path or (None,))[0]
     return method.lam(len(list_users(experiment.data, experiment.seed, data)))
 
 
-__all__ = ["certification", "certify", "found_labels", "show"]
+__all__ = ["Proved", "certification", "certify", "found_labels", "proved_in", "show", "show_proved"]

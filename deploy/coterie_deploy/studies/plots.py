@@ -1,10 +1,8 @@
 """Plots of studies as Vega-Lite specifications: curves with their spread, side by side in panels where there are several."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from coterie_deploy.view.charts import Spec, number, spec_of
 
@@ -24,6 +22,11 @@ class Point:
     low: float
     high: float
     panel: str = ""
+
+    @classmethod
+    def around(cls, curve: str, x: float | str, y: float, spread: float) -> Self:
+        """A point whose spread is the same to both sides."""
+        return cls(curve, x, y, y - spread, y + spread)
 
 
 @dataclass(frozen=True)

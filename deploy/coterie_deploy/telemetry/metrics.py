@@ -1,14 +1,11 @@
-"""What a coordinator or an aggregator tells Prometheus of its run, and the HTTP(S) server that tells it.
+"""The Prometheus metrics of a coordinator or an aggregator, and the HTTP(S) server for them.
 
-All of it is read when it is asked for: from the run database, of which each reading takes what is new, and from what the hub knows anyway.
-So a run pays nothing for a round that nobody looks at. No label names a user or a host: there are as many series as steps, directions and
-scopes, kinds of events, and figures of a method.
+Each scrape reads what is new in the run database, and the state of the hub. So rounds between scrapes cost nothing. No label names a user
+or a host: there are as many series as steps, directions and scopes, kinds of events, and figures of a method.
 
-`prometheus_client` answers. Added here is what it has not: /healthz, the role in the certificate, limits for those who say nothing,
-and when the metrics were last looked at.
+`prometheus_client` answers requests. This module adds /healthz, the check of the certificate's role, timeouts and a limit of threads,
+and the time of the last scrape.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
@@ -34,27 +31,25 @@ from coterie.errors import CoterieError
 from coterie.session.tls import MONITOR, identity_of
 from coterie.wire.codec import PROTOCOL_VERSION
 from coterie_deploy.telemetry.logs import LEVELS
+from coterie_server.record.query import Amounts
 from coterie_server.record.rundb import open_run
-from coterie_server.record.tally import Amounts, Key, Tally
+from coterie_server.record.tally import Key, Tally
 from coterie_server.session.hub import Hub
 
-OBJECTIVE = "objective"
-_STATUSES = ("running", "finished", "failed")
-_LABELS = ("step", "direction", "scope")
-_MEASURES: tuple[tuple[str, str, Callable[[Amounts], int]], ...] = (
-    ("vectors", "Models sent; one to all counts once", lambda amounts: amounts.vectors),
-    ("scalars", "Numbers sent; those to all count once", lambda amounts: amounts.scalars),
-    ("payload_bytes", "Bytes of the numbers sent", lambda amounts: amounts.payload_bytes),
-    ("message_bytes", "Bytes of protobuf messages", lambda amounts: amounts.message_bytes),
-    ("wire_bytes", "Bytes of messages with the header of each gRPC frame", lambda amounts: amounts.wire_bytes),
-    ("frames", "gRPC frames", lambda amounts: amounts.frames),
-)
+_MEASURES = {
+    "vectors": "Models sent; one to all counts once",
+    "scalars": "Numbers sent; those to all count once",
+    "payload_bytes": "Bytes of the numbers sent",
+    "message_bytes": "Bytes of protobuf messages",
+    "wire_bytes": "Bytes of messages with the header of each gRPC frame",
+    "frames": "gRPC frames",
+}
 _REPEATED = "sent again, too late or in rounds made again: no progress"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Whose metrics they are. `folder` has its run database."""
+    """A hub whose metrics are served. `folder` has its run database."""
 
     hub: Hub
     folder: Path
@@ -64,8 +59,6 @@ class Subject:
 
 @dataclass(frozen=True)
 class _Latest:
-    """The newest of what the database says."""
-
     attempt: int
     status: str
     stage: str
@@ -90,11 +83,13 @@ class RunCollector(Collector):
             yield connection
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
         with self._lock, self._reading() as connection:
             self._tally.read(connection)
             latest = _latest(connection)
-            families = [*self._of_run(latest), *self._of_progress(latest), *self._of_traffic()]
+            families = [*self._of_run(latest), *self._of_progress(latest)]
+            for measure, text in _MEASURES.items():
+                families.append(_by_step("coterie", measure, f"{text}, useful or not.", self._tally.sent))
+                families.append(_by_step("coterie_repeated", measure, f"{text}, {_REPEATED}.", self._tally.repeated))
         yield from families
 
     def _of_run(self, latest: _Latest) -> Iterator[Metric]:
@@ -105,7 +100,7 @@ class RunCollector(Collector):
         identity = {"run": hub.run_id, "name": subject.name, "role": subject.role, "cluster": hub.cluster or ""}
         yield InfoMetricFamily("coterie_run", "Which run it is.", identity)
         status = GaugeMetricFamily("coterie_run_status", "How it is: 1 for one of these; a coordinator knows.", labels=("status",))
-        for one in _STATUSES if latest.status else ():
+        for one in ("running", "finished", "failed") if latest.status else ():
             status.add_metric((one,), one == latest.status)
         yield status
         yield GaugeMetricFamily("coterie_attempt", "How often the run was started or resumed here.", latest.attempt)
@@ -115,7 +110,8 @@ class RunCollector(Collector):
 
     def _of_progress(self, latest: _Latest) -> Iterator[Metric]:
         hub = self._subject.hub
-        yield InfoMetricFamily("coterie_stage", "The stage under way.", {"stage": latest.stage or _stage_told(hub)})
+        told = str(json.loads(hub.state.stage_json)["stage"]) if hub.state.stage_json else ""  # an aggregator has no table of stages
+        yield InfoMetricFamily("coterie_stage", "The stage under way.", {"stage": latest.stage or told})
         yield GaugeMetricFamily("coterie_stage_number", "Its number, from 0.", hub.state.stage)
         yield GaugeMetricFamily("coterie_round", "The round under way; 0 while a stage starts.", hub.state.round)
         yield CounterMetricFamily("coterie_rounds", "Rounds made by this process, those made again too.", self._tally.rounds)
@@ -125,34 +121,27 @@ class RunCollector(Collector):
         objective = GaugeMetricFamily("coterie_objective", "The objective of the stage, as a round gave it last.", labels=("stage",))
         others = GaugeMetricFamily("coterie_figure", "The method's other figures.", labels=("stage", "name"))
         for name, value in self._tally.figures.items():
-            if name == OBJECTIVE:
-                objective.add_metric((latest.stage,), value)
-            else:
-                others.add_metric((latest.stage, name), value)
+            family, labels = (objective, ()) if name == "objective" else (others, (name,))
+            family.add_metric((latest.stage, *labels), value)
         yield from (objective, others)
         events = CounterMetricFamily("coterie_events", "Events of the run.", labels=("kind",))
         for kind in sorted({*LEVELS, *self._tally.events}):  # those that have not happened too, so that the first time is an increase
             events.add_metric((kind,), self._tally.events.get(kind, 0))
         yield events
 
-    def _of_traffic(self) -> Iterator[Metric]:
-        for name, text, of in _MEASURES:
-            yield _by_step(f"coterie_{name}", f"{text}, useful or not.", self._tally.sent, of)
-            yield _by_step(f"coterie_repeated_{name}", f"{text}, {_REPEATED}.", self._tally.repeated, of)
-
 
 def registry_of(subject: Subject) -> CollectorRegistry:
-    """All that is served: the run's metrics and the process's."""
+    """The run's metrics and the process's."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     registry.register(RunCollector(subject))
     return registry
 
 
-def _by_step(name: str, text: str, totals: dict[Key, Amounts], of: Callable[[Amounts], int]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=_LABELS)
+def _by_step(prefix: str, measure: str, text: str, totals: dict[Key, Amounts]) -> Metric:
+    family = CounterMetricFamily(f"{prefix}_{measure}", text, labels=("step", "direction", "scope"))
     for key, amounts in sorted(totals.items()):
-        family.add_metric(key, of(amounts))
+        family.add_metric(key, getattr(amounts, measure))
     return family
 
 
@@ -164,12 +153,6 @@ def _latest(connection: sqlite3.Connection) -> _Latest:
     return _Latest(int(facts.get("attempt", 0)), status, stage, None if made is None else made[0])
 
 
-def _stage_told(hub: Hub) -> str:
-    """What the members were told: an aggregator has no table of stages."""
-    return str(json.loads(hub.state.stage_json)["stage"]) if hub.state.stage_json else ""
-
-
-_READERS = (MONITOR, "coordinator")  # roles of certificates
 _MAX_THREADS = 64  # of the whole process
 _TIMEOUT_S = 10.0  # for a handshake, a request, and writing an answer
 
@@ -178,25 +161,25 @@ class Server(socketserver.ThreadingTCPServer):
     """A thread for each connection."""
 
     allow_reuse_address = True
-    daemon_threads = True  # the end waits for nobody who says nothing
+    daemon_threads = True  # the end does not wait for idle connections
 
     def __init__(
         self, family: int, place: Any, registry: CollectorRegistry, is_serving: Callable[[], bool], context: ssl.SSLContext | None
     ) -> None:
         self.address_family = family
         self.registry, self.is_serving = registry, is_serving
-        self.looked_from = 0.0  # when the last scrape began, 0 where there was none
-        self.looked_every_s = 0.0  # how long after the one before, 0 where there was none
+        self.looked_from = 0.0  # when the last scrape began; 0 before the first
+        self.looked_every_s = 0.0  # time from the scrape before; 0 before the second
         self._context = context
         super().__init__(place, _Handler)
 
     def looked(self, since: float) -> None:
-        """The metrics of that moment, or a later one, have been given out."""
+        """Notes a scrape that began at that moment."""
         self.looked_every_s = abs(since - self.looked_from) if self.looked_from else 0.0
         self.looked_from = max(since, self.looked_from)
 
     def get_request(self) -> tuple[Any, Any]:
-        """A connection; its handshake is made in its own thread."""
+        """A connection, whose handshake is made in its own thread."""
         request, address = super().get_request()
         request.settimeout(_TIMEOUT_S)
         if self._context is not None:
@@ -204,39 +187,29 @@ class Server(socketserver.ThreadingTCPServer):
         return request, address
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - their names
-        """Whether there is room for one more thread."""
         return threading.active_count() < _MAX_THREADS
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """In the connection's own thread."""
         if self._context is not None:
             request.do_handshake()
-            if not _may_read(request):
+            names: Any = (request.getpeercert() or {}).get("subjectAltName", ())
+            identity = identity_of(value for kind, value in names if kind == "URI")
+            if identity is None or identity.role not in (MONITOR, "coordinator"):
                 return
         super().finish_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who asks badly or goes away is told nothing, and nobody else is."""
-
-
-def _may_read(secured: ssl.SSLSocket) -> bool:
-    names: Any = (secured.getpeercert() or {}).get("subjectAltName", ())
-    identity = identity_of(value for kind, value in names if kind == "URI")
-    return identity is not None and identity.role in _READERS
+        """Bad requests and lost connections are not reported to anybody."""
 
 
 class _Handler(MetricsHandler):
-    """One request."""
-
     server: Server
 
     @property
     def registry(self) -> CollectorRegistry:  # type: ignore[override]
-        """Where the library looks for what it serves."""
         return self.server.registry
 
     def do_GET(self) -> None:  # noqa: N802 - their name
-        """/metrics or /healthz."""
         path, since = urlsplit(self.path).path, time.monotonic()
         if path == "/healthz":
             is_serving = self.server.is_serving()
@@ -258,5 +231,5 @@ class _Handler(MetricsHandler):
         self.wfile.write(f"{text}\n".encode())
 
     def version_string(self) -> str:
-        """Of the server: nothing that helps whoever looks for old ones."""
+        """No version, which would help attackers to find old servers."""
         return "coterie"

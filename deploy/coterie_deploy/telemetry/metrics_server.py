@@ -1,8 +1,8 @@
-"""A role's metrics over HTTP: /metrics for Prometheus, /healthz for whoever asks whether the role serves its run.
+"""A role's metrics over HTTP: /metrics for Prometheus, and /healthz for probes.
 
-/healthz says what the gRPC health service says: SERVING (200) until the run is over, then NOT_SERVING (503). With TLS it speaks HTTPS, and
-wants a certificate of the same authority, issued to a monitor or a coordinator; so no host reads the metrics. A server that a monitor has
-watched stays for one more look when its run is over, so that the last bytes are seen too.
+/healthz answers like the gRPC health service: SERVING (200) until the run is over, then NOT_SERVING (503). With TLS, clients need a
+certificate of the same authority for a monitor or a coordinator, so no host can read the metrics. If there were scrapes, the server waits
+for one more after the run, so that the last bytes are counted.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from coterie.errors import ConfigError
+from coterie.extras import extra
 from coterie.session.tls import Tls
+from coterie.text.addresses import host_and_port, is_loopback, with_port
 from coterie_server.session.hub import Hub
-from coterie_server.transport.serve import is_loopback
 
 if TYPE_CHECKING:
     from coterie_deploy.telemetry.metrics import Server
 
 _LOOK_EVERY_S = 0.05
-_SOONEST_S, _LATEST_S = 1.0, 30.0  # for the last look: a busy machine scrapes irregularly
+_SOONEST_S, _LATEST_S = 1.0, 30.0  # wait for the last scrape: a busy machine scrapes irregularly
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Where metrics are served, as the command line says; `stop` ends the wait for the last look."""
+    """Where metrics are served; `stop` ends the wait for the last scrape."""
 
     address: str
     tls: Tls | None = None
@@ -52,18 +53,8 @@ async def metrics_served(
         yield None
         return
     host, port = _place(how)
-    try:
-        from coterie_deploy.telemetry.metrics import (  # noqa: PLC0415 - only where they are wanted
-            Server,
-            Subject,
-            registry_of,
-        )
-    except ModuleNotFoundError as error:
-        if error.name != "prometheus_client":
-            raise
-        raise ConfigError(
-            "--metrics needs prometheus-client, which is not installed: install the extra, pip install 'coterie[metrics]'"
-        ) from None
+    with extra("metrics", "prometheus_client", "--metrics needs prometheus-client"):
+        from coterie_deploy.telemetry.metrics import Server, Subject, registry_of  # noqa: PLC0415
     try:
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         registry, context = registry_of(Subject(hub, folder, role, name)), None if how.tls is None else how.tls.https()
@@ -73,8 +64,7 @@ async def metrics_served(
     thread = threading.Thread(target=server.serve_forever, args=(_LOOK_EVERY_S,), name="coterie-metrics", daemon=True)
     thread.start()
     try:
-        shown = f"[{host}]" if ":" in host else host
-        yield f"http{'' if how.tls is None else 's'}://{shown}:{server.server_address[1]}/metrics"
+        yield f"http{'' if how.tls is None else 's'}://{with_port(host, server.server_address[1])}/metrics"
         await _looked_at_once_more(server, how.stop)
     finally:
         await asyncio.to_thread(server.shutdown)
@@ -82,20 +72,17 @@ async def metrics_served(
 
 
 def _place(how: Metrics) -> tuple[str, int]:
-    host, colon, port = how.address.rpartition(":")
-    host = host.strip("[]")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"the address of --metrics is {how.address!r}, want HOST:PORT")
+    host, port = host_and_port(how.address, "the address of --metrics", least_port=0)
     if how.tls is None and not how.insecure and not is_loopback(host):
         allow = "give certificates with --tls, or allow it with --insecure"
         raise ConfigError(f"metrics on {how.address} without TLS would be read by whoever reaches it: {allow}")
-    return host, int(port)
+    return host, port
 
 
 async def _looked_at_once_more(server: Server, stop: asyncio.Event | None) -> None:
-    """Waits for the next scrape, where there were some and it is soon."""
+    """Waits for one more scrape, if there were some and the next one is soon."""
     start, every_s = time.monotonic(), server.looked_every_s
     deadline = start + min(max(2 * every_s, _SOONEST_S), _LATEST_S) if every_s else start
-    # One that is under way has perhaps read the books before their end.
+    # A scrape under way may have read the books before their end.
     while server.looked_from < start and time.monotonic() < deadline and not (stop is not None and stop.is_set()):
         await asyncio.sleep(_LOOK_EVERY_S)

@@ -1,8 +1,8 @@
 """`--trace`: spans of a run, to an OpenTelemetry collector over OTLP/gRPC.
 
-What the standard environment variables say (OTEL_EXPORTER_OTLP_*, OTEL_BSP_*, OTEL_TRACES_SAMPLER, OTEL_RESOURCE_ATTRIBUTES, ...) is what
-the libraries do. A collector that is slow or not there costs the run nothing: spans wait in a bounded queue of a thread of their own, and
-those that find no place, or no collector at the end, are lost, which is said once.
+The libraries read the standard environment variables (OTEL_EXPORTER_OTLP_*, OTEL_BSP_*, OTEL_TRACES_SAMPLER, OTEL_RESOURCE_ATTRIBUTES,
+...). A slow or missing collector does not slow the run: spans wait in a bounded queue of another thread. Spans that do not fit, or that are
+not delivered at the end, are lost, and one warning says so.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from coterie.errors import ConfigError
+from coterie.extras import extra
 from coterie_deploy.terminal.printable import printable
 
 if TYPE_CHECKING:
@@ -33,14 +34,14 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 
 @dataclass(frozen=True)
 class Telemetry:
-    """Where spans go, and of which rounds."""
+    """The endpoint of the spans, and which rounds have spans."""
 
     endpoint: str | None = None  # None: what the environment says, or http://localhost:4317
     every: int | None = None  # every nth round; None: ever fewer, see `coterie_server.record.tracing`
 
     @property
     def options(self) -> list[str]:
-        """The command line's, for a launched aggregator."""
+        """The command-line options of a launched aggregator."""
         endpoint = [] if self.endpoint is None else ["--otlp", self.endpoint]
         every = [] if self.every is None else ["--trace-every", str(self.every)]
         return ["--trace", *endpoint, *every]
@@ -51,43 +52,24 @@ def telemetry(trace: bool, otlp: str | None, every: int | None) -> Telemetry | N
     if not trace and otlp is None and every is None:
         return None
     asked = Telemetry(otlp, every)
-    _check_address(asked)
-    protocol = next((os.environ[name] for name in _PROTOCOLS if os.environ.get(name)), "grpc")
-    if protocol != "grpc":
-        raise ConfigError(f"{' or '.join(_PROTOCOLS)} is {protocol!r}, want 'grpc': traces go to the gRPC port of a collector, 4317")
-    _load()
-    return asked
-
-
-def _check_address(asked: Telemetry) -> None:
-    """ConfigError for an endpoint that is no URL."""
-    for name, value in (("--otlp", asked.endpoint), *((name, os.environ.get(name)) for name in _ENDPOINTS)):
+    for name, value in (("--otlp", otlp), *((name, os.environ.get(name)) for name in _ENDPOINTS)):
         if value:
             parts = urlsplit(value)
             if parts.scheme not in ("http", "https") or not parts.netloc:
                 raise ConfigError(f"{name} is {value!r}, want http://HOST:PORT, or https://HOST:PORT for TLS")
-            return
-
-
-def _load() -> None:
-    """ConfigError when the libraries are not installed."""
-    try:
-        importlib.import_module("opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
-        importlib.import_module("coterie_server.record.tracing")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "opentelemetry":
-            raise
-        raise ConfigError(
-            "traces need opentelemetry-sdk, which is not installed: install the extra, pip install 'coterie[telemetry]'"
-        ) from None
+            break
+    protocol = next((os.environ[name] for name in _PROTOCOLS if os.environ.get(name)), "grpc")
+    if protocol != "grpc":
+        raise ConfigError(f"{' or '.join(_PROTOCOLS)} is {protocol!r}, want 'grpc': traces go to the gRPC port of a collector, 4317")
+    for module in ("opentelemetry.exporter.otlp.proto.grpc.trace_exporter", "coterie_server.record.tracing"):
+        with extra("telemetry", "opentelemetry", "traces need opentelemetry-sdk"):
+            importlib.import_module(module)
+    return asked
 
 
 @contextlib.contextmanager
 def tracing(asked: Telemetry | None, role: str, console: Console) -> Iterator[RunTracer | None]:
-    """A tracer while the block runs, None where none is asked for; what is left is delivered at its end, as far as a few seconds allow.
-
-    That spans are lost is said once, on the console.
-    """
+    """A tracer while the block runs, or None; at its end, a few seconds are left for delivery. Lost spans give one warning."""
     if asked is None:
         yield None
         return
@@ -123,20 +105,18 @@ def tracing(asked: Telemetry | None, role: str, console: Console) -> Iterator[Ru
 
 
 class _Listener(logging.Handler):
-    """Hears what the libraries log, and passes the first complaint on."""
+    """Passes the first warning that the libraries log on."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._say = say
         self._has_said = threading.Lock()
-        self.is_needed = False  # also when the run is over: a delivery that was given up may complain yet
+        self.is_needed = False  # after the run too: a delivery that was given up may still warn
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A complaint."""
         self.note(" ".join(record.getMessage().split()))
 
     def note(self, reason: str) -> None:
-        """Passes the reason on, if it is the first."""
         if self._has_said.acquire(blocking=False):
             self._say(reason)
 

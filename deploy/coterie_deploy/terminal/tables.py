@@ -1,13 +1,18 @@
-"""How numbers and tables look in a terminal, wide or narrow."""
+"""Numbers, sentences and tables in a terminal, wide or narrow."""
+
+# ruff: noqa: PLC0415 - a client prints counts and no tables, and stays smaller without rich
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from coterie_deploy.terminal.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 NARROW = 76  # columns below which tables leave out what can be done without
 TINY = 56  # columns below which little more than what a row is about has room
@@ -15,9 +20,7 @@ TINY = 56  # columns below which little more than what a row is about has room
 
 def count(value: float | None) -> str:
     """An exact number with thousands separated, "-" for none."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+    return "-" if value is None else f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
 
 
 def counted(number: int, what: str) -> str:
@@ -39,7 +42,7 @@ def figure(value: float | None, digits: int = 4) -> str:
     """A measured value with a few significant digits, "-" for none."""
     if value is None or math.isnan(value):
         return "-"
-    return f"{value:#.{digits}g}" if digits > 2 and abs(value) < 10**digits else f"{value:.{digits}g}"
+    return f"{value:#.{digits}g}".removesuffix(".") if digits > 2 and abs(value) < 10**digits else f"{value:.{digits}g}"
 
 
 def duration(seconds: float) -> str:
@@ -52,20 +55,41 @@ def duration(seconds: float) -> str:
 
 
 def is_narrow(console: Console) -> bool:
-    """Whether there is little room."""
     return console.width < NARROW
 
 
 def is_tiny(console: Console) -> bool:
-    """Whether there is hardly any room."""
     return console.width < TINY
+
+
+def say(console: Console, *sentences: str, style: str = "") -> None:
+    """Prints each sentence that is not empty on a new line, wrapped."""
+    from rich.text import Text
+
+    for sentence in sentences:
+        if sentence:
+            console.print(Text(printable(sentence), style=style))
+
+
+def say_left_out(console: Console, columns: Sequence[str]) -> None:
+    """Names the columns for which the terminal is too narrow, if there are any."""
+    if columns:
+        say(console, f"without room in {console.width} columns: {', '.join(columns)}", style="dim")
+
+
+def table_of(title: str, columns: Mapping[str, Sequence[str] | None], **look: int) -> Table:
+    """As `table`, by columns instead of rows; those that are None are left out."""
+    shown = {name: cells for name, cells in columns.items() if cells is not None}
+    return table(title, [*shown], [*zip(*shown.values(), strict=True)], **look)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, n_text: int = 1, last: int = 0, gap: int = 2) -> Table:
     """A borderless table: the first `n_text` columns are text, the others numbers; the `last` rows stand apart; `gap` between columns."""
-    built = Table(
-        title=Text(title, style="bold"), title_justify="left", box=None, padding=(0, gap, 0, 0), header_style="dim", pad_edge=False
-    )
+    from rich.table import Table
+    from rich.text import Text
+
+    padding = (0, gap, 0, 0)
+    built = Table(title=Text(title, style="bold"), title_justify="left", box=None, padding=padding, header_style="dim", pad_edge=False)
     for place, column in enumerate(columns):
         built.add_column(column, justify="left" if place < n_text else "right", no_wrap=place >= n_text, overflow="fold")
     first_of_last = len(rows) - last

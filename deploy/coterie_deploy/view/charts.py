@@ -1,15 +1,13 @@
-"""Charts of runs as Vega-Lite specifications: one for the report, the dashboard, and the figures of a paper.
+"""Charts of runs as Vega-Lite specifications, for the report, the dashboard and the figures of a paper.
 
-A specification carries its own data and no colours: these come from a theme (`view.theme`), which whoever draws it passes as configuration.
-Lines are thinned to what a screen can show, with the highest and lowest values of each stretch; `rows` has what was drawn.
-`charts_structure` has the charts of who is together and who speaks to whom.
+A specification carries its own data, and no colours: they come from a theme (`view.theme`) when it is drawn. Lines are thinned to what a
+screen can show, with the highest and lowest values of each stretch; `rows` has what was drawn. `charts_structure` has the charts of
+clusters and of the topology.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,13 +30,14 @@ MAX_POINTS = 400  # of a line
 MAX_LETTERS = 24  # of a name beside a mark
 WAYS = ("up", "down")
 SCOPES = (DIRECT, BETWEEN, WITHIN)
-# What has a colour of its own has it in all charts: the places in the palette of ways, then of scopes.
+# Ways and scopes have the same colours in all charts: these are their places in the palette.
 _COLOUR_ORDER = (*WAYS, *SCOPES)
 _FEW = 15  # points of a line that are marked
 _LEAST_SHARE = 0.005  # of the largest bar that one must have to be seen
-_LOGARITHMIC = (GAP, "primal_residual", "dual_residual", RESIDUAL, "gradient_norm", "distance")
+_LOGARITHMIC = (GAP, "duality_gap", "primal_residual", "dual_residual", RESIDUAL, "gradient_norm", "distance")
 _NAMES = {
     GAP: "relative gap of the objective",
+    "duality_gap": "relative duality gap",
     RESIDUAL: "residual, the larger of primal and dual",
     "primal_residual": "primal residual",
     "dual_residual": "dual residual",
@@ -54,7 +53,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart and the table behind it. `note` says in a sentence what one sees."""
+    """A chart and the table behind it. `note` is a sentence on what it shows."""
 
     key: str
     title: str
@@ -64,8 +63,33 @@ class Chart:
     rows: Rows
 
 
+@dataclass(frozen=True)
+class Table:
+    """A table of a page. The first `n_text` columns are text."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    n_text: int = 1
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page. `tabs`: charts of which one group is seen at a time."""
+
+    key: str
+    title: str
+    sentences: Sequence[str] = ()
+    tabs: Mapping[str, Sequence[Chart]] = field(default_factory=dict)
+    charts: Sequence[Chart] = ()
+    tables: Sequence[Table] = ()
+
+    @property
+    def all_charts(self) -> list[Chart]:
+        return [*(chart for group in self.tabs.values() for chart in group), *self.charts]
+
+
 def figure_name(figure: str) -> str:
-    """A figure of a round in words."""
     return _NAMES.get(figure, figure.replace("_", " "))
 
 
@@ -80,15 +104,18 @@ def progress_chart(
     for name, curves in named.items():
         if figure in curves.figures:
             paid, values = thinned(cost(curves, against, up_weight=up_weight), curves.figures[figure])
-            rows += [(name, _whole(a, against), b) for a, b in zip(paid.tolist(), values.tolist(), strict=True)]
-    is_log = figure in _LOGARITHMIC and sum(y > 0 for _, _, y in rows) > 1
-    if is_log:
-        rows = [row for row in rows if row[2] > 0]
+            whole = [x if against == "seconds" or not x.is_integer() else int(x) for x in paid.tolist()]
+            rows += [(name, x, y) for x, y in zip(whole, values.tolist(), strict=True)]
     weighted = f", up {up_weight:g} times" if against == "bytes" and up_weight != 1 else ""
     x_title, y_title = AXES[against] + weighted, figure_name(figure)
     y = number("y", y_title, scale={"zero": False})
+    is_log = figure in _LOGARITHMIC and sum(y > 0 for _, _, y in rows) > 1
     if is_log:
+        rows = [row for row in rows if row[2] > 0]
         y = number("y", y_title, scale={"type": "log"}, axis=_decades([row[2] for row in rows]))
+    is_count = not is_log and all(float(row[2]).is_integer() for row in rows)  # such as users
+    if is_count:
+        y = number("y", y_title, axis=WHOLE)  # from 0
     x_format = ",.4~r" if against in ("round", "seconds") else ","
     encoding: dict[str, Any] = {
         "x": number("x", x_title, axis=axis_of(against), scale={"nice": False}),
@@ -110,24 +137,21 @@ def progress_chart(
         across = {"y": {"datum": goal.value, "type": "quantitative"}, "tooltip": {"value": goal_said(goal)}}
         layers.append({"data": {"values": [{}]}, "mark": {"type": "rule", "style": "mark-of-goal"}, "encoding": across})
     unit = layers[0] if len(layers) == 1 else {"layer": layers}
-    spec = spec_of({**unit, "height": 240}, ("name", "x", "y"), [(name, a, _short(b)) for name, a, b in rows])
-    note = ("Logarithmic. " if is_log else "") + _what_counts(against)
+    spec = spec_of({**unit, "height": 240}, ("name", "x", "y"), [(name, a, short(b)) for name, a, b in rows])
+    is_from_0 = is_count or min((row[2] for row in rows), default=0) <= 0 <= max((row[2] for row in rows), default=0)
+    note = ("Logarithmic. " if is_log else "" if is_from_0 else "The vertical axis does not begin at 0. ") + _COUNTED.get(
+        against, _COUNTED["bytes"].replace(", both ways", "")
+    )
     if goal is not None and len(layers) > 1:
         note += f" Dashed: {goal_said(goal)}."
     return Chart(f"{figure}-{against}", _title(f"{y_title} against {x_title}"), note, spec, ("of", x_title, y_title), rows)
 
 
-def _what_counts(against: Against) -> str:
-    return {
-        "round": "Round by round of the stage.",
-        "seconds": "Time since the stage began.",
-        "bytes": "Bytes of the stage up to the end of each round, both ways, repeats not counted.",
-    }.get(against, "Bytes of the stage up to the end of each round, repeats not counted.")
-
-
-def _whole(value: float, against: Against) -> float:
-    """Rounds and bytes as the whole numbers that they are."""
-    return value if against == "seconds" or not value.is_integer() else int(value)
+_COUNTED: Mapping[str, str] = {  # on the horizontal axis
+    "round": "Round by round of the stage.",
+    "seconds": "Time since the stage began.",
+    "bytes": "Bytes of the stage up to the end of each round, both ways, repeats not counted.",
+}
 
 
 def cumulative_chart(curves: Curves) -> Chart:
@@ -157,37 +181,31 @@ _COLUMNS = ("step", "way", "scope", "vectors", "closed form", "bytes")
 
 
 def _traffic_rows(traffic: Iterable[Traffic | Group]) -> list[tuple[Any, ...]]:
+    """The rows of `_COLUMNS`, each after the name of its bar: the step, and the scope if there are several."""
     rows = []
     for row in traffic:
         keys, expected = (row.keys, None) if isinstance(row, Group) else ((row.step, row.direction, row.scope), row.expected)
         rows.append((*keys, row.vectors, expected, round(row.wire_bytes)))
-    return rows
-
-
-def _named(rows: Rows) -> list[tuple[Any, ...]]:
-    """The rows with the name of their bars before them: the step, and the scope where there are several."""
     several = len({row[2] for row in rows}) > 1
-    return [(f"{row[0]} ({_scope(row[2])})" if several else row[0], *row) for row in rows]
+    return [(f"{row[0]} ({row[2].removesuffix('-cluster')})" if several else row[0], *row) for row in rows]
 
 
 def traffic_chart(traffic: Iterable[Traffic | Group], *, key: str = "traffic", title: str = "Bytes by step") -> Chart:
     """Bars of bytes for traffic, or groups by step, direction and scope, in their order, up and down; two for a step in two scopes."""
-    rows = _traffic_rows(traffic)
-    named = _named(rows)
-    drawn, left_out = _large_enough(named, of=6)
-    note = "A broadcast counts once for each host in bytes."
-    note += _not_drawn(left_out)
+    named = _traffic_rows(traffic)
+    drawn, not_drawn = _large_enough(named, of=6)
     bars = _bars(drawn, "bytes", "bytes on the wire", axis_of("bytes"), ("step", "way", "scope"))
-    return Chart(key, title, note, spec_of(bars, ("bar", *_COLUMNS), drawn), _COLUMNS, rows)
+    spec, note = spec_of(bars, ("bar", *_COLUMNS), drawn), f"A broadcast counts once for each host in bytes.{not_drawn}"
+    return Chart(key, title, note, spec, _COLUMNS, [row[1:] for row in named])
 
 
 def vectors_chart(traffic: Iterable[Traffic]) -> Chart | None:
     """Bars of vectors for steps, with a tick where the closed form of the method says that they end; None where there is no vector."""
     kept = [row for row in traffic if row.vectors or row.expected]
-    rows = _traffic_rows(kept)
-    if not rows:
+    named = _traffic_rows(kept)
+    if not named:
         return None
-    drawn, left_out = _large_enough(_named(rows), of=4)
+    drawn, not_drawn = _large_enough(named, of=4)
     axis = {"labelExpr": _COUNTS, "tickCount": 5, "tickMinStep": 1}
     bars = _bars(drawn, "vectors", "vectors", axis, ("step", "way", "scope", "closed form"))
     places = {name: bars["encoding"][name] for name in ("y", "yOffset", "tooltip")}
@@ -197,8 +215,9 @@ def vectors_chart(traffic: Iterable[Traffic]) -> Chart | None:
         "encoding": {**places, "x": number("closed form")},
     }
     layers = {"layer": [{"mark": bars["mark"], "encoding": bars["encoding"]}, ticks], "height": bars["height"]}
-    note = f"A vector is one model; a broadcast counts once. Across the bars: the closed form{_met(kept)}.{_not_drawn(left_out)}"
-    return Chart("vectors", "Vectors by step, and the closed form", note, spec_of(layers, ("bar", *_COLUMNS), drawn), _COLUMNS, rows)
+    note = f"A vector is one model; a broadcast counts once. Across the bars: the closed form{_met(kept)}.{not_drawn}"
+    spec, rows = spec_of(layers, ("bar", *_COLUMNS), drawn), [row[1:] for row in named]
+    return Chart("vectors", "Vectors by step, and the closed form", note, spec, _COLUMNS, rows)
 
 
 def _met(traffic: Sequence[Traffic]) -> str:
@@ -207,8 +226,7 @@ def _met(traffic: Sequence[Traffic]) -> str:
     if not with_form:
         return ": this method has none"
     mean = ", of random coins their mean" if any(row.spread for row in with_form) else ""
-    are_met = all(row.vectors in (row.expected, row.drawn) for row in with_form)
-    if not are_met:
+    if not all(row.vectors in (row.expected, row.drawn) for row in with_form):
         return mean
     return f"{mean}; for the coins drawn, all bars are what it says" if mean else ", which all of them meet"
 
@@ -224,18 +242,9 @@ def scope_chart(traffic: Iterable[Traffic | Group]) -> Chart:
     rows: list[tuple[Any, ...]] = [(scope, way, *sums[scope, way]) for scope in SCOPES for way in WAYS if (scope, way) in sums]
     columns = ("scope", "way", "vectors", "bytes")
     note = "Direct: with client hosts; between: of the coordinator with the clusters' aggregators; within: of these with their hosts."
-    drawn = [(_scope(row[0]), *row) for row in rows]
+    drawn = [(row[0].removesuffix("-cluster"), *row) for row in rows]
     bars = _bars(drawn, "bytes", "bytes on the wire", axis_of("bytes"), ("scope", "way", "vectors"))
-    spec = spec_of(bars, ("bar", *columns), drawn)
-    return Chart("scopes", "Bytes by scope", note, spec, columns, rows)
-
-
-def _not_drawn(left_out: Sequence[str]) -> str:
-    """What is said of the bars that nobody could see."""
-    if not left_out:
-        return ""
-    listed = ", ".join(left_out) if len(left_out) <= 4 else f"{len(left_out)} steps, which the table has"
-    return f" Not drawn, with less than {_LEAST_SHARE:.1%} of the largest: {listed}."
+    return Chart("scopes", "Bytes by scope", note, spec_of(bars, ("bar", *columns), drawn), columns, rows)
 
 
 def _bars(rows: Rows, field: str, title: str, axis: Mapping[str, Any], tooltip: Sequence[str]) -> dict[str, Any]:
@@ -250,49 +259,23 @@ def _bars(rows: Rows, field: str, title: str, axis: Mapping[str, Any], tooltip: 
     return {"mark": {"type": "bar", "cornerRadiusEnd": 2}, "encoding": encoding, "height": 30 * len({row[0] for row in rows})}
 
 
-def _large_enough(named: Rows, *, of: int) -> tuple[list[tuple[Any, ...]], list[str]]:
-    """The rows whose bars can be seen, by their place `of`, and the names of the others."""
+def _large_enough(named: Rows, *, of: int) -> tuple[list[tuple[Any, ...]], str]:
+    """The rows whose bars, the values at place `of`, are long enough to be seen, and a sentence on the others."""
     largest: dict[str, float] = {}
     for row in named:
         largest[row[0]] = max(largest.get(row[0], 0), row[of])
     least = _LEAST_SHARE * max(largest.values(), default=0)
-    return [row for row in named if largest[row[0]] >= least], [name for name, value in largest.items() if value < least]
+    left_out = [name for name, value in largest.items() if value < least]
+    listed = ", ".join(left_out) if len(left_out) <= 4 else f"{len(left_out)} steps, which the table has"
+    said = f" Not drawn, with less than {_LEAST_SHARE:.1%} of the largest: {listed}." if left_out else ""
+    return [row for row in named if largest[row[0]] >= least], said
 
 
-# ---- users, events, runs
-
-
-def users_chart(by_user: Mapping[str, Mapping[str, float]], *, key: str = "users", title: str = "How users fare") -> Chart:
-    """How values are spread over the users: for each metric a tick for each user, and below them a box of the quartiles."""
-    rows = [(metric, user, value) for metric, values in by_user.items() for user, value in values.items() if math.isfinite(value)]
-    metrics = list(dict.fromkeys(metric for metric, *_ in rows))
-    boxes = [(metric, *np.quantile([row[2] for row in rows if row[0] == metric], [0, 0.25, 0.5, 0.75, 1]).tolist()) for metric in metrics]
-    y: dict[str, Any] = {"field": "metric", "type": "nominal", "sort": None, "title": None, "scale": {"domain": metrics}}
-    y |= {"axis": {"ticks": False, "domain": False, "labelLimit": 190}}
-
-    def layer(mark: Spec, x: str, tooltip: Sequence[Spec], **more: Any) -> dict[str, Any]:
-        across = {**number(x, scale={"zero": False}, axis={"tickCount": 6}), "title": None}
-        return {"mark": mark, "encoding": {"x": across, "y": y, "tooltip": tooltip, **more}}
-
-    below, quartiles = {"yOffset": 9}, told(formats=dict.fromkeys(_QUARTILES, ".4~g"))
-    under = {"data": {"values": [dict(zip(("metric", *_QUARTILES), box, strict=True)) for box in boxes]}}
-    box = {"type": "bar", "style": "box", "height": 12, **below}
-    layers: list[dict[str, Any]] = [
-        layer({"type": "tick", "opacity": 0.5, "size": 16, "yOffset": -11}, "value", told("user", formats={"value": ".4~g"})),
-        {**under, **layer({"type": "rule", **below}, "min", quartiles, x2={"field": "max"})},
-        {**under, **layer(box, "q1", quartiles, x2={"field": "q3"})},
-        {**under, **layer({"type": "tick", "style": "median", "thickness": 2.5, "size": 12, **below}, "median", quartiles)},
-    ]
-    columns = ("metric", "user", "value")
-    spec = spec_of({"layer": layers, "height": 56 * len(metrics)}, columns, [(metric, user, _short(value)) for metric, user, value in rows])
-    return Chart(key, title, "Ticks: users; below them the least, the quartiles and the greatest.", spec, columns, rows)
-
-
-_QUARTILES = ("min", "q1", "median", "q3", "max")
+# ---- events, runs
 
 
 def events_chart(events: Sequence[tuple[float, str, str]], stages: Sequence[tuple[str, float, float]] = ()) -> Chart:
-    """What has happened when: (seconds since the run began, kind, text); and from when to when each stage went."""
+    """Events, (seconds since the run began, kind, text), and a bar for each stage, (name, start, end)."""
     kinds = [*([_STAGES] if stages else []), *dict.fromkeys(kind for _, kind, _ in events)]
     x = number("seconds", "seconds since the run began", axis={"tickCount": 6}, scale={"padding": 10})
     axis = {"grid": True, "ticks": False, "domain": False}
@@ -301,7 +284,14 @@ def events_chart(events: Sequence[tuple[float, str, str]], stages: Sequence[tupl
     points = {"mark": mark, "encoding": {"x": x, "y": y, "tooltip": told("kind", "text", formats={"seconds": ",.1f"})}}
     columns = ("seconds", "kind", "text")
     values = [dict(zip(columns, event, strict=True)) for event in events]
-    layers = [*([_stage_bars(stages, x, y)] if stages else []), {**points, "data": {"values": values}}]
+    layers: list[dict[str, Any]] = [{**points, "data": {"values": values}}]
+    if stages:  # bars that are by turns darker and lighter
+        names = ("text", "seconds", "until")
+        drawn = [{**dict(zip(names, stage, strict=True)), "kind": _STAGES, "odd": place % 2} for place, stage in enumerate(stages)]
+        shade = {"field": "odd", "type": "ordinal", "scale": {"domain": [0, 1], "range": [0.85, 0.4]}, "legend": None}
+        tooltip = [{"field": "text", "type": "nominal", "title": "stage"}]
+        across = {"x": x, "x2": {"field": "until"}, "y": y, "opacity": shade, "tooltip": tooltip}
+        layers.insert(0, {"data": {"values": drawn}, "mark": {"type": "bar", "height": 12}, "encoding": across})
     note = "Each point is an event of the run" + (", each bar a stage." if stages else ".")
     rows = [*((start, "stage", f"{name}, until {end:.1f}") for name, start, end in stages), *events]
     spec = {"$schema": SCHEMA, **FITTED, "height": 24 * len(kinds), "layer": layers}
@@ -311,18 +301,8 @@ def events_chart(events: Sequence[tuple[float, str, str]], stages: Sequence[tupl
 _STAGES = "stages"  # the row of an events chart that is theirs
 
 
-def _stage_bars(stages: Sequence[tuple[str, float, float]], x: Spec, y: Spec) -> dict[str, Any]:
-    """The layer of stages: bars that are by turns darker and lighter."""
-    names = ("text", "seconds", "until")
-    drawn = [{**dict(zip(names, stage, strict=True)), "kind": _STAGES, "odd": place % 2} for place, stage in enumerate(stages)]
-    shade = {"field": "odd", "type": "ordinal", "scale": {"domain": [0, 1], "range": [0.85, 0.4]}, "legend": None}
-    tooltip = [{"field": "text", "type": "nominal", "title": "stage"}]
-    encoding = {"x": x, "x2": {"field": "until"}, "y": y, "opacity": shade, "tooltip": tooltip}
-    return {"data": {"values": drawn}, "mark": {"type": "bar", "height": 12}, "encoding": encoding}
-
-
 def outcomes_chart(outcomes: Sequence[tuple[str, float, float]], figure: str, x_title: str) -> Chart:
-    """A point for each run, (run, bytes, best value of a figure): who reaches more with less."""
+    """A point for each run: (run, bytes, best value of a figure)."""
     names = [name for name, _, _ in outcomes]
     y_title = f"best {figure_name(figure)}"
     is_log = figure in _LOGARITHMIC and all(value > 0 for _, _, value in outcomes)
@@ -350,14 +330,15 @@ def number(field: str, title: str | None = None, **more: Any) -> dict[str, Any]:
 
 
 def told(*names: str, formats: Mapping[str, str], titles: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """What is told of a mark under the pointer: names, and numbers with their formats."""
+    """The tooltip of a mark: names, and numbers with their formats."""
     listed = [{"field": name, "type": "nominal"} for name in names] + [number(name, format=form) for name, form in formats.items()]
     return [{**one, "title": titles[one["field"]]} if titles and one["field"] in titles else one for one in listed]
 
 
 def spec_of(unit: Mapping[str, Any], columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, Any]:
-    """A specification that carries its data, as wide as what it stands in. What is no number is null."""
-    values = [dict(zip(columns, map(_or_null, row), strict=True)) for row in rows]
+    """A specification that carries its data, as wide as the page. NaN and infinity become null."""
+    kept = ([None if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in row] for row in rows)
+    values = [dict(zip(columns, row, strict=True)) for row in kept]
     return {"$schema": SCHEMA, "data": {"values": values}, **FITTED, **unit}
 
 
@@ -369,16 +350,12 @@ def coloured(field: str, values: Sequence[str]) -> dict[str, Any]:
 
 def axis_of(against: Against) -> dict[str, Any]:
     """Ticks of rounds, seconds or bytes."""
-    match against:
-        case "round":
-            return {"labelExpr": _WHOLE, "tickCount": 6}
-        case "seconds":
-            return {"format": ",~r", "tickCount": 6}
-        case _:
-            return {"labelExpr": _BYTES, "tickCount": 5, "tickMinStep": 1}
+    axes: dict[str, dict[str, Any]] = {"round": {"labelExpr": _WHOLE, "tickCount": 6}, "seconds": {"format": ",~r", "tickCount": 6}}
+    return axes.get(against, {"labelExpr": _BYTES, "tickCount": 5, "tickMinStep": 1})
 
 
 _WHOLE = "datum.value % 1 === 0 ? format(datum.value, ',') : ''"  # also of few rounds, between which there is nothing
+WHOLE = {"labelExpr": _WHOLE, "tickMinStep": 1, "tickCount": 6}  # an axis of counts
 _SHORT_SCOPE = "replace(datum.label, '-cluster', '')"
 _BYTES = "replace(format(datum.value, '.3~s'), /([a-zA-Z]?)$/, ' $1B')"
 _POWERS = "replace(format(datum.value, '.0e'), 'e+', 'e')"  # fonts of figures have no raised minus
@@ -394,7 +371,7 @@ def _decades(values: Sequence[float]) -> dict[str, Any]:
 
 
 def cut(name: str) -> str:
-    """A name that has room beside a mark."""
+    """A name, shortened to fit beside a mark."""
     return name if len(name) <= MAX_LETTERS else f"{name[: MAX_LETTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
@@ -402,25 +379,15 @@ def _title(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _scope(scope: str) -> str:
-    return scope.removesuffix("-cluster")
-
-
 def _dashes(n: int) -> list[list[int]]:
     """Patterns of dashes, the first of them none; for many lines one for each round of the palette."""
     patterns = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3]]
-    if n <= len(patterns):
-        return patterns[:n]
-    return [patterns[place // N_COLOURS % len(patterns)] for place in range(n)]
+    every = 1 if n <= len(patterns) else N_COLOURS
+    return [patterns[place // every % len(patterns)] for place in range(n)]
 
 
-def _short(value: float) -> float:
-    """As exact as a screen can show."""
-    return float(f"{value:.6g}")
-
-
-def _or_null(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def short(value: float) -> float:
+    return float(f"{value:.6g}")  # as precise as a screen can show
 
 
 def thinned(x: Array, y: Array) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""Charts of the structure of a run: which users are together, and who speaks to whom."""
+"""Charts of the structure of a run: the clusters of its users, and the links of the federation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coterie_deploy.terminal.tables import counted, size
-from coterie_deploy.view.charts import FITTED, SCHEMA, SCOPES, Chart, axis_of, coloured, cut, number, spec_of, told
+from coterie_deploy.view.charts import FITTED, SCHEMA, SCOPES, WHOLE, Chart, axis_of, coloured, cut, number, spec_of, told
 from coterie_deploy.view.theme import N_COLOURS
 from coterie_server.record.rundb import BETWEEN
 
@@ -16,7 +16,7 @@ COORDINATOR = "coordinator"
 KNOWN = "known"  # the column of a heat map that has the clusters that were known beforehand
 _ALONE = "#8a94a155"  # users who share their model with nobody
 _GAP = " "  # the empty column after it
-_MOST_NAMED = 40  # users whose names have room beside a heat map
+_MOST_NAMED = 40  # users whose names fit beside a heat map
 _MOST_AGGREGATORS = 8  # that are drawn one by one, the busiest
 _MOST_LEAVES = 12
 _LEFT = -0.06  # of the axis on which the coordinator is at 0 and each level one further
@@ -111,11 +111,13 @@ def path_charts(penalties: Sequence[float], measured: Mapping[str, Sequence[floa
     charts = []
     for name, values in measured.items():
         rows = [row for row in zip(penalties, values, strict=True) if row[1] is not None]
+        if len(rows) < 2:
+            continue  # the table of the stages has the value
         columns = ("penalty", name)
         axis = {"values": list(penalties), "format": "~g", "labelOverlap": "greedy"}
         encoding = {
             "x": number("penalty", scale={"type": "log", "nice": False, "padding": 8}, axis=axis),
-            "y": number("value", name, scale={"zero": name == "clusters"}),
+            "y": number("value", name, scale={"zero": name == "clusters"}, axis=WHOLE if name == "clusters" else {}),
             "tooltip": told(formats={"penalty": "~g", "value": ".4~g"}, titles={"value": name}),
         }
         mark = {"type": "line", "point": {"filled": True, "size": 45}}
@@ -159,7 +161,6 @@ class Link:
 
     @property
     def n_bytes(self) -> float:
-        """Both ways."""
         return self.up_bytes + self.down_bytes
 
 
@@ -173,12 +174,26 @@ class _Node:
     link: Link | None = None
     below: list[_Node] = field(default_factory=list)
 
+    @property
+    def all(self) -> list[_Node]:
+        return [self, *(one for child in self.below for one in child.all)]
+
+    @property
+    def drawn(self) -> dict[str, Any]:
+        """Its place and its two lines of text: name and users, bytes up and down."""
+        kind = "root" if self.link is None else "inner" if self.below else "leaf"
+        name, more = cut(self.name), ""
+        if self.link is not None:
+            name += "" if self.link.n_users is None else f" \N{MIDDLE DOT} {counted(self.link.n_users, 'user')}"
+            more = f"\N{UPWARDS ARROW} {size(self.link.up_bytes)}  \N{DOWNWARDS ARROW} {size(self.link.down_bytes)}"
+        return {"x": self.depth, "y": self.y, "kind": kind, "name": name, "more": more}
+
 
 def topology_chart(links: Sequence[Link]) -> Chart:
     """The tree of coordinator, aggregators and hosts with the bytes on each link; of many, the busiest, and the others together."""
     root = _tree(links)
     n_leaves = _place(root)
-    nodes = list(_all(root))
+    nodes = root.all
     deepest = max(node.depth for node in nodes)
     widest = max((link.n_bytes for link in links), default=1.0) or 1.0
     room = f"{_LEAF_WORDS} / max(width, {2 * _LEAF_WORDS})"  # for what is said of the leaves
@@ -196,7 +211,7 @@ def topology_chart(links: Sequence[Link]) -> Chart:
         "mark": {"type": "line", "interpolate": "basis", "opacity": 0.65, "strokeCap": "butt"},
         "encoding": {**at_nodes, "detail": {"field": "to"}, "order": {"field": "order"}, "color": colour, "strokeWidth": thickness},
     }
-    drawn = [{"x": node.depth, "y": node.y, "kind": _kind(node), "name": _named(node), "more": _said(node)} for node in nodes]
+    drawn = [node.drawn for node in nodes]
     dots = {"data": {"values": drawn}, "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1}, "encoding": at_nodes}
     layers = [edges, dots]
     for kind, align, dx, dy in (("root", "left", -5, -14), ("inner", "center", 0, -26), ("leaf", "left", 11, -7)):
@@ -216,7 +231,7 @@ def topology_chart(links: Sequence[Link]) -> Chart:
 
 
 def _tree(links: Sequence[Link]) -> _Node:
-    """The coordinator with what is below it, as much as there is room for."""
+    """The coordinator and the members below it that fit."""
     root = _Node(COORDINATOR, 0)
     top = [link for link in links if not link.above]
     shown = _busiest(top, _MOST_AGGREGATORS if any(link.scope == BETWEEN for link in top) else _MOST_LEAVES)
@@ -253,27 +268,8 @@ def _place(node: _Node, first: int = 0) -> int:
     return first
 
 
-def _all(node: _Node) -> Sequence[_Node]:
-    return [node, *(one for child in node.below for one in _all(child))]
-
-
-def _kind(node: _Node) -> str:
-    return "root" if node.link is None else "inner" if node.below else "leaf"
-
-
-def _named(node: _Node) -> str:
-    users = "" if node.link is None or node.link.n_users is None else f" \N{MIDDLE DOT} {counted(node.link.n_users, 'user')}"
-    return f"{cut(node.name)}{users}"
-
-
-def _said(node: _Node) -> str:
-    if node.link is None:
-        return ""
-    return f"\N{UPWARDS ARROW} {size(node.link.up_bytes)}  \N{DOWNWARDS ARROW} {size(node.link.down_bytes)}"
-
-
 def _curve(node: _Node, child: _Node, widest: float) -> list[dict[str, Any]]:
-    """The points of a line that leaves a node and reaches another horizontally. A row of names is no key of it: names may be the same."""
+    """The points of a line from a node to another, horizontal at both. Its key is a place: names may be the same."""
     if child.link is None:
         return []
     middle = (node.depth + child.depth) / 2

@@ -1,17 +1,14 @@
-"""Several runs side by side: what each has reached, and what that has cost."""
-
-from __future__ import annotations
+"""Several runs side by side: the values that they reached, and the cost."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from coterie_deploy.read.costs import AXES, Against, Weighing, axes_of, best, common_goal, cost, figures_shown, goal_said, is_comparable
+from coterie_deploy.read.costs import AXES, Weighing, axes_of, best, common_goal, cost, figures_shown, goal_said, is_comparable
 from coterie_deploy.terminal.tables import count, duration, figure, size
 from coterie_deploy.view import charts
-from coterie_deploy.view.charts import figure_name
-from coterie_deploy.view.run_view import RunView
-from coterie_deploy.view.sections import Section, Table
+from coterie_deploy.view.charts import Section, Table, figure_name
+from coterie_deploy.view.run_view import RunView, progress_charts
 from coterie_server.record.curves import GAP, Curves, Goal, reached
 
 _MOST_FIGURES = 4
@@ -23,12 +20,8 @@ def comparison_of(views: Sequence[RunView], weighing: Weighing) -> Section:
     named = named_curves(views)
     figures = _figures(list(named.values()), weighing.goal)
     goal = weighing.goal or common_goal(named.values())
-    tabs = {
-        f"against {AXES[against]}": [
-            charts.progress_chart(named, name, against, up_weight=weighing.up_weight, goal=weighing.goal) for name in figures
-        ]
-        for against in _bytes_first(axes_of(named.values()))
-    }
+    axes = sorted(axes_of(named.values()), key=lambda axis: axis != "bytes")
+    tabs = {f"against {AXES[axis]}": progress_charts(named, figures, axis, weighing) for axis in axes}
     said = []
     if weighing.up_weight != 1:
         said.append(f"In costs and in bytes on the wire, a byte up counts as {weighing.up_weight:g} bytes down.")
@@ -57,26 +50,20 @@ def labels_of(views: Sequence[RunView]) -> list[str]:
 
 
 def _ending(folder: Path, folders: Sequence[Path]) -> str:
-    for n_parts in range(1, len(folder.parts)):
-        endings = [other.parts[-n_parts:] for other in folders]
-        if endings.count(folder.parts[-n_parts:]) == 1:
-            return "/".join(folder.parts[-n_parts:])
+    for start in range(-1, -len(folder.parts), -1):
+        if [other.parts[start:] for other in folders].count(folder.parts[start:]) == 1:
+            return "/".join(folder.parts[start:])
     return folder.name
 
 
-def _bytes_first(axes: Sequence[Against]) -> list[Against]:
-    return sorted(axes, key=lambda axis: axis != "bytes")
-
-
 def _figures(listed: Sequence[Curves], goal: Goal | None) -> list[str]:
-    """The figures that most runs have come first."""
     found = [name for curves in listed for name in figures_shown(curves) if is_comparable(name, listed)]
     ordered = sorted(dict.fromkeys(found), key=lambda name: -found.count(name))[:_MOST_FIGURES]
     if goal is None:
         return ordered
     if not any(goal.figure in curves.figures for curves in listed):
         for curves in listed:
-            reached(curves, goal)  # says which figures there are
+            reached(curves, goal)  # raises an error that lists the figures
     return [goal.figure, *(name for name in ordered if name != goal.figure)][:_MOST_FIGURES]
 
 
@@ -113,7 +100,7 @@ def _table(views: Sequence[RunView], named: Mapping[str, Curves], goal: Goal | N
 
 
 def _towards(found: Curves, goal: Goal, weighing: Weighing, *, rising: bool) -> list[str]:
-    """The best value, what each megabyte brought of it, and what the goal cost."""
+    """The best value, that value per megabyte, and the cost of the goal."""
     value = best(found, goal.figure)
     at = reached(found, goal) if value is not None else None
     plain, weighted = cost(found, "bytes"), cost(found, "bytes", up_weight=weighing.up_weight)

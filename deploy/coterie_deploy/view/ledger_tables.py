@@ -1,14 +1,11 @@
-"""What `coterie ledger` answers when asked for a part of the ledger, a grouping or a format: totals of groups, or the rows themselves.
+"""`coterie ledger` for a part of the ledger, a grouping or a format: totals of groups, or the rows themselves.
 
-Not here: the page of a whole run (`books`), and what the totals mean (`coterie_server.record.query`).
+`read.ledger_page` prints the page of a whole run; `coterie_server.record.query` explains the totals.
 """
-
-from __future__ import annotations
 
 import contextlib
 import csv
 import functools
-import importlib
 import io
 import itertools
 import json
@@ -16,21 +13,24 @@ import re
 import sqlite3
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from coterie.errors import ConfigError, RunError
+from coterie.experiment.config import experiment_from
+from coterie.extras import needed
 from coterie.record.files import written_whole
-from coterie_deploy.read.steps import steps_said
+from coterie_deploy.read.report import own_stage
+from coterie_deploy.read.sentences import steps_said
 from coterie_deploy.terminal.printable import printable
-from coterie_deploy.terminal.tables import count, counted, size, table
+from coterie_deploy.terminal.tables import NARROW, count, counted, say, size, table
 from coterie_server.record import summary
+from coterie_server.record.curves import GAP, curves, goal_from, reached, why_not_reached, with_figure_of
 from coterie_server.record.query import (
     KEYS,
     MEASURES,
@@ -45,34 +45,26 @@ from coterie_server.record.query import (
     stage_namer,
 )
 from coterie_server.record.rundb import BETWEEN, DIRECT, WITHIN, read_run
+from coterie_server.record.summary import StageSummary
 
 FORMATS = ("table", "csv", "jsonl", "parquet")
 DEFAULT_KEYS = ("step", "direction", "scope")
 _SCOPES = {scope.removesuffix("-cluster"): scope for scope in (DIRECT, WITHIN, BETWEEN)}
 _SORTS = {measure.removesuffix("_bytes"): measure for measure in MEASURES}
 _ROUNDS = re.compile(r"(\d{0,9})(:?)(\d{0,9})")
-_HEADS = {"direction": "way"}
-# Columns of numbers: those that a narrow terminal has room for first, and how they stand beside each other.
+# Columns of numbers: those that a narrow terminal keeps longest come first.
 _BY_WORTH = ("wire", "share", "vectors", "formula", "payload", "message", "scalars", "frames")
-_IN_ORDER = ("vectors", "formula", "scalars", "frames", "payload", "message", "wire", "share")
 _MAX_LINES = 400  # of a table
-_NARROW = 76  # columns below which columns stand closer
-_FEWEST = 1  # column of numbers that is shown, however little room there is
 _BATCH_ROWS = 20_000  # of a Parquet file, at once in memory
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The options of the command, as given."""
+    """The options of the command, as given. `limits`: the steps, directions, scopes, clusters, links or members that are asked for."""
 
+    limits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     by: str | None = None
     rounds: str | None = None
-    members: tuple[str, ...] = ()
-    steps: tuple[str, ...] = ()
-    directions: tuple[str, ...] = ()
-    scopes: tuple[str, ...] = ()
-    clusters: tuple[str, ...] = ()
-    links: tuple[str, ...] = ()
     stage: str | None = None
     until: str | None = None
     sort: str | None = None
@@ -83,7 +75,7 @@ class Wanted:
 
     @property
     def is_more_than_a_page(self) -> bool:
-        """Whether anything but a stage, or all together, is asked for."""
+        """Whether other options than a stage, or all stages together, are given."""
         return replace(self, stage=None, total=False) != Wanted()
 
 
@@ -91,37 +83,21 @@ class Wanted:
 
 
 def query_of(wanted: Wanted) -> Query:
-    """What is asked for, all but the goal of `until`. ConfigError for what cannot be read."""
+    """The query without the goal of `until`. ConfigError for options that cannot be read."""
     first, last = _rounds_of(wanted.rounds)
-    keys = _keys_of(wanted.by)
+    keys = () if wanted.by is None else tuple(key.strip() for key in wanted.by.split(","))
+    for wrong in (key for key in keys if key not in KEYS):
+        raise ConfigError(f"--by has the key {wrong!r}, want some of {', '.join(KEYS)}, with commas between them")
     if wanted.total and "stage" in keys:
         raise ConfigError("--total is all stages together, want --by without stage")
-    return Query(
-        keys,
-        (wanted.stage,) if wanted.stage is not None else (),
-        first,
-        last,
-        wanted.steps,
-        wanted.directions,
-        tuple(_SCOPES.get(scope, scope) for scope in wanted.scopes),
-        wanted.clusters,
-        wanted.links,
-        wanted.members,
-        useful=not wanted.repeats,
-    )
-
-
-def _keys_of(text: str | None) -> tuple[str, ...]:
-    """KEY,KEY."""
-    keys = () if text is None else tuple(key.strip() for key in text.split(","))
-    wrong = next((key for key in keys if key not in KEYS), None)
-    if wrong is not None:
-        raise ConfigError(f"--by has the key {wrong!r}, want some of {', '.join(KEYS)}, with commas between them")
-    return keys
+    limits = {f"{what}s": tuple(_SCOPES.get(value, value) for value in values) for what, values in wanted.limits.items()}
+    limits["users"] = limits.pop("members", ())
+    stages = () if wanted.stage is None else (wanted.stage,)
+    return Query(keys, stages, first, last, useful=not wanted.repeats, **limits)
 
 
 def _rounds_of(text: str | None) -> tuple[int | None, int | None]:
-    """7, 100:200, 100: or :200, both ends included."""
+    """The first and the last round of 7, 100:200, 100: or :200."""
     found = _ROUNDS.fullmatch((text or ":").strip())
     first, last = (int(end) if end else None for end in (found[1], found[3])) if found else (None, None)
     if found and not found[2]:
@@ -134,16 +110,7 @@ def _rounds_of(text: str | None) -> tuple[int | None, int | None]:
     return first, last
 
 
-def _sort_of(text: str | None) -> str | None:
-    """The measure to sort by."""
-    measure = None if text is None else _SORTS.get(text, text)
-    if measure is not None and measure not in MEASURES:
-        raise ConfigError(f"--sort is {text!r}, want one of {', '.join(_SORTS)}")
-    return measure
-
-
 def _format_of(wanted: Wanted) -> str:
-    """As given, or by the end of the file's name."""
     ending = wanted.output.suffix.removeprefix(".").lower() if wanted.output is not None else ""
     chosen = wanted.format or (ending if ending in FORMATS else FORMATS[0])
     if chosen not in FORMATS:
@@ -155,11 +122,8 @@ def _format_of(wanted: Wanted) -> str:
 
 def _until(connection: sqlite3.Connection, query: Query, text: str) -> tuple[Query, str]:
     """The query up to the round in which a stage has reached a goal, and a sentence on it. RunError when it never has."""
-    from coterie_server.record import summary  # noqa: PLC0415 - only here, and slow to import
-    from coterie_server.record.curves import GAP, curves, goal_from, reached, why_not_reached, with_figure_of  # noqa: PLC0415
-
     goal = goal_from(text)
-    stage = summary.stage_named(connection, str(query.stages[0])) if query.stages else summary.goal_stage(connection)
+    stage = summary.stage_named(connection, str(query.stages[0])) if query.stages else _goal_stage(connection)
     made = with_figure_of(goal, curves(connection, stage, with_bytes=False))
     number = reached(made, goal)
     if number is None:
@@ -177,21 +141,22 @@ def _until(connection: sqlite3.Connection, query: Query, text: str) -> tuple[Que
     return replace(query, stages=(stage.number,), last_round=last), said
 
 
+def _goal_stage(connection: sqlite3.Connection) -> StageSummary:
+    """The stage that a goal is about: a refit reaches nothing on the way. ConfigError when none has begun."""
+    main, frozen = summary.final_stage(connection), summary.facts(connection).get("experiment")
+    with contextlib.suppress(ConfigError):  # an experiment that this version does not understand
+        return own_stage(summary.stages(connection), main, experiment_from(json.loads(frozen or "{}"))) or main
+    return main
+
+
 # ---- what is asked for
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """Groups with names of stages, the formula of each where there is one, and their total."""
-
-    keys: tuple[str, ...]
-    groups: Sequence[Group]
-    forms: Sequence[float | None]
-    total: Group
-    total_form: float | None
+_Line = tuple[Group, float | None]  # a group with the name of its stage, and its closed form if there is one
 
 
-def _answer(connection: sqlite3.Connection, query: Query, sort: str | None) -> _Answer:
+def _answer(connection: sqlite3.Connection, query: Query, sort: str | None) -> tuple[list[_Line], _Line]:
+    """The lines of a query, and their total."""
     groups = numbered_totals(connection, query)
     forms = closed_forms(connection, query)
     with_traffic = {group.keys for group in groups}
@@ -205,15 +170,14 @@ def _answer(connection: sqlite3.Connection, query: Query, sort: str | None) -> _
     if "stage" in query.by:
         place, name = query.by.index("stage"), stage_namer(connection)
         groups = [replace(group, keys=(*group.keys[:place], name(group.keys[place]), *group.keys[place + 1 :])) for group in groups]
-    return _Answer(query.by, groups, of_each, total, total_form)
+    return [*zip(groups, of_each, strict=True)], (total, total_form)
 
 
 def print_part(folder: Path, wanted: Wanted, console: Console) -> None:
-    """The groups asked for as a table or as data, or the rows of the ledger as data.
-
-    ConfigError for what the run does not have, RunError for a goal that was not reached.
-    """
-    how, sort, query = _format_of(wanted), _sort_of(wanted.sort), query_of(wanted)
+    """The groups as a table or as data, or the rows as data. ConfigError for unknown values, RunError for a goal not reached."""
+    how, sort, query = _format_of(wanted), wanted.sort and _SORTS.get(wanted.sort, wanted.sort), query_of(wanted)
+    if sort is not None and sort not in MEASURES:
+        raise ConfigError(f"--sort is {wanted.sort!r}, want one of {', '.join(_SORTS)}")
     is_of_rows = how != "table" and wanted.by is None
     if is_of_rows and sort is not None:
         raise ConfigError("--sort is for groups, want --by with it: rows come as they were booked")
@@ -225,51 +189,39 @@ def print_part(folder: Path, wanted: Wanted, console: Console) -> None:
             _write(how, wanted.output, ROW_COLUMNS, rows(connection, query))
             return
         query = replace(query, by=query.by or DEFAULT_KEYS)
-        answer = _answer(connection, query, sort)
+        listed, total = _answer(connection, query, sort)
         if how != "table":
-            _write(how, wanted.output, (*query.by, *MEASURES, "closed_form"), _lines(answer))
+            lines = ((*group.keys, *(getattr(group, measure) for measure in MEASURES), form) for group, form in listed)
+            _write(how, wanted.output, (*query.by, *MEASURES, "closed_form"), lines)
             return
-        head = f"{_run_of(connection, folder)}: {_described(wanted)}"
-        notes = _notes(answer, summary.facts(connection), has_shares=has_shares(connection, query))
-        what_there_is = "" if answer.groups else _what_there_is(connection, query)
-    if wanted.output is None:
-        _print(answer, sort, [head, said], notes, console, what_there_is)
-        return
-    with written_whole(wanted.output) as file, _text_of(file) as text:
-        _print(answer, sort, [head, said], notes, Console(file=text, width=console.width), what_there_is)
-
-
-def _run_of(connection: sqlite3.Connection, folder: Path) -> str:
-    """Which run it is."""
-    facts = dict(connection.execute("SELECT key, value FROM run WHERE key IN ('name', 'run_id')"))
-    return f"{facts.get('name', folder.name)}, run {facts.get('run_id', '?')}"
-
-
-def _lines(answer: _Answer) -> Iterator[tuple[Any, ...]]:
-    for group, form in zip(answer.groups, answer.forms, strict=True):
-        yield (*group.keys, *(getattr(group, measure) for measure in MEASURES), form)
+        facts = summary.facts(connection)
+        head = f"{facts.get('name', folder.name)}, run {facts.get('run_id', '?')}: {_described(wanted)}"
+        shares = "Users share the bytes of their host equally; the vectors of a broadcast count for each."
+        notes = [shares] if has_shares(connection, query) else []
+        if "step" in query.by:
+            notes.append(steps_said((group.keys[query.by.index("step")] for group, _ in listed), facts, paper=True))
+        what_there_is = "" if listed else _what_there_is(connection, query)
+    with contextlib.ExitStack() as opened:
+        if wanted.output is not None:
+            text = opened.enter_context(_text_of(opened.enter_context(written_whole(wanted.output))))
+            console = Console(file=text, width=console.width)
+        say(console, head, style="bold")
+        say(console, said)
+        console.print()
+        if not listed:
+            say(console, f"There is no such traffic.{what_there_is}")
+            return
+        shown = _table(query.by, listed, total, sort, console.width)
+        console.print(shown)
+        if len(listed) > _MAX_LINES:
+            console.print(f"and {counted(len(listed) - _MAX_LINES, 'line')} more, counted in the total: --format csv has them all")
+        console.print()
+        heads = ["wire = message + 5 bytes for each gRPC frame", "share of the wire bytes of this table"]
+        heads += ["formula: vectors by the method's closed form"] if any(column.header == "formula" for column in shown.columns) else []
+        say(console, "; ".join(heads), *notes, style="dim")
 
 
 # ---- as a table
-
-
-def _print(answer: _Answer, sort: str | None, above: Sequence[str], notes: Sequence[str], console: Console, what_there_is: str) -> None:
-    for sentence, style in zip(above, ("bold", ""), strict=True):
-        if sentence:
-            console.print(Text(printable(sentence), style=style))
-    console.print()
-    if not answer.groups:
-        console.print(Text(printable(f"There is no such traffic.{what_there_is}")))
-        return
-    shown = _table(answer, sort, console.width)
-    console.print(shown)
-    if len(answer.groups) > _MAX_LINES:
-        console.print(f"and {counted(len(answer.groups) - _MAX_LINES, 'line')} more, counted in the total: --format csv has them all")
-    console.print()
-    heads = ["wire = message + 5 bytes for each gRPC frame", "share of the wire bytes of this table"]
-    heads += ["formula: vectors by the method's closed form"] if any(column.header == "formula" for column in shown.columns) else []
-    for note in ("; ".join(heads), *notes):
-        console.print(Text(note, style="dim"))
 
 
 def _what_there_is(connection: sqlite3.Connection, query: Query) -> str:
@@ -284,43 +236,28 @@ def _what_there_is(connection: sqlite3.Connection, query: Query) -> str:
     return f" There are rounds {min(numbers)} to {max(numbers)}; {listed}."
 
 
-def _notes(answer: _Answer, facts: Mapping[str, str], *, has_shares: bool) -> list[str]:
-    notes = ["Users share the bytes of their host equally; the vectors of a broadcast count for each."] if has_shares else []
-    if "step" in answer.keys:
-        notes.append(steps_said((group.keys[answer.keys.index("step")] for group in answer.groups), facts, paper=True))
-    return [note for note in notes if note]
-
-
-def _table(answer: _Answer, sort: str | None, width: int) -> Table:
-    """As many columns of numbers as there is room for."""
-    names = [[_cell(key, value) for key, value in zip(answer.keys, group.keys, strict=True)] for group in answer.groups[:_MAX_LINES]]
-    names.append(["total", *[""] * (len(answer.keys) - 1)])
-    groups = [*answer.groups[:_MAX_LINES], answer.total]
-    forms = [*answer.forms[:_MAX_LINES], answer.total_form]
-    whole = answer.total.wire_bytes
-    columns: dict[str, list[str]] = {
-        "vectors": [count(group.vectors) for group in groups],
-        "formula": [count(form) for form in forms],
-        "scalars": [count(group.scalars) for group in groups],
-        "frames": [count(group.frames) for group in groups],
-        "payload": [size(group.payload_bytes) for group in groups],
-        "message": [size(group.message_bytes) for group in groups],
-        "wire": [size(group.wire_bytes) for group in groups],
-        "share": [f"{100 * group.wire_bytes / whole:.1f}%" if whole else "-" for group in groups],
-    }
+def _table(keys: Sequence[str], listed: Sequence[_Line], total: _Line, sort: str | None, width: int) -> Table:
+    """The table, with as many columns of numbers as fit."""
+    names = [[_cell(key, value) for key, value in zip(keys, group.keys, strict=True)] for group, _ in listed[:_MAX_LINES]]
+    names.append(["total", *[""] * (len(keys) - 1)])
+    groups, forms = zip(*listed[:_MAX_LINES], total, strict=True)
+    whole = total[0].wire_bytes
+    columns = {"vectors": [count(group.vectors) for group in groups], "formula": [count(form) for form in forms]}
+    columns |= {name: [count(getattr(group, name)) for group in groups] for name in ("scalars", "frames")}
+    columns |= {name: [size(getattr(group, f"{name}_bytes")) for group in groups] for name in ("payload", "message", "wire")}
+    columns["share"] = [f"{100 * group.wire_bytes / whole:.1f}%" if whole else "-" for group in groups]
     if all(form is None for form in forms):
         del columns["formula"]
-    heads = [_HEADS.get(key, key) for key in answer.keys]
-    taken = sum(max(map(len, [head, *cells])) for head, cells in zip(heads, zip(*names, strict=True), strict=True))
+    heads = ["way" if key == "direction" else key for key in keys]
+    gap = 2 if width >= NARROW else 1
+    taken = sum(max(map(len, [head, *cells])) for head, cells in zip(heads, zip(*names, strict=True), strict=True)) + gap * (len(heads) - 1)
     shown: list[str] = []
-    gap = 2 if width >= _NARROW else 1
-    taken += gap * (len(heads) - 1)
     for name in sorted((name for name in _BY_WORTH if name in columns), key=lambda name: _SORTS.get(name) != sort):
         taken += gap + max(map(len, [name, *columns[name]]))
-        if taken > width and len(shown) >= _FEWEST:
+        if taken > width and shown:  # there is always one
             break
         shown.append(name)
-    chosen = [name for name in _IN_ORDER if name in shown]
+    chosen = [name for name in columns if name in shown]
     lines = [[*cells, *(columns[name][place] for name in chosen)] for place, cells in enumerate(names)]
     return table("", [*heads, *chosen], lines, n_text=len(heads), last=1, gap=gap)
 
@@ -331,20 +268,11 @@ def _cell(key: str, value: Any) -> str:
 
 
 def _described(wanted: Wanted) -> str:
-    """The part of the ledger, in words."""
-    listed: Mapping[str, Sequence[str]] = {
-        "stage": (wanted.stage,) if wanted.stage else (),
-        "step": wanted.steps,
-        "direction": wanted.directions,
-        "scope": wanted.scopes,
-        "cluster": wanted.clusters,
-        "link": wanted.links,
-        "member": wanted.members,
-        "rounds": (wanted.rounds,) if wanted.rounds else (),
-        "until": (wanted.until,) if wanted.until else (),
-    }
-    parts = [f"{what} {' or '.join(values)}" for what, values in listed.items() if values]
-    parts += ["what was sent again, late or repeated"] if wanted.repeats else []
+    ranges = {"rounds": wanted.rounds, "until": wanted.until}
+    parts = [f"stage {wanted.stage}"] if wanted.stage else []
+    parts += [f"{what} {' or '.join(values)}" for what, values in wanted.limits.items()]
+    parts += [f"{what} {text}" for what, text in ranges.items() if text]
+    parts += ["sent again, late or repeated"] if wanted.repeats else []
     return ", ".join(parts) or "all traffic"
 
 
@@ -352,7 +280,7 @@ def _described(wanted: Wanted) -> str:
 
 
 def _write(how: str, output: Path | None, columns: Sequence[str], lines: Iterator[tuple[Any, ...]]) -> None:
-    """To a file, written whole or not at all, or to standard output."""
+    """Writes to a file, as a whole or not at all, or to standard output."""
     if output is None:
         write_lines(how, sys.stdout, columns, lines)
         return
@@ -366,33 +294,32 @@ def _write(how: str, output: Path | None, columns: Sequence[str], lines: Iterato
 
 @contextlib.contextmanager
 def _text_of(file: IO[bytes]) -> Iterator[IO[str]]:
-    """The file as text, left open."""
+    """The file as text; it stays open."""
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     yield text
     text.detach()  # with all that was written
 
 
-def write_lines(how: str, file: IO[str], columns: Sequence[str], lines: Iterable[tuple[Any, ...]]) -> None:
-    """As csv or jsonl. In csv users are a JSON array, since their names may have commas; "" where a row has no value."""
+def write_lines(how: str, file: IO[str], columns: Sequence[str], lines: Iterable[Iterable[Any]], *, as_ascii: bool = False) -> None:
+    """As csv or jsonl. In csv, users (whose names may have commas) and objects are JSON; "" where a row has no value."""
+    as_json = functools.partial(json.dumps, ensure_ascii=as_ascii)
     if how == "jsonl":
-        file.writelines(f"{json.dumps(dict(zip(columns, line, strict=True)), ensure_ascii=False)}\n" for line in lines)
+        file.writelines(f"{as_json(dict(zip(columns, line, strict=True)))}\n" for line in lines)
         return
-    as_text = functools.lru_cache(lambda users: json.dumps(users, ensure_ascii=False))  # few sets of users are in many rows
+    of_users = functools.lru_cache(as_json)  # few sets of users are in many rows
+
+    def text(cell: Any) -> Any:
+        return of_users(cell) if isinstance(cell, tuple) else as_json(cell) if isinstance(cell, dict) else cell
+
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows([as_text(cell) if isinstance(cell, tuple) else cell for cell in line] for line in lines)
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ModuleNotFoundError:
-        raise ConfigError("--format parquet needs pyarrow, which is not installed, want `pip install 'coterie[frames]'`") from None
+    writer.writerows(map(text, line) for line in lines)
 
 
 def _write_parquet(file: IO[bytes], columns: Sequence[str], lines: Iterator[tuple[Any, ...]]) -> None:
     """Batch by batch; text columns are dictionaries."""
-    pyarrow, parquet = _pyarrow()
+    need = "--format parquet needs pyarrow"
+    pyarrow, parquet = needed("pyarrow", "frames", need), needed("pyarrow.parquet", "frames", need)
     texts, numbers = {*KEYS} - {"round", "attempt"}, {*MEASURES, "closed_form"}
     are_rows = "users" in columns  # whose numbers are all integers
 

@@ -1,9 +1,7 @@
-"""What a run shows while it goes on: a live display in a terminal, plain lines elsewhere.
+"""The progress of a run: a live display in a terminal, plain lines elsewhere.
 
-A round costs an observer one assignment; drawing is the business of the display's own clock.
+A round costs one assignment: the display draws by its own clock.
 """
-
-from __future__ import annotations
 
 import contextlib
 import time
@@ -19,16 +17,18 @@ from rich.text import Text
 from coterie.experiment.problem import METRICS
 from coterie_deploy.telemetry.logs import Log, LogFormat, LogLevel, on_console
 from coterie_deploy.terminal.tables import duration, figure
+from coterie_deploy.terminal.waiting import repeating
 from coterie_server.run.engine import Progress
 from coterie_server.session.hub import Hub
 
 LINES_EVERY_S = 10.0
+QUIET_S = 2 * LINES_EVERY_S  # after a line, from which there is one within a round
 DRAWS_PER_S = 6.0
 _RATE_OVER_S = 3.0
 
 
 class Display:
-    """The state that is shown; call it after each round."""
+    """The progress that is shown; call it after each round."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -37,7 +37,6 @@ class Display:
         self._samples: deque[tuple[float, int, int]] = deque()  # (time, stage, round)
 
     def __call__(self, progress: Progress) -> None:
-        """A round has been made."""
         self.latest = progress
 
     def rate(self) -> float:
@@ -53,7 +52,7 @@ class Display:
         return (latest.round - first) / (now - began) if stage == latest.number and now > began else 0.0
 
     def waiting(self) -> str:
-        """What one waits for before the first round."""
+        """What the run waits for before the first round."""
         if self.hub is None:
             return "starting"
         hosts = list(self.hub.roster.hosts.values())
@@ -61,7 +60,6 @@ class Display:
         return f"waiting for {self.hub.rules.noun}s: {n_here} of {n_wanted} here" if n_here < n_wanted else "preparing"
 
     def picture(self) -> Group:
-        """What a terminal shows."""
         latest = self.latest
         if latest is None:
             return Group(Text(self.waiting(), style="dim"))
@@ -73,7 +71,7 @@ class Display:
 
 
 def figures_of(known: Mapping[str, float]) -> list[str]:
-    """Objective, residual, loss, metric, distance and clusters of a round, as far as its method knows them."""
+    """Those of objective, residual, loss, metric, distance and clusters that a round has."""
     parts = []
     if "objective" in known:
         parts.append(f"objective {figure(known['objective'], 6)}")
@@ -91,12 +89,11 @@ def figures_of(known: Mapping[str, float]) -> list[str]:
 
 
 def rate_said(rate: float) -> str:
-    """Rounds per second, in words."""
     return f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s"
 
 
 def bars(rows: Iterable[tuple[str, float, int, str]]) -> Table:
-    """A line for each of (what, how many are done, of how many, what is said of it)."""
+    """A progress bar for each row: (name, how many are done, of how many, text at its right)."""
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(no_wrap=True, overflow="ellipsis")
     grid.add_column(ratio=1, min_width=8)
@@ -126,21 +123,25 @@ class _Lines(Display):
             self._print("progress", progress)
 
     def last(self) -> None:
-        """The line of the round that was made last."""
         if self.latest is not None:
             self._print("stage", self.latest)
 
-    def _print(self, event: str, progress: Progress) -> None:
+    def within_a_round(self) -> None:
+        """Call it every `LINES_EVERY_S`: a round that takes long is not silent."""
+        if time.monotonic() - self._printed_at <= QUIET_S:
+            return
+        if self.latest is not None:
+            self._print("progress", self.latest, "; the next round is under way")
+        else:
+            self._printed_at = time.monotonic()
+            self._log.say("waiting", f"{self.waiting()}; no round has ended yet")
+
+    def _print(self, event: str, progress: Progress, more: str = "") -> None:
         self._printed_at = time.monotonic()
-        rounds = f"stage {_stage_of(progress)}: round {progress.round} of at most {progress.stage.stop.rounds}"
-        self._log.say(
-            event,
-            ", ".join([rounds, *figures_of(progress.figures)]),
-            stage=progress.stage.name,
-            round=progress.round,
-            rounds=progress.stage.stop.rounds,
-            figures=dict(progress.figures),
-        )
+        stage, limit = progress.stage.name, progress.stage.stop.rounds
+        rounds = f"stage {_stage_of(progress)}: round {progress.round} of at most {limit}"
+        line = ", ".join([rounds, *figures_of(progress.figures)]) + more
+        self._log.say(event, line, stage=stage, round=progress.round, rounds=limit, figures=dict(progress.figures))
 
 
 @contextlib.contextmanager
@@ -156,6 +157,7 @@ def display(console: Console, *, quiet: bool, log: Log | None = None) -> Iterato
     else:
         lines = _Lines(console, log)
         try:
-            yield lines
+            with repeating(lines.within_a_round, LINES_EVERY_S, LINES_EVERY_S):
+                yield lines
         finally:
             lines.last()

@@ -1,15 +1,12 @@
-"""`coterie project`: how long a finished run would take on other links, from its ledger and the time it has taken.
+"""`coterie project`: how long a finished run would take on other links, from its ledger and its measured time.
 
-The model. Exchanges of one parent come one after another; each costs two delays, and on the slowest of its links the transmission of task
-and reply. Clusters run side by side: of what their aggregators exchange in one round of the coordinator, the slowest cluster counts, and
-then the exchange between clusters. Starting costs five delays in each scope (the question for the experiment and its answer, hello, finish,
-books; the welcome travels with the first task) and the transmission of what is no exchange. All other time is taken for computing, and
-stays what it was. That is too much where waiting for one host or cluster overlaps with the computing of another, and too little by some
-milliseconds a turn where a process goes on after a wait: other processes have had its caches meanwhile. Where turns take tens of
-milliseconds, as on the links that one wants to know about, both are small.
+The model: a parent makes one exchange after another. Each costs two delays, and the transmission of task and reply on its slowest link.
+Clusters run side by side, so in each round of the coordinator the slowest cluster counts, and then the exchange between clusters. The
+session costs five delays in each scope (request for the experiment, its answer, hello, finish, books; the welcome travels with the first
+task) and the transmission of its own messages. All other time counts as computing and stays the same. This is too much if waiting for one
+host overlaps with the computing of another. It is too little by some milliseconds a turn, because after a wait a process finds its caches
+used by others. Both errors are small if turns take tens of milliseconds.
 """
-
-from __future__ import annotations
 
 import json
 import sqlite3
@@ -18,14 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from coterie.errors import ConfigError
 from coterie.experiment.links import LinkRule, link_rule
 from coterie.record.ledger import DOWN
 from coterie.wire.codec import GRPC_FRAME_HEADER_BYTES
-from coterie_deploy.terminal.printable import printable
-from coterie_deploy.terminal.tables import count, duration, is_narrow, size, table
+from coterie_deploy.terminal.tables import count, duration, is_narrow, say, say_left_out, size, table_of
 from coterie_server.record import summary
 from coterie_server.record.rundb import BETWEEN, DIRECT, WITHIN, read_run
 
@@ -40,20 +35,18 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Turns:
-    """What one parent exchanges in one round, one after another: how many turns, and how many bytes on the slowest link of each."""
+    """The exchanges of one parent in one round: how many, and the bytes on the slowest link of each."""
 
     n_turns: int
     wire_bytes: int
 
     def seconds(self, rule: LinkRule | None) -> float:
-        """On such links; None: links that take no time."""
+        """The time on such links; None: links that take no time."""
         return 0.0 if rule is None else self.n_turns * DELAYS_OF_A_TURN * rule.delay_s + rule.transmission_s(self.wire_bytes)
 
 
 @dataclass(frozen=True)
 class Scope:
-    """All that was exchanged in one scope."""
-
     rounds: Sequence[Sequence[Turns]]  # of each round of the coordinator those of every parent, which run side by side
     session_bytes: int  # on the slowest link: hello, welcome, finish and books, heartbeats, and the experiment
     down_bytes: int
@@ -68,13 +61,13 @@ class Scope:
         return session_s + sum(max(turns.seconds(rule) for turns in parents) for parents in self.rounds)
 
     def n_turns(self, rule: LinkRule | None) -> int:
-        """Turns of the parents that count."""
+        """The turns of the slowest parents."""
         return sum(max(parents, key=lambda turns: (turns.seconds(rule), turns.n_turns)).n_turns for parents in self.rounds)
 
 
 @dataclass(frozen=True)
 class Projection:
-    """A run as it was measured, and its scopes by the names of the experiment."""
+    """The measured run, and its scopes by their names in the experiment."""
 
     title: str
     measured_s: float
@@ -83,7 +76,7 @@ class Projection:
 
     @property
     def computing_s(self) -> float:
-        """All time that the run's own links do not account for."""
+        """The time that the run's own links do not account for."""
         return max(0.0, self.measured_s - sum(scope.seconds(scope.measured_on) for scope in self.scopes.values()))
 
     def seconds(self, rules: Mapping[str, LinkRule]) -> float:
@@ -95,16 +88,15 @@ def print_projection(folder: Path, links: Mapping[str, str | None], console: Con
     """Measured and estimated time by scope. ConfigError for a run that has not finished in one go, and for links that it does not have."""
     rules = _rules_of(links)
     found = projection_of(folder)
-    wrong = next((name for name in rules if name not in found.scopes), None)
-    if wrong is not None:
+    for wrong in (name for name in rules if name not in found.scopes):
         raise ConfigError(f"--{wrong} is given, but the run has no such links: want {' and '.join(f'--{name}' for name in found.scopes)}")
-    console.print(Text(printable(found.title), style="bold"))
+    say(console, found.title, style="bold")
     console.print()
     console.print(_table(found, rules, narrow=is_narrow(console)))
+    say_left_out(console, ["links", "turns", "down", "up"] if is_narrow(console) else [])
     console.print()
-    console.print(Text(NOTES, style="dim"))
-    for caution in found.cautions:
-        console.print(Text(f"warning: {caution}", style="yellow"))
+    say(console, NOTES, style="dim")
+    say(console, *(f"warning: {caution}" for caution in found.cautions), style="yellow")
 
 
 def _rules_of(links: Mapping[str, str | None]) -> dict[str, LinkRule]:
@@ -121,7 +113,7 @@ def _rules_of(links: Mapping[str, str | None]) -> dict[str, LinkRule]:
 
 
 def projection_of(folder: Path) -> Projection:
-    """Reads a run folder. ConfigError when its run has not finished in one go."""
+    """Reads a run folder. ConfigError if its run did not finish in one go."""
     with read_run(folder) as connection:
         facts = summary.facts(connection)
         measured_s = _measured_s(connection, folder, facts)
@@ -152,13 +144,10 @@ FROM (SELECT *, message_bytes + {GRPC_FRAME_HEADER_BYTES} * frames AS w FROM led
 
 
 def _scopes(connection: sqlite3.Connection, experiment_bytes: int) -> dict[str, Scope]:
-    shaped = _shaped(connection)
-    scopes = {}
-    for name, scope in SCOPES.items():
-        rows = connection.execute(_BYTES, (scope,)).fetchall()
-        if rows:
-            scopes[name] = _scope(rows, experiment_bytes, shaped.get(name), is_within=scope == WITHIN)
-    return scopes
+    links = [json.loads(data) for (data,) in connection.execute("SELECT data FROM events WHERE kind = 'links'")]
+    shaped = {link["scope"]: LinkRule(link["bits_per_s"], link["delay_s"]) for link in links}
+    found = {name: connection.execute(_BYTES, (scope,)).fetchall() for name, scope in SCOPES.items()}
+    return {name: _scope(rows, experiment_bytes, shaped.get(name), is_within=name == "within") for name, rows in found.items() if rows}
 
 
 def _scope(rows: Sequence[tuple[str, int, int, int, int, int]], experiment_bytes: int, rule: LinkRule | None, *, is_within: bool) -> Scope:
@@ -175,12 +164,6 @@ def _scope(rows: Sequence[tuple[str, int, int, int, int, int]], experiment_bytes
     return Scope(rounds, session_bytes + experiment_bytes, down_bytes, up_bytes, rule)
 
 
-def _shaped(connection: sqlite3.Connection) -> dict[str, LinkRule]:
-    """What the links of the run were shaped to, by scope."""
-    found = (json.loads(data) for (data,) in connection.execute("SELECT data FROM events WHERE kind = 'links'"))
-    return {link["scope"]: LinkRule(link["bits_per_s"], link["delay_s"]) for link in found}
-
-
 def _cautions(connection: sqlite3.Connection) -> list[str]:
     said = []
     if connection.execute("SELECT 1 FROM decisions LIMIT 1").fetchone():
@@ -191,14 +174,16 @@ def _cautions(connection: sqlite3.Connection) -> list[str]:
 
 
 def _table(found: Projection, rules: Mapping[str, LinkRule], *, narrow: bool) -> object:
-    lines = [["computing", *([] if narrow else ["", "", "", ""]), duration(found.computing_s), duration(found.computing_s)]]
-    for name, scope in found.scopes.items():
-        rule = rules.get(name, scope.measured_on)
-        link = "as fast as may be" if rule is None else rule.text
-        numbers = [link, count(scope.n_turns(rule)), size(scope.down_bytes), size(scope.up_bytes)]
-        times = [duration(scope.seconds(scope.measured_on)), duration(scope.seconds(rule))]
-        lines.append([name, *([] if narrow else numbers), *times])
-    total = [duration(found.measured_s), duration(found.seconds(rules))]
-    lines.append(["total", *([] if narrow else ["", "", "", ""]), *total])
-    columns = ["", *([] if narrow else ["links", "turns", "down", "up"]), "measured", "estimated"]
-    return table("Wall time", columns, lines, n_text=1 if narrow else 2, last=1)
+    listed = [(scope, rules.get(name, scope.measured_on)) for name, scope in found.scopes.items()]
+    measured = [found.computing_s, *(scope.seconds(scope.measured_on) for scope, _ in listed), found.measured_s]
+    estimated = [found.computing_s, *(scope.seconds(rule) for scope, rule in listed), found.seconds(rules)]
+    numbers = {
+        "links": ["as fast as may be" if rule is None else rule.text for _, rule in listed],
+        "turns": [count(scope.n_turns(rule)) for scope, rule in listed],
+        "down": [size(scope.down_bytes) for scope, _ in listed],
+        "up": [size(scope.up_bytes) for scope, _ in listed],
+    }
+    columns: dict[str, Sequence[str] | None] = {"": ["computing", *found.scopes, "total"]}
+    columns |= {name: None if narrow else ["", *cells, ""] for name, cells in numbers.items()}
+    columns |= {"measured": [*map(duration, measured)], "estimated": [*map(duration, estimated)]}
+    return table_of("Wall time", columns, n_text=1 if narrow else 2, last=1)

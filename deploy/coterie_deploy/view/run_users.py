@@ -1,11 +1,8 @@
-"""The sections about the users of a run: who is together, and how they fare."""
-
-from __future__ import annotations
+"""The sections about the users of a run: their clusters, and the quality of their models."""
 
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -13,10 +10,9 @@ from coterie.arrays import Array, Indices
 from coterie.experiment.config import Experiment
 from coterie_deploy.read.report import Report, cluster_rule, metric_name
 from coterie_deploy.terminal.tables import figure
-from coterie_deploy.view import charts, charts_structure
-from coterie_deploy.view.charts import Chart
+from coterie_deploy.view import charts_structure, charts_users
+from coterie_deploy.view.charts import Chart, Section, Table
 from coterie_deploy.view.charts_structure import AGREEMENT
-from coterie_deploy.view.sections import Section, Table, main_stage, method_stage
 from coterie_server.maths.clusters import adjusted_rand
 from coterie_server.record import summary
 from coterie_server.record.summary import StageSummary
@@ -24,15 +20,16 @@ from coterie_server.record.summary import StageSummary
 _MOST_USERS = 160  # rows of a heat map
 _MOST_CELLS = 6000
 _MOST_TICKS = 400  # users in the chart of a metric
-_MOST_COEFFICIENTS = 12
 _SPREAD = ("mean", "sd", "min", "q1", "median", "q3", "max")
 
 
 def clusters_section(connection: sqlite3.Connection, report: Report) -> Section:
-    """Who is together, along the path of penalties or as rounds go, and whether the data knew of it."""
+    """The clusters along the path of penalties or by rounds, and their agreement with known ones."""
     members = connection.execute("SELECT name, cluster FROM members ORDER BY position").fetchall()
     users, known = [name for name, _ in members], _known([cluster for _, cluster in members])
-    labels, penalties, own = _labels(connection, len(users)), _penalties(report), method_stage(report)
+    labels, own = _labels(connection, len(users)), report.own
+    has_ended = {stage.name for stage in report.stages if stage.outcome}
+    penalties = {name: stage.along for name, stage in report.plan.items() if stage.along is not None and name in has_ended}
     drawn: list[Chart] = []
     if len(penalties) > 1:
         stages = sorted(penalties, key=penalties.__getitem__)
@@ -55,8 +52,7 @@ def clusters_section(connection: sqlite3.Connection, report: Report) -> Section:
         columns = [columns[place] for place in _spread(len(columns), max(2, _MOST_CELLS // n_shown))]
         order = _order([after for _, after in columns], known)
         chosen = [users[int(order[place])] for place in _spread(len(order), n_shown)]
-        after = [labelled.tolist() for _, labelled in columns]
-        steps = [step for step, _ in columns]
+        steps, after = [step for step, _ in columns], [labelled.tolist() for _, labelled in columns]
         beside = None if known is None else known.tolist()
         drawn.append(charts_structure.clusters_chart(chosen, steps, after, axis=axis, users=users, known=beside))
     return Section("clusters", "Clusters", said, charts=drawn)
@@ -71,7 +67,6 @@ def _known(clusters: Sequence[str]) -> Indices | None:
 def _measured(
     report: Report, stages: Sequence[str], labels: Mapping[str, Sequence[tuple[int, Indices]]], known: Indices | None
 ) -> dict[str, list[float | None]]:
-    """What is drawn along a path, as far as any stage has it."""
     results = {stage.name: stage.results for stage in report.stages}
     measured: dict[str, list[float | None]] = {
         "clusters": [report.clusters[name] for name in stages],
@@ -93,20 +88,14 @@ def _labels(connection: sqlite3.Connection, n_users: int) -> dict[str, list[tupl
     return found
 
 
-def _penalties(report: Report) -> dict[str, float]:
-    """The penalty of each finished stage of a path, by name."""
-    has_ended = {stage.name for stage in report.stages if stage.outcome}
-    return {name: stage.along for name, stage in report.plan.items() if stage.along is not None and name in has_ended}
-
-
 def _order(columns: Sequence[Indices], known: Indices | None) -> Indices:
-    """Users such that those who are together stand together, first where there are few clusters; largest clusters first."""
+    """An order of users that keeps clusters together, first in the steps with few clusters; largest clusters first."""
     found = [_by_size(labels) for labels in sorted(columns, key=lambda labels: -len(np.unique(labels)))]
     return np.lexsort(found if known is None else [known, *found])
 
 
 def _by_size(labels: Indices) -> Indices:
-    """The same clusters (n,), numbered from the largest on; those who are alone have one number together."""
+    """The same clusters (n,), numbered from the largest on; all clusters of one user have the same number."""
     _, inverse, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     ranks = np.empty(sizes.size, dtype=np.int64)
     ranks[np.argsort(-sizes, kind="stable")] = np.arange(sizes.size)
@@ -120,27 +109,46 @@ def _spread(n: int, most: int) -> list[int]:
 
 
 def users_section(connection: sqlite3.Connection, report: Report) -> Section:
-    """How the users of the result fare, and the coefficients of their models."""
-    stage = main_stage(report)
+    """The figures of the result's users."""
+    stage = report.main
     if stage is None:
         return Section("users", "Users")
     query = "SELECT r.name, m.name, r.value FROM user_results r JOIN members m ON m.position = r.member WHERE r.stage = ?"
     by_user: dict[str, dict[str, float]] = {}
     for metric, user, value in connection.execute(f"{query} ORDER BY r.name, r.member", (stage.number,)):
-        by_user.setdefault(metric.replace("_", " "), {})[user] = value
+        by_user.setdefault(metric.replace("_", " ").replace("heldout", "held-out"), {})[user] = value
     if by_user:
         lines = [[metric, f"{len(values):,}", *_spread_of(np.array(list(values.values())))] for metric, values in by_user.items()]
         tables = [Table(f"Users of stage {stage.name}", ("metric", "users", *_SPREAD), lines)]
-        drawn = [charts.users_chart(group, key=key) for key, group in _alike(by_user).items()]
+        clusters = _clusters_of(connection, stage)
+        drawn = [
+            charts_users.users_chart(group, key=key, x_title=_unit(next(iter(group)), report.experiment), clusters=clusters)
+            for key, group in _alike(by_user).items()
+        ]
     else:
-        tables, drawn = _told_spread(stage, metric_name(report.experiment)), []
-    coefficients = _coefficients(report.folder, stage, report.experiment)
-    if coefficients:
-        shown = {name: _some(values) for name, values in coefficients.items()}
-        drawn.append(charts.users_chart(shown, key="coefficients", title="Coefficients of the users' models"))
-        lines = [[name, *_spread_of(np.array(list(values.values())))] for name, values in coefficients.items()]
-        tables.append(Table(f"Coefficients of stage {stage.name}", ("coefficient", *_SPREAD), lines))
+        tables, drawn = _told_spread(stage, metric_name(report.experiment), sum(report.hosts.values())), []
     return Section("users", "Users", charts=drawn, tables=tables)
+
+
+def _clusters_of(connection: sqlite3.Connection, stage: StageSummary) -> dict[str, str] | None:
+    """The known cluster of each user or, without any, the one that the stage has found; None unless some but not all users are together."""
+    members = connection.execute("SELECT name, cluster FROM members ORDER BY position").fetchall()
+    users = [name for name, _ in members]
+    if _known([cluster for _, cluster in members]) is not None:
+        return dict(members)
+    found = _labels(connection, len(users)).get(stage.name)
+    labels = [] if not found else found[-1][1].tolist()
+    return {user: f"cluster {label}" for user, label in zip(users, labels, strict=True)} if 1 < len(set(labels)) < len(users) else None
+
+
+def _unit(metric: str, experiment: Experiment) -> str:
+    """What the numbers of a metric mean, for the axis below them."""
+    if metric.endswith("accuracy"):
+        return "share of a user's held-out rows"
+    if metric.endswith("squared error"):
+        unit = "units" if experiment.data.target_scale is None else "standard deviations"
+        return f"mean over a user's held-out rows, in squared {unit} of the target"
+    return "mean over a user's held-out rows" if metric.endswith(("deviance", "loss")) else metric
 
 
 def _alike(by_user: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, dict[str, float]]]:
@@ -152,39 +160,18 @@ def _alike(by_user: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, di
     return groups
 
 
-def _told_spread(stage: StageSummary, judged: str) -> list[Table]:
-    """What the users of a method that keeps their figures to themselves have told of their spread."""
-    metrics = [name.removesuffix("_median") for name in stage.results if name.endswith("_median")]
+def _told_spread(stage: StageSummary, judged: str, n_users: int) -> list[Table]:
+    """The spread of users' figures, for a method that does not collect the figures of each user."""
     names = {"heldout_metric": f"held-out {judged}", "heldout_loss": "held-out loss"}
-    lines = [
-        [
-            names.get(metric, metric.replace("_", " ")),
-            *(figure(stage.results.get(metric if which == "mean" else f"{metric}_{which}")) for which in _SPREAD),
-        ]
-        for metric in metrics
-    ]
-    return [Table(f"Users of stage {stage.name}", ("metric", *_SPREAD), lines)] if lines else []
-
-
-def _coefficients(folder: Path, stage: StageSummary, experiment: Experiment) -> dict[str, dict[str, float]]:
-    """The coefficients of linear models that the run has left, by feature and user, without the intercept; empty where they are many."""
-    path = folder / "models" / f"{stage.name}.npz"
-    if experiment.problem.is_distance or not path.is_file():
-        return {}
-    with np.load(path) as arrays:
-        if "x" not in arrays or arrays["x"].ndim != 2:
-            return {}
-        x, users = arrays["x"], [str(user) for user in arrays["users"]]
-        named = [str(name) for name in arrays["features"]] if "features" in arrays else []
-    n_features = x.shape[1] - int(experiment.problem.has_intercept)
-    if not 0 < n_features <= _MOST_COEFFICIENTS or len(users) < 2:
-        return {}
-    names = named if len(named) == n_features else [f"feature {place + 1}" for place in range(n_features)]
-    return {name: dict(zip(users, x[:, place].tolist(), strict=True)) for place, name in enumerate(names)}
+    lines = []
+    for metric in (name.removesuffix("_median") for name in stage.results if name.endswith("_median")):
+        spread = [stage.results.get(metric if which == "mean" else f"{metric}_{which}") for which in _SPREAD]
+        lines.append([names.get(metric, metric.replace("_", " ")), f"{n_users:,}", *map(figure, spread)])
+    return [Table(f"Users of stage {stage.name}", ("metric", "users", *_SPREAD), lines)] if lines else []
 
 
 def _some(values: Mapping[str, float]) -> dict[str, float]:
-    """Some of many users, in the order of their values."""
+    """At most `_MOST_TICKS` users, in the order of their values."""
     if len(values) <= _MOST_TICKS:
         return dict(values)
     ordered = sorted(values.items(), key=lambda item: item[1])

@@ -1,7 +1,5 @@
 """How charts look: colours, fonts and marks, on light, on dark and in print, as a configuration for Vega-Lite."""
 
-from __future__ import annotations
-
 from typing import Any
 
 # Any two of eight colours stay apart for those who see no red, no green or no blue, and have a contrast of 3:1 with the page.

@@ -1,7 +1,5 @@
 """`coterie watch`: a run as it goes on, whoever has started it, from its folder alone: a picture in a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import math
 import sqlite3
 import sys
@@ -20,7 +18,7 @@ from coterie.errors import ConfigError, RunError
 from coterie.experiment.problem import METRICS
 from coterie_deploy.read.run_status import RunStatus, Status, Watcher
 from coterie_deploy.terminal.printable import printable
-from coterie_deploy.terminal.tables import count, counted, duration, figure, is_narrow, is_tiny, size, table
+from coterie_deploy.terminal.tables import count, counted, duration, figure, is_narrow, is_tiny, size, table, table_of
 from coterie_deploy.view.progress import LINES_EVERY_S, bars, figures_of, rate_said
 from coterie_server.record.curves import RESIDUAL, Curves, residual_of
 from coterie_server.record.follow import Event
@@ -41,10 +39,11 @@ def watch(folder: Path, console: Console, *, patience_s: float, once: bool = Fal
     """Shows a run until it has finished. RunError when it has failed, was killed or cannot be read; ConfigError when it does not appear."""
     _wait_for(folder, 0.0 if once else patience_s)
     looks = _looks(Watcher(folder))
-    if once or not console.is_terminal:
-        run = _print_once(looks, console) if once else _print_lines(looks, console)
+    if once:
+        run, _ = next(looks)
+        console.print(picture(run, console))
     else:
-        run = _draw(looks, console)
+        run = _draw(looks, console) if console.is_terminal else _print_lines(looks, console)
     if run.status in (Status.failed, Status.stopped):
         raise RunError(run.sentence)
 
@@ -83,12 +82,6 @@ def _looks(watcher: Watcher) -> Iterator[tuple[RunStatus, Sequence[Event]]]:
         time.sleep(_LOOK_EVERY_S)
 
 
-def _print_once(looks: Iterable[tuple[RunStatus, Sequence[Event]]], console: Console) -> RunStatus:
-    run, _ = next(iter(looks))
-    console.print(picture(run, console))
-    return run
-
-
 def _draw(looks: Iterable[tuple[RunStatus, Sequence[Event]]], console: Console) -> RunStatus:
     with Live(console=console, auto_refresh=False) as live:
         for run, _ in looks:
@@ -101,33 +94,25 @@ def _print_lines(looks: Iterable[tuple[RunStatus, Sequence[Event]]], console: Co
     stage, printed_at = -1, -math.inf
     for number, (run, events) in enumerate(looks):
         for event in events if number else events[-_MAX_EVENTS:]:
-            _say(f"{_clock(event.at)} {event.text}", console)
+            print(printable(f"{_clock(event)} {event.text}"), file=console.file, flush=True)
         if len(run.stages) != stage or time.monotonic() - printed_at > LINES_EVERY_S or not run.is_under_way:
             stage, printed_at = len(run.stages), time.monotonic()
-            _say(line_of(run), console)
+            print(printable(line_of(run)), file=console.file, flush=True)
     return run
 
 
-def _say(line: str, console: Console) -> None:
-    print(printable(line), file=console.file, flush=True)
-
-
 def line_of(run: RunStatus) -> str:
-    """A run in one line."""
     stage = run.stage
     if stage is None:
         return run.doing if run.is_under_way else str(run.status)
-    parts = [f"stage {len(run.stages)}/{run.n_stages} {stage.name}: round {count(stage.rounds)}{_of_most(run)}"]
+    parts = [f"stage {len(run.stages)}/{run.n_stages} {stage.name}: round {count(stage.rounds)}"]
+    parts[0] += f" of at most {count(run.limit)}" if run.limit else ""
     if not run.is_under_way:
         parts.insert(0, str(run.status))
     parts += figures_of({} if run.curves is None else latest_of(run.curves))
     parts += [rate_said(run.pace.rounds_per_s)] if run.pace.rounds_per_s else []
     sent = {way: sum(one.wire_bytes for one in run.sent if one.direction == way) for way in ("up", "down")}
     return ", ".join([*parts, *(f"{way} {size(n_bytes)}" for way, n_bytes in sent.items())])
-
-
-def _of_most(run: RunStatus) -> str:
-    return f" of at most {count(run.limit)}" if run.limit else ""
 
 
 def latest_of(curves: Curves) -> dict[str, float]:
@@ -140,57 +125,42 @@ def latest_of(curves: Curves) -> dict[str, float]:
 
 
 def picture(run: RunStatus, console: Console) -> Group:
-    """All of it, as wide as the console."""
-    parts = [_head(run), _progress(run)]
-    parts += [part(run, console) for part in (_convergence, _members, _traffic)]
-    parts.append(_events(run))
-    rows: list[RenderableType] = []
-    for part in parts:
-        if part is not None:
-            rows += [part, Text()]
+    parts = (part(run, console) for part in (_head, _progress, _convergence, _members, _traffic, _events))
+    rows = [row for part in parts if part is not None for row in (part, Text())]
     return Group(*rows[:-1])
 
 
 _STYLES = {Status.running: "bold cyan", Status.finished: "bold green", Status.failed: "bold red", Status.stopped: "bold yellow"}
 
 
-def _head(run: RunStatus) -> RenderableType | None:
+def _head(run: RunStatus, _: Console) -> RenderableType:
     line = Text(printable(run.name), style="bold")
     line.append(f"  {run.status}", style=_STYLES[run.status])
     more = [f"run {run.run_id}"] if run.run_id else []
     more += [f"attempt {run.attempt}"] if run.attempt > 1 else []
-    line.append(f"  {'  '.join(more)}", style="dim")
-    return line
+    return line.append(f"  {'  '.join(more)}", style="dim")
 
 
-def _progress(run: RunStatus) -> RenderableType | None:
+def _progress(run: RunStatus, _: Console) -> RenderableType:
     stage = run.stage
     if stage is None:
         return Text(run.doing if run.is_under_way else "no stage has begun", style="dim")
     n_done = sum(bool(one.outcome) for one in run.stages)
     made = f"{count(stage.rounds)}/{count(run.limit)}" if run.limit else count(stage.rounds)
-    rows = []
-    if run.is_under_way and not stage.outcome:
-        rows.append((printable(stage.name), stage.rounds, max(run.limit, 1), made))
+    rows = [(printable(stage.name), stage.rounds, max(run.limit, 1), made)] if run.is_under_way and not stage.outcome else []
     rows.append(("all stages", n_done, max(run.n_stages, 1), f"{n_done}/{run.n_stages}"))
-    if run.status is Status.finished:
-        rows = []
-    return Group(bars(rows), *([said] if (said := _pace(run)) is not None else []))
-
-
-def _pace(run: RunStatus) -> Text | None:
     pace, curves = run.pace, run.curves
     parts = [f"{rate_said(pace.rounds_per_s)} rounds"] if pace.rounds_per_s else []
-    if run.status is Status.finished and run.stage is not None:
-        n_rounds = f"{counted(run.stage.rounds, 'round')} in {duration(run.stage.seconds)}"
-        parts = [f"{counted(len(run.stages), 'stage')}, result {printable(run.stage.name)}: {n_rounds}"]
+    if run.status is Status.finished:
+        n_rounds = f"{counted(stage.rounds, 'round')} in {duration(stage.seconds)}"
+        rows, parts = [], [f"{counted(len(run.stages), 'stage')}, result {printable(stage.name)}: {n_rounds}"]
     if run.is_under_way and curves is not None and not np.isnan(curves.seconds).all():
         parts.append(f"{duration(float(np.nanmax(curves.seconds)))} so far")
     if not math.isnan(run.likely_s):
         parts.append(f"about {duration(run.likely_s)} left")
     if not math.isnan(run.left_s):
         parts.append(f"at most {duration(run.left_s)}")
-    return Text(", ".join(parts), style="dim") if parts else None
+    return Group(bars(rows), *([Text(", ".join(parts), style="dim")] if parts else []))
 
 
 def _convergence(run: RunStatus, console: Console) -> RenderableType | None:
@@ -202,9 +172,8 @@ def _convergence(run: RunStatus, console: Console) -> RenderableType | None:
         known[RESIDUAL] = residual
     shown = [(name, known[name][~np.isnan(known[name])]) for name in _SHOWN if name in known]
     grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True, justify="right")
-    grid.add_column(no_wrap=True)
+    for justify in ("left", "right", "left"):
+        grid.add_column(no_wrap=True, justify=justify)
     letters = _SPARKS if console.encoding.lower().startswith("utf") else _PLAIN_SPARKS
     for name, values in shown:
         if values.size:
@@ -241,47 +210,40 @@ def _members(run: RunStatus, console: Console) -> RenderableType | None:
     order = sorted(members, key=lambda member: member.is_here) if run.is_under_way else list(members)
     lines = []
     for member in order[:_MAX_MEMBERS]:
-        state = _presence(member.is_here, member.since) if run.is_under_way else "took part"
+        when = "" if math.isnan(member.since) else f" {duration(max(time.time() - member.since, 0.0))}"
+        state = f"{'here' if member.is_here else 'absent'}{when}" if run.is_under_way else "took part"
         lines.append([printable(member.name), state, count(member.n_users) if member.n_users else "-"])
     if len(order) > _MAX_MEMBERS:
         lines.append([f"and {len(order) - _MAX_MEMBERS} more", "", ""])
-    return _titled(title, table("", [run.noun, "", "users"], lines, n_text=2, gap=1 if is_narrow(console) else 2))
-
-
-def _presence(is_here: bool, since: float) -> str:
-    when = "" if math.isnan(since) else f" {duration(max(time.time() - since, 0.0))}"
-    return f"here{when}" if is_here else f"absent{when}"
+    listed = table("", [run.noun, "", "users"], lines, n_text=2, gap=1 if is_narrow(console) else 2)
+    return Group(Text(title, style="bold"), listed)
 
 
 def _traffic(run: RunStatus, console: Console) -> RenderableType | None:
     if not run.sent:
         return None
     tiny, is_live = is_tiny(console), run.is_under_way
-    lines = []
-    for sent in run.sent:
-        rate = [f"{size(sent.bytes_per_s)}/s" if sent.bytes_per_s else "-"] if is_live else []
-        vectors = [] if tiny else [count(sent.vectors)]
-        lines.append([sent.scope, sent.direction, *vectors, size(sent.wire_bytes), *rate])
-    columns = ["scope", "way", *([] if tiny else ["vectors"]), "wire", *(["rate"] if is_live else [])]
-    return _titled("Traffic of all stages", table("", columns, lines, n_text=2, gap=1 if is_narrow(console) else 2))
+    columns = {
+        "scope": [sent.scope for sent in run.sent],
+        "way": [sent.direction for sent in run.sent],
+        "vectors": None if tiny else [count(sent.vectors) for sent in run.sent],
+        "wire": [size(sent.wire_bytes) for sent in run.sent],
+        "rate": [f"{size(sent.bytes_per_s)}/s" if sent.bytes_per_s else "-" for sent in run.sent] if is_live else None,
+    }
+    traffic = table_of("", columns, n_text=2, gap=1 if is_narrow(console) else 2)
+    return Group(Text("Traffic of all stages", style="bold"), traffic)  # the title may be wider than the table
 
 
-def _titled(title: str, below: RenderableType) -> RenderableType:
-    """A title may be wider than what is below it."""
-    return Group(Text(title, style="bold"), below)
-
-
-def _events(run: RunStatus) -> RenderableType | None:
+def _events(run: RunStatus, _: Console) -> RenderableType | None:
     if not run.events:
         return None
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
     for event in run.events[-_MAX_EVENTS:]:
-        grid.add_row(_clock(event.at), Text(printable(event.text)))
-    return _titled("Latest events", grid)
+        grid.add_row(_clock(event), Text(printable(event.text)))
+    return Group(Text("Latest events", style="bold"), grid)
 
 
-def _clock(at: float) -> str:
-    """The time of day here."""
-    return time.strftime("%H:%M:%S", time.localtime(at))
+def _clock(event: Event) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(event.at))

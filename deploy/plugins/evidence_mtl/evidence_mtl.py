@@ -26,7 +26,6 @@ from pydantic import Field, PositiveFloat
 
 from coterie.plugin import (
     Array,
-    Broadcast,
     ClientHalf,
     ConfigError,
     Counts,
@@ -63,8 +62,8 @@ class Config(Settings):
 
 @declare(method=NAME, step="center")
 @dataclass(frozen=True)
-class Center(Broadcast):
-    """c, and how much models are pulled towards it."""
+class Center(Rows):
+    """c, and how much models are pulled towards it: the same for all users."""
 
     c: Annotated[Array, Vectors("d")]
     weight: Annotated[Array, Scalars(1)]
@@ -84,6 +83,7 @@ METHOD = Method(
     config=Config,
     needs_sizes=True,
     users_need_minimisers=False,
+    checked_with=("problem.loss=logistic", "problem.reduction=sum"),
     reveals=(
         Reveal(
             "w_i, its loss there, and how many of its parameters its rows determine, each round",
@@ -121,7 +121,7 @@ class Server:
 
     async def round(self, state: State, federation: Federation, _: int) -> tuple[State, Mapping[str, float]]:
         """c, lambda, and the objective where the users stood."""
-        sent = Center(state.c, np.array([state.weight]))
+        sent = Center(state.c, np.array([state.weight]), users=np.arange(self.n))
         found = (await federation.exchange(sent, wanted=[Wanted(Model, None, {"d": self.d})]))[Model]
         c = found.w.mean(axis=0)
         weight = self.learnt(state.weight, found, c)
@@ -149,12 +149,14 @@ class Server:
         return Outcome(state.w, figures={"weight": state.weight})
 
     def vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
-        """One for all down, and one of each user up."""
-        return {("center", "down"): float(len(figures)), ("model", "up"): float(self.n * len(figures))}
+        """One to each user, and one of each."""
+        n = float(self.n * len(figures))
+        return {("center", "down"): n, ("model", "up"): n}
 
     def scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
-        """Beside a vector the weight, and two numbers of each user."""
-        return {("center", "down"): float((self.d + 1) * len(figures)), ("model", "up"): float((self.d + 2) * self.n * len(figures))}
+        """Beside each vector down the weight, and beside each vector up two numbers."""
+        n = float(self.n * len(figures))
+        return {("center", "down"): (self.d + 1) * n, ("model", "up"): (self.d + 2) * n}
 
 
 def build(config: Config, setting: Setting) -> StageHalf[State]:

@@ -146,4 +146,4 @@ def update(context: Context) -> Moved:
 
 
 METHOD = LocalTraining(config=Config, is_personal=True)
-UPDATE = LocalUpdate(update, start, aggregated)
+UPDATE = LocalUpdate(update, start, aggregated, returns=lambda name: name != ROUNDS and not name.startswith(WEIGHT))  # Theta_i

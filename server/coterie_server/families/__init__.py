@@ -1,1 +1,1 @@
-"""What several server halves share: local training, known clusters, sums of derivatives, and preparation."""
+"""Shared by several server halves: local training, known clusters, sums of derivatives, and preparation."""

@@ -1,10 +1,9 @@
-"""How many vectors the methods for known clusters move, which coins decide: for the coins of a seed, and how that varies over seeds.
+"""How many vectors methods for known clusters move when coins decide: for the coins of a seed, and how that varies over seeds.
 
-Rules of `coterie_server.methods.async_l2gd.half` and `async_al2sgd`, told here once more from the operations alone. Of a cluster's
-iterations (LOCAL, CLUSTER, GLOBAL), without reuse of averages every averaging one moves a model up for each user, and one average down.
-Where the cluster's average is used again, models go up only for the first averaging iteration after a local one (or after the start). Down
-goes bar_j for a CLUSTER right after those, and for a GLOBAL that needs a new bar what it goes to: one vector, or both averages where more
-averaging follows at once that could use them.
+The rules of the halves, here from the operations alone. A cluster's iteration is LOCAL, CLUSTER or GLOBAL. Without reuse of averages every
+averaging iteration moves a model up for each user, and one average down. With reuse, models go up only for the first averaging iteration
+after a local one, or after the start. A CLUSTER iteration at such a place sends bar_j down. A GLOBAL one that needs a new bar sends its
+target down: one vector, or both averages if the next iteration averages too and could use them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ NO_REUSE, REUSE_WITHIN, REUSE_ALL = 0, 1, 2  # of averages: none; bar_j; bar too
 
 @dataclass(frozen=True)
 class Moves:
-    """Of one cluster: how often a vector goes up for each of its users, and how many go down to each of its hosts."""
+    """For one cluster: how many vectors go up from each of its users, and down to each of its hosts."""
 
     up: float
     down: float
@@ -32,7 +31,7 @@ class Moves:
 def needed(operations: Sequence[Operations], *, is_reusable: bool) -> NDArray[np.bool_]:
     """(n,) whether an iteration needs a new bar, given the operations (n,) of all clusters.
 
-    With reuse only those GLOBAL ones do that come first, or before which some cluster has been LOCAL since the one before.
+    With reuse, these are the first GLOBAL one, and those with a LOCAL iteration of some cluster since the GLOBAL one before.
     """
     is_global: NDArray[np.bool_] = operations[0] == GLOBAL
     if not is_reusable:
@@ -56,10 +55,7 @@ def moves(operations: Operations, needs_bar: NDArray[np.bool_], reuse: int) -> M
     return Moves(float((follows_local & averages).sum()), float(down))
 
 
-# ---- over the coins
-
-
-# What an iteration was: LOCAL; CLUSTER, while bar is out of date or not; GLOBAL, with a new bar or with the old one.
+# The states of an iteration: LOCAL; CLUSTER, while bar is out of date or not; GLOBAL, with a new bar or with the old one.
 _LOCAL, _STALE_WITHIN, _FRESH_WITHIN, _NEEDED, _NEEDLESS = range(5)
 
 

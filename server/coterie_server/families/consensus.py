@@ -1,7 +1,7 @@
-"""Server half shared by `global`, `oracle` and `squared`: Newton's method (L-BFGS for large d) for one model per group of users.
+"""Server half of the methods with one model for each group of users: Newton's method, or L-BFGS for large d.
 
-A round sends each user the point of its group and sums the answers in member order. Nobody can be left out (skip): a sum without some
-users is the derivative of another problem, and a line search that compares values of two problems compares nothing.
+A round sends each user the point of its group and sums the answers in member order. Nobody can be left out (skip): a sum without some users
+is the derivative of another problem, and a line search must not compare values of two problems.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.families.consensus import AskModels, Curvatures, GroupModel, Slopes, UserModels
-from coterie_server.interface.half import CONVERGED, FLAT, UNBOUNDED, Counts, Facts, Federation, Key, Outcome
+from coterie_server.interface.half import CONVERGED, FLAT, UNBOUNDED, Counts, Facts, Federation, Key, Outcome, Replies
 from coterie_server.maths import consensus
+from coterie_server.maths.covariance import symmetric
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,6 @@ class GroupSolver:
 
     @property
     def client_options(self) -> Mapping[str, Any]:
-        """Settings of the client half, which is the room `consensus`."""
         return {"consensus": {"ridge": self.ridge, "with_hessians": self.facts.d <= self.newton_up_to}}
 
     async def init(self, federation: Federation) -> consensus.State:  # noqa: ARG002
@@ -39,18 +39,13 @@ class GroupSolver:
         n_groups = int(self.labels.max()) + 1
         points = np.zeros((n_groups, self.facts.d))
         if self.start is not None:
-            points = _group_sums(self.start, self.labels, n_groups) / np.bincount(self.labels)[:, None]
+            points = group_sums(self.start, self.labels, n_groups) / np.bincount(self.labels)[:, None]
         return consensus.begin(points)
 
     async def round(self, state: consensus.State, federation: Federation, number: int) -> tuple[consensus.State, Mapping[str, float]]:  # noqa: ARG002
-        """One look at all groups."""
-        n_groups = len(state.points)
+        """Values and derivatives of all groups, once."""
         replies = await federation.exchange(GroupModel(state.query[self.labels]))
-        slopes, curvatures = replies[Slopes], replies.get(Curvatures)
-        values = _group_sums(slopes.value[:, None], self.labels, n_groups)[:, 0]
-        gradients = _group_sums(slopes.gradient, self.labels, n_groups)
-        hessians = None if curvatures is None else _unpacked(_group_sums(curvatures.triangle, self.labels, n_groups), self.facts.d)
-        state = consensus.step(state, values, gradients, hessians, self.tolerance)
+        state = consensus.step(state, *group_derivatives(replies, self.labels, len(state.points)), self.tolerance)
         figures = {
             "objective": float(state.values.sum()),
             "gradient_norm": float(np.linalg.norm(state.gradients)),
@@ -63,11 +58,12 @@ class GroupSolver:
     async def finish(self, state: consensus.State, federation: Federation) -> Outcome:
         """The group's model for each user; for envelopes, each user's proximal point."""
         models = state.points[self.labels]
+        found = {UNBOUNDED: state.unbounded, FLAT: state.flat}  # groups without a minimiser, and groups with several
+        figures = {"objective": float(state.values.sum())} | {name: float(flags.sum()) for name, flags in found.items() if flags.any()}
         if self.ridge is None:
-            figures = {"objective": float(state.values.sum()), "clusters": float(len(state.points)), **_left_open(state)}
-            return Outcome(models, self.labels, figures)
+            return Outcome(models, self.labels, {**figures, "clusters": float(len(state.points))})
         replies = await federation.exchange(AskModels(models))
-        return Outcome(replies[UserModels].x, None, {"objective": float(state.values.sum()), **_left_open(state)})
+        return Outcome(replies[UserModels].x, None, figures)
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """One vector down and one up for each user and round; envelopes end with one more of each."""
@@ -84,23 +80,17 @@ class GroupSolver:
         return {("gradient", "up"): n_asked * (d + 1), **hessians}
 
 
-def _left_open(state: consensus.State) -> dict[str, float]:
-    """How many groups have no minimiser, and how many have several, where there are any."""
-    found = {UNBOUNDED: state.unbounded, FLAT: state.flat}
-    return {name: float(groups.sum()) for name, groups in found.items() if groups.any()}
+def group_derivatives(replies: Replies, labels: Indices, n_groups: int) -> tuple[Array, Array, Array | None]:
+    """Sums over each group: values (n_groups,), gradients (n_groups, d), Hessians (n_groups, d, d) if users sent them."""
+    slopes, curvatures = replies[Slopes], replies.get(Curvatures)
+    values, gradients = group_sums(slopes.value[:, None], labels, n_groups)[:, 0], group_sums(slopes.gradient, labels, n_groups)
+    if curvatures is None:
+        return values, gradients, None
+    return values, gradients, symmetric(group_sums(curvatures.triangle, labels, n_groups), gradients.shape[1])
 
 
-def _group_sums(rows: Array, labels: Indices, n_groups: int) -> Array:
+def group_sums(rows: Array, labels: Indices, n_groups: int) -> Array:
     """Sums (n_groups, m) of the rows (n, m) of each group, added in member order."""
     sums = np.zeros((n_groups, rows.shape[1]))
     np.add.at(sums, labels, rows)
     return sums
-
-
-def _unpacked(triangles: Array, d: int) -> Array:
-    """Symmetric matrices (k, d, d) from their upper triangles (k, d(d+1)/2)."""
-    rows, columns = np.triu_indices(d)
-    full = np.zeros((len(triangles), d, d))
-    full[:, rows, columns] = triangles
-    full[:, columns, rows] = triangles
-    return full

@@ -1,4 +1,4 @@
-"""What the server halves for known clusters share: weights by cluster, the objective, and what users say of their own models."""
+"""Shared by the server halves for known clusters: weights by cluster, the objective, and the users' scores of their models."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.families.cluster_messages import ClusterMessages
 from coterie.families.known_clusters import Segments, Weights, check_all_clustered
-from coterie.wire.messages import PerCluster
+from coterie.wire.messages import Message, PerCluster
 from coterie_server.interface.half import Counts, Federation, Key, Members, Outcome, Setting
 from coterie_server.record.rundb import BETWEEN, WITHIN
 
-# Of the objective, from which a stage is warned about: what it may at least fall by, and what at most, which is far too much where pulls
-# are stronger than the curvature of the losses.
+# A stage gets a warning where its objective can still fall by this share of it: by the lower bound, or by the upper one, which is far too
+# large where pulls are stronger than the curvature of the losses.
 _FAR, _PERHAPS_FAR = 0.01, 0.5
 
 
@@ -43,9 +43,9 @@ class Clusters:
 
 
 def clusters_of(weights: Weights, members: Members, *, some_only: bool = False) -> Clusters:
-    """The clusters of these members. ConfigError when a user has none, or the weights miss somebody or name nobody.
+    """The clusters of these members. ConfigError when a user has none, or the weights lack a name or have an unknown one.
 
-    `some_only`: these are not all members of the run, so what the weights say of others is not looked at.
+    `some_only`: the weights may have names of other members of the run.
     """
     check_all_clustered(members.names, members.clusters)
     numbers = np.unique(members.cluster_of)
@@ -63,8 +63,12 @@ def weighted_average(values: Array, weights: Array) -> Array:
     total = float(weights.sum())
     if total <= 0:
         raise ConfigError("all alpha_j gamma_i are 0, so there is no global average: want p0 = 0, or some alpha above 0")
-    average: Array = values.sum(axis=0) / total
-    return average
+    return np.asarray(values.sum(axis=0) / total)
+
+
+def next_trace(every: int, last: int, at: int) -> int:
+    """The iteration after `at` whose objective is traced, or the last one; `every`: iterations between traces, 0 for none."""
+    return (at // every + 1) * every if every else last
 
 
 def averages_of(clusters: Clusters, places: Indices, models: Array) -> Array:
@@ -79,15 +83,22 @@ def averages_of(clusters: Clusters, places: Indices, models: Array) -> Array:
     if len(models) != gamma.size:
         raise ProtocolError(f"{len(models)} users of the clusters sent their models, wanted {gamma.size}")
     sums, gamma_sums = segments.sums(gamma[:, None] * models), clusters.gamma_sums[places][:, None]
-    averages: Array = np.divide(sums, gamma_sums, out=np.zeros_like(sums), where=gamma_sums > 0)
-    return averages
+    return np.asarray(np.divide(sums, gamma_sums, out=np.zeros_like(sums), where=gamma_sums > 0))
 
 
-async def cluster_state(federation: Federation, clusters: Clusters, messages: ClusterMessages, within_rounds: Indices) -> PerCluster:
-    """The clusters' parts of the objective, from what their users send to the aggregator; `messages` as for `objective_of`."""
+async def cluster_sums(
+    federation: Federation, clusters: Clusters, messages: ClusterMessages, inbox: Mapping[type[Message], Message], within_rounds: Indices
+) -> PerCluster:
+    """An aggregator's answer to a question of `objective_of` or `private_outcome`, from what its users send. TypeError for another."""
+    if isinstance(centre := inbox.get(messages.gap_centre), messages.gap_centre):
+        gaps = (await federation.exchange(centre))[messages.user_gap]
+        sums = (clusters.segments.sums(values) for values in (gaps.squared, gaps.least, gaps.most, gaps.is_flat))
+        return messages.cluster_gap(clusters.numbers, *sums)
+    if messages.trace not in inbox:
+        raise TypeError(f"no step for {list(inbox)}")
     found = (await federation.exchange(messages.ask_state()))[messages.user_state]
     average = averages_of(clusters, np.arange(clusters.size), found.theta)
-    with np.errstate(over="ignore"):  # a diverging run is told by `objective_of`
+    with np.errstate(over="ignore"):  # `objective_of` reports a diverging run
         distance = ((found.theta - average[clusters.segments.place]) ** 2).sum(axis=1)
         spread = clusters.segments.sums(clusters.gamma * distance) / 2
     inner = clusters.segments.sums(found.value) + (1 - clusters.alpha) * spread
@@ -95,25 +106,12 @@ async def cluster_state(federation: Federation, clusters: Clusters, messages: Cl
     return messages.cluster_state(clusters.numbers, inner, clusters.alpha * spread, average, weight, within_rounds)
 
 
-async def cluster_gap(federation: Federation, clusters: Clusters, messages: ClusterMessages, centre: PerCluster) -> PerCluster:
-    """The sums over each cluster of what its users say of their gradients; `messages` as for `objective_of`."""
-    found = (await federation.exchange(centre))[messages.user_gap]
-    sums = (clusters.segments.sums(values) for values in (found.squared, found.least, found.most, found.is_flat))
-    return messages.cluster_gap(clusters.numbers, *sums)
+async def objective_of(federation: Federation, clusters: Clusters, messages: ClusterMessages) -> tuple[dict[str, float], Array]:
+    """F of (2.1), how often the clusters have averaged on their own, and (k, d) the points alpha_j bar + (1-alpha_j) bar_j.
 
-
-async def objective_of(federation: Federation, clusters: Clusters, messages: ClusterMessages) -> dict[str, float]:
-    """F of (2.1), and how often the clusters have averaged on their own; `messages` are the method's own.
-
-    Every aggregator sends the sums of its cluster: users' models do not leave it.
+    `messages` are the method's own. Aggregators send sums over their clusters, so users' models do not leave them.
     """
-    return (await _look(federation, clusters, messages))[0]
-
-
-async def _look(federation: Federation, clusters: Clusters, messages: ClusterMessages) -> tuple[dict[str, float], Array]:
-    """`objective_of`, and (k, d) alpha_j bar + (1-alpha_j) bar_j, from which the gradient pulls."""
-    numbers = clusters.numbers
-    found = (await federation.exchange(messages.trace(numbers)))[messages.cluster_state]
+    found = (await federation.exchange(messages.trace(clusters.numbers)))[messages.cluster_state]
     objective = float(found.inner.sum() + found.spread.sum())
     if not np.isfinite(objective):
         raise RunError(f"the objective is {objective}, wanted a finite number: eta is too large")
@@ -125,24 +123,16 @@ async def _look(federation: Federation, clusters: Clusters, messages: ClusterMes
     return {"objective": objective, "within_rounds": float(found.within_rounds.sum())}, centre
 
 
-async def _gap(federation: Federation, clusters: Clusters, messages: ClusterMessages, centre: Array) -> dict[str, float]:
-    """The norm of F's gradient, and what F can fall by from there, by the curvature there: at least, and at most where that is known."""
-    found = (await federation.exchange(messages.gap_centre(clusters.numbers, centre)))[messages.cluster_gap]
-    figures = {"gradient_norm": float(found.squared.sum()) ** 0.5, "gap_at_least": float(found.least.sum())}
-    return figures if found.n_flat.any() else {**figures, "gap_at_most": float(found.most.sum())}
-
-
 def far_from_optimum(stage: str, figures: Mapping[str, float], cure: str) -> str:
-    """A warning where much of the objective is left to gain, or may be; "" elsewhere."""
+    """A warning where the objective can still fall far, or may; "" elsewhere. `cure`: what the user needs more of."""
     objective, least, most = abs(figures["objective"]), figures["gap_at_least"], figures.get("gap_at_most")
     if least <= _FAR * objective and (most or 0.0) <= _PERHAPS_FAR * objective:
         return ""
     scale = 100 / max(objective, np.finfo(float).tiny)
     falls = f"at least {least * scale:.2g} %" if most is None else f"{least * scale:.2g} to {most * scale:.2g} %"
-    return (
-        f"{stage} ends away from the optimum: its objective can still fall by {falls}, by the curvature where it ends "
-        f"(gradient norm {figures['gradient_norm']:.2g}); want more than {cure}"
-    )
+    norm = f"gradient norm {figures['gradient_norm']:.2g}"
+    found = f"its objective can still fall by {falls}, by the curvature where it ends ({norm})"
+    return f"{stage} ends away from the optimum: {found}; want more than {cure}"
 
 
 async def private_outcome(
@@ -155,43 +145,39 @@ async def private_outcome(
     collects: bool,
     cure: str,
 ) -> Outcome:
-    """The end of a stage whose models stay at their users, who judge them: figures, and the models only where they are collected.
+    """The end of a stage whose models stay at their users, who evaluate them; models are returned only where `collects` is set.
 
-    Far from the optimum there is a warning, that more than `cure` is wanted.
+    Figures: the objective, the norm of its gradient, and the least and, where known, the most that it can fall, by the curvature there.
     """
-    seen, centre = await _look(federation, clusters, messages)
-    figures = {**figures, **seen, **await _gap(federation, clusters, messages, centre)}
+    seen, centre = await objective_of(federation, clusters, messages)
+    gap = (await federation.exchange(messages.gap_centre(clusters.numbers, centre)))[messages.cluster_gap]
+    figures = {**figures, **seen, "gradient_norm": float(gap.squared.sum()) ** 0.5, "gap_at_least": float(gap.least.sum())}
+    if not gap.n_flat.any():
+        figures["gap_at_most"] = float(gap.most.sum())
     warning = far_from_optimum(stage, figures, cure)
     judged = (await federation.exchange(messages.judge()))[messages.judgement]
     figures["sum_of_losses"] = float(judged.objective.sum())
     with_rows = judged.n_test > 0
     if with_rows.any():
         losses, metrics = judged.test_loss[with_rows], judged.test_metric[with_rows]
-        figures |= {"heldout_loss": float(losses.mean()), "heldout_metric": float(metrics.mean())}
-        figures |= {f"heldout_loss_{name}": value for name, value in spread_of(losses).items()}
-        figures |= {f"heldout_metric_{name}": value for name, value in spread_of(metrics).items()}
+        for what, values in (("heldout_loss", losses), ("heldout_metric", metrics)):
+            figures |= {what: float(values.mean()), **{f"{what}_{name}": value for name, value in spread_of(values).items()}}
     models = (await federation.exchange(messages.collect()))[messages.final_models].theta if collects else None
     return Outcome(models, clusters.segments.place, figures, warnings=(warning,) if warning else ())
 
 
 def hosts_of(setting: Setting, clusters: Clusters) -> Indices:
-    """(k,) the client hosts with users of each cluster, to each of which goes what the users of a cluster have in common."""
+    """(k,) the client hosts with users of each cluster: a message for a cluster goes to each of them."""
     return np.ones(clusters.size, dtype=np.int64) if setting.hosts_of_cluster is None else setting.hosts_of_cluster
 
 
-@dataclass(frozen=True)
-class FixedCounts:
-    """Closed forms of messages that no coin decides: the objective, and the end of the stage."""
+def fixed_counts(
+    clusters: Clusters, d: int, figures: Sequence[Mapping[str, float]], hosts: Indices, *, collects: bool
+) -> tuple[Counts, Counts]:
+    """The vectors and scalars that no coin decides: those of `objective_of` in rounds with an objective, and of `private_outcome`.
 
-    vectors: Counts
-    scalars: Counts
-
-
-def fixed_counts(clusters: Clusters, d: int, figures: Sequence[Mapping[str, float]], hosts: Indices, *, collects: bool) -> FixedCounts:
-    """The objective of each round that has one, and of the end; then what `private_outcome` asks for. `hosts` (k,) of each cluster.
-
-    For an objective each user sends its aggregator f_i and theta_i, and each cluster bar_j and three scalars on. For the gap a vector goes
-    down to each cluster and on to its hosts, and four scalars of each user come up, and of each cluster.
+    `hosts` (k,) of each cluster. For an objective each user sends its aggregator f_i and theta_i, and each cluster sends on bar_j and three
+    scalars. For the gap a vector goes down to each cluster and on to its hosts; four scalars come up from each user and each cluster.
     """
     n_users, k = clusters.gamma.size, clusters.size
     n_traces = 1.0 + sum("objective" in row for row in figures)
@@ -200,13 +186,13 @@ def fixed_counts(clusters: Clusters, d: int, figures: Sequence[Mapping[str, floa
     vectors |= {("gap", "down", BETWEEN): float(k), ("gap", "down", WITHIN): float(hosts.sum())}
     scalars |= {("gap", "up", BETWEEN): 4.0 * k, ("gap", "up", WITHIN): 4.0 * n_users}
     scalars["evaluate", "up"] = 3.0 * n_users
-    return FixedCounts({**vectors, **({("models", "up"): float(n_users)} if collects else {})}, scalars)
+    return {**vectors, **({("models", "up"): float(n_users)} if collects else {})}, scalars
 
 
 def spread_of(values: Array) -> dict[str, float]:
-    """How the users' figures (n,) are spread: standard deviation, quartiles, smallest and largest.
+    """The spread of the users' figures (n,): standard deviation, quartiles, smallest and largest.
 
-    Of some that are infinite the deviation is infinite, and a quartile between two users is the higher of them.
+    If some are infinite the deviation is infinite, and a quartile between two users is the higher of them.
     """
     is_finite = np.isfinite(values).all()
     with np.errstate(over="ignore"):

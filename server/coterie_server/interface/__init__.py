@@ -1,1 +1,1 @@
-"""What a server half is, and what it may say to users and hear from them."""
+"""The interface of a server half: its hooks, its stages, and its exchanges with users."""

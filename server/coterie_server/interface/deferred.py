@@ -1,4 +1,4 @@
-"""What a round leaves to be computed when somebody looks at it, which is mostly while the hosts work on the next round."""
+"""Results of a round that are computed when they are read first, mostly while the hosts work on the next round."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, Self
 
 
 class Deferred:
-    """Base of dataclasses whose fields may be computed together at the first look; to a snapshot they are dataclasses like others."""
+    """Base of dataclasses whose fields may be computed together when one is first read; a snapshot stores them like others."""
 
     @classmethod
     def deferred(cls, compute: Callable[[], Self]) -> Self:
-        """The one that `compute` gives; it is called once."""
+        """The value of `compute`, which is called once."""
         found = cls.__new__(cls)
         vars(found)["compute"] = compute
         return found
 
     def __getattr__(self, name: str) -> Any:
-        """Only asked for what is missing: the fields, before the first look."""
+        """Called for missing attributes alone: the fields, before they are computed."""
         compute = vars(self).get("compute")
         if compute is None:
             raise AttributeError(name)
@@ -28,7 +28,7 @@ class Deferred:
 
 
 class Figures(Mapping[str, float]):
-    """The figures of a round by name; one that is given as a function is computed when it is looked at, once."""
+    """The figures of a round by name; a function is called when its figure is first read."""
 
     def __init__(self, values: Mapping[str, float | Callable[[], float]]) -> None:
         self._values = dict(values)
@@ -44,6 +44,3 @@ class Figures(Mapping[str, float]):
 
     def __len__(self) -> int:
         return len(self._values)
-
-
-__all__ = ["Deferred", "Figures"]

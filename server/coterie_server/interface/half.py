@@ -1,8 +1,8 @@
 """The interface of a server half.
 
-It is one value `SERVER` in `coterie_server/methods/NAME.py`, whose `build(config, setting)` returns a `StageHalf`. Within one round it
-reads like the paper's pseudo-code and speaks to a `Federation`; nothing survives a round but the state, a frozen dataclass of arrays and
-plain values, so that a checkpoint is generic. Halves know neither gRPC nor files nor clocks nor processes.
+It is one value `SERVER` in `coterie_server/methods/NAME.py`, whose `build(config, setting)` returns a `StageHalf`. One round reads like the
+paper's pseudo-code and speaks to a `Federation`. Only the state survives a round, a frozen dataclass of arrays and plain values, so
+checkpoints need to know no method. Halves know neither gRPC nor files nor clocks nor processes.
 """
 
 from __future__ import annotations
@@ -23,31 +23,37 @@ from coterie.registry import method, typed_part
 from coterie.text.names import natural_key
 from coterie.wire.messages import Message, PerCluster
 from coterie.wire.precision import Precision
-from coterie_server.interface.expected import Counts, Expected, Key
+from coterie_server.interface.expected import Counts as Counts  # noqa: PLC0414 - words of this module too
+from coterie_server.interface.expected import Expected as Expected  # noqa: PLC0414
+from coterie_server.interface.expected import Key as Key  # noqa: PLC0414
+from coterie_server.interface.merge import one_by_one
 from coterie_server.interface.stages import Stage, single_stage
 from coterie_server.interface.wanted import Wanted
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S")
 
-# Closing figures on the users that the end of a stage did without; there are none where it had everybody.
+# Closing figures: users who were sent nothing at the end of a stage, and users who did not answer. Absent where all did.
 UNASKED, ABSENT = "unasked_at_end", "absent_at_end"
 
-# Figures of a round that are 1 where the method ends its stage: it has found the models that it looks for, or made its iterations.
+# Figures of a round that are 1 where the method ends its stage: it has converged, or has made its iterations.
 CONVERGED, ENDED = "converged", "has_ended"
 
-# Figures on models that are not the minimisers: how many have none, which ends the stage, and how many are one of several.
+# Figures: how many models have no minimiser, which ends the stage, and how many are one of several minimisers.
 UNBOUNDED, FLAT = "without_minimiser", "with_several_minimisers"
+
+# Figure of a round: users whose local problem ended before its tolerance.
+UNCONVERGED = "unconverged"
 
 
 @dataclass(frozen=True)
 class Members:
-    """The users of a run in member order: natural order of their names, whatever host they came with."""
+    """The users of a run in member order: natural order of their names, on whatever hosts."""
 
-    names: tuple[str, ...]
-    clusters: tuple[str, ...]  # the known cluster of each user, "" for none
-    numbers: Indices | None = None  # (n,) of the users in the whole run, where these are only some of its members
-    cluster_numbers: Indices | None = None  # (n,) of the users' clusters in the whole run, likewise
+    names: tuple[str, ...]  #: (n,) of the users
+    clusters: tuple[str, ...]  #: the known cluster of each user, "" for none
+    numbers: Indices | None = None  #: (n,) of the users in the whole run, where these are only some of its members
+    cluster_numbers: Indices | None = None  #: (n,) of the users' clusters in the whole run, likewise
 
     def __len__(self) -> int:
         return len(self.names)
@@ -73,21 +79,21 @@ class Members:
 
 @dataclass(frozen=True)
 class Facts:
-    """What users told about themselves once, in member order; one exchange of scalars, booked."""
+    """Facts that users send once, in member order."""
 
-    n_rows: Indices  # (n,) training rows
-    smoothness: Array  # (n,) L_i of f_i; NaN for networks, like mu_i
-    strong_convexity: Array  # (n,) mu_i of f_i
-    d: int
-    mean: Array | None = None  # (p,) constants of standardisation, when the members have agreed on some
-    scale: Array | None = None  # (p,)
-    n_test: Indices | None = None  # (n,) held-out rows, where a method needs them
-    fill: Array | None = None  # (p,) what missing cells get, where they are filled
-    n_fewest: Indices | None = None  # (n,) the fewest cells that a sum each user told is about, when sums were told
+    n_rows: Indices  #: (n,) training rows
+    d: int  #: numbers of a model
+    smoothness: Array | None = None  #: (n,) L_i of f_i where a method of the run asks for it in `Method.facts`
+    strong_convexity: Array | None = None  #: (n,) mu_i of f_i, likewise
+    mean: Array | None = None  #: (p,) common constants of standardisation, if any
+    scale: Array | None = None  #: (p,)
+    n_test: Indices | None = None  #: (n,) held-out rows, where a method needs them
+    fill: Array | None = None  #: (p,) the values of missing cells, where they are filled
+    n_fewest: Indices | None = None  #: (n,) the fewest cells in any sum that a user has sent, where sums were sent
 
 
 class Replies:
-    """What the members answered to one exchange, put together in member order."""
+    """The members' answers to one exchange, in member order."""
 
     def __init__(
         self,
@@ -96,14 +102,13 @@ class Replies:
         weights: Mapping[type[Message], Sequence[Message]] | None = None,
         unasked: Indices | None = None,
     ) -> None:
-        self._messages = messages
-        self._weights = weights or {}
+        self._messages, self._weights = messages, weights or {}
         self.answered = answered  # member indices, sorted; None: everyone who was asked
         self._unasked = np.zeros(0, dtype=np.int64) if unasked is None else unasked
 
     @property
     def messages(self) -> Sequence[Message]:
-        """All of them."""
+        """One of each kind."""
         return tuple(self._messages.values())
 
     def awaited(self, asked: Indices) -> Indices:
@@ -111,27 +116,31 @@ class Replies:
         return asked if self.answered is None else np.intersect1d(asked, self.answered)
 
     def n_unasked(self, asked: Indices) -> int:
-        """How many of the members asked (sorted) were sent nothing: their hosts are lost, or behind."""
+        """How many of the members asked (sorted) were sent nothing, because their hosts are lost or late."""
         return np.intersect1d(asked, self._unasked).size
 
     def left_out(self, n_users: int) -> dict[str, float]:
-        """The closing figures on those of all users who were sent nothing, and who have not answered; none for 0."""
+        """The closing figures `UNASKED` and `ABSENT`, without those that are 0."""
         everyone = np.arange(n_users)
         found = {UNASKED: self.n_unasked(everyone), ABSENT: n_users - self.awaited(everyone).size}
         return {name: float(n) for name, n in found.items() if n}
 
     def get(self, cls: type[M]) -> M | None:
-        """The message of this kind with the rows of all who sent it; None when nobody did."""
+        """The message of this kind with the rows of all its senders; None when nobody sent one."""
         return self._messages.get(cls)  # type: ignore[return-value]
 
-    def one_by_one(self, cls: type[M]) -> Sequence[M]:
-        """The messages with `Weights` of this kind, one for each user in member order; RunError when nobody sent one.
+    def in_runs(self, cls: type[M]) -> Sequence[M]:
+        """The messages with `Weights` of this kind in member order, each with the rows of one or more users; RunError when nobody sent one.
 
         They are not put together into one: each may be most of a process's memory.
         """
         if cls not in self._weights:
             raise RunError(f"no member answered with {cls.kind}, which the method waits for")
         return self._weights[cls]  # type: ignore[return-value]
+
+    def one_by_one(self, cls: type[M]) -> Sequence[M]:
+        """The same, one message for each user."""
+        return tuple(one_by_one(self.in_runs(cls)))  # type: ignore[arg-type]
 
     def __getitem__(self, cls: type[M]) -> M:
         """The message of this kind; RunError when nobody sent one."""
@@ -143,57 +152,72 @@ class Replies:
 class Federation(Protocol):
     """The members as a method sees them."""
 
-    async def exchange(self, *messages: Message, to: Indices | None = None, wanted: Sequence[Wanted] = ()) -> Replies:
-        """Sends `Rows` to their owners and `Broadcast`s to everyone, and awaits the replies.
+    async def exchange(
+        self, *messages: Message, to: Indices | None = None, wanted: Sequence[Wanted] = (), within: int | None = None
+    ) -> Replies:
+        """Sends each `Rows` to its owners and each `Broadcast` to everyone, and awaits the replies.
 
-        `to` (sorted member indices) limits the exchange to the hosts of these members; by default every host is asked. A host that
-        brings something else than is `wanted` has broken the protocol.
-        Raises RunError when a member cannot be reached before the deadline or returns NaN.
+        `to` (sorted member indices) limits the exchange to the hosts of these members; by default every host is asked. A host whose reply
+        is not what is `wanted` has broken the protocol. Raises RunError when a member cannot be reached in time or returns NaN.
+
+        With `within` nobody waits: the exchange ends once some host has answered it or an earlier one, and every answer that is owed since
+        `within` exchanges or longer is there. `answered` of the replies names the users. Only hosts that owe nothing may be asked; no host
+        need be. Which hosts' answers an exchange has taken is a decision, which a replay repeats. With 0 it waits for all.
         """
-        ...
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a stage leaves."""
+    """The results of a stage."""
 
-    models: Array | None  # (n, d), None when models stay at their users
-    labels: Indices | None = None  # (n,) cluster of each user, numbered by first member
-    figures: Mapping[str, float] = field(default_factory=dict)
-    by_user: Mapping[str, Array] = field(
-        default_factory=dict
-    )  # (n,) figures of each user, such as "personal_accuracy"; NaN where it has none
-    shared: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # the shared tensors of a network by name
-    # "mean", "scale" and "fill" (p,) of the features, where the models are of another run and it had any.
-    constants: Mapping[str, Array] = field(default_factory=dict)
-    carry: Any = None  # what a following stage of the same method may start from (a snapshot tree)
-    is_judged: bool = False  # whether users have judged their models already
-    warnings: tuple[str, ...] = ()  # what a person should know of how it has ended
+    models: Array | None  #: (n, d), None when models stay at their users
+    labels: Indices | None = None  #: (n,) cluster of each user, numbered by first member
+    figures: Mapping[str, float] = field(default_factory=dict)  #: the closing figures, one number each
+    by_user: Mapping[str, Array] = field(default_factory=dict)  #: (n,) figures by user, such as "personal_accuracy"; NaN for none
+    shared: Mapping[str, NDArray[Any]] = field(default_factory=dict)  #: the shared tensors of a network by name
+    constants: Mapping[str, Array] = field(default_factory=dict)  #: "mean", "scale" and "fill" (p,) of another run, if it had any
+    carry: Any = None  #: data for a following stage of the same method (a snapshot tree)
+    #: For standard errors: the fields of `coterie.families.inference.Moments` by name; empty where nobody was asked.
+    moments: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    is_judged: bool = False  #: whether users have evaluated their models already
+    warnings: tuple[str, ...] = ()  #: sentences about how it has ended
+    notes: tuple[str, ...] = ()  #: sentences about how it went, which `coterie show` and the report print too
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What a server half may know when its stage starts."""
+class ClusterSetting:
+    """What the aggregators' half may know when its stage starts."""
 
-    seed: int
-    stage: str  # its name, part of every random stream
-    members: Members
-    precision: Precision
-    facts: Facts | None = None
-    start: Outcome | None = None  # the outcome of the stage that this one starts from
-    rounds: int = 0  # the most there will be
-    tensors: tuple[TensorInfo, ...] = ()  # of the users' models
-    metric: str = "accuracy"  # what users judge their models by, beside the loss (`ProblemConfig.metric`)
-    truth: Array | None = None  # (d, k) the representation that generated the data, where it is known
-    hosts_of_cluster: Indices | None = None  # (k,) client hosts with users of each known cluster; None: one
+    seed: int  #: of the run
+    stage: str  #: its name, part of every random stream
+    members: Members  #: of one cluster, or of all where the coordinator hosts the aggregators
+    precision: Precision  #: of payloads and models
 
 
-def _nothing_counted(_: Sequence[Mapping[str, float]]) -> Counts:
-    return {}
+@dataclass(frozen=True)
+class Setting(ClusterSetting):
+    """What a server half may know when its stage starts; its members are all of the run."""
 
+    facts: Facts | None = None  #: what users have said of their rows before the first round
+    start: Outcome | None = None  #: the outcome of the stage that this one starts from
+    beside: Mapping[str, Outcome] = field(default_factory=dict)  #: those of the stages in `Stage.beside`, by name
+    rounds: int = 0  #: the greatest number
+    tensors: tuple[TensorInfo, ...] = ()  #: of the users' models
+    metric: str = "accuracy"  #: the users' score besides the loss (`ProblemConfig.metric`)
+    truth: Array | None = None  #: (d, k) the representation that generated the data, where it is known
+    hosts_of_cluster: Indices | None = None  #: (k,) client hosts with users of each known cluster; None: one
 
-def _no_labels(_: Any) -> None:
-    return None
+    @property
+    def known_facts(self) -> Facts:
+        """The users' facts. RunError before the stage 'prepare'."""
+        if self.facts is None:
+            raise RunError(f"stage {self.stage!r} needs the facts of the stage 'prepare'")
+        return self.facts
+
+    @property
+    def start_models(self) -> Array | None:
+        """(n, d) those of `start`, if there are any."""
+        return None if self.start is None else self.start.models
 
 
 def _has_converged(figures: Mapping[str, float]) -> str:
@@ -206,30 +230,34 @@ def _has_converged(figures: Mapping[str, float]) -> str:
 class StageHalf(Generic[S]):
     """The server half of a method, set up for one stage. Its state S is a frozen dataclass of arrays and plain values.
 
-    `figures` below are those of the rounds so far. The last round has the closing figures beside whose names end in "_at_start" or
-    "_at_end", such as `UNASKED`.
+    `figures` below are those of the rounds so far. The last round also has the closing figures whose names end in "_at_start" or "_at_end".
+
+    With `federation.on_loss: skip` a round may have to do without the users of lost hosts. Figures count them, and closed forms use these:
+    `replies.awaited(asked)` are the users that answered, `replies.n_unasked(asked)` is how many were sent nothing. The name of such a count
+    begins with "unasked": a repeated run may have another one. A `finish` that exchanges messages adds `replies.left_out(n_users)` to the
+    figures of its outcome; their names are `UNASKED` and `ABSENT`.
     """
 
-    client_options: Mapping[str, Any]  # JSON-able settings that client halves get with the first task of the stage, by their names
-    init: Callable[[Federation], Awaitable[S]]  # the state before round 1
-    # Round `number` (from 1): the new state, and figures such as "objective" or "primal_residual".
+    client_options: Mapping[str, Any]  #: settings of the client halves, JSON values by their names, sent with the first task
+    init: Callable[[Federation], Awaitable[S]]  #: the state before round 1
+    #: Round `number` (from 1): the new state, and figures such as "objective" or "primal_residual".
     round: Callable[[S, Federation, int], Awaitable[tuple[S, Mapping[str, float]]]]
-    finish: Callable[[S, Federation], Awaitable[Outcome]]  # what the stage leaves, after its last round
-    # The closed form of the stage's communication: d-vectors, given the figures.
-    expected_vectors: Callable[[Sequence[Mapping[str, float]]], Counts]
-    # The scalars of all fields of a step's messages, for steps without vectors, or with more than these.
-    expected_scalars: Callable[[Sequence[Mapping[str, float]]], Counts] = _nothing_counted
-    # Of vectors that are means over random coins: their standard deviations, and the vectors for the coins that were drawn.
-    spread_of_vectors: Callable[[Sequence[Mapping[str, float]]], Counts] = _nothing_counted
-    drawn_vectors: Callable[[Sequence[Mapping[str, float]]], Counts] = _nothing_counted
-    # The paper's own count of vectors by direction after a number of rounds, where it differs from the closed form.
+    finish: Callable[[S, Federation], Awaitable[Outcome]]  #: the results, after the last round
+    expected_vectors: Callable[[Sequence[Mapping[str, float]]], Counts]  #: the closed form of the stage's traffic in d-vectors
+    #: The scalars of all fields of a step's messages, for steps without vectors, or with other fields too.
+    expected_scalars: Callable[[Sequence[Mapping[str, float]]], Counts] = lambda _: {}
+    #: For vectors that are means over random coins: their standard deviations.
+    spread_of_vectors: Callable[[Sequence[Mapping[str, float]]], Counts] = lambda _: {}
+    #: For vectors that are means over random coins: the vectors for the coins that were drawn.
+    drawn_vectors: Callable[[Sequence[Mapping[str, float]]], Counts] = lambda _: {}
+    #: The paper's own count of vectors by direction after a number of rounds, where it differs from the closed form.
     printed_vectors: Callable[[int], Mapping[str, float]] | None = None
-    labels_of: Callable[[S], Indices | None] = _no_labels  # clusters so far, recorded when they change
-    # Why the method itself ends the stage after a round with these figures, "" where it goes on. Figures may be computed when looked at.
+    labels_of: Callable[[S], Indices | None] = lambda _: None  #: clusters so far, recorded when they change
+    #: Why the method ends the stage after a round with these figures, "" where it goes on. A figure may be computed when it is read.
     ends: Callable[[Mapping[str, float]], str] = _has_converged
-    # Which part of the stage is over after a round with these figures; None: as many rounds as the stop rule has.
+    #: How much of the stage is over after a round with these figures, 0 to 1; None: the rounds over those of the stop rule.
     part: Callable[[Mapping[str, float]], float] | None = None
-    warnings: Sequence[str] = ()  # sentences about its settings, recorded when the stage starts
+    warnings: Sequence[str] = ()  #: sentences about its settings, recorded when the stage starts
 
 
 class Hooks(Protocol[S]):
@@ -256,76 +284,51 @@ def half_of(hooks: Hooks[S]) -> StageHalf[S]:
     )
 
 
-@dataclass(frozen=True)
-class ClusterSetting:
-    """What the aggregators' half may know when its stage starts."""
-
-    seed: int
-    stage: str
-    members: Members  # of the clusters at hand: one cluster's, or, where the coordinator hosts the aggregators, everybody
-    precision: Precision
-
-
 class ClusterMethod(Protocol[S]):
-    """The third half of a two-tier method, for one cluster or for several at once: `build_clusters(config, setting)` makes it.
+    """The aggregators' half of a two-tier method, for one cluster or for several at once: `ServerHalf.tiers` makes it.
 
-    It sees the coordinator's `PerCluster` messages from above and the users of its clusters below. Whether an aggregator runs it for its
-    cluster or the coordinator for all of them, the numbers of a cluster are the same, so its arithmetic is per cluster.
+    It receives the coordinator's `PerCluster` messages and speaks to the users of its clusters. Its arithmetic is per cluster, so that an
+    aggregator with one cluster and a coordinator with all of them find the same numbers.
     """
 
     def init(self) -> S:
         """The state when the stage starts."""
-        ...
 
     async def step(self, state: S, inbox: Mapping[type[Message], Message], federation: Federation) -> tuple[S, Sequence[PerCluster]]:
-        """Handles what the coordinator sent, and answers for each cluster (ascending numbers)."""
-        ...
+        """Handles the coordinator's messages, and answers for each cluster (ascending numbers)."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """The memory that a stage needs at the server."""
+
+    bytes: float
+    of: str  #: "pdmm on all pairs of 20,000 users"
+    instead: str  #: what needs less, as an order: "use graph: {neighbours: 15}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerHalf:
     """The server half of a method."""
 
-    build: Callable[[Any, Setting], StageHalf[Any]]  # for one stage; ConfigError where config, members and start do not fit together
+    build: Callable[[Any, Setting], StageHalf[Any]]  #: for one stage; ConfigError where config, members and start do not fit together
+    #: The stages of a run, given the method's configuration and the experiment; by default one.
     stages: Callable[[Any, Experiment], Sequence[Stage]] = single_stage
-    # Why no user can be left out of a stage, "" where one can; a function of the method's configuration where that decides.
+    #: Why no user can be left out of a stage, "" where one can; a function where it depends on the method's configuration.
     needs_everyone: str | Callable[[Any], str] = ""
-    # The aggregators' half of a two-tier method; FLAT_ONLY: it cannot run with aggregators; None: they pass messages on.
+    #: What happens in a run with aggregators (`federation.topology: clusters`). None: they pass messages on, and `expected_vectors` must
+    #: hold there too. "flat only": such a run is refused. A function: it makes the aggregators' half of a two-tier method.
     tiers: Callable[[Any, ClusterSetting], ClusterMethod[Any]] | Literal["flat only"] | None = None
+    #: (config, number of users, numbers in a model) -> what a stage will need, where it may be more than a server has.
+    memory: Callable[[Any, int, int], Need | None] | None = None
 
 
 FLAT_ONLY: Final = "flat only"
 
 
 def server_half(name: str) -> ServerHalf:
-    """That of a method, or of its family where it has none of its own. LookupError where there is no such method."""
+    """The half of a method, or of its family where it has none of its own. LookupError where there is no such method."""
     for room in (name, method(name).room):
         if (found := typed_part("coterie_server", room, "SERVER", ServerHalf)) is not None:
             return found
     raise LookupError(f"method {name!r} has no server half")
-
-
-__all__ = [
-    "ABSENT",
-    "CONVERGED",
-    "ENDED",
-    "FLAT",
-    "FLAT_ONLY",
-    "UNASKED",
-    "UNBOUNDED",
-    "ClusterMethod",
-    "ClusterSetting",
-    "Counts",
-    "Expected",
-    "Facts",
-    "Federation",
-    "Key",
-    "Members",
-    "Outcome",
-    "Replies",
-    "ServerHalf",
-    "Setting",
-    "StageHalf",
-    "half_of",
-    "server_half",
-]

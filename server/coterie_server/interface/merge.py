@@ -1,11 +1,12 @@
-"""Splitting a parent's messages over hosts and putting the hosts' answers together in member order. Pure functions of arrays.
+"""Splits a parent's messages over hosts and merges the hosts' answers in member order. Pure functions of arrays.
 
 The result never depends on how users are spread over hosts nor on the order of arrival.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.errors import ProtocolError, RunError
 from coterie.wire.codec import select, select_clusters
-from coterie.wire.finite import first_bad
 from coterie.wire.messages import Message, PerCluster, Rows
+from coterie.wire.precision import first_bad
 
 _MAX_SHOWN = 4
 
@@ -40,7 +41,7 @@ class Layout:
         return [self.hosts[place] for place in np.unique(self.host_of[members])]
 
     def part_for(self, host: str, message: Message) -> Message | None:
-        """What of `message` goes to `host`; None when nothing does."""
+        """The part of `message` for `host`, or None."""
         if isinstance(message, PerCluster):
             return select_clusters(message, self.clusters[host])
         if not isinstance(message, Rows):
@@ -72,7 +73,7 @@ def check_owners(host: str, message: Message, own: Indices, clusters: Indices) -
 
 
 def check_kinds(host: str, messages: Sequence[Message]) -> None:
-    """ProtocolError unless every message of a reply has owners, and none came twice. (Those with weights may come for each user.)"""
+    """ProtocolError unless every message of a reply has owners, and none came twice; messages with weights may come for each user."""
     found: set[type[Message]] = set()
     for message in messages:
         cls = type(message)
@@ -95,22 +96,44 @@ def check_finite(host: str, message: Message, own: Indices, names: Sequence[str]
 
 
 def weights_of(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict[type[Message], list[Message]]:
-    """The messages with weights, cut into one for each user, in member order. ProtocolError for one that came twice for a user."""
-    found: dict[type[Message], dict[int, Message]] = {}
+    """The messages with weights in member order: one for each run of users whose rows came side by side. Their rows are views.
+
+    ProtocolError for one that came twice for a user.
+    """
+    found: dict[type[Message], list[tuple[str, Rows]]] = {}
     for host in layout.hosts:
         for message in answers.get(host, ()):
-            if not isinstance(message, Rows) or not type(message).carries_weights:
-                continue
-            users = layout.own[host] if message.users is None else message.users
-            for row, user in enumerate(users.tolist()):
-                of_kind = found.setdefault(type(message), {})
-                if user in of_kind:
-                    raise ProtocolError(f"host {host!r} sent {message.kind} twice for one user in one reply")
-                of_kind[user] = select(message, slice(row, row + 1), users[row : row + 1])
-    for listed in found.values():
-        for name, _ in next(iter(listed.values())).specs:
-            _check_rows_agree(name, [(layout.hosts[layout.host_of[user]], message) for user, message in listed.items()])
-    return {cls: [listed[user] for user in sorted(listed)] for cls, listed in found.items()}
+            if isinstance(message, Rows) and type(message).carries_weights:
+                found.setdefault(type(message), []).append((host, message))
+    return {cls: _in_runs(parts, layout) for cls, parts in found.items()}
+
+
+def _in_runs(parts: Sequence[tuple[str, Rows]], layout: Layout) -> list[Message]:
+    for name, _ in parts[0][1].specs:
+        _check_rows_agree(name, parts)
+    of_parts = [layout.own[host] if message.users is None else message.users for host, message in parts]
+    sizes = [users.size for users in of_parts]
+    users, part_of = np.concatenate(of_parts), np.repeat(np.arange(len(parts)), sizes)
+    row_of = np.concatenate([np.arange(size) for size in sizes])
+    order = np.argsort(users, kind="stable")
+    users, part_of, row_of = users[order], part_of[order], row_of[order]
+    if (twice := np.flatnonzero(users[1:] == users[:-1])).size:
+        host, message = parts[part_of[twice[0] + 1]]
+        raise ProtocolError(f"host {host!r} sent {message.kind} twice for one user in one reply")
+    breaks = np.flatnonzero((np.diff(part_of) != 0) | (np.diff(row_of) != 1)) + 1
+    ends = [0, *breaks.tolist(), users.size] if users.size else []
+    return [
+        select(parts[part_of[start]][1], slice(row_of[start], row_of[start] + end - start), users[start:end])
+        for start, end in itertools.pairwise(ends)
+    ]
+
+
+def one_by_one(runs: Sequence[Message]) -> Iterator[Message]:
+    """A message for each user of such messages."""
+    for message in runs:
+        assert isinstance(message, Rows) and message.users is not None  # noqa: S101, PT018 - see `weights_of`
+        for row in range(message.users.size):
+            yield select(message, slice(row, row + 1), message.users[row : row + 1])
 
 
 def merged(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict[type[Message], Message]:
@@ -131,7 +154,7 @@ def merged(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict[typ
 
 
 def _merge_clusters(cls: type[Message], parts: Sequence[tuple[str, PerCluster]]) -> Message:
-    """The aggregators' rows in cluster order; each has spoken for its own clusters alone, which `check_owners` saw to."""
+    """The aggregators' rows in cluster order. Each row is of a cluster of its aggregator: `check_owners` has checked it."""
     numbers = np.concatenate([message.clusters for _, message in parts])
     if np.unique(numbers).size < numbers.size:
         raise ProtocolError(f"{cls.kind} came twice for one cluster, wanted it once")
@@ -142,7 +165,7 @@ def _merge_clusters(cls: type[Message], parts: Sequence[tuple[str, PerCluster]])
 
 
 def check_senders(kind: str, found: Sequence[int] | Indices | None, wanted: Indices) -> None:
-    """ProtocolError unless each of the members wanted (sorted), and nobody else, is among those found once; None: they are not named."""
+    """ProtocolError unless the members found are exactly those wanted (sorted); None: the message does not name them."""
     if found is None or not np.array_equal(found, wanted):
         came = "for members that it does not name" if found is None else f"for members {list(map(int, found[:_MAX_SHOWN]))}"
         raise ProtocolError(f"{kind} came {came}, wanted it once for each of {wanted[:_MAX_SHOWN].tolist()}, {wanted.size} in all")
@@ -172,7 +195,7 @@ def _interleaved(name: str, parts: Sequence[tuple[str, Rows]], layout: Layout) -
 
 
 def _check_rows_agree(name: str, parts: Sequence[tuple[str, Message]]) -> np.ndarray[Any, Any]:
-    """The first host's array, after making sure that the others' rows look like its rows."""
+    """The first host's array. ProtocolError where another's rows have another shape."""
     first: np.ndarray[Any, Any] = getattr(parts[0][1], name)
     for host, message in parts:
         shape = getattr(message, name).shape

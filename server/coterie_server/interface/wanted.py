@@ -1,7 +1,6 @@
-"""What an exchange must bring, so that a host whose reply is something else is found by itself and not when all are put together.
+"""The replies that an exchange wants, so that a wrong reply is found when it comes, and its host named.
 
-A method says it with `Federation.exchange(..., wanted=)`; the hub looks at each host's reply when it comes. Of exchanges that say nothing
-only the form is checked.
+A method passes it as `wanted` to `Federation.exchange`. Without it, only the form of replies is checked.
 """
 
 from __future__ import annotations
@@ -24,37 +23,30 @@ Check = Callable[[Any, Indices], None]
 class Wanted:
     """One row of this kind from each of these users."""
 
-    kind: type[Rows]
-    users: Indices | None = None  # members, sorted; None: all of them
-    extents: Mapping[str, int] = field(default_factory=dict)  # of the axes of its arrays, by name
-    check: Check | None = None  # of a message and its members: ProtocolError for what has the right form, but cannot be
+    kind: type[Rows]  #: the class of the message
+    users: Indices | None = None  #: members, sorted; None: all of them
+    extents: Mapping[str, int] = field(default_factory=dict)  #: of the axes of its arrays, by name
+    check: Check | None = None  #: of a message and its members: ProtocolError for values that cannot be right
 
 
 def check_wanted(messages: Sequence[Message], own: Indices, wanted: Sequence[Wanted]) -> None:
-    """ProtocolError unless the messages of a host with these members are what is wanted of them, and nothing else."""
+    """ProtocolError unless the messages of a host with these members are all that is wanted of them, and nothing else."""
     kinds = {one.kind for one in wanted}
     if (other := next((message for message in messages if type(message) not in kinds), None)) is not None:
         raise ProtocolError(f"it sent {other.kind}, which it was not asked for")
     for one in wanted:
         found = [message for message in messages if isinstance(message, one.kind)]
         users = [own if message.users is None else message.users for message in found]
-        if len(users) != 1 or users[0] is not own or one.users is not None:  # all users once is what most exchanges bring
+        if len(users) != 1 or users[0] is not own or one.users is not None:  # most exchanges bring all users once
             mine = own if one.users is None else np.intersect1d(one.users, own)
             check_senders(one.kind.kind, np.sort(np.concatenate([_NOBODY, *users])), mine)
         for message, members in zip(found, users, strict=True):
-            _check_extents(message, one.extents)
+            for name, spec in message.specs:
+                for axis, size in zip(spec.shape, getattr(message, name).shape, strict=True):
+                    if (extent := one.extents.get(str(axis), size)) != size:
+                        raise ProtocolError(f"{message.kind}.{name}: axis {axis!r} is {size}, wanted {extent}")
             if one.check is not None:
                 one.check(message, members)
 
 
 _NOBODY: Indices = np.zeros(0, dtype=np.int64)
-
-
-def _check_extents(message: Message, extents: Mapping[str, int]) -> None:
-    for name, spec in message.specs:
-        for axis, found in zip(spec.shape, getattr(message, name).shape, strict=True):
-            if (wanted := extents.get(str(axis), found)) != found:
-                raise ProtocolError(f"{message.kind}.{name}: axis {axis!r} is {found}, wanted {wanted}")
-
-
-__all__ = ["Wanted", "check_wanted"]

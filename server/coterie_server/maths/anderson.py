@@ -26,7 +26,7 @@ _PART = 8192
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What the next step needs of the latest ones, k numbers in each vector and at most `depth` differences, oldest first."""
+    """The latest steps, k numbers in each vector and at most `depth` differences, oldest first."""
 
     value: Array  # (k,) g(u_t)
     residual: Array  # (k,) f_t
@@ -63,8 +63,5 @@ def step(memory: Memory | None, value: Array, residual: Array, depth: int) -> tu
 
 
 def _dot(a: Array, b: Array) -> float:
-    """In parts that BLAS does not split between threads, of which the sum would depend."""
+    """A dot product in parts so small that BLAS uses one thread: its sum must not depend on their number."""
     return float(sum(np.dot(a[start : start + _PART], b[start : start + _PART]) for start in range(0, len(a), _PART)))
-
-
-__all__ = ["Memory", "step"]

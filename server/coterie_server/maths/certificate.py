@@ -1,13 +1,13 @@
-"""For which penalties does a given partition solve convex clustering exactly? Values, gradients and Hessians at cluster models decide.
+"""The penalties for which a partition solves convex clustering exactly, from values, gradients and Hessians at cluster models.
 
 Source: Armacki, Bajovic, Jakovetic and Kar (2022), Theorems 1 and 2 and problem (5). `penalty` is everywhere the lambda of (6) and (7):
 
     Phi(x) = sum_i f_i(x_i) + penalty * sum_{i<j} |x_i - x_j|
 
 Theorem 1 fixes the within-cluster subgradients to (12), which is sufficient and loose; `exact_lower_end` takes the best ones. The right
-side of (13) is at most the penalty by (7), so Theorem 2 certifies nothing in this scale; `recovery_interval` finds the upper end instead
-as the penalty at which the K-block problem (5), here min_w sum_k n_k g_k(w_k) + penalty * sum_{k<l} n_k n_l |w_k - w_l|, first merges
-two blocks. An oracle call is a federated round, so the solvers are built to need few.
+side of (13) is at most the penalty by (7), so Theorem 2 certifies nothing in this scale. So `recovery_interval` takes as upper end the
+penalty at which the K-block problem (5), here min_w sum_k n_k g_k(w_k) + penalty * sum_{k<l} n_k n_l |w_k - w_l|, first merges two blocks.
+An oracle call is a federated round, so the solvers need few of them.
 """
 
 from __future__ import annotations
@@ -123,8 +123,7 @@ def _prox_max(s: Array, sigma: float) -> Array:
     ordered = np.sort(norms)[::-1]
     levels = (np.cumsum(ordered) - sigma) / np.arange(1, len(norms) + 1)
     level = max(0.0, float(levels[np.flatnonzero(ordered > levels)[-1]]))
-    cut: Array = s * np.minimum(1.0, level / np.maximum(norms, _TINY))[:, None]
-    return cut
+    return np.asarray(s * np.minimum(1.0, level / np.maximum(norms, _TINY))[:, None])
 
 
 async def solve_blocks(
@@ -190,7 +189,7 @@ async def recovery_interval(
         return exact_lower_end(await ask_users(w), labels, tolerance / 100).upper
 
     below, lower = 0.0, 0.0
-    # Mostly `needed` grows slower than the penalty up to the lower end, so this climbs to it and passes it by half the tolerance.
+    # `needed` mostly grows slower than the penalty up to the lower end, so this climbs to it and passes it by half the tolerance.
     while (least := await needed(lower)) > lower:
         if least == np.inf:
             return RecoveryInterval(np.inf, 0.0, lower, n_asks)
@@ -215,7 +214,7 @@ async def _bisect(needed: Callable[[float], Awaitable[float]], good: float, bad:
 async def _merging_penalty(apart: Callable[[float], Awaitable[float]], low: float, tolerance: float) -> float:
     """A penalty that merges blocks, within `tolerance` (relative) of one above `low` that does not.
 
-    The least distance falls almost linearly to 0, so secants are tried first, a little beyond their root on alternate sides.
+    The least distance falls almost linearly to 0, so secants are tried first, slightly beyond their root on alternate sides.
     """
     high = width = np.inf
     at_low, root, trial = await apart(low), np.nan, 1.2 * low or 1e-3

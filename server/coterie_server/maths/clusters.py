@@ -1,17 +1,15 @@
 """Which users share a model: partitions from exact zeros and from nearness, and how to compare two partitions.
 
-The sum-of-norms penalty of Armacki, Bajovic, Jakovetic and Kar (2022), problem (3), makes the models of a cluster equal at a
-solution. Before the solution they are only nearly equal, and PDMM's z_ij (17) are exactly zero early but also between users who
-stay apart outside the recovery interval. `partition` therefore joins on either sign, and `persistent` asks a zero to last. Nearness is
-measured coefficient by coefficient, so that clusters do not depend on the units of a feature. A zero between models that are plainly
-different joins nobody: where one coefficient is a billion times smaller than the others, zeros come long before it has moved.
+The sum-of-norms penalty of Armacki, Bajovic, Jakovetic and Kar (2022), problem (3), makes the models of a cluster equal at a solution.
+Before, they are only nearly equal. PDMM's z_ij (17) are exactly zero early, but also between users who stay apart outside the recovery
+interval. So `partition` joins users on nearness or on zeros, and `persistent` counts how long a zero lasts. Nearness is measured by
+coefficient, so that clusters do not depend on the units of a feature. A zero between clearly different models joins nobody: a coefficient
+that is a billion times smaller than the others moves long after the first zeros.
 
 Pairs are the i < j in lexicographic order, the order of `np.triu_indices(n, 1)`: n(n-1)/2 of them.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,36 +21,44 @@ from coterie.arrays import Array, Indices
 Mask = NDArray[np.bool_]
 
 _ROUNDING = 64 * float(np.finfo(np.float64).eps)  # of the largest coefficient: a coefficient without effect is no better than this
-_PLAINLY = 0.5  # of a coefficient's size: who differs by more has another model, whatever z says
-_PAIRS = 1 << 16  # joined pairs looked at at a time
+_PLAINLY = 0.5  # of a coefficient's size: users who differ by more have different models, also where z is zero
+_PAIRS = 1 << 16  # joined pairs that are compared at a time
 _CHUNK = 256  # rows of the distance matrix held at a time: 4 MB at n = 2000
 
 
 def partition(
-    x: Array, joined: Mask | None = None, tolerance: float = 1e-4, scale: float | None = None, apart: Mask | None = None
+    x: Array,
+    joined: Mask | None = None,
+    tolerance: float = 1e-4,
+    scale: float | None = None,
+    apart: Mask | None = None,
+    among: Indices | None = None,
 ) -> Indices:
     """Cluster of each user, (n,): users are together when a chain of joined or near pairs connects them.
 
-    `x` (n, d) are the models; `joined` (n(n-1)/2,) marks the pairs whose z is zero, which joins them unless a coefficient of theirs differs
-    by more than half of its size. A pair is near when no coefficient differs by more
-    than `tolerance` of its size, which is the largest that it has in any model, or by more than rounding beside the largest coefficient.
-    A feature in units s times as small divides its coefficient by s in all models, and changes nothing here. Sizes are not made of
-    differences: at a consensus these are rounding, and would tell every user apart. `scale` is a size for all coefficients instead.
-    `apart` (n,) marks users whose models are near nobody's, whatever they are.
-    Clusters are numbered by their first member. O(n^2 d) time, O(n^2) bits of memory at most, no n*n*d array.
+    `among` (2, m) are the pairs that can be together, None for all. `x` (n, d) are the models; `joined` (m,) marks the pairs whose z is
+    zero, which joins them unless a coefficient of theirs differs by more than half of its size. A pair is near when no coefficient differs
+    by more than `tolerance` of its size, its largest value in any model, or by more than rounding relative to the largest coefficient. So
+    the units of a feature change nothing here. Sizes are no differences: at a consensus these are rounding, and would separate all users.
+    `scale` replaces the sizes of all coefficients. `apart` (n,) marks users whose models count as near nobody's.
+    Clusters are numbered by their first member. O(m d) time among m pairs, else O(n^2 d) time and O(n^2) bits of memory at most.
     Raises ValueError when `joined` has another length or `tolerance` is negative.
     """
     n = len(x)
-    if joined is not None and joined.shape != (n * (n - 1) // 2,):
+    if joined is not None and joined.shape != (n * (n - 1) // 2 if among is None else among.shape[1],):
         raise ValueError(f"the mask of joined pairs has shape {joined.shape}, not {(n * (n - 1) // 2,)}")
     if tolerance < 0:
         raise ValueError(f"the tolerance is {tolerance}, not at least 0")
     if n == 0:
         return np.zeros(0, np.int64)
-    who = np.arange(n) if apart is None else np.flatnonzero(~apart)
-    edges = [who[_near_pairs(x[who], _radii(x, tolerance, scale))]]
+    if among is None:
+        who = np.arange(n) if apart is None else np.flatnonzero(~apart)
+        edges = [who[_near_pairs(x[who], _radii(x, tolerance, scale))]]
+    else:
+        moved = among if apart is None else among[:, ~apart[among].any(axis=0)]
+        edges = [_within(moved, x, _radii(x, tolerance, scale))]
     if joined is not None:
-        edges.append(_not_plainly_apart(_joined_pairs(joined, n), x, _radii(x, _PLAINLY, scale)))
+        edges.append(_within(_joined_pairs(joined, n) if among is None else among[:, joined], x, _radii(x, _PLAINLY, scale)))
     first, second = np.concatenate(edges, axis=1)
     return components(first, second, n)
 
@@ -83,7 +89,7 @@ def components(first: Indices, second: Indices, n: int) -> Indices:
 
 def _near_pairs(x: Array, radii: Array) -> Indices:
     """Edges (2, m) that connect the same users as all pairs within `radii` (d,); one edge per user and near block suffices."""
-    # Where nothing may differ, values are numbered: then a difference is 1 or more, and none is 0.
+    # Where a radius is 0, values are replaced by their even ranks: then different values differ by 2 or more.
     exact = radii == 0.0
     scaled = x / np.where(exact, 1.0, radii)
     for k in np.flatnonzero(exact):
@@ -104,15 +110,11 @@ def _joined_pairs(joined: Mask, n: int) -> Indices:
     return np.stack([first, position - starts[first] + first + 1]).astype(np.int64)
 
 
-def _not_plainly_apart(pairs: Indices, x: Array, radii: Array) -> Indices:
+def _within(pairs: Indices, x: Array, radii: Array) -> Indices:
     """Those of the pairs (2, m) whose models differ by no more than `radii` (d,)."""
-    kept = [np.all(np.abs(x[first] - x[second]) <= radii, axis=1) for first, second in _blocks(pairs)]
+    blocks = (pairs[:, start : start + _PAIRS] for start in range(0, pairs.shape[1], _PAIRS))  # whose models fit into memory
+    kept = [np.all(np.abs(x[first] - x[second]) <= radii, axis=1) for first, second in blocks]
     return pairs[:, np.concatenate([np.zeros(0, np.bool_), *kept])]
-
-
-def _blocks(pairs: Indices) -> Iterator[Indices]:
-    """The pairs (2, m), so many at a time that their models fit into memory."""
-    return (pairs[:, start : start + _PAIRS] for start in range(0, pairs.shape[1], _PAIRS))
 
 
 def incidence(n: int) -> tuple[csr_matrix, Indices, Indices]:
@@ -128,7 +130,7 @@ def persistent(counts: Indices, zero: Mask, updated: Mask | None = None) -> Indi
     """New counts (m,): at how many of its latest updates in a row each pair's z was zero.
 
     `zero` (m,) says whose z is zero now, `updated` (m,) whose z was updated in this round (None: all). A pair left out of the round
-    keeps its count, since its old z says nothing new. With a persistence of p, the joined pairs of `partition` are `counts >= p`.
+    keeps its count. With a persistence of p, the joined pairs of `partition` are `counts >= p`.
     """
     counted = np.where(zero, counts + 1, 0)
     return counted if updated is None else np.where(updated, counted, counts)

@@ -4,19 +4,18 @@ The solver behind the reference methods of Armacki et al. (2022): `global` (1) i
 cluster, and `squared` (4) one group on the Moreau envelopes of the users. Damped Newton when the users send Hessians; L-BFGS (Nocedal
 and Wright, Numerical Optimization, Algorithm 7.4) with a memory of 10 when they do not. Armijo backtracking (their Algorithm 3.1).
 
-A convex function without a minimiser (a logistic loss of separable classes, counts that are all 0) has gradients as small as one likes,
-far out. Newton's step tells it from one with a minimiser: it does not shrink, see `State.unbounded`.
+A convex function without a minimiser (a logistic loss of separable classes, counts that are all 0) has arbitrarily small gradients far
+out. There Newton's step does not shrink, see `State.unbounded`.
 
-A round engine drives `step` and may store the state between rounds: it holds arrays and one round number, nothing else. Groups do not
-see each other: the iterates of one group have the same bits whatever the others do.
+A round engine calls `step` and may store the state between rounds: it holds arrays and one round number, nothing else. Groups are
+independent: the iterates of one group have the same bits whatever the others do.
 
 `minimize_model` is the server's own part of the coupled problem (5), where a sum of norms pulls the groups together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +24,14 @@ from coterie.arrays import Array, Indices
 from coterie.errors import RunError
 from coterie_server.maths.clusters import incidence, partition
 
-Oracle = Callable[[Array], Awaitable[tuple[Array, Array, Array | None]]]
-"""Points (K, d) to the groups' values (K,), gradients (K, d) and Hessians (K, d, d), or None for L-BFGS."""
-
 MEMORY = 10
 _ARMIJO = 1e-4
-_SHORTEST = 1e-12  # a step this short without descent means that values and gradients contradict each other
+_SHORTEST = 1e-12  # a step this short without descent means that values and gradients do not fit together
 _TINY = float(np.finfo(float).tiny)
-_LONG = 1e-3  # of the point: a next step this long at the end of the descent; near a minimiser it is below the square root of a tolerance
-_MATTERS = 1e-12  # of the first value: what a step changes that is more than rounding
-_FLAT = 1e-12  # of the first curvature: none
-_ROUNDING = 1e-14  # relative to a value: a sum of tens of thousands of terms is not known better
+_LONG = 1e-3  # relative to the point: a longer next step at the end of the descent means that there is no minimiser
+_MATTERS = 1e-12  # relative to the first value: a smaller decrease is rounding
+_FLAT = 1e-12  # relative to the first curvature: less counts as none
+_ROUNDING = 1e-14  # relative to a value: the precision of a sum of tens of thousands of terms
 
 
 @dataclass(frozen=True)
@@ -53,9 +49,9 @@ class State:
     units: Array  # (K, d), roots of the first Hessian's diagonal, 1 without one: coordinates times these have no units
     moves: Array  # (memory, K, d), differences of points, newest last, zeros where none; empty until L-BFGS
     turns: Array  # (memory, K, d), differences of gradients
-    converged: NDArray[np.bool_]  # (K,): there is nowhere to descend to
-    unbounded: NDArray[np.bool_]  # (K,), of the converged: there is no minimiser, the next step is as long as ever
-    flat: NDArray[np.bool_]  # (K,), of the converged: some direction changes nothing, so there are many minimisers; known with Hessians
+    converged: NDArray[np.bool_]  # (K,): no further descent is possible
+    unbounded: NDArray[np.bool_]  # (K,), of the converged: there is no minimiser, the next step does not shrink
+    flat: NDArray[np.bool_]  # (K,), of the converged: there are many minimisers along some direction; known with Hessians
     n_rounds: int
 
 
@@ -97,32 +93,12 @@ def step(state: State, values: Array, gradients: Array, hessians: Array | None =
     ended = converged & ~state.converged
     unbounded = state.unbounded | (ended & _is_long(directions, points, units, first_values))
     is_flat = np.zeros_like(ended) if hessians is None else _is_flat(hessians, units)
-    return replace(
-        state,
-        points=points,
-        query=np.where(converged[:, None], points, points + lengths[:, None] * directions),
-        values=np.where(accepted, values, state.values),
-        gradients=np.where(taken, gradients, state.gradients),
-        directions=directions,
-        step_lengths=lengths,
-        first_norms=first_norms,
-        first_values=first_values,
-        units=units,
-        moves=moves,
-        turns=turns,
-        converged=converged,
-        unbounded=unbounded,
-        flat=state.flat | (ended & is_flat & ~unbounded),
-        n_rounds=state.n_rounds + 1,
-    )
-
-
-async def minimize(ask: Oracle, start: Array, tolerance: float = 1e-9, limit: int = 500) -> State:
-    """Drive `step` from `start` (K, d) until all groups converge or `limit` rounds have passed; see `State.converged`."""
-    state = begin(start)
-    while state.n_rounds < limit and not state.converged.all():
-        state = step(state, *await ask(state.query), tolerance)
-    return state
+    return State(
+        points=points, query=np.where(converged[:, None], points, points + lengths[:, None] * directions),
+        values=np.where(accepted, values, state.values), gradients=np.where(taken, gradients, state.gradients), directions=directions,
+        step_lengths=lengths, first_norms=first_norms, first_values=first_values, units=units, moves=moves, turns=turns,
+        converged=converged, unbounded=unbounded, flat=state.flat | (ended & is_flat & ~unbounded), n_rounds=state.n_rounds + 1,
+    )  # fmt: skip
 
 
 def _judge(state: State, values: Array, gradients: Array) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -153,8 +129,7 @@ def _shorter(state: State, values: Array) -> Array:
     slope = state.step_lengths * (state.gradients * state.directions).sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         factor = -slope / (2 * (values - state.values - slope))
-    shorter: Array = state.step_lengths * np.clip(np.where(np.isfinite(factor), factor, 0.1), 0.1, 0.5)
-    return shorter
+    return np.asarray(state.step_lengths * np.clip(np.where(np.isfinite(factor), factor, 0.1), 0.1, 0.5))
 
 
 def _newton(gradients: Array, hessians: Array, units: Array) -> Array:
@@ -167,8 +142,7 @@ def _newton(gradients: Array, hessians: Array, units: Array) -> Array:
     floor = np.maximum(1e-10 * np.abs(curvatures).max(axis=1, keepdims=True), np.finfo(float).tiny ** 0.5)
     scales = _scales(units)
     coordinates = np.einsum("kdj,kd->kj", axes, np.where(finite[:, None], gradients, 0.0) / scales)
-    directions: Array = -np.einsum("kdj,kj->kd", axes, coordinates / np.maximum(np.abs(curvatures), floor)) / scales
-    return directions
+    return np.asarray(-np.einsum("kdj,kj->kd", axes, coordinates / np.maximum(np.abs(curvatures), floor)) / scales)
 
 
 def _scales(units: Array) -> Array:
@@ -178,15 +152,13 @@ def _scales(units: Array) -> Array:
 
 def _without_units(hessians: Array, units: Array) -> Array:
     scales = _scales(units)
-    scaled: Array = hessians / scales[:, :, None] / scales[:, None, :]
-    return scaled
+    return np.asarray(hessians / scales[:, :, None] / scales[:, None, :])
 
 
 def _is_long(directions: Array, points: Array, units: Array, first_values: Array) -> NDArray[np.bool_]:
-    """(K,) whether the next step is long beside the point, and more than rounding."""
+    """(K,) whether the next step is long relative to the point, and more than rounding."""
     step, size = (np.linalg.norm(units * rows, axis=1) for rows in (directions, points))
-    found: NDArray[np.bool_] = (step > _LONG * size) & (step**2 > _MATTERS * first_values)
-    return found
+    return np.asarray((step > _LONG * size) & (step**2 > _MATTERS * first_values))
 
 
 def _is_flat(hessians: Array, units: Array) -> NDArray[np.bool_]:
@@ -194,8 +166,7 @@ def _is_flat(hessians: Array, units: Array) -> NDArray[np.bool_]:
     scaled = _without_units(hessians, units)
     finite = np.asarray(np.isfinite(scaled).all(axis=(1, 2)))
     least = np.linalg.eigvalsh(np.where(finite[:, None, None], scaled, np.eye(scaled.shape[1])))[:, 0]
-    found: NDArray[np.bool_] = least <= _FLAT
-    return found
+    return np.asarray(least <= _FLAT)
 
 
 def _remember(state: State, accepted: NDArray[np.bool_], gradients: Array) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""Estimators for linear models of users in known clusters: the minimiser of (2.1) in closed form, and those it is compared with.
+"""Estimators for linear models of users in known clusters: the minimiser of (2.1) in closed form, and simpler ones to compare with.
 
 Lyu, Hanzely and Kolar, *Personalized Federated Learning with Multiple Known Clusters* (2022), sections 5 and 6.1. Pure functions of arrays;
 n users, k clusters, d parameters. A user's loss is theta'A theta/2 - b'theta, up to a constant, with A = X'X/sigma^2 and b = X'y/sigma^2.
@@ -7,9 +7,9 @@ The multi-task form (2.3) is solved level by level:
 
     min  sum_j ( lambda_j/2 |w_j - wbar|^2 + sum_{i in I_j} ( f_i(theta_i) + gamma_i/2 |theta_i - w_j|^2 ) )
 
-Minimising a quadratic T, e (for theta'T theta/2 - e'theta) over what it is tied to with weight c leaves a quadratic of the same kind in the
-point above, with c (T + cI)^{-1} T and c (T + cI)^{-1} e. So theta_i, then w_j are eliminated, and no system is larger than d x d. Nothing
-divides by T, which may be singular; where nothing ties a singular quadratic, its minimiser of least norm is taken.
+A quadratic T, e stands for theta'T theta/2 - e'theta. Tied to a point with weight c and minimised, it leaves a quadratic in that point,
+with c (T + cI)^{-1} T and c (T + cI)^{-1} e. So theta_i, then w_j are eliminated, and no system is larger than d x d. Nothing divides by T,
+which may be singular; a singular quadratic that is tied to nothing has its minimiser of least norm.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ def local(users: Quadratics) -> Array:
 
 def single_model(users: Quadratics) -> Array:
     """(d,): one model for all, of least norm where their rows do not span the space."""
-    model: Array = local(_sums(users, np.zeros(len(users.slope), dtype=np.int64), 1))[0]
-    return model
+    return np.asarray(local(_sums(users, np.zeros(len(users.slope), dtype=np.int64), 1))[0])
 
 
 def single_cluster(users: Quadratics, gamma: float | Array) -> Array:
@@ -153,10 +152,8 @@ def _means(theta: Array, weights: Array, group_of: Indices, n_groups: int) -> Ar
 
 
 def _values(users: Quadratics, theta: Array) -> Array:
-    values: Array = (theta * (_applied(users.curvature, theta) / 2 - users.slope)).sum(axis=1)
-    return values
+    return np.asarray((theta * (_applied(users.curvature, theta) / 2 - users.slope)).sum(axis=1))
 
 
 def _applied(matrices: Array, vectors: Array) -> Array:
-    product: Array = np.matmul(matrices, vectors[:, :, None])[:, :, 0]
-    return product
+    return np.asarray(np.matmul(matrices, vectors[:, :, None])[:, :, 0])

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from coterie.errors import ConfigError, RunError
-from coterie.experiment.model import TensorInfo, shared_tensors
+from coterie.errors import ConfigError
+from coterie.experiment.model import shared_tensors
 from coterie.families.partial import AS_IS, AskScores, Delivery, TrainHead, TrainingLoss
 from coterie.methods.adapt import Config
-from coterie_server.families.partial import PartialSharing, State
+from coterie_server.families.partial import PartialSharing, SharedState, sizes_of
 from coterie_server.interface.half import FLAT_ONLY, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf, half_of
 
 
@@ -28,34 +28,28 @@ class Adapt:
 
     @property
     def client_options(self) -> Mapping[str, Any]:
-        """Settings of the client half, which is the room `partial`."""
         return self.half.client_options
 
-    async def init(self, federation: Federation) -> State:
+    async def init(self, federation: Federation) -> SharedState:
         """Delivers the shared tensors, once."""
-        floats = [tensor for tensor in self.half.tensors if not tensor.is_integer]
-        integers = [tensor for tensor in self.half.tensors if tensor.is_integer]
-        weights = np.concatenate(
-            [np.zeros(0, np.float32), *(np.asarray(self.start[tensor.name], np.float32).reshape(-1) for tensor in floats)]
-        )
-        counts = np.concatenate(
-            [np.zeros(0, np.int64), *(np.asarray(self.start[tensor.name], np.int64).reshape(-1) for tensor in integers)]
-        )
+        named = [(tensor, np.asarray(self.start[tensor.name]).reshape(-1)) for tensor in self.half.tensors]
+        weights = np.concatenate([np.zeros(0, np.float32), *(array for tensor, array in named if not tensor.is_integer)], dtype=np.float32)
+        counts = np.concatenate([np.zeros(0, np.int64), *(array for tensor, array in named if tensor.is_integer)], dtype=np.int64)
         everyone = np.arange(len(self.half.setting.members))
         modes = np.array([AS_IS])
         figures, _ = self.half.judged(await federation.exchange(Delivery(weights, counts, users=everyone), AskScores(modes)), modes)
-        return State(weights, counts, tuple(figures[name] for name in ("heldout_metric",) if name in figures))
+        return SharedState(weights, counts, tuple(figures[name] for name in ("heldout_metric",) if name in figures))
 
-    async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:  # noqa: ARG002
-        """An epoch of the head, and what it has brought."""
+    async def round(self, state: SharedState, federation: Federation, number: int) -> tuple[SharedState, Mapping[str, float]]:  # noqa: ARG002
+        """An epoch of the head, and the users' scores after it."""
         modes = np.array([AS_IS])
         replies = await federation.exchange(TrainHead(), AskScores(modes))
         figures, _ = self.half.judged(replies, modes)
         judged = {self.half.setting.metric: figures["heldout_metric"]} if figures else {}
         return state, {"loss": float(replies[TrainingLoss].loss.mean()), **judged}
 
-    async def finish(self, state: State, federation: Federation) -> Outcome:
-        """The users judge their models, with and without fine-tuning."""
+    async def finish(self, state: SharedState, federation: Federation) -> Outcome:
+        """The users evaluate their models, with and without fine-tuning."""
         modes = np.array(self.half.config.modes, dtype=np.int64)
         figures, by_user = self.half.judged(await federation.exchange(AskScores(modes)), modes)
         if state.recent:
@@ -73,28 +67,19 @@ class Adapt:
         return {("evaluation", "up"): 2.0 * n_judged, ("loss", "up"): float(n_users * n_rounds)}
 
 
-def build(config: Config, setting: Setting) -> StageHalf[State]:
+def build(config: Config, setting: Setting) -> StageHalf[SharedState]:
     """The server half for one stage. ConfigError where no finished run is given, or its model is another one."""
-    facts, start = setting.facts, setting.start
-    if facts is None or facts.n_test is None:
-        raise RunError(f"stage {setting.stage!r} needs the sizes of the stage 'prepare'")
+    start, (n_rows, n_test) = setting.start, sizes_of(setting)
     if start is None or not start.shared:
         raise ConfigError("method 'adapt' starts from what a finished run shares: want coterie adapt RUN")
     tensors = shared_tensors(setting.tensors, config.shared, statistics_travel=config.batch_norm == "shared")
-    _check(tensors, start.shared)
-    half = PartialSharing(config, setting, tensors, facts.n_rows, facts.n_test, are_personal=True)
-    return half_of(Adapt(half, start.shared))
-
-
-def _check(tensors: Sequence[TensorInfo], shared: Mapping[str, Any]) -> None:
     for tensor in tensors:
-        if tensor.name not in shared:
+        if tensor.name not in start.shared:
             raise ConfigError(f"the new users' model has the tensor {tensor.name!r}, which the run does not share: want the run's model")
-        if shared[tensor.name].shape != tensor.shape:
-            found = list(shared[tensor.name].shape)
-            raise ConfigError(
-                f"tensor {tensor.name!r} of the run has shape {found}, that of the new users' model {list(tensor.shape)}: want the same"
-            )
+        if (found := start.shared[tensor.name].shape) != tensor.shape:
+            shapes = f"{list(found)}, that of the new users' model {list(tensor.shape)}"
+            raise ConfigError(f"tensor {tensor.name!r} of the run has shape {shapes}: want the same")
+    return half_of(Adapt(PartialSharing(config, setting, tensors, n_rows, n_test, are_personal=True), start.shared))
 
 
 SERVER = ServerHalf(

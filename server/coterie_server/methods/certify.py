@@ -1,8 +1,8 @@
-"""`certify`: the penalties for which a partition solves (3), and what Theorems 1 and 2 say at one of them. One round, many exchanges.
+"""`certify`: the penalties for which a partition solves (3), and Theorems 1 and 2 at one of them. One round, many exchanges.
 
-Armacki, Bajovic, Jakovetic and Kar (2022), conditions (6) and (13); penalties are LAM, the lambda of (6). The ends of the interval are
-those of `certificate.recovery_interval`, which asks less than the theorems do. An exchange moves one vector each way for each user, and
-a value and a Hessian up. Nobody can be left out (skip): the conditions are on all pairs of users.
+Armacki, Bajovic, Jakovetic and Kar (2022), conditions (6) and (13); penalties are LAM, the lambda of (6). The interval is that of
+`certificate.recovery_interval`, whose conditions are weaker than those of the theorems. An exchange moves one vector each way for each
+user, and a value and a Hessian up. Nobody can be left out (skip): the conditions are on all pairs of users.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, RunError
-from coterie.families.consensus import Curvatures, GroupModel, Slopes
+from coterie.families.consensus import GroupModel, Slopes
 from coterie.methods.certify import Config
+from coterie_server.families.consensus import group_derivatives
 from coterie_server.interface.half import CONVERGED, Counts, Federation, Members, Outcome, ServerHalf, Setting, StageHalf, half_of
 from coterie_server.maths import certificate
 from coterie_server.maths.clusters import canonical
 from coterie_server.methods.oracle import known_labels
 
-# By (7) the right side of (13) is at most the penalty, and equal to it for two groups of one size: there rounding would decide a strict
-# inequality. The solutions of (5) are good to about 1e-8 relative.
+# By (7) the right side of (13) is at most the penalty, and equal to it for two groups of one size, where rounding would decide. The
+# solutions of (5) are exact to about 1e-8 relative.
 _MARGIN = 1e-6
 
 
@@ -37,7 +38,7 @@ class State:
 
 @dataclass
 class _Asking:
-    """The oracles of `certificate` on a federation. An answer is kept until the next point: users' gradients come with the sums."""
+    """The oracles of `certificate` on a federation. Users' gradients come with the sums, and are kept until the next point."""
 
     federation: Federation
     labels: Indices
@@ -48,16 +49,10 @@ class _Asking:
     async def groups(self, w: Array) -> tuple[Array, Array, Array]:
         """Sums over each group at w (K, d): values (K,), gradients (K, d), Hessians (K, d, d)."""
         replies = await self.federation.exchange(GroupModel(w[self.labels]))
-        slopes, triangles = replies[Slopes], replies[Curvatures].triangle
-        self.n_exchanges, self.point, self.gradients = self.n_exchanges + 1, w, slopes.gradient
-        n_groups, d = w.shape
-        values, gradients, hessians = np.zeros(n_groups), np.zeros((n_groups, d)), np.zeros((n_groups, d, d))
-        np.add.at(values, self.labels, slopes.value)
-        np.add.at(gradients, self.labels, slopes.gradient)
-        rows, columns = np.triu_indices(d)
-        upper = np.zeros((n_groups, rows.size))
-        np.add.at(upper, self.labels, triangles)
-        hessians[:, rows, columns] = hessians[:, columns, rows] = upper
+        self.n_exchanges, self.point, self.gradients = self.n_exchanges + 1, w, replies[Slopes].gradient
+        values, gradients, hessians = group_derivatives(replies, self.labels, len(w))
+        if hessians is None:
+            raise RunError("no member answered with Hessians, which the method waits for")
         return values, gradients, hessians
 
     async def users(self, w: Array) -> Array:
@@ -77,20 +72,18 @@ class Certify:
 
     @property
     def client_options(self) -> Mapping[str, Any]:
-        """Settings of the client half, which is the room `consensus`."""
         return {"consensus": {"ridge": None, "with_hessians": True}}
 
     async def init(self, federation: Federation) -> State:  # noqa: ARG002
-        """Nothing is known yet."""
         return State(np.zeros((int(self.labels.max()) + 1, self.d)), {})
 
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:  # noqa: ARG002
-        """Finds the interval, then looks at one penalty. Figures: penalties as LAM, right sides of conditions, and 0 or 1 for verdicts.
+        """Finds the interval, then tests one penalty. Figures: penalties as LAM, right sides of conditions, and 0 or 1 for verdicts.
 
         lower_end, upper_end: the penalties that give exactly these clusters; lower_end is infinite when none does, upper_end for one
         cluster. merging_penalty: where (5) merges two groups. theorem1, theorem2: the right sides of (6) and (13) `at` a penalty, and
-        whether they hold there, (13) by more than rounding; exact: the least penalty that (9) asks for there, and whether that holds
-        with all groups apart.
+        whether they hold there, (13) by more than rounding. exact: the least penalty for (9) there, and whether it is met with all groups
+        apart.
         """
         asking, sizes = _Asking(federation, self.labels), np.bincount(self.labels)
         found = await certificate.recovery_interval(asking.groups, asking.users, self.labels, state.w, self.config.tolerance)
@@ -133,24 +126,17 @@ class Certify:
 
 
 def _inside(found: certificate.RecoveryInterval) -> float:
-    """A penalty to look at: the middle of the interval, its lower end when it has no upper one, half the merging penalty without any.
+    """A penalty to test: the middle of the interval, its lower end if the upper one is infinite, half the merging penalty if it is empty.
 
-    At a penalty of 0 nothing pulls groups together; it is avoided, since conditions at 0 say nothing.
+    It is never 0: conditions at 0 say nothing.
     """
-    if np.isinf(found.lower):
-        at = found.merging / 2
-    elif np.isinf(found.upper):
-        at = found.lower
-    else:
-        at = (found.lower + found.upper) / 2
-    return at or float(np.finfo(float).eps)
+    middle = found.lower if np.isinf(found.upper) else (found.lower + found.upper) / 2
+    return (found.merging / 2 if np.isinf(found.lower) else middle) or float(np.finfo(float).eps)
 
 
 def set_up(config: Config, setting: Setting) -> Certify:
     """The server half for one stage. ConfigError when there is no partition of all users."""
-    if setting.facts is None:
-        raise RunError("method 'certify' needs the facts of the stage 'prepare'")
-    return Certify(config, _labels(config, setting), setting.facts.d)
+    return Certify(config, _labels(config, setting), setting.known_facts.d)
 
 
 def _labels(config: Config, setting: Setting) -> Indices:
@@ -165,18 +151,15 @@ def _labels(config: Config, setting: Setting) -> Indices:
 
 def _given_labels(given: Mapping[str, str], members: Members) -> Indices:
     """The clusters (n,) of users by name."""
-    for name in members.names:
-        if name not in given:
-            raise ConfigError(f"user {name!r} has no label, want one for each of the {len(members)} users")
-    for name in given:
-        if name not in members.names:
-            raise ConfigError(f"labels names user {name!r}, who is not a member, want the {len(members)} users of the run")
+    if missing := [name for name in members.names if name not in given]:
+        raise ConfigError(f"user {missing[0]!r} has no label, want one for each of the {len(members)} users")
+    if unknown := [name for name in given if name not in members.names]:
+        raise ConfigError(f"labels names user {unknown[0]!r}, who is not a member, want the {len(members)} users of the run")
     numbers = {label: number for number, label in enumerate(dict.fromkeys(given.values()))}
     return canonical(np.array([numbers[given[name]] for name in members.names], dtype=np.int64))
 
 
 def build(config: Config, setting: Setting) -> StageHalf[State]:
-    """As `set_up`, for the engine."""
     return half_of(set_up(config, setting))
 
 

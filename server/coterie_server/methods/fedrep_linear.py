@@ -1,8 +1,8 @@
 """Server half of `fedrep_linear`: the method of moments, then means of the users' representations, in member order.
 
-Left out (skip): the means of a round, of the start and of the end are those over the users A who answered, B^{t+1} = 1/|A| sum_{i in A}
-B_i^{t+1}, that is, the round that drew A alone; where A is empty B stays as it is. The head of a user left out stays where the last task
-that it was sent has brought it; with heads `exact` the next B decides it anew. B leans towards the data of those who take part.
+Left out (skip): all means are over the users A who answered, B^{t+1} = 1/|A| sum_{i in A} B_i^{t+1}, as if A had been drawn. Where A is
+empty B stays. The head of a user left out is that of its last task; with heads `exact` the next B determines it. B depends more on the data
+of users who take part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.draws.streams import normal, stream
-from coterie.errors import ConfigError, RunError
+from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment
 from coterie.methods.fedrep_linear import (
     AskMoments,
@@ -29,6 +29,7 @@ from coterie.methods.fedrep_linear import (
     UpdatedRepresentation,
 )
 from coterie_server.families.known_clusters import spread_of
+from coterie_server.families.partial import last_of
 from coterie_server.interface.half import (
     ABSENT,
     CONVERGED,
@@ -46,6 +47,7 @@ from coterie_server.interface.half import (
 from coterie_server.interface.merge import check_senders
 from coterie_server.interface.stages import Stage, single_stage
 from coterie_server.interface.wanted import Wanted
+from coterie_server.maths.covariance import symmetric
 
 REPRESENTATION, HEAD = "B", "w"  # what a run shares, by name
 
@@ -57,7 +59,7 @@ class State:
     b: Array  # (d, k)
     w: Array  # (k,) of heads `shared`; zeros otherwise
     first: Array  # (d, k) B^0
-    n_silent: int = 0  # users who have not told their moments
+    n_silent: int = 0  # users who have not sent their moments
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,10 @@ class FedRepLinear:
     n_users: int
     d: int
     truth: Array | None  # (d, k*) with orthonormal columns
-    given: Array | None  # (d, k) what a finished run has left
+    given: Array | None  # (d, k) that of a finished run
 
     @property
     def client_options(self) -> Mapping[str, Any]:
-        """Settings of the client half."""
         return {"fedrep_linear": self.config.model_dump(mode="json")}
 
     async def init(self, federation: Federation) -> State:
@@ -114,7 +115,7 @@ class FedRepLinear:
         return replace(state, b=b, w=w), {"users": float(len(found)), **absent, **self._distance(b)}
 
     async def finish(self, state: State, federation: Federation) -> Outcome:
-        """Every user gets B^T, solves for its head, unless all have one, and judges its model."""
+        """Every user receives B^T, solves for its head, unless all share one, and evaluates its model."""
         everyone: Indices = np.arange(self.n_users)
         with_head = (SharedHead(state.w, users=everyone),) if self.config.heads == "shared" else ()
         sent = FinalRepresentation(np.ascontiguousarray(state.b.T), users=everyone)
@@ -136,25 +137,25 @@ class FedRepLinear:
         """k d-vectors each way for each user of a round, and once to everyone at the end; the moments are scalars."""
         k = self.config.k
         n_asked, n_trained = self._asked_and_trained(figures)
-        delivered: dict[Key, float] = {("delivery", "down"): k * (self.n_users - _last(figures, UNASKED))}
+        delivered: dict[Key, float] = {("delivery", "down"): k * (self.n_users - last_of(figures, UNASKED))}
         if self.given is not None:
             return delivered
         return {("representation", "down"): k * n_asked, ("representation", "up"): k * n_trained, **delivered}
 
     def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
-        """d(d+1)/2 of each user for the method of moments, a common head beside each representation, and two judgements at the end."""
+        """d(d+1)/2 of each user for the method of moments, a common head with each representation, and two scores at the end."""
         k, d, n = self.config.k, self.d, self.n_users
-        expected: dict[Key, float] = {("evaluation", "up"): 2 * (n - _last(figures, ABSENT))}
+        expected: dict[Key, float] = {("evaluation", "up"): 2 * (n - last_of(figures, ABSENT))}
         if self.given is None and self.config.start == "moments":
-            expected["moments", "up"] = (n - _last(figures, "silent_at_start")) * d * (d + 1) / 2
+            expected["moments", "up"] = (n - last_of(figures, "silent_at_start")) * d * (d + 1) / 2
         if self.config.heads == "shared":
             n_asked, n_trained = self._asked_and_trained(figures)
-            expected["head", "down"] = k * (n_asked + n - _last(figures, UNASKED))
+            expected["head", "down"] = k * (n_asked + n - last_of(figures, UNASKED))
             expected["head", "up"] = k * n_trained
         return expected
 
     def _asked_and_trained(self, figures: Sequence[Mapping[str, float]]) -> tuple[float, float]:
-        """How often users were sent B^t, also those whose answer was not waited for, and how often it was averaged."""
+        """How often users were sent B^t, answered or not, and how often it was averaged."""
         n_trained = sum(row["users"] for row in figures)
         if self.given is not None:
             return 0.0, n_trained
@@ -165,17 +166,9 @@ class FedRepLinear:
         return {} if self.truth is None else {"distance": distance(b, self.truth)}
 
 
-def _last(figures: Sequence[Mapping[str, float]], name: str) -> float:
-    return figures[-1].get(name, 0.0) if figures else 0.0
-
-
 def leading(triangle: Array, d: int, k: int) -> Array:
     """(d, k) the eigenvectors of the k largest eigenvalues of a symmetric matrix, given by its upper triangle row by row."""
-    rows, columns = np.triu_indices(d)
-    matrix = np.zeros((d, d))
-    matrix[rows, columns] = triangle
-    matrix[columns, rows] = triangle
-    _, vectors = np.linalg.eigh(matrix)
+    _, vectors = np.linalg.eigh(symmetric(triangle[None], d)[0])
     return np.ascontiguousarray(vectors[:, ::-1][:, :k])
 
 
@@ -196,9 +189,7 @@ def stages(config: Config, experiment: Experiment) -> Sequence[Stage]:
 
 def build(config: Config, setting: Setting) -> StageHalf[State]:
     """The server half for one stage. ConfigError when k is larger than d, or a finished run is missing or does not fit."""
-    facts = setting.facts
-    if facts is None:
-        raise RunError(f"stage {setting.stage!r} needs the facts of the stage 'prepare'")
+    facts = setting.known_facts
     if config.k > facts.d:
         raise ConfigError(f"method.k is {config.k}, want at most the {facts.d} features of the rows")
     given = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from coterie.errors import RunError
 from coterie.methods.global_ import Config
 from coterie_server.families.consensus import GroupSolver
 from coterie_server.interface.half import ServerHalf, Setting, StageHalf, half_of
@@ -13,11 +12,8 @@ from coterie_server.maths.consensus import State
 
 def build(config: Config, setting: Setting) -> StageHalf[State]:
     """The server half for one stage: a single group."""
-    if setting.facts is None:
-        raise RunError("method 'global' needs the facts of the stage 'prepare'")
     labels = np.zeros(len(setting.members), dtype=np.int64)
-    start = setting.start.models if setting.start else None
-    return half_of(GroupSolver(setting.facts, labels, config.tolerance, config.newton_up_to, start=start))
+    return half_of(GroupSolver(setting.known_facts, labels, config.tolerance, config.newton_up_to, start=setting.start_models))
 
 
 SERVER = ServerHalf(build=build, needs_everyone="without some losses the sums are those of another problem")

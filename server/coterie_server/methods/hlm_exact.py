@@ -1,7 +1,7 @@
 """`hlm_exact`: the minimiser of (2.1) from the users' sufficient statistics. One round; the arithmetic is in `coterie_server.maths.hlm`.
 
-The statistics do not depend on the weights, so along a grid users send them once. Nobody can be left out (skip): every model depends on
-everyone's statistics.
+Users send the statistics once along a grid, since they do not depend on the weights. Nobody can be left out (skip): every model depends on
+all statistics.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from coterie.methods.hlm_exact import LOSSES, AskStatistics, Config, Models, Sta
 from coterie_server.interface.half import CONVERGED, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf, half_of
 from coterie_server.interface.stages import Stage, single_stage
 from coterie_server.maths import hlm
+from coterie_server.maths.covariance import symmetric
 from coterie_server.methods.oracle import known_labels
+
+_UNEQUAL = 30.0  # the largest root mean square of a feature by the smallest, from which there is a warning
 
 
 @dataclass(frozen=True)
@@ -43,16 +46,18 @@ class HlmExact:
 
     @property
     def client_options(self) -> Mapping[str, Any]:
-        """The client half has no settings."""
         return {"hlm_exact": {}}
 
     async def init(self, federation: Federation) -> State:  # noqa: ARG002
-        """Nothing is known yet but what an earlier stage has learnt."""
+        """No models, and the statistics if an earlier stage has them."""
         return State(np.zeros((len(self.gamma), 0)), self.told)
 
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:  # noqa: ARG002
         """Gathers the statistics, solves, and sends each user its model."""
-        users = await _gathered(federation) if state.told is None else state.told
+        users = state.told
+        if users is None:
+            told = (await federation.exchange(AskStatistics()))[Statistics]
+            users = hlm.Quadratics(symmetric(told.triangle, told.slope.shape[1]), told.slope)
         sums = _gamma_sums(self.gamma, self.cluster_of, len(self.alpha))
         theta = hlm.known_clusters(users, self.cluster_of, self.gamma, hlm.lambda_of(self.alpha, sums)).theta
         await federation.exchange(Models(theta))
@@ -61,7 +66,7 @@ class HlmExact:
     async def finish(self, state: State, federation: Federation) -> Outcome:  # noqa: ARG002
         """The users' models. Their losses and the figure `penalty` add up to (2.1)."""
         figures = {"penalty": self._penalty(state.theta), "clusters": float(len(self.alpha))}
-        return Outcome(state.theta, self.labels, figures, carry=state.told)
+        return Outcome(state.theta, self.labels, figures, carry=state.told, warnings=_unequal_scales(state.told))
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """One vector b_i up, unless it is known, and one model down for each user."""
@@ -75,12 +80,6 @@ class HlmExact:
 
     def _penalty(self, theta: Array) -> float:
         return hlm.penalty(theta, self.cluster_of, self.gamma, self.alpha)
-
-
-async def _gathered(federation: Federation) -> hlm.Quadratics:
-    """What the users tell."""
-    told = (await federation.exchange(AskStatistics()))[Statistics]
-    return hlm.Quadratics(_unpacked(told.triangle, told.slope.shape[1]), told.slope)
 
 
 def stages(config: Config, experiment: Experiment) -> Sequence[Stage]:
@@ -103,18 +102,20 @@ def build(config: Config, setting: Setting) -> StageHalf[State]:
     return half_of(HlmExact(members.cluster_of, labels, gamma, config.alpha_of(members.cluster_names, sums), told, d))
 
 
+def _unequal_scales(told: hlm.Quadratics | None) -> tuple[str, ...]:
+    """A warning where one weight cannot suit the coefficients of all features, of which the intercept is one."""
+    squares = np.zeros(0) if told is None else np.diagonal(told.curvature.sum(axis=0))
+    squares = squares[squares > 0]
+    ratio = float(np.sqrt(squares.max() / squares.min())) if squares.size else 1.0
+    if ratio <= _UNEQUAL:
+        return ()
+    said = f"a feature is {ratio:.3g} times as large as another one or the intercept, and one gamma holds for all coefficients"
+    return (f"{said}: want data.standardize: true",)
+
+
 def _gamma_sums(gamma: Array, cluster_of: Indices, n_clusters: int) -> Array:
     """Gamma_j (k,)."""
     return np.bincount(cluster_of, gamma, n_clusters).astype(np.float64, copy=False)
-
-
-def _unpacked(triangles: Array, d: int) -> Array:
-    """Symmetric matrices (n, d, d) from their upper triangles (n, d(d+1)/2)."""
-    rows, columns = np.triu_indices(d)
-    full = np.zeros((len(triangles), d, d))
-    full[:, rows, columns] = triangles
-    full[:, columns, rows] = triangles
-    return full
 
 
 SERVER = ServerHalf(build=build, stages=stages, needs_everyone="every model depends on everyone's statistics")

@@ -16,7 +16,7 @@ from coterie.experiment.model import X, named_tensors, stacked
 from coterie.families.partial import Single, Updated
 from coterie.methods.ifca import Chosen, Config
 from coterie_server.families import partial
-from coterie_server.families.partial import Own, PartialSharing, State, owners
+from coterie_server.families.partial import PartialSharing, ServerUpdate, SharedState
 from coterie_server.interface.half import Replies, Setting, StageHalf
 from coterie_server.interface.merge import check_senders
 from coterie_server.interface.wanted import Wanted
@@ -26,29 +26,19 @@ CHOICES = "choices"  # (n,) the model that each user took last
 
 
 def start(half: PartialSharing, _: Single) -> Mapping[str, Indices]:
-    """All users are of the first model until they say otherwise."""
+    """All users have the first model until they choose."""
     return {CHOICES: np.zeros(half.n_rows.size, np.int64)}
 
 
-def returned(half: PartialSharing, chosen: Indices) -> list[Wanted]:
-    """Which model came back."""
-    return [_choice(half, chosen)]
+def choice(half: PartialSharing, users: Indices | None = None) -> list[Wanted]:
+    """The numbers of the models that users (None: all) return or keep."""
+    return [Wanted(Chosen, users, check=lambda said, _: _check_models(half, said))]
 
 
-def told(half: PartialSharing) -> list[Wanted]:
-    """The model that is kept."""
-    return [_choice(half, None)]
-
-
-def _choice(half: PartialSharing, users: Indices | None) -> Wanted:
-    return Wanted(Chosen, users, check=lambda said, _: _check_models(half, said))
-
-
-def taken(half: PartialSharing, state: State, replies: Replies, answered: Indices) -> State:
+def taken(half: PartialSharing, state: SharedState, replies: Replies, answered: Indices) -> SharedState:
     """theta_j is the mean of the models of those who have chosen j."""
     assert half.one is not None  # noqa: S101 - see `build`
-    updates = replies.one_by_one(Updated)
-    check_senders(Updated.kind, owners(updates), answered)
+    updates = half.one_by_one(replies, Updated, answered)
     choices = _chosen(half, replies, answered)
     weights, counts = state.weights.copy(), state.counts.copy()
     models = named_tensors(weights, counts, half.tensors)  # views
@@ -59,24 +49,23 @@ def taken(half: PartialSharing, state: State, replies: Replies, answered: Indice
     return replace(state, weights=weights, counts=counts, beside={CHOICES: _with(state.beside[CHOICES], answered, choices)})
 
 
-def clusters(half: PartialSharing, state: State, replies: Replies) -> Indices:
-    """Those of the models that users have kept."""
+def clusters(half: PartialSharing, state: SharedState, replies: Replies) -> Indices:
+    """Users that have kept the same model are a cluster."""
     return canonical(_last_choices(half, state, replies))
 
 
-def models(half: PartialSharing, state: State, replies: Replies) -> Array:
+def models(half: PartialSharing, state: SharedState, replies: Replies) -> Array:
     """The models that users have kept, as they have them."""
     listed = named_tensors(half.setting.precision.rounded_weights(state.weights), state.counts, half.tensors)[X]
-    kept: Array = listed[_last_choices(half, state, replies)]
-    return kept
+    return np.asarray(listed[_last_choices(half, state, replies)])
 
 
-def labels_of(state: State) -> Indices:
+def labels_of(state: SharedState) -> Indices:
     """The clusters that users took last."""
     return canonical(state.beside[CHOICES])
 
 
-def _last_choices(half: PartialSharing, state: State, replies: Replies) -> Indices:
+def _last_choices(half: PartialSharing, state: SharedState, replies: Replies) -> Indices:
     answered = replies.awaited(np.arange(half.n_rows.size))
     return _with(state.beside[CHOICES], answered, _chosen(half, replies, answered))
 
@@ -103,10 +92,10 @@ def _with(choices: Indices, users: Indices, new: Indices) -> Indices:
     return found
 
 
-OWN = Own(start=start, returned=returned, told=told, taken=taken, clusters=clusters, labels_of=labels_of, models=models)
+OWN = ServerUpdate(start=start, returned=choice, told=choice, taken=taken, clusters=clusters, labels_of=labels_of, models=models)
 
 
-def build(config: Config, setting: Setting) -> StageHalf[State]:
+def build(config: Config, setting: Setting) -> StageHalf[SharedState]:
     """The server half for one stage. Its tensors have an axis of models."""
     one = partial.set_up(config, setting)
     return replace(one, tensors=stacked(one.tensors, config.clusters), one=one.tensors, own=OWN).as_half()

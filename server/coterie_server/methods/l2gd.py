@@ -13,7 +13,7 @@ from coterie.arrays import Indices
 from coterie.draws.streams import stream
 from coterie.methods.l2gd import Coins, Config
 from coterie_server.families import partial
-from coterie_server.families.partial import Own, PartialSharing, State
+from coterie_server.families.partial import PartialSharing, ServerUpdate, SharedState
 from coterie_server.interface.half import Setting, StageHalf
 
 
@@ -28,7 +28,7 @@ def _run(u: float, end: float) -> int:
     return 1 + math.floor(math.log1p(-u) / math.log1p(-end))
 
 
-def asked(p: float, half: PartialSharing, state: State, chosen: Indices, number: int) -> list[Coins]:  # noqa: ARG001
+def asked(p: float, half: PartialSharing, state: SharedState, chosen: Indices, number: int) -> list[Coins]:  # noqa: ARG001
     """The coins go with the mean of the round before."""
     return [Coins(coins(p, half.setting, number), users=chosen)]
 
@@ -39,9 +39,8 @@ def figures(p: float, half: PartialSharing, number: int) -> Mapping[str, float]:
     return {"local_steps": float(n_steps), "aggregations": float(n_aggregations)}
 
 
-def build(config: Config, setting: Setting) -> StageHalf[State]:
-    """The server half for one stage."""
-    own = Own(asked=functools.partial(asked, config.p), figures=functools.partial(figures, config.p))
+def build(config: Config, setting: Setting) -> StageHalf[SharedState]:
+    own = ServerUpdate(asked=functools.partial(asked, config.p), figures=functools.partial(figures, config.p))
     return replace(partial.set_up(config, setting), own=own).as_half()
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from coterie.arrays import Array
 from coterie.families.consensus import AskLocalModels, UserModels
 from coterie.methods.local import Config
-from coterie_server.interface.half import CONVERGED, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf, half_of
+from coterie_server.interface.half import CONVERGED, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf
 
 
 @dataclass(frozen=True)
@@ -24,42 +23,24 @@ class State:
     x: Array
 
 
-@dataclass(frozen=True)
-class Local:
-    """The server half; it only collects."""
+def build(config: Config, setting: Setting) -> StageHalf[State]:  # noqa: ARG001
+    """The server half for one stage, which only collects."""
+    n_users = len(setting.members)
 
-    n_users: int
+    async def init(_: Federation) -> State:
+        return State(np.zeros((n_users, 0)))
 
-    @property
-    def client_options(self) -> Mapping[str, Any]:
-        """Settings of the client half, which is the room `consensus`."""
-        return {"consensus": {"ridge": None, "with_hessians": False}}
+    async def round_(_: State, federation: Federation, __: int) -> tuple[State, Mapping[str, float]]:
+        return State((await federation.exchange(AskLocalModels()))[UserModels].x), {CONVERGED: 1.0}
 
-    async def init(self, federation: Federation) -> State:  # noqa: ARG002
-        """Nothing is known yet."""
-        return State(np.zeros((self.n_users, 0)))
-
-    async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:  # noqa: ARG002
-        """Asks every user for its own minimizer."""
-        replies = await federation.exchange(AskLocalModels())
-        return State(replies[UserModels].x), {CONVERGED: 1.0}
-
-    async def finish(self, state: State, federation: Federation) -> Outcome:  # noqa: ARG002
-        """The users' models."""
+    async def finish(state: State, _: Federation) -> Outcome:
         return Outcome(state.x)
 
-    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
-        """One vector up for each user."""
-        return {("model", "up"): float(self.n_users * len(figures))}
+    def vectors(figures: Sequence[Mapping[str, float]]) -> Counts:
+        return {("model", "up"): float(n_users * len(figures))}
 
-    def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:  # noqa: ARG002
-        """Those of the vectors alone."""
-        return {}
-
-
-def build(config: Config, setting: Setting) -> StageHalf[State]:  # noqa: ARG001
-    """The server half for one stage."""
-    return half_of(Local(len(setting.members)))
+    options = {"consensus": {"ridge": None, "with_hessians": False}}  # of the client half, that of the family `consensus`
+    return StageHalf(client_options=options, init=init, round=round_, finish=finish, expected_vectors=vectors)
 
 
 SERVER = ServerHalf(build=build, needs_everyone="each is asked once, and without its answer has no model")

@@ -1,1 +1,1 @@
-"""The run database: what is written to it, and the questions that are asked of it."""
+"""The run database: its tables, and queries on them."""

@@ -1,15 +1,13 @@
-"""The closed form of what a stage communicates: that of its method, with the preparation and the evaluation around it.
+"""The closed form of a stage's traffic: that of its method, plus the preparation and the evaluation.
 
-Counts follow the ledger's rules: a broadcast counts once, what is one for each cluster once for each host of the cluster. With aggregators
-a broadcast of the coordinator is one message between clusters, and one inside each of them.
+Counts follow the ledger's rules: a broadcast counts once, a message for a cluster once for each host of the cluster. With aggregators a
+broadcast of the coordinator is one message between clusters, and one inside each of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from coterie_server.interface.half import ABSENT, UNASKED, Expected, Facts, Key, Outcome, StageHalf
 from coterie_server.record.rundb import BETWEEN, WITHIN
@@ -18,7 +16,7 @@ Forms = Mapping[Key, Expected]
 
 
 def of_method(half: StageHalf[Any], figures: Sequence[Mapping[str, float]], outcome: Outcome) -> Forms:
-    """The method's own, given the figures of all rounds; with the last go those closing figures that say who was not reached."""
+    """The method's own, given the figures of all rounds; the last round also has the closing figures on users who were not reached."""
     closing = {name: value for name, value in outcome.figures.items() if name.endswith(("_at_start", "_at_end"))}
     rounds = [*figures[:-1], {**closing, **figures[-1]}] if figures else []
     vectors, scalars = half.expected_vectors(rounds), half.expected_scalars(rounds)
@@ -28,17 +26,18 @@ def of_method(half: StageHalf[Any], figures: Sequence[Mapping[str, float]], outc
 
 
 def of_preparation(facts: Facts, n_aggregators: int) -> Forms:
-    """The sums and constants of the features, and L_i and mu_i of every user; sizes, of users with a network, are no scalars.
+    """The sums and constants of the features, and of every user L_i and mu_i where they were asked for. Counts and sizes are no scalars.
 
-    Two numbers of each feature with standardisation, its sum alone where missing cells are only filled; counts are no scalars.
+    A feature has two numbers with standardisation, and its sum alone where missing cells are only filled.
     """
     n_users = facts.n_rows.size
-    described: dict[Key, Expected] = {} if np.isnan(facts.smoothness).all() else {("describe", "up"): Expected(scalars=2.0 * n_users)}
+    told = {"smoothness": facts.smoothness, "convexity": facts.strong_convexity}
+    described: dict[Key, Expected] = {(step, "up"): Expected(scalars=float(n_users)) for step, fact in told.items() if fact is not None}
     constants = [agreed for agreed in (facts.mean if facts.fill is None else facts.fill, facts.scale) if agreed is not None]
     if not constants:
         return described
     n_constants = float(sum(agreed.size for agreed in constants))
-    n_told = 0 if facts.n_fewest is None else n_users  # constants of an earlier run are sums of nobody here
+    n_told = 0 if facts.n_fewest is None else n_users  # with constants of an earlier run, nobody sends sums
     sums: dict[Key, Expected] = {("standardize", "up"): Expected(scalars=n_constants * n_told)}
     if not n_aggregators:
         return {**sums, ("standardize", "down"): Expected(scalars=n_constants), **described}
@@ -55,8 +54,14 @@ def of_evaluation(outcome: Outcome) -> Forms:
     return {("evaluate", "down"): Expected(vectors=n_sent), ("evaluate", "up"): Expected(scalars=3 * n_told)}
 
 
+def of_inference(n_sent: int, n_told: int, d: int) -> Forms:
+    """The final models to `n_sent` users; two triangles, a vector and a residual of `n_told`: (d + 1)^2 scalars of each."""
+    told = Expected(vectors=float(n_told), scalars=float(n_told * (d + 1) ** 2))
+    return {("inference", "down"): Expected(vectors=float(n_sent)), ("inference", "up"): told}
+
+
 def together(*listed: Forms) -> Forms:
-    """All of them: where two have the same step and direction, their sum."""
+    """All of them; forms of the same step and direction are added."""
     found: dict[Key, Expected] = {}
     for forms in listed:
         for key, form in forms.items():

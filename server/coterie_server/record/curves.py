@@ -1,4 +1,4 @@
-"""What a stage has reached in each round, and what that had cost by then: figures, seconds and bytes, round by round."""
+"""The figures of a stage round by round, with the seconds and bytes that they had cost by then."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from coterie_server.record.summary import StageSummary
 
 GAP = "gap"  # the relative gap of "objective"
 RESIDUAL = "residual"  # the larger of the primal and the dual one, as a stop rule means it
-_RISING = re.compile(r"accuracy|performance_ratio")  # of these figures more is better
+_RISING = re.compile(r"accuracy|performance_ratio")  # figures of which more is better
 _GOAL = re.compile(r"\s*(\w+)\s*=\s*(\S+)\s*")
 
 
 @dataclass(frozen=True)
 class Curves:
-    """A stage round by round. Place 0 of `rounds`, `seconds` and `wire_bytes` is the start of the stage: what its set-up sent is there."""
+    """A stage round by round. Place 0 of `rounds`, `seconds` and `wire_bytes` is the start of the stage, with the traffic of its set-up."""
 
     stage: StageSummary
     rounds: Indices  # (t,) ascending, from 0
-    seconds: Array  # (t,) since the stage began, with the time in which a killed run was not resumed; NaN where it is not known
+    seconds: Array  # (t,) since the stage began, including the time before a killed run was resumed; NaN where it is not known
     figures: Mapping[str, Array] = field(default_factory=dict)  # (t,) each, NaN in rounds without it
     wire_bytes: Mapping[tuple[str, str], Array] = field(default_factory=dict)  # by (direction, scope): (t,) useful bytes so far
     has_reference: bool = False  # whether "gap" is from the reference objective of the stop rule, not the stage's own smallest
@@ -47,7 +47,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Goal:
-    """A value of a figure that is to be reached: from above, or, of accuracies, from below."""
+    """A value that a figure is to reach: from above, or from below for accuracies."""
 
     figure: str
     value: float
@@ -84,7 +84,7 @@ def curves(connection: sqlite3.Connection, stage: StageSummary, *, with_bytes: b
     rows = connection.execute("SELECT name, round, value FROM figures WHERE stage = ? AND value IS NOT NULL", (stage.number,))
     for name, number, value in rows:
         if number <= last:
-            if name not in figures:  # an array for each value would take longer than all else
+            if name not in figures:  # setdefault would make an array for each value
                 figures[name] = np.full(rounds.size, np.nan)
             figures[name][number] = value
     wire_bytes = _bytes(connection, stage, last) if with_bytes else {}
@@ -106,7 +106,7 @@ def _bytes(connection: sqlite3.Connection, stage: StageSummary, last: int) -> di
 def with_gap(made: Curves, experiment: str) -> Curves:
     """With (F - F*) / |F*|, F* the reference objective of the frozen experiment's stop rule, or else the smallest value of the stage.
 
-    That objective is the method's own, not one of the references that are run beside it. A stage without an objective stays as it is.
+    That objective is the method's own, not that of a reference stage. A stage without an objective stays as it is.
     """
     frozen = json.loads(experiment)
     method = frozen.get("method", {})
@@ -116,7 +116,7 @@ def with_gap(made: Curves, experiment: str) -> Curves:
     reference = frozen.get("stop", {}).get("reference_objective") if is_of_method else None
     objective = made.figures["objective"]
     best = float(np.nanmin(objective)) if reference is None else float(reference)
-    with np.errstate(invalid="ignore"):  # of an objective that was never finite
+    with np.errstate(invalid="ignore"):  # the objective may never have been finite
         gap = (objective - best) / max(abs(best), np.finfo(float).tiny)
     return replace(made, figures={**made.figures, GAP: gap}, has_reference=reference is not None)
 
@@ -128,7 +128,7 @@ def residual_of(curves: Curves) -> Array | None:
 
 
 def with_figure_of(goal: Goal, made: Curves) -> Curves:
-    """With the residual, where a goal asks for it; all other figures are there."""
+    """With the residual, where a goal asks for it; the curves have all other figures."""
     residual = residual_of(made) if goal.figure == RESIDUAL else None
     return made if residual is None else replace(made, figures={**made.figures, RESIDUAL: residual})
 
@@ -136,8 +136,8 @@ def with_figure_of(goal: Goal, made: Curves) -> Curves:
 def reached(made: Curves, goal: Goal) -> int | None:
     """The first round in which a goal is reached, None where it is not. ConfigError when the stage has no such figure.
 
-    A gap to the stage's own smallest objective counts only where a round before that objective has it: whatever a run has done, the round
-    of its smallest objective has every gap.
+    A gap to the stage's own smallest objective counts only if an earlier round has reached it: the round of the smallest objective always
+    has gap 0.
     """
     return None if is_by_definition(made, goal) else _first(made, goal)
 

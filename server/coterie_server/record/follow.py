@@ -1,8 +1,8 @@
-"""A run database read as it grows: what each look brings is what was written since the one before.
+"""Reads a run database as it grows: each update reads only rows that are new.
 
-Whole tables are read once, at the first look, and again when a killed run has been resumed: then what it repeats is made anew, and what was
-useful is no longer. Figures, bytes round by round, totals, events and who is there are kept here, so that asking for them costs nothing.
-Units are those of `coterie.record.ledger`. Only useful traffic is counted.
+Whole tables are read at the first update, and again after a killed run was resumed: it repeats rounds, and their first traffic is no longer
+useful. Figures, bytes by round, totals, events and connected hosts are kept here, so asking for them costs nothing. Units are those of
+`coterie.record.ledger`. Only useful traffic is counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Round = tuple[int, int, float]  # stage, round, when it was over
 _Figure = tuple[int, int, str, float]  # stage, round, name, value
 
 _NEW = "FROM ledger WHERE row > ? AND useful"
-# A broadcast counts once in vectors and scalars, so these are looked at one by one; in bytes it counts like all others.
+# A broadcast counts once in vectors and scalars, so broadcasts are read one by one; in bytes they count like other messages.
 _TOTALS = f"""
 SELECT CASE WHEN seq = 0 THEN {SESSION} ELSE stage END, step, direction, scope, SUM(vectors * NOT is_broadcast),
     SUM(scalars * NOT is_broadcast), SUM(payload_bytes), SUM(message_bytes), SUM(frames) {_NEW} GROUP BY 1, 2, 3, 4 ORDER BY MIN(row)
@@ -59,16 +59,16 @@ class Event:
 
     @property
     def host(self) -> str | None:
-        """The member of the coordinator whom it is about; None too for what happened below an aggregator."""
+        """The coordinator's host that the event names; None for events below an aggregator."""
         name = self.data.get("host")
         return name if isinstance(name, str) and "aggregator" not in self.data else None
 
 
 @dataclass(frozen=True)
 class Added:
-    """What one look has brought."""
+    """What one update has read."""
 
-    is_anew: bool = True  # what earlier looks brought holds no longer: this is all there is
+    is_anew: bool = True  # this replaces all that earlier updates have read
     traffic: Sequence[Traffic] = ()  # to be added to the totals by (stage, step, direction, scope)
     rounds: Sequence[_Round] = ()
     figures: Sequence[_Figure] = ()
@@ -76,64 +76,39 @@ class Added:
 
 
 class _Column:
-    """Numbers by round, in room that doubles when it is needed."""
+    """Numbers by round, in an array that doubles when it is full."""
 
     def __init__(self, empty: float) -> None:
-        self._empty = empty
-        self._values = np.full(64, empty)
+        self._empty, self._values = empty, np.full(64, empty)
 
-    def _reach(self, round_number: int) -> None:
-        if round_number >= self._values.size:
-            more = np.full(max(self._values.size, round_number + 1), self._empty)
-            self._values = np.concatenate([self._values, more])
-
-    def put(self, round_number: int, value: float) -> None:
-        """Sets the number of a round."""
-        self._reach(round_number)
-        self._values[round_number] = value
-
-    def add(self, round_number: int, value: float) -> None:
-        """Adds to the number of a round."""
-        self._reach(round_number)
-        self._values[round_number] += value
+    def until(self, last: int) -> Array:
+        """The array, with room for the rounds up to `last`."""
+        if last >= self._values.size:
+            self._values = np.concatenate([self._values, np.full(max(self._values.size, last + 1), self._empty)])
+        return self._values
 
     def up_to(self, last: int) -> Array:
         """(last + 1,) a copy."""
-        self._reach(last)
-        return self._values[: last + 1].copy()
+        return self.until(last)[: last + 1].copy()
 
 
 @dataclass
 class _Series:
     """One stage."""
 
-    last_round: int = -1  # whose end is known
-    last_figure: int = -1  # the round of the latest
+    last_round: int = -1  # the latest round that has ended
+    last_figure: int = -1  # the latest round with a figure
     at: _Column = field(default_factory=lambda: _Column(np.nan))
     figures: dict[str, _Column] = field(default_factory=dict)
     wire_bytes: dict[tuple[str, str], _Column] = field(default_factory=dict)  # of each round alone
 
-    def note_round(self, number: int, at: float) -> None:
-        """A round was over at that time."""
-        self.at.put(number, at)
-        self.last_round = max(self.last_round, number)
-
-    def note_figure(self, number: int, name: str, value: float) -> None:
-        """A figure of a round."""
-        self.figures.setdefault(name, _Column(np.nan)).put(number, value)
-        self.last_figure = max(self.last_figure, number)
-
-    def note_bytes(self, number: int, way: tuple[str, str], n_bytes: int) -> None:
-        """More bytes on the wire in a round."""
-        self.wire_bytes.setdefault(way, _Column(0.0)).add(number, n_bytes)
-
 
 class Follower:
-    """Follows the database of a run; `update` looks, all else tells what was seen. Not for two threads at once.
+    """Follows the database of a run: `update` reads, everything else returns what was read. Not for two threads at once.
 
-    `facts` is what the run says of itself, `hosts` how many users each member of the coordinator has, `stages` those that have begun,
-    `traffic` the totals in order of appearance, `events` the latest, `here` since when each member that has ever joined is there (True) or
-    gone (False).
+    `facts` is what the run says of itself, `hosts` the number of users of each host of the coordinator, `stages` those that have begun,
+    `traffic` the totals in order of appearance, `events` the latest ones, `here` whether each host that ever joined is connected, and since
+    when.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -141,7 +116,7 @@ class Follower:
         self.facts: dict[str, str] = {}
         self.hosts: dict[str, int] = {}
         self.stages: list[StageSummary] = []
-        self._life: tuple[str, str, bool] | None = None  # run, attempt, and whether what it repeats has been taken back
+        self._life: tuple[str, str, bool] | None = None  # run, attempt, and whether the attempt has deleted what it repeats
         self._forget()
 
     def _forget(self) -> None:
@@ -154,14 +129,14 @@ class Follower:
 
     @property
     def stage(self) -> StageSummary | None:
-        """The stage under way, or that which was the last."""
+        """The stage under way, or the last one."""
         return self.stages[-1] if self.stages else None
 
     def update(self) -> Added:
-        """Looks. ConfigError when there is no run database, or none of this version; RunError when it cannot be read."""
+        """Reads what is new. ConfigError when there is no run database, or none of this version; RunError when it cannot be read."""
         try:
             with read_run(self.folder) as connection:
-                connection.execute("BEGIN")  # all of it as it was at one moment
+                connection.execute("BEGIN")  # so that all queries see the database of one moment
                 return self._read(connection)
         except (ValueError, TypeError) as error:
             raise RunError(f"the run database {self.folder / 'run.db'} is damaged: {error}") from error
@@ -170,7 +145,12 @@ class Follower:
         self.facts = summary.facts(connection)
         self.hosts = summary.hosts(connection)
         self.stages = summary.stages(connection)
-        life = self._life_of(connection)
+        # A resumed run first writes its attempt, then deletes what it repeats, then writes an event.
+        run_id, attempt = self.facts.get("run_id", ""), self.facts.get("attempt", "1")
+        life = (run_id, attempt, True)
+        if self._life != life:
+            is_resumed = attempt != "1" and connection.execute(_RESUMED, (int(attempt),)).fetchone() is not None
+            life = (run_id, attempt, is_resumed)
         is_anew = life != self._life
         if is_anew:
             self._forget()
@@ -178,37 +158,19 @@ class Follower:
         rounds, figures = self._read_rounds(connection)
         return Added(is_anew, self._read_ledger(connection), rounds, figures, self._read_events(connection))
 
-    def _life_of(self, connection: sqlite3.Connection) -> tuple[str, str, bool]:
-        """A resumed run takes back what it repeats after its attempt has begun, and then leaves an event."""
-        run_id, attempt = self.facts.get("run_id", ""), self.facts.get("attempt", "1")
-        if self._life == (run_id, attempt, True):
-            return self._life
-        return run_id, attempt, attempt != "1" and connection.execute(_RESUMED, (int(attempt),)).fetchone() is not None
-
-    # ---- what was seen of a stage
-
     def curves(self, stage: StageSummary) -> Curves:
         """A stage round by round, as `coterie_server.record.curves.curves` has it."""
         series = self._series_of(stage.number)
         last = series.last_round if series.last_round >= 0 else stage.rounds
         at = series.at.up_to(last)
+        figures = {name: column.up_to(last) for name, column in series.figures.items()}
         sent = {way: column.up_to(last) for way, column in series.wire_bytes.items()}
-        return with_gap(
-            Curves(
-                stage,
-                np.arange(last + 1),
-                at - at[0],
-                {name: column.up_to(last) for name, column in series.figures.items()},
-                {way: np.cumsum(by_round) for way, by_round in sent.items() if by_round.any()},
-            ),
-            self.facts.get("experiment", "{}"),
-        )
+        wire_bytes = {way: np.cumsum(by_round) for way, by_round in sent.items() if by_round.any()}
+        return with_gap(Curves(stage, np.arange(last + 1), at - at[0], figures, wire_bytes), self.facts.get("experiment", "{}"))
 
     def began_at(self, stage: StageSummary) -> float:
         """When a stage began, in seconds since the epoch; NaN when that is not known."""
         return float(self._series_of(stage.number).at.up_to(0)[0])
-
-    # ---- tables
 
     def _read_ledger(self, connection: sqlite3.Connection) -> list[Traffic]:
         (last,) = connection.execute("SELECT COALESCE(MAX(rowid), 0) FROM ledger_rows").fetchone()
@@ -219,7 +181,7 @@ class Follower:
         for row in connection.execute(_BROADCASTS, since):
             self._count_once(added, row[:4], row[4:6], row[6], (*row[:4], *row[7:]))
         for stage, direction, scope, number, n_bytes in connection.execute(_BY_ROUND, since):
-            self._series_of(stage).note_bytes(number, (direction, scope), n_bytes)
+            self._series_of(stage).wire_bytes.setdefault((direction, scope), _Column(0.0)).until(number)[number] += n_bytes
         for key, row in added.items():
             stage, step, direction, scope = key
             both = [self.traffic[key], row] if key in self.traffic else [row]
@@ -229,7 +191,7 @@ class Follower:
     def _count_once(
         self, added: dict[tuple[Any, ...], Traffic], key: tuple[Any, ...], counted: tuple[int, int], seq: int, which: tuple[Any, ...]
     ) -> None:
-        """Vectors and scalars of a broadcast, unless it was seen on another link."""
+        """Counts vectors and scalars of a broadcast, unless it was counted on another link."""
         seen = self._seen.setdefault(which, bytearray())
         if seq >= len(seen):
             seen.extend(bytes(max(len(seen), seq + 1 - len(seen))))
@@ -239,20 +201,21 @@ class Follower:
             added[key] = replace(row, vectors=row.vectors + counted[0], scalars=row.scalars + counted[1])
 
     def _read_rounds(self, connection: sqlite3.Connection) -> tuple[list[_Round], list[_Figure]]:
-        rounds: list[_Round] = []
-        figures: list[_Figure] = []
+        rounds, figures = list[_Round](), list[_Figure]()
         for stage in self.stages:
             series = self._series_of(stage.number)
             if stage.outcome and series.last_figure >= stage.rounds:
-                continue  # the outcome may be there before the last rounds are
-            since = (stage.number, series.last_round)
-            rounds += [(stage.number, *row) for row in connection.execute(_ROUNDS, since)]
-            since = (stage.number, series.last_figure)
-            figures += [(stage.number, *row) for row in connection.execute(_FIGURES, since)]
-        for number, round_number, at in rounds:
-            self._series_of(number).note_round(round_number, at)
-        for number, round_number, name, value in figures:
-            self._series_of(number).note_figure(round_number, name, value)
+                continue  # the outcome may be written before the last rounds
+            ended = connection.execute(_ROUNDS, (stage.number, series.last_round)).fetchall()
+            found = connection.execute(_FIGURES, (stage.number, series.last_figure)).fetchall()
+            for number, at in ended:
+                series.at.until(number)[number] = at
+                series.last_round = max(series.last_round, number)
+            for number, name, value in found:
+                series.figures.setdefault(name, _Column(np.nan)).until(number)[number] = value
+                series.last_figure = max(series.last_figure, number)
+            rounds += [(stage.number, *row) for row in ended]
+            figures += [(stage.number, *row) for row in found]
         return rounds, figures
 
     def _read_events(self, connection: sqlite3.Connection) -> list[Event]:

@@ -1,4 +1,4 @@
-"""Whose the rows of the ledger are: the users behind a link, or those of a row's set, and their shares in a message."""
+"""The users of a row of the ledger, those behind its link or those of its set, and their shares in a message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coterie_server.record.rundb import WITHIN
 
 
 class Owners:
-    """Which members a row of the ledger is about: those of its set, or all behind its link."""
+    """The members of a row of the ledger: those of its set, or all behind its link."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -25,28 +25,28 @@ class Owners:
         by_host: dict[str, list[int]] = {}
         for position, (_, _, host) in enumerate(members):
             by_host.setdefault(host, []).append(position)
-        self._behind = {host: np.array(positions, dtype=np.int64) for host, positions in by_host.items()}
-        self._sets: dict[int, Indices] | None = None
+        self._behind_hosts = {host: np.array(positions, dtype=np.int64) for host, positions in by_host.items()}
 
     def of(self, link: str, user_set: int | None) -> Indices:
         """The positions of the members."""
-        if self._sets is None:
-            self._read_sets()
-        assert self._sets is not None  # noqa: S101 - read above
         if user_set is not None:
             return self._sets[user_set]
         aggregator = link.partition("/")[0].replace("%2F", "/").replace("%25", "%")
         found = self._behind.get(link)
         return found if found is not None else self._behind.get(aggregator, np.zeros(0, dtype=np.int64))
 
-    def _read_sets(self) -> None:
-        """The users behind a link below an aggregator are in the sets of its rows, and all of them in that of its session."""
-        self._sets = {number: of_ranges(text) for number, text in self._connection.execute("SELECT id, members FROM user_sets")}
+    @functools.cached_property
+    def _sets(self) -> dict[int, Indices]:
+        return {number: of_ranges(text) for number, text in self._connection.execute("SELECT id, members FROM user_sets")}
+
+    @functools.cached_property
+    def _behind(self) -> dict[str, Indices]:
+        """The users behind each link. For a link below an aggregator they are in the sets of its rows: all are in that of its session."""
         below = "SELECT DISTINCT link, user_set FROM ledger WHERE scope = ? AND user_set IS NOT NULL"
         sets_of: dict[str, list[Indices]] = {}
         for link, number in self._connection.execute(below, (WITHIN,)):
             sets_of.setdefault(link, []).append(self._sets[number])
-        self._behind |= {link: np.unique(np.concatenate(listed)) for link, listed in sets_of.items()}
+        return self._behind_hosts | {link: np.unique(np.concatenate(listed)) for link, listed in sets_of.items()}
 
     @functools.cached_property
     def clusters_of_links(self) -> dict[str, str] | None:
@@ -59,7 +59,7 @@ class Owners:
 class Parts:
     """The users of a row of the ledger, divided by user, by cluster, or not at all.
 
-    `by` has the keys of the groups; users and clusters that are not listed are left out, of an empty list none.
+    `by` has the keys of the groups. Users and clusters that are not listed are left out; an empty list leaves nobody out.
     """
 
     def __init__(self, owners: Owners, by: Sequence[str], users: Sequence[str], clusters: Sequence[str]) -> None:
@@ -81,7 +81,7 @@ class Parts:
         return found
 
     def _divided(self, users: Indices) -> list[tuple[dict[str, str], float]]:
-        if users.size == 0:  # nobody is known to be behind the link
+        if users.size == 0:  # no user is known behind the link
             return [] if self.has_filter else [(dict.fromkeys(self._labels, ""), 1.0)]
         counts: dict[tuple[str, ...], int] = {}
         for user in users[self._is_wanted[users]].tolist():

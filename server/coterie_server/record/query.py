@@ -1,4 +1,4 @@
-"""Questions to the ledger of a run: totals in any grouping, of any part of it, and its own rows.
+"""Queries on the ledger of a run: totals of any part in any grouping, and its rows.
 
 Measures: `vectors` (d-vectors), `scalars`, `payload_bytes` (scalars x item size), `message_bytes` (protobuf), `wire_bytes` (message and 5
 bytes of gRPC header for each frame), `frames`. In each group a broadcast counts once in vectors and scalars, however many hosts it went to,
@@ -41,10 +41,10 @@ _KEYS_OF_CLOSED_FORMS = frozenset({"stage", "step", "direction", "scope"})
 
 @dataclass(frozen=True)
 class Query:
-    """What is asked: `by` the keys of a group, of `KEYS`; of the others an empty one, or None, limits nothing.
+    """A query: `by` has the keys of a group, from `KEYS`; every other field limits the rows, unless it is empty or None.
 
-    Stages are named, or numbered. `useful` False asks for what was sent again, came too late or was repeated by a resumed run, None for
-    both. Rounds are those of a stage: round 0 is its start, and what ends it belongs to its last.
+    Stages are named, or numbered. `useful` False selects what was sent again, came too late or was repeated by a resumed run, None both.
+    Rounds are those of a stage: round 0 is its start, and its end belongs to the last round.
     """
 
     by: tuple[str, ...] = ()
@@ -61,40 +61,41 @@ class Query:
 
     @property
     def has_closed_form(self) -> bool:
-        """Whether closed forms are comparable with what is asked for."""
+        """Whether the groups can be compared with closed forms."""
         chosen = (self.first_round, self.last_round, self.clusters or None, self.links or None, self.users or None)
         return self.useful is True and _KEYS_OF_CLOSED_FORMS.issuperset(self.by) and chosen == (None,) * len(chosen)
 
 
-@dataclass
-class Group:
-    """The total of one group; `keys` has the values of `Query.by`, in its order. Numbers are no integers where users share a message."""
+@dataclass(kw_only=True)
+class Amounts:
+    """A total: d-vectors, scalars, bytes and gRPC frames; see `coterie.record.ledger`."""
 
-    keys: tuple[Any, ...]
     vectors: float = 0
     scalars: float = 0
     payload_bytes: float = 0
     message_bytes: float = 0
     frames: float = 0
-    first: int = field(default=1 << 62, repr=False)  # the earliest row of the ledger in it
 
     @property
     def wire_bytes(self) -> float:
         """Message bytes and the header of each gRPC frame."""
         return self.message_bytes + GRPC_FRAME_HEADER_BYTES * self.frames
 
-    def add(self, sums: Sequence[float], first: int, share: float = 1) -> None:
+    def add(self, sums: Sequence[float], share: float = 1) -> None:
         """Adds a share of (vectors, scalars, payload bytes, message bytes, frames)."""
-        self.add_vectors(share * sums[0], share * sums[1])
+        self.vectors += share * sums[0]
+        self.scalars += share * sums[1]
         self.payload_bytes += share * sums[2]
         self.message_bytes += share * sums[3]
         self.frames += share * sums[4]
-        self.first = min(self.first, first)
 
-    def add_vectors(self, vectors: float, scalars: float) -> None:
-        """Adds these alone."""
-        self.vectors += vectors
-        self.scalars += scalars
+
+@dataclass
+class Group(Amounts):
+    """The total of one group; `keys` has the values of `Query.by`, in its order. Numbers are no integers where users share a message."""
+
+    keys: tuple[Any, ...]
+    first: int = field(default=1 << 62, repr=False)  # the earliest row of the ledger in it
 
 
 def totals(connection: sqlite3.Connection, query: Query) -> list[Group]:
@@ -111,7 +112,7 @@ def totals(connection: sqlite3.Connection, query: Query) -> list[Group]:
 
 
 def numbered_totals(connection: sqlite3.Connection, query: Query) -> list[Group]:
-    """As `totals`, with numbers of stages in the place of their names, `SESSION` for what is outside of all."""
+    """As `totals`, with numbers of stages instead of their names, and `SESSION` for traffic outside all stages."""
     _check(connection, query)
     owners = Owners(connection)
     groups = _shared(connection, query, owners) if _has_shares(query, owners) else _plain(connection, query, owners)
@@ -137,14 +138,14 @@ def grand_total(connection: sqlite3.Connection, query: Query, groups: Sequence[G
     """The sum of the groups of a query; a broadcast that is in several of them counts once."""
     if not {"link", "user", "cluster"}.isdisjoint(query.by):
         return next(iter(totals(connection, replace(query, by=()))), Group(()))
-    whole = Group(())
+    whole = Group((), first=min((group.first for group in groups), default=1 << 62))
     for group in groups:
-        whole.add((group.vectors, group.scalars, group.payload_bytes, group.message_bytes, group.frames), group.first)
+        whole.add((group.vectors, group.scalars, group.payload_bytes, group.message_bytes, group.frames))
     return whole
 
 
 def stage_namer(connection: sqlite3.Connection) -> Callable[[int], str]:
-    """Names stages by their numbers; what was sent before its stage began belongs to one without a name, which is called by its number."""
+    """A function from numbers of stages to their names. A stage that has sent something before it was written has its number as name."""
     names = dict(connection.execute("SELECT number, name FROM stages")) | {SESSION: SESSION_NAME}
     return lambda number: names.get(number, str(number))
 
@@ -159,6 +160,7 @@ def closed_forms(connection: sqlite3.Connection, query: Query) -> dict[tuple[Any
         return {}
     forms_of = stored_forms(connection)
     where, values = _where(connection, query)
+    asked = (_numbers_of(connection, query.stages), query.steps, query.directions, query.scopes)
     select = f"SELECT DISTINCT {_STAGE}, step, direction, scope, vectors > 0 FROM ledger WHERE {where}"  # noqa: S608 - columns are ours
     found: dict[tuple[Any, ...], bool] = {}
     for *fine, has_vectors in connection.execute(select, values):
@@ -166,7 +168,8 @@ def closed_forms(connection: sqlite3.Connection, query: Query) -> dict[tuple[Any
     seen = {key for fine in found if (key := _form_of(fine, forms_of)) is not None}
     for key, form in forms_of.items():
         missing = (*key[:3], key[3] or DIRECT)
-        if form.vectors and key not in seen and _is_asked_for(connection, query, missing):
+        is_asked_for = all(not listed or value in listed for value, listed in zip(missing, asked, strict=True))
+        if form.vectors and key not in seen and is_asked_for:
             found[missing] = False
     forms: dict[tuple[Any, ...], list[float | None]] = {}
     for fine, has_vectors in found.items():
@@ -185,7 +188,7 @@ def _form_of(fine: tuple[Any, ...], forms: Mapping[tuple[int, str, str, str], Ex
 
 
 def stored_forms(connection: sqlite3.Connection) -> dict[tuple[int, str, str, str], Expected]:
-    """By stage, step, direction and scope, "" for all scopes in which the step is; of an older run's, nobody can say which are means."""
+    """The closed forms by stage, step, direction and scope, "" for all scopes. An older run does not say which of them are means."""
     if "spread" not in {name for _, name, *_ in connection.execute("PRAGMA table_info(expected)")}:
         rows = connection.execute("SELECT stage, step, direction, '', vectors, 0.0, NULL, NULL FROM expected")
     else:
@@ -193,17 +196,8 @@ def stored_forms(connection: sqlite3.Connection) -> dict[tuple[int, str, str, st
     return {row[:4]: Expected(*row[4:]) for row in rows}
 
 
-def _is_asked_for(connection: sqlite3.Connection, query: Query, fine: tuple[Any, ...]) -> bool:
-    numbers = _numbers_of(connection, query.stages)
-    asked = (numbers, query.steps, query.directions, query.scopes)
-    return all(not listed or value in listed for value, listed in zip(fine, asked, strict=True))
-
-
-# ---- sums of whole messages
-
-
 def _plain(connection: sqlite3.Connection, query: Query, owners: Owners) -> list[Group]:
-    """Broadcasts apart, since only they need to be looked at exchange by exchange."""
+    """Broadcasts have a query of their own, since only they are read exchange by exchange."""
     where, values = _where(connection, query)
     with_clusters, table, names = "", "ledger", [f"{key}_" for key in query.by]
     if _needs_clusters(query):
@@ -222,16 +216,15 @@ def _plain(connection: sqlite3.Connection, query: Query, owners: Owners) -> list
     for statement in (single, several):
         for row in connection.execute(statement, values):
             if row[-1] is not None:
-                groups.setdefault(row[:n], Group(row[:n])).add(row[n : n + 5], row[-1])
+                group = groups.setdefault(row[:n], Group(row[:n]))
+                group.add(row[n : n + 5])
+                group.first = min(group.first, row[-1])
     return list(groups.values())
 
 
 def _selected(by: Iterable[str]) -> str:
     """The keys of groups, each as its name and an underscore."""
     return "".join(f"{_STAGE if key == 'stage' else key} AS {key}_, " for key in by)
-
-
-# ---- sums of users' shares
 
 
 def _shared(connection: sqlite3.Connection, query: Query, owners: Owners) -> list[Group]:
@@ -252,23 +245,22 @@ def _shared(connection: sqlite3.Connection, query: Query, owners: Owners) -> lis
         *sums, first, link, user_set, is_broadcast = row[n:]
         whole = (0, 0, *sums[2:]) if is_broadcast else sums
         for part, share in parts.of(link, user_set):
-            group_of(row, part).add(whole, first, share)
-    # The vectors of a broadcast: once for each part of the users that it went to, over whatever links.
+            group = group_of(row, part)
+            group.add(whole, share)
+            group.first = min(group.first, first)
+    # The vectors of a broadcast count once for each part of the users that it went to, over whatever links.
     each = f"SELECT {_selected(others)}{_ONCE}, json_group_array(json_array(link, user_set)) AS to_ FROM ledger"  # noqa: S608
     each += f" WHERE {where} AND is_broadcast GROUP BY {names}{_EXCHANGE}"
     for row in connection.execute(f"SELECT {names}SUM(v_), SUM(s_), to_ FROM ({each}) GROUP BY {names}to_", values):  # noqa: S608
         for part in parts.of_any(row[-1]):
-            group_of(row, part).add_vectors(row[n], row[n + 1])
+            group_of(row, part).add((row[n], row[n + 1], 0, 0, 0))
     return list(groups.values())
-
-
-# ---- the rows themselves
 
 
 def rows(connection: sqlite3.Connection, query: Query) -> Iterator[tuple[Any, ...]]:
     """The rows as they were booked, one by one, with the values of `ROW_COLUMNS`; `users` is None for all users behind the link.
 
-    Of a row for several users all is there if one of them is asked for. ConfigError as for `totals`.
+    A row for several users is whole if one of them is asked for. ConfigError as for `totals`.
     """
     _check(connection, query)
     return _rows(connection, query)
@@ -291,15 +283,12 @@ def _rows(connection: sqlite3.Connection, query: Query) -> Iterator[tuple[Any, .
         yield (name(row[0]), *row[1:users_place], names[user_set], *row[users_place + 1 :])
 
 
-# ---- what is asked for
-
-
 def _needs_clusters(query: Query) -> bool:
     return "cluster" in query.by or bool(query.clusters)
 
 
 def _where(connection: sqlite3.Connection, query: Query) -> tuple[str, list[Any]]:
-    """The rows asked for, whatever their users and clusters, and the values of its marks."""
+    """The condition of the rows asked for, whatever their users and clusters, and its values."""
     where, values = "1", list[Any]()
     if query.useful is not None:
         where += _among("useful", (int(query.useful),), values)

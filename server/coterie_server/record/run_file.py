@@ -14,6 +14,7 @@ from typing import Any
 
 from coterie.errors import RunError
 from coterie.findings import Finding
+from coterie_server.record.shared_disk import why_no_wal
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -55,10 +56,10 @@ CREATE TABLE IF NOT EXISTS host_ledger (
 CREATE TABLE IF NOT EXISTS events (at REAL NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS decisions (seq INTEGER NOT NULL, kind TEXT NOT NULL, value TEXT NOT NULL);
 """
-TABLES = re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", _SCHEMA)  # in the order in which they are made
-FLUSH_S = 0.5  # so old buffered rows get
+TABLES = re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", _SCHEMA)  # in the order of creation
+FLUSH_S = 0.5  # the greatest age of buffered rows
 _FLUSH_ROWS = 5000
-_PAGES_BYTES = 64 << 10  # with less room than this, an error of the file is one of the room: so much of an index is written at once
+_PAGES_BYTES = 64 << 10  # an I/O error with less free space than this means a full disk: SQLite writes so much of an index at once
 _INSERTS = {
     "ledger_messages": 13,
     "ledger_rows": 7,
@@ -78,35 +79,31 @@ class RunFile:
 
     def __init__(self, path: Path | None, clock: Callable[[], float]) -> None:
         self.rows: dict[str, list[tuple[Any, ...]]] = {table: [] for table in _INSERTS}
-        self._path = path
-        self._clock = clock
-        self._flushed_at = clock()
+        self._path, self._clock, self._flushed_at = path, clock, clock()
+        self.why_no_wal = "" if path is None else why_no_wal(path.parent)
+        self._synchronous = "FULL" if self.why_no_wal else "NORMAL"  # without a log, a power failure could damage the file otherwise
         with self.refusals():
             self.connection = sqlite3.connect(path or ":memory:", timeout=30.0, isolation_level=None)
             if path is not None:
-                self.connection.execute("PRAGMA journal_mode=WAL")
-                self.connection.execute("PRAGMA synchronous=NORMAL")
+                # The index of a write-ahead log is memory that processes share, which those of two machines cannot.
+                self.connection.execute(f"PRAGMA journal_mode={'DELETE' if self.why_no_wal else 'WAL'}")
+                self.connection.execute(f"PRAGMA synchronous={self._synchronous}")
             self.connection.executescript(_SCHEMA)
-
-    # ---- errors
 
     @contextlib.contextmanager
     def refusals(self) -> Iterator[None]:
-        """Makes errors of SQLite in the block sentences."""
+        """Turns errors of SQLite in the block into a RunError with a sentence. A full disk has the system's words for it."""
         try:
             yield
         except (sqlite3.Error, OverflowError) as error:
-            if type(error) is sqlite3.DatabaseError:  # of its kinds, those of a damaged file
+            if type(error) is sqlite3.DatabaseError:  # its subclasses have other causes than a damaged file
                 raise self._damaged(str(error)) from error
-            raise RunError(f"cannot write the run database {self._path}: {self._reason(error)}", Finding("R5")) from error
-
-    def _reason(self, error: sqlite3.Error | OverflowError) -> str:
-        """Of a full disk what the system calls it, in whatever way SQLite has noticed."""
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # what is above says more of it
-        is_full = code == sqlite3.SQLITE_FULL
-        if code == sqlite3.SQLITE_IOERR and self._path is not None:
-            is_full = shutil.disk_usage(self._path.parent).free < _PAGES_BYTES
-        return os.strerror(errno.ENOSPC) if is_full else str(error)
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits only say more about the same error
+            is_full = code == sqlite3.SQLITE_FULL
+            if code == sqlite3.SQLITE_IOERR and self._path is not None:
+                is_full = shutil.disk_usage(self._path.parent).free < _PAGES_BYTES
+            reason = os.strerror(errno.ENOSPC) if is_full else str(error)
+            raise RunError(f"cannot write the run database {self._path}: {reason}", Finding("R5")) from error
 
     def _damaged(self, how: str) -> RunError:
         return RunError(f"the run database {self._path} is damaged ({' '.join(how.split())}): start again with another --output")
@@ -118,8 +115,6 @@ class RunFile:
         if found != "ok":
             raise self._damaged(str(found))
 
-    # ---- writing
-
     def execute(self, statement: str, values: tuple[Any, ...] = ()) -> None:
         """Writes at once."""
         with self.refusals():
@@ -127,7 +122,7 @@ class RunFile:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """All that the block writes, or nothing of it: so a reader sees no half, and many rows cost little more than one."""
+        """All that the block writes, or nothing of it. Many rows then cost little more than one."""
         with self.refusals():
             try:
                 self.connection.execute("BEGIN")
@@ -166,7 +161,7 @@ class RunFile:
             rows.clear()
 
     def _without_large_numbers(self) -> RunError:
-        """Drops the rows that no table takes, so that the others can be written after all, and names the first of them."""
+        """Drops the rows that no table takes, so that the others can be written, and names the first of them."""
         found = ""
         for table, rows in self.rows.items():
             kept = [values for values in rows if not any(map(_is_too_large, values))]
@@ -179,7 +174,7 @@ class RunFile:
         return RunError(found or f"cannot write the run database {self._path}: a number is too large", Finding("R5"))
 
     def close(self) -> None:
-        """Flushes and closes."""
+        """Flushes and closes. A closed run is one file, readable from a read-only place too, unless a reader still has it open."""
         try:
             self.flush()
             with contextlib.suppress(sqlite3.Error):

@@ -1,8 +1,8 @@
-"""Questions to the database of a run, finished or under way: stages, figures, traffic beside its closed form, and whether both books agree.
+"""Queries on the database of a run, finished or under way: stages, figures, traffic with its closed form, and whether both books agree.
 
 Plain SQL on a connection of `coterie_server.record.rundb.open_run`. Units are those of `coterie.record.ledger`. A broadcast counts once in
-vectors and scalars, and once for each receiving host in bytes and frames; what is one for each cluster counts once for each host of the
-cluster. A link below an aggregator is called AGGREGATOR/HOST; its exchanges are numbered by the aggregator.
+vectors and scalars, and once for each receiving host in bytes and frames. A message for a cluster counts once for each host of the cluster.
+A link below an aggregator is called AGGREGATOR/HOST; the aggregator numbers its exchanges.
 """
 
 from __future__ import annotations
@@ -12,28 +12,30 @@ import re
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coterie.errors import ConfigError
 from coterie.experiment.config import StopRule
 from coterie.record.ledger import UP, link_below, step_of
+from coterie.text.suggestions import suggestion
 from coterie.wire.codec import GRPC_FRAME_HEADER_BYTES
 from coterie_server.interface.expected import Expected
 from coterie_server.interface.half import CONVERGED
-from coterie_server.record.query import ABOVE, Group, Query, numbered_totals, stored_forms
+from coterie_server.record.query import ABOVE, Query, numbered_totals, stored_forms
 from coterie_server.record.query import SESSION as SESSION  # noqa: PLC0414 - a word of this module too
-from coterie_server.record.rundb import DIRECT, WITHIN
+from coterie_server.record.rundb import DIRECT, WITHIN, worked_s
 
-_LIMIT = re.compile(r"\d+ rounds|\S+ s")  # outcomes of stages that something else should have ended
+_LIMIT = re.compile(r"\d+ rounds|\S+ s")  # outcomes of stages that a limit has ended
+_SUMMED = ("vectors", "scalars", "payload_bytes", "message_bytes", "frames")
 
 
 @dataclass(frozen=True)
 class StageSummary:
     """One stage: `outcome` says why it ended, "" while it is under way; `results` are its closing figures.
 
-    `seconds` are those of the attempt that ended it; while it is under way, those from its start to the end of its latest round.
+    `seconds` are those of all its attempts, without rounds that were repeated; while it is under way, to the end of its latest round.
     """
 
     number: int
@@ -85,11 +87,11 @@ class Books:
     differences: tuple[str, ...]  # the first few
     lost_on_the_way: Mapping[str, int] = field(default_factory=dict)  # booked by the host alone: its stream was lost with them
     not_brought: Mapping[str, int] = field(default_factory=dict)  # booked by the parent alone, in a run that has not finished
-    left_out: frozenset[str] = frozenset()  # those of the absent without which the run has gone on, so that their books may stay away
+    left_out: frozenset[str] = frozenset()  # absent hosts that the run has gone on without: their books may be missing
 
     @property
     def agree(self) -> bool:
-        """Whether nothing is left unexplained."""
+        """Whether every difference is explained."""
         return self.n_differences == 0
 
 
@@ -105,7 +107,7 @@ def hosts(connection: sqlite3.Connection) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Shortfall:
-    """A stage that ran into a limit before the rule held that should have ended it."""
+    """A stage that reached a limit before the rule held that should have ended it."""
 
     stage: str
     limit: str  # "2000 rounds", "5 s"
@@ -121,16 +123,8 @@ def stages(connection: sqlite3.Connection) -> list[StageSummary]:
         results.setdefault(number, {})[name] = value
     made = "CASE WHEN outcome = '' THEN (SELECT COALESCE(MAX(round), 0) FROM figures WHERE stage = number) ELSE rounds END"
     rows = connection.execute(f"SELECT number, name, method, {made}, outcome, seconds FROM stages ORDER BY number")  # noqa: S608 - ours
-    return [
-        StageSummary(number, name, method, rounds, outcome, seconds if outcome else _so_far(connection, number), results.get(number, {}))
-        for number, name, method, rounds, outcome, seconds in rows.fetchall()
-    ]
-
-
-def _so_far(connection: sqlite3.Connection, stage: int) -> float:
-    """The seconds from the start of a stage to the end of its latest round."""
-    (seconds,) = connection.execute("SELECT COALESCE(MAX(at) - MIN(at), 0.0) FROM rounds WHERE stage = ?", (stage,)).fetchone()
-    return float(seconds)
+    listed = [replace(StageSummary(*row), results=results.get(row[0], {})) for row in rows]
+    return [stage if stage.outcome else replace(stage, seconds=worked_s(connection, stage.number)) for stage in listed]
 
 
 def printed(connection: sqlite3.Connection) -> dict[int, dict[str, float]]:
@@ -147,7 +141,12 @@ def stage_named(connection: sqlite3.Connection, name: str) -> StageSummary:
     for stage in listed:
         if stage.name == name:
             return stage
-    raise ConfigError(f"the run has no stage {name!r}, want one of {', '.join(stage.name for stage in listed) or 'none yet'}")
+    raise unknown_stage(name, [stage.name for stage in listed])
+
+
+def unknown_stage(name: str, names: Collection[str]) -> ConfigError:
+    """The error for a stage that is not among the `names` of a run's stages."""
+    return ConfigError(f"the run has no stage {name!r}, want one of {', '.join(names) or 'none yet'}{suggestion(name, names)}")
 
 
 def final_stage(connection: sqlite3.Connection) -> StageSummary:
@@ -156,29 +155,6 @@ def final_stage(connection: sqlite3.Connection) -> StageSummary:
     if not listed:
         raise ConfigError("the run has no stage yet")
     return next((stage for stage in listed if stage.name == final), listed[-1])
-
-
-def method_stage(listed: Sequence[StageSummary], final: StageSummary | None, method: str) -> StageSummary | None:
-    """Of the stages of a run, that in which its method worked: its result, or what the result refits; or else the latest one.
-
-    `final` is the stage of the result, None where there is none yet; `method` the name of the experiment's method.
-    """
-    own = [stage for stage in listed if stage.method == method]
-    main = final or (listed[-1] if listed else None)
-    if main is None or main in own or not own:
-        return main
-    point = main.name.partition("-")[2]  # a refit is called after the penalty whose clusters it takes
-    return next((stage for stage in own if stage.name.partition("-")[2] == point), own[-1])
-
-
-def goal_stage(connection: sqlite3.Connection) -> StageSummary:
-    """The stage that a goal is about, see `method_stage`: a refit reaches nothing on the way. ConfigError when none has begun."""
-    found, listed = facts(connection), stages(connection)
-    final = next((stage for stage in listed if stage.name == found.get("final_stage")), None)
-    stage = method_stage(listed, final, json.loads(found.get("experiment", "{}")).get("method", {}).get("name", ""))
-    if stage is None:
-        raise ConfigError("the run has no stage yet")
-    return stage
 
 
 def history(connection: sqlite3.Connection, stage: int) -> list[dict[str, float]]:
@@ -191,7 +167,7 @@ def history(connection: sqlite3.Connection, stage: int) -> list[dict[str, float]
 
 
 def shortfalls(connection: sqlite3.Connection, stop: StopRule) -> list[Shortfall]:
-    """The stages whose models are not those of the optimum. A stage that has only a limit to end it, and knows of no other end, is none."""
+    """The stages that ended before their models were optimal. A stage without another rule than a limit is not one of them."""
     found = [_shortfall(connection, stage, stop) for stage in stages(connection) if _LIMIT.fullmatch(stage.outcome)]
     return [shortfall for shortfall in found if shortfall is not None]
 
@@ -216,33 +192,25 @@ def has_rounds(connection: sqlite3.Connection) -> bool:
     return connection.execute("SELECT 1 FROM figures LIMIT 1").fetchone() is not None
 
 
-# ---- traffic
-
-
 def traffic(connection: sqlite3.Connection, *, repeats: bool = False) -> list[Traffic]:
-    """Totals by stage, step, direction and scope, in order of first appearance, with the closed form beside the measured vectors.
+    """Totals by stage, step, direction and scope, in order of first appearance, measured and in closed form.
 
-    With `repeats`, instead, what was sent again, came too late or was repeated by a resumed run; a closed form has no such traffic.
+    With `repeats`, only what was sent again, came too late or was repeated by a resumed run, which has no closed form.
     """
     query = Query(("stage", "step", "direction", "scope"), useful=not repeats)
-    measured = [_traffic_of(group) for group in numbered_totals(connection, query)]
+    measured = [Traffic(*group.keys, *(int(getattr(group, name)) for name in _SUMMED)) for group in numbered_totals(connection, query)]
     if repeats:
         return measured
     forms = stored_forms(connection)
     listed, seen = [], set()
     for row in measured:
-        # What an aggregator passes on is in two scopes, often with the same closed form in each.
+        # A message that an aggregator passes on is in two scopes, often with the same closed form in each.
         key = next((key for scope in (row.scope, "") if (key := (row.stage, row.step, row.direction, scope)) in forms), None)
         listed.append(row if key is None else _beside(row, forms[key]))
         seen.add(key)
     left = [(key, form) for key, form in forms.items() if key not in seen and (form.vectors or form.drawn or form.scalars)]
     missing = [_beside(Traffic(*key[:3], scope=key[3] or DIRECT), form) for key, form in left]
     return sorted([*listed, *missing], key=lambda row: row.stage)
-
-
-def _traffic_of(group: Group) -> Traffic:
-    measures = (group.vectors, group.scalars, group.payload_bytes, group.message_bytes, group.frames)
-    return Traffic(*group.keys, *map(int, measures))
 
 
 def _beside(row: Traffic, form: Expected) -> Traffic:
@@ -252,19 +220,9 @@ def _beside(row: Traffic, form: Expected) -> Traffic:
 def total(rows: Sequence[Traffic], *, stage: int = SESSION, step: str = "total", direction: str = "", scope: str = "") -> Traffic:
     """The sum of some rows; its closed form is that of the rows that have one."""
     expected = [row.expected for row in rows if row.expected is not None]
-    return Traffic(
-        stage,
-        step,
-        direction,
-        scope,
-        vectors=sum(row.vectors for row in rows),
-        scalars=sum(row.scalars for row in rows),
-        payload_bytes=sum(row.payload_bytes for row in rows),
-        message_bytes=sum(row.message_bytes for row in rows),
-        frames=sum(row.frames for row in rows),
-        expected=sum(expected) if expected else None,
-        spread=sum(row.spread for row in rows),
-    )
+    sums = {name: sum(getattr(row, name) for row in rows) for name in _SUMMED}
+    spread = sum(row.spread for row in rows)
+    return Traffic(stage, step, direction, scope, **sums, expected=sum(expected) if expected else None, spread=spread)
 
 
 def by_step(rows: Sequence[Traffic]) -> list[Traffic]:
@@ -274,8 +232,6 @@ def by_step(rows: Sequence[Traffic]) -> list[Traffic]:
         groups.setdefault((row.step, row.direction, row.scope), []).append(row)
     return [total(listed, step=step, direction=direction, scope=scope) for (step, direction, scope), listed in groups.items()]
 
-
-# ---- the two books
 
 _KEY = "link, seq, attempt, resent, direction, kind"
 _SUMS = "COUNT(*) AS n, SUM(vectors) AS v, SUM(scalars) AS s, SUM(payload_bytes) AS p, SUM(message_bytes) AS m, SUM(frames) AS f"
@@ -297,9 +253,9 @@ _MAX_SENTENCES = 5
 def reconcile(connection: sqlite3.Connection) -> Books:
     """Compares the books on (link, exchange, attempt, resending, direction, kind), to the byte.
 
-    Rows that only one side has are no differences where that side alone survived. A host that lost its process or its stream forgets what
-    it booked since its last snapshot; tasks and replies that were on their way are booked by their sender alone; a killed coordinator
-    forgets what it had not yet written. While a run has not finished, hosts have yet to bring what the coordinator alone has.
+    Some rows of one side alone are explained. A host that lost its process or its stream forgets what it booked since its last snapshot.
+    Tasks and replies that were on their way are booked by their sender alone. A killed coordinator forgets what it had not yet written.
+    While a run has not finished, hosts have yet to bring the rows that the coordinator alone has.
     """
     about = facts(connection)
     attempt = int(about.get("attempt", "1"))
@@ -334,19 +290,14 @@ def reconcile(connection: sqlite3.Connection) -> Books:
             n_differences += n_rows
             where = f"exchange {seq}, link {link!r}, step {step_of(kind)} ({kind}, {direction})"
             sentences.append(f"{where}: {_said_apart(link, found)}")
-    absent = tuple(sorted(links - with_books))
-    listed, left_out = tuple(sentences[:_MAX_SENTENCES]), _left_out(connection).intersection(absent)
+    absent, listed = tuple(sorted(links - with_books)), tuple(sentences[:_MAX_SENTENCES])
+    decided = connection.execute("SELECT value FROM decisions WHERE kind IN ('skip', 'pass')")
+    left_out = frozenset(str(name) for (value,) in decided for name in json.loads(value)).intersection(absent)
     return Books(n_agreed, lost_by_host, lost_by_parent, absent, n_differences, listed, on_the_way, not_brought, left_out)
 
 
-def _left_out(connection: sqlite3.Connection) -> frozenset[str]:
-    """The hosts without which some exchange went on."""
-    values = connection.execute("SELECT value FROM decisions WHERE kind IN ('skip', 'pass')")
-    return frozenset(str(name) for (value,) in values for name in json.loads(value))
-
-
 def _interrupted(connection: sqlite3.Connection) -> tuple[set[str], set[str]]:
-    """Links that were lost for a time, and the aggregators whose books have not come whole, neither their own nor those of their hosts."""
+    """Links that were lost for a time, and the aggregators that have not brought their own books and those of their hosts whole."""
     unsteady, incomplete = set(), set()
     for at, host, is_book in connection.execute(_LOST):
         unsteady.add(host if at is None else link_below(at, host))
@@ -356,7 +307,7 @@ def _interrupted(connection: sqlite3.Connection) -> tuple[set[str], set[str]]:
 
 
 def _said_apart(link: str, found: Mapping[str, tuple[int, ...]]) -> str:
-    """What each side booked, of the measures in which they differ; of one that booked nothing, the other's bytes."""
+    """What each side booked, in the measures that differ; if one side booked nothing, the bytes of the other."""
     nothing = (0,) * len(_MEASURES)
     parent, host = found.get("parent", nothing), found.get("host", nothing)
     apart = [place for place in range(1, len(_MEASURES)) if parent[place] != host[place]] if len(found) > 1 else [_MEASURES.index("bytes")]

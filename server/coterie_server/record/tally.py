@@ -1,22 +1,20 @@
-"""Running totals of what a run's database says was sent, happened and was done: each reading takes only what is new since the one before.
+"""Running totals of a run's traffic, events and rounds: each reading takes only rows that are new.
 
-All of them only grow, also over a resume, where traffic that was useful turns out to have been repeated: `sent` is all of it, useful or
-not, and `repeated` the part that was sent again, came too late or belongs to rounds that were made again. Both count a broadcast once in
-vectors and scalars, and once for each receiving host in bytes and frames, as `coterie_server.record.summary` does. A coordinator's totals
-leave out what aggregators have brought in their books: that is in those of the aggregators.
+The totals only grow, also over a resume, which makes useful traffic repeated traffic. `sent` is all traffic, useful or not; `repeated` is
+the part that was sent again, came too late or belongs to rounds that were made again. Both count a broadcast once in vectors and scalars,
+and once for each receiving host in bytes and frames, as `coterie_server.record.summary` does. A coordinator's totals leave out the books of
+aggregators, which have totals of their own.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from coterie.wire.codec import GRPC_FRAME_HEADER_BYTES
-from coterie_server.record.query import SESSION
+from coterie_server.record.query import SESSION, Amounts
 from coterie_server.record.rundb import WITHIN
 
-_MAX_OPEN = 20_000  # broadcasts that are remembered; who is sent one after so many others have been is counted anew
+_MAX_OPEN = 20_000  # broadcasts that are remembered; one that is sent again after so many others counts anew
 _NEW = "rowid > ? AND rowid <= ?"
 _NEW_ROWS = _NEW.replace("rowid", "row")  # of the view that is the ledger
 _SUMS = "SUM(payload_bytes), SUM(message_bytes), SUM(frames)"
@@ -28,30 +26,6 @@ _ROUNDS = "SELECT stage, round, at FROM rounds WHERE round > 0 ORDER BY stage DE
 Key = tuple[str, str, str]  # step, direction, scope
 
 
-@dataclass
-class Amounts:
-    """A total: d-vectors, scalars, bytes and gRPC frames; see `coterie.record.ledger`."""
-
-    vectors: int = 0
-    scalars: int = 0
-    payload_bytes: int = 0
-    message_bytes: int = 0
-    frames: int = 0
-
-    @property
-    def wire_bytes(self) -> int:
-        """Message bytes and the header of each gRPC frame."""
-        return self.message_bytes + GRPC_FRAME_HEADER_BYTES * self.frames
-
-    def add(self, vectors: int, scalars: int, sums: Sequence[int]) -> None:
-        """Adds vectors, scalars and (payload bytes, message bytes, frames)."""
-        self.vectors += vectors
-        self.scalars += scalars
-        self.payload_bytes += sums[0]
-        self.message_bytes += sums[1]
-        self.frames += sums[2]
-
-
 class Tally:
     """The totals of one run; `of_aggregator` when the database is an aggregator's own."""
 
@@ -59,8 +33,8 @@ class Tally:
         self.sent: dict[Key, Amounts] = {}
         self.repeated: dict[Key, Amounts] = {}
         self.events: dict[str, int] = {}  # by kind
-        self.rounds = 0  # made since `begin`, those that were made again too
-        self.figures: dict[str, float] = {}  # of the newest stage, each as it was given last; NaN where a round could not tell
+        self.rounds = 0  # rounds since `begin`; one that was made again counts again
+        self.figures: dict[str, float] = {}  # the latest value of each figure of the newest stage; NaN where the round had none
         self._is_own = "1" if of_aggregator else f"scope <> '{WITHIN}'"
         self._attempt = ""
         self._ledger_row = self._event_row = 0
@@ -69,12 +43,12 @@ class Tally:
         self._figures_of = (-1, -1)  # stage and round up to which figures were read
 
     def begin(self, connection: sqlite3.Connection) -> None:
-        """The rounds that are there already are not counted."""
+        """Rounds that exist already are not counted."""
         self._count_rounds(connection)
         self.rounds = 0
 
     def read(self, connection: sqlite3.Connection) -> None:
-        """Takes what is new. Within a transaction of the caller's, all of it is of one moment."""
+        """Takes what is new. In a transaction of the caller, all of it is of one moment."""
         [[attempt]] = connection.execute("SELECT COALESCE((SELECT value FROM run WHERE key = 'attempt'), '')").fetchall()
         last_row, last_event = (_last(connection, table) for table in ("ledger_rows", "events"))
         if attempt != self._attempt or last_row < self._ledger_row or last_event < self._event_row:
@@ -103,29 +77,26 @@ class Tally:
         where = f"FROM ledger WHERE {_NEW_ROWS} AND {self._is_own}"
         place = self._ledger_row, last
         single = f"SELECT {_SINGLE}, SUM(vectors), SUM(scalars), {_SUMS} {where} AND NOT is_broadcast GROUP BY {_SINGLE}"
-        for *key, useful, vectors, scalars, payload, message, frames in connection.execute(single, place):
-            self._add((key[0], key[1], key[2]), useful, vectors, scalars, (payload, message, frames))
+        for row in connection.execute(single, place):
+            self._add(row[:3], row[3], row[4:])
         each = f"SELECT {_EACH}, MAX(vectors), MAX(scalars), {_SUMS} {where} AND is_broadcast GROUP BY {_EACH}"
         for row in connection.execute(each, place):
-            self._add_broadcast(row[:9], row[9], row[10], row[11:])
+            # Vectors and scalars count only so far as no other host has been sent them.
+            one, vectors, scalars = row[:9], row[9], row[10]
+            counted = self._open.get(one, (0, 0))
+            self._open[one] = max(counted[0], vectors), max(counted[1], scalars)
+            if len(self._open) > _MAX_OPEN:
+                del self._open[next(iter(self._open))]
+            self._add(row[:3], row[3], (max(vectors - counted[0], 0), max(scalars - counted[1], 0), *row[11:]))
         self._ledger_row = last
 
-    def _add_broadcast(self, one: tuple[object, ...], vectors: int, scalars: int, sums: Sequence[int]) -> None:
-        """Its vectors and scalars only so far as no other host has been sent them."""
-        counted = self._open.get(one, (0, 0))
-        self._open[one] = max(counted[0], vectors), max(counted[1], scalars)
-        if len(self._open) > _MAX_OPEN:
-            del self._open[next(iter(self._open))]
-        key = str(one[0]), str(one[1]), str(one[2])
-        self._add(key, one[3], max(vectors - counted[0], 0), max(scalars - counted[1], 0), sums)
-
-    def _add(self, key: Key, useful: object, vectors: int, scalars: int, sums: Sequence[int]) -> None:
-        self.sent.setdefault(key, Amounts()).add(vectors, scalars, sums)
+    def _add(self, key: Key, useful: object, sums: Sequence[int]) -> None:
+        self.sent.setdefault(key, Amounts()).add(sums)
         if not useful:
-            self.repeated.setdefault(key, Amounts()).add(vectors, scalars, sums)
+            self.repeated.setdefault(key, Amounts()).add(sums)
 
     def _count_rounds(self, connection: sqlite3.Connection) -> None:
-        """From the newest back to the one that was counted last: a resumed run makes rounds again, at a later time."""
+        """From the newest round back to the one that was counted last: a resumed run makes rounds again, at a later time."""
         known, newest = self._last_round, None
         for stage, number, at in connection.execute(_ROUNDS):
             if known is not None and (stage, number) <= known[0] and at <= known[1]:

@@ -1,11 +1,10 @@
-"""Traces of a run for OpenTelemetry: run > stage > round > exchange > what each member answered, from its task to its reply.
+"""Traces of a run for OpenTelemetry: run > stage > round > exchange > the answer of each member, from its task to its reply.
 
-The ids of a trace follow from the run's: all attempts of a run are one trace, and the exchanges of an aggregator with its hosts stand below
-the coordinator's exchange with the aggregator, though nothing of this travels between the two. Of long stages ever fewer rounds are
-traced: the first 100, then each tenth of the first 1,000, each hundredth of the first 10,000, and so on, or every nth when asked for.
+Ids are computed from the run's id. So all attempts of a run are one trace, and the exchanges of an aggregator are below the coordinator's
+exchange with it, though no id travels between the two. Of the first 100 rounds of a stage all are traced, then each tenth up to 1,000, each
+hundredth up to 10,000, and so on; or every nth round when asked for.
 
-Nothing imports this module, nor OpenTelemetry, unless a run is to be traced. It knows no collector: that is the business of the span
-processor it is given.
+This module, and with it OpenTelemetry, is imported only when a run is to be traced. The span processor decides where spans go.
 """
 
 from __future__ import annotations
@@ -24,16 +23,15 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, S
 
 from coterie import __version__
 from coterie.errors import CoterieError
-from coterie.wire.codec import GRPC_FRAME_HEADER_BYTES
+from coterie.wire.codec import GRPC_FRAME_HEADER_BYTES, Entry
 from coterie.wire.messages import Message
-from coterie.wire.parts import Entry
 
 RUN, STAGE, ROUND, EXCHANGE, ANSWER = "coterie.run", "coterie.stage", "coterie.round", "coterie.exchange", "coterie.answer"  # spans
 _ALL_OF_THE_FIRST = 100  # rounds of a stage
 
 
 class _Ids(RandomIdGenerator):
-    """Ids of spans that somebody else must know are not random."""
+    """Ids of spans that another process must know are computed, all others are random."""
 
     trace = 0  # the run's
     next_span = 0  # the id of the span that is started next, 0 for any
@@ -54,41 +52,31 @@ def is_traced(round_number: int, every: int | None = None) -> bool:
 
 
 class RunTracer:
-    """Tells a span processor what a hub and its engine tell it. Starting and ending spans is all that it costs the run."""
+    """Makes spans from the calls of a hub and its engine. Starting and ending spans is its whole cost for the run."""
 
     def __init__(self, processor: SpanProcessor, role: str, every: int | None = None) -> None:
-        self._ids = _Ids()
-        self._every = every
+        self._ids, self._every = _Ids(), every
         attributes = {SERVICE_VERSION: __version__}
         if not environ.get("OTEL_SERVICE_NAME"):
             attributes[SERVICE_NAME] = f"coterie-{role}"
         self.provider = TracerProvider(resource=Resource.create(attributes), id_generator=self._ids, shutdown_on_exit=False)
         self.provider.add_span_processor(processor)
         self._tracer = self.provider.get_tracer("coterie", __version__)
-        self._run_id = ""
         self._run: Span | None = None
         self._stage: Span | None = None
-        self._stage_name = ""
         self._round: Span | None = None
-        self._number = 0  # of the round
-        self._parent: Span | None = None  # of the next exchange; None: it is not traced
-        self._seq = 0  # of the exchange under way, 0 for none
-        self._attempt = 0
-        self._step = ""  # of the exchange under way
         self._exchange: Span | None = None
+        self._parent: Span | None = None  # of the next exchange; None: it is not traced
         self._answers: dict[str, Span] = {}  # of members that have yet to answer
-        self._n_asked = 0
-
-    # ---- where the run is
+        self._run_id = self._stage_name = self._step = ""  # the step is that of the exchange under way
+        self._number = self._attempt = self._n_asked = 0  # the number is that of the round
+        self._seq = 0  # of the exchange under way, 0 for none
 
     def begin_run(self, run_id: str, attempt: int, experiment: str, method: str) -> None:
         """A coordinator has begun an attempt at a run."""
         self.belong_to(run_id)
-        self._run = self._parent = self._started(
-            RUN,
-            None,
-            {"coterie.run_id": run_id, "coterie.attempt": attempt, "coterie.experiment": experiment, "coterie.method": method},
-        )
+        about: dict[str, str | int] = {"run_id": run_id, "attempt": attempt, "experiment": experiment, "method": method}
+        self._run = self._parent = self._started(RUN, None, {f"coterie.{name}": value for name, value in about.items()})
 
     def belong_to(self, run_id: str) -> None:
         """The trace is that of this run."""
@@ -101,7 +89,7 @@ class RunTracer:
         self._run = self._parent = None
 
     def enter(self, stage: str, method: str, round_number: int, *, is_round: bool) -> None:
-        """A round begins, or, if it is none, what a stage does before its first round and after its last."""
+        """A round begins; without `is_round`, the work of a stage before its first round or after its last."""
         _end(self._round)
         self._round = None
         if stage != self._stage_name:
@@ -120,15 +108,13 @@ class RunTracer:
         self._stage, self._stage_name, self._round = None, "", None
 
     def task(self, aggregator: str, seq: int, attempt: int, stage: str, round_number: int) -> None:
-        """An aggregator begins a task: its exchanges are part of what it answers to the coordinator, whose span has this id."""
+        """An aggregator begins a task: the parent of its exchanges is the coordinator's span for its answer."""
         self._stage_name, self._number, self._parent = stage, round_number, None
         if not round_number or is_traced(round_number, self._every):
             is_sampled = self.provider.sampler.should_sample(None, self._ids.trace, RUN).decision is Decision.RECORD_AND_SAMPLE
             flags = TraceFlags(TraceFlags.SAMPLED if is_sampled else TraceFlags.DEFAULT)
             above = _number_of(8, "answer", self._run_id, attempt, seq, aggregator)
             self._parent = NonRecordingSpan(SpanContext(self._ids.trace, above, is_remote=True, trace_flags=flags))
-
-    # ---- exchanges
 
     @contextlib.contextmanager
     def exchange(self, seq: int, attempt: int, messages: Sequence[Message]) -> Iterator[None]:
@@ -146,7 +132,7 @@ class RunTracer:
             error = caught
             raise
         finally:
-            for span in self._answers.values():  # of members that the exchange went on without, or that could not be waited for
+            for span in self._answers.values():  # of members that the exchange went on without, or that failed it
                 span.set_attribute("coterie.left_out", True)
                 _end(span, error)
             self._answers.clear()
@@ -174,13 +160,8 @@ class RunTracer:
             span.end()
 
     def _where(self) -> dict[str, str | int]:
-        return {
-            "coterie.stage": self._stage_name,
-            "coterie.round": self._number,
-            "coterie.step": self._step,
-            "coterie.seq": self._seq,
-            "coterie.attempt": self._attempt,
-        }
+        at: dict[str, str | int] = {"stage": self._stage_name, "round": self._number, "step": self._step, "seq": self._seq}
+        return {f"coterie.{name}": value for name, value in {**at, "attempt": self._attempt}.items()}
 
     def _started(self, name: str, parent: Span | None, attributes: dict[str, str | int], kind: SpanKind = SpanKind.INTERNAL) -> Span:
         context = None if parent is None else set_span_in_context(parent)
@@ -188,12 +169,12 @@ class RunTracer:
 
 
 def wire_bytes(entries: Sequence[Entry]) -> int:
-    """Of one message, as the ledger counts them."""
+    """The bytes of one message on the wire, as the ledger counts them."""
     return sum(entry.message_bytes + GRPC_FRAME_HEADER_BYTES * entry.frames for entry in entries)
 
 
 def _number_of(n_bytes: int, *words: str | int) -> int:
-    """An id that everybody finds who knows the words; it is not 0."""
+    """An id, not 0, computed from these words."""
     digest = hashlib.sha256("\n".join(["coterie", *map(str, words)]).encode()).digest()
     return int.from_bytes(digest[:n_bytes], "big") or 1
 

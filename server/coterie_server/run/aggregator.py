@@ -1,13 +1,12 @@
 """The aggregator: a server to the hosts of one known cluster, and to the coordinator a member that speaks for the cluster's users.
 
-`PerCluster` messages of the coordinator are for the aggregators' half of the method; all others are for the users and are passed on, and
-the users' answers passed up. What the half holds of its users never leaves it unless a declared message carries it.
+`PerCluster` messages of the coordinator are for the aggregators' half of the method. All others are passed on to the users, and their
+answers are passed up. Data of users leaves the half only in declared messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from coterie.errors import ConfigError, ProtocolError
@@ -24,20 +23,12 @@ from coterie_server.interface.half import ClusterMethod, ClusterSetting, server_
 from coterie_server.record.rundb import RunDatabase
 from coterie_server.run.plan import stages_of
 from coterie_server.run.tiers import for_aggregators
-from coterie_server.session.hosts import HOST_BYTES
 from coterie_server.session.hub import Hub
+from coterie_server.session.run_state import HOST_BYTES
 
 _EVENTS_PER_BOOK = 1000
-_EARLIER = 0.9  # of the joining time: the coordinator still waits when it is told which of the cluster's hosts are missing
-_FEWEST_EXCHANGES = 50  # between two snapshots for the sake of hosts' memory, since snapshots cost time
-
-
-@dataclass(frozen=True)
-class ClusterUser:
-    """A user of the cluster, as the coordinator is told of it."""
-
-    name: str
-    cluster: str
+_EARLIER = 0.9  # of the joining time: the coordinator must still be waiting when it learns which of the cluster's hosts are missing
+_FEWEST_EXCHANGES = 50  # between two snapshots that only free hosts' memory, since snapshots cost time
 
 
 class Aggregator(Member):
@@ -49,12 +40,10 @@ class Aggregator(Member):
     def __init__(
         self, name: str, experiment: Experiment, hub: Hub, database: RunDatabase, store: SnapshotFile | None, instance: str = ""
     ) -> None:
-        assert hub.roster.members is not None  # noqa: S101 - its hosts have been gathered
-        users = [ClusterUser(user, cluster) for user, cluster in zip(hub.roster.members.names, hub.roster.members.clusters, strict=True)]
+        members = hub.roster.fixed
+        users = [session_pb2.User(name=user, cluster=cluster) for user, cluster in zip(members.names, members.clusters, strict=True)]
         super().__init__(name, experiment, hub.run_id, users, store, instance, hub.roster.schema, hub.roster.model)
-        self.hub = hub
-        self._database = database
-        self._stages = stages_of(experiment)
+        self.hub, self._database, self._stages = hub, database, stages_of(experiment)
         self._half: ClusterMethod[Any] | None = None
         self._half_state: Any = None
         self._checkpoint_seq = hub.seq
@@ -81,9 +70,8 @@ class Aggregator(Member):
             self._half, self._half_state = None, None
         self.hub.state.round = task.round
         if self.hub.state.tracer is not None:
-            self.hub.state.tracer.task(
-                self.name, task.seq, task.attempt, self._stages[task.stage].name if self.hub.state.stage_json else "", task.round
-            )
+            stage = self._stages[task.stage].name if self.hub.state.stage_json else ""
+            self.hub.state.tracer.task(self.name, task.seq, task.attempt, stage, task.round)
         self._note("task begins", task)
         answers = await self._answers(asked.messages)
         self._note("task ends", task)
@@ -109,32 +97,24 @@ class Aggregator(Member):
 
     def _cluster_half(self) -> ClusterMethod[Any]:
         if self._half is None:
-            assert self.hub.roster.members is not None  # noqa: S101 - as above
             stage = self._stages[self.hub.state.stage]
-            setting = ClusterSetting(
-                self.experiment.seed,
-                stage.name,
-                self.hub.roster.members,
-                Precision.of_run(self.experiment),
-            )
+            setting = ClusterSetting(self.experiment.seed, stage.name, self.hub.roster.fixed, Precision.of_run(self.experiment))
             build = server_half(stage.method).tiers
             if not callable(build):
                 raise ProtocolError(f"the coordinator asks the aggregators' half of method {stage.method!r}, which has none")
             self._half = build(stage.config, setting)
         return self._half
 
-    # ---- snapshots
-
     @property
     def _is_snapshot_due(self) -> bool:
-        """Whether so much is kept for replay below that it cannot wait for the coordinator's word: one of its tasks may be many here."""
+        """Whether replay keeps too much to wait for the coordinator's request: one task of it may be many exchanges here."""
         if self.hub.outbox.log_bytes - self._log_bytes > self.experiment.snapshots.max_log_bytes:
             return True
         is_host_full = self.hub.roster.replied_bytes - self._replied_bytes > HOST_BYTES
         return is_host_full and self.hub.seq - self._checkpoint_seq >= _FEWEST_EXCHANGES
 
     def save(self) -> None:
-        """Writes down where the cluster is; replies that the snapshot before made needless may then be forgotten by its hosts."""
+        """Saves the cluster's state. Its hosts may then forget the replies that the snapshot before it has made needless."""
         self.hub.settle()
         self._database.flush()
         super().save()
@@ -145,15 +125,9 @@ class Aggregator(Member):
 
     def tree(self) -> Mapping[str, Any]:
         """The hub's memory and the half's state."""
-        return {
-            "hub": self.hub.memory(),
-            "half": self._half_state,
-            "stage": self.hub.state.stage,
-            "round": self.hub.state.round,
-            "stage_json": self.hub.state.stage_json,
-        }
-
-    # ---- the end
+        state = self.hub.state
+        at = {"stage": state.stage, "round": state.round, "stage_json": state.stage_json}
+        return {"hub": self.hub.memory(), "half": self._half_state, **at}
 
     async def ending(self, finish: session_pb2.Finish) -> None:
         """Ends the run for the hosts, and waits for their books."""
@@ -162,10 +136,8 @@ class Aggregator(Member):
 
     def books_below(self) -> Iterator[session_pb2.Book]:
         """Both sides of the links to its hosts, and the events of the cluster."""
-        assert self.hub.roster.members is not None  # noqa: S101 - as above
-        numbers = self.hub.roster.members.number_of
-        sets, links = self._database.user_sets(numbers), self._database.links()
-        for link in links:
+        sets = self._database.user_sets(self.hub.roster.fixed.number_of)
+        for link in self._database.links():
             yield from pack_own(self._database.own_rows(link), link, sets)
             yield from pack(self._database.host_rows(link), link)
         lines = self._database.event_lines()
@@ -175,9 +147,9 @@ class Aggregator(Member):
 
 def cluster_experiment(experiment: Experiment, n_hosts: int) -> Experiment:
     """The experiment as the hub of an aggregator sees it. ConfigError when the run has no aggregators."""
-    if not experiment.federation.is_two_tier:
+    rules = experiment.federation
+    if not rules.is_two_tier:
         raise ConfigError("the coordinator's experiment has federation.topology 'flat': its hosts join it without an aggregator")
-    join_timeout_s = experiment.federation.join_timeout_s * _EARLIER
-    changes = {"topology": "flat", "hosts": n_hosts, "users": None, "join_timeout_s": join_timeout_s}
-    rules = experiment.federation.model_copy(update=changes)
-    return experiment.model_copy(update={"federation": rules})
+    waits = rules.join_timeout_s if rules.join_timeout_s == "none" else rules.join_timeout_s * _EARLIER
+    changes = {"topology": "flat", "hosts": n_hosts, "users": None, "join_timeout_s": waits}
+    return experiment.model_copy(update={"federation": rules.model_copy(update=changes)})

@@ -1,7 +1,7 @@
-"""The round engine: one loop that runs every method, with checkpoints, stop rules and the evaluation of what comes out.
+"""The round engine: one loop that runs every method, with checkpoints, stop rules and the evaluation of the final models.
 
-A run is a sequence of stages on one joined federation. Nothing survives a round but the method's state, so a checkpoint is generic: a
-resumed run takes the newest one and repeats what came after; hosts answer what they have answered before from what they have stored.
+A run is a sequence of stages on one joined federation. Only the method's state survives a round, so checkpoints need to know no method. A
+resumed run takes the newest checkpoint and repeats the rounds after it; hosts answer tasks that they know from their stored replies.
 """
 
 from __future__ import annotations
@@ -19,43 +19,34 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Indices
-from coterie.errors import ConfigError, CoterieError, RunError
+from coterie.errors import ConfigError, CoterieError, RunError, StoppedError
 from coterie.experiment.config import Experiment, StopRule
 from coterie.experiment.features import MAX_LISTED, in_a_line, to_plain
 from coterie.experiment.model import TensorInfo, convex_tensors, from_json
 from coterie.experiment.representation import true_representation
-from coterie.families.evaluation import FinalModels, Scores
+from coterie.experiment.reveals import facts_of
 from coterie.families.prepare import FEW_CELLS, FEW_ROWS
-from coterie.record.snapshot import SnapshotFile
+from coterie.record.snapshot import SnapshotFile, check_saveable
 from coterie.registry import method
 from coterie.wire.precision import Precision
-from coterie_server.families.known_clusters import spread_of
 from coterie_server.families.prepare import prepare, prepare_network
-from coterie_server.interface.half import (
-    FLAT_ONLY,
-    ClusterSetting,
-    Facts,
-    Federation,
-    Members,
-    Outcome,
-    Setting,
-    StageHalf,
-    server_half,
-)
+from coterie_server.interface.half import FLAT_ONLY, ClusterSetting, Facts, Members, Outcome, Setting, StageHalf, server_half
 from coterie_server.interface.stages import Stage
-from coterie_server.interface.wanted import Wanted
 from coterie_server.record import closed_forms
 from coterie_server.record.rundb import RunDatabase
-from coterie_server.run.absence import check_absence, why_everyone
-from coterie_server.run.plan import stages_of
+from coterie_server.run import returned
+from coterie_server.run.evaluation import evaluated
+from coterie_server.run.inference import with_moments
+from coterie_server.run.memory import check_memory
+from coterie_server.run.plan import check_absence, stages_of, why_everyone
 from coterie_server.run.tiers import hosted
-from coterie_server.session.hosts import HOST_BYTES
 from coterie_server.session.hub import Hub
+from coterie_server.session.run_state import HOST_BYTES
 
 
 @dataclass(frozen=True)
 class Point:
-    """Where a run stands between two rounds: what a checkpoint holds beside the hub's memory."""
+    """The position of a run between two rounds: a checkpoint holds it and the hub's memory."""
 
     stage: int = 0
     round: int = 0
@@ -67,26 +58,26 @@ class Point:
 
 @dataclass(frozen=True)
 class Progress:
-    """What an observer is told after each round."""
+    """What an observer receives after each round."""
 
     stage: Stage
     number: int
     n_stages: int
     round: int
     figures: Mapping[str, float]
-    part: float  # of the stage that is over
+    part: float  # how much of the stage is over, 0 to 1
 
 
-_TURNS_S = 0.02  # between two turns of what runs beside the rounds
-_FEWEST_ROUNDS = 20  # between two checkpoints for the sake of hosts' memory, since checkpoints cost time
-_FORMAT = 4  # of checkpoints; those of another cannot be taken up
-_YOUNG_S = 0.5  # a checkpoint that is no older serves at the end of a stage too: little would be repeated
+_TURNS_S = 0.02  # between two turns of the other tasks of the event loop
+_FEWEST_ROUNDS = 20  # between two checkpoints that only free hosts' memory, since checkpoints cost time
+_FORMAT = 5  # of checkpoints; those of another format cannot be resumed
+_YOUNG_S = 0.5  # the end of a stage needs no checkpoint where the newest one is no older: little would be repeated
 
 Observer = Callable[[Progress], None]
 
 
 class Engine:
-    """Runs the stages of one experiment. ConfigError when one of them has no place in its topology, or cannot leave out whom it is to."""
+    """Runs the stages of one experiment. ConfigError when a stage does not fit its topology, or needs users that may be left out."""
 
     def __init__(
         self,
@@ -98,30 +89,25 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         start: Outcome | None = None,
     ) -> None:
-        self.experiment = experiment
-        self.hub = hub
-        self.database = database
+        self.experiment, self.hub, self.database = experiment, hub, database
         self.stages = stages_of(experiment)
-        for stage in self.stages:
-            server_half(stage.method)  # before the hosts wait for it
-        if experiment.federation.is_two_tier:
-            _check_clusters(self.stages)
+        for stage in self.stages:  # a missing half is found before hosts wait
+            if server_half(stage.method).tiers == FLAT_ONLY and experiment.federation.is_two_tier:
+                raise ConfigError(f"method {stage.method!r} has no clusters of its own, want federation.topology 'flat'")
         check_absence(experiment, self.stages)
         self.stop_requested: str | None = None
-        self.wall_stops: frozenset[tuple[int, int]] = frozenset()  # decisions to repeat: (stage, round) at which the clock struck
-        self._observer = observer
-        self._clock = clock
-        self._start = start  # what another run has left, for the stages that start from no stage of this one
+        self.wall_stops: frozenset[tuple[int, int]] = frozenset()  # decisions to repeat: (stage, round) that `wall_time_s` has ended
+        self._observer, self._clock = observer, clock
+        self._start = start  # the outcome of another run, for stages that start from no stage of this one
         self._store = SnapshotFile(folder / "checkpoints", "run") if folder is not None else None
-        self._checkpoint_seq = 0
-        self._checkpoint_at = clock()
+        self._checkpoint_at = self._turns_at = clock()
         self._n_rounds = 0  # since the newest checkpoint
-        self._turns_at = clock()
-        self._log_bytes = 0  # that the hub keeps for replay, at the newest checkpoint
-        self._replied_bytes = 0  # by the busiest host, at the newest checkpoint
+        self._reached: tuple[Point, int] | None = None  # the last point between two rounds, and its exchange
+        # At the newest checkpoint: its exchange, bytes that the hub keeps for replay, and bytes of replies of the busiest host.
+        self._checkpoint_seq = self._log_bytes = self._replied_bytes = 0
 
     def load_checkpoint(self, attempt: int) -> Point | None:
-        """The newest checkpoint, with the hub and the database brought back to it; None when there is none.
+        """Reads the newest checkpoint and sets the hub and the database back to it; None when there is none.
 
         RunError when it cannot be read, or is of another version.
         """
@@ -136,33 +122,43 @@ class Engine:
         point: Point = tree["point"]
         self.hub.restore(tree["hub"])
         self._checkpoint_seq = self.hub.seq
-        self.database.rewind(self.hub.seq, point.stage, point.round)
-        names = [stage.name for stage in self.stages]
-        is_over = point.stage == len(names)
-        where = "after the last stage" if is_over else f"in stage {point.stage + 1}/{len(names)} {names[point.stage]}"
-        text = f"resumed {where}, round {point.round}, exchange {self.hub.seq}"
-        self.database.event("resume", text, attempt=attempt)
+        self.database.rewind(self.hub.seq, point.stage, point.round, self.hub.errands)
+        self.database.event("resume", f"resumed {self._where(point)}, exchange {self.hub.seq}", attempt=attempt)
         return point
 
-    def checkpoint(self, point: Point) -> None:
-        """Writes the point down; replies that the checkpoint before made needless may then be forgotten by their hosts.
+    def _where(self, point: Point) -> str:
+        n_stages = len(self.stages)
+        is_over = point.stage == n_stages
+        stage = "after the last stage" if is_over else f"in stage {point.stage + 1}/{n_stages} {self.stages[point.stage].name}"
+        return f"{stage}, round {point.round}"
 
-        Hosts are asked to write down their own states, except before they have been asked anything.
+    def checkpoint(self, point: Point, seq: int | None = None) -> None:
+        """Saves the point. Hosts may then forget the replies that the checkpoint before it has made needless.
+
+        Hosts are asked to save their own states too, except before their first task. With `seq` the point is that of this earlier exchange,
+        and the run ends: hosts are asked nothing, so the traffic of a stopped run stays that of an undisturbed one.
         """
         if self._store is None:
             return
         self.hub.settle()
         self.database.flush()
-        self._store.save({"format": _FORMAT, "point": point, "hub": self.hub.memory()})
-        self.hub.outbox.durable_seq, self._checkpoint_seq = self._checkpoint_seq, self.hub.seq
+        self._store.save({"format": _FORMAT, "point": point, "hub": self.hub.memory(seq)})
+        self.hub.outbox.durable_seq, self._checkpoint_seq = self._checkpoint_seq, self.hub.settled(seq)
         self._checkpoint_at, self._n_rounds = self._clock(), 0
         self._log_bytes, self._replied_bytes = self.hub.outbox.log_bytes, self.hub.roster.replied_bytes
-        if self.hub.seq:
+        if self.hub.seq and seq is None:
             self.hub.request_snapshots()
 
     def request_stop(self, reason: str) -> None:
-        """Stops after the round under way, with a checkpoint; while the run waits for hosts that are not here, at once."""
+        """Writes a checkpoint at once, and another one after the round under way if that ends soon: see `Deadlines.stop`."""
         self.stop_requested = reason
+        try:
+            if self._reached is not None and self._store is not None:
+                self.checkpoint(*self._reached)
+                where = self._where(self._reached[0])
+                self.database.event("stop", f"asked to stop by {reason}: the checkpoint {where} is written", round=self._reached[0].round)
+        except RunError as error:  # a full disk
+            self.hub.fail(error)
         self.hub.stop(reason)
 
     async def run(self, point: Point | None = None) -> Point:
@@ -172,24 +168,29 @@ class Engine:
         self.database.members(members, host_of)
         if self.hub.roster.model:
             self.database.put("model", self.hub.roster.model)
+            self._note_sizes(self._network())
         self._note_features()
         if point is None:
             point = Point()
             self.checkpoint(point)
+        self._reached = point, self.hub.seq
         if point.facts is None:
             point = replace(point, facts=await self._prepared(members))
+            self._reached = point, self.hub.seq
         if point.facts is not None and self.experiment.model is None:
             self.hub.answers.dims = {"d": point.facts.d}
+            check_memory(self.stages[point.stage :], len(members), point.facts.d, self.database)
         try:
             while point.stage < len(self.stages):
                 point = await self._stage(self.stages[point.stage], point, members)
+                self._reached = point, self.hub.seq
         finally:
-            with contextlib.suppress(CoterieError):  # a stage leaves something put off only where something else has failed
+            with contextlib.suppress(CoterieError):  # bookings are left only where another error is on its way
                 self.hub.settle()
         return point
 
     def _note_features(self) -> None:
-        """Writes down what the features are, where the hosts' data has names, for all who look at the run."""
+        """Records the features, where the hosts' data has names."""
         features = self.hub.roster.schema
         if not features:
             return
@@ -199,8 +200,16 @@ class Engine:
         self.database.flush()
 
     async def _prepared(self, members: Members) -> Facts:
-        if self.experiment.model is not None:
-            return await prepare_network(self.hub, members, self._network())
+        facts = await (self._convex(members) if self.experiment.model is None else prepare_network(self.hub, members, self._network()))
+        self._note_rows(facts)
+        return facts
+
+    def _note_rows(self, facts: Facts) -> None:
+        """Records how many rows all users have together, those held out where they are known."""
+        held_out = None if facts.n_test is None else int(facts.n_test.sum())
+        self.database.put("rows", json.dumps({"training": int(facts.n_rows.sum()), "held_out": held_out}))
+
+    async def _convex(self, members: Members) -> Facts:
         facts = await prepare(
             self.hub,
             members,
@@ -211,14 +220,10 @@ class Engine:
             features=self.hub.roster.features,
             wants_minimisers=any(method(stage.method).users_need_minimisers for stage in self.stages),
             wants_sizes=any(method(stage.method).needs_sizes for stage in self.stages),
+            wants=facts_of(self.experiment),
         )
         self._warn_of_few_rows(facts)
         return facts
-
-    def _tensors(self, point: Point) -> tuple[TensorInfo, ...]:
-        if self.experiment.model is not None:
-            return self._network()
-        return () if point.facts is None else convex_tensors(point.facts.d)
 
     def _network(self) -> tuple[TensorInfo, ...]:
         """The tensors of the users' network. RunError where the hosts have brought none."""
@@ -226,69 +231,98 @@ class Engine:
             raise RunError("the hosts have joined without a model, wanted the tensors of the experiment's")
         return from_json(self.hub.roster.model)
 
+    def _note_sizes(self, tensors: Sequence[TensorInfo]) -> None:
+        """Says how many numbers the parts of the users' network have."""
+        sizes = {part: sum(tensor.size for tensor in tensors if tensor.part == part) for part in ("representation", "head")}
+        listed = [f"{part} {size:,}" for part, size in sizes.items() if size]
+        self.database.event("model", f"model: {' numbers, '.join(listed)}{'' if len(listed) > 1 else ' numbers'}", **sizes)
+
     async def _stage(self, stage: Stage, point: Point, members: Members) -> Point:
         half = self._build(stage, point, members)
         why = why_everyone(stage)
         self.hub.participation.needs_everyone = f"stage {stage.name!r} needs every user: {why}" if why else ""
         settings = json.dumps({"stage": stage.name, "options": dict(half.client_options)})
-        started = self._clock()
-        figures: list[dict[str, float]] = []
+        started, earlier_s, figures = self._clock(), 0.0, list[dict[str, float]]()
         self._trace(stage, point.round, is_round=False)
         if point.state is None:
             self.database.stage(point.stage, stage.name, stage.method, 0, "", 0.0)
             self.database.figures(point.stage, 0, {})
-            for sentence in half.warnings:
-                self.database.event("warning", sentence, stage=stage.name)
+            self._warn(stage, half.warnings)
             self.hub.begin_stage(point.stage, settings)
-            point = replace(point, state=await half.init(self.hub), round=0)
+            point = self._saveable(stage, replace(point, state=await half.init(self.hub), round=0))
+            self._reached = point, self.hub.seq
         else:
             self.hub.resume_stage(point.stage, point.round, settings)
-            figures = self.database.figures_of(point.stage)
+            figures, earlier_s = self.database.figures_of(point.stage), self.database.worked_s(point.stage)
         self.hub.participation.may_skip = not why
         while not point.ended:
             self.hub.state.round = point.round + 1
             self._trace(stage, point.round + 1, is_round=True)
-            state, latest = await half.round(point.state, self.hub, point.round + 1)
-            point = replace(point, state=state, round=point.round + 1)
-            self.hub.meanwhile(functools.partial(self._note_round, half, point, latest, figures))
+            point, latest = await self._round(stage, half, point)
+            self.hub.meanwhile(functools.partial(self._note_round, stage, half, point, latest, figures))
             if reason := half.ends(latest) or self._stop_reason(stage.stop, latest, point, started):
                 point = replace(point, ended=reason)
+            self._reached = point, self.hub.seq
             self._after_round(stage, half, point, latest)
             await self._give_turns()
         self.hub.settle()
         self._trace(stage, point.round, is_round=False)
         self.hub.participation.may_skip = False
-        outcome = await self._finished(stage, half, point)
-        is_evaluated = self.experiment.evaluate and outcome.models is not None and not outcome.is_judged
-        forms = closed_forms.of_method(half, figures, outcome)
-        if is_evaluated:
-            outcome = await self._evaluated(outcome, self.hub)
-            forms = closed_forms.together(forms, closed_forms.of_evaluation(outcome))
-        outcome = replace(outcome, figures=_closing(outcome.figures, figures))
+        outcome = await self._finished(stage, half, point, len(members))
+        self._warn(stage, [*returned.warnings(stage, point.ended, figures), *outcome.warnings])
+        for sentence in outcome.notes:
+            self.database.event("note", sentence, stage=stage.name)
+        outcome, forms = await self._looked_at(stage, outcome, closed_forms.of_method(half, figures, outcome))
+        outcome = replace(outcome, figures=returned.closing(outcome.figures, figures))
         if point.stage == 0 and point.facts is not None:
-            forms = closed_forms.together(closed_forms.of_preparation(point.facts, self._n_aggregators), forms)
+            n_aggregators = len(self.hub.roster.hosts) if self.experiment.federation.is_two_tier else 0
+            forms = closed_forms.together(closed_forms.of_preparation(point.facts, n_aggregators), forms)
         self.database.result(point.stage, outcome.figures, forms, outcome.by_user)
         if half.printed_vectors is not None:
             self.database.printed(point.stage, half.printed_vectors(point.round))
-        self.database.stage(point.stage, stage.name, stage.method, point.round, point.ended, self._clock() - started)
+        self.database.stage(point.stage, stage.name, stage.method, point.round, point.ended, earlier_s + self._clock() - started)
         outcomes = {**point.outcomes, stage.name: outcome}
-        # What a stage carries for its successors is dropped once there is none left; along a path it would pile up in the checkpoints.
-        awaited = {name for later in self.stages[point.stage + 1 :] for name in later.start}
-        outcomes = {name: left if name in awaited else replace(left, carry=None) for name, left in outcomes.items()}
+        # Data for following stages is dropped once none needs it: along a path it would fill the checkpoints.
+        awaited = {name for following in self.stages[point.stage + 1 :] for name in following.start}
+        outcomes = {name: one if name in awaited else replace(one, carry=None) for name, one in outcomes.items()}
         is_due = self._is_checkpoint_due(point) or self._clock() - self._checkpoint_at > _YOUNG_S
         point = replace(point, stage=point.stage + 1, round=0, state=None, ended="", outcomes=outcomes)
         if is_due:
             self.checkpoint(point)
         return point
 
-    async def _finished(self, stage: Stage, half: StageHalf[Any], point: Point) -> Outcome:
-        outcome = await half.finish(point.state, self.hub)
-        for sentence in outcome.warnings:
+    async def _round(self, stage: Stage, half: StageHalf[Any], point: Point) -> tuple[Point, Mapping[str, float]]:
+        state, figures = await half.round(point.state, self.hub, point.round + 1)
+        if isinstance(figures, dict):  # others are computed when they are read
+            returned.check_figures(f"`round` of {stage.method!r}", figures)
+        return replace(point, state=state, round=point.round + 1), figures
+
+    async def _finished(self, stage: Stage, half: StageHalf[Any], point: Point, n_users: int) -> Outcome:
+        d = None if point.facts is None or self.experiment.model is not None else point.facts.d
+        return returned.check_outcome(stage.method, await half.finish(point.state, self.hub), n_users, d)
+
+    @staticmethod
+    def _saveable(stage: Stage, point: Point) -> Point:
+        """The point. RunError where a checkpoint could not hold the method's state, also in a run that writes none."""
+        check_saveable(point.state, f"the server's state of {stage.method!r}")
+        return point
+
+    def _warn(self, stage: Stage, sentences: Sequence[str]) -> None:
+        for sentence in sentences:
             self.database.event("warning", sentence, stage=stage.name)
-        return outcome
+
+    async def _looked_at(self, stage: Stage, outcome: Outcome, forms: closed_forms.Forms) -> tuple[Outcome, closed_forms.Forms]:
+        """The outcome with what users tell of its models, and the closed form with that of these steps."""
+        if self.experiment.evaluate and outcome.models is not None and not outcome.is_judged:
+            outcome = await evaluated(outcome, self.hub, self.experiment.problem.metric)
+            forms = closed_forms.together(forms, closed_forms.of_evaluation(outcome))
+        if self.experiment.inference and outcome.models is not None and method(stage.method).intervals(stage.config):
+            outcome, sent = await with_moments(outcome, self.hub)
+            forms = closed_forms.together(forms, sent)
+        return outcome, forms
 
     async def _give_turns(self) -> None:
-        """Where rounds ask nobody, signals and deadlines get their turns here; a needless one costs as much as a small message."""
+        """Lets signals and deadlines run, also where rounds ask nobody. Not in every round: a turn costs as much as a small message."""
         now = self._clock()
         if now - self._turns_at > _TURNS_S:
             self._turns_at = now
@@ -300,6 +334,7 @@ class Engine:
 
     def _build(self, stage: Stage, point: Point, members: Members) -> StageHalf[Any]:
         start = best(stage.start, point.outcomes) if stage.start else None
+        convex = () if point.facts is None else convex_tensors(point.facts.d)
         setting = Setting(
             seed=self.experiment.seed,
             stage=stage.name,
@@ -307,8 +342,9 @@ class Engine:
             precision=Precision.of_run(self.experiment),
             facts=point.facts,
             start=point.outcomes[start] if start else self._start,
+            beside={name: point.outcomes[name] for name in stage.beside},
             rounds=stage.stop.rounds,
-            tensors=self._tensors(point),
+            tensors=convex if self.experiment.model is None else self._network(),
             metric=self.experiment.problem.metric,
             truth=true_representation(self.experiment.data, self.experiment.seed),
             hosts_of_cluster=self._hosts_of_cluster(members),
@@ -318,17 +354,13 @@ class Engine:
         if callable(half.tiers) and not self.experiment.federation.is_two_tier:
             below = ClusterSetting(setting.seed, stage.name, members, setting.precision)
             built = hosted(built, half.tiers(stage.config, below), setting.precision)
-        if self.experiment.federation.late == "skip" and why_everyone(stage):
-            text = f"stage {stage.name!r} needs every member in every round, so it waits for late ones"
+        if self.experiment.federation.late == "skip" and (why := why_everyone(stage)):
+            text = f"stage {stage.name!r} skips no late host, since it needs every user: {why}"
             self.database.event("wait", text, stage=stage.name)
         return built
 
-    @property
-    def _n_aggregators(self) -> int:
-        return len(self.hub.roster.hosts) if self.experiment.federation.is_two_tier else 0
-
     def _hosts_of_cluster(self, members: Members) -> Indices:
-        """(k,) how many client hosts have users of each known cluster; below aggregators, as many as these are told to wait for."""
+        """(k,) how many client hosts have users of each known cluster; with aggregators, `federation.hosts_per_cluster`."""
         n_clusters = len(members.cluster_names)
         if self.experiment.federation.is_two_tier:
             return np.full(n_clusters, self.experiment.federation.hosts_per_cluster)
@@ -339,8 +371,7 @@ class Engine:
         if facts.n_fewest is None:
             return
         few, does = (FEW_ROWS, "standardize is true") if facts.scale is not None else (FEW_CELLS, "missing cells get a common mean")
-        n_users = int((facts.n_fewest < few).sum())
-        if n_users:
+        if n_users := int((facts.n_fewest < few).sum()):
             who = "1 user has" if n_users == 1 else f"{n_users} users have"
             what = f"fewer than {few} training rows" + (" with a value of some feature" if facts.fill is not None else "")
             text = f"{who} {what}, and {does}: whoever reads the sums they sent knows the features of a single row exactly"
@@ -348,15 +379,16 @@ class Engine:
                 text += ", and of two rows both values of each feature, though not which belong together"
             self.database.event("warning", text, users=n_users)
 
-    def _note_round(self, half: StageHalf[Any], point: Point, latest: Mapping[str, float], figures: list[dict[str, float]]) -> None:
+    def _note_round(
+        self, stage: Stage, half: StageHalf[Any], point: Point, latest: Mapping[str, float], figures: list[dict[str, float]]
+    ) -> None:
+        if point.round == 1:
+            self._saveable(stage, point)
         figures.append(dict(latest))
         self.database.figures(point.stage, point.round, figures[-1])
-        self._note_labels(half, point)
-        self.database.flush_if_due()
-
-    def _note_labels(self, half: StageHalf[Any], point: Point) -> None:
         if (labels := half.labels_of(point.state)) is not None:
             self.database.membership(point.stage, point.round, labels)
+        self.database.flush_if_due()
 
     def _after_round(self, stage: Stage, half: StageHalf[Any], point: Point, figures: Mapping[str, float]) -> None:
         self._n_rounds += 1
@@ -367,7 +399,7 @@ class Engine:
             self._observer(Progress(stage, point.stage, len(self.stages), point.round, figures, min(1.0, part)))
         if self.stop_requested is not None:
             self.checkpoint(point)
-            raise RunError(
+            raise StoppedError(
                 f"stopped by {self.stop_requested} in stage {stage.name!r} after round {point.round}; --resume goes on from there"
             )
 
@@ -381,8 +413,8 @@ class Engine:
 
     def _stop_reason(self, stop: StopRule, figures: Mapping[str, float], point: Point, started: float) -> str:
         """Why the stage ends after this round; empty when it goes on."""
-        if stop.residual is not None:  # figures may be computed when they are looked at
-            residuals = [figures[name] for name in ("primal_residual", "dual_residual") if name in figures]
+        if stop.residual is not None:  # only then: a figure may be computed when it is read
+            residuals = [figures[name] for name in returned.RESIDUALS if name in figures]
             if residuals and max(residuals) <= stop.residual:
                 return f"residuals at most {stop.residual:g}"
         if stop.objective_gap is not None and stop.reference_objective is not None and "objective" in figures:
@@ -404,36 +436,6 @@ class Engine:
         if strikes:
             self.database.decide(self.hub.seq, "wall_time", [point.stage, point.round])
         return strikes
-
-    async def _evaluated(self, outcome: Outcome, federation: Federation) -> Outcome:
-        """Delivers the final models and collects the users' judgement: by user, means and spread over those with held-out rows."""
-        assert outcome.models is not None  # noqa: S101 - the caller has checked
-        replies = await federation.exchange(FinalModels(outcome.models), wanted=[Wanted(Scores)])
-        scores, n_users = replies[Scores], len(outcome.models)
-        figures = {"sum_of_losses": float(scores.objective.sum()), **replies.left_out(n_users)}
-        judged = scores.n_test > 0
-        if not judged.any():
-            return replace(outcome, figures={**outcome.figures, **figures})
-        metric = scores.test_metric[judged]
-        figures |= {"heldout_loss": float(scores.test_loss[judged].mean()), "heldout_metric": float(metric.mean())}
-        figures |= {f"heldout_metric_{which}": value for which, value in spread_of(metric).items()}
-        values = np.full(n_users, np.nan)
-        values[replies.awaited(np.arange(n_users))[judged]] = metric
-        by_user = {**outcome.by_user, f"heldout_{self.experiment.problem.metric}": values}
-        return replace(outcome, figures={**outcome.figures, **figures}, by_user=by_user)
-
-
-def _check_clusters(stages: Sequence[Stage]) -> None:
-    """ConfigError when a method cannot run with aggregators."""
-    for stage in stages:
-        if server_half(stage.method).tiers == FLAT_ONLY:
-            raise ConfigError(f"method {stage.method!r} has no clusters of its own, want federation.topology 'flat'")
-
-
-def _closing(given: Mapping[str, float], rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The closing figures of a stage, with the objective of its last round where that has one. What is not known is left out."""
-    objective = {"objective": rounds[-1]["objective"]} if rounds and "objective" in rounds[-1] else {}
-    return {name: value for name, value in {**objective, **given}.items() if not np.isnan(value)}
 
 
 def best(names: tuple[str, ...], outcomes: Mapping[str, Outcome]) -> str:

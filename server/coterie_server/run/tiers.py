@@ -1,7 +1,7 @@
-"""Where the aggregators' half of a two-tier method runs in a flat run: in the coordinator, for all clusters at once.
+"""Two-tier methods in a flat run: the aggregators' half runs in the coordinator, for all clusters at once.
 
-`hosted` makes an ordinary half of the coordinator's and the aggregators' halves. What would travel between them is rounded to the
-payload type as if it did, so that a flat and a two-tier run have the same bits.
+`hosted` makes an ordinary half from the coordinator's and the aggregators' halves. Their messages are rounded to the payload type, so that
+a flat and a two-tier run have the same bits.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ class HostedState:
 
 
 class _Tier:
-    """The aggregators as the coordinator's half sees them, though they are in this process."""
+    """The federation of the coordinator's half: aggregators in this process."""
 
     def __init__(self, below: Federation, half: ClusterMethod[Any], state: Any, precision: Precision) -> None:
         self.state = state
         self._below, self._half, self._precision = below, half, precision
 
-    async def exchange(self, *messages: Message, to: Indices | None = None, wanted: Sequence[Wanted] = ()) -> Replies:
+    async def exchange(
+        self, *messages: Message, to: Indices | None = None, wanted: Sequence[Wanted] = (), within: int | None = None
+    ) -> Replies:
         """`PerCluster` messages go to the aggregators' half, all others to the users."""
         sent = for_aggregators(messages)
         if not sent:
-            return await self._below.exchange(*messages, to=to, wanted=wanted)
+            return await self._below.exchange(*messages, to=to, wanted=wanted, within=within)
         inbox: dict[type[Message], Message] = {type(message): self._rounded(message) for message in sent}
         self.state, answers = await self._half.step(self.state, inbox, self._below)
         return Replies({type(answer): self._rounded(answer) for answer in answers}, None)
@@ -58,7 +60,7 @@ class _Tier:
 
 
 def hosted(above: StageHalf[Any], half: ClusterMethod[Any], precision: Precision) -> StageHalf[HostedState]:
-    """A two-tier method in a flat run. Its closed forms are of what still travels: nothing does between coordinator and aggregators."""
+    """A two-tier method in a flat run. Its closed forms leave out messages between coordinator and aggregators, which do not travel."""
 
     async def init(federation: Federation) -> HostedState:
         tier = _Tier(federation, half, half.init(), precision)
@@ -87,5 +89,5 @@ def hosted(above: StageHalf[Any], half: ClusterMethod[Any], precision: Precision
 
 
 def _inside(counts: Counts) -> Counts:
-    """What is inside the clusters, whatever its scope would be called with aggregators."""
+    """The counts inside the clusters, without scope."""
     return {key[:2]: count for key, count in counts.items() if BETWEEN not in key}

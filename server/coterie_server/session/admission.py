@@ -1,4 +1,4 @@
-"""Who may join a parent: what a hello must look like, and what it must say to fit the run and the hosts before. Nothing is changed here."""
+"""Checks the hellos of hosts: their form, and whether they fit the run and the hosts before. Nothing is changed here."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from coterie_server.session.roster import Roster
 from coterie_server.session.schemas import check_schema, schema_of, why_not
 
 _MAX_NAME_CHARS = 255  # of hosts, users and clusters
-_MAX_WORD_CHARS = 1000  # of what else a hello says of its host
-_MAX_MODEL_CHARS = 4 << 20
-_MOST_BREACHES = 3  # of the protocol: so often a run goes on without a host and takes it back, but no more
+_MAX_CHARS = {"instance": 1000, "numerics": 1000, "run_id": 1000, "model": 4 << 20}  # of the other texts of a hello
+_MOST_BREACHES = 3  # of the protocol: after so many a run does not take a host back
 
 
 def check_hello(parent: Roster, hello: session_pb2.Hello, numbered: int) -> None:
@@ -63,41 +62,30 @@ def _check_alike(parent: Roster, hello: session_pb2.Hello) -> None:
 
 
 def _check_form(hello: session_pb2.Hello) -> None:
-    """Refusal of what is wrong with a hello, whatever the run."""
+    """Refusal of a hello that is wrong in any run; names and other texts are kept as long as the run lasts, so their length is bounded."""
     host = short_name(hello.host)
     if hello.protocol != PROTOCOL_VERSION:
         raise Refusal("FAILED_PRECONDITION", f"host {host!r} speaks protocol {hello.protocol}, wanted {PROTOCOL_VERSION}")
     if not hello.host or not hello.users:
         raise Refusal("INVALID_ARGUMENT", f"host {host!r} brings {len(hello.users)} users, wanted a name and at least one user")
-    _check_texts(host, hello)
-    check_schema(host, hello)
     names = [user.name for user in hello.users]
+    shown = itertools.chain([hello.host], names, (user.cluster for user in hello.users))
+    wrong = next((name for name in shown if len(name) > _MAX_NAME_CHARS or not name.isprintable()), None)
+    if wrong is not None:
+        what = f"{short_name(wrong)!r} of {len(wrong)} characters"
+        raise Refusal("INVALID_ARGUMENT", f"host {host!r} brings the name {what}, wanted at most {_MAX_NAME_CHARS}, all printable")
+    for word, most in _MAX_CHARS.items():
+        if (found := len(getattr(hello, word))) > most:
+            raise Refusal("INVALID_ARGUMENT", f"the {word} of host {host!r} has {found} characters, wanted at most {most}")
+    check_schema(host, hello)
     if len(set(names)) != len(names) or not all(names):
         seen: set[str] = set()
         twice = next((name for name in names if not name or name in seen or seen.add(name)), "")  # type: ignore[func-returns-value]
         raise Refusal("INVALID_ARGUMENT", f"host {host!r} names user {short_name(twice)!r} more than once or without a name")
 
 
-def _check_texts(host: str, hello: session_pb2.Hello) -> None:
-    """Refusal of names and other texts that are kept and shown for as long as the run lasts, and are too long for that."""
-    names = itertools.chain([hello.host], (user.name for user in hello.users), (user.cluster for user in hello.users))
-    wrong = next((name for name in names if len(name) > _MAX_NAME_CHARS or not name.isprintable()), None)
-    if wrong is not None:
-        what = f"{short_name(wrong)!r} of {len(wrong)} characters"
-        raise Refusal("INVALID_ARGUMENT", f"host {host!r} brings the name {what}, wanted at most {_MAX_NAME_CHARS}, all printable")
-    words = {
-        "instance": (len(hello.instance), _MAX_WORD_CHARS),
-        "numerics": (len(hello.numerics), _MAX_WORD_CHARS),
-        "run_id": (len(hello.run_id), _MAX_WORD_CHARS),
-        "model": (len(hello.model), _MAX_MODEL_CHARS),
-    }
-    for word, (found, most) in words.items():
-        if found > most:
-            raise Refusal("INVALID_ARGUMENT", f"the {word} of host {host!r} has {found} characters, wanted at most {most}")
-
-
 def _check_tier(parent: Roster, hello: session_pb2.Hello) -> None:
-    """Refusal of an aggregator or a client host where the other is waited for, and of users of a wrong cluster."""
+    """Refusal of an aggregator where a client host is wanted, or the other way round, and of users of a wrong cluster."""
     if hello.aggregator != parent.rules.is_two_tier:
         found, wanted = ("an aggregator", "client hosts") if hello.aggregator else ("a client host", "the clusters' aggregators")
         raise Refusal("INVALID_ARGUMENT", f"{hello.host!r} is {found}, but this parent waits for {wanted} (federation.topology)")
@@ -114,7 +102,7 @@ def _check_tier(parent: Roster, hello: session_pb2.Hello) -> None:
 
 
 def _check_cluster(parent: Roster, aggregator: str, cluster: str) -> None:
-    """Refusal of an aggregator without a cluster, of one that nobody waits for, and of one that another aggregator speaks for."""
+    """Refusal of an aggregator without a cluster, with one that the run does not have, or with one that has an aggregator already."""
     if not cluster:
         raise Refusal("INVALID_ARGUMENT", f"aggregator {aggregator!r} brings users without a known cluster, wanted those of one cluster")
     wanted = parent.rules.clusters

@@ -1,44 +1,29 @@
-"""Replies of hosts: whether they were asked for, whether they are right, and what of the hosts' state they tell."""
+"""Checks the replies of hosts, and hands those that are awaited to the exchange under way."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 
 from coterie.arrays import Indices
 from coterie.errors import CoterieError, ProtocolError
 from coterie.record.ledger import UP
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Received, check_announced
-from coterie.wire.messages import Message
 from coterie_server.interface.merge import check_finite, check_kinds, check_owners
 from coterie_server.interface.wanted import check_wanted
-from coterie_server.session.bookings import Bookings
-from coterie_server.session.hosts import Host
-from coterie_server.session.journal import Journal
-from coterie_server.session.outbox import Outbox
-from coterie_server.session.roster import Roster
-from coterie_server.session.run_state import RunState
+from coterie_server.session.arrivals import Arrivals
+from coterie_server.session.duty import Duty, Shared
+from coterie_server.session.run_state import Host
 from coterie_server.session.strikes import Strikes
 
 _MAX_REPEATED = 100  # replies of a host beyond the tasks that it was asked to answer
 
 
-class Answers:
+class Answers(Duty):
     """Takes replies. `dims` are the extents that they must have, once these are known."""
 
-    def __init__(
-        self,
-        state: RunState,
-        roster: Roster,
-        journal: Journal,
-        bookings: Bookings,
-        outbox: Outbox,
-        strikes: Strikes,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, shared: Shared, strikes: Strikes, arrivals: Arrivals) -> None:
+        super().__init__(shared)
         self.dims: dict[str, int] = {}
-        self._state, self._roster, self._journal, self._bookings = state, roster, journal, bookings
-        self._outbox, self._strikes, self._clock = outbox, strikes, clock
+        self._strikes, self._arrivals = strikes, arrivals
 
     def received(self, host: Host, received: Received) -> None:
         """A whole reply of a host has arrived. A malformed one ends the host's stream before the run, and then the run, naming the host."""
@@ -50,27 +35,40 @@ class Answers:
             self._strikes.broke(host, error)
 
     def announced(self, host: Host, frame: session_pb2.Task | session_pb2.Reply) -> None:
-        """The first frame of a host's reply is here, and there will be memory for the rest. ProtocolError when it cannot be a right one."""
+        """The first frame of a host's reply has arrived; if it can be right, memory is set aside for the rest. Raises ProtocolError."""
         check_announced(frame, self._check_fences(host, frame).size, self.dims)
 
     def _take(self, host: Host, received: Received) -> None:
         """Takes a reply that counts as an answer whole, or not at all. Raises CoterieError."""
-        reply, pending = received.frame, self._state.pending
+        reply, pending, roster = received.frame, self._state.pending, self._roster
         own = self._check_fences(host, reply)
         host.n_replies += 1
         messages, entries = received.decode(own.size, self.dims)
-        is_of_now = pending is not None and reply.seq == pending.seq and reply.attempt == self._state.attempt
-        is_awaited = is_of_now and self._state.awaits(host.name)
-        wrong = self._wrong_with(host, messages, own) if is_awaited else None
-        is_useful = is_awaited and wrong is None
-        self._bookings.add(host, (entries, reply.seq, reply.attempt, UP, reply.resent), is_useful=is_useful)
-        if wrong is not None:  # it still owes this answer
+        is_current = pending is not None and reply.seq == pending.seq and reply.attempt == self._state.attempt
+        errand = host.errand if host.errand is not None and host.errand.awaits(reply.seq) and reply.attempt == self._state.attempt else None
+        is_awaited, wrong = errand is not None or (is_current and self._state.awaits(host.name)), None
+        if is_awaited:
+            try:
+                check_kinds(host.name, messages)
+                if pending is not None and pending.wanted:
+                    check_wanted(messages, own, pending.wanted)
+                for message in messages:
+                    check_owners(host.name, message, own, roster.layout.clusters[host.name])
+                    check_finite(host.name, message, own, roster.members.names if roster.members else (), self._state.round)
+            except CoterieError as error:
+                wrong = error
+        for place, (sending, resent) in enumerate(received.sendings(entries)):
+            is_useful = place == 0 and is_awaited and wrong is None
+            self._bookings.add(host, (sending, reply.seq, reply.attempt, UP, resent), is_useful=is_useful)
+        if wrong is not None:  # the host still owes this answer
             raise wrong
         host.replied_bytes += received.n_bytes
-        host.reached = max(host.reached, reply.seq)
-        host.acked = max(host.acked, reply.seq)
+        host.reached, host.acked = max(host.reached, reply.seq), max(host.acked, reply.seq)
         host.absent_s = 0.0
         self._outbox.forget(host, reply.durable_seq)
+        if errand is not None and not self._arrivals.come(host, errand, messages):
+            self._bookings.settle_or_fail()
+            return  # a later exchange takes it
         if pending is None or not is_awaited:
             self._bookings.settle_or_fail()  # only answers to an exchange wait to be booked, so they are never many
             text = f"host {host.name!r} answered task {reply.seq} too late or twice"
@@ -93,17 +91,3 @@ class Answers:
         if host.n_replies >= host.n_sent + _MAX_REPEATED:
             raise ProtocolError(f"it has sent {host.n_replies + 1} replies, but was asked for {host.n_sent}")
         return self._roster.layout.own[host.name]
-
-    def _wrong_with(self, host: Host, messages: Sequence[Message], own: Indices) -> CoterieError | None:
-        """Why an answer cannot be put together with those of the others; None when it can."""
-        roster, pending = self._roster, self._state.pending
-        try:
-            check_kinds(host.name, messages)
-            if pending is not None and pending.wanted:
-                check_wanted(messages, own, pending.wanted)
-            for message in messages:
-                check_owners(host.name, message, own, roster.layout.clusters[host.name])
-                check_finite(host.name, message, own, roster.members.names if roster.members else (), self._state.round)
-        except CoterieError as error:
-            return error
-        return None

@@ -1,4 +1,4 @@
-"""The parent's own side of the ledger, written when nobody waits for it: while the hosts work on the next tasks."""
+"""The parent's own side of the ledger. It is written while the hosts work on the next tasks, so that nobody waits for it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ from collections.abc import Callable
 
 from coterie.errors import RunError
 from coterie.record.ledger import Booked, rows_of
-from coterie_server.session.hosts import Host
 from coterie_server.session.ports import Recorder
-from coterie_server.session.run_state import RunState
+from coterie_server.session.run_state import Host, RunState
 
 
 class Bookings:
-    """What is to be written of messages that were sent and received, and other work that can wait."""
+    """Rows to be written about messages that were sent and received, and other work that can wait."""
 
     def __init__(self, state: RunState, recorder: Recorder) -> None:
-        self._state = state
-        self._recorder = recorder
+        self._state, self._recorder = state, recorder
         self._waiting: deque[tuple[Host, tuple[int, int], Booked, bool]] = deque()  # stage and round, the message, whether it is useful
         self._work: Callable[[], None] | None = None
 
     def add(self, host: Host, booked: Booked, *, is_useful: bool) -> None:
-        """Puts off the booking of a message until what waits for it is under way."""
+        """Puts off the booking of a message until the next `settle`."""
         self._waiting.append((host, (self._state.stage, self._state.round), booked, is_useful))
 
     def meanwhile(self, work: Callable[[], None]) -> None:
@@ -32,7 +30,7 @@ class Bookings:
         self._work = work
 
     def settle(self) -> None:
-        """Does what was put off: books messages in their order, then works. RunError: full disk."""
+        """Does what was put off: books messages in their order, then the work of `meanwhile`. RunError: full disk."""
         while self._waiting:
             host, where, booked, is_useful = self._waiting.popleft()
             rows = zip(rows_of(*booked), [entry.users for entry in booked[0]], strict=True)
@@ -43,7 +41,7 @@ class Bookings:
             work()
 
     def settle_or_fail(self) -> None:
-        """The same, where a full disk is the end of the run and not of the session in whose turn it is noticed."""
+        """The same, but a full disk ends the run, not the session that happens to notice it."""
         self.write_or_fail(self.settle)
 
     def write_or_fail(self, write: Callable[[], None]) -> None:

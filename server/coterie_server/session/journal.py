@@ -1,4 +1,4 @@
-"""The events of a hub: what hosts and people should know, and why hosts that are not connected were turned away."""
+"""The events of a hub, and why hosts that are not connected were turned away."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from coterie.findings import Finding
 from coterie_server.session.ports import Recorder
 from coterie_server.session.refusal import short_name, shortened
 
-_FIRST_FEW = 20  # of like events are written down each, later ones whenever their number has doubled
+_FIRST_FEW = 20  # events of one kind that are all written down; after them, one whenever their number has doubled
 _MAX_REFUSED = 100  # hosts that were turned away and are remembered
 _MAX_REASONS = 3  # of these, how many a sentence names
 
 
 class Sparse:
-    """Which of many like events are written down: what a host can bring about again and again is not to fill the disk."""
+    """Selects which of many similar events are written down. A host can cause some again and again, and must not fill the disk."""
 
     def __init__(self) -> None:
         self._times: dict[tuple[str, str], int] = {}
@@ -31,12 +31,10 @@ class Journal:
     """Writes events; `known` are the names of the hosts of the run."""
 
     def __init__(self, recorder: Recorder, known: Collection[str]) -> None:
-        self.refused: dict[str, str] = {}  # why hosts that are not connected were turned away: the latest reason of each, oldest host first
-        self.notice = ""  # the latest sentence on who is waited for, left out, or back
-        self._recorder = recorder
-        self._known = known
-        self._sparse = Sparse()
-        self._findings: dict[str, Finding] = {}  # what hosts that are not connected have said of why
+        self.refused: dict[str, str] = {}  # the latest reason why each unconnected host was turned away, oldest host first
+        self.notice = ""  # the latest sentence on hosts that the run waits for, leaves out, or takes back
+        self._recorder, self._known, self._sparse = recorder, known, Sparse()
+        self._findings: dict[str, Finding] = {}  # what unconnected hosts have said about the reason
 
     def announce(self, kind: str, text: str, **data: Any) -> None:
         """An event that is shown as the latest notice, too."""
@@ -44,14 +42,14 @@ class Journal:
         self._recorder.event(kind, text, **data)
 
     def event_of(self, kind: str, name: str, text: str, **data: Any) -> None:
-        """An event that anybody can bring about as often as they like: later ones are written down ever more seldom."""
+        """An event that a peer can cause as often as it likes: later ones are written down ever more rarely."""
         times = self._sparse.due(kind, name if name in self._known else "")
         if times:
             more = {"times": times} if times > 1 else {}
             self._recorder.event(kind, text, **data, **more)
 
     def turned_away(self, name: str, reason: str, finding: Finding | None = None) -> None:
-        """A host could not join, or cannot stay; `name` is empty for who has not said it, `finding` is what the host has said."""
+        """A host could not join, or cannot stay. `name` is empty for a peer that has not said it; `finding` is what the host has said."""
         name, reason = short_name(name) if name not in self._known else name, shortened(reason)
         self.refused.pop(name, None)
         if name:
@@ -68,8 +66,13 @@ class Journal:
         self._findings.pop(name, None)
 
     def latest_reasons(self) -> str:
-        """The end of a sentence on why hosts are missing."""
-        return "".join(f"; {reason}" for reason in list(self.refused.values())[-_MAX_REASONS:])
+        """The end of a sentence on why hosts are missing. A reason that several hosts share is said once."""
+        alike: dict[str, list[str]] = {}  # by reason without the host's name: the reasons, latest last
+        for name, reason in self.refused.items():
+            without = reason.replace(repr(name), "")
+            alike[without] = [*alike.pop(without, ()), reason]
+        said = [reasons[-1] + (f" ({len(reasons)} hosts)" if len(reasons) > 1 else "") for reasons in alike.values()]
+        return "".join(f"; {reason}" for reason in said[-_MAX_REASONS:])
 
     def latest_finding(self, otherwise: Finding) -> Finding:
         """What the last host that was turned away has said of why."""

@@ -1,4 +1,4 @@
-"""The memory of a hub as a snapshot tree: what a resumed parent must know of its hosts and their tasks."""
+"""The memory of a hub as a snapshot tree: what a resumed parent must know about its hosts and their tasks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import numpy as np
 from coterie.experiment.features import from_plain, to_plain
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Encoded, Received
-from coterie_server.session.hosts import Host, Sent
 from coterie_server.session.outbox import Outbox
 from coterie_server.session.roster import Roster
-from coterie_server.session.run_state import RunState
+from coterie_server.session.run_state import Errand, Host, RunState, Sent
 
 
-def memory_of(state: RunState, roster: Roster, outbox: Outbox) -> dict[str, Any]:
-    """The tree."""
+def memory_of(seq: int, roster: Roster, outbox: Outbox) -> dict[str, Any]:
+    """The tree, as if exchange `seq` were the latest. What hosts have answered of later ones they answer again from their stores."""
     return {
-        "seq": state.seq,
+        "seq": seq,
         "features": to_plain(roster.schema),
         "model": roster.model,
         "numbers": roster.members.numbers if roster.members else None,
@@ -29,11 +28,12 @@ def memory_of(state: RunState, roster: Roster, outbox: Outbox) -> dict[str, Any]
                 "name": host.name,
                 "users": list(host.users),
                 "clusters": list(host.clusters),
-                "acked": host.acked,
+                "acked": min(host.acked, seq) if (open_task := host.open_after(seq)) is None else open_task - 1,
+                "errand": open_task,
                 "forgotten": host.forgotten,
-                "told": host.name in outbox.told,
+                "told": outbox.with_settings.get(host.name, seq + 1) <= seq,
                 "breaches": host.n_breaches,
-                "log": _packed(host.log),
+                "log": _packed([sent for sent in host.log if sent.seq <= seq]),
             }
             for host in roster.hosts.values()
         ],
@@ -49,17 +49,18 @@ def restore(memory: Mapping[str, Any], state: RunState, roster: Roster, outbox: 
         host.acked, host.forgotten, host.n_breaches = entry["acked"], entry["forgotten"], entry["breaches"]
         host.log.extend(_unpacked(entry["log"], len(host.users)))
         host.asked = max([host.acked, *(sent.seq for sent in host.log)])
+        host.errand = None if entry["errand"] is None else Errand(entry["errand"])
         outbox.log_bytes += sum(sent.encoded.n_bytes for sent in host.log)
         roster.hosts[host.name] = host
         if entry["told"]:
-            outbox.told.add(host.name)
+            outbox.with_settings[host.name] = state.seq
     roster.fix()
     if memory["numbers"] is not None:
         roster.number(memory["numbers"], memory["cluster_numbers"])
 
 
 def _packed(log: Sequence[Sent]) -> dict[str, Any]:
-    """The messages of a host since its last snapshot: there are many, mostly small ones, so they have one leaf for all."""
+    """The messages of a host since its last snapshot, in one leaf: there are many, and most are small."""
     heads = [sent.encoded.head for sent in log]
     return {
         "seqs": np.array([sent.seq for sent in log], dtype=np.int64),

@@ -1,6 +1,6 @@
-"""Who takes part in an exchange: whose answers it does without, and which hosts are not asked at all.
+"""Decides which hosts take part in an exchange: some are not waited for, some are not asked at all.
 
-What depends on the clock is a decision, written down before anything follows from it: a later attempt must repeat it.
+A choice that depends on the clock is a decision. It is written down before anything follows from it, so that a later attempt can repeat it.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from coterie.experiment.config import FederationRules
-from coterie_server.session.hosts import Host
 from coterie_server.session.journal import Journal
 from coterie_server.session.ports import Recorder
 from coterie_server.session.refusal import shortened
-from coterie_server.session.run_state import Pending, RunState
+from coterie_server.session.run_state import Host, Pending, RunState
 
 _PREPARING = "the preparation needs every user"
 
@@ -21,19 +20,20 @@ class Participation:
     """Decides whether a run goes on without some hosts."""
 
     def __init__(self, state: RunState, rules: FederationRules, hosts: Mapping[str, Host], recorder: Recorder, journal: Journal) -> None:
-        self.may_skip = False  # whether a round goes on that can do without late hosts
+        self.may_skip = False  # whether the round under way can leave late hosts out
         self.needs_everyone = _PREPARING  # why the run cannot go on without a lost host, "" where it can
         self.skips: dict[int, frozenset[str]] = {}  # decisions to repeat: exchange -> hosts whose answers are not waited for
         self.passes: dict[int, frozenset[str]] = {}  # and those that are not asked at all
-        self.repeats_all = False  # another run's decisions are repeated: nothing is decided here
+        self.arrivals: dict[int, frozenset[str]] = {}  # and those whose answers an exchange with `within` has taken
+        self.repeats_all = False  # all decisions are those of another run, and none is made here
         self.furthest = 0  # the last exchange of an earlier attempt that any host has seen: up to it, decisions are repeated
         self._state, self._rules, self._hosts = state, rules, hosts
         self._recorder, self._journal = recorder, journal
-        self._out: set[str] = set()  # the hosts that others go on without, until they have caught up
+        self._out: set[str] = set()  # hosts that are left out until they have caught up
 
     def restore(self) -> None:
-        """Takes up who was left out when an earlier attempt was written down: who owes an answer."""
-        self._out.update(name for name, host in self._hosts.items() if host.owes)
+        """After a resume: the hosts that owe an answer are those that the earlier attempt had left out."""
+        self._out.update(name for name, host in self._hosts.items() if host.owes and host.errand is None)
 
     @property
     def skips_late(self) -> bool:
@@ -42,9 +42,9 @@ class Participation:
 
     @property
     def decides(self) -> bool:
-        """Whether what depends on the clock is decided here and now, rather than repeated from an earlier attempt or another run.
+        """Whether decisions are made now, and not repeated from an earlier attempt or another run.
 
-        Hosts answer exchanges that they have seen in an earlier attempt from what they stored, so these must be the same exchanges.
+        Hosts answer exchanges of an earlier attempt from their stores, so these must be the same exchanges.
         """
         return not self.repeats_all and self._state.seq >= self.furthest
 
@@ -63,14 +63,16 @@ class Participation:
         return f"{n_left} of the at least {self.fewest} hosts wanted are left" if n_left < self.fewest else ""
 
     def passed_over(self, names: Iterable[str]) -> list[str]:
-        """Those of the hosts that are not asked: they still owe the answer to an exchange that went on without them.
+        """The hosts of `names` that are not asked, since they still owe the answer to an exchange that went on without them.
 
         Asked again, a slow host would only fall further behind, and the messages for a lost one would pile up.
         """
         seq = self._state.seq
         if self.repeats_all or seq <= self.furthest:
             return sorted(self.passes.get(seq, frozenset()).intersection(names))
-        self._take_back()
+        for name in sorted(name for name in self._out if not (self._hosts[name].owes or self._hosts[name].is_struck)):
+            self._out.discard(name)
+            self._journal.announce("back", f"host {name!r} takes part again from exchange {seq} on", host=name, seq=seq)
         behind = sorted(name for name in names if self._can_pass(self._hosts[name]))
         if not behind or len(self._hosts) - len(self._out.union(behind)) < self.fewest:
             return []
@@ -83,13 +85,6 @@ class Participation:
             return False
         is_lost = self._rules.on_loss == "skip" and not self.needs_everyone and host.link is None
         return self.may_skip or is_lost
-
-    def _take_back(self) -> None:
-        """Hosts that have caught up take part again."""
-        for name in sorted(name for name in self._out if self._hosts[name].has_caught_up) if self._out else ():
-            self._out.discard(name)
-            text = f"host {name!r} takes part again from exchange {self._state.seq} on"
-            self._journal.announce("back", text, host=name, seq=self._state.seq)
 
     def skip(self, pending: Pending, names: Sequence[str], why: str = "") -> None:
         """The exchange under way goes on without the answers of these hosts."""

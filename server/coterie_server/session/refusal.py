@@ -1,15 +1,15 @@
-"""Refusals of hosts, and text of theirs made fit to be shown."""
+"""Refusals of hosts, and texts from hosts cut to a length and to characters that can be shown."""
 
 from __future__ import annotations
 
 from coterie.errors import CoterieError
 
-MAX_REASON_CHARS = 1000  # of what a host is told, and of what is written down: HTTP/2 trailers have a size limit
+MAX_REASON_CHARS = 1000  # of a reason that a host receives, or that is written down: HTTP/2 trailers have a size limit
 _MAX_NAME_CHARS = 50  # of a name that comes from outside
 
 
 class Refusal(CoterieError):  # noqa: N818 - a decision, not a fault of ours
-    """A host is turned away; `code` is the gRPC status it gets, with the message. `public` may name other hosts, the message does not."""
+    """A host is turned away with the gRPC status `code` and the message. `public` may name other hosts, the message does not."""
 
     def __init__(self, code: str, reason: str, public: str | None = None) -> None:
         super().__init__(reason, public=public)
@@ -17,11 +17,11 @@ class Refusal(CoterieError):  # noqa: N818 - a decision, not a fault of ours
 
 
 def shortened(text: str, most: int = MAX_REASON_CHARS) -> str:
-    """What a host has sent, or a sentence with it: of bounded length, and in characters that can be shown."""
+    """A text from a host, or a sentence with one: of bounded length, and in printable characters."""
     text = text[:most]
     return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def short_name(name: str) -> str:
-    """A name that was not checked, as a piece of a sentence."""
+    """A name that was not checked, for a sentence."""
     return shortened(name, _MAX_NAME_CHARS)

@@ -1,8 +1,8 @@
-"""The hosts of a run and their users: who is connected, the order of the members, and what of a message goes to whom."""
+"""The hosts of a run and their users: who is connected, the order of the members, and which part of a message goes to whom."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -12,31 +12,28 @@ from coterie.experiment.config import Experiment, FederationRules
 from coterie.experiment.features import Feature, named_columns
 from coterie.text.names import natural_key
 from coterie.v1 import session_pb2
+from coterie.wire.assembler import Held
 from coterie.wire.messages import Message
 from coterie_server.interface.half import Members
 from coterie_server.interface.merge import Layout
-from coterie_server.session.hosts import Host
 from coterie_server.session.ports import Link
+from coterie_server.session.run_state import Host
 from coterie_server.session.schemas import schema_of
 
 _MAX_LISTED = 3  # hosts of a sentence
 
 
 class Roster:
-    """The hosts of one parent. `cluster`: whose users alone may join an aggregator, whose parent numbers the users."""
+    """The hosts of one parent. `cluster`: this is an aggregator, only users of the cluster may join, and its parent numbers them."""
 
     def __init__(self, experiment: Experiment, run_id: str, cluster: str | None) -> None:
-        self.rules = experiment.federation
-        self.run_id = run_id
-        self.cluster = cluster
+        self.rules, self.run_id, self.cluster = experiment.federation, run_id, cluster
         self.hosts: dict[str, Host] = {}  # before members are fixed, only those that are connected
         self.members: Members | None = None
         self.named = named_columns(experiment.data)  # the columns that the experiment names
         self.schema: tuple[Feature, ...] = ()  # the features, where the hosts' data has names
         self.model = ""  # the tensors of the hosts' model, in runs with a network
         self._layout: Layout | None = None
-
-    # ---- hosts
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -67,6 +64,8 @@ class Roster:
             host.link.close("UNAVAILABLE", f"host {host.name!r} has opened a new stream")
         if host.absent_since is not None:
             host.absent_s += now - host.absent_since
+        # Another process may have computed a reply anew.
+        host.held, host.holds = host.held.reopened() if host.instance == hello.instance else Held(), hello.held
         host.link, host.instance, host.absent_since, host.heard_at, host.is_struck = link, hello.instance, None, now, False
         host.reached = hello.last_seq
         self.schema = self.schema or schema_of(hello)
@@ -86,7 +85,12 @@ class Roster:
         more = [f"{len(named) - _MAX_LISTED} more"] if len(named) > _MAX_LISTED else []
         return " and ".join(named[:_MAX_LISTED] + more)
 
-    # ---- members
+    @property
+    def fixed(self) -> Members:
+        """The members. RunError before they are fixed."""
+        if self.members is None:
+            raise RunError("no members yet: the join barrier has not been passed")
+        return self.members
 
     def fix(self) -> Members:
         """Fixes the order of hosts and members. RunError when the users or clusters are not those of the experiment."""
@@ -97,14 +101,17 @@ class Roster:
         if self.rules.users is not None and len(names) != self.rules.users:
             raise RunError(f"the hosts bring {len(names)} users together, wanted {self.rules.users}")
         members = self._lay_out(Members(names, tuple(clusters[name] for name in names)))
-        if self.cluster is None:
-            _check_clusters(self.rules, members.cluster_names)
+        if self.cluster is None and (wanted := self.rules.clusters) is not None:
+            missing, unknown = sorted({*wanted} - {*members.cluster_names}), sorted({*members.cluster_names} - {*wanted})
+            if missing:
+                raise RunError(f"cluster {missing[0]!r} has no users, but federation.clusters names it")
+            if unknown:
+                raise RunError(f"cluster {unknown[0]!r} is not in federation.clusters, want one of {', '.join(wanted)}")
         return members
 
     def number(self, numbers: Indices, clusters: Indices) -> None:
         """Sets the numbers of an aggregator's users and of their clusters in the whole run."""
-        assert self.members is not None  # noqa: S101 - an aggregator joins its parent after its hosts
-        self._lay_out(Members(self.members.names, self.members.clusters, numbers, clusters))
+        self._lay_out(Members(self.fixed.names, self.fixed.clusters, numbers, clusters))
 
     @property
     def is_numbered(self) -> bool:
@@ -112,18 +119,13 @@ class Roster:
         return self.members is not None and (self.cluster is None or self.members.numbers is not None)
 
     def welcome(self, host: Host) -> session_pb2.JoinResponse:
-        """What a host is told when members are numbered."""
-        assert self.members is not None  # noqa: S101 - callers check
-        place = {name: i for i, name in enumerate(self.members.names)}
+        """What a host receives when members are numbered."""
+        members = self.fixed
+        place = {name: i for i, name in enumerate(members.names)}
         indices = [place[user] for user in host.users]
-        welcome = session_pb2.Welcome(
-            run_id=self.run_id,
-            member_indices=indices,
-            n_members=len(self.members),
-            heartbeat_s=self.rules.heartbeat_s,
-            numbers=self.members.number_of[indices].tolist(),
-            clusters=(self.members.cluster_of[indices] + 1).tolist(),
-        )
+        numbers, clusters = members.number_of[indices].tolist(), (members.cluster_of[indices] + 1).tolist()
+        welcome = session_pb2.Welcome(member_indices=indices, numbers=numbers, clusters=clusters)
+        welcome.run_id, welcome.n_members, welcome.heartbeat_s = self.run_id, len(members), self.rules.heartbeat_s
         return session_pb2.JoinResponse(welcome=welcome)
 
     def _lay_out(self, members: Members) -> Members:
@@ -131,8 +133,6 @@ class Roster:
         own = {name: np.array(sorted(place[user] for user in host.users), dtype=np.int64) for name, host in self.hosts.items()}
         self.members, self._layout = members, Layout(own, len(members), members.cluster_of)
         return members
-
-    # ---- messages
 
     @property
     def layout(self) -> Layout:
@@ -142,7 +142,7 @@ class Roster:
         return self._layout
 
     def parts(self, messages: Sequence[Message], to: Indices | None) -> dict[str, list[Message]]:
-        """What of the messages goes to each host, of hosts with these members (all for None); hosts that get nothing are left out."""
+        """The parts of the messages for each host of the members `to` (None: all hosts). Hosts without a part are left out."""
         layout = self.layout
         return {
             host: parts
@@ -162,14 +162,3 @@ def missing_clusters(rules: FederationRules, here: Iterable[Host]) -> str:
     found = {cluster for host in here for cluster in host.clusters}
     missing = sorted(set(wanted) - found, key=natural_key)
     return f"; nobody speaks for cluster {' and '.join(map(repr, missing))}" if missing else ""
-
-
-def _check_clusters(rules: FederationRules, found: Collection[str]) -> None:
-    """RunError when the clusters are not those that the experiment names."""
-    wanted = rules.clusters
-    if wanted is not None:
-        missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
-        if missing:
-            raise RunError(f"cluster {missing[0]!r} has no users, but federation.clusters names it")
-        if unknown:
-            raise RunError(f"cluster {unknown[0]!r} is not in federation.clusters, want one of {', '.join(wanted)}")

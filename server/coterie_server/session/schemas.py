@@ -1,6 +1,6 @@
-"""What a host says of its data when it joins: whether its features fit those of the hosts before, and what it says was left out.
+"""Checks what a host says of its data when it joins, and whether its features fit those of the hosts before.
 
-Both hosts read the refusal. So it names a column only where the experiment does, and counts the others.
+The owners of both hosts read the refusal. So it names only columns that the experiment names, and counts the others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _REMEDY = "list data.feature_columns, or declare data.columns"
 
 
 def check_schema(host: str, hello: session_pb2.Hello) -> None:
-    """Refusal of features and findings that are no such thing, or too many or too long to be kept for as long as the run lasts."""
+    """Refusal of features and findings that are malformed, too many, or too long: the run keeps them as long as it lasts."""
     longest = max((len(text) for feature in hello.schema for text in (feature.name, feature.column)), default=0)
     if longest > _MAX_NAME_CHARS:
         wanted = f"wanted at most {_MAX_NAME_CHARS}"
@@ -38,7 +38,7 @@ def schema_of(hello: session_pb2.Hello) -> tuple[Feature, ...]:
 
 
 def why_not(found: Sequence[Feature], before: Sequence[Feature], named: Collection[str]) -> str:
-    """How features differ from those of the hosts before: the rest of a sentence, or "". The experiment names the columns in `named`."""
+    """How features differ from those of the hosts before: the rest of a sentence, or "". `named`: columns that the experiment names."""
     if tuple(found) == tuple(before):
         return ""
     here, there = _by_column(found), _by_column(before)
@@ -49,20 +49,17 @@ def why_not(found: Sequence[Feature], before: Sequence[Feature], named: Collecti
     n_extra = sum(len(here.get(column, ())) for column in columns if column not in named and column in here)
     n_missing = sum(len(there[column]) for column in columns if column not in named and column not in here)
     if n_extra:
-        said.append(f"{_counted(n_extra)} not those of the hosts before: {_REMEDY}")
+        said.append(f"{n_extra} of its features {'are' if n_extra > 1 else 'is'} not those of the hosts before: {_REMEDY}")
     elif n_missing:
-        said.append(
-            f"{n_missing} feature{'s' if n_missing > 1 else ''} of the hosts before {'are' if n_missing > 1 else 'is'} missing: {_REMEDY}"
-        )
-    return "; ".join(said) or _of_order(found, before, named)
-
-
-def _of_order(found: Sequence[Feature], before: Sequence[Feature], named: Collection[str]) -> str:
-    """The same features, but not in the same order."""
+        are = "s of the hosts before are" if n_missing > 1 else " of the hosts before is"
+        said.append(f"{n_missing} feature{are} missing: {_REMEDY}")
+    if said:
+        return "; ".join(said)
+    # The same features, but not in the same order.
     place = next(i for i, (one, other) in enumerate(zip(found, before, strict=True)) if one != other)
-    columns = column_of(found[place]), column_of(before[place])
-    if columns[0] in named and columns[1] in named:
-        return f"its features are in another order: feature {place + 1} is of column {columns[0]!r}, the hosts before have {columns[1]!r}"
+    own, theirs = column_of(found[place]), column_of(before[place])
+    if own in named and theirs in named:
+        return f"its features are in another order: feature {place + 1} is of column {own!r}, the hosts before have {theirs!r}"
     return f"its features are in another order than those of the hosts before, from feature {place + 1} on: {_REMEDY}"
 
 
@@ -88,7 +85,3 @@ def _by_column(features: Sequence[Feature]) -> dict[str, tuple[Feature, ...]]:
     for feature in features:
         columns[column_of(feature)] = (*columns.get(column_of(feature), ()), feature)
     return columns
-
-
-def _counted(n: int) -> str:
-    return f"{n} of its features are" if n > 1 else "1 of its features is"

@@ -1,4 +1,4 @@
-"""The outgoing half of a host's stream at the parent: what waits to be written, and how it is."""
+"""The outgoing half of a host's stream at the parent: queues tasks and frames, and writes them."""
 
 from __future__ import annotations
 
@@ -21,21 +21,15 @@ class GrpcLink:
     """The outgoing half of one stream; `outlet` shapes it."""
 
     def __init__(self, context: Context, silence_s: float, outlet: Outlet | None = None) -> None:
-        self.closed: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-        self._context = context
-        self._outlet = outlet
+        self._context, self._outlet = context, outlet
+        self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
+        self.closed: asyncio.Future[tuple[str, str]] = self._loop.create_future()
         self._queue: deque[Encoded | bytes] = deque()
-        self._beats: deque[bytes] = deque()  # they may overtake, and go between the chunks of a large message
-        self._wake = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
+        self._beats: deque[bytes] = deque()  # heartbeats go first, and between the chunks of a large message
         self._is_writing = False
         self._silence_s = silence_s  # how long one frame may wait for the host to take it
         self._deadline = math.inf  # of the frame that is being written
         self._inline: asyncio.Timeout | None = None  # around a write in the run's own turn
-
-    def send(self, encoded: Encoded) -> None:
-        """Queues a task; its chunks are cut when their turn comes."""
-        self._put(encoded)
 
     def send_frame(self, frame: session_pb2.JoinResponse) -> None:
         """Queues a frame of the session itself."""
@@ -44,33 +38,34 @@ class GrpcLink:
                 self._beats.append(frame.SerializeToString())
             self._wake.set()
         else:
-            self._put(frame.SerializeToString())
+            self.send(frame.SerializeToString())
 
     def close(self, code: str, reason: str) -> None:
         """Ends the stream with the gRPC status `code`. The first call counts."""
         if not self.closed.done():
             self.closed.set_result((code, reason))
 
-    def _put(self, item: Encoded | bytes) -> None:
+    def send(self, item: Encoded | bytes) -> None:
+        """Queues a task, whose chunks are cut when they are written, or a frame."""
         self._queue.append(item)
         if self._outlet is not None:
             self._outlet.put()
         self._loop.call_soon(self._wake_writer)
 
     def _wake_writer(self) -> None:
-        """Wakes the writer, unless the message has been written in the meantime: a needless turn costs as much as a small message."""
+        """Wakes the writer, unless `flush` has written the message: a needless turn costs as much as a small message."""
         if self._queue and not self._is_writing:
             self._wake.set()
 
     def check(self) -> None:
-        """Gives a stream up whose host has not taken a frame for too long."""
+        """Closes the stream if the host has not taken a frame for too long."""
         if self._loop.time() > self._deadline:
             self.close("DEADLINE_EXCEEDED", f"the host has taken no frame for {self._silence_s:g} s")
             if self._inline is not None:
                 self._inline.reschedule(self._loop.time())
 
     async def flush(self) -> None:
-        """Writes a small task that waits alone, in the caller's own turn; everything else is left to the writer."""
+        """Writes a small task that waits alone, in the caller's own turn; the writer writes everything else."""
         if len(self._queue) != 1 or self._beats or self._is_writing or self._outlet is not None:
             return
         item = self._queue[0]
@@ -80,7 +75,7 @@ class GrpcLink:
         try:
             async with self._inline:
                 await self._write_queued()
-        except TimeoutError:  # `check` has given the stream up
+        except TimeoutError:  # `check` has closed the stream
             return
         finally:
             self._inline = None
@@ -98,7 +93,9 @@ class GrpcLink:
         self._is_writing = True
         try:
             while self._queue or self._beats:
-                await self._write_next()
+                await self._write_beats()
+                if self._queue:
+                    await self._write_item(self._queue.popleft())
         except Exception as error:  # gRPC raises several kinds, all of which mean that the stream is gone
             self.close("UNAVAILABLE", f"the stream broke while it was written to: {type(error).__name__} {error}")
         finally:
@@ -111,21 +108,14 @@ class GrpcLink:
         await self._context.write(frame)
         self._deadline = math.inf
 
-    async def _write_next(self) -> None:
+    async def _write_beats(self) -> None:
         while self._beats:
             await self._write(self._beats.popleft())
-        if not self._queue:
-            return
-        item = self._queue.popleft()
+
+    async def _write_item(self, item: Encoded | bytes) -> None:
         if self._outlet is not None:
             self._outlet.take()
-        if isinstance(item, bytes):
-            await self._write(item)
-            return
-        for frame in item.frames():
+        for frame in (item,) if isinstance(item, bytes) else item.frames():
             await self._write(frame)
-            while self._beats:
-                await self._write(self._beats.popleft())
-
-
-__all__ = ["SMALL_BYTES", "Context", "GrpcLink"]
+            if self._beats:
+                await self._write_beats()

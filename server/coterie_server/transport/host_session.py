@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import grpc
@@ -23,31 +24,26 @@ from coterie_server.transport.unknown_peers import UnknownPeers, ended
 
 MAX_HELLO_BYTES = 64 << 20
 MAX_HELLO_USERS = 1_000_000
-_USER_BYTES = 100  # a user of an unfinished hello takes about so much beside its name
-# Frames without content, in a burst and for each of the times between two heartbeats: a host sends no more than a few.
-_BURST, _FRAMES_PER_BEAT = 200, 20
+_USER_BYTES = 100  # about the memory of a user of an unfinished hello, without its name
+_BURST, _FRAMES_PER_BEAT = 200, 20  # the most frames without content at once, and in the time of a heartbeat; a host sends a few
 
 
 class HostSession:
     """One host's stream: the tasks that read and write it. `rule` shapes it."""
 
     def __init__(self, hub: Hub, context: Context, rule: LinkRule | None, unknown: UnknownPeers, *, wants_identity: bool) -> None:
-        self._wants_identity = wants_identity
         clock = LoopClock()
         self.link = GrpcLink(context, hub.rules.silence_s, None if rule is None else Outlet(rule, clock))
         self._inlet = None if rule is None else Inlet(context.read, rule, clock)
         self._receive = context.read if self._inlet is None else self._inlet.read
-        # A hello as long as may be is carried by a slow link for longer than one waits for a host that says nothing.
+        # A slow link may need longer for the longest hello than `silence_s`.
         self._hello_s = hub.rules.silence_s + (0.0 if rule is None else rule.transmission_s(MAX_HELLO_BYTES) + rule.delay_s)
-        self._hub = hub
-        self._context = context
+        self._hub, self._context, self._unknown, self._wants_identity, self._name = hub, context, unknown, wants_identity, ""
         self._assembler = Assembler(session_pb2.JoinRequest, lambda frame: hub.announced(self._name, frame))
-        self._name = ""
-        self._unknown = unknown
         self._peer = unknown.add(self._give_up)
         self._start = asyncio.get_running_loop().time()
         self._n_empty = 0  # frames without content
-        self._hello = session_pb2.Hello()  # as much of it as has come
+        self._hello = session_pb2.Hello()  # the part that has come
 
     def _give_up(self, reason: str) -> None:
         self._turned_away(reason)
@@ -67,7 +63,7 @@ class HostSession:
         finally:
             self.link.close(code, reason)  # frames still under way are ignored from here on
             self._unknown.remove(self._peer)
-            self._hello = session_pb2.Hello()  # it may be large, and somebody may still hold the session
+            self._hello = session_pb2.Hello()  # it may be large, and the session may still be referenced
             if self._name:
                 self._hub.lost(self._name, self.link, reason)
             for task in tasks:
@@ -77,7 +73,7 @@ class HostSession:
             await ended(self._context, grpc.StatusCode[code], reason[:MAX_REASON_CHARS])
 
     def note_held(self) -> None:
-        """The host is heard while a frame of it is held back by a shaped link."""
+        """Counts the host as heard while a shaped link holds a frame of it back."""
         if self._inlet is not None and self._inlet.is_holding and self._name and not self.link.closed.done():
             self._hub.heard(self._name)
 
@@ -87,7 +83,7 @@ class HostSession:
             async with asyncio.timeout(self._hello_s):
                 name = await self._read_hello()
             if name is not None:
-                self._name = name
+                self._name, self._assembler.held = name, self._hub.held(name)
                 self._unknown.remove(self._peer)
                 await self._read_frames()
             link.close("OK", "it closed its stream")
@@ -104,7 +100,7 @@ class HostSession:
             self._turned_away(reason := f"no hello came within {self._hello_s:g} s")
             link.close("DEADLINE_EXCEEDED", reason)
         except Exception as error:
-            # A mistake of ours: nobody may wait for this host any longer, and the traceback goes to the log.
+            # A bug: the run must not wait for this host any longer, and the traceback goes to the log.
             self._hub.fail(RunError(f"the session of host {self._name!r} broke with {type(error).__name__}", MISTAKE))
             link.close("ABORTED", "the parent has made a mistake; its log says which")
             raise
@@ -119,17 +115,14 @@ class HostSession:
                 self._hub.heard(self._name)
             elif data[:1] not in _BEFORE_HELLO:
                 raise ProtocolError(f"a frame of {len(data)} bytes came before the hello was complete, wanted a hello")
-            item = self._assembler.feed(data) if self._name or len(data) <= SMALL_BYTES else await self._parsed(data)
+            is_large = not self._name and len(data) > SMALL_BYTES
+            async with self._unknown.turn() if is_large else contextlib.nullcontext():
+                item = self._assembler.feed(data)
             if item is not None:
                 return item, len(data)
 
-    async def _parsed(self, data: bytes) -> Any:
-        """A large frame of an unknown peer."""
-        async with self._unknown.turn():
-            return self._assembler.feed(data)
-
     def _count_empty(self) -> None:
-        """One more frame without content. ProtocolError when there are too many: a flood of them would take the time of the others."""
+        """Counts a frame without content. ProtocolError when there are too many: a flood of them would slow down the other hosts."""
         self._n_empty += 1
         n_beats = (asyncio.get_running_loop().time() - self._start) / self._hub.rules.heartbeat_s
         if self._n_empty > _BURST + _FRAMES_PER_BEAT * n_beats:
@@ -137,7 +130,7 @@ class HostSession:
             raise ProtocolError(f"{self._n_empty} heartbeats came, wanted at most {_FRAMES_PER_BEAT} in {seconds} on average")
 
     async def _read_hello(self) -> str | None:
-        """Hands the hello of all frames together to the hub: the host's name. None when it has only come to say why it cannot."""
+        """Reads the hello, in one or more frames, and passes it to the hub: the host's name. None if the host cannot join."""
         n_bytes = 0
         while True:
             item, size = await self._read()
@@ -153,7 +146,7 @@ class HostSession:
                 self._add_to_hello(item, size)
                 if not item.more:
                     break
-            elif item is None:  # gRPC refuses frames that are too large by itself, and does not tell
+            elif item is None:  # gRPC refuses frames that are too large, and does not report it
                 self._turned_away(f"it left before its hello was complete, or sent a frame of more than {MAX_FRAME_BYTES} bytes")
                 return None
             elif isinstance(item, session_pb2.Heartbeat):
@@ -168,7 +161,7 @@ class HostSession:
         return whole.host
 
     def _check_name(self, name: str) -> None:
-        """Refusal of who speaks in the name of another before its hello is complete."""
+        """Refusal of a peer that uses another host's name before its hello is complete."""
         if self._wants_identity and (why := not_named(self._context, name)) is not None:
             self._hub.turned_away(name, why)
             raise Refusal("PERMISSION_DENIED", why)
@@ -186,7 +179,7 @@ class HostSession:
             raise Refusal("PERMISSION_DENIED", reason)
 
     def _add_to_hello(self, piece: session_pb2.Hello, size: int) -> None:
-        """One more piece of the hello. ProtocolError when it is another host's, or the host has too many users."""
+        """Adds a piece of the hello. ProtocolError when it is another host's, or the host has too many users."""
         whole, name = self._hello, short_name(piece.host)
         if whole.host and (piece.host, piece.instance) != (whole.host, whole.instance):
             raise ProtocolError(f"a hello of host {name!r} came in the middle of that of host {short_name(whole.host)!r}")
@@ -205,7 +198,7 @@ class HostSession:
                 return
             if isinstance(item, Received):
                 hub.received(name, item)
-                await asyncio.sleep(0)  # whoever waits for the answer goes on before the next one is asked for
+                await asyncio.sleep(0)  # the run goes on with the answer before the next frame is read
                 continue
             hub.tally(name, UP, size)
             if isinstance(item, session_pb2.Failure):
@@ -220,13 +213,13 @@ class HostSession:
 
 
 def _identity(context: Any) -> Identity | None:
-    """Who the peer's certificate says it is."""
+    """The identity in the peer's certificate."""
     uris = context.auth_context().get("x509_subject_alternative_name", ())
     return identity_of(uri.decode("utf-8", "replace") for uri in uris)
 
 
 def not_named(context: Any, name: str) -> str | None:
-    """Why the peer may not speak in this name; None when it may."""
+    """Why the peer may not use this name; None when it may."""
     identity = _identity(context)
     if identity is None:
         return _nobody(short_name(name))
@@ -238,7 +231,7 @@ def _nobody(host: str) -> str:
     return f"the certificate of host {host!r} names no member of a federation: issue one with `coterie certs issue`"
 
 
-# The first byte of frames that may come before a hello is complete. No tensor is put together for an unknown peer.
+# The first byte of frames that may come before a hello is complete. No tensor is assembled for an unknown peer.
 _JOIN_FIELDS = session_pb2.JoinRequest.DESCRIPTOR.fields_by_name
 _BEFORE_HELLO = tuple(bytes((_JOIN_FIELDS[name].number << 3 | 2,)) for name in ("hello", "heartbeat", "failure"))
 

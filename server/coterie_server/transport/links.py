@@ -1,9 +1,9 @@
 """Shaped links: a parent makes each stream to a member as slow as `federation.links` says, in both directions, at its own end.
 
-A FIFO serialiser and a delay, with no bucket of tokens and so no bursts. Frames are transmitted one after the other; each takes bytes /
-rate, and is handed to gRPC a delay later. A frame that arrives keeps the parent from reading on for as long, so that its sender feels the
-rate, and is seen a delay later. Heartbeats keep their place among the frames, and the delay of one never holds up the transmission of the
-next. Bytes are those of the ledger's wire: the frame and 5 bytes of gRPC header. No bit of a result depends on any of this.
+A FIFO serialiser and a delay, without a token bucket and so without bursts. Frames are transmitted one after the other. Each takes bytes /
+rate, and goes to gRPC a delay later. After a frame arrives, the parent reads on only when its transmission is over, so that its sender
+notices the rate; the frame is seen a delay later. Heartbeats keep their place among the frames, and the delay of one does not hold up the
+transmission of the next. Bytes are the frame and 5 bytes of gRPC header, as in the ledger. No bit of a result depends on any of this.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from coterie.experiment.links import LinkRule, link_rule
 from coterie.wire.codec import GRPC_FRAME_HEADER_BYTES
 from coterie_server.session.hub import Hub
 
-READ_AHEAD_S = 0.01  # so much before the end of a transmission the next frame is read: a timer that is late must not leave the link idle
-MAX_HELD_BYTES = 64 << 20  # of frames that wait for their delay; a sender whose link holds more is held up, as by a window of TCP
-_TIMER_S = 1e-3  # the event loop rounds the time to wait up to this, so half of it less is waited: then it is right in the mean
+READ_AHEAD_S = 0.01  # the next frame is read so long before a transmission ends: a late timer must not leave the link idle
+MAX_HELD_BYTES = 64 << 20  # the most frames that wait for their delay; beyond, the sender is held up, as by a TCP window
+_TIMER_S = 1e-3  # the event loop rounds waits up to this, so they are made shorter by half of it, which is right in the mean
 
 
 class Clock(Protocol):
@@ -37,14 +37,13 @@ class LoopClock:
         self.time = asyncio.get_running_loop().time
 
     async def sleep_until(self, at: float) -> None:
-        """Returns at `at`, give or take half a millisecond; at once when that is over."""
-        left = at - self.time() - _TIMER_S / 2
-        if left > 0:
-            await asyncio.sleep(left)
+        """Returns at `at`, give or take half a millisecond; at once when that is past."""
+        if (wait_s := at - self.time() - _TIMER_S / 2) > 0:
+            await asyncio.sleep(wait_s)
 
 
 def rule_of(hub: Hub) -> LinkRule | None:
-    """What the links of a parent to its members are made to be; None: nothing is."""
+    """The rule that shapes the links of a parent to its members, or None."""
     text = getattr(hub.rules.links, scope_of(hub))
     return None if text is None else link_rule(text)
 
@@ -57,9 +56,9 @@ def scope_of(hub: Hub) -> str:
 
 
 def note_links(hub: Hub, rule: LinkRule | None) -> None:
-    """Leaves in the run what its links are made to be, and a warning where the experiment says something about others only.
+    """Records how links are shaped, and a warning where the experiment has rules only for links that the run does not have.
 
-    In a flat run the aggregators' halves are in the coordinator: there is no link between clusters, and hosts' links are direct.
+    A flat run has its aggregators' halves in the coordinator: there is no link between clusters, and hosts' links are direct.
     """
     scope = scope_of(hub)
     if rule is not None:
@@ -79,13 +78,13 @@ class Serialiser:
         self._free_at = -math.inf
 
     def transmitted_at(self, wire_bytes: int, at: float) -> float:
-        """When the last byte is transmitted of what waits from `at` on, behind all before; a delay later it arrives."""
+        """When the last byte of a frame that waits from `at` on is transmitted, behind all frames before; it arrives a delay later."""
         self._free_at = max(at, self._free_at) + self._rule.transmission_s(wire_bytes)
         return self._free_at
 
 
 class Outlet:
-    """When the frames that a parent sends on one stream are handed to gRPC. `put` and `take` once for each message, in order."""
+    """Shapes the frames that a parent sends on one stream. `put` and `take` are called once for each message, in order."""
 
     def __init__(self, rule: LinkRule, clock: Clock) -> None:
         self._serialiser, self._clock = Serialiser(rule), clock
@@ -103,18 +102,18 @@ class Outlet:
     async def passed(self, n_bytes: int) -> None:
         """Returns when the next frame of the message arrives at the other end.
 
-        It was transmitted right after the one before, though the writer was still waiting for that one to arrive.
+        It is transmitted right after the frame before, while the writer still waits for that one to arrive.
         """
         sent_at = self._serialiser.transmitted_at(n_bytes + GRPC_FRAME_HEADER_BYTES, self._taken_at)
         await self._clock.sleep_until(sent_at + self._serialiser.delay_s)
 
 
 class Inlet:
-    """When the frames that come on one stream are read and seen: `pump` reads, and runs beside `read`, which sees."""
+    """Shapes the frames that come on one stream: `pump` reads them, `read`, in another task, returns them."""
 
     def __init__(self, read_next: Callable[[], Awaitable[Any]], rule: LinkRule, clock: Clock) -> None:
         self._read_next, self._serialiser, self._clock = read_next, Serialiser(rule), clock
-        self._held: deque[tuple[float, Any]] = deque()  # when it is seen, and a frame, the end of the stream, or an error
+        self._held: deque[tuple[float, Any]] = deque()  # time of arrival, and a frame, the end of the stream, or an error
         self._n_bytes = 0
         self._changed = asyncio.Event()
 
@@ -129,7 +128,7 @@ class Inlet:
         while isinstance(data, bytes):
             try:
                 data = await self._read_next()
-            except Exception as error:  # whatever it is, who reads must see it
+            except Exception as error:  # `read` raises it
                 data = error
             n_bytes = len(data) if isinstance(data, bytes) else 0
             sent_at = self._serialiser.transmitted_at(n_bytes + GRPC_FRAME_HEADER_BYTES if n_bytes else 0, self._clock.time())
@@ -141,7 +140,7 @@ class Inlet:
                 await self._change()
 
     async def read(self) -> Any:
-        """The next frame, or what the stream ends with, once it has arrived. Raises what reading raised."""
+        """The next frame, or the end of the stream, once it has arrived. Raises errors of `pump`."""
         while not self._held:
             await self._change()
         arrives_at, data = self._held[0]
@@ -159,6 +158,6 @@ class Inlet:
 
 
 async def call(rule: LinkRule, clock: Clock, up_bytes: int, down_bytes: int) -> None:
-    """Takes the time of a call of its own on an idle link."""
+    """Waits for the time of a call on an idle link."""
     wire_bytes = up_bytes + down_bytes + 2 * GRPC_FRAME_HEADER_BYTES
     await clock.sleep_until(clock.time() + rule.transmission_s(wire_bytes) + 2 * rule.delay_s)

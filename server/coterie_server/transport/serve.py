@@ -1,14 +1,13 @@
 """The parent's end of the wire: a gRPC server in front of a `Hub`.
 
-It moves frames and decides nothing: what a frame means is the hub's to say. Join frames are (de)serialised here rather than by gRPC, so
-that a large tensor is cut into chunks one at a time and never held twice.
+It moves frames; the hub decides what they mean. Join frames are (de)serialised here and not by gRPC, so that a large tensor is cut into
+chunks one at a time and never held twice.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from coterie.errors import ConfigError
 from coterie.session.dial import to_the_end
 from coterie.session.failures import finding_in
 from coterie.session.tls import Tls
+from coterie.text.addresses import host_and_port, is_loopback
 from coterie.v1 import session_pb2
 from coterie.wire.codec import MAX_FRAME_BYTES, PROTOCOL_VERSION
 from coterie_server.session.hub import Hub
@@ -33,11 +33,11 @@ from coterie_server.transport.unknown_peers import MOST_UNKNOWN, UnaryLimits, Un
 SERVICE = "coterie.v1.FederationService"
 TICK_S = 0.5
 STOP_GRACE_S = 2.0
-_SPARE_CONNECTIONS = 256  # beside two for each host, the old one and the new one; one that is refused is closed at once
+_SPARE_CONNECTIONS = 256  # besides two for each host, an old and a new one; beyond, gRPC closes connections at once
 _SPARE_STREAMS = 64  # of one connection, which hosts of one process may share
 
-# These and the options of `coterie.session.dial` belong together. gRPC also pings to measure the bandwidth of large messages; where
-# that counts as too many pings, a server ends the connection in the middle of a round, so the count is switched off.
+# These belong to the options of `coterie.session.dial`. gRPC also pings to measure the bandwidth of large messages, and a server would end
+# the connection after too many of these pings in the middle of a round, so the count is switched off.
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
     ("grpc.max_send_message_length", MAX_FRAME_BYTES),
@@ -49,7 +49,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # otherwise two servers could share a port, and hosts would join either
     ("grpc.enable_http_proxy", 0),
-    # Who connects and says nothing, or nothing in HTTP/2, and who opens no stream, is disconnected; the default is 2 minutes, and never.
+    # Ends connections without a handshake in HTTP/2 (default: after 2 minutes) and without a stream (default: never).
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 20_000),
 )
@@ -64,7 +64,7 @@ class Serving:
 
     async def drain(self) -> None:
         """From now on the health service says NOT_SERVING; sessions go on."""
-        # A watcher that takes no answer keeps the health service waiting for it, and the others with it.
+        # A watcher that takes no answer would keep the health service, and so all others, waiting.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_GRACE_S):
                 await self._health.enter_graceful_shutdown()
@@ -72,28 +72,27 @@ class Serving:
 
 @contextlib.asynccontextmanager
 async def serving(
-    hub: Hub,
-    experiment_json: str,
-    address: str,
-    tls: Tls | None = None,
-    *,
-    insecure: bool = False,
+    hub: Hub, experiment_json: str, address: str, tls: Tls | None = None, *, insecure: bool = False
 ) -> AsyncIterator[Serving]:
     """Serves `hub` at HOST:PORT while the block runs; streams still open at its end get UNAVAILABLE.
 
-    With `tls` both sides show certificates, and a member's says for whom it may speak. Raises ConfigError when the address is not a
-    loopback address and there is neither `tls` nor `insecure`, and when it cannot be listened on.
+    With `tls` both sides show certificates, and a member's names its users. Raises ConfigError when the address is not a loopback address
+    and there is neither `tls` nor `insecure`, and when the server cannot listen on it.
     """
-    _check_address(hub, address, tls, insecure)
+    check_address(address, is_secure=tls is not None or insecure)
+    if tls is None and not is_loopback(host_and_port(address, least_port=0)[0]):
+        hub.recorder.event("insecure", plain_text(address))
     service = _Service(hub, experiment_json, wants_identity=tls is not None)
     health_service: Any = health.aio.HealthServicer()
     await health_service.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
     limits = UnaryLimits(service.unknown, hub.rules.silence_s, lambda reason: hub.turned_away("", reason))
-    server = grpc.aio.server(options=(*OPTIONS, *_limits(hub.rules.hosts)), interceptors=(limits,))
-    server.add_generic_rpc_handlers((service.handlers(),))
+    n_connections, n_streams = 2 * hub.rules.hosts + _SPARE_CONNECTIONS, hub.rules.hosts + _SPARE_STREAMS
+    most = (("grpc.max_allowed_incoming_connections", n_connections), ("grpc.max_concurrent_streams", n_streams))
+    server = grpc.aio.server(options=(*OPTIONS, *most), interceptors=(limits,))
+    server.add_generic_rpc_handlers((handlers(service.get_experiment, service.join),))
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     try:
-        running = Serving(_listen(server, address, tls), health_service)
+        running = Serving(bound(server, address, tls), health_service)
         await server.start()
         ticking = asyncio.create_task(_tick(hub, running, service))
         try:
@@ -105,57 +104,50 @@ async def serving(
         await to_the_end(server.stop(None))  # a server that was never stopped keeps its port
 
 
-def _limits(n_hosts: int) -> tuple[tuple[str, int], ...]:
-    """What grows with the number of hosts: connections, for which there are file descriptors, and the streams of each."""
-    return (
-        ("grpc.max_allowed_incoming_connections", 2 * n_hosts + _SPARE_CONNECTIONS),
-        ("grpc.max_concurrent_streams", n_hosts + _SPARE_STREAMS),
-    )
-
-
 async def _stop(running: Serving, service: _Service, server: grpc.aio.Server) -> None:
     await running.drain()
     await service.close()
     await server.stop(STOP_GRACE_S)
 
 
-def _check_address(hub: Hub, address: str, tls: Tls | None, insecure: bool) -> None:
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"the address to listen on is {address!r}, want HOST:PORT")
-    if tls is not None or is_loopback(host.strip("[]")):
-        return
-    if not insecure:
-        raise ConfigError(
-            f"listening on {address} without TLS would let anyone join: give certificates with --tls, or allow it with --insecure"
-        )
-    hub.recorder.event("insecure", plain_text(address))
+def handlers(get_experiment: Any, join: Any) -> grpc.GenericRpcHandler:
+    """Handlers of the two rpcs; Join's frames stay bytes."""
+    request, response = session_pb2.GetExperimentRequest, session_pb2.GetExperimentResponse
+    rpcs: dict[str, Any] = {
+        "GetExperiment": grpc.unary_unary_rpc_method_handler(
+            get_experiment, request_deserializer=request.FromString, response_serializer=response.SerializeToString
+        ),
+        "Join": grpc.stream_stream_rpc_method_handler(join),
+    }
+    return grpc.method_handlers_generic_handler(SERVICE, rpcs)
 
 
-def plain_text(address: str) -> str:
-    """What it means to listen at an address without TLS."""
-    return f"listening on {address} without TLS: anyone who reaches it can join and read the models"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or an address is that of this machine, for itself."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
-
-
-def _listen(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:
+def bound(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:
+    """The port of HOST:PORT, where the server will listen. ConfigError if it cannot."""
     try:
         return server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls.server_credentials())
     except RuntimeError:
         raise ConfigError(f"cannot listen on {address}: {_why_not(address)}") from None
 
 
+def check_address(address: str, *, is_secure: bool) -> None:
+    """ConfigError unless it is HOST:PORT, on this machine or allowed to be elsewhere."""
+    host, _ = host_and_port(address, "the address to listen on", least_port=0)
+    if not is_secure and not is_loopback(host):
+        cure = "give certificates with --tls, or allow it with --insecure"
+        raise ConfigError(f"listening on {address} without TLS would let anyone join: {cure}")
+
+
+def plain_text(address: str) -> str:
+    """The warning about an address without TLS."""
+    return f"listening on {address} without TLS: anyone who reaches it can join and read the models"
+
+
 def _why_not(address: str) -> str:
-    """gRPC keeps the operating system's reason to itself, so it is asked for again."""
-    host, _, port = address.rpartition(":")
+    """The operating system's reason, which gRPC does not report."""
+    host, port = host_and_port(address, least_port=0)
     try:
-        family, kind, _, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
@@ -170,9 +162,11 @@ async def _tick(hub: Hub, running: Serving, service: _Service) -> None:
     is_drained = False
     while True:
         await asyncio.sleep(TICK_S)
-        service.note_held()
+        for session in service.sessions.values():
+            session.note_held()
         hub.tick()
-        service.check_links()
+        for session in service.sessions.values():
+            session.link.check()
         if hub.is_over and not is_drained:
             is_drained = True
             await running.drain()
@@ -182,28 +176,13 @@ class _Service:
     """The two rpcs."""
 
     def __init__(self, hub: Hub, experiment_json: str, *, wants_identity: bool) -> None:
-        self._hub = hub
-        self._wants_identity = wants_identity
+        self._hub, self._wants_identity, self._rule = hub, wants_identity, rule_of(hub)
         self._answer = session_pb2.GetExperimentResponse(run_id=hub.run_id, experiment_json=experiment_json)
-        self._sessions: dict[asyncio.Task[Any], HostSession] = {}
-        self._rule = rule_of(hub)
+        self.sessions: dict[asyncio.Task[Any], HostSession] = {}
         note_links(hub, self._rule)
         self.unknown = UnknownPeers(hub.rules.hosts + MOST_UNKNOWN)
 
-    def handlers(self) -> grpc.GenericRpcHandler:
-        """Generic handlers; Join's frames stay bytes."""
-        request, response = session_pb2.GetExperimentRequest, session_pb2.GetExperimentResponse
-        rpcs: dict[str, Any] = {
-            "GetExperiment": grpc.unary_unary_rpc_method_handler(
-                self._get_experiment,
-                request_deserializer=request.FromString,
-                response_serializer=response.SerializeToString,
-            ),
-            "Join": grpc.stream_stream_rpc_method_handler(self._join),
-        }
-        return grpc.method_handlers_generic_handler(SERVICE, rpcs)
-
-    async def _get_experiment(self, request: session_pb2.GetExperimentRequest, context: Any) -> session_pb2.GetExperimentResponse:
+    async def get_experiment(self, request: session_pb2.GetExperimentRequest, context: Any) -> session_pb2.GetExperimentResponse:
         if self._wants_identity and (why := not_named(context, request.host)) is not None:
             await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, request.host, why)
         if request.HasField("finding"):
@@ -212,8 +191,10 @@ class _Service:
         if request.protocol != PROTOCOL_VERSION:
             reason = f"host {short_name(request.host)!r} speaks protocol {request.protocol}, wanted {PROTOCOL_VERSION}"
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, request.host, reason)
-        if self._hub.is_over:
-            await context.abort(grpc.StatusCode.ABORTED, f"run {self._hub.run_id} has ended")
+        if (end := self._hub.state.finish) is not None:
+            if end.finish.failed:
+                await context.abort(grpc.StatusCode.ABORTED, f"run {self._hub.run_id} has ended")
+            self._answer.outcome = end.finish.outcome
         if self._rule is not None:
             await call(self._rule, LoopClock(), request.ByteSize(), self._answer.ByteSize())
         return self._answer
@@ -222,30 +203,20 @@ class _Service:
         self._hub.turned_away(name, reason)
         await context.abort(code, reason[:MAX_REASON_CHARS])
 
-    async def _join(self, _: Any, context: Context) -> None:
+    async def join(self, _: Any, context: Context) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - gRPC runs every rpc in a task
         session = HostSession(self._hub, context, self._rule, self.unknown, wants_identity=self._wants_identity)
-        self._sessions[task] = session
+        self.sessions[task] = session
         try:
             await session.run()
         finally:
-            del self._sessions[task]
-
-    def note_held(self) -> None:
-        """Hosts whose frames are held back here are heard."""
-        for session in self._sessions.values():
-            session.note_held()
-
-    def check_links(self) -> None:
-        """Gives up the streams of hosts that have stopped reading."""
-        for session in self._sessions.values():
-            session.link.check()
+            del self.sessions[task]
 
     async def close(self) -> None:
         """Ends all sessions and waits for their tasks, which gRPC itself does not wait for."""
-        for session in self._sessions.values():
+        for session in self.sessions.values():
             session.link.close("UNAVAILABLE", "the parent is stopping")
-        if self._sessions:
-            await asyncio.wait(tuple(self._sessions), timeout=STOP_GRACE_S)
+        if self.sessions:
+            await asyncio.wait(tuple(self.sessions), timeout=STOP_GRACE_S)
         await self.unknown.close(STOP_GRACE_S)

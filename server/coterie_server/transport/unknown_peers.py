@@ -1,8 +1,8 @@
-"""Admission of unknown peers to a gRPC server: how many streams they may have, for how long, and how much is kept for them.
+"""Bounds what unknown peers of a gRPC server may use: the number and time of their streams, and their memory.
 
-A peer is unknown until its hello is accepted. Hosts that have joined must not notice what such peers do, so their number and memory are
-bounded: where there are too many, the oldest goes first, since who means well is gone in a moment. What does not even speak HTTP/2 is left
-to gRPC's own limits (`coterie_server.transport.serve`).
+A peer is unknown until its hello is accepted. Such peers must not disturb hosts that have joined. Where there are too many, the oldest is
+rejected first, since a proper host is unknown only for a moment. Peers that do not speak HTTP/2 meet gRPC's own limits
+(`coterie_server.transport.serve`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 import grpc
 
-MOST_UNKNOWN = 32  # beside the hosts of the run, who may all come at once. gRPC keeps up to a frame for each
-MOST_BYTES = 128 << 20  # that unfinished hellos may take together
-_REST = 2.0  # so many times as long as it took to parse a large frame of theirs, unknown peers wait for the next one
+MOST_UNKNOWN = 32  # besides the hosts of the run, which may all come at once. gRPC keeps up to a frame for each
+MOST_BYTES = 128 << 20  # of all unfinished hellos together
+_REST = 2.0  # after a large frame of an unknown peer, the next one waits this many times as long as its parsing took
 
 
 @dataclass(eq=False)
@@ -34,14 +34,11 @@ class UnknownPeers:
     """All unknown peers of one server, `most` at once."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
         self._peers: dict[UnknownPeer, None] = {}  # in the order of arrival
-        self._n_bytes = 0
-        self._parsing = asyncio.Lock()
-        self.is_closed = False
+        self._most, self._n_bytes, self._parsing, self.is_closed = most, 0, asyncio.Lock(), False
 
     def add(self, give_up: Callable[[str], None]) -> UnknownPeer:
-        """A stream begins; `give_up` will be called with a reason if it must end before it has ended by itself."""
+        """A stream begins; `give_up` is called with a reason if it must end."""
         if len(self._peers) >= self._most:
             self._reject(next(iter(self._peers)), f"more than {self._most} streams are without a hello, and this one is the oldest")
         peer = UnknownPeer(give_up, asyncio.current_task())
@@ -66,7 +63,7 @@ class UnknownPeers:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """A large frame is parsed while the block runs: one at a time, and with rests, so that most of the time is the hosts'."""
+        """A large frame is parsed while the block runs: one at a time, and with rests, so that hosts have most of the time."""
         loop = asyncio.get_running_loop()
         async with self._parsing:
             start = loop.time()
@@ -76,7 +73,7 @@ class UnknownPeers:
                 await asyncio.sleep(_REST * (loop.time() - start))
 
     async def close(self, seconds: float) -> None:
-        """Rejects all, and waits that long for their tasks, which gRPC itself does not wait for."""
+        """Rejects all, and waits so many seconds for their tasks, which gRPC itself does not wait for."""
         self.is_closed = True
         tasks = [peer.task for peer in self._peers if peer.task is not None]
         for peer in tuple(self._peers):
@@ -90,19 +87,17 @@ class UnknownPeers:
 
 
 class UnaryLimits(grpc.aio.ServerInterceptor):
-    """Bounds rpcs of one request: at most `longest_s` seconds each for the request to come and the answer to be taken.
+    """Bounds rpcs of one request: at most `longest_s` seconds for the request to come, and for the answer to be taken.
 
-    gRPC itself waits for both without an end. Streams of answers (the health service's Watch) stay until there are too many unknown peers.
-    `turned_away` is told who is given up, and why.
+    gRPC itself waits for both without a limit. Streams of answers (the health service's Watch) stay until there are too many unknown peers.
+    `turned_away` receives the peers that are rejected, and why.
     """
 
     def __init__(self, peers: UnknownPeers, longest_s: float, turned_away: Callable[[str], None]) -> None:
         self._peers, self._longest_s, self._turned_away = peers, longest_s, turned_away
 
     async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
         """The rpc's handler within the limits; that of a stream of requests has its own."""
         handler = await continuation(handler_call_details)
@@ -157,7 +152,7 @@ class UnaryLimits(grpc.aio.ServerInterceptor):
 
 
 async def ended(context: Any, code: grpc.StatusCode, reason: str) -> None:
-    """Ends the rpc with a status. CancelledError where a write that the other side never took leaves no place for one."""
+    """Ends the rpc with a status. CancelledError where an unfinished write makes that impossible."""
     try:
         await context.abort(code, reason)
     except grpc.aio.AbortError:

@@ -11,7 +11,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import Final, Literal
 
 import numpy as np
@@ -48,12 +47,6 @@ def truth(cell: str) -> float | None:
     return 1.0 if word in TRUE or word == "1" else 0.0 if word in FALSE or word == "0" else None
 
 
-@lru_cache
-def _grouped(thousands: str, decimal: str) -> re.Pattern[str]:
-    between, point = re.escape(thousands), re.escape(decimal)
-    return re.compile(rf"[+-]?[1-9][0-9]{{0,2}}({between}[0-9]{{3}})+({point}[0-9]*)?([eE][+-]?[0-9]+)?")
-
-
 @dataclass(frozen=True)
 class Spelling:
     """How a table writes numbers and missing values."""
@@ -73,7 +66,8 @@ class Spelling:
         """The finite number in a cell, or None."""
         text = cell.strip()
         if self.thousands is not None and self.thousands in text:
-            if _grouped(self.thousands, self.decimal).fullmatch(text) is None:
+            between, point = re.escape(self.thousands), re.escape(self.decimal)
+            if not re.fullmatch(rf"[+-]?[1-9][0-9]{{0,2}}({between}[0-9]{{3}})+({point}[0-9]*)?([eE][+-]?[0-9]+)?", text):
                 return None
             text = text.replace(self.thousands, "")
         if self.decimal != ".":
@@ -88,7 +82,7 @@ class Spelling:
 
     def numbers(self, cells: Sequence[str]) -> Array | None:
         """(n,) the numbers of many cells, NaN for missing ones; None if any cell is something else. Fast for whole blocks."""
-        if self.has_numeric_missing or self.thousands is not None:
+        if self.thousands is not None or any(self.number(word) is not None for word in self.missing):  # some number is a code for missing
             return self._each(cells)
         text = "\0".join(cells)
         if "_" in text:
@@ -102,11 +96,6 @@ class Spelling:
             return values if np.isfinite(values).all() else self._with_missing(cells)
         except ValueError:
             return self._with_missing(cells)
-
-    @property
-    def has_numeric_missing(self) -> bool:
-        """Whether some number is a code for a missing value."""
-        return any(self.number(word) is not None for word in self.missing)
 
     def _with_missing(self, cells: Sequence[str]) -> Array | None:
         """As `numbers`, for numbers with a decimal point and missing cells."""

@@ -1,18 +1,15 @@
 """Reads CSV files as a stream. Rows of users that were not requested are skipped; only their width and user name are checked."""
 
-from __future__ import annotations
-
 import csv
 import gzip
+import itertools
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coterie.errors import ConfigError
 from coterie.experiment.columns import DELIMITERS, Dialect
@@ -20,73 +17,45 @@ from coterie.findings import Finding
 from coterie.text.names import normal
 from coterie_client.data.paths import DataFile
 from coterie_client.data.tables.cells import Spelling, other_spelling
-from coterie_client.data.tables.rows import Chunk, Codes, codes_of
+from coterie_client.data.tables.rows import Block, Chunk, TableFile
 
 _ROWS = 1024  # per block
 
 
-@dataclass(frozen=True)
-class _Block:
-    """Rows, stored by column."""
+class _Rows(Block):
+    columns: Mapping[str, Sequence[str]]
 
-    header: Sequence[str]
-    lines: NDArray[np.int64]
-    columns: Sequence[Sequence[str]]
-    spelling: Spelling
+    def texts(self, column: str) -> Sequence[str]:
+        return self.columns[column]
 
-    def coded(self, column: str) -> tuple[list[str | None], Codes]:
-        names, codes = codes_of(self.columns[self.header.index(column)])
-        return [None if self.spelling.is_missing(name) else name for name in names], codes
-
-    def chunks(self, columns: Sequence[str], texts: Collection[str]) -> dict[str, Chunk]:
-        found, place = {}, {name: number for number, name in enumerate(self.header)}
-        for column in columns:
-            if column in self.header:
-                cells = self.columns[place[column]]
-                values = None if column in texts else self.spelling.numbers(cells)
-                found[column] = Chunk(texts=cells) if values is None else Chunk(values)
-        return found
+    def cells(self, column: str) -> Chunk:
+        cells = self.texts(column)
+        values = self.spelling.numbers(cells)
+        return Chunk(texts=cells) if values is None else Chunk(values)
 
 
-@dataclass
-class _File:
-    """A file whose header has been read."""
+def _blocks(file: DataFile, header: Sequence[str], lines: Iterator[tuple[int, list[str]]], spelling: Spelling) -> Iterator[Block]:
+    def checked() -> Iterator[tuple[int, list[str]]]:
+        for line, cells in lines:
+            if len(cells) != len(header):
+                found = f"{file.label} line {line} has {len(cells)} fields"
+                raise ConfigError(f"{found}, want the {len(header)} of the header", Finding("T8"))
+            yield line, cells
 
-    file: DataFile
-    header: list[str]
-    lines: Iterator[tuple[int, list[str]]]
-    spelling: Spelling
-    known: dict[str, str]
-    hint: str
-    n_header_lines: int
-
-    def blocks(self, columns: Sequence[str], texts: Collection[str]) -> Iterator[_Block]:  # noqa: ARG002 - all cells are read anyway
-        width = len(self.header)
-        rows: list[list[str]] = []
-        at: list[int] = []
-        for line, cells in self.lines:
-            if len(cells) != width:
-                raise ConfigError(f"{self.file.label} line {line} has {len(cells)} fields, want the {width} of the header", Finding("T8"))
-            rows.append(cells)
-            at.append(line)
-            if len(rows) == _ROWS:
-                yield self._block(rows, at)
-                rows, at = [], []
-        if rows:
-            yield self._block(rows, at)
-
-    def _block(self, rows: list[list[str]], at: list[int]) -> _Block:
-        return _Block(self.header, np.array(at), list(zip(*rows, strict=True)), self.spelling)
+    rows = checked()
+    while some := list(itertools.islice(rows, _ROWS)):
+        columns = dict(zip(header, zip(*(cells for _, cells in some), strict=True), strict=True))
+        yield _Rows(columns, np.array([line for line, _ in some]), spelling)
 
 
 @contextmanager
-def opened(file: DataFile, dialect: Dialect, spelling: Spelling) -> Iterator[_File]:
+def opened(file: DataFile, dialect: Dialect, spelling: Spelling) -> Iterator[TableFile]:
     """A file with its header. ConfigError for a file that is not text, or uses another delimiter."""
     lines = lines_of(file, dialect)
     if dialect.names is not None:
-        yield _File(file, list(dialect.names), lines, spelling, {}, "", 0)
+        yield TableFile(dialect.names, _blocks(file, dialect.names, lines, spelling))
         return
-    n_lines, header = next(lines)
+    _, header = next(lines)
     if len(header) == 1:
         _check_delimiter(file, header[0], next(lines, (0, []))[1], dialect)
         lines = lines_of(file, dialect)  # start again, with the row just read
@@ -95,7 +64,7 @@ def opened(file: DataFile, dialect: Dialect, spelling: Spelling) -> Iterator[_Fi
     hint = ""
     if any(spelling.number(name) is not None for name in header):
         hint = ": the first line must be a header, or data.csv.names says what the columns are called"
-    yield _File(file, header, lines, spelling, {}, hint, n_lines)
+    yield TableFile(header, _blocks(file, header, lines, spelling), hint=hint)
 
 
 def _check_delimiter(file: DataFile, header: str, first: Sequence[str], dialect: Dialect) -> None:
@@ -117,26 +86,23 @@ def lines_of(file: DataFile, dialect: Dialect) -> Iterator[tuple[int, list[str]]
     quoting = {"quoting": csv.QUOTE_NONE} if dialect.quote is None else {"quotechar": dialect.quote}
     try:
         with open_text(file.path, encoding) as text:
-            source = text if dialect.comment is None else _without_comments(text, dialect.comment)
+            sign = dialect.comment  # comments become empty lines, so that all other lines keep their numbers
+            source = text if sign is None else ("\n" if line.startswith(sign) else line for line in text)
             reader = csv.reader(source, strict=True, delimiter=dialect.delimiter, **quoting)
             for cells in reader:
                 if cells:
                     n_lines += 1
                     yield reader.line_num, cells
     except csv.Error as error:
-        raise ConfigError(
-            f"{file.label} line {reader.line_num}: {error}, want text in columns between {dialect.delimiter!r}",
-            Finding("T1"),
-        ) from error
+        said = f"{file.label} line {reader.line_num}: {error}, want text in columns between {dialect.delimiter!r}"
+        raise ConfigError(said, Finding("T1")) from error
     except UnicodeDecodeError as error:
         found = f"{file.label}{_first_bad_line(file.path, encoding)} has the byte {error.object[error.start]:#04x} at the wrong place"
-        raise ConfigError(
-            f"{found}, want {_shown(dialect.encoding)}, or data.csv.encoding", Finding("T9", place="data.csv.encoding")
-        ) from error
+        shown = dialect.encoding.upper() if dialect.encoding.startswith("utf") else dialect.encoding
+        raise ConfigError(f"{found}, want {shown}, or data.csv.encoding", Finding("T9", place="data.csv.encoding")) from error
     except UnicodeError as error:
-        raise ConfigError(
-            f"{file.label} is not {dialect.encoding} ({error}), want data.csv.encoding", Finding("T9", place="data.csv.encoding")
-        ) from error
+        said = f"{file.label} is not {dialect.encoding} ({error}), want data.csv.encoding"
+        raise ConfigError(said, Finding("T9", place="data.csv.encoding")) from error
     except (OSError, EOFError, zlib.error) as error:
         found = f"{file.label} cannot be read ({getattr(error, 'strerror', None) or error})"
         raise ConfigError(f"{found}, want .csv or .csv.gz text", Finding("T1")) from error
@@ -150,11 +116,6 @@ def open_text(path: Path, encoding: str) -> IO[str]:
     return opener(path, "rt", encoding=encoding, newline="")
 
 
-def _without_comments(text: IO[str], sign: str) -> Iterator[str]:
-    """Comments become empty lines, so that all other lines keep their numbers."""
-    return ("\n" if line.startswith(sign) else line for line in text)
-
-
 def _first_bad_line(path: Path, encoding: str) -> str:
     """ " line N" for the first line that the encoding cannot decode; "" if the encoding does not split into lines by bytes."""
     opener = gzip.open if path.suffix == ".gz" else open
@@ -165,7 +126,3 @@ def _first_bad_line(path: Path, encoding: str) -> str:
             except UnicodeError:
                 return f" line {number}" if encoding.startswith(("utf-8", "ascii", "cp", "iso", "latin")) else ""
     return ""
-
-
-def _shown(encoding: str) -> str:
-    return encoding.upper() if encoding.startswith("utf") else encoding

@@ -1,7 +1,5 @@
 """The types of rows in memory: numbers as float64, images as uint8 with channels first, symbol sequences as int64."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np
@@ -15,16 +13,13 @@ Channels = Literal["first", "last", "none"]
 _CHANNELS = (1, 3, 4)
 
 
-def reading_of(array: NDArray[Any]) -> Reading:
-    """The default for an array (n, ...): tables and floats are numbers, other arrays are bytes if uint8, else symbols."""
-    if array.ndim <= 2 or array.dtype.kind == "f":
-        return "numbers"
-    return "bytes" if array.dtype == np.uint8 else "symbols"
-
-
 def as_rows(array: NDArray[Any], what: str, read_as: Reading | None = None, channels: Channels | None = None) -> NDArray[Any]:
-    """The features of rows (n, ...) of integers or floats. `what` names them in messages."""
-    reading = reading_of(array) if read_as is None else read_as
+    """The features of rows (n, ...) of integers or floats. `what` names them in messages.
+
+    By default, tables and floats are numbers, other arrays are bytes if uint8, else symbols.
+    """
+    default = "numbers" if array.ndim <= 2 or array.dtype.kind == "f" else "bytes" if array.dtype == np.uint8 else "symbols"
+    reading = read_as or default
     if reading == "bytes":
         if array.dtype != np.uint8:
             raise ConfigError(f"{what} has dtype {array.dtype}, want uint8 to be read as bytes")

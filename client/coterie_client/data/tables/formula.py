@@ -4,8 +4,6 @@ A formula comes from the coordinator, and formulaic evaluates Python in it. So o
 functions of one row. Functions of many rows (center, scale, bs, poly) are refused, because hosts would differ.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import re
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 from coterie.arrays import Array
 from coterie.errors import ConfigError
 from coterie.experiment.features import Feature
+from coterie.extras import needed
 from coterie.findings import Finding
 
 FUNCTIONS: Final = ("log", "log2", "log10", "exp", "I")
@@ -99,7 +98,12 @@ def _columns_in(formula: str, expression: str) -> tuple[list[str], str | None]:
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in functions]
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            _check_function(formula, node)
+            name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
+            if name in _STATEFUL:
+                why = "which depends on the rows of a host, so that hosts would differ"
+                raise _wrong(formula, f"has {name}(), {why}: want data.standardize, or a function of one row")
+            if name not in FUNCTIONS or len(node.args) != 1 or node.keywords:
+                raise _wrong(formula, f"has {name}(), want C() or one of {', '.join(f'{function}()' for function in FUNCTIONS)}")
         elif isinstance(node, ast.Constant):
             if isinstance(node.value, bool) or not isinstance(node.value, int | float) or abs(node.value) > _MOST:
                 raise _wrong(formula, f"has {ast.unparse(node)}, want columns and numbers")
@@ -110,15 +114,6 @@ def _columns_in(formula: str, expression: str) -> tuple[list[str], str | None]:
     return [node.id for node in names], None
 
 
-def _check_function(formula: str, call: ast.Call) -> None:
-    name = call.func.id if isinstance(call.func, ast.Name) else ast.unparse(call.func)
-    if name in _STATEFUL:
-        why = "which depends on the rows of a host, so that hosts would differ"
-        raise _wrong(formula, f"has {name}(), {why}: want data.standardize, or a function of one row")
-    if name not in FUNCTIONS or len(call.args) != 1 or call.keywords:
-        raise _wrong(formula, f"has {name}(), want C() or one of {', '.join(f'{function}()' for function in FUNCTIONS)}")
-
-
 def _check_power(formula: str, node: ast.BinOp) -> None:
     """ConfigError for any power but a column to a small constant: large powers of whole numbers exhaust memory."""
     power, has_column = node.right, any(isinstance(part, ast.Name) for part in ast.walk(node.left))
@@ -127,9 +122,7 @@ def _check_power(formula: str, node: ast.BinOp) -> None:
 
 
 def terms(
-    formula: str,
-    numbers: Mapping[str, Array],
-    categories: Mapping[str, tuple[Sequence[str], NDArray[np.int32]]],
+    formula: str, numbers: Mapping[str, Array], categories: Mapping[str, tuple[Sequence[str], NDArray[np.int32]]]
 ) -> tuple[tuple[Feature, ...], Array]:
     """The features (n, p) of a formula, without its intercept, which the problem adds if it has one.
 
@@ -169,13 +162,7 @@ def _columns_of(matrix: Any, name: str) -> str:
 
 
 def _formulaic(formula: str) -> Any:
-    # Imported late: formulaic is optional, and loads pandas.
-    try:
-        import formulaic  # noqa: PLC0415
-    except ImportError:
-        wanted = 'want `pip install "coterie[data]"`'
-        raise ConfigError(f"there is a formula ({formula!r}) and formulaic is not installed, {wanted}", Finding("T21")) from None
-    return formulaic
+    return needed("formulaic", "data", f"the formula {formula!r} needs formulaic", finding=Finding("T21"))  # which loads pandas
 
 
 def _first_line(error: Exception) -> str:

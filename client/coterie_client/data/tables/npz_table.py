@@ -3,8 +3,6 @@
 Labels are read whole. Features are read and checked only for the rows of requested users.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
 from coterie.experiment.data import Encoded, NpzData
-from coterie.experiment.source import USER
+from coterie.experiment.settings import USER
 from coterie.findings import Finding
 from coterie.text.names import check_name
 from coterie_client.data.archive import Archive, Header
@@ -50,33 +48,30 @@ def _pool(config: NpzData, file: DataFile, data_dir: Path | None) -> Pool:
 
 
 def _rows_of(config: NpzData, file: DataFile, *, is_test: bool = False, test: Pool | None = None) -> Pool:
-    """The training rows, or the test rows, as a pool."""
     archive = Archive(file)
     user = None
-    if file.user is None and config.is_by_user and (not is_test or _tests_know_users(config)):
+    # With a partition and no `test_user`, test rows may go to anyone.
+    if file.user is None and config.is_by_user and (not is_test or config.partition is None or config.test_user is not None):
         user = (config.test_user or config.user) if is_test else config.user
     n_rows = _n_rows(config, archive, user, is_test)
     users: dict[str, Indices] | None = None if file.user is None else {file.user: np.arange(n_rows)}
     clusters: dict[str, str] = {}
     if user is not None:
-        users = _users(archive, user, n_rows)
+        users = rows_by_user(_labels(archive, user, n_rows))
+        for name, rows in users.items():
+            check_name(name, f"{archive.label} row {rows[0] + 1}, array {user!r}")
     if config.cluster is not None and users is not None and not is_test:
         of_row = _labels(archive, config.cluster, n_rows)
         clusters = {name: one_cluster(name, of_row, rows, file.label) for name, rows in users.items()}
-    rows = _images(config.encoded, archive, n_rows) if config.encoded else _features(config, archive, n_rows, is_test)
+    features = _images(config.encoded, archive, n_rows) if config.encoded else _features(config, archive, n_rows, is_test)
     target_name = (config.test_target or config.target) if is_test else config.target
     target = np.zeros(n_rows) if target_name is None else _numbers(archive, target_name, n_rows)
 
     def checked(indices: Indices) -> NDArray[Any]:
         check_finite(target[indices][:, np.newaxis], indices, [str(target_name)], file.label)
-        return rows(indices)
+        return features(indices)
 
     return Pool(file.label, target, checked, users, clusters, test=test)
-
-
-def _tests_know_users(config: NpzData) -> bool:
-    """Whether test rows belong to named users. With a partition and no `test_user` they may go to anyone."""
-    return config.partition is None or config.test_user is not None
 
 
 def _n_rows(config: NpzData, archive: Archive, user: str | None, is_test: bool) -> int:
@@ -96,19 +91,11 @@ def _n_rows(config: NpzData, archive: Archive, user: str | None, is_test: bool) 
     return n_rows
 
 
-def _users(archive: Archive, name: str, n_rows: int) -> dict[str, Indices]:
-    users = rows_by_user(_labels(archive, name, n_rows))
-    for user, rows in users.items():
-        check_name(user, f"{archive.label} row {rows[0] + 1}, array {name!r}")
-    return users
-
-
 def _features_name(config: NpzData, is_test: bool) -> str:
     return (config.test_features or config.features) if is_test else config.features
 
 
 def _features(config: NpzData, archive: Archive, n_rows: int, is_test: bool) -> Rows:
-    """A function from row numbers to features."""
     name = _features_name(config, is_test)
     header = _header(archive, name, "iuf", "integers or floating-point numbers")
     if len(header.shape) < 2 or header.shape[0] != n_rows:
@@ -148,16 +135,14 @@ def _numbers(archive: Archive, name: str, n_rows: int) -> Array:
     header = _header(archive, name, "iuf", "integers or floating-point numbers")
     if header.shape != (n_rows,):
         raise _wrong_shape(archive, name, header, f"({n_rows},)")
-    numbers: Array = archive.read(name).astype(np.float64)
-    return numbers
+    return archive.read(name).astype(np.float64)
 
 
 def _labels(archive: Archive, name: str, n_rows: int) -> NDArray[np.str_]:
     header = _header(archive, name, "iuU", "integers or text")
     if header.shape != (n_rows,):
         raise _wrong_shape(archive, name, header, f"({n_rows},)")
-    labels: NDArray[np.str_] = archive.read(name).astype(np.str_)
-    return labels
+    return archive.read(name).astype(np.str_)
 
 
 def _header(archive: Archive, name: str, kinds: str, wanted: str) -> Header:

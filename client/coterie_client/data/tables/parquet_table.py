@@ -4,91 +4,69 @@ Column types come from the file: integers, floats, decimals, booleans, dates and
 it. Of other users' rows only the user name is checked. pyarrow is imported on first use.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coterie.arrays import Array
 from coterie.errors import ConfigError
+from coterie.extras import needed
 from coterie.findings import Finding
 from coterie.text.names import normal
 from coterie_client.data.paths import DataFile
-from coterie_client.data.tables.cells import MICROSECONDS_A_DAY
-from coterie_client.data.tables.rows import Chunk, Codes, codes_of
+from coterie_client.data.tables.cells import MICROSECONDS_A_DAY, Spelling
+from coterie_client.data.tables.rows import Block, Chunk, Codes, TableFile, as_text
 
 
 @dataclass(frozen=True)
-class _Group:
+class _Group(Block):
     """A row group; columns are read on demand."""
 
-    file: DataFile
+    label: str
     table: Any  # pyarrow.parquet.ParquetFile
     group: int
-    stored: dict[str, str]  # normalised column name -> name in the file
-    start: int
-    n_rows: int
 
-    @cached_property
-    def lines(self) -> NDArray[np.int64]:
-        return np.arange(self.start + 1, self.start + self.n_rows + 1)
+    def texts(self, column: str) -> Sequence[str]:
+        return _as_text(self._read(column)).texts
+
+    def cells(self, column: str) -> Chunk:
+        return _as_numbers(self.label, self._read(column))
 
     def coded(self, column: str) -> tuple[list[str | None], Codes]:
-        pa = _pyarrow(self.file.label)[0]
-        values = self._read([column])[column]
-        kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
-        if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            said = f"{self.file.label}, column {column!r} has type {values.type}, want integers or text"
+        pa, kind = _pyarrow(self.label), self.table.schema_arrow.field(self.columns[column]).type
+        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_integer(plain) or pa.types.is_string(plain) or pa.types.is_large_string(plain)):
+            said = f"{self.label}, column {column!r} has type {kind}, want integers or text"
             raise ConfigError(said, Finding("T15", place="data.user_column"))
-        names, codes = codes_of(values.to_pylist())
-        return [None if name is None or name == "" else str(name) for name in names], codes
+        return super().coded(column)
 
-    def chunks(self, columns: Sequence[str], texts: Collection[str]) -> dict[str, Chunk]:
-        present = [column for column in columns if column in self.stored]
-        if not present:
-            return {}
-        read = self._read(present)
-        return {name: _as_text(values) if name in texts else _as_numbers(self.file, values) for name, values in read.items()}
-
-    def _read(self, columns: Sequence[str]) -> dict[str, Any]:
-        block = self.table.read_row_group(self.group, columns=[self.stored[column] for column in columns])
-        return {column: block.column(self.stored[column]) for column in columns}
+    def _read(self, column: str) -> Any:
+        stored = self.columns[column]
+        return self.table.read_row_group(self.group, columns=[stored]).column(stored)
 
 
-@dataclass
-class _File:
-    file: DataFile
-    table: Any
-    header: list[str]
-    known: dict[str, str]
-    hint: str = ""
-
-    def blocks(self, columns: Sequence[str], texts: Collection[str]) -> Iterator[_Group]:  # noqa: ARG002 - read when they are asked for
-        stored = dict(zip(self.header, self.table.schema_arrow.names, strict=True))
-        start = 0
-        for group in range(self.table.num_row_groups):
-            n_rows = self.table.metadata.row_group(group).num_rows
-            if n_rows:
-                yield _Group(self.file, self.table, group, stored, start, n_rows)
-            start += n_rows
+def _groups(label: str, table: Any, header: Sequence[str], spelling: Spelling) -> Iterator[Block]:
+    start, stored = 1, dict(zip(header, table.schema_arrow.names, strict=True))
+    for group in range(table.num_row_groups):
+        n_rows = table.metadata.row_group(group).num_rows
+        if n_rows:
+            yield _Group(stored, np.arange(start, start + n_rows), spelling, label, table, group)
+        start += n_rows
 
 
 @contextmanager
-def opened(file: DataFile) -> Iterator[_File]:
+def opened(file: DataFile, spelling: Spelling) -> Iterator[TableFile]:
     """A file with its columns. Damage found later also raises ConfigError."""
-    pa, pq = _pyarrow(file.label)
+    pa = _pyarrow(file.label)
     try:
-        with pq.ParquetFile(file.path) as table:
+        with _needed("pyarrow.parquet", file.label).ParquetFile(file.path) as table:
             header = [normal(name) for name in table.schema_arrow.names]
             known = {name: _kind(pa, field.type) for name, field in zip(header, table.schema_arrow, strict=True)}
-            yield _File(file, table, header, known)
+            yield TableFile(header, _groups(file.label, table, header, spelling), known)
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{file.label} cannot be read ({error}), want a Parquet file", Finding("T1")) from error
 
@@ -110,8 +88,8 @@ def _plain(values: Any) -> Any:
     return values.cast(values.type.value_type) if hasattr(values.type, "value_type") and hasattr(values.type, "index_type") else values
 
 
-def _as_numbers(file: DataFile, values: Any) -> Chunk:
-    pa = _pyarrow(file.label)[0]
+def _as_numbers(label: str, values: Any) -> Chunk:
+    pa = _pyarrow(label)
     values = _plain(values)
     kind = _kind(pa, values.type)
     if pa.types.is_decimal(values.type):
@@ -134,21 +112,12 @@ def _floats(values: Any) -> Array:
 
 
 def _as_text(values: Any) -> Chunk:
-    return Chunk(texts=["" if cell is None else _text(cell) for cell in _plain(values).to_pylist()])
+    return Chunk(texts=["" if cell is None else as_text(cell) for cell in _plain(values).to_pylist()])
 
 
-def _text(cell: Any) -> str:
-    if isinstance(cell, float):  # whole numbers become floats if one is missing
-        return "" if math.isnan(cell) else str(int(cell)) if cell.is_integer() else repr(cell)
-    return str(cell).lower() if isinstance(cell, bool) else str(cell)
+def _pyarrow(label: str) -> Any:
+    return _needed("pyarrow", label)  # which takes tens of megabytes
 
 
-def _pyarrow(label: str) -> tuple[Any, Any]:
-    # Imported late: pyarrow is optional, and takes tens of megabytes.
-    try:
-        import pyarrow as pa  # noqa: PLC0415
-        import pyarrow.parquet as pq  # noqa: PLC0415
-    except ImportError as error:
-        said = f'{label} is a Parquet file and pyarrow is not installed, want `pip install "coterie[data]"`'
-        raise ConfigError(said, Finding("T21")) from error
-    return pa, pq
+def _needed(module: str, label: str) -> Any:
+    return needed(module, "data", f"{label}, a Parquet file, needs pyarrow", finding=Finding("T21"))

@@ -4,86 +4,53 @@ A file is read whole. Types come from the file. Labelled values are read as text
 pandas and pyreadstat are imported on first use.
 """
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coterie.arrays import Array
 from coterie.errors import ConfigError
+from coterie.extras import needed, not_installed
 from coterie.findings import Finding
 from coterie.text.names import normal
 from coterie_client.data.paths import DataFile
-from coterie_client.data.tables.cells import MICROSECONDS_A_DAY
-from coterie_client.data.tables.rows import Chunk, Codes, codes_of
+from coterie_client.data.tables.cells import MICROSECONDS_A_DAY, Spelling
+from coterie_client.data.tables.rows import Block, Chunk, TableFile, as_text
 
 _CALLED: Final = {"stata": "a Stata file", "spss": "an SPSS file"}
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """All rows of a file."""
+class _Rows(Block):
+    def texts(self, column: str) -> Sequence[str]:
+        return _texts(self.columns[column])
 
-    label: str
-    series: dict[str, Any]  # by normalised column name
-    n_rows: int
-
-    @property
-    def lines(self) -> NDArray[np.int64]:
-        return np.arange(1, self.n_rows + 1)
-
-    def coded(self, column: str) -> tuple[list[str | None], Codes]:
-        names, codes = codes_of([None if text == "" else text for text in _texts(self.series[column])])
-        return [None if name is None else str(name) for name in names], codes
-
-    def chunks(self, columns: Sequence[str], texts: Collection[str]) -> dict[str, Chunk]:
-        present = [column for column in columns if column in self.series]
-        return {name: Chunk(texts=_texts(self.series[name])) if name in texts else _chunk(self.series[name]) for name in present}
-
-
-@dataclass
-class _File:
-    label: str
-    header: list[str]
-    known: dict[str, str]
-    rows: _Rows
-    hint: str = ""
-
-    def blocks(self, columns: Sequence[str], texts: Collection[str]) -> Iterator[_Rows]:  # noqa: ARG002 - all are there
-        if self.rows.n_rows:
-            yield self.rows
+    def cells(self, column: str) -> Chunk:
+        return _chunk(self.columns[column])
 
 
 @contextmanager
-def opened(source: str, file: DataFile) -> Iterator[_File]:
+def opened(file: DataFile, source: str, spelling: Spelling) -> Iterator[TableFile]:
     """A file of source `stata` or `spss`."""
     frame = _frame(source, file)
     header = [normal(str(name)) for name in frame.columns]
     series = {name: frame.iloc[:, place] for place, name in enumerate(header)}
-    yield _File(file.label, header, {name: _kind(values) for name, values in series.items()}, _Rows(file.label, series, len(frame)))
+    rows = [_Rows(series, np.arange(1, len(frame) + 1), spelling)] if len(frame) else []
+    yield TableFile(header, rows, {name: _kind(values) for name, values in series.items()})
 
 
 def _frame(source: str, file: DataFile) -> Any:
-    """The file as a data frame. ConfigError if a library is missing, or the file is damaged."""
-    try:
-        import pandas as pd  # noqa: PLC0415 - tens of megabytes, and an optional dependency
-    except ImportError as error:
-        said = f"{file.label} is {_CALLED[source]} and pandas is not installed, want `pip install pandas`"
-        raise ConfigError(said, Finding("T21")) from error
+    """The file as a data frame of pandas, which takes tens of megabytes. ConfigError if a library is missing, or the file is damaged."""
+    pd = needed("pandas", "", f"{file.label}, {_CALLED[source]}, needs pandas", package="pandas", finding=Finding("T21"))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about labels that only some of the values have
             return pd.read_spss(file.path) if source == "spss" else _stata(pd, file.path)
     except ImportError as error:
-        said = f"{file.label} is {_CALLED[source]} and pyreadstat is not installed, want `pip install pyreadstat`"
-        raise ConfigError(said, Finding("T21")) from error
+        raise not_installed(f"{file.label}, {_CALLED[source]}, needs pyreadstat", "pyreadstat", Finding("T21")) from error
     except Exception as error:  # pandas may raise anything for a damaged file
         raise ConfigError(f"{file.label} cannot be read ({error}), want {_CALLED[source]}", Finding("T1")) from error
 
@@ -116,10 +83,4 @@ def _texts(values: Any) -> list[str]:
     """Each value as text, "" if missing. Whole numbers have no decimals: these programs store numeric user names as floats."""
     cells = values.astype(object).to_numpy()
     is_missing = values.isna().to_numpy()
-    return ["" if missing else _text(cell) for cell, missing in zip(cells, is_missing.tolist(), strict=True)]
-
-
-def _text(cell: Any) -> str:
-    if isinstance(cell, float):
-        return str(int(cell)) if cell.is_integer() else repr(cell)
-    return str(cell).strip()
+    return ["" if missing else as_text(cell).strip() for cell, missing in zip(cells, is_missing.tolist(), strict=True)]

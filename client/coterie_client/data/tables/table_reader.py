@@ -1,14 +1,8 @@
-"""Reads the users of a table, in any format: the user of each row, the columns in use, and notes on what was left out.
-
-A format opens a file as a `TableFile`, which has a header and yields rows in blocks.
-"""
-
-from __future__ import annotations
+"""Reads the users of a table, in any format: the user of each row, the columns in use, and notes on what was left out."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -16,34 +10,28 @@ from coterie.errors import ConfigError
 from coterie.experiment.columns import Levels
 from coterie.findings import Finding, Role
 from coterie.text.names import check_name, normal
-from coterie_client.data.notes import Note
+from coterie.text.quoting import some
 from coterie_client.data.paths import DataFile
-from coterie_client.data.reading import Reading
 from coterie_client.data.split import hold_out, n_test_rows
 from coterie_client.data.tables.cells import Spelling
-from coterie_client.data.tables.faults import MOST_LISTED, Fault, error_of
-from coterie_client.data.tables.heads import Roles, Table, check_header, check_user_column, modes_of, no_rows, roles_of, same_cluster
-from coterie_client.data.tables.rows import Block, Codes, ColumnRows, Kept, joined
+from coterie_client.data.tables.heads import (
+    MOST_LISTED,
+    Fault,
+    Roles,
+    Table,
+    check_header,
+    check_user_column,
+    error_of,
+    modes_of,
+    no_rows,
+    roles_of,
+    same_cluster,
+)
+from coterie_client.data.tables.rows import Block, Codes, ColumnRows, Kept, TableFile, joined
 from coterie_client.data.tables.typed import Typed, decided, typed
-from coterie_client.data.users import UserData, UserHead
+from coterie_client.data.users import Note, Reading, UserData, UserHead
 
 _MOST_NAMED = 12  # columns in a note
-
-
-class TableFile(Protocol):
-    @property
-    def header(self) -> Sequence[str]: ...
-
-    @property
-    def known(self) -> Mapping[str, str]:
-        """Types that the file declares."""
-
-    @property
-    def hint(self) -> str:
-        """What may be wrong with the file if a column is missing; ends the message."""
-
-    def blocks(self, columns: Sequence[str], texts: Collection[str]) -> Iterator[Block]:
-        """Its rows with these columns; cells of columns in `texts` are text."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +43,6 @@ class Format:
 
 @dataclass
 class _Table:
-    """The state while files are read."""
-
     config: Table
     roles: Roles
     names: Collection[str] | None  # the users asked for
@@ -113,7 +99,7 @@ def load_rows(config: Table, roles: Roles, file: DataFile, how: Format) -> Typed
 
 def _notes(label: str, table: _Table, kinds: Mapping[str, str], unused: Sequence[str], n_dropped: int) -> Iterator[Note]:
     if unused:
-        names = _listed(unused)
+        names = some(unused, _MOST_NAMED)
         said = f"{label}: column {names} is not used" if len(unused) == 1 else f"{label}: {len(unused)} columns are not used: {names}"
         yield Note(
             f"{said} (data.columns can say what {'it is' if len(unused) == 1 else 'they are'}, or ignore)",
@@ -129,13 +115,6 @@ def _notes(label: str, table: _Table, kinds: Mapping[str, str], unused: Sequence
         yield Note(f"{label}: {columns} converted to numbers: {shown}", Finding("T19", count=len(converted)))
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")
-
-
-# ---- reading
-
-
 def _read(
     config: Table, files: Sequence[DataFile], how: Format, names: Collection[str] | None, *, keep_values: bool, roles: Roles | None = None
 ) -> tuple[_Table, str, list[str]]:
@@ -145,8 +124,13 @@ def _read(
         check_user_column(files[0].label, config, per_user=files[0].user is not None)
         check_header(files[0].label, first.header, roles, first.hint)
         modes = modes_of(files[0].label, config, roles, first.header, first.known)
-        _check_named_columns(files[0].label, first.header, modes, roles)
-        unused = _unused(config, roles, first.header, modes)
+        if "" in modes:
+            said = f"{files[0].label}: column {first.header.index('') + 1} has no name, want a name, or feature_columns to be listed"
+            raise ConfigError(said, Finding("T2"))
+        if not any(name != roles.target for name in modes):
+            raise ConfigError(f"{files[0].label}: 0 numeric columns are left for features, want at least one", Finding("T13"))
+        used = {*roles.users, *roles.clusters, *modes}
+        unused = [repr(column) for column in first.header if column not in used and config.columns.get(column) != "ignore"]
     columns = {name: ColumnRows(mode) for name, mode in modes.items()} if keep_values else {}
     table = _Table(config, roles, names, Kept(columns, how.spelling, how.what, roles.named))
     needs_all = any(_is_of_all_rows(config, name, column) for name, column in columns.items())
@@ -156,7 +140,10 @@ def _read(
         if is_mine or needs_all:
             _read_file(file, how, table, absent, is_mine=is_mine)
     label = files[0].label if len(files) == 1 else config.path
-    _check_absent(table, absent)
+    for column, error in absent:  # of files of this host
+        found = table.kept.columns[column]
+        if found.mode != "found" or found.tally.found not in ("text", "empty"):
+            raise error
     return table, label, unused
 
 
@@ -165,37 +152,20 @@ def _is_of_all_rows(config: Table, name: str, column: ColumnRows) -> bool:
     return column.mode == "found" or (column.mode == "category" and not isinstance(config.columns.get(name), Levels))
 
 
-def _unused(config: Table, roles: Roles, header: Sequence[str], modes: Mapping[str, str]) -> list[str]:
-    used = {*roles.users, *roles.clusters, *modes}
-    return [repr(column) for column in header if column not in used and config.columns.get(column) != "ignore"]
-
-
-def _check_named_columns(label: str, header: Sequence[str], modes: Mapping[str, str], roles: Roles) -> None:
-    if "" in modes:
-        said = f"{label}: column {header.index('') + 1} has no name, want a name, or feature_columns to be listed"
-        raise ConfigError(said, Finding("T2"))
-    if not any(name != roles.target for name in modes):
-        raise ConfigError(f"{label}: 0 numeric columns are left for features, want at least one", Finding("T13"))
-
-
 def _read_file(file: DataFile, how: Format, table: _Table, absent: list[tuple[str, ConfigError]], *, is_mine: bool) -> None:
     """Reads one file. If it holds another host's user, only its column types are read, as far as possible."""
     kept, roles = table.kept, table.roles
     try:
         with how.opened(file) as opened:
             check_header(file.label, opened.header, roles, opened.hint)
-            there = set(opened.header)
-            lacking = [column for column in kept.columns if column not in there]
+            lacking = [column for column in kept.columns if column not in opened.header]
             if lacking and not is_mine:
                 return
             for column in lacking:
                 said = f"{file.label}: column {column!r} is missing, found {', '.join(map(repr, opened.header))}{opened.hint}"
                 absent.append((column, ConfigError(said, Finding("T2"))))
             has_rows = False
-            present = [column for column in kept.columns if column in there]
-            others = [*roles.users, *roles.clusters]
-            texts = {*others, *(name for name in present if kept.columns[name].mode == "category")}
-            for block in opened.blocks([*others, *present], texts):
+            for block in opened.blocks:
                 has_rows = True
                 _add_block(file, table, block, is_mine=is_mine)
             if not has_rows:
@@ -205,14 +175,6 @@ def _read_file(file: DataFile, how: Format, table: _Table, absent: list[tuple[st
             raise
 
 
-def _check_absent(table: _Table, absent: Sequence[tuple[str, ConfigError]]) -> None:
-    """ConfigError if a file of this host lacks a used column."""
-    for column, error in absent:
-        found = table.kept.columns[column]
-        if found.mode != "found" or found.tally.found not in ("text", "empty"):
-            raise error
-
-
 def _add_block(file: DataFile, table: _Table, block: Block, *, is_mine: bool) -> None:
     lines = block.lines
     if table.roles.users:
@@ -220,7 +182,7 @@ def _add_block(file: DataFile, table: _Table, block: Block, *, is_mine: bool) ->
         of_name = np.array([_user_code(file, table, parts, number, at, lines) for number, parts in enumerate(names)], np.int32)
         codes = of_name[at]
     else:
-        codes = np.full(len(lines), _code_of(table, file.user or "") if is_mine else -1, np.int32)
+        codes = np.full(len(lines), table.kept.code_of(file.user or "") if is_mine else -1, np.int32)
     is_kept = codes >= 0
     nameless = codes == -2
     if nameless.any():
@@ -231,10 +193,6 @@ def _add_block(file: DataFile, table: _Table, block: Block, *, is_mine: bool) ->
         table.kept.counts[int(code)] = table.kept.counts.get(int(code), 0) + int(n)
     if table.kept.columns:
         table.kept.add(file.label, block, codes, is_kept)
-
-
-def _code_of(table: _Table, name: str) -> int:
-    return table.kept.users.setdefault(name, len(table.kept.users))
 
 
 def _user_code(file: DataFile, table: _Table, parts: tuple[str | None, ...], number: int, at: Codes, lines: np.ndarray) -> int:
@@ -248,7 +206,7 @@ def _user_code(file: DataFile, table: _Table, parts: tuple[str | None, ...], num
     for column, part in zip(table.roles.users, map(str, parts), strict=True):
         where = f"{file.label} {table.kept.what} {row}, column {column!r}"
         _check_part(part, where, "user", is_level=len(parts) > 1)
-    return _code_of(table, name) if table.names is None or name in table.names else -1
+    return table.kept.code_of(name) if table.names is None or name in table.names else -1
 
 
 def _check_part(name: str, where: str, role: Role, *, is_level: bool) -> None:

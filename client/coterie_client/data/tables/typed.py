@@ -4,8 +4,6 @@ Missing cells are refused, or dropped with their rows, or left as NaN for means 
 Rows keep the order of their file. A category becomes one feature per level, except for the first level, the reference.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,9 +20,7 @@ from coterie.findings import Finding, Role
 from coterie.text.quoting import quoted
 from coterie_client.data.tables import formula
 from coterie_client.data.tables.cells import Spelling, day, truth
-from coterie_client.data.tables.column_types import Tally
-from coterie_client.data.tables.faults import MOST_LISTED, Fault, error_of
-from coterie_client.data.tables.heads import Roles, Table, no_type
+from coterie_client.data.tables.heads import MOST_LISTED, Fault, Roles, Table, error_of, no_type
 from coterie_client.data.tables.rows import Chunk, Kept
 
 MOST_LEVELS: Final = 10_000  # of a category
@@ -65,7 +61,11 @@ def decided(roles: Roles, kept: Kept, label: str, unused: list[str]) -> dict[str
             continue
         found = column.tally.found
         if (key := column.tally.respelled) is not None:
-            raise _respelled(label, name, column.tally, key)
+            n, what = column.tally.spelled.total(), "a decimal comma" if key == "decimal" else "a thousands sign"
+            looks = "1 cell looks like a number" if n == 1 else f"{n} cells look like numbers"
+            said = f"{label}: column {name!r}: {looks} with {what}, such as {quoted(column.tally.example)}"
+            wanted = f"want data.csv.{key}, or data.columns to say what the column is"
+            raise ConfigError(f"{said}: {wanted}", Finding("T9", place=f"data.csv.{key}"))
         if name in roles.named:
             if found == "text":
                 raise no_type(f"{label}: column {name!r} is text", roles.named[name], name)
@@ -79,14 +79,6 @@ def decided(roles: Roles, kept: Kept, label: str, unused: list[str]) -> dict[str
         why = f" (not used: {', '.join(unused[:MOST_LISTED])})" if unused else ""
         raise ConfigError(f"{label}: 0 numeric columns are left for features{why}, want at least one", Finding("T13"))
     return kinds
-
-
-def _respelled(label: str, name: str, tally: Tally, key: str) -> ConfigError:
-    n, what = tally.spelled.total(), "a decimal comma" if key == "decimal" else "a thousands sign"
-    looks = "1 cell looks like a number" if n == 1 else f"{n} cells look like numbers"
-    cells = f"column {name!r}: {looks} with {what}"
-    wanted = f"want data.csv.{key}, or data.columns to say what the column is"
-    return ConfigError(f"{label}: {cells}, such as {quoted(tally.example)}: {wanted}", Finding("T9", place=f"data.csv.{key}"))
 
 
 def typed(label: str, config: Table, roles: Roles, kept: Kept, kinds: dict[str, str]) -> Typed:
@@ -165,9 +157,6 @@ def _encoded(config: Table, columns: Sequence[Column]) -> Iterator[Array]:
 def _has_indicator(config: Table, column: Column) -> bool:
     """Decided without looking at these rows: all hosts must have the same features."""
     return config.missing == "indicator" and (config.indicator_columns is None or column.name in config.indicator_columns)
-
-
-# ---- cells into numbers
 
 
 def _numbers(name: str, kind: str, role: Role, kept: Kept, faults: list[Fault]) -> Column:

@@ -1,11 +1,10 @@
-"""`coterie export`: the metrics of a run for other tools, each against its rounds and against the bytes that they had cost by then.
+"""`coterie export`: the metrics of a run for other tools, against rounds and against bytes.
 
-A target is told what the run holds, again and again while it is followed, and adds what it does not have yet: an export that was
-interrupted goes on where it was, and one that is repeated changes nothing.
+A target receives the whole run each time and adds what it does not have yet. So an interrupted export can be continued, and a repeated one
+changes nothing.
 """
 
-from __future__ import annotations
-
+import importlib
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -21,8 +20,6 @@ _REST = 10.0  # times as long as a look has taken, so that a large ledger is not
 
 
 class Target(Protocol):
-    """Where metrics go."""
-
     def add(self, points: Points) -> int:
         """Adds what it does not have yet; how many values these were. RunError when it cannot be written."""
         ...
@@ -46,13 +43,8 @@ def export(folder: Path, to: str, output: str, *, follow: bool, sleep: Callable[
 
 
 def _target(to: str, output: str, points: Points) -> AbstractContextManager[Target]:
-    # Both libraries are extras, and slow to import.
-    if to == "tensorboard":
-        from coterie_deploy.read.export.to_tensorboard import tensorboard  # noqa: PLC0415
-
-        return tensorboard(Path(output), points)
-    if to == "mlflow":
-        from coterie_deploy.read.export.to_mlflow import mlflow_run  # noqa: PLC0415
-
-        return mlflow_run(output, points)
-    raise ConfigError(f"--to is {to!r}, want one of {', '.join(TARGETS)}")
+    if to not in TARGETS:
+        raise ConfigError(f"--to is {to!r}, want one of {', '.join(TARGETS)}")
+    module = importlib.import_module(f"coterie_deploy.read.export.to_{to}")  # its library is an extra, and slow to import
+    found: AbstractContextManager[Target] = module.target(output, points)
+    return found

@@ -1,14 +1,12 @@
-"""What is exported of a run: for each stage its figures round by round, the time of each round, and the useful wire bytes by then.
+"""What is exported of a run: for each stage its figures round by round, the time of each round, and the useful wire bytes so far.
 
-Bytes inside clusters arrive with the aggregators' books, at the end: of a run with aggregators no bytes are given before it has finished.
-What a stage sends after its last round is booked there, so the latest round of a stage under way is not given yet. The relative gap is left
-out where it is relative to the best value so far, which changes.
+With aggregators, bytes are exported only after the run: the bytes inside clusters arrive with the aggregators' books. The latest round of a
+stage under way is not exported yet, because later messages may be booked in it. A relative gap to the best value so far is left out: that
+value changes.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from coterie.errors import ConfigError
 from coterie.record.ledger import DOWN, UP
 from coterie_deploy.read.ledger_page import status_of
 from coterie_deploy.read.run_tables import reading
+from coterie_deploy.read.shipped import by_dotted_key
 from coterie_server.record import summary
 from coterie_server.record.curves import GAP, curves
 from coterie_server.record.rundb import read_run
@@ -29,8 +28,6 @@ BY_ROUND, BY_BYTES = "by_round", "by_bytes"
 
 @dataclass(frozen=True)
 class StagePoints:
-    """One stage."""
-
     name: str
     rounds: Indices  # (t,) ascending
     at: Array  # (t,) seconds since the epoch
@@ -39,10 +36,6 @@ class StagePoints:
     costs: Mapping[str, Indices]  # (t,) bytes so far, by direction; empty while nobody knows
     results: Mapping[str, float]  # the closing figures
     has_ended: bool
-
-    def values_of(self, place: int) -> dict[str, float]:
-        """The figures of the round at this place."""
-        return {name: float(values[place]) for name, values in self.figures.items() if not np.isnan(values[place])}
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ class Points:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes, unless the run is resumed."""
+        """Whether the run has ended."""
         return self.facts["status"] != "running"
 
     @property
@@ -68,7 +61,8 @@ class Points:
         """All values of the experiment by dotted key, without its description; lists are JSON."""
         content = json.loads(self.facts["experiment"])
         del content["description"]
-        return {key: json.dumps(value) if isinstance(value, list) else value for key, value in _flat(content)}
+        given = {key: value for key, value in by_dotted_key(content).items() if value is not None}
+        return {key: json.dumps(value) if isinstance(value, list) else value for key, value in given.items()}
 
 
 def points_of(folder: Path) -> Points:
@@ -88,30 +82,11 @@ def points_of(folder: Path) -> Points:
             made = curves(connection, stage)
             at = dict(connection.execute("SELECT round, at FROM rounds WHERE stage = ?", (stage.number,)))
             last = made.rounds[-1] if stage.outcome else made.rounds[-1] - 1
-            chosen = np.array(
-                [place for place, number in enumerate(made.rounds.tolist()) if 0 < number <= last and number in at], dtype=np.int64
-            )
+            listed = [place for place, number in enumerate(made.rounds.tolist()) if 0 < number <= last and number in at]
+            chosen = np.array(listed, dtype=np.int64)
             figures = {name: values[chosen] for name, values in made.figures.items() if name != GAP or with_gap}
             costs = {f"bytes_{way}": made.bytes_by(direction=way)[chosen].astype(np.int64) for way in (UP, DOWN)} if knows_bytes else {}
-            rounds = made.rounds[chosen]
-            stages.append(
-                StagePoints(
-                    stage.name,
-                    rounds,
-                    np.array([at[number] for number in rounds.tolist()], dtype=np.float64),
-                    np.sum([*costs.values()], axis=0) if costs else None,
-                    figures,
-                    costs,
-                    stage.results,
-                    bool(stage.outcome),
-                )
-            )
+            rounds, n_bytes = made.rounds[chosen], np.sum([*costs.values()], axis=0) if costs else None
+            times = np.array([at[number] for number in rounds.tolist()], dtype=np.float64)
+            stages.append(StagePoints(stage.name, rounds, times, n_bytes, figures, costs, stage.results, bool(stage.outcome)))
     return Points(folder, facts, began_at, tuple(stages))
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            yield f"{prefix}{key}", value

@@ -1,11 +1,9 @@
 """A run of MLflow for a run of Coterie: parameters are the settings of the experiment, metrics the figures of its rounds.
 
-STAGE/FIGURE has rounds for steps, STAGE/FIGURE.by_bytes the useful wire bytes by then, STAGE/result.FIGURE what the stage has left. Tags
-say which run of Coterie it is, and how it stands; that is how a later export finds the run again, and goes on where it was: of each metric
-it adds what comes after the values that are there.
+The steps of STAGE/FIGURE are rounds, those of STAGE/FIGURE.by_bytes useful wire bytes; STAGE/result.FIGURE is a closing figure. Tags have
+the id and the status of Coterie's run, so a later export finds the run again and adds the values that are missing.
 
-`output` is a folder (MLflow's file store) or any tracking URI that the installed MLflow can write to. Nothing goes anywhere else: MLflow's
-own usage statistics are off.
+`output` is a folder (MLflow's file store) or any tracking URI that the installed MLflow can write to. MLflow's usage statistics are off.
 """
 
 from __future__ import annotations
@@ -23,22 +21,18 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, RunError
+from coterie.extras import extra
 from coterie_deploy.read.export.points import BY_BYTES, Points, StagePoints
 from coterie_deploy.read.shipped import FROZEN
 
-# Read when mlflow is imported, and later. A server that is not there is given up after seconds, and not minutes.
+# Read when mlflow is imported, and later. A missing server is given up after seconds instead of minutes.
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = os.environ["DO_NOT_TRACK"] = "true"
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-try:
+with extra("mlflow", "mlflow", "--to mlflow needs mlflow-skinny"):
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param, RunTag
     from mlflow.exceptions import MlflowException
-except ModuleNotFoundError as error:
-    if error.name != "mlflow":
-        raise
-    sentence = "--to mlflow needs mlflow-skinny, which is not installed: install the extra, pip install 'coterie[mlflow]'"
-    raise ConfigError(sentence) from None
 
 _TAG = "coterie.run_id"
 _REPORT = "report.html"
@@ -50,38 +44,32 @@ _STATUS = {"finished": "FINISHED", "running": "RUNNING", "stopped": "KILLED"}  #
 
 
 @contextlib.contextmanager
-def mlflow_run(output: str, points: Points) -> Iterator[MlflowRun]:
+def target(output: str, points: Points) -> Iterator[MlflowRun]:
     """The run of MLflow, which is begun at need. ConfigError when there can be none at this place."""
     if len(urlsplit(output).scheme) < 2:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # or it asks for a database
         output = Path(output).absolute().as_uri()
     try:
         client = MlflowClient(tracking_uri=output)
-        run_id = _found(client, points) or _begun(client, points)
+        run_id = _run_of(client, points)
     except (MlflowException, ImportError, OSError) as error:
         raise ConfigError(f"MLflow cannot write to {output}: {_first_line(error)}") from None
     yield MlflowRun(client, run_id)
 
 
-def _found(client: Any, points: Points) -> str | None:
-    """The id of the run of MLflow for this run of Coterie, if there is one."""
-    experiment = client.get_experiment_by_name(points.facts["name"])
-    runs = [] if experiment is None else client.search_runs([experiment.experiment_id], f"tags.`{_TAG}` = '{points.run_id}'")
-    return str(runs[0].info.run_id) if runs else None
-
-
-def _begun(client: Any, points: Points) -> str:
+def _run_of(client: Any, points: Points) -> str:
+    """The id of MLflow's run for this run of Coterie, which it creates if necessary."""
     name = points.facts["name"]
     experiment = client.get_experiment_by_name(name)
     experiment_id = client.create_experiment(name) if experiment is None else experiment.experiment_id
+    if runs := client.search_runs([experiment_id], f"tags.`{_TAG}` = '{points.run_id}'"):
+        return str(runs[0].info.run_id)
     tags = {_TAG: points.run_id, "coterie.version": points.facts["version"]}
     run = client.create_run(experiment_id, start_time=_milliseconds(points.began_at), tags=tags, run_name=points.folder.name)
     return str(run.info.run_id)
 
 
 class MlflowRun:
-    """A target of `coterie export`."""
-
     def __init__(self, client: Any, run_id: str) -> None:
         self._client, self._run_id = client, run_id
         self._n_there: dict[str, int] = {}  # values of each metric
@@ -102,7 +90,7 @@ class MlflowRun:
 
     def _describe(self, points: Points) -> None:
         """Settings and the frozen experiment; the same values may be given again."""
-        settings = [Param(key, _as_text(value)) for key, value in points.settings.items()]
+        settings = [Param(key, str(value)[:_LONGEST]) for key, value in points.settings.items()]
         for start in range(0, len(settings), _PARAMS):
             self._client.log_batch(self._run_id, params=settings[start : start + _PARAMS], synchronous=True)
         self._client.log_artifact(self._run_id, str(points.folder / FROZEN))
@@ -130,7 +118,7 @@ class MlflowRun:
             yield Metric(key, float(value), _milliseconds(float(moment)), int(step))
 
     def _stand(self, points: Points) -> None:
-        """How the run stands; when it is over, and what then belongs to it."""
+        """The status of the run, and after its end the files that belong to it."""
         status = points.facts["status"]
         tags = [RunTag("coterie.status", status[:_LONGEST]), RunTag("coterie.attempt", points.facts["attempt"])]
         self._client.log_batch(self._run_id, tags=tags, synchronous=True)
@@ -141,10 +129,6 @@ class MlflowRun:
         ended = max((float(stage.at[-1]) for stage in points.stages if stage.rounds.size), default=points.began_at)
         word = status.partition(":")[0].partition(",")[0]
         self._client.set_terminated(self._run_id, _STATUS.get(word, "FAILED"), _milliseconds(ended))
-
-
-def _as_text(value: Any) -> str:
-    return str(value)[:_LONGEST]
 
 
 def _milliseconds(seconds: float) -> int:

@@ -1,11 +1,10 @@
 """TensorBoard event files, without TensorFlow: a folder for each stage, which TensorBoard shows as a run.
 
-FIGURE/by_round has rounds for steps, FIGURE/by_bytes the useful wire bytes by then, result/FIGURE what the stage has left; the experiment
-is a text and, as hyper-parameters, a session in the folder itself. Values are float32, as TensorBoard keeps them. Times are those of the
-rounds.
+The steps of FIGURE/by_round are rounds, those of FIGURE/by_bytes useful wire bytes; result/FIGURE is a closing figure. The experiment is a
+text and, as hyper-parameters, a session in the folder itself. Values are float32, as TensorBoard keeps them. Times are those of the rounds.
 
-One file for each stage is appended to. `coterie-export.json` says which run this is, how much of each file is good, and which round is its
-last: what an export that was killed has written beyond is cut off, and written again.
+Each stage has one file, to which exports append. `coterie-export.json` has the id of the run, and for each file its valid length and last
+round. Bytes that a killed export wrote beyond that length are cut off and written again.
 """
 
 from __future__ import annotations
@@ -19,21 +18,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from coterie.errors import ConfigError, RunError
+from coterie.extras import extra
 from coterie.record.files import written_whole
 from coterie_deploy.read.export.points import BY_BYTES, BY_ROUND, Points, StagePoints
 
-try:
+with extra("tensorboard", "tensorboard", "--to tensorboard needs tensorboard"):
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
     from tensorboard.plugins.text.summary_v2 import text_pb
     from tensorboard.summary.writer.record_writer import RecordWriter
-except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] != "tensorboard":
-        raise
-    sentence = "--to tensorboard needs tensorboard, which is not installed: install the extra, pip install 'coterie[tensorboard]'"
-    raise ConfigError(sentence) from None
 
 STATE = "coterie-export.json"
 _LOCK = "coterie-export.lock"
@@ -43,7 +40,7 @@ _ROOT = ""  # the "stage" of what is about the whole run
 
 @dataclass
 class _Written:
-    """How far the file of a stage is."""
+    """The state of the file of a stage."""
 
     file: str  # in the folder
     n_bytes: int = 0  # that are good
@@ -53,11 +50,9 @@ class _Written:
 
 
 @contextlib.contextmanager
-def tensorboard(folder: Path, points: Points) -> Iterator[EventFiles]:
-    """The event files of a run, in a folder that is new, empty, or holds what an earlier export of the same run has left.
-
-    ConfigError for any other.
-    """
+def target(output: str, points: Points) -> Iterator[EventFiles]:
+    """The event files of a run. ConfigError unless the folder is new, empty, or has an earlier export of the same run."""
+    folder = Path(output)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         is_used = any(path.name != _LOCK for path in folder.iterdir())
@@ -92,8 +87,6 @@ def _state_in(folder: Path, run_id: str) -> dict[str, _Written]:
 
 
 class EventFiles:
-    """A target of `coterie export`."""
-
     def __init__(self, folder: Path, run_id: str, stages: dict[str, _Written]) -> None:
         self._folder, self._run_id, self._stages = folder, run_id, stages
 
@@ -121,7 +114,7 @@ class EventFiles:
         return n_values
 
     def _append(self, stage: str, at: float, events: Iterable[Any]) -> int:
-        """Appends to the file of a stage, which is begun at need; how many values."""
+        """Appends to the file of a stage, which it creates if necessary; the number of values."""
         n_values = 0
         if stage not in self._stages:
             path = self._folder / stage / f"events.out.tfevents.{at:.0f}.coterie"
@@ -129,7 +122,7 @@ class EventFiles:
             self._stages[stage] = _Written(os.fspath(path.relative_to(self._folder)))
         written = self._stages[stage]
         with (self._folder / written.file).open("ab") as file:
-            file.truncate(written.n_bytes)  # what is beyond is of an export that was killed before it could say so
+            file.truncate(written.n_bytes)  # cuts off what a killed export wrote
             file.seek(0, os.SEEK_END)
             records = RecordWriter(file)
             if not written.n_bytes:
@@ -145,7 +138,8 @@ class EventFiles:
 
 def _events(stage: StagePoints, written: _Written) -> Iterator[Any]:
     for place, number in enumerate(stage.rounds.tolist()):
-        values, at = stage.values_of(place), float(stage.at[place])
+        values = {name: float(values[place]) for name, values in stage.figures.items() if not np.isnan(values[place])}
+        at = float(stage.at[place])
         if values and number > written.rounds:
             yield _event(at, number, {f"{name}/{BY_ROUND}": value for name, value in values.items()})
         if values and stage.n_bytes is not None and number > written.rounds_by_bytes:

@@ -4,8 +4,6 @@ It is for methods what scikit-learn's `check_estimator` is for estimators: a tab
 tests run the same table on our own methods.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import tempfile
@@ -17,7 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from coterie.errors import ConfigError, CoterieError
-from coterie.experiment.config import Experiment, apply_overrides, experiment_from, experiment_to_json
+from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
+from coterie.experiment.overrides import apply_overrides
 from coterie.text.quoting import quoted
 from coterie.text.suggestions import suggestion
 from coterie_deploy.studies.check.federations import CASES, Case, cases_of
@@ -46,24 +45,29 @@ def check_method(
     changes: Sequence[str] = (),
     output: Path | None = None,
     on_check: Callable[[Check], None] | None = None,
+    on_verdict: Callable[[Checked], None] | None = None,
 ) -> list[Checked]:
     """Checks a method on a small federation that suits it, or on that of an experiment, whose data paths start in `data`.
 
     `only` are names of checks, `seed` draws who is killed and when, `changes` are of the form "method.penalty=0.05". The runs are kept in
-    `output`. `on_check` receives each check before it starts. No event loop may be running. ConfigError for an unknown method or
-    check, and for an experiment that is wrong.
+    `output`. `on_check` receives each check before it starts, `on_verdict` its verdict after it. No event loop may be running. ConfigError
+    for an unknown method or check, and for an experiment that is wrong.
     """
-    case = next(iter(cases_of(method).values())) if isinstance(method, str) else case_on(method, data)
-    wanted = chosen(only)
+    case, wanted = next(iter(cases_of(method).values())) if isinstance(method, str) else case_on(method, data), chosen(only)
     with _folder(output) as folder:
         try:
-            trial = Trial(replace(case, changes=changes), folder, seed)
+            trial = Trial(replace(case, changes=(*case.changes, *changes)), folder, seed)
         except ConfigError as error:
             if method in CASES or not isinstance(method, str) or changes:
                 raise
-            advice = "the small federation has no settings for it: give them with --set method.KEY=VALUE, or a federation with --experiment"
-            raise ConfigError(f"{error}; {advice}") from error
-        return list(_verdicts(trial, wanted, on_check))
+            no_settings = "the small federation has no settings for it: give them with --set method.KEY=VALUE"
+            raise ConfigError(f"{error}; {no_settings}, or in checked_with of its METHOD, or a federation with --experiment") from error
+        found = []
+        for one in _verdicts(trial, wanted, on_check):
+            found.append(one)
+            if on_verdict is not None:
+                on_verdict(one)
+        return found
 
 
 def case_on(experiment: Experiment, data: Path | None = None) -> Case:
@@ -82,7 +86,7 @@ def chosen(only: Sequence[str]) -> list[Check]:
 
 
 def verdict(check: Check, trial: Trial) -> Checked:
-    """Runs one check. Whatever the method raises is a failure of it."""
+    """Runs one check. Whatever the method raises is a failure."""
     started = time.monotonic()
     state: State = "passed"
     try:
@@ -98,12 +102,11 @@ def verdict(check: Check, trial: Trial) -> Checked:
 
 
 def _verdicts(trial: Trial, wanted: Sequence[Check], on_check: Callable[[Check], None] | None) -> Iterator[Checked]:
-    """A check that builds on one that has failed would fail for the same reason: it is not run."""
+    """A check is not run if it builds on one that has failed, since it would fail for the same reason."""
     broken: set[str] = set()
     for check in wanted:
-        blamed = next((name for name in needed(check) if name in broken), None)
-        if blamed is not None:
-            yield Checked(check, "not applicable", f"it builds on {blamed!r}, which has failed")
+        if blamed := [name for name in needed(check) if name in broken]:
+            yield Checked(check, "not applicable", f"it builds on {blamed[0]!r}, which has failed")
             continue
         if on_check is not None:
             on_check(check)

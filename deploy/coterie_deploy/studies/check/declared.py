@@ -1,7 +1,5 @@
 """Checks of what a method says of itself: its halves, and who learns what."""
 
-from __future__ import annotations
-
 from coterie.errors import CoterieError
 from coterie.experiment.config import Experiment
 from coterie.experiment.reveals import answered_by, is_answered

@@ -1,14 +1,12 @@
 """Small federations to run a method on, with all of their data: each takes a second or so.
 
-`CASES` are those of the methods that come with Coterie, by the method's name, with a variant behind it where one federation is not enough:
-a new method is a new row. For another method `cases_of` chooses by what the method declares.
+`CASES` has those of Coterie's own methods, by the method's name and, if there are several, a variant. A new method is a new row. For other
+methods `cases_of` chooses by what the method declares.
 """
-
-from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,10 @@ from numpy.typing import NDArray
 
 from coterie import registry
 from coterie.errors import ConfigError
-from coterie.experiment.config import Experiment, apply_overrides, experiment_from
+from coterie.experiment.config import Experiment, experiment_from
+from coterie.experiment.overrides import apply_overrides
 from coterie.families.partial import Training
-from coterie.registry import is_method, methods
-from coterie.text.quoting import quoted
-from coterie.text.suggestions import suggestion
+from coterie.registry import is_method, unknown_method
 from coterie_deploy.engines.launch import Launch, launch
 from coterie_server.interface.half import Outcome, server_half
 
@@ -35,7 +32,7 @@ LEAST_SQUARES: Content = {"loss": "least_squares", "l2": 0.1}
 
 @dataclass(frozen=True)
 class Case:
-    """A small federation: `make` gives the experiment with "key.key=value" changes, and writes its data to a folder."""
+    """A small federation: `make` writes its data to a folder, and returns the experiment with "key.key=value" changes."""
 
     make: Make
     data: Path | None = None  # where relative paths of its data start
@@ -61,43 +58,37 @@ def write_labelled(path: Path, n_users: int = N_USERS, rows: int = 14) -> Path:
     """An archive of users whose labels depend on a common projection of their rows, each user with its own order of the labels."""
     rng = np.random.default_rng(3)
     projection = rng.standard_normal((WIDTH, CLASSES))
-    features, target, user = [], [], []
+    users = []
     for number in range(n_users):
         mine = rng.standard_normal((rows + number, WIDTH))
         labels = (mine @ projection).argmax(axis=1)
-        features.append(mine)
-        target.append(rng.permutation(CLASSES)[labels])
-        user += [f"u{number}"] * len(mine)
-    return _saved(path, features, target, user=user)
+        users.append((mine, rng.permutation(CLASSES)[labels]))
+    return _saved(path, users)
 
 
 def write_rows(path: Path, loss: str = "least_squares", n_users: int = 5, rows: int = 10, spread: float = 0.5) -> Path:
     """An archive of users with uneven numbers of rows, and models and scales of their own."""
     rng = np.random.default_rng(4)
     common = rng.standard_normal(N_FEATURES)
-    features, target, user = [], [], []
+    users = []
     for number in range(n_users):
         mine = rng.standard_normal((rows + 4 * number, N_FEATURES)) * (1 + 0.2 * number)
         model = common + spread * rng.standard_normal(N_FEATURES)
-        features.append(mine)
-        target.append(targets_of(loss, mine @ model + 0.3 * rng.standard_normal(len(mine))))
-        user += [f"u{number}"] * len(mine)
-    return _saved(path, features, target, user=user)
+        users.append((mine, targets_of(loss, mine @ model + 0.3 * rng.standard_normal(len(mine)))))
+    return _saved(path, users)
 
 
 def write_clustered(path: Path, n_clusters: int = 3, users_per_cluster: int = 4) -> Path:
     """An archive of users in known clusters, with uneven numbers of rows, and models near those of their cluster."""
     rng = np.random.default_rng(6)
-    features, target, user, cluster = [], [], [], []
+    users, cluster = [], []
     for number in range(n_clusters * users_per_cluster):
         place, own = divmod(number, users_per_cluster)
         centre = np.random.default_rng(place).standard_normal(N_FEATURES)
         mine = rng.standard_normal((6 + number % 5, N_FEATURES))
-        features.append(mine)
-        target.append(mine @ (centre + 0.2 * own * rng.standard_normal(N_FEATURES)) + rng.standard_normal(len(mine)))
-        user += [f"u{number}"] * len(mine)
+        users.append((mine, mine @ (centre + 0.2 * own * rng.standard_normal(N_FEATURES)) + rng.standard_normal(len(mine))))
         cluster += [f"c{place}"] * len(mine)
-    return _saved(path, features, target, user=user, cluster=cluster)
+    return _saved(path, users, cluster=np.array(cluster))
 
 
 def targets_of(loss: str, scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -107,86 +98,52 @@ def targets_of(loss: str, scores: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.floor(np.exp(np.clip(scores, -2.0, 2.0))) if loss == "poisson" else scores
 
 
-def _saved(path: Path, features: list[Any], target: list[Any], **names: list[str]) -> Path:
-    listed = {name: np.array(values) for name, values in names.items()}
-    np.savez(path, features=np.concatenate(features), target=np.concatenate(target), **listed)  # type: ignore[arg-type]
+def _saved(path: Path, users: Sequence[tuple[NDArray[Any], NDArray[Any]]], **more: NDArray[Any]) -> Path:
+    features, target = (np.concatenate(arrays) for arrays in zip(*users, strict=True))
+    user = np.repeat([f"u{number}" for number in range(len(users))], [len(mine) for mine, _ in users])
+    np.savez(path, features=features, target=target, user=user, **more)  # type: ignore[arg-type]
     return path
 
 
 # ---- experiments
 
 
-def small_experiment(method: Content, *, changes: Sequence[str] = (), **extra: Any) -> Experiment:
+def small_experiment(method: Content, **extra: Any) -> Experiment:
     """Nine users in three clusters, on ellipses, with snapshots every few rounds."""
-    content = {
-        "name": "small",
-        "seed": 5,
-        "data": {"source": "ellipses", "users_per_cluster": 3, "test_per_class": 50},
-        "problem": {"loss": "squared_hinge", "l2": 1e-3},
-        "method": dict(method),
-        "snapshots": {"every_rounds": 4},
-        "stop": {"rounds": 30},
-        **extra,
-    }
-    return experiment_from(apply_overrides(content, changes))
+    data = {"source": "ellipses", "users_per_cluster": 3, "test_per_class": 50}
+    own = {"name": "small", "data": data, "problem": {"loss": "squared_hinge", "l2": 1e-3}, "stop": {"rounds": 30}}
+    return _experiment(own, method, 4, **extra)
 
 
-def network_experiment(path: Path, method: Content, *, changes: Sequence[str] = (), **extra: Any) -> Experiment:
+def network_experiment(path: Path, method: Content, **extra: Any) -> Experiment:
     """Seven users with an MLP, snapshots every few rounds."""
-    content = {
-        "name": "networks",
-        "seed": 5,
-        "data": {"source": "npz", "path": str(path), "test_fraction": 0.3},
-        "model": {"name": "mlp", "hidden": [6, 4], "classes": CLASSES},
-        "method": {**_known(method, participation=0.5, optimizer={"lr": 0.05}), **method},
-        "snapshots": {"every_rounds": 3},
-        "stop": {"rounds": 6},
-        **extra,
-    }
-    return experiment_from(apply_overrides(content, changes))
+    model = {"name": "mlp", "hidden": [6, 4], "classes": CLASSES}
+    usual = _known(method, participation=0.5, optimizer={"lr": 0.05})
+    own = {"name": "networks", "data": _archive(path), "model": model, "stop": {"rounds": 6}}
+    return _experiment(own, {**usual, **method}, 3, **extra)
 
 
-def convex_experiment(path: Path, method: Content, *, changes: Sequence[str] = (), **extra: Any) -> Experiment:
+def convex_experiment(path: Path, method: Content, **extra: Any) -> Experiment:
     """Five users with least squares, who descend with minibatches, snapshots every few rounds."""
-    content = {
-        "name": "convex",
-        "seed": 5,
-        "data": {"source": "npz", "path": str(path), "test_fraction": 0.3},
-        "problem": LEAST_SQUARES,
-        "method": {**_known(method, participation=0.5, batch_size=4, optimizer={"lr": 0.05}), **method},
-        "snapshots": {"every_rounds": 3},
-        "stop": {"rounds": 6},
-        **extra,
-    }
-    return experiment_from(apply_overrides(content, changes))
+    usual = _known(method, participation=0.5, batch_size=4, optimizer={"lr": 0.05})
+    own = {"name": "convex", "data": _archive(path), "problem": LEAST_SQUARES, "stop": {"rounds": 6}}
+    return _experiment(own, {**usual, **method}, 3, **extra)
 
 
-def clustered_experiment(path: Path, method: Content, *, changes: Sequence[str] = (), **extra: Any) -> Experiment:
+def clustered_experiment(path: Path, method: Content, **extra: Any) -> Experiment:
     """Twelve users in three known clusters, with least squares."""
-    content = {
-        "name": "clustered",
-        "seed": 4,
-        "data": {"source": "npz", "path": str(path), "cluster": "cluster", "test_fraction": 0.3},
-        "problem": {**LEAST_SQUARES, "intercept": False},
-        "method": dict(method),
-        "snapshots": {"every_rounds": 4},
-        **extra,
-    }
+    data, problem = _archive(path, cluster="cluster"), {**LEAST_SQUARES, "intercept": False}
+    return _experiment({"name": "clustered", "seed": 4, "data": data, "problem": problem}, method, 4, **extra)
+
+
+def _experiment(own: Content, method: Content, every_rounds: int, *, changes: Sequence[str] = (), **extra: Any) -> Experiment:
+    """With a snapshot after so many rounds."""
+    content = {"seed": 5, **own, "method": dict(method), "snapshots": {"every_rounds": every_rounds}, **extra}
     return experiment_from(apply_overrides(content, changes))
 
 
-def linear_experiment(method: Content, *, changes: Sequence[str] = (), **extra: Any) -> Experiment:
-    """Nine users whose regressions share a representation."""
-    content: dict[str, Any] = {
-        "name": "linear",
-        "seed": 2,
-        "data": {"source": "representation", "users": 9, "d": 5, "k": 2, "rows_per_user": 8},
-        "method": {"participation": 0.5, "eta": 0.1, **method},
-        "snapshots": {"every_rounds": 3},
-        "stop": {"rounds": 8},
-        **extra,
-    }
-    return experiment_from(apply_overrides(content, changes))
+def _archive(path: Path, **more: str) -> Content:
+    return {"source": "npz", "path": str(path), "test_fraction": 0.3, **more}
 
 
 def _known(method: Content, **settings: Any) -> dict[str, Any]:
@@ -203,24 +160,24 @@ def pairwise(method: Content, **extra: Any) -> Case:
     return Case(lambda _, changes: small_experiment(method, changes=changes, **{"stop": {"rounds": 12}, **extra}))
 
 
-def clustered(method: Content, **extra: Any) -> Case:
-    """Convex losses, and users in known clusters."""
-    return Case(lambda folder, changes: clustered_experiment(write_clustered(folder / "users.npz"), method, changes=changes, **extra))
+def _with_data(write: Callable[[Path], Path], make: Callable[..., Experiment]) -> Callable[..., Case]:
+    def case(method: Content, **extra: Any) -> Case:
+        return Case(lambda folder, changes: make(write(folder / "users.npz"), method, changes=changes, **extra))
+
+    return case
 
 
-def network(method: Content, **extra: Any) -> Case:
-    """A small network."""
-    return Case(lambda folder, changes: network_experiment(write_labelled(folder / "users.npz"), method, changes=changes, **extra))
-
-
-def descent(method: Content, **extra: Any) -> Case:
-    """Convex losses that users descend, as they do networks."""
-    return Case(lambda folder, changes: convex_experiment(write_rows(folder / "users.npz"), method, changes=changes, **extra))
+clustered = _with_data(write_clustered, clustered_experiment)  # convex losses, and users in known clusters
+network = _with_data(write_labelled, network_experiment)  # a small network
+descent = _with_data(write_rows, convex_experiment)  # convex losses that users descend, as they do networks
 
 
 def linear(**method: Any) -> Case:
-    """A common representation of linear models."""
-    return Case(lambda _, changes: linear_experiment({"name": "fedrep_linear", **method}, changes=changes))
+    """Nine users whose regressions share a representation."""
+    data = {"source": "representation", "users": 9, "d": 5, "k": 2, "rows_per_user": 8}
+    own = {"name": "linear", "seed": 2, "data": data, "stop": {"rounds": 8}}
+    hyper = {"name": "fedrep_linear", "participation": 0.5, "eta": 0.1, **method}
+    return Case(lambda _, changes: _experiment(own, hyper, 3, changes=changes))
 
 
 _COINS = {"iterations": 60, "gamma": 1.0, "p0": 0.3, "p": 0.3}
@@ -229,6 +186,7 @@ _AL2SGD = {"name": "async_al2sgd", **_COINS, "alpha": 0.4, "rho": 0.2}
 _UNEVEN = {"c0": 0.2, "c1": 0.4, "c2": 0.6}
 _STANDARDIZED = {"source": "ellipses", "users_per_cluster": 3, "test_per_class": 9, "standardize": True}
 _FEDREP = {"name": "fedrep", "head_epochs": 1}
+_STACKED = {"name": "mlp", "hidden": [6, 4], "classes": CLASSES, "training": "stacked"}
 _SHORT = {"evaluate_last": 1, "fine_tune": []}
 
 # One of each method whose users share a model that is convex.
@@ -249,13 +207,24 @@ CASES: Mapping[str, Case] = {
     "pdmm paper": pairwise({"name": "pdmm", "penalty": 0.3, "placement": "paper", "order": "jacobi", "start": "zero"}),
     "pdmm paired": pairwise({"name": "pdmm", "penalty": 0.3, "placement": "paper", "sampling": "paired", "primal_fraction": 0.5}),
     "pdmm uniform": pairwise({"name": "pdmm", "penalty": 0.3, "sampling": "uniform", "primal_fraction": 0.5}),
+    "pdmm arrival": pairwise({"name": "pdmm", "penalty": 0.3, "sampling": "arrival", "max_staleness": 0}),
+    "pdmm drawn": pairwise({"name": "pdmm", "penalty": 0.3, "sampling": "arrival", "delays": {"u1": 3}, "evaluate_every": 0}),
+    "pdmm svrg": pairwise({"name": "pdmm", "penalty": 0.3, "x_update": {"name": "svrg", "batch_size": 4}}),
     "pdmm path": pairwise({"name": "pdmm", "path": [0.5, 0.2], "refit": True}, references=["local", "oracle"]),
+    "pdmm graph": pairwise({"name": "pdmm", "path": [0.5, 0.2], "graph": {"neighbours": 2}}),
     "local": pairwise({"name": "local"}),
     "global": pairwise({"name": "global"}, data=_STANDARDIZED),
     "global few": pairwise({"name": "global", "newton_up_to": 1}),
     "oracle": clustered({"name": "oracle"}),
+    "oracle inference": clustered({"name": "oracle"}, inference=True),
     "squared": pairwise({"name": "squared", "penalty": 0.07}),
+    "son_newton": pairwise({"name": "son_newton", "penalty": 0.3}),
+    "son_newton bfgs": pairwise({"name": "son_newton", "penalty": 0.3, "hessian": "bfgs"}),
+    "son_newton path": pairwise(
+        {"name": "son_newton", "path": [0.5, 0.2], "graph": {"neighbours": 2}, "refit": True}, references=["oracle"]
+    ),
     "hlm_exact": clustered({"name": "hlm_exact", "gamma": 1.0, "alpha": 0.4}),
+    "hlm_exact inference": clustered({"name": "hlm_exact", "gamma": 1.0, "lam": 2.0}, references=["local", "global"], inference=True),
     "async_l2gd": clustered({**_L2GD, "collect_models": True, "trace_every": 20}),
     "async_l2gd uneven": clustered({**_L2GD, "alpha": _UNEVEN, "round_iterations": 7}),
     "async_l2gd never": clustered({**_L2GD, "reuse": "never"}),
@@ -265,6 +234,7 @@ CASES: Mapping[str, Case] = {
     "fedrep_linear shared": linear(heads="shared", head_eta=0.05, start="random"),
     "certify": pairwise({"name": "certify", "partition": "known"}),
     "fedrep": network({**_FEDREP, "evaluate_every": 2}),
+    "fedrep stacked": network(_FEDREP, model=_STACKED),
     "fedper": network({"name": "fedper", "evaluate_last": 0}),
     "fedavg": network({"name": "fedavg"}),
     "lg_fedavg": network({"name": "lg_fedavg"}),
@@ -272,6 +242,7 @@ CASES: Mapping[str, Case] = {
     "fedprox": network({"name": "fedprox", **_SHORT}),
     "ditto": network({"name": "ditto", **_SHORT}),
     "scaffold": network({"name": "scaffold", **_SHORT}),
+    "scaffold stacked": network({"name": "scaffold", **_SHORT}, model=_STACKED),
     "apfl": network({"name": "apfl", "adaptive": True, **_SHORT}),
     "pfedme": network({"name": "pfedme", "beta": 0.5, **_SHORT}),
     "fed_mtl": network({"name": "fed_mtl", **_SHORT}),
@@ -292,21 +263,19 @@ def cases_of(name: str) -> dict[str, Case]:
     if rows := {row: case for row, case in CASES.items() if name in (row, row.partition(" ")[0])}:
         return {name: rows[name]} if name in rows and " " in name else rows
     if not is_method(name):
-        raise ConfigError(f"the method {quoted(name)} is unknown, want one of {', '.join(methods())}{suggestion(name, methods())}")
+        raise ConfigError(unknown_method(name))
     return dict(_chosen(name))
 
 
 def _chosen(name: str) -> Iterator[tuple[str, Case]]:
-    """For the kinds of models that the method declares."""
+    """For the kinds of models that the method declares, with the changes that it asks for."""
     method, content = registry.method(name), {"name": name}
     if "network" in method.models:
-        yield name, network(content)
+        yield name, replace(network(content), changes=method.checked_with)
     if "convex" in method.models:
         row = f"{name} convex" if "network" in method.models else name
-        yield (
-            row,
-            descent(content) if issubclass(method.config, Training) else clustered(content) if _has_tiers(name) else pairwise(content),
-        )
+        made = descent if issubclass(method.config, Training) else clustered if _has_tiers(name) else pairwise
+        yield row, replace(made(content), changes=method.checked_with)
 
 
 def _has_tiers(name: str) -> bool:

@@ -1,14 +1,12 @@
-"""Check that what is private is never sent: the frames that leave a host are searched for its rows, and for what its users keep.
+"""Check that nothing private is sent: it searches the frames that leave a host for its rows, and for the private state of its users.
 
-Eight bytes in a row are a mark: one float64, two float32 side by side, four float16, or eight bytes of an image. Numbers that many things
-may be, such as 0, 1 and 0.5, make no mark. As soon as there is private state, it is changed by small random amounts, so nobody else has
-computed the same numbers. What a task has brought is no secret.
+Eight bytes in a row are a mark: one float64, two float32 side by side, four float16, or eight bytes of an image. Common numbers, such as 0,
+1 and 0.5, make no mark. The check changes private state by small random amounts, so nobody else computes the same numbers. What a task has
+brought is no secret.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +15,8 @@ from numpy.typing import NDArray
 from coterie.wire.codec import Encoded
 from coterie_client.hosting.host import Host
 from coterie_client.interface.half import client_half
-from coterie_deploy.engines.loopback import LoopbackLink
 from coterie_deploy.studies.check.trial import Failed, NotApplicable, Trial
-from coterie_deploy.studies.check.world import World
-from coterie_server.session.hub import Hub
+from coterie_deploy.studies.check.world import World, WorldLink
 
 Marks = NDArray[np.uint64]
 
@@ -58,26 +54,25 @@ class Heard(World):
 
     @property
     def has_marks(self) -> bool:
-        """Whether there is anything to recognise."""
         return any(marks.size for marks in self._rows.values())
 
-    def link(self, hub: Hub, host: Host) -> LoopbackLink:
-        """One that is listened to."""
-        return _HeardLink(self, hub, host)
-
-    def before_task(self, host: Host, encoded: Encoded) -> None:
-        """Changes private state as soon as there is any."""
+    def task(self, link: WorldLink, encoded: Encoded) -> None:
+        """Changes private state as soon as there is any, and hands over the task."""
+        host = link.host
         self._hear(host, encoded)
         for room, state in host.states.items():
             if (host.name, room) not in self._changed and (fields := _private_fields(room, state)):
                 self._changed.add((host.name, room))
                 self.fields.update(f"{room}.{name}" for name in fields)
-                changes = {name: self._shaken(getattr(state, name)) for name in fields}
-                host.states[room] = dataclasses.replace(state, **changes)
+                for name in fields:
+                    state = _with(state, name, self._shaken(_value(state, name)))  # noqa: PLW2901
+                host.states[room] = state
+        super().task(link, encoded)
 
-    def heard(self, host: Host, reply: Encoded) -> None:
-        """A reply, and what the host has now."""
-        self._hear(host, reply)
+    def reply(self, link: WorldLink, encoded: Encoded) -> None:
+        """Notes a reply, and what the host has now."""
+        host = link.host
+        self._hear(host, encoded)
         standardised = host.local.users if host.local.users is not host.users else ()
         for what, users in (("the rows", host.users), ("the standardised rows", standardised)):
             for user in users:
@@ -86,15 +81,15 @@ class Heard(World):
         for room, state in host.states.items():
             if (host.name, room) in self._changed:
                 for name in _private_fields(room, state):
-                    self._kept.setdefault(f"{room}.{name} of host {host.name!r}", []).append(_marks_of(getattr(state, name)))
+                    self._kept.setdefault(f"{room}.{name} of host {host.name!r}", []).append(_marks_of(_value(state, name)))
 
     def _hear(self, host: Host, encoded: Encoded) -> None:
         self._frames.append((host.name, any(name == host.name for name, _ in self._changed), encoded))
 
     def first_leak(self) -> str:
         """The first reply with a mark that no task has brought before, and of what; "" for none."""
-        kept = {what: np.unique(np.concatenate(found)) for what, found in self._kept.items()}
-        rows, every = _together(self._rows), _together({**self._rows, **kept})
+        marks = {**self._rows, **{what: _together(found) for what, found in self._kept.items()}}
+        rows, every = _together(self._rows.values()), _together(marks.values())
         public = _NONE
         for name, is_after, encoded in self._frames:
             there = _marks_in(b"".join(encoded.frames()), every)
@@ -103,7 +98,7 @@ class Heard(World):
                 continue
             found = np.setdiff1d(there if is_after else np.intersect1d(there, rows), public)
             if found.size:
-                what = next(what for what, marks in {**self._rows, **kept}.items() if found[0] in marks)
+                what = next(what for what, own in marks.items() if found[0] in own)
                 kinds = ", ".join(entry.kind for entry in encoded.entries[:-1])
                 return f"host {name!r} has sent numbers of {what}, in a reply with {kinds}"
         return ""
@@ -116,34 +111,31 @@ class Heard(World):
         return value
 
 
-class _HeardLink(LoopbackLink):
-    def __init__(self, world: Heard, hub: Hub, host: Host) -> None:
-        super().__init__(hub, host)
-        self._world = world
-
-    def send(self, encoded: Encoded) -> None:
-        self._world.before_task(self._host, encoded)
-        super().send(encoded)
-
-    def deliver(self, reply: Encoded) -> None:
-        self._world.heard(self._host, reply)
-        super().deliver(reply)
-
-
 def _private_fields(room: str, state: Any) -> Sequence[str]:
     found = client_half(room)
     return () if found is None else found[1].private(state)
 
 
-def _together(marks: Mapping[str, Marks]) -> Marks:
-    """All of them, ascending."""
-    return np.unique(np.concatenate([_NONE, *marks.values()]))
+def _value(state: Any, place: str) -> Any:
+    """A field "name" of a state, or an item "name.key" of a field that is a mapping."""
+    name, _, key = place.partition(".")
+    return getattr(state, name)[key] if key else getattr(state, name)
+
+
+def _with(state: Any, place: str, value: Any) -> Any:
+    """The state with this value at the place."""
+    name, _, key = place.partition(".")
+    return dataclasses.replace(state, **{name: {**getattr(state, name), key: value} if key else value})
+
+
+def _together(marks: Iterable[Marks]) -> Marks:
+    """All of them (n,), ascending."""
+    return np.unique(np.concatenate([_NONE, *marks]))
 
 
 def _marks_of(value: Any) -> Marks:
     """(n,) the marks that the arrays of a value would leave in a frame, by rows or by columns."""
-    found = [_NONE, *(marks for array in _arrays(value) for marks in _marks(array))]
-    return np.unique(np.concatenate(found))
+    return _together(marks for array in _arrays(value) for marks in _marks(array))
 
 
 def _arrays(value: Any) -> Iterator[NDArray[Any]]:
@@ -155,9 +147,8 @@ def _arrays(value: Any) -> Iterator[NDArray[Any]]:
 
 
 def _marks(array: NDArray[Any]) -> Iterator[Marks]:
-    flat = dict.fromkeys(("C", "F") if array.ndim > 1 else ("C",))
-    for order in flat:
-        numbers = array.reshape(-1, order=order)  # type: ignore[call-overload]
+    for order in ("C", "F") if array.ndim > 1 else ("C",):
+        numbers = array.reshape(-1, order=order)
         if array.dtype == np.uint8:
             yield _neighbours(numbers, lambda windows: (np.diff(np.sort(windows, axis=1), axis=1) > 0).sum(axis=1) >= _BYTES // 2)
         elif array.dtype.kind == "f":

@@ -1,13 +1,11 @@
 """What a run has left, number by number, so that two runs can be compared to the bit and the first difference has a name."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,19 +30,19 @@ class Results:
     figures: Mapping[str, float | None]  # "figure 'objective' of round 3 of stage 'pdmm'"
     clusters: Mapping[str, str]  # by round, where a method finds any
 
-    def first_difference(self, other: Results, *, with_counts: bool = True) -> str:
+    def first_difference(self, other: Self, *, with_counts: bool = True) -> str:
         """The first place in which another run differs from this one, as a sentence; "" for the same bits.
 
-        Without counts, figures are left out that count messages: they depend on who was there, and on the hosts that users share.
+        Without counts it ignores figures that count messages: they depend on the connected hosts, and on the hosts that users share.
         """
         for mine, theirs in ((self.figures, other.figures), (self.clusters, other.clusters), (self.arrays, other.arrays)):
-            for place in (*mine, *(key for key in theirs if key not in mine)):
+            for place in {**mine, **theirs}:
                 if not with_counts and _COUNT.match(place):
                     continue
                 if place not in theirs or place not in mine:
                     return f"{place} is {'missing' if place in mine else 'new'}"
                 if said := _difference(place, mine[place], theirs[place]):
-                    return f"{said}"
+                    return said
         return ""
 
 
@@ -67,28 +65,23 @@ def results_of(finished: Finished, folder: Path) -> Results:
 def counted_in(folder: Path) -> Mapping[str, tuple[Any, ...]]:
     """What the ledger of a run counts once, and what its closed forms say, each by its place in words."""
     with read_run(folder) as connection:
-        counted = {
-            f"{kind} {way} in round {n} of stage {stage}": tuple(sums) for stage, n, _, way, kind, *sums in connection.execute(_COUNTED)
-        }
+        rows = connection.execute(_COUNTED)
+        found = {f"{kind} {way} in round {number} of stage {stage}": tuple(sums) for stage, number, _, way, kind, *sums in rows}
         rows = connection.execute(_EXPECTED)
-        expected = {f"the closed form of {step} {way} ({scope}) of stage {stage}": tuple(rest) for stage, step, way, scope, *rest in rows}
-    return counted | expected
+        found |= {f"the closed form of {step} {way} ({scope}) of stage {stage}": tuple(rest) for stage, step, way, scope, *rest in rows}
+    return found
 
 
 def arrays_in(value: Any, place: str = "") -> Iterator[tuple[str, NDArray[Any]]]:
     """All arrays in an outcome with their places, in the order of the places; floats are arrays of one number."""
     if dataclasses.is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        for key in sorted(value, key=str):
-            yield from arrays_in(value[key], f"{place}/{key}")
-    elif isinstance(value, list | tuple):
-        for number, item in enumerate(value):
-            yield from arrays_in(item, f"{place}/{number}")
-    elif isinstance(value, np.ndarray):
-        yield place, value
-    elif isinstance(value, float):
-        yield place, np.array(value)
+    if isinstance(value, Mapping | list | tuple):
+        items = sorted(value.items(), key=lambda item: str(item[0])) if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
+            yield from arrays_in(item, f"{place}/{key}")
+    elif isinstance(value, np.ndarray | float):
+        yield place, np.asarray(value)
 
 
 def _difference(place: str, mine: Any, theirs: Any) -> str:
@@ -100,7 +93,6 @@ def _difference(place: str, mine: Any, theirs: Any) -> str:
     if mine.tobytes() == theirs.tobytes():
         return ""
     one, other = (np.ascontiguousarray(array).reshape(-1) for array in (mine, theirs))
-    size = one.itemsize
-    differ = (one.view(np.uint8).reshape(-1, size) != other.view(np.uint8).reshape(-1, size)).any(axis=1)
+    differ = np.not_equal(*(array.view(np.uint8).reshape(-1, array.itemsize) for array in (one, other))).any(axis=1)
     at = int(np.flatnonzero(differ)[0])
     return f"{place} differs in {differ.sum()} of {differ.size} numbers: the first is {other[at]!s}, not {one[at]!s}"

@@ -1,7 +1,5 @@
 """What `coterie check method` prints: a line for each check, and a sentence for each that has failed or has more to say."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,14 +9,12 @@ from rich.console import Console
 from rich.text import Text
 
 from coterie.errors import ConfigError
-from coterie.experiment.config import Experiment
+from coterie.registry import is_method
 from coterie_deploy.read.shipped import load
-from coterie_deploy.studies.check import CHECKS, Check, check_method
-from coterie_deploy.studies.check.federations import cases_of
+from coterie_deploy.studies.check import CHECKS, Check, Checked, check_method
+from coterie_deploy.studies.check.federations import CASES, cases_of
 from coterie_deploy.terminal.printable import printable
 from coterie_deploy.terminal.tables import counted, duration, table
-
-_STYLES = {"passed": "dim", "failed": "red", "not applicable": "dim"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,7 @@ class Asked:
 
 
 def list_checks(console: Console) -> None:
-    """The checks, and what each proves."""
+    """Prints the checks, and what each proves."""
     built = table("Checks of a method", ["check", "what it proves"], [[check.name, check.proves] for check in CHECKS], n_text=2)
     built.columns[0].no_wrap = True
     console.print(built)
@@ -43,44 +39,63 @@ def list_checks(console: Console) -> None:
 
 def check_here(asked: Asked, out: Console, err: Console) -> bool:
     """Checks the method and prints the verdicts: whether none has failed. ConfigError for an unknown method, check or experiment."""
-    if asked.experiment is None:
-        rows = list(cases_of(asked.method))
-        where = f"the small federation {rows[0]!r}"
-        subject: str | Experiment = asked.method
+    subject = _here(asked.method) if asked.experiment is None else load(asked.experiment)
+    rows = list(cases_of(subject)) if isinstance(subject, str) else []
+    if not isinstance(subject, str) and subject.method.name != asked.method:
+        raise ConfigError(f"the experiment {asked.experiment} has method {subject.method.name!r}, want {asked.method!r}")
+    if not isinstance(subject, str):
+        where = f"the experiment {subject.name!r}"
     else:
-        experiment = load(asked.experiment)
-        if experiment.method.name != asked.method:
-            raise ConfigError(f"the experiment {asked.experiment} has method {experiment.method.name!r}, want {asked.method!r}")
-        rows, where, subject = [], f"the experiment {experiment.name!r}", experiment
+        where = "a small federation" if rows[0] == subject else f"the small federation {rows[0]!r}"
+    out.print(Text(printable(f"Method {asked.method!r} on {where}"), style="bold"))
+    out.print()
+    out.print(Text(_line("check", "result", "time"), style="dim"))
     with _told(err) as on_check:
         found = check_method(
-            subject, data=asked.data, only=asked.only, seed=asked.seed, changes=asked.changes, output=asked.output, on_check=on_check
+            subject,
+            data=asked.data,
+            only=asked.only,
+            seed=asked.seed,
+            changes=asked.changes,
+            output=asked.output,
+            on_check=on_check,
+            on_verdict=lambda one: _say(out, one),
         )
-    lines = [[one.check.name, one.state, duration(one.seconds)] for one in found]
-    title = f"Method {asked.method!r} on {where}"
-    out.print(Text(printable(title), style="bold"))
     out.print()
-    out.print(table("", ["check", "result", "time"], lines, n_text=2))
-    out.print()
+    failed = [one for one in found if one.state == "failed"]
     for one in found:
-        if one.reason and one.state != "failed":
-            out.print(Text(printable(f"{one.check.name}: {one.reason}"), style=_STYLES[one.state]))
-    for one in found:
-        if one.state == "failed":
-            out.print(Text(printable(f"{one.check.name} HAS FAILED: {one.reason}"), style=_STYLES[one.state]))
-            out.print(Text(f"  {one.check.proves}"))
+        if one.reason and one not in failed:
+            out.print(Text(printable(f"{one.check.name}: {one.reason}"), style="dim"))
+    for one in failed:
+        out.print(Text(printable(f"{one.check.name} HAS FAILED: {one.reason}"), style="red"))
+        out.print(Text(f"  {one.check.proves}"))
     if rows[1:]:
         out.print(Text(f"There are other small federations for it: {', '.join(rows[1:])}."))
-    n_failed = sum(one.state == "failed" for one in found)
     n_passed = sum(one.state == "passed" for one in found)
-    said = f"{counted(n_failed, 'check')} failed, " if n_failed else ""
-    out.print(Text(f"{said}{counted(n_passed, 'check')} passed, {len(found) - n_failed - n_passed} not applicable."))
-    return not n_failed
+    said = f"{counted(len(failed), 'check')} failed, " if failed else ""
+    out.print(Text(f"{said}{counted(n_passed, 'check')} passed, {len(found) - len(failed) - n_passed} not applicable."))
+    return not failed
+
+
+def _here(name: str) -> str:
+    """The import path of a method whose module is in the folder of the command, as a package has it that is not installed yet."""
+    is_file = name.isidentifier() and Path(f"{name}.py").is_file()
+    return f"{name}:METHOD" if is_file and name not in CASES and not is_method(name) else name
+
+
+def _say(out: Console, one: Checked) -> None:
+    """A line for a finished check, which rich flushes at once: a whole table would be minutes away."""
+    out.print(Text(_line(one.check.name, one.state, duration(one.seconds)), style="red" if one.state == "failed" else ""))
+
+
+def _line(name: str, state: str, seconds: str) -> str:
+    widths = max(len(check.name) for check in CHECKS), len("not applicable")
+    return f"{name:<{widths[0]}}  {state:<{widths[1]}}  {seconds:>5}"
 
 
 @contextlib.contextmanager
 def _told(console: Console) -> Iterator[Callable[[Check], None] | None]:
-    """A terminal hears which check is under way."""
+    """A terminal shows the current check."""
     if not console.is_terminal:
         yield None
         return

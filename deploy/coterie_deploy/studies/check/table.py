@@ -1,11 +1,9 @@
-"""The table of checks: what each proves, and which others have to hold before its verdict means anything."""
-
-from __future__ import annotations
+"""The table of checks: what each proves, and which others must pass for its verdict to mean anything."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coterie_deploy.studies.check import absence, counts, declared, privacy, restarts, same_bits
+from coterie_deploy.studies.check import declared, privacy, runs
 from coterie_deploy.studies.check.trial import Trial
 
 
@@ -16,8 +14,8 @@ class Check:
     name: str
     proves: str  # in one sentence
     run: Callable[[Trial], str]
-    needs: tuple[str, ...] = ()  # checks without which this one says nothing new
-    is_slow: bool = False  # takes more than a second or two: processes, or many restarts
+    needs: tuple[str, ...] = ()  # if one of these fails, this one says nothing new
+    is_slow: bool = False  # takes more than two seconds: processes, or many restarts
 
 
 CHECKS = (
@@ -25,48 +23,46 @@ CHECKS = (
     Check(
         "reveals", "Each step that can travel is named by a reveal, which a host's owner reads before a run.", declared.reveals, ("halves",)
     ),
-    Check("runs", "An undisturbed run of a small federation ends, and leaves finite numbers.", counts.runs, ("halves", "reveals")),
-    Check("closed-form", "The vectors and scalars of every step are as many as the method's formulas say.", counts.closed_form, ("runs",)),
-    Check("books", "Sender and receiver count the same messages, each on its own.", counts.books, ("runs",)),
+    Check("runs", "An undisturbed run of a small federation ends, and leaves finite numbers.", runs.ends, ("halves", "reveals")),
+    Check("closed-form", "The vectors and scalars of every step are as many as the method's formulas say.", runs.closed_form, ("runs",)),
+    Check("books", "Sender and receiver count the same messages, each on its own.", runs.books, ("runs",)),
     Check("private", "Rows and private state are in no message that leaves a host.", privacy.private, ("runs",)),
-    Check("repeat", "A second run has the same bits: nothing depends on a clock or on unseeded draws.", same_bits.repeat, ("runs",)),
-    Check("arrival", "The order in which answers arrive changes no bit.", same_bits.arrival, ("repeat",)),
-    Check(
-        "hosts", "One host has the bits of three: numbers of a user do not depend on who shares its host.", same_bits.hosts, ("arrival",)
-    ),
+    Check("repeat", "A second run has the same bits: nothing depends on a clock or on unseeded draws.", runs.repeat, ("runs",)),
+    Check("arrival", "The order in which answers arrive changes no bit.", runs.arrival, ("repeat",)),
+    Check("hosts", "One host has the bits of three: numbers of a user do not depend on who shares its host.", runs.hosts, ("arrival",)),
     Check(
         "snapshots",
         "Hosts and coordinator restarted from disk have the same bits: snapshots hold all of the state.",
-        restarts.snapshots,
+        runs.snapshots,
         ("arrival",),
         is_slow=True,
     ),
     Check(
         "kills",
         "Hosts and coordinator killed at random exchanges have the same bits, and nothing counts twice.",
-        restarts.kills,
+        runs.kills,
         ("snapshots",),
         is_slow=True,
     ),
     Check(
         "left-out",
         "Without a lost host the run is refused with a reason, or goes on, and --replay-decisions has its bits.",
-        absence.left_out,
+        runs.left_out,
         ("arrival", "closed-form"),
         is_slow=True,
     ),
-    Check("grpc", "One and three client processes over gRPC have the bits of the loopback.", same_bits.grpc, ("hosts",), is_slow=True),
+    Check("grpc", "One and three client processes over gRPC have the bits of the loopback.", runs.grpc, ("hosts",), is_slow=True),
     Check(
         "aggregators",
         "With an aggregator for each known cluster the bits are the same, and both tiers have their closed form.",
-        same_bits.aggregators,
+        runs.aggregators,
         ("hosts", "closed-form", "books"),
         is_slow=True,
     ),
     Check(
         "processes",
         "A client process killed by SIGKILL and a resumed coordinator have the same bits.",
-        restarts.processes,
+        runs.processes,
         ("grpc", "snapshots"),
         is_slow=True,
     ),

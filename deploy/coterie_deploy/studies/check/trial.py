@@ -1,7 +1,5 @@
 """A method under check: its small federation, and the undisturbed run that other runs are compared with."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import itertools
@@ -54,27 +52,24 @@ class Trial:
         self.case, self.seed = case, seed
         self._folder = folder
         self._numbers = itertools.count(1)
-        self._calm: Run | BaseException | None = None
+        self._calm: Run | Exception | None = None
         self.experiment = case.experiment(self.folder("data"))
 
     def folder(self, what: str) -> Path:
-        """An empty folder."""
         path = self._folder / f"{next(self._numbers)}-{what}"
         path.mkdir(parents=True)
         return path
 
     def run_folder(self, what: str) -> Path:
-        """Where a run may be written."""
         return self.folder(what) / "run"
 
     @functools.cached_property
     def start(self) -> Outcome | None:
-        """What the run before has left, where the experiment starts from one."""
+        """What the run before has left, if the experiment starts from one."""
         return None if self.case.starts_from is None else self.case.start(self.folder("start"))
 
     @functools.cached_property
     def heads(self) -> list[UserHead]:
-        """The users."""
         return list_users(self.experiment.data, self.experiment.seed, self.case.data)
 
     @property
@@ -82,20 +77,24 @@ class Trial:
         """Of the undisturbed run."""
         return min(N_HOSTS, len(self.heads))
 
+    def check_several_hosts(self) -> None:
+        """NotApplicable for a federation of one user."""
+        if self.n_hosts == 1:
+            raise NotApplicable("the federation has one user")
+
     @property
     def hosts(self) -> list[str]:
-        """Their names."""
         return [f"h{number}" for number in range(self.n_hosts)]
 
     @property
     def calm(self) -> Run:
-        """The undisturbed run, made once. Raises what has ended it, each time."""
+        """The undisturbed run, made once. Each time raises the error that ended it."""
         if self._calm is None:
             try:
                 self._calm = self.run(self.world(World, "calm"))
             except Exception as error:
                 self._calm = error
-        if isinstance(self._calm, BaseException):
+        if isinstance(self._calm, Exception):
             raise self._calm
         return self._calm
 
@@ -120,12 +119,12 @@ class Trial:
         states = {name: dumps(dict(host.tree())) for name, host in world.hosts.items()}
         return Run(finished, world.folder, results_of(finished, world.folder), states)
 
-    def launched(self, folder: Path, n_hosts: int, *, topology: str = "flat", hosts_per_cluster: int = 1, **how: Any) -> Finished:
-        """A run whose members are processes of their own; `how` are fields of its `Launch`."""
+    def launched(self, folder: Path, n_hosts: int, *, topology: str = "flat", hosts_per_cluster: int = 1, **how: Any) -> Results:
+        """What a run leaves whose members are processes of their own; `how` are fields of its `Launch`."""
         changes = {"hosts": n_hosts, "topology": topology, "hosts_per_cluster": hosts_per_cluster}
         rules = self.experiment.federation.model_copy(update=changes)
         wanted = Launch("grpc", folder, self.case.data, start=self.start, **how)
-        return asyncio.run(launch(self.experiment.model_copy(update={"federation": rules}), wanted))
+        return results_of(asyncio.run(launch(self.experiment.model_copy(update={"federation": rules}), wanted)), folder)
 
     def compare(self, other: Run, where: str) -> None:
         """Failed unless another run of the same hosts has the same bits, the same states of users, and the same counts."""
@@ -134,7 +133,7 @@ class Trial:
             if other.states[name] != state:
                 raise Failed(f"{where}, the users of host {name!r} keep something else at the end")
         mine, theirs = counted_in(self.calm.folder), counted_in(other.folder)
-        for place in (*mine, *(key for key in theirs if key not in mine)):
+        for place in {**mine, **theirs}:
             if mine.get(place) != theirs.get(place):
                 raise Failed(f"{where}, the ledger has {theirs.get(place)} for {place}, not {mine.get(place)}")
 

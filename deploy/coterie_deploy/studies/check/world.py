@@ -47,40 +47,31 @@ def random_faults(seed: int, n_exchanges: int, hosts: Sequence[str]) -> Faults:
     return Faults({first: str(draws.choice(hosts))}, {second: str(draws.choice(hosts))}, (third,))
 
 
-class FaultyLink(LoopbackLink):
-    """A link whose ends can die."""
+class WorldLink(LoopbackLink):
+    """A link between the hub and a host of a world, which decides what happens to each task and reply."""
 
     def __init__(self, world: World, hub: Hub, host: Host) -> None:
         super().__init__(hub, host)
-        self._world = world
-        self._loses_reply = False
+        self.world, self.hub, self.host = world, hub, host
+        self.loses_reply = False
 
     def send(self, encoded: Encoded) -> None:
-        """Hands a task to the host, unless one of them is to die now."""
-        world, seq = self._world, self._hub.seq
-        if seq in world.faults.coordinator and seq not in world.done:
-            world.done.add(seq)
-            raise CoordinatorKilledError
-        dies_before, dies_after = (
-            found.get(seq) == self.name and (seq, self.name) not in world.done
-            for found in (world.faults.hosts_before, world.faults.hosts_after)
-        )
-        if dies_before or dies_after:
-            world.done.add((seq, self.name))
-        if not dies_before:
-            self._loses_reply = dies_after
-            super().send(encoded)
-        if dies_before or dies_after:
-            world.kill(self._hub, self.name, self)
+        """Hands a task to the world."""
+        self.world.task(self, encoded)
+
+    def hand_over(self, encoded: Encoded) -> None:
+        """Hands a task to the host, and its reply to the hub."""
+        super().send(encoded)
 
     def deliver(self, reply: Encoded) -> None:
         """Hands the reply to the hub, unless the host dies with it."""
-        if not self._loses_reply:
+        self.world.reply(self, reply)
+        if not self.loses_reply:
             super().deliver(reply)
 
 
 class World:
-    """One run folder, its hosts h0, h1, ..., and the faults to come. The users are dealt to the hosts in turn."""
+    """One run folder, its hosts h0, h1, ..., and the faults to come. The hosts take turns in receiving the users."""
 
     def __init__(
         self,
@@ -96,13 +87,11 @@ class World:
     ) -> None:
         content = experiment.federation.model_copy(update={"hosts": n_hosts})
         self.experiment = experiment.model_copy(update={"federation": content})
-        self.folder = folder
+        self.folder, self.data, self.decisions_of = folder, data, decisions_of
         self.faults = faults or Faults()
-        self.done: set[Any] = set()
+        self.done: set[Any] = set()  # faults that have happened
         self.start = start  # what another run has left
         self.keeps_hosts = keeps_hosts  # whether hosts outlive a coordinator
-        self.data = data
-        self.decisions_of = decisions_of
         names = [user.name for user in list_users(experiment.data, experiment.seed, data)]
         self.users = {f"h{i}": names[i::n_hosts] for i in range(n_hosts)}
         self.hosts: dict[str, Host] = {}
@@ -113,15 +102,30 @@ class World:
         store = SnapshotFile(self.folder / "hosts" / name, "host")
         return build_host(name, self.experiment, run_id, self.users[name], data_dir=self.data, store=store)
 
-    def link(self, hub: Hub, host: Host) -> LoopbackLink:
-        """Between the two."""
-        return FaultyLink(self, hub, host)
+    def task(self, link: WorldLink, encoded: Encoded) -> None:
+        """Hands a task to the host, unless one of them is to die now."""
+        seq, faults = link.hub.seq, self.faults
+        if seq in faults.coordinator and seq not in self.done:
+            self.done.add(seq)
+            raise CoordinatorKilledError
+        is_new = (seq, link.name) not in self.done
+        dies_before, dies_after = (is_new and found.get(seq) == link.name for found in (faults.hosts_before, faults.hosts_after))
+        if dies_before or dies_after:
+            self.done.add((seq, link.name))
+        if not dies_before:
+            link.loses_reply = dies_after
+            link.hand_over(encoded)
+        if dies_before or dies_after:
+            self.kill(link)
 
-    def kill(self, hub: Hub, name: str, link: LoopbackLink) -> None:
+    def reply(self, link: WorldLink, encoded: Encoded) -> None:
+        """A host has answered."""
+
+    def kill(self, link: WorldLink) -> None:
         """The host dies and comes back from its newest snapshot."""
-        hub.lost(name, link, "killed")
-        self.hosts[name] = self.host(name, hub.run_id)
-        self.links.append(self.link(hub, self.hosts[name]))
+        link.hub.lost(link.name, link, "killed")
+        self.hosts[link.name] = self.host(link.name, link.hub.run_id)
+        self.links.append(WorldLink(self, link.hub, self.hosts[link.name]))
         asyncio.get_running_loop().call_soon(self.links[-1].join)
 
     @contextlib.asynccontextmanager
@@ -129,24 +133,21 @@ class World:
         """The transport of the run."""
         if not self.hosts or not self.keeps_hosts:
             self.hosts = {name: self.host(name, hub.run_id) for name in self.users}
-        self.links[:] = [self.link(hub, host) for host in self.hosts.values()]
+        self.links[:] = [WorldLink(self, hub, host) for host in self.hosts.values()]
         for link in self.links:
             link.join()
         yield
 
     def attempt(self, *, resume: bool) -> Finished:
-        """Runs until the end or the coordinator's."""
+        """Runs until the end or until the coordinator dies."""
         options = Options(folder=self.folder, resume=resume, start=self.start, decisions_of=self.decisions_of)
         return asyncio.run(coordinate(self.experiment, self.connect, options))
 
     def run(self) -> Finished:
-        """Runs to the end, restarting the coordinator as often as it dies."""
-        resume = False
-        for _ in range(1 + len(self.faults.coordinator)):
-            try:
-                return self.attempt(resume=resume)
-            except CoordinatorKilledError:
-                resume = True
+        """Runs to the end, and restarts the coordinator as often as it dies."""
+        for number in range(1 + len(self.faults.coordinator)):
+            with contextlib.suppress(CoordinatorKilledError):
+                return self.attempt(resume=number > 0)
         raise AssertionError("the coordinator died more often than it should")
 
 
@@ -156,15 +157,11 @@ class Shuffled(World):
     def __init__(self, seed: int, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._draws = np.random.default_rng(seed)
-        self._held: list[tuple[_HeldLink, Encoded]] = []
+        self._held: list[tuple[WorldLink, Encoded]] = []
         self.users = dict(reversed(self.users.items()))
         self.orders: set[tuple[str, ...]] = set()
 
-    def link(self, hub: Hub, host: Host) -> LoopbackLink:
-        """One whose tasks wait for those of the others."""
-        return _HeldLink(self, hub, host)
-
-    def hold(self, link: _HeldLink, encoded: Encoded) -> None:
+    def task(self, link: WorldLink, encoded: Encoded) -> None:
         """Keeps a task until those of all hosts are there."""
         if not self._held:
             asyncio.get_running_loop().call_soon(self._release)
@@ -175,19 +172,7 @@ class Shuffled(World):
         ordered = [held[place] for place in self._draws.permutation(len(held))]
         self.orders.add(tuple(link.name for link, _ in ordered))
         for link, encoded in ordered:
-            link.send_now(encoded)
-
-
-class _HeldLink(LoopbackLink):
-    def __init__(self, world: Shuffled, hub: Hub, host: Host) -> None:
-        super().__init__(hub, host)
-        self._world = world
-
-    def send(self, encoded: Encoded) -> None:
-        self._world.hold(self, encoded)
-
-    def send_now(self, encoded: Encoded) -> None:
-        super().send(encoded)
+            link.hand_over(encoded)
 
 
 class Leaving(World):
@@ -198,19 +183,17 @@ class Leaving(World):
         self.leaver, self.lost_at, self.back_at = leaver, lost_at, back_at
         self.is_away, self._was_away = False, False
 
-    def link(self, hub: Hub, host: Host) -> LoopbackLink:
-        """One that notices what is to happen."""
-        return _LeavingLink(self, hub, host)
-
-    def before_task(self, hub: Hub) -> None:
-        """Before any host is sent a task: the leaver goes, or comes back."""
-        link = next(link for link in self.links if link.name == self.leaver)
+    def task(self, link: WorldLink, encoded: Encoded) -> None:
+        """Hands over a task; before the first one of an exchange the leaver goes, or comes back."""
+        own, hub = next(link for link in self.links if link.name == self.leaver), link.hub
         if hub.seq >= self.lost_at and not self._was_away:
             self.is_away = self._was_away = True
-            hub.lost(self.leaver, link, "gone")
+            hub.lost(self.leaver, own, "gone")
         if hub.seq >= self.back_at and self.is_away:
             self.is_away = False
-            asyncio.get_running_loop().call_soon(link.join)
+            asyncio.get_running_loop().call_soon(own.join)
+        if link is not own or not self.is_away:
+            link.hand_over(encoded)
 
     @contextlib.asynccontextmanager
     async def connect(self, hub: Hub) -> AsyncIterator[None]:
@@ -227,14 +210,3 @@ class Leaving(World):
                 yield
             finally:
                 ticking.cancel()
-
-
-class _LeavingLink(LoopbackLink):
-    def __init__(self, world: Leaving, hub: Hub, host: Host) -> None:
-        super().__init__(hub, host)
-        self._world = world
-
-    def send(self, encoded: Encoded) -> None:
-        self._world.before_task(self._hub)
-        if self.name != self._world.leaver or not self._world.is_away:
-            super().send(encoded)

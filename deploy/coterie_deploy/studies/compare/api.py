@@ -1,7 +1,5 @@
 """Methods compared from Python: `coterie.compare`, and the `Comparison` that it gives."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Sequence
@@ -11,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from coterie.errors import ConfigError
 from coterie_deploy.engines.api import Source, outside_of_loops
 from coterie_deploy.engines.launch import Transport, default_hosts
 from coterie_deploy.read.frames import Library, maker_of, partial
 from coterie_deploy.read.loading import Run, load_run
-from coterie_deploy.studies.compare import How, make_runs, names_shown
-from coterie_deploy.studies.compare.plan import Asked, Comparing, choose, run_folder
+from coterie_deploy.studies.compare import How, names_shown, wanted
+from coterie_deploy.studies.compare.plan import SERIES, Asked, Budget, Comparing, choose, run_folder
 from coterie_deploy.studies.compare.result import Compared, columns_of, result_of, write_files
 from coterie_deploy.studies.progress import SeriesDisplay
 from coterie_deploy.terminal.signals import Stop
@@ -24,9 +23,9 @@ from coterie_deploy.terminal.signals import Stop
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods on one experiment from the same seeds: what each has reached, and what that has cost."""
+    """Methods on one experiment from the same seeds: what each reached, and at what cost."""
 
-    folder: Path  # which has a run's folder for each method and seed, and compare.csv
+    folder: Path  # has a run's folder for each method and seed, and compare.csv
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     warnings: tuple[str, ...]  # each once
@@ -35,11 +34,10 @@ class Comparison:
     def table(self, *, frames: Library = "pandas") -> Any:
         """The columns of compare.csv: one row for each method, and for each kind of fine-tuning that its users judged.
 
-        The quality is the mean over users and seeds; `_least` and `_most` are those of single seeds. Bytes are those on the wire of a whole
-        run. ConfigError when the library is not installed.
+        The quality is the mean over users and seeds; `_least` and `_most` are of single seeds. Bytes are those of a whole run on the wire.
+        ConfigError when the library is not installed.
         """
-        columns = {name: _column(values) for name, values in columns_of(self._compared).items()}
-        return maker_of(frames)(columns)
+        return maker_of(frames)({name: _column(values) for name, values in columns_of(self._compared).items()})
 
     def run(self, method: str, seed: int, *, frames: Library = "pandas") -> Run[Any]:
         """One of the runs, as `coterie.load_run` gives it. ConfigError when there is no such run."""
@@ -61,35 +59,33 @@ def compare(
     target: str | None = None,
     transport: Transport = "loopback",
     hosts: int | None = None,
+    budget: Budget | None = None,
     resume: bool = False,
     overrides: Sequence[str] = (),
     data: str | os.PathLike[str] | None = None,
+    jobs: int = 1,
 ) -> Comparison:
-    """Runs methods on an experiment from the same seeds (0, 1 and 2), as `coterie compare` does, and says what each has reached.
+    """Runs methods on an experiment from the same seeds, by default 0, 1 and 2, as `coterie compare` does.
 
     `output` is the folder of the runs; `resume` goes on with those in it, and remembers methods and seeds. `overrides` are of the form
-    "stop.rounds=100", or "ditto:method.penalty=0.5" for one method. `target`, such as "accuracy=0.9", is what rounds and bytes are
-    counted to. For all else see `coterie.run`. Raises ConfigError, RunError, ProtocolError.
+    "stop.rounds=100", or "ditto:method.penalty=0.5" for one method. Rounds and bytes are counted up to the `target`, such as
+    "accuracy=0.9"; users then evaluate along the way. `budget`: "same" (the default) gives every method the local passes over the rows of
+    the experiment's own method; "own" leaves each its own settings. `jobs` runs are made at a time, each in a process, with the same bits.
+    A script calls it so below `if __name__ == "__main__":`, since each process imports the script. For all else see `coterie.run`. Raises
+    ConfigError, RunError, ProtocolError.
     """
+    if jobs < 1:
+        raise ConfigError(f"jobs is {jobs}, want at least 1")
     folder = None if data is None else Path(data)
-    asked = Asked(
-        config,
-        None if methods is None else ",".join(methods),
-        None if seeds is None else ",".join(map(str, seeds)),
-        overrides,
-        hosts,
-        transport,
-        Path(output),
-        resume,
-        target,
-    )
+    listed, numbers = (None if values is None else ",".join(map(str, values)) for values in (methods, seeds))
+    asked = Asked(config, listed, numbers, overrides, hosts, transport, Path(output), resume, target, budget)
     comparing, place = choose(asked, lambda experiment: default_hosts(experiment, transport, folder))
-    return outside_of_loops(lambda: _made(comparing, place, How(transport, folder)))
+    return outside_of_loops(lambda: _made(comparing, place, How(transport, folder, jobs)))
 
 
 def _made(comparing: Comparing, folder: Path, how: How) -> Comparison:
     display = SeriesDisplay(names_shown(comparing, folder))
-    asyncio.run(make_runs(comparing, folder, how, display, Stop()))
+    asyncio.run(SERIES.make(comparing, folder, wanted(comparing, folder), how, display, Stop()))
     compared = result_of(comparing, folder)
     write_files(compared, folder)
     return Comparison(folder, tuple(comparing.methods), tuple(comparing.seeds), tuple(compared.cautions), compared)

@@ -1,10 +1,8 @@
 """Quality against megabytes: a labelled point for each line of a comparison, and the front of those that no other one beats in both."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from coterie_deploy.view.charts import Chart, cut, number, spec_of, told
@@ -15,6 +13,8 @@ AS_IT_IS = "as it is"
 _WIDTH, _HEIGHT, _LETTER, _LINE, _GAP = 285.0, 240.0, 4.8, 11.0, 7.0  # pixels, of a figure as wide as a column of a paper
 _SHIFTS = (0, *(sign * n for n in range(1, 9) for sign in (1, -1)))  # of a label from beside its point, in half lines
 _LED = 2  # half lines from which a line leads from a point to its label
+_WIDE_SPREAD = 20.0  # of megabytes, the largest by the smallest, from which their axis is logarithmic
+_FROM_ZERO = 0.5  # part of the greatest quality that the least one has at most where the axis begins at 0
 _WAY_OFF = 2.0  # square pixels of overlap that a label accepts rather than go half a line further
 
 
@@ -29,24 +29,33 @@ def front(points: Sequence[Point], *, is_rising: bool) -> list[Point]:
 
 
 def pareto_chart(points: Sequence[Point], quality: str, *, is_rising: bool) -> Chart:
-    """The chart; megabytes, all above 0, on a logarithmic axis. Points of one method have their form from how it was fine-tuned."""
+    """The chart. Points of one method have their form from how it was fine-tuned.
+
+    Both axes begin at 0, or say what they do instead: megabytes that differ a lot (all are above 0) are on a logarithmic axis, and the axis
+    of qualities that hardly differ is broken, with its first value in its title.
+    """
     best = front(points, is_rising=is_rising)
     height = max(_HEIGHT, _LINE * len(points))
-    x_range, y_range = _around([math.log10(point[2]) for point in points]), _around([point[3] for point in points])
+    sizes, qualities = [point[2] for point in points], [point[3] for point in points]
+    is_log = max(sizes) > _WIDE_SPREAD * min(sizes)
+    across, back = (math.log10, lambda place: 10.0**place) if is_log else (float, float)
+    x_range = _around([across(value) for value in sizes], from_zero=not is_log)
+    is_whole = 0 <= min(qualities) <= _FROM_ZERO * max(qualities)
+    y_range = _around(qualities, from_zero=is_whole)
     columns = ("method", "fine-tuned", "megabytes", quality, "on the front")
     rows = [
         (method, tuned or AS_IT_IS, megabytes, value, (method, tuned, megabytes, value) in best)
         for method, tuned, megabytes, value in points
     ]
     drawn = [
-        (*row, cut(row[0]), is_left, is_led, 10 ** _value(x, x_range, _WIDTH), _value(height - y, y_range, height))
-        for row, (x, y, is_left, is_led) in zip(rows, _labels(points, best, x_range, y_range, height), strict=True)
+        (*row, cut(row[0]), is_left, is_led, back(_value(x, x_range, _WIDTH)), _value(height - y, y_range, height))
+        for row, (x, y, is_left, is_led) in zip(rows, _labels(points, best, across, x_range, y_range, height), strict=True)
     ]
-    x_title = "megabytes on the wire, up and down"
-    scale = {"type": "log", "domain": [10**end for end in x_range], "nice": False}
+    scale = {"type": "log" if is_log else "linear", "domain": [back(end) for end in x_range], "nice": False}
     axis = {"format": "~g", "tickCount": 5, "labelOverlap": True}
-    x = number("megabytes", x_title, scale=scale, axis=axis)
-    y = number(quality, quality, scale={"domain": list(y_range), "nice": False})
+    x = number("megabytes", f"megabytes on the wire, up and down{' (logarithmic)' if is_log else ''}", scale=scale, axis=axis)
+    broken = "" if is_whole else f" (axis from {y_range[0]:.3g}, not 0)"
+    y = number(quality, f"{quality}{broken}", scale={"domain": list(y_range), "nice": False})
     tunings = list(dict.fromkeys(row[1] for row in rows))
     legend = {"symbolFillColor": "#8a94a1"} if len(tunings) > 1 else None
     form = {"field": "fine-tuned", "type": "nominal", "sort": tunings, "legend": legend}
@@ -57,38 +66,50 @@ def pareto_chart(points: Sequence[Point], quality: str, *, is_rising: bool) -> C
     beside = {"x": {**x, "field": "label x"}, "y": {**y, "field": "label y"}, "text": {"field": "label"}}
     tooltip = told(*columns[:2], formats=dict.fromkeys(columns[2:4], "~g"))
     leading = {"type": "rule", "strokeWidth": 0.7, "color": "#8a94a1"}
+    worst = y_range[0] if is_rising else y_range[1]
+    corners = [(best[0][2], worst), *((point[2], point[3]) for point in best), (back(x_range[1]), best[-1][3])]  # to the sides of the chart
+    stairs = [{"megabytes": size, quality: value} for size, value in corners]
     layers = [
-        layer({"type": "line", "interpolate": "step-after", "style": "mark-of-goal"}, "datum['on the front']"),
+        *([] if is_whole else _break(height)),
+        {**layer({"type": "line", "interpolate": "step-after", "style": "mark-of-goal"}), "data": {"values": stairs}},
         layer(leading, "datum['is led']", x2={"field": "label x"}, y2={"field": "label y"}),
         layer({"type": "point", "filled": True, "size": 45, "opacity": 1}, shape=form, tooltip=tooltip),
         layer({"type": "text", "baseline": "middle", "align": "left"}, "!datum['is left']", **beside),
         layer({"type": "text", "baseline": "middle", "align": "right"}, "datum['is left']", **beside),
     ]
     spec = spec_of({"layer": layers, "height": height}, (*columns, "label", "is left", "is led", "label x", "label y"), drawn)
-    note = "Each point is a method, mean over the seeds; dashed: the front, whose points no other one beats in both. Logarithmic."
+    note = "Each point is a method, mean over the seeds; dashed: the front, whose points no other one beats in both."
+    note += " Megabytes are on a logarithmic axis." if is_log else ""
     return Chart("pareto", f"{quality[:1].upper()}{quality[1:]} against megabytes", note, spec, columns, rows)
 
 
-def _around(values: Sequence[float]) -> tuple[float, float]:
+def _around(values: Sequence[float], *, from_zero: bool = False) -> tuple[float, float]:
     """A range with room around the values."""
-    low, high = min(values), max(values)
+    low, high = 0.0 if from_zero else min(values), max(values)
     room = 0.1 * (high - low) or 0.5 * abs(high) or 0.5
-    return low - room, high + room
+    return 0.0 if from_zero else low - room, high + room
+
+
+def _break(height: float) -> list[dict[str, Any]]:
+    """Two strokes across the vertical axis, above its lower end: it does not begin at 0."""
+    strokes = [{"x": {"value": -5}, "x2": {"value": 5}, "y": {"value": height - up}, "y2": {"value": height - up - 5}} for up in (4, 8)]
+    return [{"data": {"values": [{}]}, "mark": {"type": "rule", "strokeWidth": 1.2}, "encoding": stroke} for stroke in strokes]
 
 
 def _value(pixel: float, ends: tuple[float, float], length: float) -> float:
     return ends[0] + (ends[1] - ends[0]) * pixel / length
 
 
-def _pixel(value: float, ends: tuple[float, float], length: float) -> float:
-    return (value - ends[0]) / (ends[1] - ends[0]) * length
-
-
 Box = tuple[float, float, float, float]  # left, right, top, bottom
 
 
 def _labels(
-    points: Sequence[Point], best: Sequence[Point], x_range: tuple[float, float], y_range: tuple[float, float], height: float
+    points: Sequence[Point],
+    best: Sequence[Point],
+    across: Callable[[float], float],
+    x_range: tuple[float, float],
+    y_range: tuple[float, float],
+    height: float,
 ) -> list[tuple[float, float, bool, bool]]:
     """Where the name of each point begins or, left of it, ends: right of the point where there is room, else as near as there is some.
 
@@ -96,7 +117,8 @@ def _labels(
     """
 
     def mark(point: Point) -> tuple[float, float]:
-        return _pixel(math.log10(point[2]), x_range, _WIDTH), height - _pixel(point[3], y_range, height)
+        along = [(value - low) / (high - low) for value, (low, high) in ((across(point[2]), x_range), (point[3], y_range))]
+        return along[0] * _WIDTH, height - along[1] * height
 
     taken: list[Box] = [(x - _GAP / 2, x + _GAP / 2, y - _GAP / 2, y + _GAP / 2) for x, y in map(mark, points)]
     for (x, y), (next_x, next_y) in itertools.pairwise(map(mark, best)):  # the two parts of each step of the front

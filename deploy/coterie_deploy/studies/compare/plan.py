@@ -1,37 +1,40 @@
-"""What a comparison is: an experiment, methods, seeds; and the folder that remembers it.
+"""What defines a comparison: an experiment, methods, seeds; and its folder.
 
 OUTPUT/compare.json     the experiment, the methods with their settings, the seeds
 OUTPUT/METHOD-SEED/     the run of a method from a seed, as any run's folder
 
-A method takes over the keys of the experiment's own method section that it knows too, such as the optimizer; all else is left at its
-defaults, or set for it alone: `--set METHOD:method.key=value`.
+A method takes over those keys of the experiment's method section that it knows too, such as the optimizer. Its users work as much in a
+round as those of the experiment's method (`budget`). Its other settings keep their defaults, unless they are set for this method alone:
+`--set METHOD:method.key=value`.
 """
 
-from __future__ import annotations
-
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel
+from typing import Any, Literal
 
 from coterie.errors import ConfigError
-from coterie.experiment.config import Experiment, apply_overrides, as_written, experiment_from
-from coterie.experiment.method import Kind, Meaningless
+from coterie.experiment.config import Experiment, as_written, experiment_from
+from coterie.experiment.method import Kind, shared_keys
+from coterie.experiment.overrides import apply_overrides
 from coterie.experiment.plugins import is_path
+from coterie.experiment.problem import METRICS
+from coterie.families.partial import Work
 from coterie.registry import is_method, method, methods, written
 from coterie.text.names import similar_names
 from coterie.text.quoting import quoted
 from coterie_deploy.engines.api import Source, load_experiment
 from coterie_deploy.engines.launch import Transport
 from coterie_deploy.read.shipped import FROZEN, RUNS
+from coterie_deploy.studies.compare import budget
 from coterie_deploy.studies.series import Series, federation_of
 from coterie_server.record.curves import Goal, goal_from
 from coterie_server.run.plan import stages_of
 
 COMPARE = "compare.json"
+Budget = Literal["same", "own"]
 DEFAULT_SEEDS = "0:3"
 MAX_RUNS = 1000
 _FOR_ONE = re.compile(r"\s*(\w+):(.*)", re.DOTALL)
@@ -40,41 +43,66 @@ _SEEDS = re.compile(r"(\d{1,19}):(\d{1,19})|\d{1,19}(?:,\d{1,19})*")
 
 @dataclass(frozen=True)
 class Comparing:
-    """A comparison, entirely."""
+    """All that defines a comparison."""
 
     content: Mapping[str, Any]  # the experiment as it was written, with what is set for all
     methods: Sequence[str]
     seeds: Sequence[int]
     settings: Mapping[str, Sequence[str]]  # by method: what is set for it alone, as overrides
-    federation: Mapping[str, Any]  # how the runs are started, where that is not what the experiment says: hosts, topology
+    federation: Mapping[str, Any]  # hosts and topology of the runs, where they differ from the experiment's
     target: str | None = None
     beside: Sequence[str] = ()  # import paths of the methods that are files beside the experiment
+    budget: Budget = "own"  # "same": every method has the local work of the experiment's own one; "own": its own settings or defaults
+    evaluate_every: int | None = None  # rounds, of methods whose users can evaluate along the way; None: as the experiment has it
+    work: Mapping[str, str] = field(default_factory=dict)  # by method, in words: for whoever reads the file
 
     def __post_init__(self) -> None:
-        """Methods beside the experiment are found by their names once their paths have been seen. ConfigError where they are not there."""
+        """Loads the methods beside the experiment, which are found by name from now on. ConfigError for those that do not exist."""
         for path in self.beside:
             method(path)
 
     def experiment(self, method: str, seed: int) -> Experiment:
         """The run of a method from a seed. ConfigError where the method does not fit the experiment."""
         section = {key: self.content["method"][key] for key in _taken_over(method, self.content)}
+        if self.budget == "same" and method != self.own.method.name:
+            config = self._with(method, section, seed).method
+            section = budget.with_same_work(config, section, self.own, self.settings.get(method, ()))
+        return self._with(method, budget.with_evaluations(method, section, self.evaluate_every), seed)
+
+    def _with(self, method: str, section: Mapping[str, Any], seed: int) -> Experiment:
         federation = {**self.content.get("federation", {}), **self.federation}
-        alone = {"references": [], "evaluate": True, "seed": seed, "federation": federation}
-        content = {**self.content, **alone, "method": {**section, "name": method}}
+        content = {**self.content, "references": [], "evaluate": True, "seed": seed, "federation": federation}
+        content["method"] = {**section, "name": method}
         return experiment_from(apply_overrides(content, self.settings.get(method, ())), f"the experiment with method {method!r}")
+
+    @functools.cached_property
+    def own(self) -> Experiment:
+        """The experiment itself, with its own method."""
+        return experiment_from(dict(self.content))
+
+    def work_of(self, method: str) -> Work | None:
+        """The local work of a drawn user in a round of a method; None where it is not counted in passes."""
+        return budget.work_of(self.experiment(method, self.seeds[0]))
 
     def left_out(self, method: str) -> list[str]:
         """The keys of the experiment's own method section that this method does not have, or not in the same sense."""
-        taken_over = _taken_over(method, self.content)
-        return [key for key in self.content["method"] if key not in taken_over and key != "name"]
+        config = self.experiment(method, self.seeds[0]).method
+        drawn = [key for key in budget.DRAWN if getattr(config, key, None) == getattr(self.own.method, key, None)]
+        kept = {"name", *_taken_over(method, self.content), *drawn}
+        return [key for key in self.content["method"] if key not in kept]
+
+    def untuned(self, name: str) -> list[str]:
+        """The strengths of a method that are left at their defaults, each with its value."""
+        config = self.experiment(name, self.seeds[0]).method
+        return [f"{key} {getattr(config, key):g}" for key in method(name).strengths if key not in config.model_fields_set]
 
     def runs(self) -> list[tuple[str, int]]:
-        """Method and seed of each run, seed by seed: the table of some seeds is of use before all are done."""
+        """Method and seed of each run, seed by seed, since a table of some seeds is useful before all are done."""
         return [(method, seed) for seed in self.seeds for method in self.methods]
 
     @property
     def goal(self) -> Goal | None:
-        """What the runs are to reach. ConfigError when the target is no goal."""
+        """The goal of the runs. ConfigError when the target is no goal."""
         return None if self.target is None else goal_from(self.target)
 
 
@@ -83,7 +111,7 @@ SERIES = Series("comparison", "compare", COMPARE, Comparing, "*-[0-9]*")
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked for. None and () stand for what the experiment, or the comparison that is resumed, says."""
+    """The options of the command. None and () mean the values of the experiment, or of the comparison that is resumed."""
 
     experiment: Source
     methods: str | None = None  # a,b,c
@@ -94,6 +122,7 @@ class Asked:
     output: Path | None = None
     resume: bool = False
     target: str | None = None
+    budget: str | None = None
 
 
 def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Comparing, Path]:
@@ -109,19 +138,35 @@ def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Co
     seeds = _seeds(asked.seeds or DEFAULT_SEEDS) if asked.seeds is not None or started is None else tuple(started.seeds)
     if len(methods) * len(seeds) > MAX_RUNS:
         raise ConfigError(f"{len(methods)} methods from {len(seeds)} seeds are {len(methods) * len(seeds)} runs, want at most {MAX_RUNS}")
-    for stranger in for_one.keys() - set(methods):
-        raise ConfigError(
-            f"--set {stranger}:{quoted(for_one[stranger][0])} is for a method that is not compared, want one of {', '.join(methods)}"
-        )
+    if strangers := for_one.keys() - set(methods):
+        option = f"--set {min(strangers)}:{quoted(for_one[min(strangers)][0])}"
+        raise ConfigError(f"{option} is for a method that is not compared, want one of {', '.join(methods)}")
     earlier = started.settings if started is not None and own is not None else {}
     settings = {name: [*earlier.get(name, ()), *for_one.get(name, ())] for name in methods if name in earlier or name in for_one}
     target = asked.target if asked.target is not None or started is None else started.target
     beside = [path for name in methods if (path := written(name)) != name]
-    given = {**({} if started is None else started.federation), **({} if asked.hosts is None else {"hosts": asked.hosts})}
-    federation = federation_of(base, given, asked.transport, default_hosts)
-    comparing = Comparing(base, methods, seeds, settings, federation, target, beside)
+    before = {} if started is None else started.federation
+    federation = federation_of(base, before, {"hosts": asked.hosts}, asked.transport, default_hosts)
+    shared, every = _budget(asked, started), _evaluated(base, target) if started is None else started.evaluate_every
+    comparing = Comparing(base, methods, seeds, settings, federation, target, beside, shared, every)
     _check(comparing, folder)
-    return comparing, folder
+    listed = {name: work for name in methods if (work := comparing.work_of(name)) is not None}
+    return replace(comparing, work={name: budget.sentence(work) for name, work in listed.items()}), folder
+
+
+def _budget(asked: Asked, started: Comparing | None) -> Budget:
+    if asked.budget not in (None, "same", "own"):
+        raise ConfigError(f"--budget is {quoted(asked.budget)}, want same or own")
+    chosen = asked.budget or ("same" if started is None else started.budget)
+    return "same" if chosen == "same" else "own"
+
+
+def _evaluated(content: Mapping[str, Any], target: str | None) -> int | None:
+    """How often users evaluate on the way to a target, in rounds; None without a target, or where it is of another figure."""
+    goal = None if target is None else goal_from(target)
+    if goal is None or goal.figure not in METRICS:
+        return None
+    return max(1, experiment_from(dict(content)).stop.rounds // budget.TRACED_ROUNDS)
 
 
 def _check(comparing: Comparing, folder: Path) -> None:
@@ -138,10 +183,9 @@ def _check(comparing: Comparing, folder: Path) -> None:
 
 
 def _content(config: Source, own: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
-    """The experiment as written, or as remembered by its comparison."""
+    """The experiment as written, or as its comparison has it."""
     if own is not None:
-        content = apply_overrides(dict(SERIES.read(own).content), overrides)
-        return as_written(experiment_from(content, str(own / COMPARE)))
+        return as_written(experiment_from(apply_overrides(dict(SERIES.read(own).content), overrides), str(own / COMPARE)))
     experiment = load_experiment(config, overrides)
     if getattr(experiment.method, "grid", None):
         raise ConfigError(f"the experiment {experiment.name} has method.grid, want none: a comparison has one run for each method and seed")
@@ -158,7 +202,8 @@ def _fitting(content: Mapping[str, Any]) -> list[str]:
 
 
 def _methods(text: str, content: Mapping[str, Any]) -> tuple[str, ...]:
-    names, fitting = [_called(name.strip()) for name in text.split(",")], _fitting(content)
+    listed, fitting = [name.strip() for name in text.split(",")], _fitting(content)
+    names = [method(name).name if is_path(name) else name for name in listed]
     kind = "a convex problem" if content.get("model") is None else "a network"
     for place, name in enumerate(names):
         if name in names[:place]:
@@ -172,30 +217,24 @@ def _methods(text: str, content: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _called(name: str) -> str:
-    """The name of a method, also of one that is given by its import path."""
-    return method(name).name if is_path(name) else name
-
-
 def _seeds(text: str) -> tuple[int, ...]:
-    """FIRST:END, without END, as Python counts; or a list."""
+    """FIRST:END, as Python counts, without END; or a list."""
     found = _SEEDS.fullmatch(text.strip())
     if found is None:
         raise ConfigError(f"--seeds is {quoted(text)}, want FIRST:END such as 0:3, which is 0, 1 and 2, or a list such as 0,1,2")
-    if found[1] is None:
-        listed = [int(seed) for seed in found[0].split(",")]
-    else:
+    if found[1] is not None:
         first, end = int(found[1]), int(found[2])
         if not first < end <= first + MAX_RUNS:
             raise ConfigError(f"--seeds is {text.strip()}, want 1 to {MAX_RUNS} seeds, FIRST:END without END")
-        listed = list(range(first, end))
+        return tuple(range(first, end))
+    listed = tuple(int(seed) for seed in found[0].split(","))
     if len(set(listed)) < len(listed):
         raise ConfigError(f"--seeds is {text.strip()}, want each seed once")
-    return tuple(listed)
+    return listed
 
 
 def _divided(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """What is set for all methods, and for one: METHOD:KEY=VALUE."""
+    """The overrides for all methods, and those for one: METHOD:KEY=VALUE."""
     for_all: list[str] = []
     for_one: dict[str, list[str]] = {}
     for override in overrides:
@@ -208,14 +247,8 @@ def _divided(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]
 
 
 def _taken_over(name: str, content: Mapping[str, Any]) -> list[str]:
-    """The keys of the experiment's own method section that mean the same to this method: both have them from a class in common.
-
-    Many methods have a penalty, each its own.
-    """
-    own, other = method(content["method"]["name"]), method(name)
-    shared = [base for base in own.config.__mro__ if issubclass(other.config, base) and issubclass(base, BaseModel)]
-    left_out = set() if other is own else {*other.meaningless.get(_kind(content), Meaningless()).keys, *other.own_sense}
-    return [key for key in content["method"] if key not in left_out and any(key in base.model_fields for base in shared)]
+    """The keys of the experiment's own method section that mean the same to this method."""
+    return shared_keys(content["method"], method(content["method"]["name"]), method(name), _kind(content))
 
 
 def run_folder(folder: Path, method: str, seed: int) -> Path:

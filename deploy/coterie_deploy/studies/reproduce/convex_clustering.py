@@ -1,14 +1,12 @@
 """Figures 1 and 2 of Armacki, Bajovic, Jakovetic and Kar (2022), by federated runs from each seed.
 
-Section V's data (N = 60, three clusters; `coterie_client.data.ellipses`). For each seed a run solves (1), (2), the oracle and (3) along a
-decreasing path, two more go on with (3) at weaker penalties, and one for each penalty solves (4). Each is a run on the engine with hosts,
-messages and a ledger; only the network is missing. Numbers are kept in the output folder, so that the second figure costs nothing.
+The data are those of section V: 60 users in three clusters (`coterie_client.data.ellipses`). For each seed one run solves (1), (2), the
+oracle and (3) along a decreasing path, two more continue (3) at weaker penalties, and one run for each penalty solves (4). All are runs of
+the engine with hosts, messages and a ledger, in one process. The output folder keeps the numbers, so the second figure runs nothing.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +14,10 @@ import numpy as np
 from rich.console import Console
 
 from coterie.arrays import Array, Indices
-from coterie.errors import RunError
 from coterie.experiment.config import Experiment, experiment_from
 from coterie_deploy.engines.api import Result, run
 from coterie_deploy.studies.plots import HEIGHT, Axis, Point, curves
-from coterie_deploy.studies.reproduce.study import Study, Work, fingerprint_of, kept_rows, seeds_of
+from coterie_deploy.studies.reproduce.study import Study, Work, deviation, models_of, seeds_of
 from coterie_deploy.terminal.tables import table
 from coterie_deploy.view.charts import Spec
 from coterie_server.maths.clusters import partition, same_partition, within_distance
@@ -31,19 +28,19 @@ class Segment:
     """LAMs of (3) on one path, each a start for the next."""
 
     lams: tuple[float, ...]
-    rho: float | None  # of PDMM; the recommended one, .57 here, suits LAM near .1 and needs ten times the rounds at .001
+    rho: float | None  # of PDMM; the recommended one, .57 here, suits LAM near .1 but takes ten times the rounds at .001
     residual: float
 
 
-# From where all models are one to where they are nearly those that users have on their own. A cluster is told from a user close to it by
-# the last digits only, hence the small residual where clusters are to be counted.
+# From one model for all to almost the users' own models. Only the last digits tell a cluster from a user close to it, so the residual is
+# small where clusters are counted.
 SEGMENTS = (
     Segment((0.2, 0.15, 0.12, 0.11, 0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.045, 0.04), None, 1e-6),
     Segment((0.035, 0.03, 0.025, 0.02, 0.015, 0.01), 0.2, 3e-5),
     Segment((0.005, 0.002, 0.001), 0.02, 3e-5),
 )
 LAMS = tuple(lam for segment in SEGMENTS for lam in segment.lams)
-# GAM of (4). Its models meet at infinity only, so the grid goes on where that of (3) has ended.
+# GAM of (4). Its models meet only at infinity, so this grid goes further up than that of (3).
 GAMS = (10.0, 3.0, 1.0, 0.5, 0.3, *LAMS)
 REFERENCES = ("global", "local", "oracle")
 _ROUNDS = 1500
@@ -55,7 +52,7 @@ class Row:
 
     seed: int
     method: str  # global, local, oracle, squared (4) or sum_of_norms (3)
-    penalty: float  # LAM or GAM, 0 where there is none
+    penalty: float  # LAM or GAM, 0 for a method without one
     lambda_eq3: float  # the lambda of (3) or the gamma of (4): penalty / (2 N)
     accuracy: float  # on the cluster's test rows
     within: float  # mean distance of two models in one known cluster
@@ -65,11 +62,10 @@ class Row:
 
 
 def rows_of_seed(seed: int, work: Work) -> list[Row]:
-    """All rows of a seed, from the folder when they are there. Raises RunError when the folder cannot be written."""
-    work.say(f"seed {seed}: federated runs of (1), (2), the oracle, (3) and (4)")
+    """All rows of a seed. Raises RunError when the folder cannot be written."""
     experiments = [path_experiment(seed, segment) for segment in SEGMENTS] + [squared_experiment(seed, penalty) for penalty in GAMS]
-    kept = work.folder / f"convex-clustering-seed{seed}.json"
-    return kept_rows(kept, fingerprint_of(*experiments), Row, lambda: _measured(seed))
+    said = f"seed {seed}: federated runs of (1), (2), the oracle, (3) and (4)"
+    return work.rows(f"convex-clustering-seed{seed}", said, experiments, Row, _measured, seed)
 
 
 def path_experiment(seed: int, segment: Segment) -> Experiment:
@@ -92,36 +88,24 @@ def _experiment(seed: int, name: str, method: Mapping[str, Any], **more: Any) ->
 
 def _measured(seed: int) -> list[Row]:
     paths = [run(path_experiment(seed, segment)) for segment in SEGMENTS]
-    known = paths[0].outcomes["oracle"].labels
-    if known is None:
-        raise RunError("the oracle has left no clusters")
-    rows = [_row(seed, name, 0.0, paths[0], name, known) for name in REFERENCES]
+    found = [(name, 0.0, paths[0], name) for name in REFERENCES]
     for segment, path in zip(SEGMENTS, paths, strict=True):
-        rows += [_row(seed, "sum_of_norms", lam, path, f"pdmm-{lam!r}", known) for lam in segment.lams]
-    return rows + [_row(seed, "squared", gam, run(squared_experiment(seed, gam)), "squared", known) for gam in GAMS]
+        found += [("sum_of_norms", lam, path, f"pdmm-{lam!r}") for lam in segment.lams]
+    found += [("squared", gam, run(squared_experiment(seed, gam)), "squared") for gam in GAMS]
+    known = _labels(paths[0], "oracle")
+    rows = []
+    for method, penalty, result, stage in found:
+        labels, n_rounds = _labels(result, stage), len(result.history(stage))
+        accuracy, within = result.metrics[stage]["heldout_metric"], within_distance(models_of(result, stage), known)
+        is_exact = same_partition(labels, known)
+        rows.append(Row(seed, method, penalty, penalty / (2 * len(known)), accuracy, within, int(labels.max()) + 1, is_exact, n_rounds))
+    return rows
 
 
-def _row(seed: int, method: str, penalty: float, result: Result, stage: str, known: Indices) -> Row:
-    models, labels = _models_and_labels(result, stage)
-    return Row(
-        seed=seed,
-        method=method,
-        penalty=penalty,
-        lambda_eq3=penalty / (2 * len(known)),
-        accuracy=result.metrics[stage]["heldout_metric"],
-        within=within_distance(models, known),
-        clusters=int(labels.max()) + 1,
-        is_exact=same_partition(labels, known),
-        rounds=len(result.history(stage)),
-    )
-
-
-def _models_and_labels(result: Result, stage: str) -> tuple[Array, Indices]:
-    """Models (n, d), and the clusters (n,) that their method has found or, where it looks for none, the equal models."""
-    outcome = result.outcomes[stage]
-    if outcome.models is None:
-        raise RunError(f"stage {stage!r} has left no models")
-    return outcome.models, partition(outcome.models) if outcome.labels is None else outcome.labels
+def _labels(result: Result, stage: str) -> Indices:
+    """The clusters (n,) that a method has found, or equal models if it looks for none."""
+    labels = result.outcomes[stage].labels
+    return partition(models_of(result, stage)) if labels is None else labels
 
 
 # ---- from the rows of all seeds to curves
@@ -129,7 +113,7 @@ def _models_and_labels(result: Result, stage: str) -> tuple[Array, Indices]:
 
 @dataclass(frozen=True)
 class Curve:
-    """A measure against the penalty; one point, at penalty 0, for a method without."""
+    """A measure against the penalty; one point, at penalty 0, for a method without one."""
 
     penalty: Array  # (m,) LAM or GAM, ascending
     mean: Array  # (m,) over the seeds
@@ -139,37 +123,21 @@ class Curve:
         """The mean at a penalty of the grid."""
         return float(self.mean[np.flatnonzero(self.penalty == penalty)[0]])
 
-    def peak(self) -> tuple[float, float]:
-        """The penalty of the largest mean, and that mean."""
+    def peak(self) -> tuple[float, float, float]:
+        """The largest mean: its penalty, the mean, and its standard error."""
         best = int(np.argmax(self.mean))
-        return float(self.penalty[best]), float(self.mean[best])
+        return float(self.penalty[best]), float(self.mean[best]), float(self.error[best])
 
 
-def curve(rows: Sequence[Row], method: str, measure: Callable[[Row], float]) -> Curve:
-    """The curve of one method."""
+def curve(rows: Sequence[Row], method: str, measure: str) -> Curve:
+    """The curve of one method; `measure` is a field of a row."""
     values: dict[float, list[float]] = defaultdict(list)
     for row in rows:
         if row.method == method:
-            values[row.penalty].append(measure(row))
-    penalties = sorted(values)
-    table = [np.array(values[penalty]) for penalty in penalties]
-    errors = [part.std(ddof=1) / np.sqrt(len(part)) if len(part) > 1 else 0.0 for part in table]
-    return Curve(np.array(penalties), np.array([part.mean() for part in table]), np.array(errors))
-
-
-def accuracy(row: Row) -> float:
-    """Of a user's model on its cluster's test rows."""
-    return row.accuracy
-
-
-def within(row: Row) -> float:
-    """Mean distance of two models in one known cluster."""
-    return row.within
-
-
-def clusters(row: Row) -> float:
-    """Number of distinct models."""
-    return float(row.clusters)
+            values[row.penalty].append(float(getattr(row, measure)))
+    listed = sorted(values.items())
+    errors = [deviation(found) / np.sqrt(len(found)) for _, found in listed]
+    return Curve(np.array([penalty for penalty, _ in listed]), np.array([np.mean(found) for _, found in listed]), np.array(errors))
 
 
 # ---- what is printed and drawn
@@ -181,7 +149,7 @@ TITLES = {
     "sum_of_norms": "sum of norms (3), peak",
     "oracle": "oracle",
 }
-# In the paper's text; it gives no other numbers.
+# In the paper's text, which gives no other numbers.
 PAPER = {"squared": "86.6 %", "sum_of_norms": "86.8 %"}
 # Means over 8 other draws of data of this kind, found independently of this system.
 OTHER_DRAWS = {"global": 0.482, "local": 0.872, "squared": 0.908, "sum_of_norms": 0.911, "oracle": 0.910}
@@ -191,10 +159,8 @@ _DRAWN = {"sum_of_norms": "sum of norms (3)", "squared": "squared penalty (4)"}
 def _show_accuracy(rows: Sequence[Row], console: Console) -> None:
     lines = []
     for method, title in TITLES.items():
-        found = curve(rows, method, accuracy)
-        penalty, mean = found.peak()
+        penalty, mean, error = curve(rows, method, "accuracy").peak()
         where = (f"{penalty:g}", f"{penalty / (2 * _n_users(rows)):.3g}") if penalty else ("", "")
-        error = found.error[int(found.mean.argmax())]
         lines.append((title, f"{mean:.4f}", f"{error:.4f}", *where, f"{OTHER_DRAWS[method]:.3f}", PAPER.get(method, "")))
     columns = ("", "accuracy", "+-", "penalty", "lambda (3)", "other draws", "paper")
     console.print(table(f"Mean accuracy, {seeds_of(rows)}", columns, lines))
@@ -206,55 +172,45 @@ def _show_accuracy(rows: Sequence[Row], console: Console) -> None:
 
 
 def _show_compactness(rows: Sequence[Row], console: Console) -> None:
-    distance, number = ({method: curve(rows, method, measure) for method in _DRAWN} for measure in (within, clusters))
-    lines = [
-        (
-            f"{penalty:g}",
-            f"{penalty / (2 * _n_users(rows)):.3g}",
-            *(f"{distance[method].at(penalty):.5f}" for method in _DRAWN),
-            *(f"{number[method].at(penalty):.1f}" for method in _DRAWN),
-        )
-        for penalty in LAMS
-    ]
+    distance, number = ([curve(rows, method, measure) for method in _DRAWN] for measure in ("within", "clusters"))
+    lines = []
+    for penalty in LAMS:
+        values = (*(f"{found.at(penalty):.5f}" for found in distance), *(f"{found.at(penalty):.1f}" for found in number))
+        lines.append((f"{penalty:g}", f"{penalty / (2 * _n_users(rows)):.3g}", *values))
     columns = ("penalty", "lambda (3)", "distance (3)", "distance (4)", "models (3)", "models (4)")
     console.print(table(f"Mean distance within clusters, {seeds_of(rows)}", columns, lines))
-    nearer = [penalty for penalty in LAMS if distance["sum_of_norms"].at(penalty) < distance["squared"].at(penalty)]
+    nearer = [penalty for penalty in LAMS if distance[0].at(penalty) < distance[1].at(penalty)]
     span = f"for penalties from {min(nearer):g} up" if nearer else "nowhere on the grid"
     console.print(f"(3) is more compact than (4) {span}; the paper finds it so for all penalties.")
 
 
 def _accuracy_chart(rows: Sequence[Row]) -> Spec:
     """Figure 1, with bands of one standard error, and above it the same from the local models' accuracy up."""
-    levels = {title: float(curve(rows, method, accuracy).mean[0]) for method, title in TITLES.items() if method not in _DRAWN}
-    points = _points(rows, accuracy)
-    low, high = levels["local models (2)"], max(levels["oracle"], *(point.y for point in points))
+    levels = {title: float(curve(rows, method, "accuracy").mean[0]) for method, title in TITLES.items() if method not in _DRAWN}
+    low, high = levels["local models (2)"], max(levels["oracle"], *(point.y for point in _points(rows, "accuracy")))
     room = 0.15 * (high - low)
     near = Axis("the upper end of it", low=low - room, high=high + room)
-    whole = Axis("mean accuracy on the cluster's test data")
-    return _stacked(*(curves(points, _penalty_axis(rows), axis, bands=True, levels=levels) for axis in (near, whole)))
+    return _stacked(*(_drawn(rows, "accuracy", axis, levels) for axis in (near, Axis("mean accuracy on the cluster's test data"))))
 
 
 def _compactness_chart(rows: Sequence[Row]) -> Spec:
     """Figure 2, with the number of distinct models below."""
-    x, level = _penalty_axis(rows), {"local models (2)": float(curve(rows, "local", within).mean[0])}
+    levels = {"local models (2)": float(curve(rows, "local", "within").mean[0])}
     # Models that are equal in a solution are apart by the solver's tolerance.
     distance = Axis("mean distance in one cluster", is_log=True, low=1e-5)
-    upper = curves(_points(rows, within), x, distance, bands=True, levels=level)
-    return _stacked(upper, curves(_points(rows, clusters), x, Axis("distinct models"), bands=True, levels={}, height=HEIGHT * 2 // 3))
+    return _stacked(_drawn(rows, "within", distance, levels), _drawn(rows, "clusters", Axis("distinct models"), {}, HEIGHT * 2 // 3))
 
 
-def _points(rows: Sequence[Row], measure: Callable[[Row], float]) -> list[Point]:
+def _drawn(rows: Sequence[Row], measure: str, y: Axis, levels: Mapping[str, float], height: int = HEIGHT) -> Spec:
+    x = Axis(f"LAM, GAM: 2N times the paper's lambda of (3), gamma of (4); 2N = {2 * _n_users(rows)}", is_log=True)
+    return curves(_points(rows, measure), x, y, bands=True, levels=levels, height=height)
+
+
+def _points(rows: Sequence[Row], measure: str) -> list[Point]:
     found = {title: curve(rows, method, measure) for method, title in _DRAWN.items()}
     return [
-        Point(title, penalty, mean, mean - error, mean + error)
-        for title, each in found.items()
-        for penalty, mean, error in np.transpose([each.penalty, each.mean, each.error]).tolist()
+        Point.around(title, *at) for title, each in found.items() for at in np.transpose([each.penalty, each.mean, each.error]).tolist()
     ]
-
-
-def _penalty_axis(rows: Sequence[Row]) -> Axis:
-    n_users = _n_users(rows)
-    return Axis(f"LAM, GAM: 2N times the paper's lambda of (3), gamma of (4); 2N = {2 * n_users}", is_log=True)
 
 
 def _stacked(upper: Spec, lower: Spec) -> Spec:

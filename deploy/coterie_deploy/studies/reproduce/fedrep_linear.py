@@ -1,22 +1,19 @@
 """Figures 1, 3 and 4 of Collins, Hassani, Mokhtari and Shakkottai (2021), by federated runs from each seed; printed without numbers.
 
-Section 5.1's data (`coterie_client.data.representation`). What the paper does not say is here:
+The data are those of section 5.1 (`coterie_client.data.representation`). These are our choices where the paper says nothing:
 
     figure 1    n = 100 users with m fixed rows each, d = 20, k = 2; the error of a user's model theta_i is |theta_i - B* w*_i|^2, which is
                 its mean squared error on new rows without noise
     figure 3    m = 5 fresh rows a round and eta = 1 for all; GD-GD and 10GD-GD have the step of the heads with which they are quickest
-    figure 4    m = 10 fresh rows a round, eta = .5, 200 rounds; then users who have not taken part, each with m_new rows
+    figure 4    m = 10 fresh rows a round, eta = .5, 200 rounds; then users who did not take part, each with m_new rows
 
-All by runs on the engine with hosts, messages and a ledger: FedRep and its relatives are method `fedrep_linear`, federated averaging too
-(one head for all, from a random start: the method of moments would give it what it cannot learn), and local models are method `local`. New
-users join as by `coterie adapt`. Users judge themselves on held-out rows that give the error exactly (`users`). Numbers are kept in the
-output folder.
+All are runs of the engine. FedRep and its relatives are method `fedrep_linear`. So is federated averaging, with one head for all and a
+random start, since the method of moments would give it what it cannot learn. Local models are method `local`. New users join as by
+`coterie adapt`. Users judge their own models on held-out rows that give the error exactly (`users`).
 """
 
-from __future__ import annotations
-
 import asyncio
-import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -35,11 +32,11 @@ from coterie_deploy.engines.api import Result, run
 from coterie_deploy.engines.launch import Launch, launch
 from coterie_deploy.studies.adapt import adapted_from
 from coterie_deploy.studies.plots import Axis, Point, curves, panels
-from coterie_deploy.studies.reproduce.known_clusters import models_of
-from coterie_deploy.studies.reproduce.study import Study, Work, fingerprint_of, kept_rows, seeds_of
+from coterie_deploy.studies.reproduce.study import Study, Work, models_of, seeds_of
 from coterie_deploy.terminal.tables import figure, table
 from coterie_deploy.view.charts import Spec
 from coterie_server.interface.half import Outcome
+from coterie_server.run.coordinator import Finished
 
 Algorithm = Literal["fedrep", "gd_gd", "10gd_gd"]
 Learner = Literal["fedrep", "fedavg", "local"]
@@ -61,13 +58,13 @@ ALGORITHMS: Mapping[Algorithm, Mapping[str, Any]] = {
     "gd_gd": {"heads": "gradient", "head_steps": 1, "head_eta": 0.15},
 }
 ROUNDS_3: Mapping[Algorithm, int] = {"fedrep": 50, "10gd_gd": 60, "gd_gd": 120}
-_LARGE = 5000  # where heads by gradient steps are not run, and FedRep for some rounds only: it is at its floor soon
+_LARGE = 5000  # here FedRep alone is run, and for fewer rounds: it is at its floor soon
 _ROUNDS_LARGE = 20
 
 
 @dataclass(frozen=True)
 class Distances:
-    """How far the representation is from the truth in one run: the principal angle distance (9)."""
+    """The principal angle distance (9) of the representation from the truth in one run."""
 
     seed: int
     algorithm: Algorithm
@@ -86,15 +83,14 @@ class Errors:
 
 
 def figure3(seed: int, work: Work) -> list[Distances]:
-    """One trajectory for each algorithm and n, from the folder where they are there. Raises RunError when it cannot be written."""
+    """One trajectory for each algorithm and n. Raises RunError when the folder cannot be written."""
     found = []
     for n_users in SIZES:
         for algorithm in ALGORITHMS:
             if n_users < _LARGE or algorithm == "fedrep":
-                work.say(f"seed {seed}: {algorithm}, {n_users} users")
                 experiment = figure3_experiment(seed, n_users, algorithm)
-                kept = work.folder / f"fedrep-figure3-seed{seed}-{algorithm}-{n_users}.json"
-                found += kept_rows(kept, fingerprint_of(experiment), Distances, functools.partial(_distances, experiment, algorithm))
+                name, said = f"fedrep-figure3-seed{seed}-{algorithm}-{n_users}", f"seed {seed}: {algorithm}, {n_users} users"
+                found += work.rows(name, said, [experiment], Distances, _distances, experiment, algorithm)
     return found
 
 
@@ -107,22 +103,22 @@ def figure3_experiment(seed: int, n_users: int, algorithm: Algorithm) -> Experim
 
 
 def figure1(seed: int, work: Work) -> list[Errors]:
-    """The users' errors for each m, with what each learner makes of the users' rows."""
+    """The users' errors for each m, by what each learner makes of their rows."""
     found = []
     for rows in ROWS:
-        work.say(f"seed {seed}: FedRep, FedAvg and local models on {rows} rows a user")
-        makers = (_learnt(seed, rows, FEDREP), _learnt(seed, rows, FEDAVG), _local(seed, 0, N_USERS, rows))
-        kept = work.folder / f"fedrep-figure1-seed{seed}-m{rows}.json"
-        found += kept_rows(kept, fingerprint_of(*makers), Errors, functools.partial(_errors_of_users, makers, rows))
+        fedrep, fedavg = (_experiment(seed, _users(0, N_USERS, rows), {"batch": "fixed", **method}, ROUNDS) for method in (FEDREP, FEDAVG))
+        runs = {"fedrep": fedrep, "fedavg": fedavg, "local": _local(seed, 0, N_USERS, rows)}
+        said = f"seed {seed}: FedRep, FedAvg and local models on {rows} rows a user"
+        found += work.rows(f"fedrep-figure1-seed{seed}-m{rows}", said, list(runs.values()), Errors, _errors_of_users, runs, rows)
     return found
 
 
 def figure4(seed: int, work: Work) -> list[Errors]:
     """New users' errors for each m_new, on what each learner has learnt from others."""
-    fedrep, fedavg = (figure4_experiment(seed, method) for method in (FEDREP, FEDAVG))
-    newcomers = [_new_users(fedrep, rows) for rows in NEW_ROWS]
-    kept = work.folder / f"fedrep-figure4-seed{seed}.json"
-    return kept_rows(kept, fingerprint_of(fedrep, fedavg, *newcomers), Errors, lambda: _errors_of_new_users(fedrep, fedavg, work))
+    trained = {"fedrep": figure4_experiment(seed, FEDREP), "fedavg": figure4_experiment(seed, FEDAVG)}
+    experiments = [*trained.values(), *(_new_users(trained["fedrep"], rows) for rows in NEW_ROWS)]
+    said = f"seed {seed}: FedRep and FedAvg, then {N_NEW} new users"
+    return work.rows(f"fedrep-figure4-seed{seed}", said, experiments, Errors, _errors_of_new_users, seed, trained)
 
 
 def figure4_experiment(seed: int, method: Mapping[str, Any]) -> Experiment:
@@ -133,10 +129,10 @@ def figure4_experiment(seed: int, method: Mapping[str, Any]) -> Experiment:
 
 @user_source
 def users(options: dict[str, JsonValue], seed: int) -> list[UserData]:
-    """Users number `first` to `first` + `count` - 1 of these data, with `rows` rows each.
+    """The users numbered `first` to `first` + `count` - 1 of these data, with `rows` rows each.
 
-    Their held-out rows are sqrt(d) times the unit vectors and have no noise, so that a model's mean squared error on them is
-    |theta_i - B* w*_i|^2, what it is on all rows that there could be.
+    Their held-out rows are sqrt(d) times the unit vectors, without noise. So a model's mean squared error on them is |theta_i - B* w*_i|^2,
+    its expectation over new rows.
     """
     first, count, rows = (int(str(options[key])) for key in ("first", "count", "rows"))
     data = RepresentationData(source="representation", users=first + count, d=D, k=K, rows_per_user=rows)
@@ -158,15 +154,10 @@ def _experiment(seed: int, data: Mapping[str, Any], method: Mapping[str, Any], r
     return experiment_from({"name": "fedrep", "seed": seed, "data": dict(data), "method": hyper, "stop": {"rounds": rounds}})
 
 
-def _learnt(seed: int, rows: int, method: Mapping[str, Any]) -> Experiment:
-    return _experiment(seed, _users(0, N_USERS, rows), {"batch": "fixed", **method}, ROUNDS)
-
-
 def _local(seed: int, first: int, count: int, rows: int) -> Experiment:
-    # Fewer rows than d have no single minimiser; this little l2 gives that of least norm to seven digits.
-    problem = {"loss": "least_squares", "intercept": False, "l2": 1e-8}
-    data = _users(first, count, rows)
-    return experiment_from({"name": "local", "seed": seed, "data": data, "problem": problem, "method": {"name": "local"}})
+    problem = {"loss": "least_squares", "intercept": False, "l2": 1e-8}  # gives the minimiser of least norm of few rows to seven digits
+    content = {"name": "local", "seed": seed, "data": _users(first, count, rows), "problem": problem, "method": {"name": "local"}}
+    return experiment_from(content)
 
 
 def _new_users(trained: Experiment, rows: int) -> Experiment:
@@ -180,49 +171,45 @@ def _distances(experiment: Experiment, algorithm: Algorithm) -> list[Distances]:
     return [Distances(experiment.seed, algorithm, len(result.users), [start, *distances])]
 
 
-def _errors_of_users(experiments: Sequence[Experiment], rows: int) -> list[Errors]:
-    fedrep, fedavg, local = experiments
-    seed = fedrep.seed
-    judged: tuple[tuple[Learner, Experiment], ...] = (("fedrep", fedrep), ("fedavg", fedavg))
-    found = [Errors(seed, learner, rows, _judged(_outcome(run(experiment)))) for learner, experiment in judged]
-    return [*found, Errors(seed, "local", rows, _errors_of_local(local))]
-
-
-def _errors_of_new_users(fedrep: Experiment, fedavg: Experiment, work: Work) -> list[Errors]:
+def _errors_of_users(experiments: Mapping[Learner, Experiment], rows: int) -> list[Errors]:
     found = []
-    trained: tuple[tuple[Learner, Experiment], ...] = (("fedrep", fedrep), ("fedavg", fedavg))
-    for learner, experiment in trained:
-        work.say(f"seed {experiment.seed}: {learner}, then {N_NEW} new users")
-        learnt = Outcome(None, shared=_outcome(run(experiment)).shared)
+    for learner, experiment in experiments.items():
+        result = run(experiment)
+        errors = _errors_of_local(experiment, result) if learner == "local" else _judged(result)
+        found.append(Errors(experiment.seed, learner, rows, errors))
+    return found
+
+
+def _errors_of_new_users(seed: int, trained: Mapping[Learner, Experiment]) -> list[Errors]:
+    found = []
+    for learner, experiment in trained.items():
+        result = run(experiment)
+        learnt = Outcome(None, shared=result.outcomes[result.final_stage].shared)
         for rows in NEW_ROWS:
             joined = asyncio.run(launch(_new_users(experiment, rows), Launch(transport="loopback", start=learnt)))
-            found.append(Errors(experiment.seed, learner, rows, _judged(joined.outcomes[joined.final_stage])))
-    seed = fedrep.seed
-    return found + [Errors(seed, "local", rows, _errors_of_local(_local(seed, N_USERS, N_NEW, rows))) for rows in NEW_ROWS]
+            found.append(Errors(seed, learner, rows, _judged(joined)))
+    alone = ((rows, _local(seed, N_USERS, N_NEW, rows)) for rows in NEW_ROWS)
+    return found + [Errors(seed, "local", rows, _errors_of_local(experiment, run(experiment))) for rows, experiment in alone]
 
 
-def _outcome(result: Result) -> Outcome:
-    return result.outcomes[result.final_stage]
-
-
-def _judged(outcome: Outcome) -> list[float]:
-    """The users' mean squared errors on their held-out rows, by themselves."""
-    errors: list[float] = outcome.by_user["heldout_metric"].tolist()
+def _judged(result: Result | Finished) -> list[float]:
+    """The users' mean squared errors on their held-out rows, as the users measured them."""
+    errors: list[float] = result.outcomes[result.final_stage].by_user["heldout_metric"].tolist()
     return errors
 
 
-def _errors_of_local(experiment: Experiment) -> list[float]:
-    """Of models that the method collects, though nobody needs them."""
-    result = run(experiment)
+def _errors_of_local(experiment: Experiment, result: Result) -> list[float]:
+    """The same of local models, which the method collects."""
     owners = {user.name: user for user in load_users(experiment.data, experiment.seed, None)}
     models = zip(result.users, models_of(result, "local"), strict=True)
     return [float(np.square(owners[name].test_features @ model - owners[name].test_target).mean()) for name, model in models]
 
 
-# ---- what is printed and drawn. The numbers beside the measured ones are medians over other draws, found independently of this system.
+# ---- what is printed and drawn. The numbers of other draws are medians, found independently of this system.
 
 LEVELS = (0.1, 0.01, 0.001)  # distances to be reached
 FLOOR = 10  # rounds at the end, over which the distance is averaged
+QUARTILES = (0.25, 0.5, 0.75)
 ALGORITHM_TITLES: Mapping[Algorithm, str] = {"fedrep": "FedRep", "10gd_gd": "10GD-GD", "gd_gd": "GD-GD"}
 LEARNER_TITLES: Mapping[Learner, str] = {"fedrep": "FedRep", "fedavg": "FedAvg", "local": "local models"}
 
@@ -232,12 +219,8 @@ OTHER_DRAWS_3: Mapping[tuple[Algorithm, int], tuple[str, ...]] = {
     ("fedrep", 500): (".21", "1", "4", "7", "1.8e-4"),
     ("fedrep", 1000): (".14", "1", "4", "6", "1.3e-4"),
     ("fedrep", 5000): (".06", "0", "3", "5", "5.5e-5"),
-    ("10gd_gd", 100): (".44", "", "29", "", ""),
-    ("10gd_gd", 500): (".21", "", "14", "", ""),
-    ("10gd_gd", 1000): (".14", "", "10", "", ""),
-    ("gd_gd", 100): (".44", "", "79", "", ""),
-    ("gd_gd", 500): (".21", "", "54", "", ""),
-    ("gd_gd", 1000): (".14", "", "46", "", ""),
+    **{("10gd_gd", n): (start, "", rounds) for n, start, rounds in ((100, ".44", "29"), (500, ".21", "14"), (1000, ".14", "10"))},
+    **{("gd_gd", n): (start, "", rounds) for n, start, rounds in ((100, ".44", "79"), (500, ".21", "54"), (1000, ".14", "46"))},
 }
 # By m_new.
 OTHER_DRAWS_4: Mapping[Learner, Mapping[int, str]] = {
@@ -266,13 +249,14 @@ def errors_at(found: Sequence[Errors], learner: Learner, rows: int) -> Array:
     return np.concatenate([run.errors for run in found if (run.learner, run.rows) == (learner, rows)])
 
 
+def _runs(found: Sequence[Distances], algorithm: Algorithm, n_users: int) -> list[Distances]:
+    return [run for run in found if (run.algorithm, run.n_users) == (algorithm, n_users)]
+
+
 def _show_figure3(found: Sequence[Distances], console: Console) -> None:
     lines = []
-    for n_users in SIZES:
-        for algorithm in ALGORITHMS:
-            runs = [run for run in found if (run.algorithm, run.n_users) == (algorithm, n_users)]
-            if not runs:
-                continue
+    for n_users, algorithm in itertools.product(SIZES, ALGORITHMS):
+        if runs := _runs(found, algorithm, n_users):
             start, *rounds, floor = median_line(runs)
             reached = (f"{value:g}" if np.isfinite(value) else f"> {len(runs[0].distances) - 1}" for value in rounds)
             lines.append((ALGORITHM_TITLES[algorithm], str(n_users), f"{start:.2f}", *reached, f"{floor:.1e}"))
@@ -286,8 +270,7 @@ def _show_figure3(found: Sequence[Distances], console: Console) -> None:
 
 
 def _show_figure1(found: Sequence[Errors], console: Console) -> None:
-    lines = [line for learner, title in LEARNER_TITLES.items() for line in _error_lines(found, learner, title, ROWS)]
-    console.print(table(f"Median error by m, {seeds_of(found)}", ("m", *map(str, ROWS)), lines))
+    _show_errors(found, "m", ROWS, {}, console)
     console.print(
         "The error of a user's model, of its m rows, is the mean squared error on new rows without noise. 100 users, d = 20, k = 2, "
         "r = .1, 200 rounds on the same rows. The paper gives no numbers for its figure: local models suffer where m is small, a single "
@@ -296,11 +279,7 @@ def _show_figure1(found: Sequence[Errors], console: Console) -> None:
 
 
 def _show_figure4(found: Sequence[Errors], console: Console) -> None:
-    lines = []
-    for learner, title in LEARNER_TITLES.items():
-        lines += _error_lines(found, learner, title, NEW_ROWS)
-        lines.append(("  other draws", *(OTHER_DRAWS_4[learner].get(rows, "") for rows in NEW_ROWS)))
-    console.print(table(f"Median error by m_new, {seeds_of(found)}", ("m_new", *map(str, NEW_ROWS)), lines))
+    _show_errors(found, "m_new", NEW_ROWS, OTHER_DRAWS_4, console)
     console.print(
         "The error of a new user's model, of its m_new rows, is the mean squared error on new rows without noise. "
         f"{N_NEW} new users for each seed join what 100 others have learnt (coterie adapt); FedRep's and FedAvg's solve for a head. "
@@ -308,33 +287,37 @@ def _show_figure4(found: Sequence[Errors], console: Console) -> None:
     )
 
 
-def _error_lines(found: Sequence[Errors], learner: Learner, title: str, sizes: Sequence[int]) -> list[tuple[str, ...]]:
-    quartiles = [np.quantile(errors_at(found, learner, rows), [0.25, 0.5, 0.75]) for rows in sizes]
-    return [
-        (title, *(figure(middle, 3) for _, middle, _ in quartiles)),
-        ("  25 %", *(figure(low, 3) for low, _, _ in quartiles)),
-        ("  75 %", *(figure(high, 3) for _, _, high in quartiles)),
-    ]
+def _show_errors(
+    found: Sequence[Errors], name: str, sizes: Sequence[int], others: Mapping[Learner, Mapping[int, str]], console: Console
+) -> None:
+    lines = []
+    for learner, title in LEARNER_TITLES.items():
+        low, middle, high = np.transpose([np.quantile(errors_at(found, learner, rows), QUARTILES) for rows in sizes]).tolist()
+        lines += [
+            (label, *(figure(value, 3) for value in values)) for label, values in ((title, middle), ("  25 %", low), ("  75 %", high))
+        ]
+        if others:
+            lines.append(("  other draws", *(others[learner].get(rows, "") for rows in sizes)))
+    console.print(table(f"Median error by {name}, {seeds_of(found)}", (name, *map(str, sizes)), lines))
 
 
 def _figure3_chart(found: Sequence[Distances]) -> Spec:
     """Medians and quartiles of the trajectories, a panel for each n."""
     points = []
-    for algorithm, title in ALGORITHM_TITLES.items():
-        for n_users in SIZES:
-            runs = [run.distances for run in found if (run.algorithm, run.n_users) == (algorithm, n_users)]
-            points += [_quartiles(title, number, values, f"n = {n_users}") for number, values in enumerate(np.transpose(runs))]
+    for (algorithm, title), n_users in itertools.product(ALGORITHM_TITLES.items(), SIZES):
+        values = np.transpose([run.distances for run in _runs(found, algorithm, n_users)])
+        points += [_point(title, number, at, f"n = {n_users}") for number, at in enumerate(values)]
     distance = Axis("principal angle distance to the truth", is_log=True)
     return panels(curves(points, Axis("rounds"), distance, bands=True))
 
 
 def _errors_chart(found: Sequence[Errors], x_title: str, sizes: Sequence[int]) -> Spec:
-    points = [_quartiles(title, rows, errors_at(found, learner, rows)) for learner, title in LEARNER_TITLES.items() for rows in sizes]
+    points = [_point(title, rows, errors_at(found, learner, rows)) for learner, title in LEARNER_TITLES.items() for rows in sizes]
     return curves(points, Axis(x_title, is_log=True, ticks=sizes), Axis("error of a user's model", is_log=True), bands=True)
 
 
-def _quartiles(title: str, x: float, values: Array, panel: str = "") -> Point:
-    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
+def _point(title: str, x: float, values: Array, panel: str = "") -> Point:
+    low, middle, high = np.quantile(values, QUARTILES).tolist()
     return Point(title, x, middle, low, high, panel)
 
 
@@ -342,14 +325,12 @@ _ERRORS = (
     ("seed", "learner", "rows", "user", "error"),
     lambda run: [(run.seed, run.learner, run.rows, *point) for point in enumerate(run.errors)],
 )
+_DISTANCES = (
+    ("seed", "algorithm", "n_users", "round", "distance"),
+    lambda run: [(run.seed, run.algorithm, run.n_users, *point) for point in enumerate(run.distances)],
+)
 STUDIES = {
     "fedrep-figure1": Study(figure1, _show_figure1, lambda found: _errors_chart(found, "rows of a user, m", ROWS), *_ERRORS),
-    "fedrep-figure3": Study(
-        figure3,
-        _show_figure3,
-        _figure3_chart,
-        ("seed", "algorithm", "n_users", "round", "distance"),
-        lambda run: [(run.seed, run.algorithm, run.n_users, *point) for point in enumerate(run.distances)],
-    ),
+    "fedrep-figure3": Study(figure3, _show_figure3, _figure3_chart, *_DISTANCES),
     "fedrep-figure4": Study(figure4, _show_figure4, lambda found: _errors_chart(found, "rows of a new user, m_new", NEW_ROWS), *_ERRORS),
 }

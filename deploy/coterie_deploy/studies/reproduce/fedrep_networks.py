@@ -2,16 +2,15 @@
 
 Figure 5: the test error of FedRep against the epochs of its heads, and of FedAvg against the epochs of its local update, on images with two
 classes a user. Figure 6: the heads of new users trained on what FedRep and FedAvg have learnt from other classes. Data that is not shipped
-is looked for in the folder of `--data`; without it figure 5 takes scikit-learn's digits, which is said in its table. The paper gives no
-numbers for these figures.
+comes from the folder of `--data`. Without it figure 5 takes scikit-learn's digits, and its table says so. The paper prints no numbers.
 """
 
-from __future__ import annotations
-
 import asyncio
+import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,10 @@ from coterie_deploy.read.shipped import load
 from coterie_deploy.studies.adapt import adapted_from
 from coterie_deploy.studies.plots import Axis, curves
 from coterie_deploy.studies.plots import Point as Drawn
-from coterie_deploy.studies.reproduce.study import Study, Work, fingerprint_of, kept_rows, seeds_of
+from coterie_deploy.studies.reproduce.study import Study, Work, deviation, seeds_of
 from coterie_deploy.terminal.tables import table
 from coterie_deploy.view.charts import Spec
 from coterie_server.interface.half import Outcome
-from coterie_server.run.coordinator import Finished
 
 EPOCHS = (1, 2, 5, 10)  # E of figure 5
 METHODS = {"fedrep": "FedRep", "fedavg": "FedAvg"}
@@ -54,58 +52,41 @@ def figure5(seed: int, work: Work) -> list[Point]:
     """Mean local accuracy over the last 10 rounds, for each method and number of local epochs."""
     name = "cifar10-jpeg" if work.data is not None and (work.data / _CIFAR).is_file() else "digits"
     points = []
-    for method in METHODS:
-        for epochs in EPOCHS:
-            work.say(f"seed {seed}: {method} with {epochs} local epochs on {name}")
-            key = "head_epochs" if method == "fedrep" else "epochs"
-            base = load(name, [f"seed={seed}"])
-            experiment = _with_method(base, {"name": method, key: epochs, "fine_tune": []})
-            points += _kept(work, f"figure5-{name}-{method}-{epochs}-{seed}", experiment, _last_rounds(seed, name, method, epochs))
+    for method, epochs in itertools.product(METHODS, EPOCHS):
+        key = "head_epochs" if method == "fedrep" else "epochs"
+        experiment = _with_method(load(name, [f"seed={seed}"]), {"name": method, key: epochs, "fine_tune": []})
+        kept, said = f"fedrep-figure5-{name}-{method}-{epochs}-{seed}", f"seed {seed}: {method} with {epochs} local epochs on {name}"
+        points += work.rows(kept, said, [experiment], Point, _last_rounds, experiment, work.data, name, method, epochs)
     return points
+
+
+def _last_rounds(experiment: Experiment, data: Path | None, name: str, method: str, epochs: int) -> list[Point]:
+    return [Point(experiment.seed, name, method, epochs, _run(experiment, data).figures["last_rounds_accuracy"])]
 
 
 def figure6(seed: int, work: Work) -> list[Point]:
     """Mean accuracy of new users after each epoch of their heads, on what each method has learnt. ConfigError without the writers."""
     if work.data is None or not (work.data / _WRITERS).is_file():
-        raise ConfigError(
-            f"figure 6 trains on {_WRITERS}, which is not in {work.data or 'a folder that --data names'}: want --data DIR with it"
-        )
+        where = work.data or "a folder that --data names"
+        raise ConfigError(f"figure 6 trains on {_WRITERS}, which is not in {where}: want --data DIR with it")
     points = []
-    for method in METHODS:
-        work.say(f"seed {seed}: {method} on the digits {TRAINED[0]} to {TRAINED[-1]} of the writers, then new users with the others")
+    for method, epochs in (("fedrep", {}), ("fedavg", {"epochs": 5})):
         base = load("writers", [f"seed={seed}", "data.partition.classes_per_user=null"])
-        trained = _with_classes(
-            _with_method(base, {"name": method, "fine_tune": [], **({"epochs": 5} if method == "fedavg" else {})}), TRAINED
-        )
-        points += _kept(work, f"figure6-{method}-{seed}", trained, _new_users(seed, method))
+        trained = _with_classes(_with_method(base, {"name": method, "fine_tune": [], **epochs}), TRAINED)
+        said = f"seed {seed}: {method} on the digits {TRAINED[0]} to {TRAINED[-1]} of the writers, then new users with the others"
+        points += work.rows(f"fedrep-figure6-{method}-{seed}", said, [trained], Point, _new_users, trained, work.data, method)
     return points
 
 
-Measure = Callable[[Experiment, "Path | None"], list[Point]]
-
-
-def _last_rounds(seed: int, name: str, method: str, epochs: int) -> Measure:
-    def measure(experiment: Experiment, data: Path | None) -> list[Point]:
-        figures = _outcome(_run(experiment, data)).figures
-        return [Point(seed, name, method, epochs, figures["last_rounds_accuracy"])]
-
-    return measure
-
-
-def _new_users(seed: int, method: str) -> Measure:
-    def measure(experiment: Experiment, data: Path | None) -> list[Point]:
-        learnt = _outcome(_run(experiment, data))
-        section = json.loads(_with_classes(experiment, NEW).data.model_dump_json())
-        section["partition"]["rows_per_user"] = NEW_ROWS
-        new = adapted_from(experiment, section, [], NEW_EPOCHS)
-        accuracies: list[float] = []
-        finished = _run(
-            new, data, start=replace(learnt, carry=None), observer=lambda progress: accuracies.append(progress.figures["accuracy"])
-        )
-        before = _outcome(finished).figures["accuracy_before"]
-        return [Point(seed, "writers", method, epoch, accuracy) for epoch, accuracy in enumerate([before, *accuracies])]
-
-    return measure
+def _new_users(trained: Experiment, data: Path | None, method: str) -> list[Point]:
+    learnt = replace(_run(trained, data), carry=None)
+    section = json.loads(_with_classes(trained, NEW).data.model_dump_json())
+    section["partition"]["rows_per_user"] = NEW_ROWS
+    found: list[float] = []
+    new = adapted_from(trained, section, [], NEW_EPOCHS)
+    outcome = _run(new, data, start=learnt, observer=lambda progress: found.append(progress.figures["accuracy"]))
+    listed = enumerate([outcome.figures["accuracy_before"], *found])
+    return [Point(trained.seed, "writers", method, epoch, accuracy) for epoch, accuracy in listed]
 
 
 def _with_method(base: Experiment, changes: Mapping[str, Any]) -> Experiment:
@@ -124,16 +105,9 @@ def _with_classes(base: Experiment, classes: Sequence[int]) -> Experiment:
     return experiment_from(content)
 
 
-def _run(experiment: Experiment, data: Path | None, **more: Any) -> Finished:
-    return asyncio.run(launch(experiment, Launch(transport="loopback", data=data, **more)))
-
-
-def _outcome(finished: Finished) -> Outcome:
+def _run(experiment: Experiment, data: Path | None, **more: Any) -> Outcome:
+    finished = asyncio.run(launch(experiment, Launch(transport="loopback", data=data, **more)))
     return finished.outcomes[finished.final_stage]
-
-
-def _kept(work: Work, name: str, experiment: Experiment, measure: Measure) -> list[Point]:
-    return kept_rows(work.folder / f"fedrep-{name}.json", fingerprint_of(experiment), Point, lambda: measure(experiment, work.data))
 
 
 # ---- what is printed and drawn
@@ -141,53 +115,47 @@ def _kept(work: Work, name: str, experiment: Experiment, measure: Measure) -> li
 
 @dataclass(frozen=True)
 class Figure:
-    """How a figure is measured and what is said of it."""
+    """What is printed and drawn of a figure."""
 
-    measure: Callable[[int, Work], list[Point]]
     title: str
     x: str
     y: str
-    is_error: bool  # whether 1 - accuracy is shown
     said: str  # by the paper, in words
-    shown: tuple[int, ...]  # which x go into the table
+    shown: Sequence[int]  # which x go into the table
+    is_error: bool = False  # whether 1 - accuracy is shown
 
 
-FIGURES = {
-    "fedrep-figure5": Figure(
-        figure5,
-        "Local test error against local epochs E",
-        "local epochs E: of the head (FedRep), of the update (FedAvg)",
-        "mean local test error",
-        True,
-        "The paper: FedRep's performance is monotonically non-decreasing with E; more local updates do not necessarily improve FedAvg.",
-        (1, 2, 5, 10),
-    ),
-    "fedrep-figure6": Figure(
-        figure6,
-        "New users' accuracy after training the head",
-        "epochs of the new users' heads",
-        "mean accuracy on held-out rows",
-        False,
-        f"The paper: FedRep is significantly better than what is compared. New users have at most {NEW_ROWS} rows.",
-        (0, 1, 5, 10, NEW_EPOCHS),
-    ),
-}
+FIGURE5 = Figure(
+    "Local test error against local epochs E",
+    "local epochs E: of the head (FedRep), of the update (FedAvg)",
+    "mean local test error",
+    "The paper: FedRep's performance is monotonically non-decreasing with E; more local updates do not necessarily improve FedAvg.",
+    EPOCHS,
+    is_error=True,
+)
+FIGURE6 = Figure(
+    "New users' accuracy after training the head",
+    "epochs of the new users' heads",
+    "mean accuracy on held-out rows",
+    f"The paper: FedRep is significantly better than the other methods. New users have at most {NEW_ROWS} rows.",
+    (0, 1, 5, 10, NEW_EPOCHS),
+)
 
 
-def _show(points: Sequence[Point], figure: Figure, console: Console) -> None:
-    values = _values(points, figure)
+def _show(figure: Figure, points: Sequence[Point], console: Console) -> None:
+    values = _values(figure, points)
     lines = []
     for method, title in METHODS.items():
         lines.append((title, *(f"{np.mean(values[method][x]):.3f}" for x in figure.shown)))
         if len(values[method][figure.shown[0]]) > 1:
-            lines.append(("  +-", *(f"{np.std(values[method][x], ddof=1):.3f}" for x in figure.shown)))
+            lines.append(("  +-", *(f"{deviation(values[method][x]):.3f}" for x in figure.shown)))
     console.print(table(f"{figure.title}, {seeds_of(points)}, {points[0].data}", ("", *map(str, figure.shown)), lines))
     console.print(figure.said)
     if points[0].data == "digits":
         console.print("These are scikit-learn's digits: the paper's CIFAR-10 needs --data DIR with cifar10_jpeg_train.npz and _test.npz.")
 
 
-def _values(points: Sequence[Point], figure: Figure) -> dict[str, dict[int, list[float]]]:
+def _values(figure: Figure, points: Sequence[Point]) -> dict[str, dict[int, list[float]]]:
     """By method and x, one value for each seed."""
     found: dict[str, dict[int, list[float]]] = {}
     for point in points:
@@ -196,17 +164,13 @@ def _values(points: Sequence[Point], figure: Figure) -> dict[str, dict[int, list
     return found
 
 
-def _chart(points: Sequence[Point], figure: Figure) -> Spec:
-    drawn = []
-    for method, by_x in _values(points, figure).items():
-        for x, values in sorted(by_x.items()):
-            mean, spread = float(np.mean(values)), float(np.std(values))
-            drawn.append(Drawn(METHODS[method], x, mean, mean - spread, mean + spread))
+def _chart(figure: Figure, points: Sequence[Point]) -> Spec:
+    listed = [(METHODS[method], *at) for method, by_x in _values(figure, points).items() for at in sorted(by_x.items())]
+    drawn = [Drawn.around(title, x, float(np.mean(values)), float(np.std(values))) for title, x, values in listed]
     return curves(drawn, Axis(figure.x), Axis(figure.y, low=0))
 
 
-def _study(figure: Figure) -> Study:
-    return Study(figure.measure, lambda points, console: _show(points, figure, console), lambda points: _chart(points, figure))
-
-
-STUDIES = {name: _study(figure) for name, figure in FIGURES.items()}
+STUDIES = {
+    f"fedrep-figure{number}": Study(measure, partial(_show, figure), partial(_chart, figure))
+    for number, measure, figure in ((5, figure5, FIGURE5), (6, figure6, FIGURE6))
+}

@@ -1,19 +1,16 @@
-"""Table 1 of Collins, Hassani, Mokhtari and Shakkottai (2021), by federated runs of each method, on the data at hand.
+"""Table 1 of Collins, Hassani, Mokhtari and Shakkottai (2021), by federated runs of each method, on the data that is available.
 
-The paper's CIFAR-10 columns are run on `cifar10_jpeg_train.npz` and `_test.npz` in the folder of `--data`, for 50 rounds of an MLP on 8x8
-pixels where the paper has 100 of a CNN. scikit-learn's digits stand in where there is nothing else: 20 users of about 70 rows, which is no
-column of the paper. CIFAR-100, Sent140 and FEMNIST are not at hand.
+The paper's CIFAR-10 columns need `cifar10_jpeg_train.npz` and `_test.npz` in the folder of `--data`. They train an MLP on 8x8 pixels for 50
+rounds, where the paper trains a CNN for 100. Without these files scikit-learn's digits stand in: 20 users of about 70 rows, which is no
+column of the paper. CIFAR-100, Sent140 and FEMNIST are not available.
 
-In all runs but local ones a tenth of the users takes part in a round, as in the paper (of the digits' few a fifth), and local updates last
-one epoch, as FedRep's of the representation. What is a method's own is set once for all data: see `METHODS`. What the digits have in
-common was chosen from seeds 0 and 7 to 9, methods' own settings from seed 7; so neither is tuned to a seed's test rows, nor blind to all.
+A tenth of the users takes part in a round, as in the paper (of the digits' few users a fifth; for local training, all). Local updates last
+one epoch, as FedRep's of the representation do. `METHODS` has the settings of single methods, the same for all data. The digits' common
+settings were chosen with seeds 0 and 7 to 9, methods' own settings with seed 7: not for one seed's test rows, but not blind to all either.
 """
 
-from __future__ import annotations
-
-import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +25,7 @@ from coterie_deploy.engines.api import run
 from coterie_deploy.read.shipped import load
 from coterie_deploy.studies.compare import Comparing
 from coterie_deploy.studies.plots import WIDTH, panels
-from coterie_deploy.studies.reproduce.study import Study, Work, fingerprint_of, kept_rows, seeds_of
+from coterie_deploy.studies.reproduce.study import Study, Work, seeds_of
 from coterie_deploy.terminal.tables import counted, duration, is_narrow, size, table
 from coterie_deploy.view.charts import Spec, spec_of
 
@@ -44,7 +41,7 @@ class Column:
     title: str
     experiment: str  # shipped
     overrides: Sequence[str]
-    paper: Mapping[str, str] = field(default_factory=dict)  # Table 1 in per cent by title of a line, as printed; {}: no column of the paper
+    paper: Mapping[str, str] = field(default_factory=dict)  # by title of a line, in per cent as printed; {}: no column of the paper
 
     @property
     def files(self) -> Sequence[str]:
@@ -52,46 +49,38 @@ class Column:
         return _CIFAR if self.experiment == "cifar10-jpeg" else ()
 
 
-# Inputs of mean 0 and deviation 1, as CIFAR-10's are: without, 50 rounds of so few rows leave even local training near where it began.
-# A fifth of 20 users a round: of two, a tenth, the average is theirs rather than that of all.
+# Inputs have mean 0 and deviation 1, as CIFAR-10's do. Otherwise 50 rounds of so few rows leave even local training near its start.
+# A fifth of the 20 users takes part: with a tenth, the average would be of two users.
 _DIGITS = ("method.participation=0.2", "stop.rounds=50", "model.input_mean=[0.3]", "model.input_std=[0.38]")
-
-
-def _digits(classes: int) -> Column:
-    return Column(f"digits (20, {classes})", "digits", (*_DIGITS, f"data.partition.classes_per_user={classes}"))
-
-
-def _cifar(users: int, classes: int, paper: Mapping[str, str]) -> Column:
-    partition = (f"data.partition.users={users}", f"data.partition.classes_per_user={classes}")
-    return Column(f"CIFAR-10 ({users}, {classes})", "cifar10-jpeg", partition, paper)
-
-
 _LINES = (
     *("Local Only", "FedAvg", "FedAvg+FT", "FedProx", "FedProx+FT", "SCAFFOLD", "SCAFFOLD+FT", "Fed-MTL", "PerFedAvg"),
     *("LG-Fed", "L2GD", "APFL", "Ditto", "FedPer", "FedRep"),
 )
 
 
-def _printed(numbers: str) -> dict[str, str]:
-    """The paper's column, in the order of its lines."""
-    return dict(zip(_LINES, numbers.split(), strict=True))
+def _digits(classes: int) -> Column:
+    return Column(f"digits (20, {classes})", "digits", (*_DIGITS, f"data.partition.classes_per_user={classes}"))
+
+
+def _cifar(users: int, classes: int, printed: str) -> Column:
+    """`printed` is the paper's column, in the order of its lines."""
+    partition = (f"data.partition.users={users}", f"data.partition.classes_per_user={classes}")
+    return Column(f"CIFAR-10 ({users}, {classes})", "cifar10-jpeg", partition, dict(zip(_LINES, printed.split(), strict=True)))
 
 
 COLUMNS = {
     "digits-2": _digits(2),
     "digits-5": _digits(5),
-    "cifar10-100-2": _cifar(100, 2, _printed("89.79 42.65 87.65 39.92 85.81 37.72 86.35 80.46 82.27 84.14 81.04 83.77 85.39 87.13 87.70")),
-    "cifar10-100-5": _cifar(100, 5, _printed("70.68 51.78 73.68 50.99 72.75 47.33 68.23 58.31 67.20 63.02 59.98 72.29 70.34 73.84 75.68")),
-    "cifar10-1000-2": _cifar(
-        1000, 2, _printed("78.30 44.31 82.04 21.93 75.41 33.79 78.24 76.53 67.36 77.48 71.96 82.39 80.36 81.73 83.27")
-    ),
+    "cifar10-100-2": _cifar(100, 2, "89.79 42.65 87.65 39.92 85.81 37.72 86.35 80.46 82.27 84.14 81.04 83.77 85.39 87.13 87.70"),
+    "cifar10-100-5": _cifar(100, 5, "70.68 51.78 73.68 50.99 72.75 47.33 68.23 58.31 67.20 63.02 59.98 72.29 70.34 73.84 75.68"),
+    "cifar10-1000-2": _cifar(1000, 2, "78.30 44.31 82.04 21.93 75.41 33.79 78.24 76.53 67.36 77.48 71.96 82.39 80.36 81.73 83.27"),
 }
 _ONLY_IF_ASKED = ("cifar10-1000-2",)  # ten times the users to judge
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A method of the table: with what it is run, beside what all have in common."""
+    """A method of the table, and its settings beside those of all."""
 
     title: str  # as the paper has it
     method: str
@@ -99,12 +88,12 @@ class Entry:
     is_tuned: bool = False  # whether it has a line "+FT" too
 
 
-# SCAFFOLD and L2GD are of steps without memory. With momentum 0.5 a gradient moves the others by lr / (1 - 0.5) in all, so by 0.02 too.
+# SCAFFOLD and L2GD have steps without memory. With momentum 0.5 a gradient moves the others by lr / (1 - 0.5) = 0.02 in all.
 _PLAIN = ("method.optimizer.momentum=0", "method.optimizer.lr=0.02")
 
-# Strengths of regularisation and mixing are the methods' defaults, written out: from seed 7 no other value tried was better on all data.
+# The strengths of regularisation and mixing are the methods' defaults: with seed 7 no other value tried was better on all data.
 METHODS = {
-    # Everyone takes part in each of 30 rounds of one epoch: the mean over the last ten is of 21 to 30 epochs.
+    # Every user trains for 30 rounds of one epoch: the mean over the last ten is of 21 to 30 epochs.
     "local_network": Entry("Local Only", "local_network", ("method.participation=1", "stop.rounds=30")),
     "fedavg": Entry("FedAvg", "fedavg", is_tuned=True),
     "fedprox": Entry("FedProx", "fedprox", ("method.mu=0.1",), is_tuned=True),
@@ -113,12 +102,12 @@ METHODS = {
     "per_fedavg": Entry("PerFedAvg", "per_fedavg"),
     "per_fedavg_5": Entry("PerFedAvg, 5 epochs", "per_fedavg", ("method.adaptation_epochs=5",)),
     "lg_fedavg": Entry("LG-Fed", "lg_fedavg"),
-    # A local step is an epoch, and the coin is fair: two epochs a round in the mean, then two aggregations. Steps of one batch would make
-    # rounds of 1/p batches, whatever the number of rows.
+    # A local step is an epoch, and the coin is fair: two epochs a round in the mean, then two aggregations. With steps of one batch a round
+    # would have 1/p batches, whatever the number of rows.
     "l2gd": Entry("L2GD", "l2gd", (*_PLAIN, "method.epochs=1", "method.p=0.5")),
     "apfl": Entry("APFL", "apfl", ("method.alpha=0.5",)),
     "ditto": Entry("Ditto", "ditto", ("method.penalty=1",)),
-    # Its defaults leave the models of users with few rows behind: 0.77 and not 0.95 on digits with two classes.
+    # With its defaults users of few rows learn too slowly: 0.77 instead of 0.95 on digits with two classes.
     "pfedme": Entry("pFedMe", "pfedme", ("method.optimizer.lr=0.02", "method.personal_lr=0.02")),
     "ifca": Entry("IFCA", "ifca"),
     "fedper": Entry("FedPer", "fedper"),
@@ -158,14 +147,12 @@ def chosen_columns(asked: str | None, data: Path | None) -> list[str]:
 
 
 def scores_of(seed: int, column: str, work: Work) -> list[Score]:
-    """Every method from one seed: from the files in the folder, or run, and written there."""
+    """Every method from one seed. Raises RunError when the folder cannot be written."""
     found: list[Score] = []
     for method, entry in METHODS.items():
-        work.say(f"seed {seed}, {COLUMNS[column].title}: {entry.title}")
         experiment = experiment_of(column, method, seed)
-        kept = work.folder / f"fedrep-table1-{column}-{method}-{seed}.json"
-        measure = functools.partial(_measured, experiment, column, method, work.data)
-        found += kept_rows(kept, fingerprint_of(experiment), Score, measure)
+        name, said = f"fedrep-table1-{column}-{method}-{seed}", f"seed {seed}, {COLUMNS[column].title}: {entry.title}"
+        found += work.rows(name, said, [experiment], Score, _measured, experiment, column, method, work.data)
     return found
 
 
@@ -182,33 +169,21 @@ def _measured(experiment: Experiment, column: str, method: str, data: Path | Non
     seconds = time.monotonic() - began
     figures = result.metrics[result.final_stage]
     whose = "personal" if "personal_accuracy" in figures else "global"
-    ledger = result.ledger()
-    score = Score(
-        column,
-        method,
-        experiment.seed,
-        accuracy=figures["last_rounds_accuracy"],
-        worst=figures[f"{whose}_accuracy_min"],
-        tuned=figures[f"{whose}_ft_head_accuracy"],
-        tuned_worst=figures[f"{whose}_ft_head_accuracy_min"],
-        megabytes_up=_megabytes(ledger, "up"),
-        megabytes_down=_megabytes(ledger, "down"),
-        seconds=seconds,
-    )
-    return [score]
-
-
-def _megabytes(ledger: Sequence[Mapping[str, Any]], direction: str) -> float:
-    scalars = sum(int(row["scalars"]) for row in ledger if row["direction"] == direction and row["step"] not in _JUDGING)
-    return _WEIGHT_BYTES * scalars / 1e6
+    names = ("last_rounds_accuracy", *(f"{whose}_{which}" for which in ("accuracy_min", "ft_head_accuracy", "ft_head_accuracy_min")))
+    sent = {"up": 0, "down": 0}
+    for row in result.ledger():
+        if row["step"] not in _JUDGING:
+            sent[row["direction"]] += int(row["scalars"])
+    values = [*(figures[name] for name in names), *(_WEIGHT_BYTES * scalars / 1e6 for scalars in sent.values()), seconds]
+    return [Score(column, method, experiment.seed, *values)]
 
 
 # ---- what is printed and drawn: a table for each column
 
 _TUNED = "+FT"
 _SAID = (
-    "+FT: with ten more epochs of each user's head, at the end. Worst: the user whose model is worst. Up, down: what users send and are "
-    "sent in a run to train, each on a device of its own. Not at hand: the paper's CIFAR-100, Sent140 and FEMNIST."
+    "+FT: with ten more epochs of each user's head, at the end. Worst: the user whose model is worst. Up, down: what users send and "
+    "receive in a run to train, each on a device of its own. Not available: the paper's CIFAR-100, Sent140 and FEMNIST."
 )
 _ORDER = ("fedrep", "fedper", "fedavg")  # what the paper finds, the best first
 
@@ -227,20 +202,17 @@ class Line:
 def _show(scores: Sequence[Score], console: Console) -> None:
     by_column = _by_column(scores)
     for column, of_column in by_column.items():
-        _print(column, of_column, console)
+        _print(COLUMNS[column], of_column, console)
     console.print(_SAID)
-    console.print(settings_said(list(by_column)), style="dim")
+    columns = [COLUMNS[name] for name in by_column]
+    said = [f"{column.title}: experiment {column.experiment} with {', '.join(column.overrides)}." for column in columns]
+    own = [f"{entry.title} {', '.join(entry.settings)}" for entry in METHODS.values() if entry.settings]
+    settings = f"Settings. {' '.join(said)} Of one method: {'; '.join(own)}. Local updates of the others: 1 epoch."
+    console.print(settings, style="dim")
 
 
 def _by_column(scores: Sequence[Score]) -> dict[str, list[Score]]:
     return {column: [score for score in scores if score.column == column] for column in dict.fromkeys(score.column for score in scores)}
-
-
-def settings_said(columns: Sequence[str]) -> str:
-    """With what the runs were made, beside what the shipped experiments say, in sentences."""
-    said = [f"{COLUMNS[name].title}: experiment {COLUMNS[name].experiment} with {', '.join(COLUMNS[name].overrides)}." for name in columns]
-    own = [f"{entry.title} {', '.join(entry.settings)}" for entry in METHODS.values() if entry.settings]
-    return f"Settings. {' '.join(said)} Of one method: {'; '.join(own)}. Local updates of the others: 1 epoch."
 
 
 def lines_of(scores: Sequence[Score]) -> list[Line]:
@@ -248,42 +220,31 @@ def lines_of(scores: Sequence[Score]) -> list[Line]:
     found = []
     for name, method in METHODS.items():
         own = [score for score in scores if score.method == name]
-        if own:
-            found.append(_line(method.title, own, lambda score: (score.accuracy, score.worst)))
-            if method.is_tuned:
-                found.append(_line(f"{method.title}{_TUNED}", own, lambda score: (score.tuned, score.tuned_worst)))
+        told = [(method.title, [(score.accuracy, score.worst) for score in own])]
+        told += [(f"{method.title}{_TUNED}", [(score.tuned, score.tuned_worst) for score in own])] if method.is_tuned else []
+        for title, values in told if own else ():
+            accuracies, worst = ([100 * value for value in listed] for listed in zip(*values, strict=True))
+            found.append(Line(title, accuracies, worst, COLUMNS[own[0].column].paper.get(title, ""), own))
     return found
 
 
-def _line(title: str, scores: Sequence[Score], told: Callable[[Score], tuple[float, float]]) -> Line:
-    accuracies, worst = ([100 * value for value in values] for values in zip(*map(told, scores), strict=True))
-    return Line(title, accuracies, worst, COLUMNS[scores[0].column].paper.get(title, ""), scores)
-
-
-def _print(column: str, scores: Sequence[Score], console: Console) -> None:
+def _print(column: Column, scores: Sequence[Score], console: Console) -> None:
     seeds = {score.seed for score in scores}
-    has_paper, has_range, narrow = bool(COLUMNS[column].paper), len(seeds) > 1, is_narrow(console)
-    heads = ["", "accuracy", *(["range"] if has_range else []), *(["paper"] if has_paper else []), "worst"]
-    heads += [] if narrow else ["up", "down", "time"]
+    has_paper, has_range, has_costs = bool(column.paper), len(seeds) > 1, not is_narrow(console)
+    heads = ["", "accuracy", *["range"] * has_range, *["paper"] * has_paper, "worst", *["up", "down", "time"] * has_costs]
     rows = []
     for line in lines_of(scores):
-        cells = [line.title, f"{np.mean(line.accuracies):.1f}"]
-        cells += [f"{min(line.accuracies):.1f}-{max(line.accuracies):.1f}"] if has_range else []
-        cells += [line.paper or "-"] if has_paper else []
-        rows.append([*cells, f"{np.mean(line.worst):.1f}", *([] if narrow else _costs(line))])
-    console.print(table(f"{COLUMNS[column].title}: accuracy in %, {seeds_of(scores)}", heads, rows))
+        spread = [f"{min(line.accuracies):.1f}-{max(line.accuracies):.1f}"] * has_range
+        cells = [line.title, f"{np.mean(line.accuracies):.1f}", *spread, *[line.paper or "-"] * has_paper, f"{np.mean(line.worst):.1f}"]
+        if has_costs and not line.title.endswith(_TUNED):  # tuning sends nothing, and its time is that of its method
+            up, down, seconds = np.mean([(each.megabytes_up, each.megabytes_down, each.seconds) for each in line.scores], axis=0).tolist()
+            cells += [size(up * 1e6), size(down * 1e6), duration(seconds)]
+        rows.append(cells)
+    console.print(table(f"{column.title}: accuracy in %, {seeds_of(scores)}", heads, rows))
     if not has_paper:
         console.print("A stand-in: no column of the paper.")
     kept = sum(_is_in_order([score for score in scores if score.seed == seed]) for seed in seeds)
     console.print(f"FedRep >= FedPer > FedAvg, as in the paper: from {kept} of {counted(len(seeds), 'seed')}.\n")
-
-
-def _costs(line: Line) -> list[str]:
-    """Tuning sends nothing, and its time is its method's, whose line stands above."""
-    if line.title.endswith(_TUNED):
-        return ["", "", ""]
-    means = [float(np.mean(values)) for values in zip(*((s.megabytes_up, s.megabytes_down, s.seconds) for s in line.scores), strict=True)]
-    return [size(means[0] * 1e6), size(means[1] * 1e6), duration(means[2])]
 
 
 def _is_in_order(scores: Sequence[Score]) -> bool:

@@ -1,27 +1,23 @@
 """A stand-in for tables 2 and 3 and figure 2 of Lyu, Hanzely and Kolar (2022), by federated runs from each seed.
 
-The paper's donor data are not public. The shipped experiment `exams` has what matters of them: many small users in known clusters, and
-a logistic loss. Four sets of models, by runs on the engine with hosts, messages and a ledger:
+The paper's donor data are not public. The shipped experiment `exams` is like them in what matters: many small users in known clusters, and
+a logistic loss. Four sets of models, all by runs of the engine:
 
     local            method `local`
     single model     method `global`
     single cluster   method `async_l2gd` with alpha = 1: no cluster has an average of its own, all users are tied to that of all
     known clusters   method `async_l2gd` with the weights of the shipped experiment
 
-A seed is a draw of the held-out rows (a fifth of each school's) and of the coins. Schools judge their models themselves, and tell one loss
-and one accuracy each. The performance ratio compares two sets of models school by school, so the study collects the models and judges
-them once more, with the schools' own code.
+A seed draws the held-out rows (a fifth of each school's) and the coins. The performance ratio compares two sets of models school by school,
+so the study collects the models and judges them with the schools' own code.
 
-The loss of a school whose training rows have one label has no minimiser when its intercept is free. For the local models alone the
-intercept is therefore a feature, a column of -1 beside the standardised ones, which the l2 term holds as it does the others; so local
-models have the same coordinates as all others.
+If all training rows of a school have one label, its loss with a free intercept has no minimiser. For the local models alone the intercept
+is therefore a feature, a column of -1 beside the standardised ones, under the l2 term. All models keep the same coordinates.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import JsonValue
@@ -36,12 +32,11 @@ from coterie_client.problems import build_problem
 from coterie_deploy.engines.api import Result, run
 from coterie_deploy.read import shipped
 from coterie_deploy.studies.plots import HEIGHT, WIDTH, panels
-from coterie_deploy.studies.reproduce.known_clusters import models_of
-from coterie_deploy.studies.reproduce.study import Study, Work, fingerprint_of, kept_rows, seeds_of
+from coterie_deploy.studies.reproduce import known_clusters
+from coterie_deploy.studies.reproduce.known_clusters import Estimator
+from coterie_deploy.studies.reproduce.study import Study, Work, deviation, models_of, seeds_of
 from coterie_deploy.terminal.tables import table
 from coterie_deploy.view.charts import Spec, spec_of
-
-Estimator = Literal["local", "single_model", "single_cluster", "known_clusters"]
 
 
 @dataclass(frozen=True)
@@ -56,10 +51,10 @@ class Scores:
 
 
 def rows_of(seed: int, work: Work) -> list[Scores]:
-    """The scores of each estimator, from the folder when they are there. Raises RunError when the folder cannot be written."""
-    work.say(f"seed {seed}: federated runs of the four estimators")
-    fingerprint = fingerprint_of(*(make(seed) for make in (known_clusters_experiment, single_cluster_experiment, local_experiment)))
-    return kept_rows(work.folder / f"known-clusters-exams-seed{seed}.json", fingerprint, Scores, lambda: _measured(seed))
+    """The scores of each estimator. Raises RunError when the folder cannot be written."""
+    experiments = [make(seed) for make in (known_clusters_experiment, single_cluster_experiment, local_experiment)]
+    said = f"seed {seed}: federated runs of the four estimators"
+    return work.rows(f"known-clusters-exams-seed{seed}", said, experiments, Scores, _measured, seed, experiments)
 
 
 def known_clusters_experiment(seed: int) -> Experiment:
@@ -84,94 +79,80 @@ def local_experiment(seed: int) -> Experiment:
 def schools(options: dict[str, JsonValue], seed: int) -> Iterable[UserData]:  # noqa: ARG001
     """The schools with the held-out rows of the shipped experiment, standardised as there, and with a column of -1."""
     users = load_users(shipped.load("exams").data, seed, None)
-    found = totals(users)
-    n_rows = found.n_rows.sum()
-    mean = found.sums.sum(axis=0) / n_rows
+    of_all = totals(users)
+    n_rows = of_all.n_rows.sum()
+    mean = of_all.sums.sum(axis=0) / n_rows
     scale = np.sqrt((deviations(users, mean) ** 2).sum(axis=0) / n_rows)
-    return [_with_intercept(standardize(user, mean, scale)) for user in users]
+    found = []
+    for user in (standardize(user, mean, scale) for user in users):
+        features, test_features = (np.column_stack([rows, np.full(len(rows), -1.0)]) for rows in (user.features, user.test_features))
+        found.append(replace(user, features=features, test_features=test_features, schema=()))
+    return found
 
 
-def _with_intercept(user: UserData) -> UserData:
-    features, test_features = (np.column_stack([rows, np.full(len(rows), -1.0)]) for rows in (user.features, user.test_features))
-    return replace(user, features=features, test_features=test_features, schema=())
-
-
-def _measured(seed: int) -> list[Scores]:
+def _measured(seed: int, experiments: Sequence[Experiment]) -> list[Scores]:
     users = list(schools({}, seed))
-    known, single, local = (run(make(seed)) for make in (known_clusters_experiment, single_cluster_experiment, local_experiment))
+    known, single, local = map(run, experiments)
     found: Mapping[Estimator, tuple[Result, str]] = {
         "local": (local, "local"),
         "single_model": (known, "global"),
         "single_cluster": (single, "async_l2gd"),
         "known_clusters": (known, "async_l2gd"),
     }
-    return [_scores(seed, estimator, users, models_of(result, stage)) for estimator, (result, stage) in found.items()]
-
-
-def _scores(seed: int, estimator: Estimator, users: list[UserData], models: Array) -> Scores:
     names = [user.name for user in users]
     config = ProblemConfig(loss="logistic", intercept=False, reduction="mean")
     problem = build_problem(config, names, [user.features for user in users], [user.target for user in users])
-    scores: Any = problem.evaluate(models, [user.test_features for user in users], [user.test_target for user in users])
-    losses, accuracies = (values.tolist() for values in scores)
-    return Scores(seed, estimator, names, losses, accuracies)
+    held_out = [user.test_features for user in users], [user.test_target for user in users]
+    rows = []
+    for estimator, (result, stage) in found.items():
+        scores: Any = problem.evaluate(models_of(result, stage), *held_out)
+        rows.append(Scores(seed, estimator, names, *(values.tolist() for values in scores)))
+    return rows
 
 
 # ---- what is printed and drawn
 
-TITLES: dict[Estimator, str] = {
-    "local": "local models",
-    "single_model": "single model",
-    "single_cluster": "single cluster",
-    "known_clusters": "known clusters",
-}
-CAP = 100.0  # on the loss of a user, whom an overconfident model may cost any amount
+TITLES = {estimator: title for estimator, title in known_clusters.TITLES.items() if estimator != "single_coin"}
+CAP = 100.0  # on the loss of a user, which an overconfident model may make arbitrarily large
 _EDGES = np.linspace(0.0, 3.0, 31).tolist()  # of the bars of the plot
 HIGH = 1.0  # "183 ZIP codes have cross-entropy loss greater than 1 in the personalized model, whereas 202 [...] in the single-model"
 
 # Of other data, 29,490 ZIP codes of donors in 5 clusters: mean, standard deviation, quartiles, maximum; the share of ZIP codes above 1.
-PAPER_TABLE2: Mapping[Estimator, tuple[str, ...]] = {
-    "local": ("0.413", "0.932", "0.173", "0.247", "0.313", "6", ""),
-    "single_model": ("0.211", "0.176", "0.058", "0.201", "0.273", "2.76", "0.0068"),
-    "known_clusters": ("0.215", "0.179", "0.069", "0.209", "0.283", "2.668", "0.0062"),
+PAPER_TABLE2: Mapping[Estimator, str] = {
+    "local": "0.413 0.932 0.173 0.247 0.313 6",
+    "single_model": "0.211 0.176 0.058 0.201 0.273 2.76 0.0068",
+    "known_clusters": "0.215 0.179 0.069 0.209 0.283 2.668 0.0062",
 }
 # Mean, standard deviation, quartiles, performance ratio.
-PAPER_TABLE3: Mapping[Estimator, tuple[str, ...]] = {
-    "local": ("0.940", "0.070", "0.919", "0.947", "1", "0.972"),
-    "single_model": ("0.942", "0.067", "0.921", "0.948", "1", "0.986"),
-    "known_clusters": ("0.942", "0.066", "0.921", "0.948", "1", "1"),
+PAPER_TABLE3: Mapping[Estimator, str] = {
+    "local": "0.940 0.070 0.919 0.947 1 0.972",
+    "single_model": "0.942 0.067 0.921 0.948 1 0.986",
+    "known_clusters": "0.942 0.066 0.921 0.948 1 1",
 }
 # Mean losses on these data, with other held-out rows, found independently of this system.
-OTHER_DRAWS: Mapping[Estimator, str] = {
-    "local": "1.090",
-    "single_model": "0.4756",
-    "single_cluster": "0.4529",
-    "known_clusters": "0.4529",
-}
+OTHER_DRAWS: Mapping[Estimator, str] = {"local": "1.090", "single_model": "0.4756", "single_cluster": "0.4529", "known_clusters": "0.4529"}
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Of a figure of the users of one estimator: means over the seeds."""
+class Summary(NamedTuple):
+    """A figure of one estimator's users: means over the seeds."""
 
     mean: float
-    error: float  # standard deviation of a seed's mean, 0 for a single seed
-    spread: float  # over the users of a seed
+    error: float  # between seeds
+    spread: float  # standard deviation over the users of a seed
     quartiles: tuple[float, float, float]
     maximum: float
+
+    def shown(self) -> tuple[str, ...]:
+        """All but the maximum as cells."""
+        return f"{self.mean:.4f}", f"{self.error:.4f}", f"{self.spread:.3f}", *(f"{quartile:.3f}" for quartile in self.quartiles)
 
 
 def summary(values: Sequence[Array]) -> Summary:
     """Of each seed's values (n,), which differ by user."""
-    means = [each.mean() for each in values]
+    means = [float(each.mean()) for each in values]
     low, middle, high = np.mean([np.quantile(each, [0.25, 0.5, 0.75]) for each in values], axis=0).tolist()
-    return Summary(
-        mean=float(np.mean(means)),
-        error=float(np.std(means, ddof=1)) if len(means) > 1 else 0.0,
-        spread=float(np.mean([each.std() for each in values])),
-        quartiles=(low, middle, high),
-        maximum=float(np.mean([each.max() for each in values])),
-    )
+    spread, maximum = (float(np.mean([measure(each) for each in values])) for measure in (np.std, np.max))
+    return Summary(float(np.mean(means)), deviation(means), spread, (low, middle, high), maximum)
 
 
 def losses_of(rows: Sequence[Scores], estimator: Estimator) -> list[Array]:
@@ -191,10 +172,20 @@ def performance_ratio(rows: Sequence[Scores], estimator: Estimator) -> float:
 
 
 def _show(rows: Sequence[Scores], console: Console) -> None:
+    losses, accuracies, shared = [], [], ("", "mean", "+-", "sd", "25 %", "50 %", "75 %")
+    for estimator, title in TITLES.items():
+        values = losses_of(rows, estimator)
+        found, high = summary(values), float(np.mean([(each > HIGH).mean() for each in values]))
+        losses.append((title, *found.shown(), f"{found.maximum:.2f}", f"{high:.4f}"))
+        losses.append(("  other draws", OTHER_DRAWS[estimator]))
+        accuracies.append((title, *summary(accuracies_of(rows, estimator)).shown(), f"{performance_ratio(rows, estimator):.3f}"))
+        for lines, paper in ((losses, PAPER_TABLE2), (accuracies, PAPER_TABLE3)):
+            if estimator in paper:
+                mean, *others = paper[estimator].split()
+                lines.append(("  paper, donors", mean, "", *others))
     where = f"{len(rows[0].users):,} schools, {seeds_of(rows)}"
-    shared = ("", "mean", "+-", "sd", "25 %", "50 %", "75 %")
-    console.print(table(f"Cross-entropy of a user, {where}", (*shared, "largest", "above 1"), _loss_lines(rows)))
-    console.print(table(f"Accuracy of a user, {where}", (*shared, "ratio"), _accuracy_lines(rows)))
+    console.print(table(f"Cross-entropy of a user, {where}", (*shared, "largest", "above 1"), losses))
+    console.print(table(f"Accuracy of a user, {where}", (*shared, "ratio"), accuracies))
     n_capped = sum(int((np.array(row.losses) > CAP).sum()) for row in rows)
     console.print(
         "On held-out rows, a fifth of each school's; means over the seeds. +- is the standard deviation between seeds, sd that between "
@@ -205,35 +196,6 @@ def _show(rows: Sequence[Scores], console: Console) -> None:
         "The paper's numbers are of other data, 29,490 ZIP codes of donors, which are not public: orders compare, digits do not. "
         "Other draws are of these data, with other held-out rows."
     )
-
-
-def _loss_lines(rows: Sequence[Scores]) -> list[tuple[str, ...]]:
-    lines = []
-    for estimator, title in TITLES.items():
-        values = losses_of(rows, estimator)
-        found = summary(values)
-        high = float(np.mean([(each > HIGH).mean() for each in values]))
-        lines.append((title, *_shown(found), f"{found.maximum:.2f}", f"{high:.4f}"))
-        lines.append(("  other draws", OTHER_DRAWS[estimator], *[""] * 7))
-        if estimator in PAPER_TABLE2:
-            mean, *others = PAPER_TABLE2[estimator]
-            lines.append(("  paper, donors", mean, "", *others))
-    return lines
-
-
-def _accuracy_lines(rows: Sequence[Scores]) -> list[tuple[str, ...]]:
-    lines = []
-    for estimator, title in TITLES.items():
-        found = summary(accuracies_of(rows, estimator))
-        lines.append((title, *_shown(found), f"{performance_ratio(rows, estimator):.3f}"))
-        if estimator in PAPER_TABLE3:
-            mean, *others = PAPER_TABLE3[estimator]
-            lines.append(("  paper, donors", mean, "", *others))
-    return lines
-
-
-def _shown(found: Summary) -> tuple[str, ...]:
-    return f"{found.mean:.4f}", f"{found.error:.4f}", f"{found.spread:.3f}", *(f"{quartile:.3f}" for quartile in found.quartiles)
 
 
 def _chart(rows: Sequence[Scores]) -> Spec:

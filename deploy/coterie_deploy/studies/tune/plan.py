@@ -1,10 +1,8 @@
-"""What a tune is: an experiment, the points of a grid, the folds; and the folder that remembers it.
+"""What defines a tune: an experiment, the points of a grid, the folds; and its folder.
 
 OUTPUT/tune.json    the experiment, the grid, the folds
 OUTPUT/fold-F/      the run of fold F, as any run's folder
 """
-
-from __future__ import annotations
 
 import json
 import math
@@ -15,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import ConfigError
-from coterie.experiment.config import Experiment, apply_overrides, as_written, experiment_from
+from coterie.experiment.config import Experiment, as_written, experiment_from
+from coterie.experiment.overrides import apply_overrides
 from coterie.families.grid import MAX_POINTS, Grid
 from coterie.registry import method, methods
 from coterie.text import yaml_text
@@ -24,6 +23,7 @@ from coterie_deploy.engines.launch import Transport
 from coterie_deploy.read import shipped
 from coterie_deploy.read.shipped import RUNS
 from coterie_deploy.studies.series import Series, federation_of
+from coterie_deploy.terminal.tables import counted
 
 TUNE = "tune.json"
 DEFAULT_FOLDS = 5
@@ -32,20 +32,19 @@ MAX_FOLDS = 1000
 
 @dataclass(frozen=True)
 class Tuning:
-    """A cross-validation, entirely."""
+    """All that defines a cross-validation."""
 
     content: Mapping[str, Any]  # the experiment as it was written, without a grid
     entries: Sequence[Mapping[str, Any]]  # the grid: changes of the method's settings
     folds: int
-    federation: Mapping[str, Any]  # how its runs are started, where that is not what the experiment says: hosts, topology
+    federation: Mapping[str, Any]  # hosts and topology of its runs, where they differ from the experiment's
 
     def fold(self, number: int) -> Experiment:
         """The run of fold `number`, from 1: a stage for each point. ConfigError when a point does not fit the method."""
-        content, evaluated = self.content, {"references": [], "evaluate": True}
-        data = {**content["data"], "fold": {"number": number, "of": self.folds}}
-        method = {**content["method"], "grid": list(self.entries)}
-        federation = {**content.get("federation", {}), **self.federation}
-        return experiment_from({**content, **evaluated, "data": data, "method": method, "federation": federation})
+        content = {**self.content, "references": [], "evaluate": True}
+        for key, more in (("data", {"fold": {"number": number, "of": self.folds}}), ("method", {"grid": list(self.entries)})):
+            content[key] = {**content[key], **more}
+        return experiment_from({**content, "federation": {**content.get("federation", {}), **self.federation}})
 
     def chosen(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """The experiment with the settings of one point, as one would write it."""
@@ -58,7 +57,7 @@ SERIES = Series("tune", "tune", TUNE, Tuning, "fold-*")
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command asks for. None and () stand for what the experiment, or the tune that is resumed, says."""
+    """The options of the command. None and () mean the values of the experiment, or of the tune that is resumed."""
 
     experiment: str
     grid: Sequence[str] = ()
@@ -84,21 +83,19 @@ def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Tu
         raise ConfigError(f"folds is {folds}, want 2 to {MAX_FOLDS}")
     entries = listed or experiment.method.grid or (() if started is None else started.entries)
     if len(entries) < 2:
-        many = f"{len(entries)} point{'' if len(entries) == 1 else 's'}"
+        many = counted(len(entries), "point")
         raise ConfigError(f"the grid has {many}, want at least 2: --grid method.setting=values, or method.grid in the experiment")
     content = as_written(experiment)
     content["method"].pop("grid", None)
-    given = {key: value for key, value in (("hosts", asked.hosts), ("topology", asked.topology)) if value is not None}
-    given = {**({} if started is None else started.federation), **given}
-    tuning = Tuning(content, entries, folds, federation_of(content, given, asked.transport, default_hosts))
+    before, given = {} if started is None else started.federation, {"hosts": asked.hosts, "topology": asked.topology}
+    tuning = Tuning(content, entries, folds, federation_of(content, before, given, asked.transport, default_hosts))
     SERIES.check_same(tuning.fold(1), None if started is None else started.fold(1), folder, folder)
     return tuning, folder
 
 
 def _load(asked: Asked, own: Path | None, entries: Sequence[Mapping[str, Any]]) -> Experiment:
-    """The experiment, with the settings of the first point in it: an experiment may leave to the grid what it does not know."""
-    first = entries[0] if entries else {}
-    listed = [*asked.overrides, *(f"method.{key}={json.dumps(value)}" for key, value in first.items())]
+    """The experiment with the settings of the first point, since a required setting may be in the grid alone."""
+    listed = [*asked.overrides, *(f"method.{key}={json.dumps(value)}" for key, value in (entries[0] if entries else {}).items())]
     if own is None:
         experiment = shipped.load(asked.experiment, listed, seed=asked.seed)
     else:
@@ -108,7 +105,9 @@ def _load(asked: Asked, own: Path | None, entries: Sequence[Mapping[str, Any]]) 
         raise ConfigError(f"the experiment {asked.experiment} has data.fold, want none: a tune makes the folds itself")
     if not isinstance(experiment.method, Grid):
         able = [name for name in methods() if issubclass(method(name).config, Grid)]
-        raise ConfigError(f"method {experiment.method.name!r} cannot be tuned, want one of {', '.join(able)}")
+        name = experiment.method.name
+        way = f"one run tries the values of method.{key} itself; " if (key := method(name).tries) else ""
+        raise ConfigError(f"method {name!r} cannot be tuned: {way}coterie tune wants one of {', '.join(able)}")
     return experiment
 
 
@@ -117,18 +116,18 @@ def fold_folder(folder: Path, number: int) -> Path:
     return folder / f"fold-{number}"
 
 
-# ---- the grid as the command line gives it: --grid method.gamma=0.1,1,10 --grid method.lam=0.1..100:7, all values with all others.
+# ---- the grid of the command line: --grid method.gamma=0.1,1,10 --grid method.lam=0.1..100:7, all values with all others.
 # Values are read as YAML; LOW..HIGH:N stands for N numbers from LOW to HIGH, evenly spaced on a logarithmic scale.
 
 _RANGE = re.compile(r"(\S+?)\.\.(\S+):(\S+)")
-_DIGITS = 4  # of the numbers inside of a range: they are read and typed by people
+_DIGITS = 4  # of the numbers inside a range: people read and type them
 _EXAMPLES = "for example method.gamma=0.1,1,10 or method.lam=0.1..100:7"
 
 
 def entries_of(options: Sequence[str]) -> list[dict[str, Any]]:
-    """The points of the grid, as `coterie.families.grid` wants them, in an order in which neighbours differ in one step of one setting.
+    """The points of the grid, for `coterie.families.grid`. Neighbours in this order differ in one step of one setting.
 
-    Numbers descend, so that the largest penalties come first: from them on a warm start is short, as along a path. ConfigError for an
+    Numbers descend: the largest penalties come first, and each point is a good start for the next, as along a path. ConfigError for an
     option that is not of the form above, a setting without values or with a value twice, and a grid of one point or too many.
     """
     values: dict[str, list[Any]] = {}
@@ -139,7 +138,7 @@ def entries_of(options: Sequence[str]) -> list[dict[str, Any]]:
         values[key] = listed
     n_points = math.prod(len(listed) for listed in values.values())
     if not 2 <= n_points <= MAX_POINTS:
-        raise ConfigError(f"the grid has {n_points} point{'' if n_points == 1 else 's'}, want 2 to {MAX_POINTS} to choose from")
+        raise ConfigError(f"the grid has {counted(n_points, 'point')}, want 2 to {MAX_POINTS} to choose from")
     points: list[dict[str, Any]] = [{}]
     for key, listed in values.items():
         turns = (listed, listed[::-1])
@@ -169,14 +168,10 @@ def _values(item: Any, option: str) -> list[Any]:
     """The values that one item of the list stands for. YAML reads 1e-3, without a point, as text."""
     if not isinstance(item, str):
         return [item]
-    if match := _RANGE.fullmatch(item):
-        return _range(match[1], match[2], match[3], option)
-    number = _number(item)
-    return [item if number is None else number]
-
-
-def _range(first: str, last: str, count: str, option: str) -> list[float]:
-    low, high = _number(first), _number(last)
+    if (match := _RANGE.fullmatch(item)) is None:
+        number = _number(item)
+        return [item if number is None else number]
+    low, high, count = _number(match[1]), _number(match[2]), match[3]
     if low is None or high is None or not 0 < low < high or not count.isdecimal() or not 2 <= int(count[:9]) <= MAX_POINTS:
         raise ConfigError(f"--grid {quoted(option)}: a range is LOW..HIGH:N with 0 < LOW < HIGH and N from 2 to {MAX_POINTS}")
     steps = int(count) - 1

@@ -1,11 +1,9 @@
-"""What a tune has found: held-out losses by point and fold, the choice, and the files that say so.
+"""The results of a tune: held-out losses by point and fold, the choice, and their files.
 
 OUTPUT/tuned.yaml   the experiment with the chosen settings
 OUTPUT/tuned.csv    all points: settings, mean loss, its standard error, mean metric, loss of each fold
-OUTPUT/tuned.png    the same as curves, where the library that draws is installed
+OUTPUT/tuned.png    the same as curves, if the library that draws is installed
 """
-
-from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -52,7 +50,7 @@ class Point:
 
     @property
     def error(self) -> float:
-        """Standard error of the mean, from the spread of the folds; 0 where there is one fold only."""
+        """Standard error of the mean, from the spread of the folds; 0 for a single fold."""
         known = self.losses[~np.isnan(self.losses)]
         return float(known.std(ddof=1) / np.sqrt(len(known))) if len(known) > 1 else 0.0
 
@@ -84,13 +82,11 @@ class Tuned:
         """A sentence for each setting whose chosen value is the smallest or the largest of several."""
         said = []
         for key in self.keys:
-            values = [point.entry.get(key) for point in self.points]
-            numbers = {value for value in values if isinstance(value, int | float) and not isinstance(value, bool)}
+            numbers = {point.entry[key] for point in self.points if _is_number(point.entry.get(key))}
             chosen = self.best.entry.get(key)
-            if len(numbers) < 2 or chosen not in numbers:
-                continue
-            for end, which, beyond in ((min(numbers), "smallest", "smaller"), (max(numbers), "largest", "larger")):
-                if chosen == end:
+            ends = ((min, "smallest", "smaller"), (max, "largest", "larger")) if len(numbers) > 1 else ()
+            for end, which, beyond in ends:
+                if chosen == end(numbers):
                     said.append(f"warning: the chosen {key}, {value_text(chosen)}, is the {which} of the grid: {beyond} ones may be better")
         return said
 
@@ -98,16 +94,14 @@ class Tuned:
 def result_of(tuning: Tuning, folder: Path) -> Tuned:
     """Reads the runs of all folds. RunError when no user had held-out rows in any of them."""
     names = [name for name, _ in tuning.fold(1).method.points()]
-    losses, metrics = (np.full((len(names), tuning.folds), np.nan) for _ in range(2))
-    cautious = []
+    found, cautious = [], []
     for number in range(1, tuning.folds + 1):
         with read_run(fold_folder(folder, number)) as connection:
             stages = {stage.name: stage.results for stage in summary.stages(connection)}
             if cautions_of(connection):
                 cautious.append(number)
-        for place, name in enumerate(names):
-            losses[place, number - 1] = stages[name].get("heldout_loss", np.nan)
-            metrics[place, number - 1] = stages[name].get("heldout_metric", np.nan)
+        found.append([[stages[name].get(key, np.nan) for name in names] for key in ("heldout_loss", "heldout_metric")])
+    losses, metrics = np.array(found).transpose(1, 2, 0)  # (points, folds) each
     if np.isnan(losses).all(axis=1).any():
         raise RunError(f"no user has held-out rows in any of the {tuning.folds} folds, want users with at least 2 training rows")
     points = [Point(*line) for line in zip(names, tuning.entries, losses, metrics, strict=True)]
@@ -115,7 +109,7 @@ def result_of(tuning: Tuning, folder: Path) -> Tuned:
 
 
 def write_files(tuned: Tuned, tuning: Tuning, folder: Path) -> None:
-    """The chosen experiment, the table, and the plot where its library is installed. Raises RunError when one cannot be written."""
+    """The chosen experiment, the table, and the plot if its library is installed. Raises RunError when one cannot be written."""
     head = f"# Chosen by coterie tune for {tuned.best.name}: held-out loss {tuned.best.loss:.6g}, mean of {tuning.folds} folds.\n"
     chosen = yaml.safe_dump(tuning.chosen(tuned.best.entry), sort_keys=False, allow_unicode=True, width=120)
     write_text(folder / "tuned.yaml", head + chosen)
@@ -135,39 +129,28 @@ def _csv(tuned: Tuned, tuning: Tuning) -> str:
 
 
 def print_result(tuned: Tuned, tuning: Tuning, folder: Path, console: Console) -> None:
-    """The table of points, the choice, what to be wary of, and the command that comes next."""
-    narrow = is_narrow(console)
+    """Prints the table of points, the choice, warnings, and the next command."""
     shown = sorted(tuned.points, key=lambda point: point.loss)[:MAX_ROWS]
     best, keys = tuned.best, tuned.keys
-    rows = [
-        [
-            *(value_text(point.entry[key]) if key in point.entry else "-" for key in keys),
-            figure(point.loss),
-            figure(point.error, 2),
-            figure(point.metric),
-            "*" if point is best else "",
-        ]
-        for point in tuned.points
-        if point in shown
-    ]
+    rows = []
+    for point in tuned.points:
+        if point in shown:
+            settings = [value_text(point.entry[key]) if key in point.entry else "-" for key in keys]
+            rows.append([*settings, figure(point.loss), figure(point.error, 2), figure(point.metric), "*" if point is best else ""])
     title = f"Held-out loss, mean of {tuning.folds} folds (* chosen)"
     columns = [*keys, "loss", "+-", metric_name(tuning.fold(1)), ""]
-    console.print(table(title, columns, rows, n_text=len(keys), gap=1 if narrow else 2))
+    console.print(table(title, columns, rows, n_text=len(keys), gap=1 if is_narrow(console) else 2))
     if len(shown) < len(tuned.points):
         print(f"these are the best {len(shown)} of {len(tuned.points)} points: {folder / 'tuned.csv'} has all", file=console.file)
-    for sentence in [*tuned.edges(), *_cautions(tuned, tuning, folder)]:
+    sentences = tuned.edges()
+    if n := tuned.n_cautious:
+        verb, place = "warns" if n == 1 else "warn", fold_folder(folder, tuned.first_cautious)
+        sentences.append(f"warning: {counted(n, 'fold')} of {tuning.folds} {verb} of something: coterie show {place}")
+    for sentence in sentences:
         console.print(Text(sentence, style="yellow"))
     console.print()
     console.print(Text(f"chosen: {best.name}, held-out loss {figure(best.loss)} +- {figure(best.error, 2)}", style="bold"))
     print(f"next: coterie run {folder / 'tuned.yaml'}", file=console.file)  # not by the console, which would wrap it
-
-
-def _cautions(tuned: Tuned, tuning: Tuning, folder: Path) -> list[str]:
-    if not tuned.n_cautious:
-        return []
-    place = fold_folder(folder, tuned.first_cautious)
-    verb = "warns" if tuned.n_cautious == 1 else "warn"
-    return [f"warning: {counted(tuned.n_cautious, 'fold')} of {tuning.folds} {verb} of something: coterie show {place}"]
 
 
 # ---- the plot: held-out loss against one setting, a curve for each choice of the others, with bars of one standard error
@@ -176,13 +159,13 @@ _LOG_FROM = 10.0  # ratio of the largest to the smallest value from which an axi
 
 
 def chart(tuned: Tuned, n_folds: int) -> Spec:
-    """The points at their numbers, or for want of these at their places in the grid; a ring around the chosen one."""
+    """The points at the numbers of one setting, or else at their places in the grid; a ring around the chosen one."""
     along, others = _axis_and_others(tuned)
 
     def drawn(point: Point) -> plots.Point:
         x = point.name if along is None else float(point.entry[along])
         curve = " ".join(f"{key}={value_text(point.entry.get(key))}" for key in others) or "mean, and its standard error"
-        return plots.Point(curve, x, point.loss, point.loss - point.error, point.loss + point.error)
+        return plots.Point.around(curve, x, point.loss, point.error)
 
     listed = [drawn(point) for point in sorted(tuned.points, key=lambda point: _order(point, others))]
     y = Axis(f"held-out loss, mean of {n_folds} folds")
@@ -195,7 +178,7 @@ def chart(tuned: Tuned, n_folds: int) -> Spec:
 
 
 def _axis_and_others(tuned: Tuned) -> tuple[str | None, list[str]]:
-    """The setting along the axis, that with the most numbers; None where none has two. And the other settings that differ."""
+    """The setting with the most numbers, for the axis, None if none has two; and the other settings that differ."""
     distinct = {key: {value_text(point.entry.get(key)) for point in tuned.points} for key in tuned.keys}
     numeric = [key for key in tuned.keys if len(distinct[key]) > 1 and all(_is_number(point.entry.get(key)) for point in tuned.points)]
     along = max(numeric, key=lambda key: len(distinct[key]), default=None)
@@ -204,7 +187,7 @@ def _axis_and_others(tuned: Tuned) -> tuple[str | None, list[str]]:
 
 
 def _order(point: Point, keys: Sequence[str]) -> tuple[Any, ...]:
-    """Numbers in their order, other things in that of their text."""
+    """Numbers by value, other settings by their text."""
     values = [point.entry.get(key) for key in keys]
     return tuple((not _is_number(value), value if _is_number(value) else 0, value_text(value)) for value in values)
 

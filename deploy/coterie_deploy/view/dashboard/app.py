@@ -1,6 +1,4 @@
-"""The routes of the dashboard. All of them only read; whatever reads a run does so in a thread, so that nobody waits for another's run."""
-
-from __future__ import annotations
+"""The routes of the dashboard. They only read, and each run is read in a thread, so that one request does not wait for another's run."""
 
 import functools
 import hashlib
@@ -25,11 +23,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coterie import __version__
 from coterie.errors import CoterieError
+from coterie.extras import needed
+from coterie_deploy.read.run_status import Watcher
 from coterie_deploy.terminal.printable import printable
 from coterie_deploy.view.dashboard import downloads
-from coterie_deploy.view.dashboard.found import Runs, Watched
+from coterie_deploy.view.dashboard.found import Runs
 from coterie_deploy.view.dashboard.pictures import comparison_content, run_content
-from coterie_deploy.view.pages import needed, safe_json, text_of, themes, vega_script
+from coterie_deploy.view.pages import safe_json, text_of, themes, vega_script
 
 MAX_COMPARED = 12
 _HEADERS = {
@@ -46,39 +46,30 @@ _HEADERS = {
 def application(top: Path, names: Sequence[str] = ()) -> Starlette:
     """The application for the runs below a folder; `names`: what it may be called beside localhost and addresses."""
     runs = Runs(top)
-    pages = [Route(path, functools.partial(_page, template)) for path, template in _PAGES.items()]
-    content = [
-        Route("/api/runs", functools.partial(_list, runs)),
-        Route("/api/run", functools.partial(_run, runs)),
-        Route("/api/compare", functools.partial(_compare, runs)),
-    ]
+    pages = [Route(path, functools.partial(_page, runs, template)) for path, template in _PAGES.items()]
+    asked = {"runs": _list, "run": _run, "compare": _compare}
+    content = [Route(f"/api/{name}", functools.partial(answer, runs)) for name, answer in asked.items()]
     taken = [Route(f"/download/{name}", functools.partial(_download, runs, name)) for name in _DOWNLOADS]
     served = [Route(f"/static/{name}", functools.partial(_static, name)) for name in _STATIC]
     guard = Middleware(Guard, names=frozenset({"localhost", *(name.lower() for name in names)}))
-    return Starlette(
-        routes=[*pages, *content, *taken, *served], middleware=[guard], exception_handlers={CoterieError: _refuse, sqlite3.Error: _refuse}
-    )
+    refusals: Mapping[Any, Any] = {CoterieError: _refuse, sqlite3.Error: _refuse, 404: _not_found}
+    return Starlette(routes=[*pages, *content, *taken, *served], middleware=[guard], exception_handlers=refusals)
 
 
 class Guard:
-    """Answers those who have asked for this server by its own name only, so that no page from elsewhere can read it by a name that it made
-    point here; addresses cannot be made to point anywhere. Adds the headers."""
+    """Adds the headers, and refuses other host names than this server's and addresses, against DNS rebinding by pages from elsewhere."""
 
     def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
-        self._app = app
-        self._names = names
+        self._app, self._names = app, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
-                    headers[name] = value
+                MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
         app = self._app if self._is_asked(Headers(scope=scope).get("host", "")) else PlainTextResponse("unknown host", 400)
@@ -108,11 +99,28 @@ def _own_text(name: str) -> str:
     return (files("coterie_deploy.view.dashboard") / name).read_text(encoding="utf-8")
 
 
-async def _page(template: str, request: Request) -> Response:
+def _page(runs: Runs, template: str, request: Request) -> Response:
     names = [printable(name) for name in request.query_params.getlist("name")]
+    asked = [] if template == "list.html" else names or [""] * (template == "run.html")
+    if (strange := next((name for name in asked if not runs.has(name)), None)) is not None:
+        return _missing(f"There is no run {strange[:200]!r} below {printable(str(runs.top))}.")
     title = ", ".join(names)[:200] or "Runs"
-    text = _environment().get_template(template).render(title=title, version=__version__, names=names, themes=safe_json(themes()))
-    return HTMLResponse(text)
+    page = _environment().get_template(template)
+    return HTMLResponse(page.render(title=title, version=__version__, names=names, themes=safe_json(themes())))
+
+
+def _missing(sentence: str) -> Response:
+    """A page with a sentence, and a link back to the list."""
+    page = _environment().get_template("missing.html")
+    return HTMLResponse(page.render(title="Not found", version=__version__, sentence=sentence), 404)
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    """Scripts and downloads get a sentence, people a page."""
+    said = str(getattr(error, "detail", "not found"))
+    if request.url.path.startswith(("/api/", "/static/", "/download/")):
+        return PlainTextResponse(said, 404)
+    return _missing(f"There is no page {printable(request.url.path[:200])!r} here.")
 
 
 # ---- content
@@ -124,7 +132,7 @@ def _list(runs: Runs, request: Request) -> Response:
 
 def _run(runs: Runs, request: Request) -> Response:
     asked = request.query_params
-    return _content(request, run_content(_chosen(runs, request), asked.get("stage"), asked.get("figure")))
+    return _content(request, run_content(_named(runs, asked.get("name", "")), asked.get("stage"), asked.get("figure")))
 
 
 def _compare(runs: Runs, request: Request) -> Response:
@@ -135,11 +143,7 @@ def _compare(runs: Runs, request: Request) -> Response:
     return _content(request, comparison_content(chosen, request.query_params.get("figure")))
 
 
-def _chosen(runs: Runs, request: Request) -> Watched:
-    return _named(runs, request.query_params.get("name", ""))
-
-
-def _named(runs: Runs, name: str) -> Watched:
+def _named(runs: Runs, name: str) -> Watcher:
     watched = runs.watched(name)
     if watched is None:
         raise HTTPException(404, f"there is no run {printable(name[:200])!r} here")
@@ -151,7 +155,7 @@ def _content(request: Request, content: Mapping[str, Any]) -> Response:
 
 
 async def _refuse(_request: Request, error: Exception) -> Response:
-    """A run that cannot be read, or is gone: one sentence."""
+    """One sentence for a run that cannot be read, or is gone."""
     return PlainTextResponse(printable(" ".join(str(error).split())), 503)
 
 
@@ -159,7 +163,7 @@ async def _refuse(_request: Request, error: Exception) -> Response:
 
 
 def _download(runs: Runs, what: str, request: Request) -> Response:
-    folder = _chosen(runs, request).folder
+    folder = _named(runs, request.query_params.get("name", "")).folder
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", request.query_params["name"]).strip("-.") or "run"
     return _DOWNLOADS[what](folder, f"{stem}-{what}")
 
@@ -173,15 +177,11 @@ def _file(make: Callable[[Path], Path], media_type: str, folder: Path, name: str
     return FileResponse(path, media_type=media_type, headers=_as_attachment(name), background=BackgroundTask(path.unlink, missing_ok=True))
 
 
-def _report(folder: Path, name: str) -> Response:
-    return HTMLResponse(downloads.report_of_run(folder), headers=_as_attachment(name))
-
-
 _DOWNLOADS: Mapping[str, Callable[[Path, str], Response]] = {
     "ledger.csv": functools.partial(_file, functools.partial(downloads.ledger_of, form="csv"), "text/csv"),
     "ledger.jsonl": functools.partial(_file, functools.partial(downloads.ledger_of, form="jsonl"), "application/jsonl"),
     "run.db": functools.partial(_file, downloads.copy_of, "application/vnd.sqlite3"),
-    "report.html": _report,
+    "report.html": lambda folder, name: HTMLResponse(downloads.report_of_run(folder), headers=_as_attachment(name)),
 }
 
 
@@ -202,7 +202,6 @@ def _static(name: str, request: Request) -> Response:
 
 
 def _cached(request: Request, body: bytes, media_type: str) -> Response:
-    """The body, unless the asker has it already."""
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
     if request.headers.get("if-none-match") == tag:

@@ -1,6 +1,4 @@
-"""What can be taken away from a run: its ledger row by row, a copy of its database, its report. Files are temporary, and the caller's."""
-
-from __future__ import annotations
+"""The downloads of a run: its ledger row by row, a copy of its database, its report. The caller removes the temporary files."""
 
 import contextlib
 import sqlite3
@@ -32,7 +30,7 @@ def ledger_of(folder: Path, form: str) -> Path:
 
 
 def copy_of(folder: Path) -> Path:
-    """A copy of the database, of one moment."""
+    """A copy of the database at one moment."""
     with _new_file() as path, read_run(folder) as source, contextlib.closing(sqlite3.connect(path)) as target:
         source.backup(target)
     return path
@@ -40,7 +38,6 @@ def copy_of(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _new_file() -> Iterator[Path]:
-    """Taken away when what is to write it fails."""
     with tempfile.NamedTemporaryFile(prefix="coterie-", delete=False) as file:
         path = Path(file.name)
     try:
@@ -51,6 +48,5 @@ def _new_file() -> Iterator[Path]:
 
 
 def report_of_run(folder: Path) -> str:
-    """The page that `coterie report` writes."""
     with _one_report:
         return html_of(page_of([view_of(folder)], Weighing()))

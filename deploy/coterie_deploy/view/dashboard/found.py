@@ -1,9 +1,7 @@
-"""The runs below a folder, and what the list says of each.
+"""The runs below a folder, and the list of them.
 
-A run is known by the path of its folder from there; it is looked up in what was found, and never made a path of.
+The name of a run is the path of its folder from there. A name from a request is looked up among the runs found, never used as a path.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
@@ -13,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.errors import CoterieError, RunError
@@ -30,6 +28,7 @@ from coterie_server.run.coordinator import is_held
 _MAX_DEPTH = 6  # of a run below the folder
 _MAX_FOLDERS = 20_000  # looked into
 _SEARCH_EVERY_S = 2.0
+_SEARCH_AGAIN_S = 0.2  # where a run is asked for that was not there
 _MAX_WATCHED = 16  # runs whose rounds are kept in memory
 _BYTES = f"""
 SELECT COALESCE(MAX(row), ?1), COALESCE(SUM(message_bytes) + {GRPC_FRAME_HEADER_BYTES} * SUM(frames), 0)
@@ -41,7 +40,7 @@ _FILES = ("run.db", "run.db-wal")
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the list. `problem`: why the run cannot be read, "" otherwise; then the rest says nothing."""
+    """A line of the list. `problem`: why the run cannot be read, in which case the other fields are empty; else ""."""
 
     run: str
     problem: str = ""
@@ -59,7 +58,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Sent:
-    """The useful bytes on the wire up to a row of the ledger; `life` changes when what a resumed run repeats is no longer useful."""
+    """The useful wire bytes up to a row of the ledger; `life` changes when a resumed run makes earlier rows useless."""
 
     life: tuple[str, str, int]
     row: int = 0
@@ -67,7 +66,7 @@ class Sent:
 
 
 class Runs:
-    """What is below a folder. For several threads."""
+    """The runs below a folder, for several threads."""
 
     def __init__(self, top: Path) -> None:
         self.top = top
@@ -76,7 +75,7 @@ class Runs:
         self._searched_at = -_SEARCH_EVERY_S
         self._entries: dict[str, tuple[object, Entry]] = {}
         self._sent: dict[str, Sent] = {}
-        self._watched: OrderedDict[str, Watched] = OrderedDict()
+        self._watched: OrderedDict[str, Watcher] = OrderedDict()
 
     def folders(self) -> dict[str, Path]:
         """The run folders by name, found anew every few seconds."""
@@ -86,47 +85,43 @@ class Runs:
                 self._searched_at = time.monotonic()
             return self._found
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a run, also one that has just begun."""
+        if name not in self.folders():
+            with self._lock:
+                if time.monotonic() - self._searched_at >= _SEARCH_AGAIN_S:
+                    self._searched_at = -_SEARCH_EVERY_S
+        return name in self.folders()
+
     def entries(self) -> list[Entry]:
         """A line for each run; one that has not changed is not read again."""
         folders = self.folders()
         for name in self._entries.keys() - folders.keys():
             self._entries.pop(name, None)
             self._sent.pop(name, None)
-        return [self._entry(name, folder) for name, folder in folders.items()]
+        for name, folder in folders.items():
+            stamp = _stamp(folder)
+            if name in self._entries and self._entries[name][0] == stamp:
+                continue
+            try:
+                entry, self._sent[name] = entry_of(name, folder, self._sent.get(name))
+            except (CoterieError, sqlite3.Error, ValueError, TypeError, OSError) as error:
+                entry = Entry(name, printable(" ".join(str(error).split())))
+            self._entries[name] = (stamp, entry)
+        return [self._entries[name][1] for name in folders]
 
-    def _entry(self, name: str, folder: Path) -> Entry:
-        stamp = _stamp(folder)
-        known = self._entries.get(name)
-        if known is not None and known[0] == stamp:
-            return known[1]
-        try:
-            entry, self._sent[name] = entry_of(name, folder, self._sent.get(name))
-        except (CoterieError, sqlite3.Error, ValueError, TypeError, OSError) as error:
-            entry = Entry(name, printable(" ".join(str(error).split())))
-        self._entries[name] = (stamp, entry)
-        return entry
-
-    def watched(self, name: str) -> Watched | None:
+    def watched(self, name: str) -> Watcher | None:
         """The watcher of a run, None when there is no such run."""
         folder = self.folders().get(name)
         with self._lock:
             if folder is None:
                 self._watched.pop(name, None)
                 return None
-            watched = self._watched.setdefault(name, Watched(folder))
+            watched = self._watched.setdefault(name, Watcher(folder))
             self._watched.move_to_end(name)
             if len(self._watched) > _MAX_WATCHED:
                 self._watched.popitem(last=False)
             return watched
-
-
-class Watched:
-    """A watcher that several threads share, one after the other."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.lock = threading.Lock()
-        self.watcher = Watcher(folder)
 
 
 def find_runs(top: Path) -> dict[str, Path]:
@@ -135,21 +130,17 @@ def find_runs(top: Path) -> dict[str, Path]:
     for n_folders, (here, below, files) in enumerate(os.walk(top), start=1):
         folder = Path(here)
         parts = folder.relative_to(top).parts
-        if "run.db" in files:
-            found["/".join(map(_shown, parts)) or "."] = folder
+        if "run.db" in files:  # names of folders may be any bytes
+            names = (printable(os.fsencode(part).decode("utf-8", "backslashreplace")) for part in parts)
+            found["/".join(names) or "."] = folder
         if "run.db" in files or len(parts) >= _MAX_DEPTH or n_folders >= _MAX_FOLDERS:
             below.clear()
         below[:] = sorted(name for name in below if not name.startswith("."))
     return found
 
 
-def _shown(name: str) -> str:
-    """A folder's name as text that can be shown and sent, whatever its bytes are."""
-    return printable(os.fsencode(name).decode("utf-8", "backslashreplace"))
-
-
 def _stamp(folder: Path) -> object:
-    """Changes whenever the run does, or its coordinator is gone."""
+    """A value that changes with the files of the run and the presence of its coordinator."""
     stats = []
     for name in _FILES:
         with contextlib.suppress(OSError):
@@ -159,10 +150,7 @@ def _stamp(folder: Path) -> object:
 
 
 def entry_of(name: str, folder: Path, before: Sent | None = None) -> tuple[Entry, Sent]:
-    """A line of the list, and what was sent, to be read on from there.
-
-    Raises CoterieError, or what sqlite3 and json raise, for a run that cannot be read.
-    """
+    """A line of the list, and the bytes so far. CoterieError, or an error of sqlite3 or json, for a run that cannot be read."""
     is_at_work = is_held(folder)
     with contextlib.closing(open_run(folder)) as connection:
         facts = summary.facts(connection)
@@ -172,25 +160,15 @@ def entry_of(name: str, folder: Path, before: Sent | None = None) -> tuple[Entry
         (n_users,) = connection.execute("SELECT COUNT(*) FROM members").fetchone()
         sent = _sent(connection, facts, before)
         (started,) = connection.execute("SELECT MIN(at) FROM events WHERE kind = 'start'").fetchone()
-    status, reason = status_of(facts["status"], is_at_work=is_at_work)
+    status, result = status_of(facts["status"], is_at_work=is_at_work)
     final = next((stage for stage in stages if stage.name == facts.get("final_stage")), stages[-1] if stages else None)
     frozen = json.loads(facts.get("experiment", "{}"))
-    entry = Entry(
-        name,
-        name=facts.get("name", ""),
-        status=str(status),
-        method=str(frozen.get("method", {}).get("name", "")),
-        users=n_users,
-        stage="" if final is None else final.name,
-        stages=len(stages),
-        rounds=sum(stage.rounds for stage in stages),
-        wire_bytes=sent.wire_bytes,
-        started=started,
-    )
-    if status is Status.failed:
-        return replace(entry, result=reason), sent
-    metric = None if final is None else final.results.get("heldout_metric")
-    return (entry if metric is None else replace(entry, result=f"{_metric(frozen)} {figure(metric)}")), sent
+    if status is not Status.failed and final is not None and "heldout_metric" in final.results:
+        result = f"{_metric(frozen)} {figure(final.results['heldout_metric'])}"
+    method, stage = str(frozen.get("method", {}).get("name", "")), "" if final is None else final.name
+    n_rounds = sum(one.rounds for one in stages)
+    known = (facts.get("name", ""), str(status), method, n_users, stage, len(stages), n_rounds, result, sent.wire_bytes, started)
+    return Entry(name, "", *known), sent
 
 
 def _sent(connection: sqlite3.Connection, facts: Mapping[str, str], before: Sent | None) -> Sent:
@@ -205,7 +183,7 @@ _LOSSES = ("least_squares", "huber", "poisson", "logistic", "squared_hinge")
 
 
 def _metric(frozen: dict[str, object]) -> str:
-    """What is measured on held-out rows; of a loss that is somebody's code, which is not imported for this, a word that is always true."""
+    """The metric on held-out rows; "metric" for a loss from outside, whose code is not imported for this."""
     with contextlib.suppress(CoterieError):
         experiment = experiment_from(frozen)
         if experiment.model is not None or experiment.problem.loss in _LOSSES:

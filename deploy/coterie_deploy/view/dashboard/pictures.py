@@ -1,21 +1,16 @@
-"""What the pages show of runs, as content for JSON: numbers as they are, texts as they were written, charts as Vega-Lite specifications."""
+"""The content of the dashboard's pages, for JSON: numbers, texts, and charts as Vega-Lite specifications."""
 
-from __future__ import annotations
-
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from coterie_deploy.read.run_status import RunStatus
+from coterie_deploy.read.costs import figures_shown
+from coterie_deploy.read.run_status import RunStatus, Watcher
 from coterie_deploy.view import charts
 from coterie_deploy.view.charts import Against, Chart
-from coterie_deploy.view.dashboard.found import Watched
-from coterie_deploy.view.run_view import figures_shown
 from coterie_deploy.view.watch import latest_of
 from coterie_server.record.curves import GAP, Curves
-from coterie_server.record.follow import Event
 from coterie_server.record.query import Group
 from coterie_server.record.summary import SESSION, StageSummary, Traffic
 
@@ -23,18 +18,13 @@ _AXES: Sequence[Against] = ("round", "bytes", "seconds")
 _MAX_EVENTS = 100
 
 
-def run_content(watched: Watched, stage: str | None, figure: str | None) -> dict[str, Any]:
+def run_content(watched: Watcher, stage: str | None, figure: str | None) -> dict[str, Any]:
     """A run at this moment; charts of one of its stages, by default the newest or the result's. Raises what `Watcher.look` does."""
     with watched.lock:
-        run, _ = watched.watcher.look()
-        follower = watched.watcher.follower
+        run, _ = watched.look()
+        follower = watched.follower
         chosen = next((one for one in run.stages if one.name == stage), run.stage)
-        if chosen is None:
-            curves = None
-        elif chosen == run.stage:
-            curves = run.curves
-        else:
-            curves = follower.curves(chosen)
+        curves = run.curves if chosen is None or chosen == run.stage else follower.curves(chosen)
         traffic = [row for row in follower.traffic.values() if row.stage != SESSION]
     figures = [] if curves is None else figures_shown(curves)
     shown = _shown(figure, figures, is_gap_known=curves is not None and curves.has_reference)
@@ -50,19 +40,19 @@ def run_content(watched: Watched, stage: str | None, figure: str | None) -> dict
         "figures": {name: charts.figure_name(name) for name in figures},
         "figure": shown,
         "latest": {} if run.curves is None else latest_of(run.curves),
-        "members": [[member.name, member.n_users, member.is_here, _number(member.since)] for member in run.members],
+        "members": [[member.name, member.n_users, member.is_here, member.since] for member in run.members],
         "sent": [[one.scope, one.direction, one.vectors, one.wire_bytes, one.bytes_per_s] for one in run.sent],
-        "events": [_event(event) for event in reversed(run.events[-_MAX_EVENTS:])],
+        "events": [[event.at, event.kind, event.text] for event in reversed(run.events[-_MAX_EVENTS:])],
         "charts": [_chart(chart) for chart in drawn],
     }
 
 
-def comparison_content(chosen: Mapping[str, Watched], figure: str | None) -> dict[str, Any]:
+def comparison_content(chosen: Mapping[str, Watcher], figure: str | None) -> dict[str, Any]:
     """Several runs side by side: the newest stage of each, or that of its result."""
     rows, named = [], dict[str, Curves]()
     for name, watched in chosen.items():
         with watched.lock:
-            run, _ = watched.watcher.look()
+            run, _ = watched.look()
         rows.append({"run": name, **_head(run), **_cost(run)})
         if run.curves is not None:
             named[name] = run.curves
@@ -78,14 +68,15 @@ def comparison_content(chosen: Mapping[str, Watched], figure: str | None) -> dic
 
 
 def _shown(asked: str | None, figures: Sequence[str], *, is_gap_known: bool) -> str | None:
-    """What was asked for, or the first; the gap to a stage's own smallest objective, which always ends at 0, only when it is asked for."""
+    """The figure asked for, or the first. A gap to a stage's own smallest objective always ends at 0, so it is never the default."""
     if asked in figures:
         return asked
     return next((name for name in figures if name != GAP or is_gap_known), None)
 
 
 def progress_charts(named: Mapping[str, Curves], figure: str) -> list[Chart]:
-    """A figure against rounds, bytes and seconds, as far as these are known."""
+    if not any(np.isfinite(curves.figures[figure]).sum() > 1 for curves in named.values() if figure in curves.figures):
+        return []  # a single point: the page has its value among the latest figures
     has_times = any(np.isfinite(curves.seconds).any() for curves in named.values())
     return [charts.progress_chart(named, figure, against) for against in _AXES if (against != "seconds" or has_times)]
 
@@ -106,8 +97,8 @@ def _head(run: RunStatus) -> dict[str, Any]:
         "newest": None if stage is None else _stage(stage),
         "limit": run.limit,
         "rounds_per_s": run.pace.rounds_per_s,
-        "left_s": _number(run.left_s),
-        "likely_s": _number(run.likely_s),
+        "left_s": run.left_s,
+        "likely_s": run.likely_s,
         "noun": run.noun,
         "n_wanted": run.n_wanted,
         "n_users": sum(member.n_users for member in run.members),
@@ -117,13 +108,12 @@ def _head(run: RunStatus) -> dict[str, Any]:
 
 
 def _cost(run: RunStatus) -> dict[str, Any]:
-    """What the stage that is compared has cost."""
     curves = run.curves
     if curves is None:
         return {"stage_up": None, "stage_down": None, "stage_s": None, "metric": None}
     up, down = (float(curves.bytes_by(direction=way)[-1]) for way in ("up", "down"))
     metric = curves.stage.results.get("heldout_metric")
-    return {"stage_up": up, "stage_down": down, "stage_s": _number(float(curves.seconds[-1])), "metric": metric}
+    return {"stage_up": up, "stage_down": down, "stage_s": float(curves.seconds[-1]), "metric": metric}
 
 
 def _stage(stage: StageSummary) -> list[Any]:
@@ -131,16 +121,8 @@ def _stage(stage: StageSummary) -> list[Any]:
     return [stage.name, stage.method, stage.rounds, stage.outcome, stage.seconds, metric, stage.results.get("clusters")]
 
 
-def _event(event: Event) -> list[Any]:
-    return [event.at, event.kind, event.text]
-
-
 def _chart(chart: Chart) -> dict[str, Any]:
     return {"key": chart.key, "title": chart.title, "note": chart.note, "spec": chart.spec}
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def _grouped(rows: Iterable[Traffic], keys_of: Callable[[Traffic], tuple[str, ...]]) -> list[Group]:
@@ -148,5 +130,5 @@ def _grouped(rows: Iterable[Traffic], keys_of: Callable[[Traffic], tuple[str, ..
     groups: dict[tuple[str, ...], Group] = {}
     for row in rows:
         keys = keys_of(row)
-        groups.setdefault(keys, Group(keys)).add((row.vectors, row.scalars, row.payload_bytes, row.message_bytes, row.frames), 0)
+        groups.setdefault(keys, Group(keys)).add((row.vectors, row.scalars, row.payload_bytes, row.message_bytes, row.frames))
     return list(groups.values())

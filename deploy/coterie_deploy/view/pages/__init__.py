@@ -1,33 +1,22 @@
 """The pages that the report and the dashboard are made of: templates, style, and the script that draws charts. Extra `report`."""
 
-from __future__ import annotations
-
 import functools
-import importlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from coterie.errors import ConfigError
+from coterie.extras import needed
+from coterie_deploy.terminal.printable import without_nan
 from coterie_deploy.terminal.tables import figure
 from coterie_deploy.view.charts import Chart
 from coterie_deploy.view.theme import theme
 
 MOST_ROWS = 500  # of the table behind a chart
-_WIDE = ("clusters", "events", "topology", "coefficients")  # charts as wide as the page
-
-
-def needed(module: str, extra: str) -> Any:
-    """A module of an optional library. ConfigError that says how to get it."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"this command needs {error.name}, which is not installed: pip install 'coterie[{extra}]'") from None
+_WIDE = ("clusters", "events", "topology", *(f"coefficients-{place}" for place in range(1, 14)))  # charts as wide as the page
 
 
 def text_of(name: str) -> str:
-    """A file of this folder."""
     return (files(__name__) / name).read_text(encoding="utf-8")
 
 
@@ -50,17 +39,11 @@ def vega_script() -> str:
 
 def safe_json(content: Any) -> str:
     """JSON that can stand in a script element: nothing in it ends the element. NaN becomes null."""
-    text = json.dumps(_without_nan(content), separators=(",", ":"), allow_nan=False)
+    text = json.dumps(without_nan(content), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def specs_of(charts: Iterable[tuple[str, Chart]]) -> dict[str, Any]:
-    """The specifications by key, for the script that draws."""
-    return {key: chart.spec for key, chart in charts}
-
-
 def themes() -> Mapping[str, Any]:
-    """The configurations for light and for dark."""
     return {"light": theme(dark=False), "dark": theme(dark=True)}
 
 
@@ -75,13 +58,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     return f"{value:,}" if isinstance(value, int) or float(value).is_integer() else figure(value, 6)
-
-
-def _without_nan(content: Any) -> Any:
-    if isinstance(content, float):
-        return content if content - content == 0 else None
-    if isinstance(content, Mapping):
-        return {key: _without_nan(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_without_nan(value) for value in content]
-    return content

@@ -26,7 +26,7 @@
     }
   }, { rootMargin: "300px" });
   const watch = (root) => root.querySelectorAll(".chart[data-key]").forEach((place) => seen.observe(place));
-  const again = () => [...views.keys()].forEach((place) => draw(place).catch(fail));
+  const again = () => [...views.keys()].filter((place) => !place.closest("[hidden]")).forEach((place) => draw(place).catch(fail));
 
   dark.addEventListener("change", again);
   document.addEventListener("change", (event) => {
@@ -37,7 +37,14 @@
       for (const place of panel.querySelectorAll(".chart")) if (views.has(place)) draw(place).catch(fail); // the width may have changed
     }
   });
-  window.addEventListener("beforeprint", () => document.querySelectorAll(".chart[data-key]").forEach((place) => draw(place).catch(fail)));
+  // Paper shows all tabs and does not wait: what nobody has looked at is drawn when there is time, and at the latest before printing.
+  const undrawn = () => [...document.querySelectorAll(".chart[data-key]")].filter((place) => !views.has(place));
+  const ahead = () => {
+    const next = undrawn().find((place) => specs[place.dataset.key] && place.clientWidth > 0);
+    if (next) draw(next).catch(fail).then(() => requestIdleCallback(ahead));
+  };
+  window.addEventListener("load", () => requestIdleCallback(ahead));
+  window.addEventListener("beforeprint", () => undrawn().forEach((place) => draw(place).catch(fail)));
   window.coterie = {
     watch,
     replace: (changed) => { specs = { ...specs, ...changed }; again(); },

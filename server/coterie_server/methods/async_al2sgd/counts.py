@@ -14,9 +14,12 @@ from coterie.methods.async_al2sgd import recorded_refreshes
 from coterie_server.families import coin_counts, known_clusters
 from coterie_server.families.coin_counts import NO_REUSE
 from coterie_server.families.known_clusters import Clusters
+from coterie_server.families.partial import last_of
 from coterie_server.interface.half import Counts
 from coterie_server.methods.async_al2sgd.rates import Rates, refresh_coin
 from coterie_server.record.rundb import BETWEEN, WITHIN
+
+_COUNTED = ("between_rounds", "anchor_rounds", "within_vectors", "within_targets")
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class ClosedForms:
     collects: bool
 
     def expected_rounds(self, rates: Rates, n: int) -> dict[str, float]:
-        """How often clusters average in n iterations, alone and together. No average is used again; an anchor at the end is not shared."""
+        """How often clusters average in n iterations, alone and together. No average is reused; an anchor at the end is not shared."""
         anchors = rates.rho * min(n, self.iterations - 1) + self.is_warm
         within = n * (1 - rates.p0) * rates.p
         return {
@@ -61,33 +64,28 @@ class ClosedForms:
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """A pair's vector up and an average down for each cluster and global round or anchor; x_i up for each user and anchor.
 
-        Each host of a cluster gets what an averaging iteration subtracts, and both averages of an anchor.
+        Each host of a cluster receives the vector that an averaging iteration subtracts, and both averages of an anchor.
         """
-        last = figures[-1] if figures else {}
-        between, anchors, models = (last.get(f"{name}_expected", 0.0) for name in ("between_rounds", "anchor_rounds", "within_vectors"))
-        targets = last.get("within_targets_expected", 0.0)
-        return {**self._averages(between, anchors, models, targets), **self._fixed_counts(figures).vectors}
+        means = (last_of(figures, f"{name}_expected") for name in _COUNTED)
+        return {**self._averages(*means), **self._fixed_counts(figures)[0]}
 
     def spread_of_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """Standard deviations over the coins, of binomial counts with these means; inside clusters, which share a coin, a bound.
 
-        It is that of clusters which all make the same choices, with the mean of their probabilities.
+        The bound is that of clusters which all make the same choices, with the mean of their probabilities.
         """
-        last = figures[-1] if figures else {}
-        n, users, hosts = last.get("iteration", 0.0), float(self.clusters.sizes.sum()), float(self.hosts.sum())
-        units = {"between_rounds": 1.0, "anchor_rounds": 1.0, "within_vectors": users, "within_targets": hosts}
-        means = {name: last.get(f"{name}_expected", 0.0) / unit for name, unit in units.items()}
-        means["anchor_rounds"] -= self.is_warm  # which no coin decides
+        n, users, hosts = last_of(figures, "iteration"), float(self.clusters.sizes.sum()), float(self.hosts.sum())
+        units = dict(zip(_COUNTED, (1.0, 1.0, users, hosts), strict=True))
+        means = {name: last_of(figures, f"{name}_expected") / unit for name, unit in units.items()}
+        means["anchor_rounds"] -= self.is_warm  # no coin decides the first anchor
         spread = {name: max(mean * (1 - mean / n), 0.0) ** 0.5 if n else 0.0 for name, mean in means.items()}
         return self._averages(*(unit * spread[name] for name, unit in units.items()))
 
     def drawn_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
-        """For the coins of this seed, or those recorded; nothing of a stage that was stopped on its way."""
-        last = figures[-1] if figures else {}
-        if "within_vectors_drawn" not in last:
+        """For the coins of this seed, or those recorded; nothing for a stage that was stopped early."""
+        if not figures or "within_vectors_drawn" not in figures[-1]:
             return {}
-        names = ("between_rounds", "anchor_rounds", "within_vectors", "within_targets")
-        return self._averages(*(last[f"{name}_drawn"] for name in names))
+        return self._averages(*(figures[-1][f"{name}_drawn"] for name in _COUNTED))
 
     def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """Two constants of each user up, and their extremes for each cluster; nine parameters down to each cluster, and on to its hosts.
@@ -100,22 +98,17 @@ class ClosedForms:
             ("parameters", "up", WITHIN): 2.0 * n_users,
             ("parameters", "down", BETWEEN): 9.0 * k,
             ("parameters", "down", WITHIN): 9 * n_hosts + n_users,
-            **self._fixed_counts(figures).scalars,
+            **self._fixed_counts(figures)[1],
         }
 
     def _averages(self, between: float, anchors: float, models: float, targets: float) -> dict[tuple[str, ...], float]:
         """The counts of averaging by step and direction."""
         k, n_users = self.clusters.size, self.clusters.gamma.size
-        return {
-            ("between-average", "up", BETWEEN): k * between,
-            ("between-average", "down", BETWEEN): k * between,
-            ("between-anchor", "up", BETWEEN): k * anchors,
-            ("between-anchor", "down", BETWEEN): k * anchors,
-            ("within-average", "up"): models,
-            ("within-average", "down"): targets,
-            ("within-anchor", "up"): n_users * anchors,
-            ("within-anchor", "down"): 2 * float(self.hosts.sum()) * anchors,
-        }
+        both: dict[tuple[str, ...], float] = {("between-average", way, BETWEEN): k * between for way in ("up", "down")}
+        both |= {("between-anchor", way, BETWEEN): k * anchors for way in ("up", "down")}
+        anchor_down = 2 * float(self.hosts.sum()) * anchors
+        averages: dict[tuple[str, ...], float] = {("within-average", "up"): models, ("within-average", "down"): targets}
+        return both | averages | {("within-anchor", "up"): n_users * anchors, ("within-anchor", "down"): anchor_down}
 
-    def _fixed_counts(self, figures: Sequence[Mapping[str, float]]) -> known_clusters.FixedCounts:
+    def _fixed_counts(self, figures: Sequence[Mapping[str, float]]) -> tuple[Counts, Counts]:
         return known_clusters.fixed_counts(self.clusters, self.d, figures, self.hosts, collects=self.collects)

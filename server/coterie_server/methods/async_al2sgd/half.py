@@ -1,10 +1,10 @@
-"""Server halves of `async_al2sgd`: the coordinator's, which owns bar and xbar, and the aggregators', which own their clusters' schedules.
+"""Server halves of `async_al2sgd`: the coordinator has bar and xbar, the aggregators have the schedules of their clusters.
 
-See `coterie.methods.async_al2sgd` for Algorithm 2. A global round and a new anchor bring all clusters together; between two of them a
-cluster goes its own way. What an aggregator sends of its users is the pair (alpha_j sum gamma_i theta_i, alpha_j Gamma_j), or that of x.
+See `coterie.methods.async_al2sgd` for Algorithm 2. All clusters meet at a global round or a new anchor; between two of them they do not
+wait for each other. An aggregator sends the pair (alpha_j sum gamma_i theta_i, alpha_j Gamma_j), or that of x, and nothing else.
 
-Nobody can be left out (skip): the estimator (4.1) is unbiased with the averages of all users alone, and the anchor of its variance
-reduction is everyone's at the same iteration.
+Nobody can be left out (skip): the estimator (4.1) is unbiased only with the averages of all users, and the anchor of its variance
+reduction belongs to one iteration for all.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ from coterie.wire.messages import Message, PerCluster
 from coterie_server.families import known_clusters
 from coterie_server.families.known_clusters import (
     Clusters,
-    cluster_gap,
-    cluster_state,
+    cluster_sums,
     clusters_of,
     objective_of,
     private_outcome,
@@ -56,13 +55,13 @@ from coterie_server.methods.async_al2sgd.walk import ClusterHalfState, Walk
 
 @dataclass(frozen=True)
 class State:
-    """Where the coordinator is: the next iteration, and what it has yet to send there."""
+    """The coordinator's state."""
 
-    at: int
+    at: int  # the next iteration
     rates: Rates
     average: Array  # (d,) bar or xbar
-    owed: int  # THETA or ANCHOR: what `average` is of; NOTHING: it has been sent
-    wants_anchor: bool  # before the first iteration, where that does not begin at 0
+    owed: int  # THETA or ANCHOR: the kind of `average`, which has yet to be sent; NOTHING: it has been sent
+    wants_anchor: bool  # before the first iteration, where users do not start at 0
     between_rounds: int = 0
     anchor_rounds: int = 0
 
@@ -78,7 +77,6 @@ class Coordinator:
     counts: ClosedForms
 
     def as_half(self) -> StageHalf[State]:
-        """For the engine."""
         return StageHalf(
             client_options=self.client_options,
             init=self.init,
@@ -94,25 +92,21 @@ class Coordinator:
 
     @property
     def client_options(self) -> Mapping[str, Any]:
-        """The coins, where they are recorded, and whether users begin where an earlier stage has left them."""
-        return {"async_al2sgd": {"coins": self.config.coins, "is_warm": self._is_warm}}
-
-    @property
-    def _is_warm(self) -> bool:
-        return self.setting.start is not None
+        """The coins, where they are recorded, and whether users start from the models of an earlier stage."""
+        return {"async_al2sgd": {"coins": self.config.coins, "is_warm": self.setting.start is not None}}
 
     async def init(self, federation: Federation) -> State:
-        """Learns the constants of the row losses, and gives everybody the parameters."""
+        """Learns the constants of the row losses, and sends everybody the parameters."""
         numbers, k = self.clusters.numbers, self.clusters.size
         constants = (await federation.exchange(AskConstants(numbers)))[ClusterConstants]
         smoothness, convexity = float(constants.smoothness.max()), given(self.config.mu, float(constants.strong_convexity.min()))
         rates = accelerated(self.config, self.clusters, smoothness, convexity)
         common = {name: np.full(k, getattr(rates, name)) for name in ("p0", "eta", "a1", "a2", "b1", "b2")}
         await federation.exchange(Parameters(numbers, p=rates.p, tau=rates.tau, alpha=self.clusters.alpha, **common))
-        return State(0, rates, np.zeros(self.d), NOTHING, self._is_warm)
+        return State(0, rates, np.zeros(self.d), NOTHING, self.setting.start is not None)
 
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:  # noqa: ARG002
-        """To the next global round or new anchor, or as far as is asked for at once."""
+        """To the next global round or new anchor, or by `round_iterations`, or to the next trace."""
         config, numbers, k = self.config, self.clusters.numbers, self.clusters.size
         until, wanted = self._next(state)
         listed: list[Message] = [Advance(numbers, np.full(k, until), np.full(k, wanted))]
@@ -122,30 +116,26 @@ class Coordinator:
         state = replace(state, at=until, owed=wanted, wants_anchor=False)
         if wanted != NOTHING:
             sums = replies[MESSAGES.cluster_sums] if wanted == THETA else replies[AnchorSums]
-            average = weighted_average(sums.weighted, sums.weight) if sums.weight.any() else np.zeros(self.d)  # nobody goes towards that
+            average = weighted_average(sums.weighted, sums.weight) if sums.weight.any() else np.zeros(self.d)  # no user moves to it
             state = replace(state, average=self.setting.precision.rounded(average))
-        state = replace(
-            state,
-            between_rounds=state.between_rounds + (wanted == THETA),
-            anchor_rounds=state.anchor_rounds + (wanted == ANCHOR),
-        )
-        figures = {"iteration": float(until), "between_rounds": float(state.between_rounds), "anchor_rounds": float(state.anchor_rounds)}
+        between, anchors = state.between_rounds + (wanted == THETA), state.anchor_rounds + (wanted == ANCHOR)
+        state = replace(state, between_rounds=between, anchor_rounds=anchors)
+        figures = {"iteration": float(until), "between_rounds": float(between), "anchor_rounds": float(anchors)}
         figures |= self.counts.expected_rounds(state.rates, until)
         if until >= config.iterations:
             figures |= self.counts.drawn_rounds(state.rates, self.setting.seed)
         if wanted != THETA and config.trace_every and until % config.trace_every == 0:
-            figures |= await objective_of(federation, self.clusters, MESSAGES)
+            figures |= (await objective_of(federation, self.clusters, MESSAGES))[0]
         return state, {**figures, ENDED: float(until >= config.iterations)}
 
     def _next(self, state: State) -> tuple[int, int]:
-        """The iteration to go on to, and what is wanted there. At the same iteration a new anchor comes before a global round."""
+        """The iteration to go to, and what is wanted there. At the same iteration a new anchor comes before a global round."""
         config, at, rates = self.config, state.at, state.rates
         if state.wants_anchor:
             return at, ANCHOR
-        trace = (at // config.trace_every + 1) * config.trace_every if config.trace_every else config.iterations
-        stop = min(config.iterations, at + config.round_iterations, trace)
+        stop = min(config.iterations, at + config.round_iterations, known_clusters.next_trace(config.trace_every, config.iterations, at))
         schedule = schedule_by(self.setting.seed, rates.p0, rates.p, self.clusters.numbers, config.coins)
-        start = at + (state.owed == THETA)  # the global round at hand has its average
+        start = at + (state.owed == THETA)  # this global round has its average
         average, _ = schedule.next_global(start, stop, is_stale=True, is_reusable=False)
         last = min(stop, config.iterations - 1)
         refresh = first(refresh_coin(self.setting.seed, rates.rho, recorded_refreshes(config.coins)).flips(at, last), at)
@@ -154,12 +144,11 @@ class Coordinator:
         return average, THETA if average < stop else NOTHING
 
     async def finish(self, state: State, federation: Federation) -> Outcome:
-        """The objective and what users say of their models y, which stay with them unless `collect_models` is set."""
+        """The objective and the users' scores of their models y, which stay with them unless `collect_models` is set."""
         rates, n = state.rates, self.config.iterations
-        names = ("p0", "rho", "eta", "a1", "a2", "b1", "b2")
-        figures = {name: float(getattr(rates, name)) for name in names}
+        figures = {name: float(getattr(rates, name)) for name in ("p0", "rho", "eta", "a1", "a2", "b1", "b2")}
         if all(getattr(self.config, name) is None for name in ("mu", "eta", "a1", "a2", "b1", "b2")):
-            figures["contraction"] = rates.contraction  # for others the theorem promises nothing
+            figures["contraction"] = rates.contraction  # the theorem holds for no other parameters
         figures |= {"between_rounds": float(state.between_rounds), "anchor_rounds": float(state.anchor_rounds)}
         figures |= self.counts.expected_rounds(rates, n)
         return await private_outcome(
@@ -169,11 +158,9 @@ class Coordinator:
 
 def build(config: Config, setting: Setting) -> StageHalf[State]:
     """The coordinator's half for one stage. ConfigError for weights and coins that do not fit the members."""
-    if setting.facts is None:
-        raise RunError("method 'async_al2sgd' needs the facts of the stage 'prepare'")
-    clusters = clusters_of(config, setting.members)
-    _check_coins(config, setting.facts.n_rows, clusters.size)
-    hosts, d = known_clusters.hosts_of(setting, clusters), setting.facts.d
+    facts, clusters = setting.known_facts, clusters_of(config, setting.members)
+    _check_coins(config, facts.n_rows, clusters.size)
+    hosts, d = known_clusters.hosts_of(setting, clusters), facts.d
     counts = ClosedForms(clusters, hosts, d, config.iterations, config.coins, setting.start is not None, config.collect_models)
     return Coordinator(config, setting, clusters, d, counts).as_half()
 
@@ -184,19 +171,15 @@ def _check_coins(config: Config, n_rows: Indices, n_clusters: int) -> None:
             raise ConfigError(f"method.coins has {len(flips)} coins of clusters in iteration {number}, want one for each of {n_clusters}")
         if len(rows) != n_rows.size:
             raise ConfigError(f"method.coins has {len(rows)} rows in iteration {number}, want one for each of {n_rows.size} users")
-        beyond = np.flatnonzero(np.array(rows) >= n_rows)
-        if beyond.size:
+        if (beyond := np.flatnonzero(np.array(rows) >= n_rows)).size:
             user = int(beyond[0])
             raise ConfigError(f"method.coins has row {rows[user]} for user {user} in iteration {number}, want less than {n_rows[user]}")
 
 
 def stages(config: Config, experiment: Experiment) -> Sequence[Stage]:
-    """One stage, which ends by its iterations; each has at most an anchor, a global round and a mere going on, and one comes before."""
+    """One stage, which ends by its iterations. Each takes at most three rounds (anchor, global round, steps), and one round comes first."""
     stop = experiment.stop.model_copy(update={"rounds": 3 * config.iterations + 1})
     return [Stage(config.name, config.name, config, stop, is_result=True)]
-
-
-# ---- the aggregators' half
 
 
 class ClusterHalf:
@@ -214,7 +197,7 @@ class ClusterHalf:
     async def step(
         self, state: ClusterHalfState, inbox: Mapping[type[Message], Message], federation: Federation
     ) -> tuple[ClusterHalfState, Sequence[PerCluster]]:
-        """Handles what the coordinator sent."""
+        """Handles the coordinator's messages."""
         if AskConstants in inbox:
             return state, [await self._constants(federation)]
         if isinstance(parameters := inbox.get(Parameters), Parameters):
@@ -226,33 +209,18 @@ class ClusterHalf:
             p0, p = float(state.parameters.p0[0]), state.parameters.p
             schedule = schedule_by(self._seed, p0, p, self._clusters.numbers, self._config.coins)
             return await Walk(self._clusters, schedule, state.parameters, state).to(go, inbox, federation)
-        if MESSAGES.trace in inbox:
-            return state, [await cluster_state(federation, self._clusters, MESSAGES, state.within_rounds)]
-        if isinstance(centre := inbox.get(MESSAGES.gap_centre), MESSAGES.gap_centre):
-            return state, [await cluster_gap(federation, self._clusters, MESSAGES, centre)]
-        raise TypeError(f"no step of async_al2sgd for {list(inbox)}")
+        return state, [await cluster_sums(federation, self._clusters, MESSAGES, inbox, state.within_rounds)]
 
     async def _constants(self, federation: Federation) -> ClusterConstants:
         found = (await federation.exchange(AskRowConstants()))[RowConstants]
         flat = np.flatnonzero(found.strong_convexity <= 0)
         if flat.size and self._config.mu is None:
-            name = self._names[int(flat[0])]
-            raise ConfigError(
-                f"user {name!r} has row losses that are not strongly convex (mu = 0), want mu above 0 for async_al2sgd: set problem.l2, "
-                "or method.mu to what F has"
-            )
+            who = f"user {self._names[int(flat[0])]!r} has row losses that are not strongly convex (mu = 0)"
+            raise ConfigError(f"{who}, want mu above 0 for async_al2sgd: set problem.l2, or method.mu to what F has")
         segments = self._clusters.segments
         return ClusterConstants(self._clusters.numbers, segments.maxima(found.smoothness), segments.minima(found.strong_convexity))
 
 
-def build_clusters(config: Config, setting: ClusterSetting) -> ClusterHalf:
-    """The aggregators' half for one stage."""
-    return ClusterHalf(config, setting)
-
-
 SERVER = ServerHalf(
-    build=build,
-    stages=stages,
-    needs_everyone="an average without some users belongs to another objective",
-    tiers=build_clusters,
+    build=build, stages=stages, needs_everyone="an average without some users belongs to another objective", tiers=ClusterHalf
 )

@@ -1,4 +1,4 @@
-"""The parameters of Algorithm 2: what is given, and the rest by Corollary 4.4; and the coin of new anchors.
+"""The parameters of Algorithm 2, given or by Corollary 4.4, and the coin of new anchors.
 
 Lyu, Hanzely and Kolar (2022); see `coterie.methods.async_al2sgd`.
 """
@@ -14,7 +14,7 @@ from coterie.errors import ConfigError
 from coterie.methods import async_l2gd
 from coterie.methods.async_al2sgd import Config
 from coterie_server.families.known_clusters import Clusters
-from coterie_server.families.l2gd_rates import expected_smoothness, rates_of
+from coterie_server.methods.async_l2gd.rates import expected_smoothness, rates_of
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Rates:
     a2: float
     b1: float
     b2: float
-    contraction: float  # of the Lyapunov function in an iteration, at least, where all of Corollary 4.4 holds
+    contraction: float  # the least relative decrease of the Lyapunov function in an iteration, if all of Corollary 4.4 holds
 
 
 def accelerated(config: Config, clusters: Clusters, smoothness: float, convexity: float) -> Rates:
-    """What is given, and the rest by Corollary 4.4, in its order; `smoothness` is L~, `convexity` mu. ConfigError for what cannot be run.
+    """The given parameters, and the rest by Corollary 4.4, in its order; `smoothness` is L~, `convexity` mu. Raises ConfigError.
 
     p0, p_j, tau_j are those of Corollary 3.6 and calL that of (3.3), both with L~. The contraction is that of Theorem 4.3's proof,
     min{b2 mu, a1/2, rho a1/(2 a2 + a1)}.
@@ -63,5 +63,5 @@ def given(value: float | None, otherwise: float) -> float:
 
 @functools.lru_cache(maxsize=16)
 def refresh_coin(seed: int, rho: float, recorded: tuple[int, ...] | None) -> Coin:
-    """xi', which only the coordinator has to know."""
+    """xi', which only the coordinator needs."""
     return DrawnCoin(seed, "coin of the anchors", rho) if recorded is None else RecordedCoin(recorded)

@@ -1,4 +1,4 @@
-"""How an aggregator takes its cluster through the iterations of Algorithm 2 that need nothing of the other clusters.
+"""How an aggregator takes its cluster through the iterations of Algorithm 2 that need nothing from the other clusters.
 
 Lyu, Hanzely and Kolar (2022); see `coterie.methods.async_al2sgd`.
 """
@@ -33,35 +33,30 @@ from coterie_server.interface.half import Federation
 
 @dataclass(frozen=True)
 class ClusterHalfState:
-    """Of c clusters: the next iteration, the newest average of theta or of x, and how often the cluster has averaged on its own."""
+    """The state of c clusters."""
 
-    at: Indices  # (c,)
-    average: Array  # (c, d)
-    within_rounds: Indices  # (c,)
+    at: Indices  # (c,) the next iteration
+    average: Array  # (c, d) the newest average, of theta or of x
+    within_rounds: Indices  # (c,) how often the cluster has averaged on its own
     parameters: Parameters | None = None
 
 
-@dataclass(frozen=True)
-class _Leg:
-    """What a cluster does next without hearing from anybody: at most one averaging iteration, whose target is at hand, then local ones."""
-
-    until: int
-    wanted: int
-
-
 class Walk:
-    """The way of some clusters from where they are to where the coordinator wants them."""
+    """Takes some clusters from their iterations to those that the coordinator wants.
+
+    A leg of a cluster is (iteration to go to, wanted there): at most one averaging iteration, whose target is known, then local ones.
+    """
 
     def __init__(self, clusters: Clusters, schedule: Schedule, parameters: Parameters, state: ClusterHalfState) -> None:
         self._clusters, self._schedule, self._p = clusters, schedule, parameters
         self._at, self._average, self._within_rounds = state.at.copy(), state.average.copy(), state.within_rounds.copy()
-        self._targets: dict[int, Array] = {}  # by place: what the next iteration subtracts
+        self._targets: dict[int, Array] = {}  # by place: the vector that the next iteration subtracts
         self._answered = np.zeros(clusters.size, dtype=np.bool_)
 
     async def to(
         self, go: Advance, inbox: Mapping[type[Message], Message], federation: Federation
     ) -> tuple[ClusterHalfState, Sequence[PerCluster]]:
-        """Walks, wave by wave: in each, all clusters that still have a way to go take a leg."""
+        """Walks in waves: in each, all clusters that are not done take a leg."""
         extra: list[Message] = []
         if isinstance(anchor := inbox.get(GlobalAnchor), GlobalAnchor):
             extra.append(AnchorAverages(self._clusters.numbers, self._average, anchor.average))
@@ -82,17 +77,16 @@ class Walk:
         sums = MESSAGES.cluster_sums if wanted == THETA else AnchorSums
         return state, [sums(self._clusters.numbers, weight[:, None] * self._average, weight)]
 
-    def _leg(self, place: int, until: int, wanted: int) -> _Leg:
+    def _leg(self, place: int, until: int, wanted: int) -> tuple[int, int]:
         at = int(self._at[place])
         averages = self._schedule.operations(int(self._clusters.numbers[place]), at, until) != LOCAL
         n_ready = 1 if place in self._targets else 0
         stop = first(averages[n_ready:], at + n_ready) if averages.size else until
-        return _Leg(stop, THETA if stop < until else wanted)
+        return stop, THETA if stop < until else wanted
 
-    async def _wave(self, legs: Mapping[int, _Leg], until: Indices, extra: Sequence[Message], federation: Federation) -> None:
+    async def _wave(self, legs: Mapping[int, tuple[int, int]], until: Indices, extra: Sequence[Message], federation: Federation) -> None:
         numbers, places = self._clusters.numbers, np.array(list(legs), dtype=np.int64)
-        stops = np.array([leg.until for leg in legs.values()], dtype=np.int64)
-        wanted = np.array([leg.wanted for leg in legs.values()], dtype=np.int64)
+        stops, wanted = np.array(list(legs.values()), dtype=np.int64).T
         sent: list[Message] = [*extra, Steps(numbers[places], stops, wanted)]
         if known := [place for place in legs if place in self._targets]:
             sent.append(MESSAGES.target(numbers[known], np.array([self._targets.pop(place) for place in known])))
@@ -110,7 +104,7 @@ class Walk:
         self._answered[places[~is_within]] = True
 
     def _learn(self, asked: Indices, models: Array) -> None:
-        """The averages of the clusters whose users have sent their models."""
+        """Updates the averages of the clusters whose users have sent their models."""
         if not self._average.shape[1]:
             self._average = np.zeros((self._clusters.size, models.shape[1]))
         self._average[asked] = averages_of(self._clusters, asked, models)

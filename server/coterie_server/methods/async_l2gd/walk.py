@@ -1,20 +1,20 @@
-"""How an aggregator takes its cluster through the iterations of Algorithm 1 that need nothing of the other clusters.
+"""How an aggregator takes its cluster through the iterations of Algorithm 1 that need nothing from the other clusters.
 
-Lyu, Hanzely and Kolar (2022); see `coterie.methods.async_l2gd`. The coins say what every iteration is, so users are told how far to go
-alone, and what they lack of the averages.
+Lyu, Hanzely and Kolar (2022); see `coterie.methods.async_l2gd`. The coins determine every iteration, so users receive only how far to go
+alone, and the averages that they do not have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.errors import RunError
-from coterie.families.cluster_messages import GlobalAverage, Models
+from coterie.families.cluster_messages import GlobalAverage
 from coterie.families.schedule import CLUSTER, GLOBAL, LOCAL, combined, moved, schedule_by
 from coterie.methods.async_l2gd import MESSAGES, Advance, Centres, Config, Parameters, Steps
 from coterie.wire.messages import Message, PerCluster
@@ -23,42 +23,42 @@ from coterie_server.families.coin_counts import NO_REUSE, REUSE_ALL
 from coterie_server.families.known_clusters import Clusters, averages_of
 from coterie_server.interface.half import Federation
 
-STALE, FRESH, SHARED = 0, 1, 2  # what is known of bar_j: nothing; by the aggregator; by its users too
+STALE, FRESH, SHARED = 0, 1, 2  # who knows bar_j: nobody; the aggregator; its users too
 
 
 @dataclass(frozen=True)
 class ClusterHalfState:
-    """Of c clusters: the next iteration, what is known of bar_j, bar_j and bar, and how often the cluster has averaged on its own."""
+    """The state of c clusters."""
 
-    at: Indices  # (c,)
+    at: Indices  # (c,) the next iteration
     known: Indices  # (c,) STALE, FRESH or SHARED
-    cluster_average: Array  # (c, d)
-    global_average: Array  # (c, d)
-    within_rounds: Indices  # (c,)
+    cluster_average: Array  # (c, d) bar_j
+    global_average: Array  # (c, d) bar
+    within_rounds: Indices  # (c,) how often the cluster has averaged on its own
     parameters: Parameters | None = None
 
 
 @dataclass(frozen=True)
 class _Leg:
-    """What one cluster does next without hearing from anybody: averaging steps whose averages are at hand, then local steps."""
+    """The next steps of a cluster that need no message: averaging steps whose averages are known, then local steps."""
 
     until: int
     wants_models: bool
-    first: int | None = None  # the operation at its beginning that users have no average for
-    centres: bool = False  # and both averages go with it, since more averaging follows
-    known: int = STALE  # of bar_j, when it is done
+    first: int | None = None  # the operation at its beginning whose average users do not have
+    centres: bool = False  # whether both averages go with it, since more averaging follows
+    known: int = STALE  # who knows bar_j when it is done
     is_within: bool = False  # whether the models are wanted for a round of the cluster's own
 
 
 class _Step(NamedTuple):
-    """What an averaging step does: what is then known of bar_j where it is used again, and whether users must be sent where it goes."""
+    """The effect of an averaging step."""
 
-    known: int
-    needs_target: bool = False
+    known: int  # who then knows bar_j, if it is used again
+    needs_target: bool = False  # whether users must receive the point that the step goes to
 
 
-# By the operation and what is known of bar_j before. For a CLUSTER step a STALE bar_j must first be asked for; a LOCAL step ends averaging.
-# A GLOBAL step with the bar that users have moves all averages as both sides know; one with a new bar is not in the table.
+# By the operation and who knows bar_j before. A CLUSTER step with a STALE bar_j must first ask for models; a LOCAL step ends averaging.
+# A GLOBAL step with the bar that users have moves all averages, and both sides compute them; one with a new bar is not in the table.
 _STEPS = {
     (CLUSTER, FRESH): _Step(SHARED, needs_target=True),
     (CLUSTER, SHARED): _Step(SHARED),
@@ -69,26 +69,24 @@ _STEPS = {
 
 
 class Walk:
-    """The way of some clusters from where they are to where the coordinator wants them."""
+    """Takes some clusters from their iterations to those that the coordinator wants."""
 
     def __init__(self, config: Config, clusters: Clusters, seed: int, precision: Precision, state: ClusterHalfState) -> None:
         if state.parameters is None:
             raise RunError("the coordinator sent no parameters before the first iteration")
-        self._config, self._clusters, self._precision = config, clusters, precision
-        self._p = state.parameters
+        self._config, self._clusters, self._precision, self._p = config, clusters, precision, state.parameters
         self._schedule = schedule_by(seed, float(self._p.p0[0]), self._p.p, clusters.numbers, config.coins)
-        self._at, self._known = state.at.copy(), state.known.copy()
-        self._within_rounds = state.within_rounds.copy()
+        self._at, self._known, self._within_rounds = state.at.copy(), state.known.copy(), state.within_rounds.copy()
         self._cluster_average, self._global_average = state.cluster_average.copy(), state.global_average.copy()
-        self._has_news = np.zeros(clusters.size, dtype=np.bool_)  # whether bar is new, and the users have yet to get it
+        self._has_news = np.zeros(clusters.size, dtype=np.bool_)  # whether bar is new, and has yet to be sent to the users
 
     async def to(self, go: Advance, news: GlobalAverage | None, federation: Federation) -> tuple[ClusterHalfState, Sequence[PerCluster]]:
-        """Walks, wave by wave: in each, all clusters that still have a way to go take a leg."""
+        """Walks in waves: in each, all clusters that are not done take a leg."""
         if news is not None:
             self._global_average = news.average.copy()
             self._has_news[:] = True
         wants_pair = go.wants_pair > 0
-        while (pending := self._pending(go.until, wants_pair)).size:
+        while (pending := np.flatnonzero((self._at < go.until) | (wants_pair & (self._known == STALE)))).size:
             legs = {place: self._leg(place, int(go.until[place]), bool(wants_pair[place])) for place in pending.tolist()}
             await self._wave(legs, federation)
         state = ClusterHalfState(self._at, self._known, self._cluster_average, self._global_average, self._within_rounds, self._p)
@@ -97,20 +95,15 @@ class Walk:
         weight = self._clusters.alpha * self._clusters.gamma_sums
         return state, [MESSAGES.cluster_sums(self._clusters.numbers, weight[:, None] * self._cluster_average, weight)]
 
-    def _pending(self, until: Indices, wants_pair: Any) -> Indices:
-        return np.flatnonzero((self._at < until) | (wants_pair & (self._known == STALE)))
-
-    # ---- planning
-
     def _leg(self, place: int, until: int, wants_pair: bool) -> _Leg:
         number, at, known = int(self._clusters.numbers[place]), int(self._at[place]), int(self._known[place])
         ops = self._schedule.operations(number, at, min(until + 1, self._config.iterations))
-        n = until - at  # to be done at most; the one after them, if any, says what must be known then
+        n = until - at  # the most iterations of the leg; the one after them, if any, decides what must be known then
         reusable = int(self._p.is_reusable[place])
         done, first, centres = 0, None, False
         while done < n and (step := _STEPS.get((int(ops[done]), known))) is not None:
             if ops[done] == GLOBAL and done == 0 and self._has_news[place]:
-                # After a global round, another one needs both only where bar is used again too; else that brings its own.
+                # Another global round needs both averages only if bar is used again; otherwise it brings its own.
                 centres = ops.size > 1 and ((ops[1] == CLUSTER and reusable > NO_REUSE) or (ops[1] == GLOBAL and reusable == REUSE_ALL))
                 step = _Step(SHARED if centres else FRESH, needs_target=True)
             first = int(ops[done]) if step.needs_target else first
@@ -124,8 +117,6 @@ class Walk:
         needs = done < ops.size and known == STALE and (ops[done] == CLUSTER or (stops_at == until and wants_pair))
         return _Leg(stops_at, needs, first, centres, known, is_within=needs and bool(ops[done] == CLUSTER))
 
-    # ---- one wave
-
     async def _wave(self, legs: Mapping[int, _Leg], federation: Federation) -> None:
         numbers, places = self._clusters.numbers, np.array(list(legs), dtype=np.int64)
         until = np.array([leg.until for leg in legs.values()], dtype=np.int64)
@@ -136,9 +127,12 @@ class Walk:
         replies = await federation.exchange(*sent, to=to)
         for place, leg in legs.items():
             self._arrive(place, leg)
-        asked = places[wants > 0]
-        if asked.size:
-            self._average(asked, replies[MESSAGES.models])
+        if (asked := places[wants > 0]).size:
+            models = replies[MESSAGES.models].theta
+            if not self._cluster_average.shape[1]:
+                self._cluster_average = np.zeros((self._clusters.size, models.shape[1]))
+            self._cluster_average[asked] = self._precision.rounded(averages_of(self._clusters, asked, models))
+            self._known[asked] = FRESH
 
     def _targets(self, legs: Mapping[int, _Leg]) -> list[Message]:
         numbers = self._clusters.numbers
@@ -149,7 +143,7 @@ class Walk:
             points = [self._target(place, legs[place].first) for place in single]
             listed.append(MESSAGES.target(numbers[single], np.array(points)))
         if centres.size:
-            self._cluster_average[centres] = self._precision.rounded(self._cluster_average[centres])  # as users have it from here on
+            self._cluster_average[centres] = self._precision.rounded(self._cluster_average[centres])  # as users receive it
             listed.append(Centres(numbers[centres], self._cluster_average[centres], self._global_average[centres]))
         return listed
 
@@ -160,10 +154,10 @@ class Walk:
         return combined(float(self._p.alpha[place]), float(self._p.tau[place]), bar_j, self._global_average[place])
 
     def _arrive(self, place: int, leg: _Leg) -> None:
-        """Where the cluster is now; bar_j moves with the global rounds on the way, as the users move it."""
+        """Updates the cluster's state after a leg; bar_j moves with the global rounds on the way, as at the users."""
         ops = self._schedule.operations(int(self._clusters.numbers[place]), int(self._at[place]), leg.until)
         if leg.known != STALE and self._p.is_reusable[place]:
-            gamma = float(self._clusters.gamma[self._first_user(place)])
+            gamma = float(self._clusters.gamma[self._clusters.segments.place == place][0])
             step = float(self._p.eta[place]) * gamma / float(self._p.p0[place]) if self._p.p0[place] > 0 else 0.0
             for _ in range(int((ops == GLOBAL).sum())):
                 bar_j = moved(self._cluster_average[place], self._global_average[place], step, float(self._p.alpha[place]))
@@ -172,16 +166,3 @@ class Walk:
             self._has_news[place] = False
         self._at[place], self._known[place] = leg.until, leg.known
         self._within_rounds[place] += int(leg.is_within)
-
-    def _first_user(self, place: int) -> int:
-        return int(np.flatnonzero(self._clusters.segments.place == place)[0])
-
-    def _average(self, asked: Indices, models: Models) -> None:
-        """bar_j = sum_{I_j} gamma_i theta_i / Gamma_j of the clusters whose users have sent their models."""
-        if not self._cluster_average.shape[1]:
-            self._cluster_average = np.zeros((self._clusters.size, models.theta.shape[1]))
-        self._cluster_average[asked] = self._precision.rounded(averages_of(self._clusters, asked, models.theta))
-        self._known[asked] = FRESH
-
-
-__all__ = ["FRESH", "SHARED", "STALE", "ClusterHalfState", "Walk"]

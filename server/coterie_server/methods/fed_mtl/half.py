@@ -1,9 +1,9 @@
-"""Server half of `fed_mtl` (see `coterie.methods.fed_mtl`): of networks partial sharing, with the tensors that its configuration shares;
-of convex problems a half of its own, which keeps W and A and sends each user where its relations pull it.
+"""Server half of `fed_mtl` (see `coterie.methods.fed_mtl`). Networks use partial sharing, with the tensors that the configuration shares.
+Convex problems have a half of their own, which keeps W and A and sends each user the point to which its relations pull it.
 
 Left out (skip): user i counts as not drawn and keeps the w_i of its latest answer, or of the start. A round with some users makes the
-majoriser's step in their w_i alone, and so does not increase the objective; while somebody is away the iterates tend to the minimum over
-the others' models. One minimum is that of all: the limit is the same as ever once everybody is back.
+majoriser's step in their w_i alone, and so does not increase the objective. While users are away the iterates tend to the minimum over the
+others' models; once all are back, the limit is that of a run without losses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Array, Indices
-from coterie.errors import RunError
 from coterie.methods.fed_mtl import Config, Pull, Pulled
 from coterie_server.families import partial
 from coterie_server.families.partial import drawn
@@ -34,7 +33,7 @@ class State:
 
     w: Array  # (n, d)
     move: Array  # (n, d) how far the latest round has moved them
-    gradients: Array  # (n, d) of f_i at w_i, as the minimisers tell them
+    gradients: Array  # (n, d) of f_i at w_i, computed from the minimisers
     values: Array  # (n,) f_i(w_i)
     a: Array  # (n, n), or `relations.MEAN`
     b: Array  # (n,) A <= diag(b)
@@ -53,16 +52,13 @@ class Related:
 
     @property
     def client_options(self) -> Mapping[str, Any]:
-        """The client half needs no settings."""
         return {"fed_mtl": {}}
 
     async def init(self, federation: Federation) -> State:  # noqa: ARG002 - users start at zero, or from what they are sent
-        """Zeros, or the models of the stage before. ConfigError for relations that are none."""
-        chosen, start = self.config.relations, self.setting.start
+        """Zeros, or the models of the stage before. ConfigError for an invalid matrix of relations."""
+        chosen, start, zeros = self.config.relations, self.setting.start_models, np.zeros((self.n, self.d))
         a = relations.MEAN if chosen in ("mean", "learned") else relations.given(chosen, self.n)
-        w = np.zeros((self.n, self.d)) if start is None or start.models is None else start.models
-        nothing = np.zeros((self.n, self.d))
-        return State(w, nothing, nothing, np.full(self.n, np.nan), a, relations.bounds(a, self.n))
+        return State(zeros if start is None else start, zeros, zeros, np.full(self.n, np.nan), a, relations.bounds(a, self.n))
 
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
         """Users are drawn, pulled and return. Once all have answered, figures: the objective, and residuals.
@@ -70,11 +66,13 @@ class Related:
         dual_residual: |G + mu W A| over |G| + |mu W A|, G the users' gradients. primal_residual, of learned relations: the change of W A
         when A was learnt last, over |W A|.
         """
-        if self._learns(state, number):
+        every = self.config.relations_every
+        is_due = self.config.relations == "learned" and number > every and (number - 1) % every == 0
+        if is_due and not np.isnan(state.values).any():
             state = self._learnt(state)
         chosen = drawn(self.config, self.setting, self.n, number)
         t = (1 + np.sqrt(1 + 4 * state.t**2)) / 2
-        # From ahead a step need not go down: that is for rounds with everyone, where the objective is known and can tell.
+        # An extrapolated step may increase the objective. So it is made only in rounds with everyone, where the objective is known.
         ahead = (state.t - 1) / t if chosen.size == self.n and not np.isnan(state.values).any() else 0.0
         v = state.w + ahead * state.move
         y = self.setting.precision.rounded(v - _over(relations.applied(state.a, v), state.b))
@@ -102,26 +100,21 @@ class Related:
         return {("pull", "down"): n_asked, ("pull", "up"): sum(row["users"] for row in figures)}
 
     def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
-        """With each vector, of d scalars, one more: the weight of the pull, and the loss."""
+        """With each vector, of d scalars, one more: the weight of the pull down, and the loss up."""
         return {key: (self.d + 1) * n for key, n in self.expected_vectors(figures).items()}
 
     def objective(self, state: State) -> float:
         """sum_i f_i(w_i) + mu/2 tr(W A W'); NaN until all users have answered."""
         return float(state.values.sum() + self.config.mu / 2 * (state.w * relations.applied(state.a, state.w)).sum())
 
-    def _learns(self, state: State, number: int) -> bool:
-        every = self.config.relations_every
-        is_due = number > every and (number - 1) % every == 0
-        return self.config.relations == "learned" and is_due and not np.isnan(state.values).any()
-
     def _learnt(self, state: State) -> State:
-        """A for the W of now: the same objective at another Omega, no larger than before. The acceleration goes on."""
+        """A for the current W, with which the objective is no larger than before. The acceleration goes on."""
         a = relations.learnt(state.w, self.config.relations_floor)
         new, old = relations.applied(a, state.w), relations.applied(state.a, state.w)
         return replace(state, a=a, b=relations.bounds(a, self.n), change=_relative(new - old, np.linalg.norm(new)))
 
     def _moved(self, old: State, new: State, *, is_ahead: bool, t: float) -> State:
-        """The new state, or the old one where a step from a point ahead has increased the objective."""
+        """The new state, or the old one where an extrapolated step has increased the objective."""
         before, after = self.objective(old), self.objective(new)
         if is_ahead and not after <= before + _ROUNDING * abs(before):
             return replace(old, t=1.0)
@@ -137,7 +130,7 @@ class Related:
 
 
 def _with(state: State, present: Indices, answer: Pulled, weights: Array, y: Array) -> State:
-    """The state with what these users have returned: at a minimiser grad f_i(w_i) = mu b_i (y_i - w_i)."""
+    """The state with the answers of these users: at a minimiser grad f_i(w_i) = mu b_i (y_i - w_i)."""
     w, gradients, values = state.w.copy(), state.gradients.copy(), state.values.copy()
     w[present], values[present] = answer.w, answer.value
     gradients[present] = weights[present, None] * (y[present] - answer.w)
@@ -154,12 +147,9 @@ def _relative(difference: Array, scale: float | np.floating[Any]) -> float:
 
 
 def build(config: Config, setting: Setting) -> StageHalf[Any]:
-    """The server half for one stage."""
     if setting.precision.model != np.float64:
         return partial.build(config, setting)
-    if setting.facts is None:
-        raise RunError("method 'fed_mtl' needs the facts of the stage 'prepare'")
-    return half_of(Related(config, setting, len(setting.members), setting.facts.d))
+    return half_of(Related(config, setting, len(setting.members), setting.known_facts.d))
 
 
 SERVER = replace(partial.SERVER, build=build)

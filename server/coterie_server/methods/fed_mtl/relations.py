@@ -16,8 +16,8 @@ from coterie.methods.fed_mtl import Matrix
 from coterie.text.quoting import shortened
 
 MEAN: Array = np.zeros((0, 0))  # stands for I - 11'/n, which is applied without a matrix
-_ROUNDING = 1e-9  # of the largest entry: what files have lost
-_CELL_BYTES, _MORE_BYTES = 64, 65_536  # the most that a file of them has
+_ROUNDING = 1e-9  # of the largest entry: the precision of numbers in files
+_CELL_BYTES, _MORE_BYTES = 64, 65_536  # the greatest size of a file
 
 
 def given(relations: Matrix | str, n: int) -> Array:
@@ -30,8 +30,7 @@ def given(relations: Matrix | str, n: int) -> Array:
     except (ValueError, EOFError) as error:
         raise ConfigError(f"{where} holds no matrix of numbers: {shortened(str(error))}") from None
     _check(a, n, where)
-    symmetric: Array = (a + a.T) / 2
-    return symmetric
+    return np.asarray((a + a.T) / 2)
 
 
 def learnt(w: Array, floor: float) -> Array:
@@ -48,8 +47,7 @@ def learnt(w: Array, floor: float) -> Array:
     inverse = np.full(n, 1 / floor)
     inverse[:n_positive] = 1 / (levels[n_positive - 1] * s[:n_positive])
     a = (vectors * inverse) @ vectors.T
-    symmetric: Array = (a + a.T) / 2
-    return symmetric
+    return np.asarray((a + a.T) / 2)
 
 
 def applied(a: Array, w: Array) -> Array:
@@ -65,8 +63,7 @@ def bounds(a: Array, n: int) -> Array:
     related = diagonal > 0  # a row of a semidefinite matrix with 0 there is 0
     root = np.sqrt(diagonal[related])
     sigma = np.linalg.eigvalsh(a[np.ix_(related, related)] / np.outer(root, root))[-1] if related.any() else 0.0
-    b: Array = sigma * diagonal
-    return b
+    return np.asarray(sigma * diagonal)
 
 
 def _read(path: Path, n: int) -> Array:

@@ -58,6 +58,3 @@ def balanced(rho: float, estimate: float, primal: float, dual: float) -> float:
     """rho after a round with these residuals."""
     new = math.ldexp(rho, doublings(primal, dual))
     return new if abs(math.log2(new / estimate)) <= _RANGE else rho
-
-
-__all__ = ["balanced", "doublings", "has_weight", "is_due"]

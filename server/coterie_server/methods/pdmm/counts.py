@@ -1,4 +1,4 @@
-"""What PDMM moves in closed form, and what the paper itself counts.
+"""The closed form of PDMM's traffic, and the paper's own count.
 
 Armacki, Bajovic, Jakovetic and Kar (2022), Algorithm 1: a round draws X blocks x_i and Z blocks z_ij, S_P together, and
 S_D blocks mu_ij.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from coterie.arrays import Array
+from coterie.families.ties import Extent
 from coterie.methods.pdmm import Config
 from coterie_server.interface.half import Counts, Key
 from coterie_server.methods.pdmm import balance, pairs
@@ -18,7 +19,7 @@ from coterie_server.methods.pdmm import messages as pdmm_messages
 def blocks(layout: pairs.Layout, chosen: pairs.Chosen) -> dict[str, float]:
     """The figures of a round that the closed form is made of: blocks updated of each kind."""
     per_place = 2 // layout.copies
-    everything = layout.n * (layout.n - 1)
+    everything = layout.extent.duals
     return {
         "x_blocks": float(layout.n if chosen.x is None else chosen.x.size),
         "z_blocks": float(everything if chosen.z is None else per_place * chosen.z.size),
@@ -27,7 +28,7 @@ def blocks(layout: pairs.Layout, chosen: pairs.Chosen) -> dict[str, float]:
 
 
 def vectors(config: Config, n: int, start: Array | None, figures: Sequence[Mapping[str, float]]) -> Counts:
-    """Of rounds with these figures, `start` (n, d) being what S0 tells, if it does.
+    """The vectors of rounds with these figures; `start` (n, d) is the message S0, if there is one.
 
     S5 = X, S6 = Z (one per unordered pair when drawn in pairs), S7 = X counted once, S10 = S_D; lean: X each way.
     """
@@ -48,26 +49,27 @@ def scalars(config: Config, n: int, figures: Sequence[Mapping[str, float]]) -> C
     """f_i(x_i) from each user in the rounds that evaluate, and rho to all in those it may have changed before."""
     every = config.evaluate_every
     found: dict[Key, float] = {}
+    if "ties_told" in (figures[0] if figures else ()):
+        found["ties", "down"] = sum(row.get("ties_told", 0.0) - row.get("unasked_ties", 0.0) for row in figures)
     if n_told := sum(balance.has_weight(config, number) for number in range(1, len(figures) + 1)):
         found["balance", "down"] = float(n_told)
+    if config.stochastic is not None:
+        found["x_update", "up"] = sum(row.get("x_blocks", 0.0) - row.get("absent", 0.0) for row in figures)
     if not every:
         return found
     return found | {("evaluate", "up"): sum(row.get("told", float(n)) for number, row in enumerate(figures, 1) if number % every == 0)}
 
 
-def printed(config: Config, n: int, n_rounds: int) -> Mapping[str, float]:
-    """The paper's own count, S_P up and S_P + S_D down per iteration: a bound of what any placement sends, S0 apart."""
+def printed(config: Config, extent: Extent, n_rounds: int) -> Mapping[str, float]:
+    """The paper's own count, S_P up and S_P + S_D down per iteration: an upper bound for any placement, without S0."""
     if config.schedule is not None:
         rounds = config.schedule[:n_rounds]
         s_p, s_d = sum(len(x) + len(z) for x, z, _ in rounds), sum(len(mu) for _, _, mu in rounds)
         return {"up": float(s_p), "down": float(s_p + s_d)}
-    s_p, s_d = n * n, n * (n - 1)
+    s_p, s_d = extent.blocks, extent.duals
     if config.sampling != "full":
-        s_p = config.primal_blocks(n)
-        s_d = config.dual_blocks(n) if config.dual == "independent" else min(s_p, s_d)
+        s_p = config.primal_blocks(extent)
+        s_d = config.dual_blocks(extent) if config.dual == "independent" else min(s_p, s_d)
     if config.sampling == "paired" and config.dual == "independent":
         s_d = 2 * max(1, round(s_d / 2))  # both of a pair are drawn, or neither
     return {"up": float(n_rounds * s_p), "down": float(n_rounds * (s_p + s_d))}
-
-
-__all__ = ["blocks", "printed", "scalars", "vectors"]

@@ -13,10 +13,10 @@ Armacki, Bajovic, Jakovetic and Kar (2022), Algorithm 1; steps S1 to S11 are nam
   the iteration is averaged in these coordinates is not proven; of the problems tried, N of 2 to 120, none took more rounds with it.
 
 Left out (skip, placement lean): user i counts as not drawn in S2 and S4, x_i^{t+1} = x_i^t. The other x_j and all of z, mu and mu^, which
-are kept here, make the steps of Algorithm 1 with that x_i, also for the pairs of i. While i is away the iterates so tend to the minimum of
-(3) over the others' models with x_i held where it is, and that is what the residuals measure. A fixed point of the whole iteration is
-one of any part of it: the limit is the same as ever once i is back. In placement paper everyone keeps everyone's x_j and needs all of
-S7, so nobody can be left out.
+are kept here, make the steps of Algorithm 1 with that x_i, also for the pairs of i. While i is away the iterates tend to the minimum of (3)
+over the others' models with x_i fixed, and the residuals measure the distance from that. Once i is back, the limit is that of a run without
+losses, since a fixed point of the whole iteration is one of each part. In placement paper every user keeps every x_j and needs all of S7,
+so nobody can be left out.
 """
 
 from __future__ import annotations
@@ -31,30 +31,22 @@ import numpy as np
 from coterie.arrays import Array, Indices
 from coterie.draws.streams import generator
 from coterie.errors import ConfigError, RunError
-from coterie.methods.pdmm import Config, Constants, Values, ValuesWanted
+from coterie.experiment.config import Experiment
+from coterie.families.pdmm_messages import Excesses, Values, ValuesWanted
+from coterie.families.ties import Neighbours
+from coterie.methods import oracle
+from coterie.methods.pdmm import Config, Constants
+from coterie_server.families import ties
 from coterie_server.interface.deferred import Figures
-from coterie_server.interface.half import FLAT_ONLY, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf, half_of
-from coterie_server.maths.clusters import Mask, partition, persistent
+from coterie_server.interface.half import FLAT_ONLY, UNCONVERGED, Counts, Federation, Need, Outcome, ServerHalf, Setting, StageHalf, half_of
+from coterie_server.interface.stages import Stage, along_path, reference
+from coterie_server.maths.clusters import partition, persistent
 from coterie_server.methods.pdmm import counts as pdmm_counts
 from coterie_server.methods.pdmm import messages as pdmm_messages
 from coterie_server.methods.pdmm import pairs
+from coterie_server.methods.pdmm.arrivals import Arrivals
 from coterie_server.methods.pdmm.messages import NOBODY
-from coterie_server.methods.pdmm.rounds import Clustering, Multipliers, Rounds, State, present
-from coterie_server.methods.pdmm.stages import stages
-
-
-@dataclass(frozen=True)
-class Carry:
-    """What a following stage with another penalty starts from; the users keep their part."""
-
-    stage: str
-    placement: str
-    copies: int
-    x: Array
-    z: Array
-    mu: Array
-    muhat: Array
-    rho: float
+from coterie_server.methods.pdmm.rounds import Carry, Clustering, Multipliers, Rounds, State, present
 
 
 @dataclass(frozen=True)
@@ -73,6 +65,8 @@ class Pdmm:
 
     @cached_property
     def layout(self) -> pairs.Layout:
+        if self.config.graph != "complete":
+            return pairs.on_graph(ties.graph_of(self.config.graph, self.setting))
         return pairs.ordered(self.n) if self.config.sampling in ("uniform", "recorded") else pairs.half(self.n)
 
     @cached_property
@@ -85,7 +79,16 @@ class Pdmm:
 
     @property
     def persistence(self) -> int:
-        return self.config.persistence or (1 if self.config.sampling == "full" else 3)
+        return self.config.persistence or (1 if self.config.sampling in ("full", "arrival") else 3)
+
+    @property
+    def graph_mark(self) -> int:
+        return ties.mark_of(self.layout.graph)
+
+    @property
+    def untold(self) -> Indices:
+        """Whom a stage tells their degrees; in a complete graph everyone knows them."""
+        return NOBODY if self.layout.graph is None else np.arange(self.n)
 
     @cached_property
     def warm(self) -> Carry | None:
@@ -94,13 +97,8 @@ class Pdmm:
         return start.carry if self.config.start == "global" and start is not None and isinstance(start.carry, Carry) else None
 
     def as_half(self) -> StageHalf[State]:
-        """For the engine."""
-        return replace(
-            half_of(self),
-            printed_vectors=self.printed_vectors,
-            labels_of=self.labels_of,
-            warnings=self.warnings,
-        )
+        warnings = self.config.unproven(self.layout.extent, self.steps)
+        return replace(half_of(self), printed_vectors=self.printed_vectors, labels_of=self.labels_of, warnings=warnings)
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -110,7 +108,9 @@ class Pdmm:
             "placement": self.config.placement,
             "z_after_x": self.config.z_after_x(),
             "linearized": self.config.x_update == "linearized",
+            "stochastic": {} if self.config.stochastic is None else self.config.stochastic.model_dump(),
             "in_pairs": self.layout.copies == 1,
+            "on_graph": self.layout.graph is not None,
             "penalty": self.lam,
             "rho": self.steps.rho,
             "eta": self.steps.eta,
@@ -118,27 +118,21 @@ class Pdmm:
         }
         return {"pdmm": options}
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What a person should know about the settings before the stage starts."""
-        return self.config.unproven(self.n, self.steps)
-
     def start_models(self) -> Array | None:
-        """x^0 (n, d) as S0 tells it to the users; None for zeros, and along a path, where they know it."""
-        start = self.setting.start
-        if self.config.start == "zero" or self.warm is not None or start is None or start.models is None:
-            return None
-        return self.setting.precision.rounded(start.models)
+        """x^0 (n, d) as S0 sends it to the users; None for zeros, and along a path, where they have it."""
+        start = self.setting.start_models
+        return None if self.config.start == "zero" or self.warm is not None or start is None else self.setting.precision.rounded(start)
 
     async def init(self, federation: Federation) -> State:  # noqa: ARG002 - S0 travels with round 1
         """x^0 from the stage before, z, mu and mu^ zero; all of them kept along a path."""
-        zero_for = np.zeros(self.n * (self.n - 1) // 2 if self.persistence > 1 else 0, dtype=np.int64)
+        zero_for = np.zeros(self.layout.extent.n_pairs if self.persistence > 1 else 0, dtype=np.int64)
         is_sampled = self.config.sampling != "full"
-        unknown = self.lam / self.steps.rho  # a block not yet drawn is as far from rest as a mu can be
+        unknown = self.lam / self.steps.rho  # the largest move of a mu stands for blocks that were not drawn yet
         x_moved = np.full(self.n if is_sampled else 0, unknown)
         z_moved = np.where(self.layout.first == self.layout.second, 0.0, unknown) if is_sampled else np.zeros(0)
-        rest = (zero_for, x_moved, z_moved, NOBODY, NOBODY, Clustering(NOBODY), self.steps.rho)
+        rest = (zero_for, x_moved, z_moved, NOBODY, NOBODY, Clustering(NOBODY), self.steps.rho, self.untold, self.graph_mark)
         if self.warm is not None:
+            ties.check_same(self.layout.graph, self.warm.graph_mark)
             x, z, mu, muhat = self.warm.x, self.warm.z, self.warm.mu, self.warm.muhat
         else:
             start = self.start_models()
@@ -151,12 +145,14 @@ class Pdmm:
 
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
         """One iteration; figures: blocks updated, the two residuals, and when due the objective and the number of `labels_of`."""
+        ties.check_same(self.layout.graph, state.graph_mark)
         chosen = self.chosen(number)
         is_due = self.config.evaluate_every > 0 and number % self.config.evaluate_every == 0
         extra = pdmm_messages.start(self.start_models(), is_lean=self.is_lean) if number == 1 else []
         if is_due:
             extra.append(ValuesWanted())
         new, replies = await self.rounds.advance(state, federation, chosen, extra, number)
+        new = replace(new, untold=np.setdiff1d(state.untold, replies.awaited(state.untold)))
         if self.persistence > 1:
             updated = None if chosen.z is None else pairs.touched(self.layout, chosen.z)
             new = replace(new, zero_for=persistent(state.zero_for, pairs.zero_pairs(self.layout, new.z), updated))
@@ -169,19 +165,23 @@ class Pdmm:
             "primal_residual": lambda: self.rounds.primal_residual(done),
             "dual_residual": lambda: self.rounds.dual_residual(state, done),
         }
+        if (excesses := replies.get(Excesses)) is not None:
+            figures[UNCONVERGED] = float((excesses.excess > 1.0).sum())
         new = self.rounds.balanced(state, new, number)
         if there is not chosen.x and there is not None:
             drawn = np.arange(self.n) if chosen.x is None else chosen.x
             figures |= {"absent": float(drawn.size - there.size), "unasked": float(replies.n_unasked(drawn))}
         if is_due and replies.answered is not None:
             figures["told"] = float(replies.awaited(np.arange(self.n)).size)
+        if state.untold.size:
+            figures |= {"ties_told": float(state.untold.size), "unasked_ties": float(replies.n_unasked(state.untold))}
         if number == 1 and (n_unasked := replies.n_unasked(np.arange(self.n))):
             figures["unasked_at_start"] = float(n_unasked)
         if is_due and replies.answered is None:
-            figures["objective"] = float(replies[Values].f.sum()) + self.lam * pairs.total_distance(new.x)
+            figures["objective"] = float(replies[Values].f.sum()) + self.lam * pairs.total_distance(self.layout, new.x)
         if is_due:
             x, zero_for, z = new.x, new.zero_for, new.z
-            clustering = Clustering.deferred(lambda: Clustering(self._clusters(x, zero_for, z)))
+            clustering = Clustering.deferred(lambda: Clustering(self.clusters(x, zero_for, z)))
             new = replace(new, clustering=clustering)
             figures["clusters"] = lambda: float(clustering.labels.max() + 1)
         return new, Figures(figures)
@@ -190,41 +190,37 @@ class Pdmm:
         """Clusters (n,) when they were last due, by the rule of `finish`."""
         return state.clustering.labels if state.clustering.labels.size else None
 
-    def _clusters(self, x: Array, zero_for: Indices, z: Array) -> Indices:
+    def clusters(self, x: Array, zero_for: Indices, z: Array) -> Indices:
         """Clusters (n,), on the way and at the end: users joined by lasting exact zeros of z, or whose models are near.
 
-        Users who have not moved from a common start have said nothing, so they are near nobody.
+        Users who have not moved from a common start are near nobody: their models do not show their data yet.
         """
         unmoved = None
         if self.warm is None:
             start = self.start_models()
             unmoved = np.asarray((x == (0.0 if start is None else start)).all(axis=1))
-        return partition(x, self._zeros(zero_for, z), self.config.cluster_tolerance, apart=unmoved)
-
-    def _zeros(self, zero_for: Indices, z: Array) -> Mask:
-        """(P,): whose z counts as zero: it has been for `persistence` updates."""
-        return zero_for >= self.persistence if self.persistence > 1 else pairs.zero_pairs(self.layout, z)
+        zeros = zero_for >= self.persistence if self.persistence > 1 else pairs.zero_pairs(self.layout, z)
+        among = None if self.layout.graph is None else np.stack([self.layout.first, self.layout.second])
+        return partition(x, zeros, self.config.cluster_tolerance, apart=unmoved, among=among)
 
     async def finish(self, state: State, federation: Federation) -> Outcome:
         """Delivers the last S7 and S10 and finds the clusters."""
         if owed := self.rounds.owed(state):
             await federation.exchange(*owed)
-        labels = self._clusters(state.x, state.zero_for, state.z)
+        labels = self.clusters(state.x, state.zero_for, state.z)
         figures = {"clusters": float(labels.max() + 1), "rho_first": self.steps.rho, "rho": state.rho}
-        carry = Carry(self.setting.stage, self.config.placement, self.layout.copies, state.x, state.z, state.mu, state.muhat, state.rho)
-        return Outcome(state.x, labels, figures, carry=carry)
+        where = (self.setting.stage, self.config.placement, self.layout.copies)
+        carry = Carry(*where, state.x, state.z, state.mu, state.muhat, state.rho, state.graph_mark)
+        return Outcome(state.x, labels, figures, carry=carry, notes=ties.notes_on(self.layout.graph))
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
-        """See `pdmm_counts.vectors`."""
         return pdmm_counts.vectors(self.config, self.n, self.start_models(), figures)
 
     def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
-        """See `pdmm_counts.scalars`."""
         return pdmm_counts.scalars(self.config, self.n, figures)
 
     def printed_vectors(self, n_rounds: int) -> Mapping[str, float]:
-        """See `pdmm_counts.printed`."""
-        return pdmm_counts.printed(self.config, self.n, n_rounds)
+        return pdmm_counts.printed(self.config, self.layout.extent, n_rounds)
 
     def chosen(self, number: int) -> pairs.Chosen:
         """S1 and S8: the blocks of round `number`."""
@@ -236,13 +232,15 @@ class Pdmm:
         if config.sampling == "full":
             return pairs.EVERYTHING
         draw = pairs.draw_paired if config.sampling == "paired" else pairs.draw_uniform
-        duals = config.dual_blocks(self.n) if config.dual == "independent" else None
+        duals = config.dual_blocks(self.layout.extent) if config.dual == "independent" else None
         random = generator(self.setting.seed, f"pdmm blocks of {self.setting.stage}", round_number=number)
-        return draw(self.layout, config.primal_blocks(self.n), duals, random)
+        return draw(self.layout, config.primal_blocks(self.layout.extent), duals, random)
 
 
 def needs_everyone(config: Config) -> str:
-    """See `coterie_server.run.absence`."""
+    """See `coterie_server.run.plan`."""
+    if config.sampling == "arrival":
+        return "with sampling 'arrival' a pair of users waits for both, and no update is older than max_staleness allows"
     return "" if config.placement == "lean" else "in placement 'paper' users keep each other's models, which must stay equal"
 
 
@@ -250,8 +248,10 @@ def set_up(config: Config, setting: Setting) -> Pdmm:
     """The server half for one stage. Raises ConfigError when config, members and start do not fit together."""
     n = len(setting.members)
     if setting.facts is None:
-        raise ConfigError("pdmm needs the users' facts (number of coefficients, smoothness), found none")
-    method = Pdmm(config, setting, config.steps_for(n, float(setting.facts.smoothness.mean())), config.lam(n), setting.facts.d)
+        raise ConfigError("pdmm needs the users' facts, found none")
+    mean = None if setting.facts.smoothness is None else float(setting.facts.smoothness.mean())
+    method = Pdmm(config, setting, Constants(0.0, 0.0, 0.0, 0.0), config.lam(n), setting.facts.d)
+    method = replace(method, steps=config.steps_for(method.layout.extent, mean))
     if config.is_balanced() and method.warm is not None:  # along a path
         method = replace(method, steps=method.steps.at(method.warm.rho))
     _check_start(method)
@@ -260,36 +260,66 @@ def set_up(config: Config, setting: Setting) -> Pdmm:
 
 
 def _check_start(method: Pdmm) -> None:
-    start, carry = method.setting.start, method.warm
-    if method.config.start == "global" and (start is None or start.models is None):
+    start, carry, config = method.setting.start_models, method.warm, method.config
+    if config.start == "global" and start is None:
         raise ConfigError("start is global, but no models come from a stage before: name one, or write start: zero")
-    if carry is not None and (carry.placement, carry.copies) != (method.config.placement, method.layout.copies):
-        raise ConfigError(
-            f"stage {carry.stage!r} kept its pairs in placement {carry.placement}, {'half' if carry.copies == 1 else 'ordered'}: "
-            f"stage {method.setting.stage!r} cannot go on from them with placement {method.config.placement} "
-            f"and sampling {method.config.sampling}"
-        )
-    shape = None if start is None or start.models is None else start.models.shape
-    if shape is not None and shape != (method.n, method.d):
-        raise ConfigError(f"the models to start from have shape {shape}, want {(method.n, method.d)}")
+    if carry is not None and (carry.placement, carry.copies) != (config.placement, method.layout.copies):
+        kept = f"stage {carry.stage!r} kept its pairs in placement {carry.placement}, {'half' if carry.copies == 1 else 'ordered'}"
+        wanted = f"from them with placement {config.placement} and sampling {config.sampling}"
+        raise ConfigError(f"{kept}: stage {method.setting.stage!r} cannot go on {wanted}")
+    if start is not None and start.shape != (method.n, method.d):
+        raise ConfigError(f"the models to start from have shape {start.shape}, want {(method.n, method.d)}")
 
 
 def _check_draws(method: Pdmm) -> None:
     n, config = method.n, method.config
-    config.primal_blocks(n)
-    config.dual_blocks(n)
+    config.primal_blocks(method.layout.extent)
+    config.dual_blocks(method.layout.extent)
     for number, (users, *places) in enumerate(config.schedule or (), 1):
         wrong = [user for user in users if user >= n] + [p for part in places for p in part if p >= n * n or p // n == p % n]
         if wrong:
             raise ConfigError(f"round {number} of the schedule names block {wrong[0]}, which {n} users do not have")
 
 
-def build(config: Config, setting: Setting) -> StageHalf[State]:
-    """As `set_up`, for the engine."""
-    return set_up(config, setting).as_half()
+def stages(config: Config, experiment: Experiment) -> list[Stage]:
+    """All stages of `config`, in order: global with `start: global`; pdmm, or pdmm-LAM for each of a path; refit with `refit: true`.
+
+    `experiment.stop` holds for each penalty on its own. A decreasing path takes the fewest rounds: a stage starts from the iterate of the
+    one before, duals included. The clusters of each penalty are refitted by a stage of `oracle`, and held-out rows choose among all these
+    models: the penalty with the best models finds no clusters, and the one that finds good clusters shrinks too much.
+    """
+    needed = ties.before(config.graph)
+    before = needed + ([reference("global")] if config.start == "global" else [])
+    # From the second penalty on, the start is the stage before, whatever the first one started from.
+    listed = along_path(config, experiment, before, oracle.Config(partition="found"), start="global")
+    return [replace(stage, beside=tuple(one.name for one in needed)) if stage.method == config.name else stage for stage in listed]
+
+
+def build(config: Config, setting: Setting) -> StageHalf[Any]:
+    method = set_up(config, setting)
+    if config.sampling != "arrival":
+        return method.as_half()
+    start, options = method.start_models(), method.client_options
+    arrivals = Arrivals(config, setting, method.layout, method.steps, method.lam, start, method.warm, method.clusters, options)
+    return replace(half_of(arrivals), labels_of=arrivals.labels_of)
+
+
+def memory(config: Config, n: int, d: int) -> Need | None:
+    """The pair variables before and after a round, what Anderson acceleration keeps, and whom the pairs belong to."""
+    if config.graph == "complete":
+        n_pairs, which = (n * n if config.sampling in ("uniform", "recorded") else n * (n - 1) // 2), "all pairs"
+    elif isinstance(config.graph, Neighbours):
+        n_pairs, which = n * min(config.graph.neighbours, n - 1), f"{config.graph.neighbours} neighbours of each"
+    else:  # pairs that somebody has listed
+        return None
+    vectors = 4 if config.z_after_x() else 6
+    vectors += 2 * config.anderson_memory + 3 if config.acceleration == "anderson" else 0
+    others = 16 if config.sampling == "full" else 40
+    return Need(n_pairs * (8.0 * d * vectors + others), f"pdmm on {which} of {n:,} users", "use graph: {neighbours: 15}")
 
 
 SERVER = ServerHalf(
+    memory=memory,
     build=build,
     stages=stages,
     needs_everyone=needs_everyone,

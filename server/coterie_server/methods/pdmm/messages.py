@@ -1,6 +1,6 @@
-"""What PDMM's server half says to the users and reads from them in placement paper, and S5 in both: blocks to messages and back.
+"""Blocks to messages and back: S5, and for placement paper all other messages of PDMM's server half.
 
-Armacki, Bajovic, Jakovetic and Kar (2022), Algorithm 1. Users' answers are checked against what was asked: ProtocolError.
+Armacki, Bajovic, Jakovetic and Kar (2022), Algorithm 1. ProtocolError for answers that do not fit the task.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ProtocolError
-from coterie.methods.pdmm import (
+from coterie.families.pdmm_messages import (
     AllBlocks,
     AllDuals,
     AllSplits,
     BroadcastModels,
     ChosenModels,
     ChosenSplits,
+    Degrees,
     Duals,
+    Excesses,
     OwnStart,
     StartModels,
     UpdatedModels,
@@ -48,8 +50,13 @@ def is_common(x: Array) -> bool:
     return bool((x == x[0]).all())
 
 
+def degrees(layout: pairs.Layout, users: Indices) -> Message:
+    """The weight of each of these users in (16)."""
+    return Degrees(np.broadcast_to(layout.degree, (layout.n, 1))[users, 0], users=users)
+
+
 def selection(layout: pairs.Layout, chosen: pairs.Chosen) -> list[Message]:
-    """S1; a pair drawn as such is told to both of its users."""
+    """S1; a pair drawn as such is sent to both of its users."""
     if chosen.x is None or chosen.z is None:
         return [AllBlocks()]
     messages: list[Message] = []
@@ -78,10 +85,11 @@ def duals(layout: pairs.Layout, mu: Array, places: Indices | None) -> list[Messa
     return [Duals(np.ascontiguousarray((mu[:, place] * sign).T), partner, users=owner)]
 
 
-def wanted(users: Indices | None, d: int, extra: Sequence[Message]) -> list[Wanted]:
+def wanted(users: Indices | None, d: int, extra: Sequence[Message], *, is_stochastic: bool) -> list[Wanted]:
     """S5 of placement lean: what `users` (None: all) return, and what everyone answers to `extra`."""
+    excesses = [Wanted(Excesses, users)] if is_stochastic else []
     values = [Wanted(Values)] if any(isinstance(message, ValuesWanted) for message in extra) else []
-    return [Wanted(UpdatedModels, users, {"d": d}), *values]
+    return [Wanted(UpdatedModels, users, {"d": d}), *excesses, *values]
 
 
 def with_models(x: Array, users: Indices | None, replies: Replies) -> Array:
@@ -122,6 +130,3 @@ def with_splits(layout: pairs.Layout, z: Array, places: Indices | None, replies:
     new = z.copy()
     new[:, places] = some.z[order].T
     return new
-
-
-__all__ = ["NOBODY", "duals", "is_common", "models", "selection", "start", "wanted", "with_models", "with_splits"]

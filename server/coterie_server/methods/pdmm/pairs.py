@@ -2,7 +2,9 @@
 
 Armacki, Bajovic, Jakovetic and Kar (2022), Algorithm 1 and its halved form. `half` storage keeps the pairs i < j in lexicographic
 order, P = n(n-1)/2 of them, and z_ji = -z_ij, mu_ji = -mu_ij; `ordered` storage keeps (i, j) at i n + j, n^2 places, the diagonal
-unused and zero. Arrays of pairs are component-major, (d, m), so that a vector's few components do not become the innermost loop.
+unused and zero. `on_graph` storage keeps the edges of a graph likewise, and m_ij = mu_ij / w_ij instead of mu_ij. Each edge has rho w_ij
+and LAM w_ij. Then S3, S8 and S11 stay as they are for z and m. Only sums over a user's pairs have weights.
+Arrays of pairs are component-major, (d, m), so that a vector's few components do not become the innermost loop.
 Work goes in tiles that fit the cache, and sums are made in a fixed order: the same input gives the same bits.
 """
 
@@ -18,7 +20,9 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import pdist
 
 from coterie.arrays import Array, Indices
+from coterie.families.ties import Extent
 from coterie.methods.pdmm import Constants
+from coterie_server.maths.ssnal import Graph
 
 _TILE_SCALARS = 12288  # of one array in a tile: six such arrays are in use at once and fit 600 kB
 _SHORTEST_TILE = 256
@@ -32,10 +36,55 @@ class Layout:
     first: Indices  # (m,) i
     second: Indices  # (m,) j
     copies: int  # how often an unordered pair is stored: 1 half, 2 ordered
+    graph: Graph | None = None  # whose edges these are; None: all pairs, with weight 1
 
     @property
     def size(self) -> int:
         return len(self.first)
+
+    @cached_property
+    def extent(self) -> Extent:
+        if self.graph is None:
+            return Extent.complete(self.n)
+        return Extent(self.n, self.size, float(self.graph.degrees.mean()), is_complete=False)
+
+    @property
+    def weights(self) -> Array | None:
+        """(m,), None for 1."""
+        return None if self.graph is None else self.graph.weights
+
+    @property
+    def total(self) -> float:
+        """Of the weights of the unordered pairs."""
+        return self.extent.n_pairs if self.graph is None else float(self.graph.weights.sum())
+
+    @cached_property
+    def degree(self) -> Array | float:
+        """The sum of a user's weights, (n, 1), or N-1 for all."""
+        return self.extent.degree if self.graph is None else self.graph.degrees[:, None]
+
+    @property
+    def loops(self) -> float:
+        """The weight with which `gathered` counts a user itself."""
+        return 1.0 if self.graph is None else 0.0
+
+    @cached_property
+    def scale(self) -> Array | float:
+        """The root of each user's degree, (n, 1); of N where all have the same."""
+        return np.sqrt(self.n) if self.graph is None else np.sqrt(np.maximum(self.graph.degrees, np.finfo(float).tiny))[:, None]
+
+    @cached_property
+    def roots(self) -> Array | float:
+        """Those of the weights, (m,), or 1 for all."""
+        return 1.0 if self.graph is None else np.sqrt(self.graph.weights)
+
+    def damping(self, eta: float) -> Array | float:
+        """eta_i."""
+        return eta if self.graph is None else eta * self.degree
+
+    def gathered(self, x: Array) -> Array:
+        """sum_j w_ij x_j of each user (n, d), or (d,) the sum over everyone, which `loops` counts the user in."""
+        return np.asarray(x.sum(axis=0) if self.graph is None else self.graph.adjacency @ x)
 
     @cached_property
     def starts(self) -> Indices:
@@ -73,6 +122,11 @@ def half(n: int) -> Layout:
     return Layout(n, first.astype(np.int64), second.astype(np.int64), 1)
 
 
+def on_graph(graph: Graph) -> Layout:
+    """The edges of a graph."""
+    return Layout(graph.n, graph.first, graph.second, 1, graph)
+
+
 @lru_cache(maxsize=4)
 def ordered(n: int) -> Layout:
     """All (i, j), numbered i n + j; `place` never gives the diagonal for i != j."""
@@ -93,13 +147,13 @@ EVERYTHING = Chosen(None, None, None)
 
 
 def draw_paired(layout: Layout, blocks: int, duals: int | None, random: np.random.Generator) -> Chosen:
-    """Users and unordered pairs in the proportion `blocks` of n^2; `duals` of n(n-1) for a draw of its own, None for the drawn pairs.
+    """Users and unordered pairs in the proportion `blocks` of all; `duals` ordered pairs for a draw of its own, None for the drawn pairs.
 
     Each of the n + P units (x_i, or z_ij with z_ji) is equally likely, so the expected number of blocks is `blocks`, up to rounding of the
     units.
     """
     n, pairs = layout.n, layout.size
-    n_units = min(n + pairs, max(1, round(blocks / n**2 * (n + pairs))))
+    n_units = min(n + pairs, max(1, round(blocks / layout.extent.blocks * (n + pairs))))
     units = np.sort(random.choice(n + pairs, n_units, replace=False, shuffle=False))
     x, z = units[units < n], units[units >= n] - n
     if duals is None:
@@ -121,8 +175,7 @@ def draw_uniform(layout: Layout, blocks: int, duals: int | None, random: np.rand
 def _off_diagonal(rank: Indices, n: int) -> Indices:
     """Ordered storage's place of the pair with this lexicographic rank among the n(n-1)."""
     i, k = rank // (n - 1), rank % (n - 1)
-    place: Indices = i * n + k + (k >= i)
-    return place
+    return np.asarray(i * n + k + (k >= i))
 
 
 def zeros(layout: Layout, d: int) -> Array:
@@ -131,7 +184,7 @@ def zeros(layout: Layout, d: int) -> Array:
 
 def differences(columns: Array, layout: Layout, places: Indices | slice = slice(None)) -> Array:
     """x_i - x_j (d, m) for models as `columns` (d, n)."""
-    # No place is out of range; numpy is faster where it does not have to say so.
+    # No place is out of range; numpy is faster in a mode without the check.
     difference = columns.take(layout.first[places], axis=1, mode="clip")
     difference -= columns.take(layout.second[places], axis=1, mode="clip")
     return difference
@@ -145,8 +198,10 @@ def shrink(w: Array, threshold: float) -> Array:
 
 
 def sums(layout: Layout, values: Array) -> Array:
-    """(n, d): for user i the sum over its pairs, (i, j) counted with sign 1 and (j, i) with -1. `values` (d, m)."""
+    """(n, d): for user i the weighted sum over its pairs, (i, j) counted with sign 1 and (j, i) with -1. `values` (d, m)."""
     n, d = layout.n, len(values)
+    if layout.graph is not None:
+        return np.stack([layout.graph.weighted_sums @ component for component in values], axis=1)
     if values.size <= _TILE_SCALARS:  # one call for all components
         of_second = np.bincount(_second_of_each(layout, d), values.reshape(-1), d * n).reshape(d, n)
     else:
@@ -156,14 +211,21 @@ def sums(layout: Layout, values: Array) -> Array:
     return np.ascontiguousarray(total.T)
 
 
-def total_distance(x: Array) -> float:
-    """sum_{i<j} |x_i - x_j| for x (n, d)."""
-    return float(pdist(x).sum())
+def total_distance(layout: Layout, x: Array) -> float:
+    """sum w_ij |x_i - x_j| over the unordered pairs for x (n, d)."""
+    if layout.graph is None:
+        return float(pdist(x).sum())
+    return float((layout.graph.weights * lengths(differences(np.ascontiguousarray(x.T), layout))).sum())
 
 
-def distance_norm(x: Array) -> float:
-    """sqrt(n) |x|: the Euclidean norm of all x_i - x_j, i < j, when the models sum to zero, else an upper bound."""
-    return float(np.sqrt(len(x)) * np.linalg.norm(x))
+def distance_norm(layout: Layout, x: Array) -> float:
+    """sqrt(n) |x|: the Euclidean norm of all x_i - x_j, i < j, when the models sum to zero, else an upper bound.
+
+    With a graph, each user's model counts with its degree instead of n.
+    """
+    if layout.graph is None:
+        return float(np.sqrt(len(x)) * np.linalg.norm(x))
+    return float(np.linalg.norm(layout.scale * x))
 
 
 def split_all(layout: Layout, steps: Constants, lam: float, x_seen: Array, muhat: Array) -> Array:
@@ -182,7 +244,7 @@ class Duals(NamedTuple):
 
     mu: Array  # (d, m)
     muhat: Array  # (d, m); where nu is 0 it is mu
-    gap: float  # |x_i - x_j - z_ij| over the unordered pairs, Euclidean
+    gap: float  # |x_i - x_j - z_ij| over the unordered pairs, Euclidean, squares weighted
 
 
 def dual_all(layout: Layout, steps: Constants, x: Array, z: Array, mu: Array) -> Duals:
@@ -194,7 +256,7 @@ def dual_all(layout: Layout, steps: Constants, x: Array, z: Array, mu: Array) ->
     for tile in _tiles(layout.size, len(z)):
         residual = differences(columns, layout, tile)
         residual -= z[:, tile]
-        gap += _square(residual)
+        gap += _square(residual, layout, tile)
         new = np.multiply(residual, steps.tau * steps.rho, out=mu_new[:, tile])
         new += mu[:, tile]
         if steps.nu:
@@ -226,7 +288,7 @@ def advance_some(
 def dual_step(layout: Layout, weight: float, places: Indices | None, x: Array, z: Array, mu: Array) -> tuple[Array, float]:
     """S8 and S9: mu + weight (x_i - x_j - z_ij) at `places` (None: all), and the norm of that residual over all unordered pairs."""
     residual = differences(np.ascontiguousarray(x.T), layout) - z
-    gap = float(np.sqrt(_square(residual) / layout.copies))
+    gap = float(np.sqrt(_square(residual, layout) / layout.copies))
     if places is None:
         return mu + weight * residual, gap
     new = mu.copy()
@@ -236,14 +298,13 @@ def dual_step(layout: Layout, weight: float, places: Indices | None, x: Array, z
 
 def lengths(vectors: Array) -> Array:
     """(m,): the Euclidean norm of each pair's vector in (d, m)."""
-    norms: Array = np.sqrt(np.add.reduce(vectors * vectors, axis=0))
-    return norms
+    return np.asarray(np.sqrt(np.add.reduce(vectors * vectors, axis=0)))
 
 
-def distance(before: Array, after: Array) -> float:
-    """|after - before| over all stored vectors (d, m), without a temporary of their size."""
-    parts = (after[:, tile] - before[:, tile] for tile in _tiles(before.shape[1], len(before)))
-    return float(np.sqrt(sum(_square(part) for part in parts)))
+def distance(layout: Layout, before: Array, after: Array) -> float:
+    """|after - before| over all stored vectors (d, m), squares weighted, without a temporary of their size."""
+    tiles = _tiles(before.shape[1], len(before))
+    return float(np.sqrt(sum(_square(after[:, tile] - before[:, tile], layout, tile) for tile in tiles)))
 
 
 def zero_pairs(layout: Layout, values: Array) -> NDArray[np.bool_]:
@@ -251,11 +312,8 @@ def zero_pairs(layout: Layout, values: Array) -> NDArray[np.bool_]:
     is_zero: NDArray[np.bool_] = np.asarray(~values.any(axis=0))
     if layout.copies == 1:
         return is_zero
-    upper = half(layout.n)
-    both: NDArray[np.bool_] = np.logical_and(
-        is_zero[layout.place(upper.first, upper.second)], is_zero[layout.place(upper.second, upper.first)]
-    )
-    return both
+    one, other = _both_ways(layout, is_zero)
+    return one & other
 
 
 def touched(layout: Layout, places: Indices) -> NDArray[np.bool_]:
@@ -264,11 +322,14 @@ def touched(layout: Layout, places: Indices) -> NDArray[np.bool_]:
     marked[places] = True
     if layout.copies == 1:
         return marked
+    one, other = _both_ways(layout, marked)
+    return one | other
+
+
+def _both_ways(layout: Layout, values: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """(P,) twice: the values of (i, j) and of (j, i), i < j, in ordered storage."""
     upper = half(layout.n)
-    either: NDArray[np.bool_] = np.logical_or(
-        marked[layout.place(upper.first, upper.second)], marked[layout.place(upper.second, upper.first)]
-    )
-    return either
+    return values[layout.place(upper.first, upper.second)], values[layout.place(upper.second, upper.first)]
 
 
 def to_users(layout: Layout, values: Array) -> Array:
@@ -287,38 +348,13 @@ def from_users(layout: Layout, values: Array) -> Array:
     return np.ascontiguousarray(flat[layout.first * (layout.n - 1) + layout.second - 1].T)
 
 
-def _square(values: Array) -> float:
-    return float(np.einsum("dm,dm->", values, values))
+def _square(values: Array, layout: Layout, places: slice = slice(None)) -> float:
+    """The sum of the squares of the pairs' vectors (d, m), weighted."""
+    if layout.weights is None:
+        return float(np.einsum("dm,dm->", values, values))
+    return float(np.dot(np.einsum("dm,dm->m", values, values), layout.weights[places]))
 
 
 def _tiles(size: int, d: int) -> Iterator[slice]:
     width = max(_SHORTEST_TILE, _TILE_SCALARS // max(1, d))
     return (slice(start, min(start + width, size)) for start in range(0, size, width))
-
-
-__all__ = [
-    "EVERYTHING",
-    "Chosen",
-    "Duals",
-    "Layout",
-    "advance_some",
-    "differences",
-    "distance",
-    "distance_norm",
-    "draw_paired",
-    "draw_uniform",
-    "dual_all",
-    "dual_step",
-    "from_users",
-    "half",
-    "lengths",
-    "ordered",
-    "shrink",
-    "split_all",
-    "sums",
-    "to_users",
-    "total_distance",
-    "touched",
-    "zero_pairs",
-    "zeros",
-]

@@ -1,4 +1,4 @@
-"""The rounds of PDMM at the server: what is kept of the iterate, and how a round makes the next one of it.
+"""The rounds of PDMM at the server: the iterate, and how a round computes the next one.
 
 Armacki, Bajovic, Jakovetic and Kar (2022), Algorithm 1, steps S1 to S11 as far as they happen here; the deviations are those named in
 `coterie_server.methods.pdmm.half`. What is drawn, reported and booked is decided there.
@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coterie.arrays import Array, Indices
-from coterie.methods.pdmm import Aggregates, Config, Constants, Weight
+from coterie.families.pdmm_messages import Aggregates, Weight
+from coterie.methods.pdmm import Config, Constants
 from coterie.wire.messages import Message
 from coterie.wire.precision import Precision
 from coterie_server.interface.deferred import Deferred
 from coterie_server.interface.half import Federation, Replies
+from coterie_server.interface.wanted import Wanted
 from coterie_server.maths import anderson
 from coterie_server.methods.pdmm import balance, pairs
 from coterie_server.methods.pdmm import messages as pdmm_messages
@@ -25,12 +27,12 @@ from coterie_server.methods.pdmm.messages import NOBODY
 
 @dataclass(eq=False)
 class Multipliers(Deferred):
-    """mu and mu^ after a round. What users are sent next needs no more of them than (18) and (19) say of their sums."""
+    """mu and mu^ after a round. The next messages to users need only their sums, which (18) and (19) give without them."""
 
     mu: Array  # (d, m)
     muhat: Array  # (d, m), (d, 0) where users keep it
     sums: Array  # (n, d) sum_j mu_ij of each user, (0, d) where nobody needs them
-    gap: float  # |x_i - x_j - z_ij| over the unordered pairs, Euclidean
+    gap: float  # |x_i - x_j - z_ij| over the unordered pairs, Euclidean, squares weighted
 
 
 @dataclass(eq=False)
@@ -42,21 +44,22 @@ class Clustering(Deferred):
 
 @dataclass(frozen=True, eq=False)
 class Extrapolation:
-    """Anderson acceleration of (v, mu) -> (v, mu), which is all that a round starts from: users minimize from v alone, z needs mu."""
+    """Anderson acceleration of (v, mu) -> (v, mu), the whole input of a round: users minimize from v alone, z needs mu."""
 
-    u: Array  # (n d + d m,) v / sqrt(n) by users, then mu by components: about as much of either kind
-    moved: float  # |v^{t+1} - v^t| / sqrt(n), the first being the plain one
+    u: Array  # (n d + d m,) v / sqrt(n) by users, then mu by components: about as much of either kind; with a graph, v_i over the root of
+    #   the degree, and m times that of the weight
+    moved: float  # |v^{t+1} - v^t| in these coordinates, the first being the plain one
     memory: anderson.Memory | None  # None after a round without everyone, which is another iteration's
 
 
 @dataclass(frozen=True)
 class State:
-    """The iterate after a round, and what of it the users have yet to hear. Pairs as in `pairs.Layout`."""
+    """The iterate after a round, and the part that has yet to be sent. Pairs as in `pairs.Layout`."""
 
     x: Array  # (n, d)
     z: Array  # (d, m)
     duals: Multipliers
-    v: Array  # (n, d) what all users are sent next, (0, d) where it depends on who is drawn, or on the placement
+    v: Array  # (n, d) the next messages to all users, (0, d) where they depend on who is drawn, or on the placement
     zero_for: Indices  # (P,) updates in a row that z was zero, (0,) when one is enough
     x_moved: Array  # (n,) how far each block went at its latest update, (0,) at full participation
     z_moved: Array  # (m,) likewise
@@ -64,6 +67,8 @@ class State:
     owed_mu: Indices | None  # S10: places whose new mu has not been sent, None for all
     clustering: Clustering
     rho: float  # of the next round
+    untold: Indices  # users who have yet to learn their degrees
+    graph_mark: int  # of `ties.mark_of`
     extrapolation: Extrapolation | None = None  # where the next round starts with acceleration
 
     @property
@@ -75,6 +80,21 @@ class State:
     def muhat(self) -> Array:
         """(d, m), (d, 0) where it is kept by the users."""
         return self.duals.muhat
+
+
+@dataclass(frozen=True)
+class Carry:
+    """The start of a following stage with another penalty; the users keep their part."""
+
+    stage: str
+    placement: str
+    copies: int
+    x: Array
+    z: Array
+    mu: Array
+    muhat: Array
+    rho: float
+    graph_mark: int
 
 
 @dataclass(frozen=True)
@@ -99,6 +119,8 @@ class Rounds:
         self, state: State, federation: Federation, chosen: pairs.Chosen, extra: Sequence[Message], number: int
     ) -> tuple[State, Replies]:
         """The state after round `number` on the chosen blocks, and what users answered in it, to `extra` too."""
+        if state.untold.size:
+            extra = [pdmm_messages.degrees(self.layout, state.untold), *extra]
         if balance.has_weight(self.config, number):
             extra = [Weight(np.array([state.rho])), *extra]
         if self.config.placement == "paper":
@@ -106,6 +128,9 @@ class Rounds:
         if self.config.acceleration == "anderson":
             return await self._accelerated_round(state, federation, extra)
         return await self._lean_round(state, federation, chosen, extra)
+
+    def _wanted(self, users: Indices | None, state: State, extra: Sequence[Message]) -> list[Wanted]:
+        return pdmm_messages.wanted(users, state.x.shape[1], extra, is_stochastic=self.config.stochastic is not None)
 
     async def _paper_round(
         self, state: State, federation: Federation, chosen: pairs.Chosen, extra: Sequence[Message]
@@ -133,7 +158,7 @@ class Rounds:
             v = self.aggregates(state.rho, state.x, state.z, state.muhat)[chosen.x]
             messages = [Aggregates(v, users=chosen.x)] if chosen.x.size else []
             replies = await federation.exchange(
-                *messages, *extra, to=None if extra else chosen.x, wanted=pdmm_messages.wanted(chosen.x, state.x.shape[1], extra)
+                *messages, *extra, to=None if extra else chosen.x, wanted=self._wanted(chosen.x, state, extra)
             )
         x = pdmm_messages.with_models(state.x, present(chosen.x, replies), replies)
         z, duals = pairs.advance_some(self.layout, self.steps(state), self.lam, chosen, state.x, x, state.z, state.mu, state.muhat)
@@ -146,22 +171,22 @@ class Rounds:
         """
         steps, layout = self.steps(state), self.layout
         weight = (steps.tau - steps.nu) * steps.rho
-        replies = await federation.exchange(Aggregates(state.v), *extra, wanted=pdmm_messages.wanted(None, state.x.shape[1], extra))
+        replies = await federation.exchange(Aggregates(state.v), *extra, wanted=self._wanted(None, state, extra))
         x = pdmm_messages.with_models(state.x, replies.answered, replies)
         z = pairs.split_all(layout, steps, self.lam, x if self.config.z_after_x() else state.x, state.muhat)
         duals = Multipliers.deferred(lambda: self._multipliers(steps, x, z, state.mu))
         # v_i = rho sum_{j!=i} (x_j + z_ij) + eta x_i - sum_j mu^_ij, by multiples of what it is made of
-        v = (steps.rho + weight) * (pairs.sums(layout, z) + x.sum(axis=0))
-        v += (steps.eta - steps.rho - weight * self.n) * x
+        v = (steps.rho + weight) * (pairs.sums(layout, z) + layout.gathered(x))
+        v += (layout.damping(steps.eta) - steps.rho * layout.loops - weight * (layout.degree + layout.loops)) * x
         v -= state.duals.sums
         return replace(state, x=x, z=z, duals=duals, v=v), replies
 
     async def _accelerated_round(self, state: State, federation: Federation, extra: Sequence[Message]) -> tuple[State, Replies]:
-        """A full round from the extrapolated v and mu. What it ends with, and what is looked at, is the plain iterate, zeros included."""
-        replies = await federation.exchange(Aggregates(state.v), *extra, wanted=pdmm_messages.wanted(None, state.x.shape[1], extra))
+        """A full round from the extrapolated v and mu. Results and figures are those of the plain iterate, zeros included."""
+        replies = await federation.exchange(Aggregates(state.v), *extra, wanted=self._wanted(None, state, extra))
         x = pdmm_messages.with_models(state.x, replies.answered, replies)
         extrapolation = state.extrapolation
-        mu = state.mu if extrapolation is None else extrapolation.u[state.v.size :].reshape(state.z.shape)
+        mu = state.mu if extrapolation is None else extrapolation.u[state.v.size :].reshape(state.z.shape) / self.layout.roots
         steps = self.steps(state)
         z = pairs.split_all(self.layout, steps, self.lam, x, mu)
         new = pairs.dual_all(self.layout, steps, x, z, mu)
@@ -173,11 +198,11 @@ class Rounds:
         if replies.answered is None:
             memory, u = anderson.step(None if extrapolation is None else extrapolation.memory, value, residual, self.config.anderson_memory)
         duals = Multipliers(new.mu, new.mu, np.zeros((0, len(z))), new.gap)
-        sent = u[: v.size].reshape(v.shape) * np.sqrt(self.n)
+        sent = u[: v.size].reshape(v.shape) * self.layout.scale
         return replace(state, x=x, z=z, duals=duals, v=sent, extrapolation=Extrapolation(u, moved, memory)), replies
 
     def _coordinates(self, v: Array, mu: Array) -> Array:
-        return np.concatenate([(v / np.sqrt(self.n)).reshape(-1), mu.reshape(-1)])
+        return np.concatenate([(v / self.layout.scale).reshape(-1), (mu * self.layout.roots).reshape(-1)])
 
     def _multipliers(self, steps: Constants, x: Array, z: Array, mu: Array) -> Multipliers:
         """S8, S9 and S11 on every pair."""
@@ -189,8 +214,9 @@ class Rounds:
         eta = self.first_steps.at(rho).eta
         weighted = z * (rho / self.layout.copies)
         weighted -= muhat
-        v: Array = rho * (x.sum(axis=0) - x) + eta * x + pairs.sums(self.layout, weighted)
-        return v
+        layout = self.layout
+        around = layout.gathered(x) - x if layout.graph is None else layout.gathered(x)
+        return np.asarray(rho * around + layout.damping(eta) * x + pairs.sums(layout, weighted))
 
     def owed(self, state: State) -> list[Message]:
         """S7 and S10 of the round before."""
@@ -199,7 +225,7 @@ class Rounds:
         return pdmm_messages.models(state.x, state.owed_x) + pdmm_messages.duals(self.layout, state.mu, state.owed_mu)
 
     def moved(self, old: State, new: State, chosen: pairs.Chosen) -> State:
-        """Notes how far the drawn blocks went."""
+        """Records how far the drawn blocks moved."""
         if chosen.x is None or chosen.z is None:
             return new
         x_moved, z_moved = old.x_moved.copy(), old.z_moved.copy()
@@ -208,8 +234,8 @@ class Rounds:
         return replace(new, x_moved=x_moved, z_moved=z_moved)
 
     def primal_residual(self, new: State) -> float:
-        """|x_i - x_j - z_ij| over the pairs, relative to sqrt(N) |x|."""
-        scale = pairs.distance_norm(new.x)
+        """|x_i - x_j - z_ij| over the pairs, over sqrt(N) |x|; with a graph, squares have the weights of pairs and users' degrees."""
+        scale = pairs.distance_norm(self.layout, new.x)
         return new.duals.gap / scale if scale else 0.0
 
     def dual_residual(self, old: State, new: State) -> float:
@@ -217,17 +243,22 @@ class Rounds:
 
         A block that was not drawn counts with its latest move. With acceleration: |v^{t+1} - v^t| over LAM (N-1) sqrt(N), the norm that the
         sums of the mu_ij have at most: how far the x_i are from the minima of f_i + sum_j mu_ij.x, up to the primal residual; v^{t+1} is
-        the plain one, v^t what the users were sent.
+        the plain one, v^t what the users were sent. With a graph, squares have the weights of pairs and users' degrees.
         """
         if new.extrapolation is not None:
-            return new.extrapolation.moved / (self.lam * (self.n - 1))
+            most = self.n - 1 if self.layout.graph is None else np.sqrt(2 * self.layout.total)
+            return float(new.extrapolation.moved / (self.lam * most))
         return self._plain_dual_residual(old, new)
 
     def _plain_dual_residual(self, old: State, new: State) -> float:
         is_full = self.config.sampling == "full"
-        x_move = np.linalg.norm(new.x - old.x if is_full else new.x_moved)
-        z_move = pairs.distance(old.z, new.z) if is_full else np.linalg.norm(new.z_moved) / np.sqrt(self.layout.copies)
-        return float(old.rho * np.hypot(np.sqrt(self.n) * x_move, z_move) / (self.lam * np.sqrt(self.n * (self.n - 1) / 2)))
+        layout = self.layout
+        z_move = pairs.distance(layout, old.z, new.z) if is_full else np.linalg.norm(new.z_moved * layout.roots) / np.sqrt(layout.copies)
+        if layout.graph is None:
+            x_move = np.sqrt(self.n) * np.linalg.norm(new.x - old.x if is_full else new.x_moved)
+        else:
+            x_move = np.linalg.norm(layout.scale * (new.x - old.x if is_full else new.x_moved[:, None]))
+        return float(old.rho * np.hypot(x_move, z_move) / (self.lam * np.sqrt(layout.total)))
 
     def balanced(self, old: State, new: State, number: int) -> State:
         """The state after round `number` with the rho of the next: v follows, z and the mu have other units, extrapolation begins anew."""
@@ -249,6 +280,3 @@ def present(users: Indices | None, replies: Replies) -> Indices | None:
     if replies.answered is None or users is None:
         return users if replies.answered is None else replies.answered
     return np.intersect1d(users, replies.answered)
-
-
-__all__ = ["Clustering", "Extrapolation", "Multipliers", "Rounds", "State", "present"]

@@ -1,0 +1,95 @@
+"""The graph of convex clustering on the users of a run."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from coterie.errors import ConfigError, RunError
+from coterie.families.ties import File, Graph, Neighbours, Pairs
+from coterie.text.quoting import quoted, shortened
+from coterie_server.interface.half import Setting
+from coterie_server.interface.stages import Stage, reference
+from coterie_server.maths import graphs, ssnal
+
+_SMALLEST, _LARGEST = 1e-100, 1e100  # weights; squares of others are 0 or infinite
+
+
+def before(graph: Graph) -> list[Stage]:
+    """The stages that a graph needs: local models, to choose neighbours."""
+    return [reference("local")] if isinstance(graph, Neighbours) else []
+
+
+def check_same(graph: ssnal.Graph | None, mark: int) -> None:
+    """RunError for a stage that goes on with another graph than the one with this mark: its file may have changed. None is complete."""
+    if mark_of(graph) != mark:
+        raise RunError("the pairs or weights of method.graph are others than those that the run began with: give it the same file again")
+
+
+def mark_of(graph: ssnal.Graph | None) -> int:
+    """0 for all pairs."""
+    return 0 if graph is None else graph.mark
+
+
+def notes_on(graph: ssnal.Graph | None) -> tuple[str, ...]:
+    """What a run says of a graph that is not complete."""
+    if graph is None:
+        return ()
+    parts = np.bincount(graph.components())
+    alone = f", {int((parts == 1).sum())} of one user" if (parts == 1).any() else ""
+    return (f"the graph ties {graph.n} users by {graph.m} pairs; it has {len(parts)} part{'s' * (len(parts) > 1)}{alone}",)
+
+
+def graph_of(graph: Graph, setting: Setting) -> ssnal.Graph:
+    """The graph of a first stage. ConfigError where members or models do not fit."""
+    names = setting.members.names
+    if isinstance(graph, Neighbours):
+        found = setting.beside.get("local", setting.start)
+        if found is None or found.models is None:
+            raise ConfigError("a graph of neighbours needs local models, but no stage before has any")
+        return graphs.nearest(found.models, graph.neighbours, graph.phi)
+    if isinstance(graph, File):
+        return tied(_pairs_in(Path(graph.file)), names, f"a pair in {shortened(graph.file)} (method.graph)")
+    if isinstance(graph, Pairs):
+        return tied(graph.pairs, names, "a pair of method.graph")
+    return ssnal.Graph.complete(len(names))
+
+
+def tied(pairs: Sequence[tuple[str, str, float]], names: Sequence[str], where: str) -> ssnal.Graph:
+    """The graph of pairs of users by name. ConfigError for pairs of others."""
+    place, seen = {name: number for number, name in enumerate(names)}, set[frozenset[str]]()
+    for one, other, weight in pairs:
+        if one not in place or other not in place or one == other:
+            raise ConfigError(f"{where} is {quoted(one)} and {quoted(other)}, want two different users of this run")
+        if not _SMALLEST <= weight <= _LARGEST:
+            found = f"{quoted(one)} and {quoted(other)}, has the weight {weight}"
+            raise ConfigError(f"{where}, {found}, want a number from {_SMALLEST:g} to {_LARGEST:g}")
+        if (pair := frozenset((one, other))) in seen:
+            raise ConfigError(f"{where}, {quoted(one)} and {quoted(other)}, is there twice, want each pair once, in either order")
+        seen.add(pair)
+    first, second = (np.array([place[name] for name in side], np.int64) for side in list(zip(*pairs, strict=True))[:2])
+    return ssnal.Graph.of(len(names), first, second, np.array([pair[2] for pair in pairs]))
+
+
+def _pairs_in(path: Path) -> list[tuple[str, str, float]]:
+    where, pairs, number = f"{shortened(str(path))} (method.graph)", [], 0
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for number, cells in enumerate(csv.reader(file), 1):
+                if not cells:
+                    continue
+                if len(cells) != 3:
+                    raise ConfigError(f"line {number} of {where} has {len(cells)} cells, want two users and a weight")
+                pairs.append((cells[0].strip(), cells[1].strip(), float(cells[2])))
+    except OSError as error:
+        raise ConfigError(f"cannot read {where}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{where} is not a text in UTF-8") from None
+    except (ValueError, csv.Error):
+        raise ConfigError(f"line {number} of {where} has no number as weight, want two users and a weight") from None
+    if not pairs:
+        raise ConfigError(f"{where} is empty, want a line for each pair: two users and a weight")
+    return pairs

@@ -1,0 +1,337 @@
+"""Sums of norms on a graph: convex quadratics of users, and distances between the models of neighbours.
+
+    minimise  sum_i [ x_i' H_i x_i / 2 - c_i' x_i ]  +  LAM sum_{(i,j) in E} w_ij |x_i - x_j|_2
+
+With B x the differences along the edges and t = LAM w, the dual has a z_ij with |z_ij| <= t_ij for each edge, and B'z = c - H x at the
+solution. Sun, Toh and Yuan (2021, JMLR 22(9)) solve the dual by an augmented Lagrangian method (section 4.1). Its inner problem
+
+    phi(x) = sum_i f_i(x_i) + a Moreau envelope of the norms,    grad phi(x) = H x - c + B' Proj(z + sigma B x)
+
+is solved by a semismooth Newton method (section 4.2) with the generalised Hessian H + sigma B' P B, where P is the derivative of the
+projection onto the balls. Conjugate gradients solve each Newton step, with the blocks of the diagonal as preconditioner.
+
+The projected z is feasible at every step. So with r = H x - c + B'z the duality gap is known at every step too, without a difference of
+large numbers:
+
+    gap = r' H^-1 r / 2 + sum_(i,j) [ t_ij |x_i - x_j| - z_ij' (x_i - x_j) ]
+
+Users who are connected by edges with |z + sigma B x| <= t are joined: one point for all of them has the smaller gap near the solution.
+Sums and products here do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.sparse import bsr_matrix, csr_matrix, diags_array
+from scipy.sparse.csgraph import connected_components
+
+from coterie.arrays import Array, Indices
+from coterie_server.maths.clusters import Mask
+
+_SIGMA = 100.0  # the first sigma, in units of the mean curvature over the mean number of neighbours
+_GROWTH, _LARGEST = 3.0, 1e7  # of sigma from one multiplier step to the next, and in all
+_INNER = 0.03  # the share of the gap that an inner problem may leave in its gradient
+_FORCING, _CG_LIMIT = 0.05, 500  # of conjugate gradients: the share of the residual that they may leave, and their most steps
+_DAMPING = 1e-5  # the first one after a short step, in units of sigma times the number of neighbours
+_INNER_LIMIT = 50  # Newton steps of one inner problem
+_IDLE = 8  # multiplier steps in a row without a smaller gap, after which rounding is taken to forbid one
+_TINY = float(np.finfo(float).tiny)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Edges between n users, each pair once, first < second, with positive weights."""
+
+    n: int
+    first: Indices  # (m,)
+    second: Indices  # (m,)
+    weights: Array  # (m,)
+
+    @staticmethod
+    def of(n: int, first: Indices, second: Indices, weights: Array) -> Graph:
+        """The graph of edges in any order; weights of the same pair are added, and edges without weight are left out."""
+        low, high = np.minimum(first, second).astype(np.int64), np.maximum(first, second).astype(np.int64)
+        positive = weights > 0
+        keys, place = np.unique((low * n + high)[positive], return_inverse=True)
+        return Graph(n, keys // n, keys % n, np.bincount(place, weights[positive], len(keys)).astype(float))
+
+    @staticmethod
+    def complete(n: int) -> Graph:
+        """All pairs, with weight 1."""
+        first, second = np.triu_indices(n, 1)
+        return Graph.of(n, first, second, np.ones(len(first)))
+
+    @property
+    def m(self) -> int:
+        return len(self.first)
+
+    @cached_property
+    def mark(self) -> int:
+        """A number that another graph hardly has: edges and weights in 63 bits."""
+        data = b"".join(np.ascontiguousarray(part).tobytes() for part in (self.first, self.second, self.weights))
+        return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest()) >> 1
+
+    @cached_property
+    def differences(self) -> csr_matrix:
+        """B (m, n): x_i - x_j for each edge."""
+        edges, ones = np.arange(self.m), np.ones(self.m)
+        ends = np.concatenate([edges, edges]), np.concatenate([self.first, self.second])
+        return csr_matrix((np.concatenate([ones, -ones]), ends), shape=(self.m, self.n))
+
+    @cached_property
+    def sums(self) -> csr_matrix:
+        """B' (n, m)."""
+        return self.differences.T.tocsr()
+
+    @cached_property
+    def weighted_sums(self) -> csr_matrix:
+        """B'W (n, m)."""
+        return (self.sums @ diags_array(self.weights)).tocsr()
+
+    @cached_property
+    def adjacency(self) -> csr_matrix:
+        """The weights (n, n), symmetric."""
+        ends = np.concatenate([self.first, self.second]), np.concatenate([self.second, self.first])
+        return csr_matrix((np.concatenate([self.weights, self.weights]), ends), shape=(self.n, self.n))
+
+    @cached_property
+    def degrees(self) -> Array:
+        """(n,) the sum of each user's weights."""
+        return np.asarray(np.bincount(self.first, self.weights, self.n) + np.bincount(self.second, self.weights, self.n))
+
+    @cached_property
+    def touching(self) -> csr_matrix:
+        """The absolute values of B' (n, m)."""
+        return abs(self.sums)
+
+    @cached_property
+    def pattern(self) -> tuple[Indices, Indices, Indices]:
+        """Of the Newton matrix in blocks: the source of each block (edges, edges again, users), its column, and where rows begin."""
+        edges, users = np.arange(self.m), np.arange(self.n)
+        rows, columns = np.concatenate([self.first, self.second, users]), np.concatenate([self.second, self.first, users])
+        order = np.lexsort((columns, rows))
+        begins = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=self.n))])
+        return np.concatenate([edges, edges, self.m + users])[order], columns[order], begins
+
+    def components(self, kept: Mask | None = None) -> Indices:
+        """Connected component of each user (n,), numbered by the first member, along all edges or the marked ones (m,)."""
+        first, second = (self.first, self.second) if kept is None else (self.first[kept], self.second[kept])
+        graph = csr_matrix((np.ones(len(first)), (first, second)), shape=(self.n, self.n))
+        return np.asarray(connected_components(graph, directed=False)[1], np.int64)
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """A minimiser, and the dual point that proves how good it is."""
+
+    x: Array  # (n, d)
+    z: Array  # (m, d), |z| <= LAM w
+    clusters: Indices  # (n,) users with one model, numbered by the first member
+    gap: float  # the duality gap, at least the distance of the value from the minimum
+    objective: float  # the value, over the sum of the minima of the quadratics
+    n_newton: int
+
+
+@dataclass(frozen=True)
+class _Quadratics:
+    hessians: Array  # (n, d, d)
+    linear: Array  # (n, d)
+    inverses: Array  # (n, d, d)
+
+    def slopes(self, x: Array) -> Array:
+        return _each(self.hessians, x) - self.linear
+
+    def half_square(self, r: Array) -> float:
+        """r' H^-1 r / 2."""
+        return _dot(r, _each(self.inverses, r)) / 2
+
+
+def minimise(
+    graph: Graph,
+    hessians: Array,
+    linear: Array,
+    penalty: float,
+    x: Array,
+    z: Array | None = None,
+    *,
+    relative: float = 1e-6,
+    absolute: float = 0.0,
+    limit: int = 1000,
+) -> Minimum:
+    """The minimiser from a start x (n, d), and z (m, d) from a problem nearby, for positive definite H (n, d, d) and c (n, d).
+
+    It ends when the gap is at most `relative` of the objective plus `absolute`, or after `limit` Newton steps, or where rounding stops it:
+    the caller looks at `gap`.
+    """
+    quadratics = _Quadratics(hessians, linear, np.asarray(np.linalg.inv(hessians), float))
+    radii = penalty * graph.weights
+    n, d = x.shape
+    if graph.m == 0 or penalty == 0:
+        x = _each(quadratics.inverses, linear)
+        return Minimum(x, np.zeros((graph.m, d)), np.arange(n), 0.0, 0.0, 0)
+    z = np.zeros((graph.m, d)) if z is None else _cut(z, radii)[0]
+    unit = float(np.einsum("nii->", hessians)) / (n * d) / (2 * graph.m / n)
+    sigma, share, n_newton, n_idle, best = _SIGMA * unit, 1.0, 0, 0, None
+    while True:
+        x, z, inside, used, was_good = _inner(graph, quadratics, radii, x, z, sigma, (share * relative, share * absolute), limit - n_newton)
+        n_newton += used
+        found = _joined(graph, quadratics, radii, x, z, inside, n_newton)
+        n_idle = n_idle + 1 if best is not None and found.gap > 0.9 * best.gap else 0
+        best = found if best is None or found.gap < best.gap else best
+        if best.gap <= relative * best.objective + absolute or n_newton >= limit or n_idle == _IDLE:
+            return best
+        if was_good:  # before users were joined
+            share /= 10
+        else:
+            sigma = min(sigma * _GROWTH, _LARGEST * unit)
+
+
+def gap(graph: Graph, hessians: Array, slopes: Array, penalty: float, x: Array, z: Array) -> float:
+    """The duality gap at x (n, d) and z (m, d) of quadratics with these slopes (n, d) at x."""
+    radii = penalty * graph.weights
+    inside = _norms(z) < radii * (1 - 1e-12)
+    r = slopes + graph.sums @ z
+    return _dot(r, _each(np.asarray(np.linalg.inv(hessians), float), r)) / 2 + _mismatch(graph.differences @ x, z, radii, inside)[0]
+
+
+def _inner(
+    graph: Graph,
+    quadratics: _Quadratics,
+    radii: Array,
+    x: Array,
+    z: Array,
+    sigma: float,
+    wanted: tuple[float, float],
+    limit: int,
+) -> tuple[Array, Array, Mask, int, bool]:
+    """Semismooth Newton on phi: x, the next z, the edges whose z is inside its ball, the steps, and whether the gap is as wanted."""
+    n_steps, damping, identity = 0, 0.0, np.eye(x.shape[1])
+    degrees = np.diff(graph.touching.indptr)
+    while True:
+        u = graph.differences @ x
+        v = z + sigma * u
+        projected, norms, inside = _cut(v, radii)
+        slopes = quadratics.slopes(x)
+        r = slopes + graph.sums @ projected
+        rest = quadratics.half_square(r)
+        apart, penalties = _mismatch(u, projected, radii, inside)
+        objective = quadratics.half_square(slopes) + penalties
+        is_good = rest + apart <= wanted[0] * objective + wanted[1]
+        if is_good or (n_steps > 0 and rest <= _INNER * apart) or n_steps >= min(limit, _INNER_LIMIT):
+            return x, projected, inside, n_steps, bool(is_good)
+        shares = np.where(inside, 1.0, radii) / np.where(inside, 1.0, norms)
+        directions = v / np.where(inside, 1.0, norms)[:, None]
+        blocks = np.einsum("md,me->mde", np.where(inside, 0.0, -shares)[:, None] * directions, directions)
+        blocks.reshape(graph.m, -1)[:, :: x.shape[1] + 1] += shares[:, None]
+        blocks *= sigma
+        damped = quadratics.hessians + (damping * sigma * degrees)[:, None, None] * identity if damping else quadratics.hessians
+        step = _newton_step(graph, damped, blocks, r)
+        length = _line_search(graph, quadratics, radii, (v, slopes, r), step, sigma)
+        n_steps += 1
+        if length == 0.0:
+            return x, projected, inside, n_steps, False
+        x = x + length * step
+        damping = _next_damping(damping, length)
+
+
+def _next_damping(damping: float, length: float) -> float:
+    """More after a short step, less after a full one: users with little curvature who are joined to nobody have long steps."""
+    if length < 0.2:
+        return max(_DAMPING, 10 * damping)
+    if length < 1.0:
+        return damping
+    return damping / 4 if damping > _DAMPING else 0.0
+
+
+def _line_search(graph: Graph, quadratics: _Quadratics, radii: Array, here: tuple[Array, Array, Array], step: Array, sigma: float) -> float:
+    """The first of 1, 1/2, ... for which phi falls enough (Armijo); 0 where rounding leaves none. Differences are taken edge by edge."""
+    v, slopes, r = here
+    along, curvature, slope = _dot(slopes, step), _dot(step, _each(quadratics.hessians, step)) / 2, _dot(r, step)
+    u, before = sigma * (graph.differences @ step), _envelopes(v, radii) / sigma
+    rounding = 1e-15 * (abs(along) + curvature + float(before.sum()))
+    length = 1.0
+    while length > 1e-10:
+        change = length * along + length**2 * curvature + float((_envelopes(v + length * u, radii) / sigma - before).sum())
+        if change <= 1e-4 * length * slope + rounding:
+            return length
+        length /= 2
+    return 0.0
+
+
+def _newton_step(graph: Graph, hessians: Array, edges: Array, r: Array) -> Array:
+    """Minus the inverse of H + B' edges B times r, by conjugate gradients."""
+    n, d = r.shape
+    diagonal = hessians + (graph.touching @ edges.reshape(graph.m, d * d)).reshape(n, d, d)
+    source, columns, begins = graph.pattern
+    blocks = np.concatenate([-edges, diagonal]).take(source, axis=0)
+    matrix = bsr_matrix((blocks, columns, begins), shape=(n * d, n * d))
+    inverses = np.linalg.inv(diagonal)
+    step, rest = np.zeros((n, d)), -r
+    direction = preconditioned = _each(inverses, rest)
+    square = _dot(rest, preconditioned)
+    wanted = _FORCING**2 * square
+    for _ in range(_CG_LIMIT):
+        if square <= wanted:
+            break
+        image = (matrix @ direction.ravel()).reshape(n, d)
+        length = square / _dot(direction, image)
+        step, rest = step + length * direction, rest - length * image
+        preconditioned = _each(inverses, rest)
+        before, square = square, _dot(rest, preconditioned)
+        direction = preconditioned + square / before * direction
+    return step
+
+
+def _joined(graph: Graph, quadratics: _Quadratics, radii: Array, x: Array, z: Array, inside: Mask, n_newton: int) -> Minimum:
+    """The point with one model for all who are joined: the minimiser of their quadratics, given z."""
+    clusters = graph.components(inside)
+    n, d = x.shape
+    k = int(clusters.max()) + 1
+    collect = csr_matrix((np.ones(n), (clusters, np.arange(n))), shape=(k, n))
+    forces = _each(quadratics.hessians, x) - quadratics.slopes(x) - graph.sums @ z
+    hessians = (collect @ quadratics.hessians.reshape(n, d * d)).reshape(k, d, d)
+    x = _each(np.linalg.inv(hessians), collect @ forces)[clusters]
+    u, slopes = graph.differences @ x, quadratics.slopes(x)
+    apart, penalties = _mismatch(u, z, radii, inside)
+    gap = quadratics.half_square(slopes + graph.sums @ z) + apart
+    return Minimum(x, z, clusters, gap, quadratics.half_square(slopes) + penalties, n_newton)
+
+
+def _mismatch(u: Array, z: Array, radii: Array, inside: Mask) -> tuple[float, float]:
+    """The sum of t |u| - z'u over the edges, without cancellation: |z| is t where z is not inside. And the sum of t |u|."""
+    lengths = _norms(u)
+    turned = radii[:, None] * u / np.where(lengths > 0, lengths, 1.0)[:, None] - z
+    missing = np.where(inside, radii**2 - np.einsum("md,md->m", z, z), 0.0)
+    shares = lengths * (np.einsum("md,md->m", turned, turned) + np.maximum(missing, 0.0)) / (2 * radii)
+    return float(shares.sum()), float((radii * lengths).sum())
+
+
+def _cut(v: Array, radii: Array) -> tuple[Array, Array, Mask]:
+    """v (m, d) projected onto the balls, its norms, and whether it was inside."""
+    norms = _norms(v)
+    inside = norms <= radii
+    return v * (np.where(inside, 1.0, radii) / np.where(inside, 1.0, norms))[:, None], norms, inside
+
+
+def _envelopes(v: Array, radii: Array) -> Array:
+    """(m,) sigma times the Moreau envelopes, up to what does not depend on x."""
+    norms = _norms(v)
+    cut = np.minimum(norms, radii)
+    return cut * (norms - cut / 2)
+
+
+def _norms(rows: Array) -> Array:
+    return np.asarray(np.sqrt(np.einsum("md,md->m", rows, rows)))
+
+
+def _dot(a: Array, b: Array) -> float:
+    return float((a * b).sum())
+
+
+def _each(matrices: Array, rows: Array) -> Array:
+    """Each user's matrix (n, d, d) times its row (n, d)."""
+    return np.asarray(np.einsum("nij,nj->ni", matrices, rows))

@@ -1,0 +1,239 @@
+"""Server half of `son_newton`: proximal Newton steps, whose subproblem the server solves alone.
+
+Nobody can be left out (skip): a line search must not compare values of two problems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from coterie.arrays import Array, Indices
+from coterie.errors import RunError
+from coterie.experiment.config import Experiment
+from coterie.families.consensus import Curvatures, GroupModel, Slopes
+from coterie.methods import oracle
+from coterie.methods.son_newton import Config
+from coterie_server.families import ties
+from coterie_server.interface.half import CONVERGED, Counts, Federation, Key, Outcome, Replies, ServerHalf, Setting, StageHalf, half_of
+from coterie_server.interface.stages import Stage, along_path
+from coterie_server.maths import bfgs, ssnal
+from coterie_server.maths.covariance import symmetric
+from coterie_server.maths.sum_of_norms import moved_along
+
+_ARMIJO = 1e-4
+_RIDGE = 1e-6  # in units of the mean curvature, for users with less: a squared hinge without active rows has none
+_SOLVED = 1e-15  # of the objective: the gap of a subproblem, small enough for its clusters to be right
+_NOTHING = 1e-22  # of the largest objective: a gap that ends a stage even where the objective falls to 0
+_ROUNDING = 1e-13  # of the objective, by which it may seem to grow
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The users' quadratics at the last accepted point."""
+
+    x: Array  # (n, d)
+    values: Array  # (n,)
+    gradients: Array  # (n, d)
+    hessians: Array  # (n, d, d), positive definite
+
+
+@dataclass(frozen=True)
+class State:
+    """Between two rounds."""
+
+    answers: Answers | None  # None before the first round
+    target: Array  # (n, d) the subproblem's solution, or the start
+    z: Array  # (m, d) its dual
+    share: float  # of the step to the target that is tried next
+    promise: float  # how much the subproblem makes of the full step, negative
+    objective: float
+    gap: float  # of the quadratic model at `answers.x`, relative
+    largest: float  # objective at any accepted point
+    graph_mark: int  # of `Graph.mark`
+
+    @property
+    def query(self) -> Array:
+        """The point of the next round."""
+        if self.answers is None or self.share == 1.0:
+            return self.target
+        return np.asarray(self.answers.x + self.share * (self.target - self.answers.x))
+
+
+@dataclass(frozen=True)
+class Carry:
+    """The start of a following stage with another penalty."""
+
+    graph: ssnal.Graph
+    lam: float
+    z: Array
+    answers: Answers
+
+
+@dataclass(frozen=True)
+class SonNewton:
+    """The server half for one stage."""
+
+    config: Config
+    setting: Setting
+
+    @property
+    def n(self) -> int:
+        return len(self.setting.members)
+
+    @property
+    def lam(self) -> float:
+        return self.config.penalty or 0.0
+
+    @cached_property
+    def warm(self) -> Carry | None:
+        """The answers of the stage before, when that was one of this method."""
+        start = self.setting.start
+        return start.carry if start is not None and isinstance(start.carry, Carry) else None
+
+    @cached_property
+    def graph(self) -> ssnal.Graph:
+        if self.warm is not None:
+            return self.warm.graph
+        return ties.graph_of(self.config.graph, self.setting)
+
+    @property
+    def client_options(self) -> Mapping[str, Any]:
+        return {"consensus": {"ridge": None, "with_hessians": self.config.hessian == "exact"}}
+
+    async def init(self, federation: Federation) -> State:  # noqa: ARG002
+        """Local models where the graph needed them, else zero; along a path, the first step from the answers to the penalty before."""
+        d, graph = self.setting.known_facts.d, self.graph
+        start = self.setting.start_models
+        x = np.zeros((self.n, d)) if start is None else start
+        if self.warm is None:
+            return State(None, x, np.zeros((graph.m, d)), 1.0, 0.0, np.inf, np.inf, 0.0, graph.mark)
+        warm = self.warm
+        z = moved_along(warm.z, graph.weights, warm.lam, self.lam)
+        objective = float(warm.answers.values.sum()) + self._norms(warm.answers.x)
+        return self._solved(State(warm.answers, x, z, 1.0, 0.0, objective, np.inf, objective, graph.mark))
+
+    async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:  # noqa: ARG002
+        """Steps 3 to 6: users answer at the trial point, and the server accepts it or goes back."""
+        ties.check_same(self.graph, state.graph_mark)
+        query = state.query
+        replies = await federation.exchange(GroupModel(query))
+        slopes = replies[Slopes]
+        objective = float(slopes.value.sum()) + self._norms(query)
+        wanted = state.objective + _ARMIJO * state.share * state.promise + _ROUNDING * abs(state.objective)
+        if state.answers is None or objective <= wanted:
+            answers = Answers(query, slopes.value, slopes.gradient, self._curvatures(state.answers, query, replies))
+            here = replace(state, answers=answers, objective=objective, largest=max(objective, state.largest))
+            here = replace(here, gap=self._gap(here, state.answers))
+            state = here if here.gap <= self.config.tolerance else self._solved(here)
+        elif state.share < 1e-12:
+            raise RunError(f"no step along the Newton direction lowers the objective {state.objective:g} at penalty {self.lam:g}")
+        else:
+            slope, rise = state.share * state.promise, objective - state.objective
+            shorter = -slope / (2 * (rise - slope)) if np.isfinite(rise) else 0.1  # the minimum of a parabola through what is known
+            state = replace(state, share=state.share * float(np.clip(shorter, 0.1, 0.5)))
+        return state, {**self._figures(state, self._labels(state)), CONVERGED: float(state.gap <= self.config.tolerance)}
+
+    def _curvatures(self, before: Answers | None, x: Array, replies: Replies) -> Array:
+        """Step 3: the users' Hessians at x, or what the server makes of their gradients; the smoothness L_i at first."""
+        d = x.shape[1]
+        if self.config.hessian == "exact":
+            return definite(symmetric(replies[Curvatures].triangle, d))
+        if before is None:
+            smoothness = self.setting.known_facts.smoothness
+            if smoothness is None:
+                raise RunError("no user has told the smoothness of its loss, which the first approximations come from")
+            return definite(smoothness[:, None, None] * np.eye(d))
+        return definite(bfgs.updated(before.hessians, before.x, x, replies[Slopes].gradient - before.gradients))
+
+    def _gap(self, state: State, before: Answers | None) -> float:
+        """The duality gap of the quadratic model at the new point, with the subproblem's z, over the objective.
+
+        An approximation may have too much curvature in some direction, which would make the gap too small. So its least one counts for
+        all directions, and no stage ends on bounds of the curvature alone.
+        """
+        assert state.answers is not None  # noqa: S101
+        answers, hessians = state.answers, state.answers.hessians
+        if self.config.hessian == "bfgs":
+            if before is None:
+                return np.inf
+            hessians = np.linalg.eigvalsh(hessians)[:, :1, None] * np.eye(hessians.shape[1])
+        gap = ssnal.gap(self.graph, hessians, answers.gradients, self.lam, answers.x, state.z)
+        return gap / self._unit(state)
+
+    def _unit(self, state: State) -> float:
+        """What gaps are relative to: the objective, unless it is nothing."""
+        return max(abs(state.objective), _NOTHING * state.largest / self.config.tolerance, float(np.finfo(float).tiny))
+
+    def _solved(self, state: State) -> State:
+        """Step 4, to a gap far below that of the stage."""
+        assert state.answers is not None  # noqa: S101
+        x, gradients, hessians = state.answers.x, state.answers.gradients, state.answers.hessians
+        linear = np.einsum("nij,nj->ni", hessians, x) - gradients
+        absolute = min(1e-3 * self.config.tolerance, _SOLVED) * self._unit(state)
+        found = ssnal.minimise(self.graph, hessians, linear, self.lam, x, state.z, relative=0.0, absolute=absolute)
+        promise = float((gradients * (found.x - x)).sum()) + self._norms(found.x) - self._norms(x)
+        return replace(state, target=found.x, z=found.z, share=1.0, promise=min(promise, 0.0))
+
+    def _norms(self, x: Array) -> float:
+        return self.lam * float((self.graph.weights * np.linalg.norm(self.graph.differences @ x, axis=1)).sum())
+
+    async def finish(self, state: State, federation: Federation) -> Outcome:  # noqa: ARG002
+        """The last accepted models; users are together whose ties are zero."""
+        if state.answers is None:
+            raise RunError("son_newton has no models after 0 rounds")
+        labels = self._labels(state)
+        carry = Carry(self.graph, self.lam, state.z, state.answers)
+        notes = ties.notes_on(None if self.config.graph == "complete" else self.graph)
+        return Outcome(state.answers.x, labels, self._figures(state, labels), carry=carry, notes=notes)
+
+    def labels_of(self, state: State) -> Indices | None:
+        """Clusters of the last accepted point."""
+        return None if state.answers is None else self._labels(state)
+
+    def _labels(self, state: State) -> Indices:
+        """Users tied by edges along which the accepted models are equal, as a subproblem's solution has them to the last bit."""
+        assert state.answers is not None  # noqa: S101
+        x = state.answers.x
+        return self.graph.components((x[self.graph.first] == x[self.graph.second]).all(axis=1))
+
+    def _figures(self, state: State, labels: Indices) -> dict[str, float]:
+        return {"objective": state.objective, "duality_gap": state.gap, "clusters": float(labels.max() + 1)}
+
+    def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """One vector down and one up for each user and round."""
+        n_vectors = float(len(figures) * self.n)
+        return {("query", "down"): n_vectors, ("gradient", "up"): n_vectors}
+
+    def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
+        """With each gradient a value, d + 1 scalars, and if they are exact the upper triangle of a Hessian, d(d+1)/2."""
+        d, n_asked = self.setting.known_facts.d, float(len(figures) * self.n)
+        hessians: dict[Key, float] = {("hessian", "up"): n_asked * d * (d + 1) / 2} if self.config.hessian == "exact" else {}
+        return {("gradient", "up"): n_asked * (d + 1), **hessians}
+
+
+def definite(hessians: Array) -> Array:
+    """The Hessians (n, d, d), with a small multiple of the identity for users who lack curvature in some direction."""
+    n, d, _ = hessians.shape
+    unit = float(np.einsum("nii->", hessians)) / (n * d) or 1.0
+    least = np.linalg.eigvalsh(hessians)[:, 0]
+    return np.asarray(hessians + np.where(least < _RIDGE * unit, _RIDGE * unit, 0.0)[:, None, None] * np.eye(d))
+
+
+def stages(config: Config, experiment: Experiment) -> list[Stage]:
+    """local, where the graph needs it; then one stage for each penalty, each from the one before; then the refits."""
+    return along_path(config, experiment, ties.before(config.graph), oracle.Config(partition="found"))
+
+
+def build(config: Config, setting: Setting) -> StageHalf[State]:
+    """The server half for one stage. ConfigError when the graph does not fit the users."""
+    half = SonNewton(config, setting)
+    half.graph  # noqa: B018 - refused before the first round
+    return replace(half_of(half), labels_of=half.labels_of)
+
+
+SERVER = ServerHalf(build=build, stages=stages, needs_everyone="without some losses the objective is that of another problem")

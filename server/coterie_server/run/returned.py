@@ -1,0 +1,63 @@
+"""Checks of what a server half returns, before the engine records or delivers it: one sentence names method and field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from coterie.errors import RunError
+from coterie_server.interface.half import UNCONVERGED, Outcome
+from coterie_server.interface.stages import Stage
+
+RESIDUALS = ("primal_residual", "dual_residual")  # the figures that `stop.residual` reads
+
+
+def check_figures(where: str, figures: Mapping[str, object]) -> None:
+    """RunError unless each figure is one number. `where` names what returned them: "`round` of 'pdmm'"."""
+    for name, value in figures.items():
+        if np.ndim(value) or not isinstance(value, int | float | np.number | np.bool_ | np.ndarray):  # type: ignore[arg-type]
+            found = f"of shape {value.shape}" if isinstance(value, np.ndarray) else f"of type {type(value).__name__}"
+            raise RunError(f"{where} returned the figure {name!r} {found}, want one number")
+
+
+def check_outcome(method: str, outcome: object, n_users: int, d: int | None) -> Outcome:
+    """The outcome. RunError unless its arrays have a row for each user; `d` is the length of a model, None where there is no fixed one."""
+    where = f"`finish` of {method!r}"
+    if not isinstance(outcome, Outcome):
+        raise RunError(f"{where} returned a value of type {type(outcome).__name__}, want an Outcome")
+    check_figures(where, outcome.figures)
+    rows = "one row for each user, also for users whose host is lost"
+    _check_shape(f"{where} returned models", outcome.models, (n_users,) if d is None else (n_users, d), rows)
+    _check_shape(f"{where} returned labels", outcome.labels, (n_users,), "one number for each user")
+    for name, values in outcome.by_user.items():
+        _check_shape(f"{where} returned by_user[{name!r}]", values, (n_users,), "one number for each user, NaN where it has none")
+    return outcome
+
+
+def closing(given: Mapping[str, float], rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The closing figures of a stage, with the objective of its last round where that has one. What is not known is left out."""
+    objective = {"objective": rounds[-1]["objective"]} if rounds and "objective" in rounds[-1] else {}
+    return {name: value for name, value in {**objective, **given}.items() if not np.isnan(value)}
+
+
+def warnings(stage: Stage, ended: str, figures: Sequence[Mapping[str, float]]) -> list[str]:
+    """Sentences for local problems that ended unconverged, and for a residual that was to stop the stage and that no round had."""
+    stop, said = stage.stop, []
+    if short := [row[UNCONVERGED] for row in figures if row.get(UNCONVERGED, 0.0) > 0.0]:
+        who, where = f"up to {max(short):.0f} users" if max(short) > 1.0 else "a user", f"{len(figures)} rounds of stage {stage.name!r}"
+        said.append(f"in {len(short)} of {where} the local problem of {who} ended before its tolerance")
+    is_asked_for = "residual" in stop.model_fields_set and stop.residual is not None  # the default is for methods that have residuals
+    has_some = any(name in row for row in figures for name in RESIDUALS)
+    if is_asked_for and not has_some and ended == f"{stop.rounds} rounds":
+        said.append(f"stop.residual is set, and {stage.method!r} gives no primal_residual, so the stage did not stop by it")
+    return said
+
+
+def _check_shape(what: str, found: object, wanted: tuple[int, ...], why: str) -> None:
+    if found is None:
+        return
+    if not isinstance(found, np.ndarray):
+        raise RunError(f"{what} of type {type(found).__name__}, want an array of shape {wanted}: {why}")
+    if found.shape[: len(wanted)] != wanted or (len(wanted) == 2 and found.ndim != 2):
+        raise RunError(f"{what} of shape {found.shape}, want {wanted}: {why}")
