@@ -39,6 +39,7 @@ from coterie_server.session.run_state import Pending, RunState
 from coterie_server.session.strikes import Deadlines, Strikes
 
 _BLOCK = 1000  # exchanges that are numbered between two writes to the disk
+_LINGER_S = 0.3  # for hosts to read why they must wait: a connection that breaks discards what its peer has not read
 _UNKNOWN = Finding("R6")  # why a run has failed, where nobody says
 
 
@@ -187,9 +188,11 @@ class Hub:
         if self.state.has_started or isinstance(error, ConfigError):
             await self.finish("", failed=True, finding=error.below)
             return
-        for host in self.roster.connected:
-            if host.link is not None:
-                host.link.close("UNAVAILABLE", f"{self.rules.noun} {host.name!r} must wait: {error.below.sentence}")
+        links = [(host.name, host.link) for host in self.roster.connected if host.link is not None]
+        for name, link in links:
+            link.close("UNAVAILABLE", f"{self.rules.noun} {name!r} must wait: {error.below.sentence}")
+        if links:
+            await asyncio.sleep(_LINGER_S)
 
     def announced(self, name: str, frame: session_pb2.Task | session_pb2.Reply) -> None:
         """See `Answers.announced`."""
