@@ -293,6 +293,20 @@ def test_a_path_that_clusters_nobody_or_is_not_judged_says_so(capsys: pytest.Cap
     assert "no held-out rows chose" in text
 
 
+def test_clusters_that_are_not_clear_yet_are_said_and_clear_ones_are_not(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    slopes = {f"u{i}": slope for i, slope in enumerate((-3, -2.9, -2.7, 0, 0.1, 0.3, 3, 3.1, 3.3))}
+    write_rows(here / "rows.csv", [(user, a, a * a, slope * a) for user, slope in slopes.items() for a in (-2, -1, -0.5, 0.5, 1, 2)])
+    options = ("--set", "method={name: pdmm, penalty: 0.05}", "--set", "problem.loss=least_squares")
+    early = " ".join(said(capsys, *RUN, *options, "--set", "stop={rounds: 8}", "--output", "early").split())
+    assert re.search(r"warning: pdmm ended before the clusters were clear: a model is up to \S+ times as far", early), early
+    late = said(capsys, *RUN, *options, "--set", "stop.residual=1e-9", "--output", "late")
+    assert "clusters were clear" not in late
+    assert "every user has its own model" in " ".join(late.split())
+    few = said(capsys, *RUN, *options, "--set", "method.penalty=0.2", "--set", "stop.residual=1e-6", "--output", "few")
+    assert "4 clusters found" in " ".join(few.split())
+    assert "clusters were clear" not in few
+
+
 # ---- show
 
 

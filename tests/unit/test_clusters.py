@@ -14,6 +14,7 @@ from coterie_server.maths.clusters import (
     adjusted_rand,
     canonical,
     incidence,
+    overlap,
     partition,
     persistent,
     same_partition,
@@ -157,6 +158,17 @@ def test_the_mean_distance_within_clusters_is_that_of_figure_2(n, kind):
     for entry in FIXTURE[n][kind]:
         found = within_distance(np.array(entry["x"]), np.array(FIXTURE[n]["label"]))
         assert found == pytest.approx(entry["within"], abs=1e-9)
+
+
+def test_the_overlap_of_clusters_is_the_farthest_user_over_the_closest_means():
+    x = np.array([[1.0], [3.0], [8.0], [10.0], [16.0]])  # means 2, 9 and 16: users are 1 away, means 7
+    labels = np.array([0, 0, 1, 1, 2])
+    assert overlap(x, labels) == pytest.approx(1 / 7)
+    assert overlap(1e-9 * x, labels) == pytest.approx(1 / 7), "units do not matter"
+    assert overlap(np.hstack([x, np.full((5, 1), 1e6)]), labels) == pytest.approx(1 / 7), "nor does a coefficient that all share"
+    assert overlap(x[[0, 0, 2, 2, 4]], labels) == 0.0
+    assert overlap(x, np.arange(5)) is None, "nobody shares a cluster"
+    assert overlap(x, np.zeros(5, int)) is None, "no two clusters"
 
 
 def test_every_pair_weighs_the_same_in_the_mean_distance():

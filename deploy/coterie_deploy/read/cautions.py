@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from coterie.experiment.config import Experiment, experiment_from
 from coterie_deploy.terminal.tables import figure
-from coterie_server.interface.half import FLAT, UNBOUNDED
+from coterie_server.interface.half import FLAT, OVERLAP, UNBOUNDED
 from coterie_server.record import summary
 from coterie_server.record.summary import Shortfall
 from coterie_server.run.plan import stages_of
@@ -14,6 +14,7 @@ from coterie_server.run.plan import stages_of
 _EVENTS = ("data", "refused", "numerics", "wait", "skip", "back", "note")  # on which a person may want to act
 _MAX_EVENTS = 5  # of a kind
 _MAX_NAMES = 6
+_OVERLAP = 0.5  # from here on users of two clusters may be closer than users of one
 
 
 def cautions_of(connection: sqlite3.Connection) -> list[str]:
@@ -23,6 +24,7 @@ def cautions_of(connection: sqlite3.Connection) -> list[str]:
         *shortfall_sentences(shortfalls_of(connection)),
         *minimiser_sentences(connection),
         *path_sentences(connection),
+        *overlap_sentences(connection),
         *(text for (text,) in given),
     ]
     return [f"warning: {sentence}" for sentence in sentences]
@@ -72,6 +74,18 @@ def path_sentences(connection: sqlite3.Connection) -> list[str]:
         return said
     beyond = which.removesuffix("est") + "er"
     return [*said, f"the best penalty of method.path, {chosen}, is the {which} of the path: add {beyond} ones, which may be better"]
+
+
+def overlap_sentences(connection: sqlite3.Connection) -> list[str]:
+    """A sentence for the stages that ended before the models of a cluster had come together."""
+    found = {stage.name: overlap for stage in summary.stages(connection) if (overlap := stage.results.get(OVERLAP, 0.0)) > _OVERLAP}
+    if not found:
+        return []
+    worst = figure(max(found.values()), 2)
+    return [
+        f"{_listed(list(found))} ended before the clusters were clear: a model is up to {worst} times as far from its cluster's mean as "
+        "the two closest clusters are from each other; the optimum may have other clusters (wanted: a smaller stop.residual, or son_newton)"
+    ]
 
 
 def links_caution(experiment: Experiment, transport: str) -> str:

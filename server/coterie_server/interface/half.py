@@ -42,6 +42,9 @@ CONVERGED, ENDED = "converged", "has_ended"
 # Figures: how many models have no minimiser, which ends the stage, and how many are one of several minimisers.
 UNBOUNDED, FLAT = "without_minimiser", "with_several_minimisers"
 
+# Closing figure: how far a user's model is from its cluster's mean, over the distance of the two closest means.
+OVERLAP = "cluster_overlap"
+
 # Figure of a round: users whose local problem ended before its tolerance.
 UNCONVERGED = "unconverged"
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
+from scipy.spatial import cKDTree
 from scipy.spatial.distance import cdist, pdist
 
 from coterie.arrays import Array, Indices
@@ -61,6 +62,25 @@ def partition(
         edges.append(_within(_joined_pairs(joined, n) if among is None else among[:, joined], x, _radii(x, _PLAINLY, scale)))
     first, second = np.concatenate(edges, axis=1)
     return components(first, second, n)
+
+
+def overlap(x: Array, labels: Indices) -> float | None:
+    """How far a user's model is from the mean of its cluster at most, over the distance of the two closest means.
+
+    `x` (n, d) are the models, `labels` (n,) their clusters. Coefficients are measured by their sizes, as in `partition`. Clusters of an
+    optimum have 0. Above one half, users of two clusters may be closer than users of one. None with one cluster, or if all users are alone.
+    """
+    n_clusters = int(labels.max(initial=-1)) + 1
+    if not 1 < n_clusters < len(x):
+        return None
+    sizes = np.abs(x).max(axis=0)
+    scaled = x / np.where(sizes > 0, sizes, 1.0)
+    means = np.zeros((n_clusters, x.shape[1]))
+    np.add.at(means, labels, scaled)
+    means /= np.bincount(labels)[:, None]
+    farthest = float(np.linalg.norm(scaled - means[labels], axis=1).max())
+    closest = float(cKDTree(means).query(means, k=2)[0][:, 1].min())
+    return farthest / max(closest, float(np.finfo(float).tiny))
 
 
 def _radii(x: Array, tolerance: float, scale: float | None) -> Array:

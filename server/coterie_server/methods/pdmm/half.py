@@ -38,9 +38,21 @@ from coterie.methods import oracle
 from coterie.methods.pdmm import Config, Constants
 from coterie_server.families import ties
 from coterie_server.interface.deferred import Figures
-from coterie_server.interface.half import FLAT_ONLY, UNCONVERGED, Counts, Federation, Need, Outcome, ServerHalf, Setting, StageHalf, half_of
+from coterie_server.interface.half import (
+    FLAT_ONLY,
+    OVERLAP,
+    UNCONVERGED,
+    Counts,
+    Federation,
+    Need,
+    Outcome,
+    ServerHalf,
+    Setting,
+    StageHalf,
+    half_of,
+)
 from coterie_server.interface.stages import Stage, along_path, reference
-from coterie_server.maths.clusters import partition, persistent
+from coterie_server.maths.clusters import overlap, partition, persistent
 from coterie_server.methods.pdmm import counts as pdmm_counts
 from coterie_server.methods.pdmm import messages as pdmm_messages
 from coterie_server.methods.pdmm import pairs
@@ -209,6 +221,8 @@ class Pdmm:
             await federation.exchange(*owed)
         labels = self.clusters(state.x, state.zero_for, state.z)
         figures = {"clusters": float(labels.max() + 1), "rho_first": self.steps.rho, "rho": state.rho}
+        if (found := overlap(state.x, labels)) is not None:
+            figures[OVERLAP] = found
         where = (self.setting.stage, self.config.placement, self.layout.copies)
         carry = Carry(*where, state.x, state.z, state.mu, state.muhat, state.rho, state.graph_mark)
         return Outcome(state.x, labels, figures, carry=carry, notes=ties.notes_on(self.layout.graph))
