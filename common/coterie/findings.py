@@ -87,6 +87,11 @@ RULES: Final[dict[str, tuple[str, str]]] = {
     "M1": ("1 number of its models is not finite", "{count} numbers of its models are not finite"),
     "M2": ("its local computation failed", "{count} of its local computations failed"),
     "M3": ("the local problem of a user has no minimiser that can be found", "{count} local problems have no minimiser that can be found"),
+    # The count is the exponent of the range.
+    "M4": (
+        "a number of {a_role} exceeds 2^{count}, the range of its exact sum{at}",
+        "a number of {a_role} exceeds 2^{count}, the range of its exact sum{at}",
+    ),
     # J: joining, names, TLS.
     "J1": ("it wants TLS, but this server speaks plain text (start it with --tls)", "they want TLS, but this server speaks plain text"),
     "J2": ("a user that it was started for is not in its data", "{count} users that it was started for are not in its data"),

@@ -36,6 +36,8 @@ _NAMES = {
         "ServerHalf",
         "Setting",
         "StageHalf",
+        "Sum",
+        "Totals",
     ),
     "coterie_server.interface.wanted": ("Wanted",),
     "coterie_client.interface.half": ("ClientHalf", "Inbox", "Local"),

@@ -64,6 +64,8 @@ from coterie_server.interface.half import Replies as Replies
 from coterie_server.interface.half import ServerHalf as ServerHalf
 from coterie_server.interface.half import Setting as Setting
 from coterie_server.interface.half import StageHalf as StageHalf
+from coterie_server.interface.half import Sum as Sum
+from coterie_server.interface.half import Totals as Totals
 from coterie_server.interface.wanted import Wanted as Wanted
 
 FETCHED: Mapping[str, str]

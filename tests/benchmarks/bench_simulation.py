@@ -1,6 +1,7 @@
 """How fast many users are simulated: `fedavg` on least squares, one full-batch step a round, hosts over gRPC.
 
-A size is users x d, or users x d x rows of a user (4). In a round the server draws a tenth of the users, or the given participation.
+A size is users x d, or users x d x rows of a user (4); with "+sums" behind it hosts send exact sums. In a round the server draws a tenth of
+the users, or the given participation.
 Time by the clock means little on a busy machine. CPU time does: no more rounds a second are possible than 1000 / (CPU ms of a round), with
 a core for each process.
 """
@@ -38,7 +39,7 @@ def archive(path: Path, n_users: int, d: int, rows: int = ROWS) -> Path:
     return path
 
 
-def experiment(path: Path, rounds: int, hosts: int, participation: float) -> Experiment:
+def experiment(path: Path, rounds: int, hosts: int, participation: float, *, sums: bool = False) -> Experiment:
     return experiment_from(
         {
             "name": "bench",
@@ -53,6 +54,7 @@ def experiment(path: Path, rounds: int, hosts: int, participation: float) -> Exp
                 "optimizer": {"lr": 1e-3, "momentum": 0.0},
             },
             "federation": {"hosts": hosts},
+            "exact_sums": sums,
             "stop": {"rounds": rounds},
         }
     )
@@ -70,7 +72,7 @@ def peak_mb(pid: int) -> float:
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
 
 
-def measured(n_users: int, d: int, rows: int, rounds: int, hosts: int, participation: float) -> Iterator[Figure]:
+def measured(n_users: int, d: int, rows: int, rounds: int, hosts: int, participation: float, *, sums: bool) -> Iterator[Figure]:
     pids: list[int] = []
     at: dict[int, tuple[float, float, list[float]]] = {}  # round -> time, CPU of this process and of the hosts
     peaks: list[float] = []
@@ -85,12 +87,12 @@ def measured(n_users: int, d: int, rows: int, rounds: int, hosts: int, participa
 
     on_process: Callable[[str, int], None] = lambda _, pid: pids.append(pid)  # noqa: E731
     with tempfile.TemporaryDirectory() as folder:
-        chosen = experiment(archive(Path(folder) / "users.npz", n_users, d, rows), rounds, hosts, participation)
+        chosen = experiment(archive(Path(folder) / "users.npz", n_users, d, rows), rounds, hosts, participation, sums=sums)
         begun = cpu()
         finished = asyncio.run(launch(chosen, Launch("grpc", observer=observe, on_process=on_process)))
     finished.database.flush()
     (start, own, theirs), (end, own_end, theirs_end) = at[WARM_UP], at[rounds]
-    n, case = rounds - WARM_UP, f"{n_users} x {d} x {rows}"
+    n, case = rounds - WARM_UP, f"{n_users} x {d} x {rows}{' in sums' if sums else ''}"
     of_hosts = [1000 * (after - before) / n for before, after in zip(theirs, theirs_end, strict=True)]
     of_server = 1000 * (own_end - own) / n
     wire = dict(finished.database.connection.execute(WIRE, (rounds,)).fetchall())
@@ -109,8 +111,9 @@ def figures(
 ) -> Iterator[Figure]:
     """The sizes in turn."""
     for size in sizes:
-        n_users, d, rows = map(int, (size if size.count("x") == 2 else f"{size}x{ROWS}").split("x"))
-        yield from measured(n_users, d, rows, rounds, hosts, participation)
+        plain = size.removesuffix("+sums")
+        n_users, d, rows = map(int, (plain if plain.count("x") == 2 else f"{plain}x{ROWS}").split("x"))
+        yield from measured(n_users, d, rows, rounds, hosts, participation, sums=plain != size)
 
 
 if __name__ == "__main__":

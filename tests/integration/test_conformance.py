@@ -21,8 +21,18 @@ from tests.two_tier import COORDINATOR, Death, Tiers
 
 FAST = ("pdmm lean", "fedrep", "fedavg convex")  # whose checks in this process are no slow tests
 PROCESSES = ("grpc", "aggregators", "processes")
-TWO_TIERS = ("oracle", "squared", "hlm_exact", "oracle inference", *(name for name in CASES if name.startswith("async")))
-TOLERANT = ("pdmm graph", "pdmm lean", "pdmm uniform", "fedrep_linear", "fedrep_linear shared", "fedrep", "local_network", "fed_mtl convex")
+TWO_TIERS = ("oracle", "oracle sums", "squared", "hlm_exact", "oracle inference", *(name for name in CASES if name.startswith("async")))
+TOLERANT = (
+    "pdmm graph",
+    "pdmm lean",
+    "pdmm uniform",
+    "fedrep_linear",
+    "fedrep_linear shared",
+    "fedrep",
+    "fedrep sums",
+    "local_network",
+    "fed_mtl convex",
+)
 
 
 @pytest.fixture(scope="module")

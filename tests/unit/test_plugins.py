@@ -378,7 +378,7 @@ NAMES_OF_AUTHORS = """
     Indices JointTraining LOCAL_UPDATE LabelledRows Local LocalTraining LocalUpdate Message Method Moved NetworkLoss
     Numbers Optimizer Outcome PartialSharing PartitionRequest PartitionRule Phase PlainSgd Positions Received
     Replies Reveal RowLoss Rows RunError Scalars ServerHalf ServerUpdate Setting Settings SharedState Slope
-    SourceRequest StageHalf Stream Tensors Training UNASKED User Vectors Wanted Weights declare evaluated judge_own normal
+    SourceRequest StageHalf Stream Sum Tensors Totals Training UNASKED User Vectors Wanted Weights declare evaluated judge_own normal
     own_model pulled stream
 """
 

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 from coterie.errors import ProtocolError, RunError, default_finding
 from coterie.experiment.config import Experiment
 from coterie.experiment.model import to_json
-from coterie.experiment.reveals import is_answered
+from coterie.experiment.reveals import is_answered, summed_by
 from coterie.findings import Finding
 from coterie.record.snapshot import SnapshotFile, check_saveable
 from coterie.session.member import Member
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Encoded, Received
-from coterie.wire.messages import Message, Rows
+from coterie.wire.messages import AskTotal, Message, Rows
 from coterie.wire.precision import first_bad
 from coterie_client.data import UserData
 from coterie_client.data.users import Note
+from coterie_client.hosting.totals import with_totals
 from coterie_client.interface.half import ClientHalf, Inbox, Local, client_half
 from coterie_client.problems import ConvexProblem
 
@@ -62,6 +63,7 @@ class Host(Member):
         self._clients: dict[str, tuple[str, ClientHalf[Any]]] = {}
         self._answered = answered
         self._admitted = admitted
+        self._summed = summed_by(experiment)  # the steps whose terms never leave the host
         self._ahead: list[Callable[[], None]] = []  # work of methods in idle time
         if (snapshot := self.restored()) is not None:
             self._stage, self.states = snapshot["stage"], snapshot["states"]
@@ -90,6 +92,9 @@ class Host(Member):
             answers = self._dispatch(asked.messages, asked.task.round)
             for message in answers:
                 self._check_finite(message, asked.task.round)
+            asks = [message for message in asked.messages if isinstance(message, AskTotal)]
+            if asks or self._summed:
+                answers = with_totals(answers, asks, self.local, self._summed)
             return self.close(asked, answers)
 
     def _check_finite(self, message: Message, round_number: int) -> None:
@@ -133,6 +138,8 @@ class Host(Member):
             if self._answered is not None and not is_answered(self._answered, message.method, message.step):
                 asked = f"the parent asks for step {message.step!r} of {message.method!r}"
                 raise ProtocolError(f"{asked}, which is no part of the experiment that this host serves", Finding("C9"))
+            if isinstance(message, AskTotal):  # the half answers as always: see `with_totals`
+                continue
             room, _ = self._client(message.method)
             by_room.setdefault(room, {})[type(message)] = message
         replies: list[Message] = []

@@ -18,7 +18,7 @@ from coterie.experiment import plugins
 from coterie.experiment.columns import Name
 from coterie.experiment.data import SOURCES, DataConfig, PythonData
 from coterie.experiment.links import LinkRules
-from coterie.experiment.method import ANY_MODEL, CONVEX, NETWORK, Meaningless
+from coterie.experiment.method import ANY_MODEL, CONVEX, NETWORK, Kind, Meaningless
 from coterie.experiment.model import CustomModel, ModelConfig
 from coterie.experiment.overrides import apply_overrides
 from coterie.experiment.problem import ProblemConfig
@@ -185,6 +185,9 @@ class Experiment(Settings):
     stop: StopRule = StopRule()  #: When a stage ends.
     #: Number format of vectors on the wire. Fewer bits mean less traffic and less precision. Networks send float32 or half of it.
     payload: Literal["float64", "float32", "float16", "bfloat16"] = "float64"
+    #: Whether hosts send one sum of their users' answers instead of each answer, for methods that use nothing else. Such sums are exact in
+    #: any order. Results differ from those of `false` in their last digits.
+    exact_sums: bool = False
     #: Whether users judge the final models of each stage on their training and held-out rows. Its traffic is booked as step `evaluate`.
     evaluate: bool = True
     #: Whether users also send second moments of their rows after stages whose theory gives standard errors, for `coterie coefficients`.
@@ -243,6 +246,15 @@ class Experiment(Settings):
             raise ValueError("data.missing: mean and indicator are for convex problems: want refuse or drop_rows beside a model")
         if not is_network and self.payload in ("float16", "bfloat16"):
             raise ValueError(f"payload {self.payload!r} is for the weights of networks, want float64 or float32")
+        return self
+
+    @model_validator(mode="after")
+    def _the_method_uses_sums(self) -> Self:
+        kind: Kind = "convex" if self.model is None else "network"
+        if self.exact_sums and kind not in method(self.method.name).sums:
+            listed = [name for name in methods(kind) if kind in method(name).sums]
+            said = f"exact_sums is true, but method {self.method.name!r} uses the answer of each user"
+            raise ValueError(f"{said}: want false, or one of {', '.join(listed)}")
         return self
 
     @model_validator(mode="after")

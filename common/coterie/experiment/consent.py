@@ -11,6 +11,7 @@ These parts count:
     evaluate      users evaluate the models on their rows
     inference     users send second moments of their rows, for standard errors
     payload       the precision of sent vectors
+    exact_sums    users' answers are sent, or only their sums
     topology      who sees what a user sends
     code          what is imported on the host
     packages      installed packages whose code is used, with their versions
@@ -55,6 +56,8 @@ def consent_parts(experiment: Experiment) -> dict[str, Any]:
     }
     if experiment.inference:
         asked["inference"] = True
+    if experiment.exact_sums:
+        asked["exact_sums"] = True
     if experiment.packages:
         asked["packages"] = dict(experiment.packages)
     if experiment.model is not None:

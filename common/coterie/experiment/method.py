@@ -45,6 +45,9 @@ class Method(Room):
     models: frozenset[Kind] = CONVEX  #: supported kinds
     room: str = ""  #: the family whose halves it uses, if it has none of its own
     users_need_minimisers: bool = True  #: on convex problems: whether users without a unique minimiser of their own loss are refused
+    #: Kinds of models for which its server half asks for sums alone (`federation.total`) with `exact_sums: true`. `Reveal.summed` says what
+    #: a host then sends.
+    sums: frozenset[Kind] = frozenset()
     needs_sizes: bool = False  #: whether the server needs the users' numbers of rows, also on convex problems
     #: Given the configuration: what the server must know of each user's convex loss before the first round. Users send nothing else.
     facts: Callable[[Any], frozenset[Fact]] = lambda _: frozenset()

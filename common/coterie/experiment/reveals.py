@@ -8,12 +8,12 @@ refused. This module knows no method by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from coterie.experiment.method import Fact, Kind
-from coterie.registry import built_in_methods, method, room
+from coterie.registry import built_in_methods, is_method, method, room
 
 if TYPE_CHECKING:
     from coterie.experiment.config import Experiment
@@ -33,7 +33,7 @@ class Reveal:
 
     `steps` are those of the messages that ask for it or carry it: "ROOM/STEP", or "ROOM" for all steps of a room of `coterie.methods`. It
     is sent if the method's settings have the values in `needs` (a set allows each of its values, a class its instances), and none in
-    `unless`. `kind` restricts it to one kind of models.
+    `unless`. `kind` restricts it to one kind of models. `summed` is what is sent instead with `exact_sums`: one sum for each host.
     """
 
     up: str
@@ -44,6 +44,8 @@ class Reveal:
     kind: Kind | None = None
     seen: Seen = "parents"
     title: str = ""  # instead of the method's name
+    summed: str = ""
+    concluded_of_sums: str = "of a host with one user, what is concluded without sums; of others, what the sum says of each"
 
     def holds(self, settings: Any, *, is_network: bool) -> bool:
         """Whether it is sent with these settings of its method."""
@@ -80,6 +82,8 @@ def steps_of(experiment: Experiment) -> list[Step]:
         for reveal in room(whose).reveals:
             if reveal.holds(settings, is_network=is_network):
                 seen = SEEN[reveal.seen] if experiment.federation.is_two_tier else "coordinator"
+                if reveal.summed and sends_sums(experiment, whose):
+                    reveal = replace(reveal, up=reveal.summed, concluded=reveal.concluded_of_sums)  # noqa: PLW2901
                 listed.append(Step(reveal.title or name, seen, reveal))
 
     for name in BEFORE:
@@ -96,6 +100,19 @@ def facts_of(experiment: Experiment) -> frozenset[Fact]:
     """What the methods of an experiment must know of users' convex losses."""
     configs = [experiment.method, *(method(name).config() for name in experiment.references)]
     return frozenset().union(*(method(config.name).facts(config) for config in configs))
+
+
+def sends_sums(experiment: Experiment, name: str) -> bool:
+    """Whether users' answers to a method leave their host only in exact sums, as far as `Reveal.summed` says."""
+    kind: Kind = "convex" if experiment.model is None else "network"
+    return experiment.exact_sums and is_method(name) and kind in method(name).sums
+
+
+def summed_by(experiment: Experiment) -> frozenset[str]:
+    """The steps whose messages a host of this experiment sends only as sums, if they have any."""
+    names = (experiment.method.name, *experiment.references)
+    listed = [found for name in names if sends_sums(experiment, name) for found in method(name).reveals if found.summed]
+    return frozenset(step for reveal in listed for step in reveal.steps)
 
 
 def answered_by(experiment: Experiment) -> frozenset[str]:

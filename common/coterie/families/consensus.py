@@ -15,7 +15,7 @@ class GroupModel(Rows):
     x: Annotated[Array, Vectors("rows", "d", exact=True)]
 
 
-@declare(method="consensus", step="gradient")
+@declare(method="consensus", step="gradient", total=True)
 class Slopes(Rows):
     """Value and gradient of a user's term at its group's point."""
 
@@ -23,7 +23,7 @@ class Slopes(Rows):
     gradient: Annotated[Array, Vectors("rows", "d", exact=True)]
 
 
-@declare(method="consensus", step="hessian")
+@declare(method="consensus", step="hessian", total=True)
 class Curvatures(Rows):
     """The upper triangle of the Hessian of a user's term, row by row: d(d+1)/2 scalars."""
 
@@ -54,6 +54,7 @@ SOLVED = Reveal(
     "value, gradient and Hessian at given models",
     "for few rows (at most as many as features) the rows up to rotation, and more for one row",
     ("consensus/query", "consensus/gradient", "consensus/hessian"),
+    summed="sums of value, gradient and Hessian at given models over the users of a group on one host",
 )
 OWN_MODEL = Reveal("the final model", "what a model says of its rows", ("consensus/model",))
 ROOM = Room(

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from coterie.errors import ConfigError
-from coterie.experiment.method import NETWORK, Kind, Method, Room
+from coterie.experiment.method import ANY_MODEL, NETWORK, Kind, Method, Room
 from coterie.experiment.model import Part, Sharing, check_part
 from coterie.experiment.reveals import Reveal
 from coterie.experiment.settings import Settings
@@ -207,12 +207,12 @@ class Shared(Rows):
     counts: Annotated[Indices, Positions("counts")]
 
 
-@declare(method="partial", step="shared")
+@declare(method="partial", step="shared", total=True)
 class Updated(Start):
     """A user returns its shared tensors: "sends updated representation phi_i^{t+1} to server"."""
 
 
-@declare(method="partial", step="loss")
+@declare(method="partial", step="loss", total=True)
 class TrainingLoss(Rows):
     """A user's mean loss over the batches of the last phase of its local update."""
 
@@ -255,6 +255,7 @@ SHARED_UPDATE = Reveal(
     "the update of a round: rows of images have been reconstructed from such updates in the literature. "
     "Private tensors (heads) have no message that could carry them",
     ("partial/start", "partial/shared", "partial/loss", "partial/delivery"),
+    summed="of each host, the weighted sums of its drawn users' shared tensors after local training, and of their mean training losses",
 )
 LOCAL_UPDATE: tuple[Reveal, ...] = (SHARED_UPDATE, judged("partial/evaluation"))
 
@@ -297,6 +298,8 @@ class LocalTraining(Method):
     room: str = "partial"  #: the family whose halves it uses
     users_need_minimisers: bool = False  #: steps on convex losses do not need them
     adapted: Callable[[Any], Mapping[str, Any]] | None = _adapted  #: the section `method` of new users of a finished run
+    #: With `exact_sums`, the server averages from sums for these kinds of models: none where `ServerUpdate.taken` uses each user's tensors.
+    sums: frozenset[Kind] = ANY_MODEL
     needs_sizes: bool = True  #: for averages weighted by rows, and accuracies over users with held-out rows
     sharing: Sharing = "all"  #: the shared part
     private_layers: tuple[str, ...] = ()  #: torch's names of layers that are always private

@@ -36,6 +36,7 @@ class Config(Training):
 METHOD = LocalTraining(
     config=Config,
     stands_alone=False,
+    sums=frozenset(),
     sharing="none",
     reveals=(
         Reveal(

@@ -37,7 +37,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter, ValidationError, field_validator
 
-from coterie.experiment.method import ANY_MODEL, Meaningless
+from coterie.experiment.method import ANY_MODEL, NETWORK, Meaningless
 from coterie.experiment.reveals import Reveal
 from coterie.families.partial import LOCAL_UPDATE, JointTraining, LocalTraining
 from coterie.text.quoting import quoted
@@ -98,6 +98,7 @@ class Pulled(Rows):
 METHOD = LocalTraining(
     config=Config,
     models=ANY_MODEL,
+    sums=NETWORK,
     is_personal=True,
     strengths=("mu",),
     convex_defaults={"participation": 1.0},

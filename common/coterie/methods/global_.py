@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from coterie.experiment.method import Method
+from coterie.experiment.method import CONVEX, Method
 from coterie.experiment.settings import Settings
 from coterie.families.consensus import SOLVED
 
@@ -21,6 +21,7 @@ METHOD = Method(
     config=Config,
     is_reference=True,
     room="consensus",
+    sums=CONVEX,
     users_need_minimisers=False,
     reveals=(SOLVED,),
     intervals=lambda _: "groups",

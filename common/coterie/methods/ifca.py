@@ -42,6 +42,7 @@ class Chosen(Rows):
 METHOD = LocalTraining(
     config=Config,
     models=ANY_MODEL,
+    sums=frozenset(),
     is_personal=True,
     strengths=("clusters",),
     reveals=(

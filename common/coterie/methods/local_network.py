@@ -18,6 +18,7 @@ class Config(JointTraining):
 METHOD = LocalTraining(
     config=Config,
     sharing="none",
+    sums=frozenset(),
     reveals=(
         Reveal(
             "its mean training loss",

@@ -52,6 +52,7 @@ class VariateMove(Rows):
 METHOD = LocalTraining(
     config=Config,
     models=ANY_MODEL,
+    sums=frozenset(),
     steps={"variate": "control variates: that of the server, and how far those of the users drawn have moved"},
     reveals=(
         *LOCAL_UPDATE,

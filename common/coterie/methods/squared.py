@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
-from coterie.experiment.method import Method
+from coterie.experiment.method import CONVEX, Method
 from coterie.families.consensus import OWN_MODEL, SOLVED
 from coterie.families.grid import Grid
 
@@ -33,4 +33,6 @@ class Config(Grid):
         return self.penalty if self.penalty is not None else 2 * n_users * (self.gamma_eq4 or 0.0)
 
 
-METHOD = Method(config=Config, alternatives=(frozenset({"penalty", "gamma_eq4"}),), room="consensus", reveals=(SOLVED, OWN_MODEL))
+METHOD = Method(
+    config=Config, alternatives=(frozenset({"penalty", "gamma_eq4"}),), room="consensus", sums=CONVEX, reveals=(SOLVED, OWN_MODEL)
+)

@@ -96,6 +96,8 @@ def _wire_dtype(spec: Spec, precision: Precision, array: AnyArray) -> np.dtype[A
         return precision.weights
     if spec.is_float:
         return FLOAT64 if spec.is_exact else precision.dtype
+    if spec.is_fixed:
+        return INT64
     small = array.size == 0 or (array.min() >= -(2**31) and array.max() < 2**31)
     return INT32 if small else INT64
 
@@ -188,15 +190,16 @@ def repeated(
     end = 0
     for part, entry in zip(frame.parts, entries, strict=False):  # the last entry is the envelope
         size = frames = scalars = payload = 0
-        is_float = (False, *(spec.is_float for _, spec in kind_class(part.kind).specs))  # positions are no payload
-        for counts, tensor in zip(is_float, (part.users, *part.tensors), strict=True):
+        specs = (None, *(spec for _, spec in kind_class(part.kind).specs))
+        for spec, tensor in zip(specs, (part.users, *part.tensors), strict=True):
             start, end = end, end + tensor.chunked_bytes
             n_bytes = min(end, held + again) - max(start, held)
             if n_bytes > 0:
                 chunk_bytes, chunk_frames = chunk_frame_bytes(n_bytes)
                 size, frames = size + chunk_bytes, frames + chunk_frames
-                payload += n_bytes if counts else 0
-                scalars += n_bytes // DTYPES[tensor.dtype].itemsize if counts else 0
+                if spec is not None and spec.is_payload:  # positions are none
+                    payload += n_bytes
+                    scalars += n_bytes // (DTYPES[tensor.dtype].itemsize * (tensor.shape[1] if spec.is_fixed else 1))
         if frames:
             found.append(Entry(entry.kind, 0, scalars, payload, size, frames, entry.users))
     return (*found, _envelope(head_bytes))
@@ -223,7 +226,8 @@ def _counts(cls: type[Message], shapes: Sequence[tuple[int, ...]], widths: Seque
     for (_, spec), shape, width in zip(cls.specs, shapes, widths, strict=True):
         n_vectors, n_scalars = spec.count(shape)
         times = 1 if has_rows(spec) else n_users
-        vectors, scalars, payload = vectors + times * n_vectors, scalars + times * n_scalars, payload + n_scalars * width
+        payload += math.prod(shape) * width if n_scalars else 0
+        vectors, scalars = vectors + times * n_vectors, scalars + times * n_scalars
     return vectors, scalars, payload
 
 

@@ -18,7 +18,7 @@ import math
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Annotated, ClassVar, Literal, TypeVar
 
 from coterie.arrays import Array, Indices
@@ -38,12 +38,20 @@ class Spec:
     is_exact: bool = False  # always float64, whatever the payload type of the run
     allows: Allowed = "finite"  # the parent refuses a message with other numbers
     is_weights: bool = False  # parameters of a model: for networks float32 in the halves, and no wider on the wire
+    is_fixed: bool = False  # fixed-point sums: payload in whole numbers of 64 bits, whose second axis are the words of a number
+
+    @property
+    def is_payload(self) -> bool:
+        """Whether the ledger counts its numbers."""
+        return self.is_float or self.is_fixed
 
     def count(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """(vectors, scalars) that the ledger books for an array of this shape."""
-        if not self.is_float:
+        """(vectors, scalars) that the ledger books for an array of this shape. The words of a fixed-point number count as one scalar."""
+        if not self.is_payload:
             return 0, 0
         scalars = math.prod(shape)
+        if self.is_fixed and scalars:
+            scalars //= shape[1]
         return scalars // shape[-1] if self.counts_vectors and scalars else 0, scalars
 
 
@@ -80,6 +88,8 @@ class Message:
     step: ClassVar[str] = ""  # the paper's own step, as the ledger shows it
     specs: ClassVar[tuple[tuple[str, Spec], ...]] = ()
     carries_weights: ClassVar[bool] = False
+    total: ClassVar["type[Total] | None"] = None  # its sums over users, where they may be sent instead of the terms
+    ask_total: ClassVar["type[AskTotal] | None"] = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +125,31 @@ class PerCluster(Broadcast):
     clusters: Annotated[Indices, Positions("clusters")]
 
 
+@dataclass(frozen=True)
+class Total(Message):
+    """The sums over users of the fields of `of`, in fixed point and modulo 2^64. Row r is that of group `groups[r]`, ascending.
+
+    Each field has the axes (groups, words of a number, axes of the field without rows). See `coterie.wire.fixed_point`.
+    """
+
+    of: ClassVar[type[Rows]]
+    groups: Annotated[Indices, Positions("groups")]
+
+
+@dataclass(frozen=True)
+class AskTotal(Rows):
+    """Asks hosts for the `Total` of their users' `of` instead of the terms.
+
+    `weight` (rows, 1) are whole numbers, (rows, 0) where all are 1. `group` (rows, 1) are numbers from 0, (rows, 0) for one group of all.
+    Row k of `form` is the `Form` of the k-th field.
+    """
+
+    of: ClassVar[type[Rows]]
+    weight: Annotated[Indices, Positions("rows", "weights")]
+    group: Annotated[Indices, Positions("rows", "groupings")]
+    form: Annotated[Indices, Positions("fields", 3)]
+
+
 M = TypeVar("M", bound=Message)
 
 _KINDS: dict[str, type[Message]] = {}
@@ -124,8 +159,11 @@ _MAX_SHOWN = 100  # characters
 
 
 @typing.dataclass_transform(frozen_default=True)
-def declare(*, method: str, step: str) -> Callable[[type[M]], type[M]]:
-    """Makes a message class a frozen dataclass, and registers it under "<method>.<Class>" with the paper's step."""
+def declare(*, method: str, step: str, total: bool = False) -> Callable[[type[M]], type[M]]:
+    """Makes a message class a frozen dataclass, and registers it under "<method>.<Class>" with the paper's step.
+
+    With `total`, sums over users may be sent instead of its rows: `federation.total` asks for them. All fields must have rows.
+    """
 
     def register(cls: type[M]) -> type[M]:
         if "__dataclass_fields__" not in vars(cls):
@@ -142,10 +180,36 @@ def declare(*, method: str, step: str) -> Callable[[type[M]], type[M]]:
             specs.append((declared.name, spec))
         cls.kind, cls.method, cls.step, cls.specs = f"{method}.{cls.__name__}", method, step, tuple(specs)
         cls.carries_weights = any(spec.is_weights for _, spec in specs)
+        cls.total = cls.ask_total = None
         _KINDS[cls.kind] = cls
+        if total:
+            _declare_total(cls)
         return cls
 
     return register
+
+
+def _declare_total(cls: type[Message]) -> None:
+    """Declares the sums of a kind, and the question for them. TypeError for fields that have no sums over users."""
+    if wrong := [name for name, spec in cls.specs if not has_rows(spec) or spec.allows != "finite"]:
+        raise TypeError(f"{cls.__name__}.{wrong[0]} has no sum over users, want a field with rows of finite numbers")
+    columns = [(name, Annotated[Indices, _fixed(name, spec)]) for name, spec in cls.specs]
+    names = {"of": cls, "__module__": cls.__module__}
+    total = make_dataclass(f"{cls.__name__}Total", columns, bases=(Total,), frozen=True, namespace=names)
+    ask = make_dataclass(f"Ask{cls.__name__}Total", [], bases=(AskTotal,), frozen=True, namespace=names)
+    total.__doc__, ask.__doc__ = f"Sums of {cls.__name__} over users.", f"Asks for the sums of {cls.__name__} instead of its rows."
+    register = declare(method=cls.method, step=cls.step)
+    cls.total, cls.ask_total = register(total), register(ask)
+
+
+def _fixed(name: str, spec: Spec) -> Spec:
+    shape = ("groups", words_of(name), *spec.shape[1:])
+    return Spec(shape, is_float=False, counts_vectors=spec.counts_vectors, is_fixed=spec.is_float)
+
+
+def words_of(name: str) -> str:
+    """The axis of the words of a field of a `Total`."""
+    return f"words of {name}"
 
 
 def has_rows(spec: Spec) -> bool:
@@ -193,6 +257,6 @@ def check_extents(cls: type[Message], shapes: Iterable[tuple[int, ...]], n_rows:
 
 
 __all__ = [
-    "Annotated", "Array", "Broadcast", "Indices", "Message", "PerCluster", "Positions", "Rows", "Scalars", "Spec", "Vectors", "Weights",
-    "check_extents", "dataclass", "declare", "declared", "find_kinds_with", "has_rows", "kind_class",
+    "Annotated", "Array", "AskTotal", "Broadcast", "Indices", "Message", "PerCluster", "Positions", "Rows", "Scalars", "Spec", "Total",
+    "Vectors", "Weights", "check_extents", "dataclass", "declare", "declared", "find_kinds_with", "has_rows", "kind_class", "words_of",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Server half of the methods with one model for each group of users: Newton's method, or L-BFGS for large d.
 
-A round sends each user the point of its group and sums the answers in member order. Nobody can be left out (skip): a sum without some users
-is the derivative of another problem, and a line search must not compare values of two problems.
+A round sends each user the point of its group and uses nothing but the sums of the answers over groups. Nobody can be left out (skip): a
+sum without some users is the derivative of another problem, and a line search must not compare values of two problems.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.families.consensus import AskModels, Curvatures, GroupModel, Slopes, UserModels
-from coterie_server.interface.half import CONVERGED, FLAT, UNBOUNDED, Counts, Facts, Federation, Key, Outcome, Replies
+from coterie_server.interface.half import CONVERGED, FLAT, ROUNDING, UNBOUNDED, Counts, Facts, Federation, Key, Outcome, Replies, Sum
+from coterie_server.interface.sum_links import SumLinks
 from coterie_server.maths import consensus
 from coterie_server.maths.covariance import symmetric
 
@@ -29,10 +30,11 @@ class GroupSolver:
     newton_up_to: int
     ridge: float | None = None  # q of the Moreau envelopes; None: the losses themselves
     start: Array | None = None  # (n, d) models whose means over the groups are the first points
+    sums: SumLinks | None = None  # see `Setting.sums`
 
     @property
     def client_options(self) -> Mapping[str, Any]:
-        return {"consensus": {"ridge": self.ridge, "with_hessians": self.facts.d <= self.newton_up_to}}
+        return {"consensus": {"ridge": self.ridge, "with_hessians": self._has_hessians}}
 
     async def init(self, federation: Federation) -> consensus.State:  # noqa: ARG002
         """Starts at the means of the given models, or at zero."""
@@ -44,8 +46,13 @@ class GroupSolver:
 
     async def round(self, state: consensus.State, federation: Federation, number: int) -> tuple[consensus.State, Mapping[str, float]]:  # noqa: ARG002
         """Values and derivatives of all groups, once."""
-        replies = await federation.exchange(GroupModel(state.query[self.labels]))
-        state = consensus.step(state, *group_derivatives(replies, self.labels, len(state.points)), self.tolerance)
+        listed = [Sum(Slopes, groups=self.labels, extents={"d": self.facts.d})]
+        if self._has_hessians:
+            listed.append(Sum(Curvatures, groups=self.labels, extents={"h": self.facts.d * (self.facts.d + 1) // 2}))
+        totals = await federation.total(GroupModel(state.query[self.labels]), of=listed)
+        slopes, curvatures = totals[Slopes], totals.get(Curvatures)
+        hessians = None if curvatures is None else symmetric(curvatures.triangle, self.facts.d)
+        state = consensus.step(state, slopes.value, slopes.gradient, hessians, self.tolerance)
         figures = {
             "objective": float(state.values.sum()),
             "gradient_norm": float(np.linalg.norm(state.gradients)),
@@ -53,7 +60,13 @@ class GroupSolver:
         }
         if state.converged.all() and state.unbounded.any():
             figures[UNBOUNDED] = float(state.unbounded.sum())
+        if totals.rounding:
+            figures[ROUNDING] = totals.rounding
         return state, figures
+
+    @property
+    def _has_hessians(self) -> bool:
+        return self.facts.d <= self.newton_up_to
 
     async def finish(self, state: consensus.State, federation: Federation) -> Outcome:
         """The group's model for each user; for envelopes, each user's proximal point."""
@@ -66,18 +79,21 @@ class GroupSolver:
         return Outcome(replies[UserModels].x, None, figures)
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
-        """One vector down and one up for each user and round; envelopes end with one more of each."""
-        n_vectors = float(len(figures) * len(self.labels))
-        expected: dict[Key, float] = {("query", "down"): n_vectors, ("gradient", "up"): n_vectors}
+        """One vector down and one up for each user and round, or up for each sum; envelopes end with one more of each."""
+        expected: dict[Key, float] = {("query", "down"): float(len(figures) * len(self.labels)), **self._up("gradient", len(figures))}
         if self.ridge is not None:
             expected |= {("model", "down"): float(len(self.labels)), ("model", "up"): float(len(self.labels))}
         return expected
 
     def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """With each gradient a value, d + 1 scalars, and by Newton's method the upper triangle of a Hessian, d(d+1)/2."""
-        d, n_asked = self.facts.d, float(len(figures) * len(self.labels))
-        hessians: dict[Key, float] = {("hessian", "up"): n_asked * d * (d + 1) / 2} if d <= self.newton_up_to else {}
-        return {("gradient", "up"): n_asked * (d + 1), **hessians}
+        d, n_rounds = self.facts.d, len(figures)
+        hessians = self._up("hessian", n_rounds * d * (d + 1) / 2) if self._has_hessians else {}
+        return {**self._up("gradient", n_rounds * (d + 1)), **hessians}
+
+    def _up(self, step: str, times: float) -> dict[Key, float]:
+        """What each user, or each sum, sends so many times."""
+        return {(step, "up"): times * len(self.labels)} if self.sums is None else self.sums.sums_up(step, times, self.labels)
 
 
 def group_derivatives(replies: Replies, labels: Indices, n_groups: int) -> tuple[Array, Array, Array | None]:

@@ -2,7 +2,7 @@
 tensors are one vector of float32 numbers and one of counts.
 
 Algorithm 1 of Collins, Hassani, Mokhtari and Shakkottai (2021) with any split of the tensors. Averages are sums in member order, in
-float64.
+float64, or with `exact_sums` the hosts' sums of p_i phi_i in fixed point.
 
 Left out (skip): a round's average is that of the drawn users A who answered, phi^{t+1} = sum_{i in A} p_i phi_i / sum_{i in A} p_i, p_i the
 rows or 1, as if A had been drawn. Where A is empty phi stays. The private tensors of a user left out are those of its last task. The shared
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
 from coterie.draws.streams import stream
-from coterie.errors import ProtocolError, RunError
+from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.experiment.model import TensorInfo, check_sizes, named_tensors, shared_tensors
 from coterie.families.evaluation import COMMON, OWN
 from coterie.families.partial import (
@@ -44,6 +44,7 @@ from coterie_server.families.known_clusters import spread_of
 from coterie_server.interface.half import (
     ABSENT,
     FLAT_ONLY,
+    ROUNDING,
     UNASKED,
     Counts,
     Federation,
@@ -53,6 +54,7 @@ from coterie_server.interface.half import (
     ServerHalf,
     Setting,
     StageHalf,
+    Sum,
     half_of,
 )
 from coterie_server.interface.merge import check_senders, one_by_one
@@ -120,6 +122,9 @@ class PartialSharing:
     one: tuple[TensorInfo, ...] | None = None  #: that return, where several models are sent; None: those that are sent
 
     def as_half(self) -> StageHalf[SharedState]:
+        if self.setting.sums is not None and (self.own.taken is not ServerUpdate.taken or self.one is not None):
+            why = f"the server half of {self.config.name!r} uses each user's tensors"
+            raise ConfigError(f"exact_sums is true, but {why}: want false (its METHOD should have sums=frozenset())")
         found, n_users = [], self.n_test.size
         if n_blind := int((self.n_test == 0).sum()):
             found.append(f"{n_blind} of {n_users} users have no held-out rows, so no accuracy counts them")
@@ -151,13 +156,12 @@ class PartialSharing:
         """Users are drawn, train and return; in some rounds everyone evaluates."""
         chosen = drawn(self.config, self.setting, self.n_rows.size, number)
         asked = [Shared(state.weights, state.counts, users=chosen), *self.own.asked(self, state, chosen, number)]
+        if self.setting.sums is not None:
+            return await self._summed_round(state, federation, number, chosen, asked)
         updates = [Wanted(Updated, chosen, extents(self._returning))] if self.tensors else []
         wanted = [Wanted(TrainingLoss, chosen), *updates, *self.own.returned(self, chosen)]
         replies = await federation.exchange(*asked, to=chosen, wanted=wanted)
-        answered = replies.awaited(chosen)
-        figures = {"users": float(answered.size)}
-        if answered.size < chosen.size:
-            figures["unasked"] = float(replies.n_unasked(chosen))
+        answered, figures = self._attendance(replies, chosen)
         if answered.size:
             losses = replies[TrainingLoss]
             check_senders(TrainingLoss.kind, losses.users, answered)
@@ -165,6 +169,40 @@ class PartialSharing:
         if answered.size and self.tensors:
             state = self.own.taken(self, state, replies, answered)
             self._check_finite(state, number)
+        return await self._closed(state, federation, number, figures)
+
+    def _attendance(self, replies: Replies, chosen: Indices) -> tuple[Indices, dict[str, float]]:
+        """The users who answered, and the figures of how many they are."""
+        answered = replies.awaited(chosen)
+        figures = {"users": float(answered.size)}
+        if answered.size < chosen.size:
+            figures["unasked"] = float(replies.n_unasked(chosen))
+        return answered, figures
+
+    async def _summed_round(
+        self, state: SharedState, federation: Federation, number: int, chosen: Indices, asked: Sequence[Message]
+    ) -> tuple[SharedState, Mapping[str, float]]:
+        """The same from sums: what a single user has returned is not known."""
+        assert self.setting.sums is not None  # noqa: S101 - see `round`
+        sums = [Sum(TrainingLoss, self.n_rows)]
+        if self.tensors:
+            sums.append(Sum(Updated, self.n_rows if self.config.average == "rows" else None, extents=extents(self._returning)))
+        totals = await federation.total(*asked, of=sums, to=chosen, wanted=self.own.returned(self, chosen))
+        answered, figures = self._attendance(totals.replies, chosen)
+        if n_absent := self.setting.sums.n_sums(chosen) - self.setting.sums.n_sums(answered):
+            figures["absent_sums"] = float(n_absent)
+        if answered.size:
+            figures |= {"loss": float(totals.mean(TrainingLoss).loss[0]), ROUNDING: totals.rounding}
+        if answered.size and self.tensors:
+            mean = totals.mean(Updated)
+            state = self._moved(state, mean.weights[0].astype(self._dtype), np.rint(mean.counts[0]).astype(np.int64))
+            self._check_finite(state, number)
+        return await self._closed(state, federation, number, figures)
+
+    async def _closed(
+        self, state: SharedState, federation: Federation, number: int, figures: dict[str, float]
+    ) -> tuple[SharedState, Mapping[str, float]]:
+        """The end of a round: in some rounds everyone evaluates."""
         judged = await self._mean_metric(state, federation) if self._is_evaluated(number) else {}
         figures |= {**judged, **self.own.figures(self, number)}
         if self.setting.metric in judged:
@@ -197,7 +235,10 @@ class PartialSharing:
 
     def averaged(self, state: SharedState, replies: Replies, answered: Indices) -> SharedState:
         """The mean of the users' shared tensors."""
-        weights, counts = self.average(self.in_runs(replies, Updated, answered))
+        return self._moved(state, *self.average(self.in_runs(replies, Updated, answered)))
+
+    def _moved(self, state: SharedState, weights: Single, counts: Indices) -> SharedState:
+        """The state after a round with this mean."""
         if self.beta != 1:
             with np.errstate(over="ignore"):  # `_check_finite` finds it
                 weights = ((1 - self.beta) * state.weights.astype(np.float64) + self.beta * weights).astype(self._dtype)
@@ -245,7 +286,7 @@ class PartialSharing:
         """A vector is all shared tensors, as one user sends or receives them."""
         if not any(not tensor.is_integer for tensor in self.tensors):
             return {}
-        n_trained = sum(row["users"] for row in figures)
+        n_trained = self._n_answers(figures)
         n_unasked = sum(row.get("unasked", 0.0) for row in figures)
         n_asked = len(figures) * self.config.n_selected(self.n_rows.size) - n_unasked  # answered or not
         n_judging = self._n_judging(figures) - sum(row.get("unasked_judges", 0.0) for row in figures)
@@ -254,10 +295,17 @@ class PartialSharing:
         return {**expected, **({("evaluation", "down"): n_judging} if n_judging else {}), **self.own.vectors(expected)}
 
     def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
-        """From each user a training loss a round, and a loss and an accuracy for each evaluation and mode."""
+        """From each user, or in each sum, a training loss a round; a loss and an accuracy for each evaluation and mode."""
         n_judged = self._n_judging(figures) - sum(row.get("absent_judges", 0.0) for row in figures)
         n_judged += len(self.config.modes) * (self.n_rows.size - last_of(figures, ABSENT))
-        return {("loss", "up"): sum(row["users"] for row in figures), ("evaluation", "up"): 2 * n_judged}
+        return {("loss", "up"): self._n_answers(figures), ("evaluation", "up"): 2 * n_judged}
+
+    def _n_answers(self, figures: Sequence[Mapping[str, float]]) -> float:
+        """How many users have returned tensors, or how many sums of theirs have come."""
+        if self.setting.sums is None:
+            return sum(row["users"] for row in figures)
+        drawings = (drawn(self.config, self.setting, self.n_rows.size, number) for number in range(1, len(figures) + 1))
+        return float(sum(map(self.setting.sums.n_sums, drawings))) - sum(row.get("absent_sums", 0.0) for row in figures)
 
     def _n_judging(self, figures: Sequence[Mapping[str, float]]) -> float:
         """Users times the rounds in which all of them evaluate."""

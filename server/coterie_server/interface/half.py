@@ -28,6 +28,9 @@ from coterie_server.interface.expected import Expected as Expected  # noqa: PLC0
 from coterie_server.interface.expected import Key as Key  # noqa: PLC0414
 from coterie_server.interface.merge import one_by_one
 from coterie_server.interface.stages import Stage, single_stage
+from coterie_server.interface.sum_links import SumLinks
+from coterie_server.interface.totals import Sum as Sum  # noqa: PLC0414
+from coterie_server.interface.totals import Totals as Totals  # noqa: PLC0414
 from coterie_server.interface.wanted import Wanted
 
 M = TypeVar("M", bound=Message)
@@ -47,6 +50,9 @@ OVERLAP = "cluster_overlap"
 
 # Figure of a round: users whose local problem ended before its tolerance.
 UNCONVERGED = "unconverged"
+
+# Figure of a round: how far the rounding of exact sums may have moved a user's number, and so a mean of them.
+ROUNDING = "rounding"
 
 
 @dataclass(frozen=True)
@@ -168,6 +174,14 @@ class Federation(Protocol):
         need be. Which hosts' answers an exchange has taken is a decision, which a replay repeats. With 0 it waits for all.
         """
 
+    async def total(self, *messages: Message, of: Sequence[Sum], to: Indices | None = None, wanted: Sequence[Wanted] = ()) -> Totals:
+        """As `exchange`, but the answers of the kinds in `of` come as sums over the members asked; nobody sees a member's own answer.
+
+        The members who answer with such a kind must be those of `to` (sorted), by default all. With `exact_sums: true` sums are exact but
+        for the rounding of each term (`Totals.rounding`), and have the same bits on any hosts. A host that has a number above the bound of
+        a sum ends the run. Otherwise terms are added in member order. `wanted` are the replies of kinds that are not summed.
+        """
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -209,6 +223,7 @@ class Setting(ClusterSetting):
     metric: str = "accuracy"  #: the users' score besides the loss (`ProblemConfig.metric`)
     truth: Array | None = None  #: (d, k) the representation that generated the data, where it is known
     hosts_of_cluster: Indices | None = None  #: (k,) client hosts with users of each known cluster; None: one
+    sums: SumLinks | None = None  #: the links over which sums travel; None without `exact_sums`
 
     @property
     def known_facts(self) -> Facts:

@@ -14,7 +14,8 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.errors import ProtocolError, RunError
 from coterie.wire.codec import select, select_clusters
-from coterie.wire.messages import Message, PerCluster, Rows
+from coterie.wire.fixed_point import added
+from coterie.wire.messages import Message, PerCluster, Rows, Total
 from coterie.wire.precision import first_bad
 
 _MAX_SHOWN = 4
@@ -77,8 +78,10 @@ def check_kinds(host: str, messages: Sequence[Message]) -> None:
     found: set[type[Message]] = set()
     for message in messages:
         cls = type(message)
-        if not isinstance(message, Rows | PerCluster):
+        if not isinstance(message, Rows | PerCluster | Total):
             raise ProtocolError(f"host {host!r} sent {cls.kind}, but a host's messages must have owners")
+        if isinstance(message, Total) and (np.diff(message.groups) <= 0).any():
+            raise ProtocolError(f"host {host!r} sent {cls.kind} for groups that are not ascending")
         if cls in found and not cls.carries_weights:
             raise ProtocolError(f"host {host!r} sent {cls.kind} twice in one reply")
         found.add(cls)
@@ -137,20 +140,35 @@ def one_by_one(runs: Sequence[Message]) -> Iterator[Message]:
 
 
 def merged(answers: Mapping[str, Sequence[Message]], layout: Layout) -> dict[type[Message], Message]:
-    """One message of each kind from the hosts' messages, its rows in member order; users=None when everyone answered.
+    """One message of each kind from the hosts' messages, its rows in member order; users=None when everyone answered. Totals are added.
 
     Each host's messages have passed `check_kinds`. Those with weights are left to `weights_of`.
     """
     by_kind: dict[type[Message], list[tuple[str, Rows]]] = {}
     by_cluster: dict[type[Message], list[tuple[str, PerCluster]]] = {}
+    totals: dict[type[Total], list[tuple[str, Total]]] = {}
     for host in layout.hosts:
         for message in answers.get(host, ()):
             if isinstance(message, PerCluster):
                 by_cluster.setdefault(type(message), []).append((host, message))
+            elif isinstance(message, Total):
+                totals.setdefault(type(message), []).append((host, message))
             elif isinstance(message, Rows) and not type(message).carries_weights:
                 by_kind.setdefault(type(message), []).append((host, message))
     in_member_order = {cls: _merge_kind(cls, parts, layout) for cls, parts in by_kind.items()}
-    return in_member_order | {cls: _merge_clusters(cls, parts) for cls, parts in by_cluster.items()}
+    in_member_order |= {cls: _merge_clusters(cls, parts) for cls, parts in by_cluster.items()}
+    return in_member_order | {cls: _added(cls, parts) for cls, parts in totals.items()}
+
+
+def _added(cls: type[Total], parts: Sequence[tuple[str, Total]]) -> Message:
+    """The sums over the members. They have the same bits in any order."""
+    columns: dict[str, Indices] = {}
+    groups = parts[0][1].groups
+    for name, _ in cls.specs:
+        if name != "groups":
+            _check_rows_agree(name, parts)
+            groups, columns[name] = added([(message.groups, getattr(message, name)) for _, message in parts])
+    return cls(groups=groups, **columns)
 
 
 def _merge_clusters(cls: type[Message], parts: Sequence[tuple[str, PerCluster]]) -> Message:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from coterie.arrays import Indices
+from coterie.arrays import Indices, distinct
 from coterie.errors import ProtocolError
-from coterie.wire.messages import Message, Rows
+from coterie.wire.messages import Message, Rows, Total
 from coterie_server.interface.merge import check_senders
 
 Check = Callable[[Any, Indices], None]
@@ -21,12 +21,13 @@ Check = Callable[[Any, Indices], None]
 
 @dataclass(frozen=True)
 class Wanted:
-    """One row of this kind from each of these users."""
+    """One row of this kind from each of these users; of a `Total`, one of each group that has users among these."""
 
-    kind: type[Rows]  #: the class of the message
+    kind: type[Rows | Total]  #: the class of the message
     users: Indices | None = None  #: members, sorted; None: all of them
     extents: Mapping[str, int] = field(default_factory=dict)  #: of the axes of its arrays, by name
     check: Check | None = None  #: of a message and its members: ProtocolError for values that cannot be right
+    groups: Indices | None = None  #: of a `Total`: (n,) the groups of all members
 
 
 def check_wanted(messages: Sequence[Message], own: Indices, wanted: Sequence[Wanted]) -> None:
@@ -36,8 +37,10 @@ def check_wanted(messages: Sequence[Message], own: Indices, wanted: Sequence[Wan
         raise ProtocolError(f"it sent {other.kind}, which it was not asked for")
     for one in wanted:
         found = [message for message in messages if isinstance(message, one.kind)]
-        users = [own if message.users is None else message.users for message in found]
-        if len(users) != 1 or users[0] is not own or one.users is not None:  # most exchanges bring all users once
+        if one.groups is not None:
+            _check_groups(found, own if one.users is None else np.intersect1d(one.users, own), one)
+        users = [own if isinstance(message, Total) or message.users is None else message.users for message in found]
+        if one.groups is None and (len(users) != 1 or users[0] is not own or one.users is not None):  # most exchanges bring all users once
             mine = own if one.users is None else np.intersect1d(one.users, own)
             check_senders(one.kind.kind, np.sort(np.concatenate([_NOBODY, *users])), mine)
         for message, members in zip(found, users, strict=True):
@@ -49,4 +52,15 @@ def check_wanted(messages: Sequence[Message], own: Indices, wanted: Sequence[Wan
                 one.check(message, members)
 
 
+def _check_groups(found: Sequence[Message], users: Indices, one: Wanted) -> None:
+    """ProtocolError unless there are the sums of exactly the groups of these members, once."""
+    assert one.groups is not None  # noqa: S101 - of a `Total`
+    wanted = distinct(one.groups[users])
+    groups = [group for message in found if isinstance(message, Total) for group in message.groups.tolist()]
+    if len(found) > 1 or groups != wanted.tolist():
+        shown = f"groups {groups[:_MAX_SHOWN]}, wanted {wanted[:_MAX_SHOWN].tolist()}, {wanted.size} in all"
+        raise ProtocolError(f"{one.kind.kind} came for {shown}")
+
+
+_MAX_SHOWN = 4
 _NOBODY: Indices = np.zeros(0, dtype=np.int64)

@@ -20,7 +20,8 @@ def build(config: Config, setting: Setting) -> StageHalf[State]:
         labels = setting.start.labels
     else:
         raise ConfigError("method 'oracle' with partition 'found' needs a stage before it that finds clusters")
-    return half_of(GroupSolver(setting.known_facts, labels, config.tolerance, config.newton_up_to, start=setting.start_models))
+    solver = GroupSolver(setting.known_facts, labels, config.tolerance, config.newton_up_to, start=setting.start_models, sums=setting.sums)
+    return half_of(solver)
 
 
 def known_labels(members: Members) -> Indices:

@@ -13,7 +13,8 @@ from coterie_server.maths.consensus import State
 def build(config: Config, setting: Setting) -> StageHalf[State]:
     n = len(setting.members)
     labels, ridge = np.zeros(n, dtype=np.int64), 2 * config.gam(n) * n
-    return half_of(GroupSolver(setting.known_facts, labels, config.tolerance, config.newton_up_to, ridge, setting.start_models))
+    solver = GroupSolver(setting.known_facts, labels, config.tolerance, config.newton_up_to, ridge, setting.start_models, setting.sums)
+    return half_of(solver)
 
 
 SERVER = ServerHalf(build=build, needs_everyone="without some losses the sums are those of another problem")

@@ -32,6 +32,7 @@ from coterie.wire.precision import Precision
 from coterie_server.families.prepare import prepare, prepare_network
 from coterie_server.interface.half import FLAT_ONLY, ClusterSetting, Facts, Members, Outcome, Setting, StageHalf, server_half
 from coterie_server.interface.stages import Stage
+from coterie_server.interface.sum_links import SumLinks
 from coterie_server.record import closed_forms
 from coterie_server.record.rundb import RunDatabase
 from coterie_server.run import returned
@@ -348,6 +349,7 @@ class Engine:
             metric=self.experiment.problem.metric,
             truth=true_representation(self.experiment.data, self.experiment.seed),
             hosts_of_cluster=self._hosts_of_cluster(members),
+            sums=self._sum_links(members) if self.experiment.exact_sums else None,
         )
         half = server_half(stage.method)
         built = half.build(stage.config, setting)
@@ -358,6 +360,10 @@ class Engine:
             text = f"stage {stage.name!r} skips no late host, since it needs every user: {why}"
             self.database.event("wait", text, stage=stage.name)
         return built
+
+    def _sum_links(self, members: Members) -> SumLinks:
+        below = self._hosts_of_cluster(members) if self.experiment.federation.is_two_tier else None
+        return SumLinks(self.hub.roster.layout.host_of, members.cluster_of, below)
 
     def _hosts_of_cluster(self, members: Members) -> Indices:
         """(k,) how many client hosts have users of each known cluster; with aggregators, `federation.hosts_per_cluster`."""

@@ -14,7 +14,7 @@ from coterie.arrays import Indices
 from coterie.errors import ProtocolError
 from coterie.wire.messages import Message, PerCluster
 from coterie.wire.precision import Precision
-from coterie_server.interface.half import ClusterMethod, Counts, Federation, Outcome, Replies, StageHalf
+from coterie_server.interface.half import ClusterMethod, Counts, Federation, Outcome, Replies, StageHalf, Sum, Totals
 from coterie_server.interface.wanted import Wanted
 from coterie_server.record.rundb import BETWEEN
 
@@ -52,6 +52,12 @@ class _Tier:
         inbox: dict[type[Message], Message] = {type(message): self._rounded(message) for message in sent}
         self.state, answers = await self._half.step(self.state, inbox, self._below)
         return Replies({type(answer): self._rounded(answer) for answer in answers}, None)
+
+    async def total(self, *messages: Message, of: Sequence[Sum], to: Indices | None = None, wanted: Sequence[Wanted] = ()) -> Totals:
+        """Of the users."""
+        if for_aggregators(messages):
+            raise ProtocolError("the coordinator asks for sums over users with messages for the aggregators, want it to ask the users")
+        return await self._below.total(*messages, of=of, to=to, wanted=wanted)
 
     def _rounded(self, message: PerCluster) -> PerCluster:
         floats = {name: spec for name, spec in message.specs if spec.is_float and not spec.is_exact}

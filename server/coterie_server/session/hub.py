@@ -22,6 +22,7 @@ from coterie.wire.messages import Message
 from coterie.wire.precision import Precision
 from coterie_server.interface.half import Replies
 from coterie_server.interface.merge import merged, weights_of
+from coterie_server.interface.totals import Sum, Totals, total
 from coterie_server.interface.wanted import Wanted
 from coterie_server.session import memory
 from coterie_server.session.answers import Answers
@@ -109,6 +110,11 @@ class Hub:
             return await self._exchange(messages, to, wanted, within)
         with self.state.tracer.exchange(self.seq + 1, self.state.attempt, messages):
             return await self._exchange(messages, to, wanted, within)
+
+    async def total(self, *messages: Message, of: Sequence[Sum], to: Indices | None = None, wanted: Sequence[Wanted] = ()) -> Totals:
+        """See `Federation`."""
+        n_members, precision = len(self.roster.fixed), Precision.of_run(self.experiment)
+        return await total(self.exchange, messages, of, to, wanted, n_members, precision, is_exact=self.experiment.exact_sums)
 
     async def _exchange(self, messages: Sequence[Message], to: Indices | None, wanted: Sequence[Wanted], within: int | None) -> Replies:
         state, roster, hosts = self.state, self.roster, self.roster.hosts

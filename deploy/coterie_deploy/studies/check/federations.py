@@ -215,9 +215,12 @@ CASES: Mapping[str, Case] = {
     "local": pairwise({"name": "local"}),
     "global": pairwise({"name": "global"}, data=_STANDARDIZED),
     "global few": pairwise({"name": "global", "newton_up_to": 1}),
+    "global sums": pairwise({"name": "global"}, exact_sums=True, payload="float32"),
     "oracle": clustered({"name": "oracle"}),
+    "oracle sums": clustered({"name": "oracle"}, exact_sums=True),
     "oracle inference": clustered({"name": "oracle"}, inference=True),
     "squared": pairwise({"name": "squared", "penalty": 0.07}),
+    "squared sums": pairwise({"name": "squared", "penalty": 0.07}, exact_sums=True),
     "son_newton": pairwise({"name": "son_newton", "penalty": 0.3}),
     "son_newton bfgs": pairwise({"name": "son_newton", "penalty": 0.3, "hessian": "bfgs"}),
     "son_newton path": pairwise(
@@ -236,6 +239,7 @@ CASES: Mapping[str, Case] = {
     "fedrep": network({**_FEDREP, "evaluate_every": 2}),
     "fedrep stacked": network(_FEDREP, model=_STACKED),
     "fedper": network({"name": "fedper", "evaluate_last": 0}),
+    "fedrep sums": network({**_FEDREP, "evaluate_every": 2}, exact_sums=True),
     "fedavg": network({"name": "fedavg"}),
     "lg_fedavg": network({"name": "lg_fedavg"}),
     "local_network": network({"name": "local_network"}),
@@ -251,6 +255,7 @@ CASES: Mapping[str, Case] = {
     "ifca": network({"name": "ifca", "clusters": 3, **_SHORT}),
     "adapt": Case(network({"name": "adapt"}).make, starts_from=network(_FEDREP).make),
     **{f"{name} convex": descent({**method, **_SHORT}) for name, method in CONVEX_METHODS.items()},
+    "fedavg convex sums": descent({"name": "fedavg", **_SHORT}, exact_sums=True),
     "fed_mtl convex": pairwise({"name": "fed_mtl", "mu": 0.5, "relations": "learned", "users_per_round": 6}),
 }
 
