@@ -337,7 +337,7 @@ def test_found_clusters_are_compared_with_those_that_the_data_names(copied: tupl
     connection.executemany("INSERT INTO memberships VALUES (2, ?, ?)", [(1, "[0,1,2]"), (5, "[0,1,1]"), (9, "[0,0,1]")])
     clusters = section(view_of(folder), "clusters")
     assert "by 1.000" in clusters.sentences[0]
-    assert [chart.key for chart in clusters.charts] == ["agreement", "clusters"]
+    assert [chart.key for chart in clusters.charts] == ["agreement", "clusters", "graph"]
     assert clusters.charts[0].rows[-1] == (9, 1.0)
     assert ("known", "u2", 1) in clusters.charts[1].rows
 
@@ -400,9 +400,9 @@ def test_counts_have_ticks_at_whole_numbers() -> None:
 
 def test_labels_of_other_users_are_not_drawn(copied: tuple[Path, sqlite3.Connection]) -> None:
     folder, connection = copied
-    assert [chart.key for chart in section(view_of(folder), "clusters").charts] == ["clusters"]
+    assert [chart.key for chart in section(view_of(folder), "clusters").charts] == ["clusters", "graph"]
     connection.execute("UPDATE memberships SET labels = '[0]'")
-    assert [part.key for part in view_of(folder).sections if part.key == "clusters"] == []
+    assert [chart.key for chart in section(view_of(folder), "clusters").charts] == ["graph"]  # it has the labels of the models
 
 
 def test_users_who_are_together_stand_together() -> None:

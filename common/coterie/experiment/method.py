@@ -66,6 +66,8 @@ class Method(Room):
     one_model_for: Literal["", "everyone", "cluster"] = ""
     stands_alone: bool = True  #: whether its runs leave models of their own, and start from no other run
     cluster_rule: Callable[[Any], str] = lambda *_: ""  #: given the configuration: when users are in one cluster, as part of a sentence
+    #: Given the configuration: which users are tied to each other, as a sentence without a stop; "" for methods without ties.
+    ties: Callable[[Any], str] = lambda _: ""
     averages: Mapping[str, str] = field(default_factory=dict)  #: closing figures "X" that count averages, beside "X_expected"
     adapts: str = ""  #: the parameter that it changes on the way: the closing figures "X_first" and "X" are its first and its last value
     #: Given the configuration (None: the defaults): what standard errors of its models are, with `inference: true`. "groups": the users of

@@ -34,6 +34,16 @@ class File(Settings):
 
 Graph = Literal["complete"] | Neighbours | Pairs | File
 
+ALL_PAIRS = "all pairs of users are tied, with weight 1, so no ties are drawn"
+
+
+def said(graph: Graph) -> str:
+    """Which users are tied, as a sentence without a stop."""
+    if isinstance(graph, Neighbours):
+        return f"each user is tied to the {graph.neighbours:,} with the nearest local models, and a tree connects the parts"
+    return ALL_PAIRS if graph == "complete" else "the ties and their weights are given by the experiment"
+
+
 # What users say for a graph of neighbours.
 OWN_MODELS = replace(OWN_MODEL, up="the model of its own rows alone", needs={"graph": Neighbours})
 

@@ -31,7 +31,7 @@ from coterie.families import pdmm_messages as pdmm_messages  # noqa: PLC0414 - t
 from coterie.families.consensus import SOLVED
 from coterie.families.pdmm_steps import Constants as Constants  # noqa: PLC0414 - a word of this module too
 from coterie.families.pdmm_steps import StochasticUpdate, least_nu
-from coterie.families.ties import OWN_MODELS, Extent, Graph
+from coterie.families.ties import OWN_MODELS, Extent, Graph, said
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Blocks = tuple[Annotated[int, Field(ge=0)], ...]
@@ -332,6 +332,7 @@ METHOD = Method(
     adapts="rho",
     facts=lambda config: frozenset({"smoothness"} if config.rho is None else ()),  # of the default rho
     intervals=lambda config: "groups" if config is not None and config.refit else "",  # of the refits; a penalised stage has no refit
+    ties=lambda config: said(config.graph),
     cluster_rule=lambda config: f"joined by zeros of z, or equal within {config.cluster_tolerance:g} of each coefficient's size",
     steps={
         "S0": "the start",

@@ -24,7 +24,7 @@ from coterie.experiment.method import Method
 from coterie.experiment.reveals import Reveal
 from coterie.experiment.settings import Settings
 from coterie.families.consensus import SOLVED
-from coterie.families.ties import OWN_MODELS, Graph
+from coterie.families.ties import OWN_MODELS, Graph, said
 
 
 class Config(Settings):
@@ -60,6 +60,7 @@ METHOD = Method(
     tries="path",
     intervals=lambda config: "groups" if config is not None and config.refit else "",  # of the refits
     cluster_rule=lambda _: "joined by ties that are exactly zero at the solution",
+    ties=lambda config: said(config.graph),
     facts=lambda config: frozenset({"smoothness"} if config.hessian == "bfgs" else ()),  # of the first approximations
     reveals=(
         OWN_MODELS,

@@ -25,7 +25,7 @@ from coterie_client.interface.half import client_half
 from coterie_deploy.read.shipped import HOSTS, frozen_in
 from coterie_server.record import summary
 from coterie_server.record.rundb import read_run
-from coterie_server.run.coordinator import MOMENTS, SHARED
+from coterie_server.run.coordinator import MOMENTS, SHARED, TIES
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class StageModels:
     shared: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # the shared tensors of a network, or a representation
     fill: Array | None = None  # (p,) what missing cells get, where the run fills them
     moments: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # fields of `coterie.families.inference.Moments`, if measured
+    ties: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # `Outcome.ties`
 
     def by_user(self) -> dict[str, Array]:
         """Each user's model (d,). ConfigError when the models have stayed with their users."""
@@ -67,10 +68,12 @@ def stage_models(folder: Path, stage: str) -> StageModels:
         raise ConfigError(f"stage {stage!r} has left no models in {folder}")
     with np.load(path) as arrays:
         users, columns = (tuple(map(str, arrays[name])) for name in ("users", "features"))
-        shared = {key.removeprefix(f"{SHARED}/"): arrays[key] for key in arrays.files if key.startswith(f"{SHARED}/")}
-        moments = {key.removeprefix(f"{MOMENTS}/"): arrays[key] for key in arrays.files if key.startswith(f"{MOMENTS}/")}
+        groups = (SHARED, MOMENTS, TIES)
+        shared, moments, ties = (
+            {key.removeprefix(f"{group}/"): arrays[key] for key in arrays.files if key.startswith(f"{group}/")} for group in groups
+        )
         models, labels, mean, scale, fill = (arrays.get(name) for name in ("x", "labels", "mean", "scale", "fill"))
-    return StageModels(stage, users, models, labels, mean, scale, columns, shared, fill, moments)
+    return StageModels(stage, users, models, labels, mean, scale, columns, shared, fill, moments, ties)
 
 
 def check_predicts(experiment: Experiment) -> None:

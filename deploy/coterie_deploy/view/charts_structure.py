@@ -47,7 +47,7 @@ def clusters_chart(
     if known is not None:
         columns = [(KNOWN, known), *columns]
     rows, drawn = [], []
-    for (step, after), colours in zip(columns, _colours([after for _, after in columns]), strict=True):
+    for (step, after), colours in zip(columns, colours_of([after for _, after in columns]), strict=True):
         sizes = Counter(after)
         for user in order:
             cluster = after[place[user]]
@@ -81,7 +81,7 @@ def clusters_chart(
     return Chart("clusters", "Who is together", " ".join(said), spec, (axis, "user", "cluster"), rows)
 
 
-def _colours(columns: Sequence[Sequence[int]]) -> list[dict[int, int]]:
+def colours_of(columns: Sequence[Sequence[int]]) -> list[dict[int, int]]:
     """A colour for each cluster of each column: that of the cluster before it with which it shares most users, if no larger one has it."""
     before: dict[int, int] = {}
     previous: Sequence[int] = ()

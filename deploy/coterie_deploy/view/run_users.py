@@ -13,6 +13,7 @@ from coterie_deploy.terminal.tables import figure
 from coterie_deploy.view import charts_structure, charts_users
 from coterie_deploy.view.charts import Chart, Section, Table
 from coterie_deploy.view.charts_structure import AGREEMENT
+from coterie_deploy.view.run_graph import graph_of, tree_of
 from coterie_server.maths.clusters import adjusted_rand
 from coterie_server.record import summary
 from coterie_server.record.summary import StageSummary
@@ -42,6 +43,8 @@ def clusters_section(connection: sqlite3.Connection, report: Report) -> Section:
             agreement = [adjusted_rand(known, after) for _, after in listed]
             drawn.append(charts_structure.agreement_chart([number for number, _ in listed], agreement))
     said = []
+    beside = None if known is None else known.tolist()
+    until: list[list[int]] = []  # the columns up to that of the own stage, which decide about the colours of its clusters
     if columns and len(users) > 1:
         if known is not None and own is not None and labels.get(own.name):
             agreed = adjusted_rand(known, labels[own.name][-1][1])
@@ -53,9 +56,17 @@ def clusters_section(connection: sqlite3.Connection, report: Report) -> Section:
         order = _order([after for _, after in columns], known)
         chosen = [users[int(order[place])] for place in _spread(len(order), n_shown)]
         steps, after = [step for step, _ in columns], [labelled.tolist() for _, labelled in columns]
-        beside = None if known is None else known.tolist()
         drawn.append(charts_structure.clusters_chart(chosen, steps, after, axis=axis, users=users, known=beside))
-    return Section("clusters", "Clusters", said, charts=drawn)
+        own_step = f"{penalties[own.name]:g}" if own is not None and own.name in penalties else ""
+        place = steps.index(own_step) if own_step in steps else len(steps) - 1
+        until = [*([] if beside is None else [beside]), *after[: place + 1]]
+    if len(penalties) > 1 and columns:
+        ended = {name: labels[name][-1][1] for name in penalties if labels.get(name)}
+        tree = tree_of(report, penalties, ended, users, charts_structure.colours_of(until)[-1] if until else None)
+        drawn += [] if tree is None else [tree]
+    graph, why_not = graph_of(report, until)
+    said += [why_not] if why_not else []
+    return Section("clusters", "Clusters", said, charts=[*drawn, *([] if graph is None else [graph])])
 
 
 def _known(clusters: Sequence[str]) -> Indices | None:

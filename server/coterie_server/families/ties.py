@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coterie.errors import ConfigError, RunError
 from coterie.families.ties import File, Graph, Neighbours, Pairs
@@ -32,6 +34,13 @@ def check_same(graph: ssnal.Graph | None, mark: int) -> None:
 def mark_of(graph: ssnal.Graph | None) -> int:
     """0 for all pairs."""
     return 0 if graph is None else graph.mark
+
+
+def outcome_of(graph: ssnal.Graph | None) -> dict[str, NDArray[Any]]:
+    """The graph as `Outcome.ties` has it, in numbers of 32 bits; empty for all pairs."""
+    if graph is None:
+        return {}
+    return {"first": graph.first.astype(np.int32), "second": graph.second.astype(np.int32), "weight": graph.weights}
 
 
 def notes_on(graph: ssnal.Graph | None) -> tuple[str, ...]:

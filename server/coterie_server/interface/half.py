@@ -196,6 +196,9 @@ class Outcome:
     carry: Any = None  #: data for a following stage of the same method (a snapshot tree)
     #: For standard errors: the fields of `coterie.families.inference.Moments` by name; empty where nobody was asked.
     moments: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    #: The graph of users, if the method has one that is not complete and the stage before has not left it: "first" and "second" (m,), the
+    #: numbers of two members, and "weight" (m,).
+    ties: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     is_judged: bool = False  #: whether users have evaluated their models already
     warnings: tuple[str, ...] = ()  #: sentences about how it has ended
     notes: tuple[str, ...] = ()  #: sentences about how it went, which `coterie show` and the report print too

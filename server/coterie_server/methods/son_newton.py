@@ -188,8 +188,9 @@ class SonNewton:
             raise RunError("son_newton has no models after 0 rounds")
         labels = self._labels(state)
         carry = Carry(self.graph, self.lam, state.z, state.answers)
-        notes = ties.notes_on(None if self.config.graph == "complete" else self.graph)
-        return Outcome(state.answers.x, labels, self._figures(state, labels), carry=carry, notes=notes)
+        graph = None if self.config.graph == "complete" else self.graph
+        found = ties.outcome_of(graph if self.warm is None else None)
+        return Outcome(state.answers.x, labels, self._figures(state, labels), carry=carry, notes=ties.notes_on(graph), ties=found)
 
     def labels_of(self, state: State) -> Indices | None:
         """Clusters of the last accepted point."""

@@ -3,7 +3,7 @@
 runs/NAME/experiment.json    the frozen experiment
 runs/NAME/start.npz          the outcome of another run that this one starts from
 runs/NAME/run.db             ledger, figures, events, decisions
-runs/NAME/models/STAGE.npz   users, models x (n, d) and clusters of each stage; the shared tensors of networks; moments
+runs/NAME/models/STAGE.npz   users, models x (n, d) and clusters of each stage; the shared tensors of networks; moments; ties
 runs/NAME/checkpoints/       what a resumed run starts from
 """
 
@@ -46,6 +46,7 @@ LOCK = "run.lock"  # held while a coordinator is at work
 RUN_ID = "run_id"  # a file in the folder of checkpoints, with the id of their run
 SHARED = "shared"  # in the file of a stage's models, a shared tensor is called shared/NAME
 MOMENTS = "moments"  # likewise, of data for standard errors
+TIES = "ties"  # likewise, of the graph of users
 _START_AGAIN = "start again with another --output"
 
 
@@ -194,6 +195,7 @@ def _save_models(folder: Path, hub: Hub, facts: Facts, outcomes: Mapping[str, Ou
         arrays = {key: array for key, array in found.items() if array is not None}
         arrays |= {f"{SHARED}/{name}": array for name, array in outcome.shared.items()}
         arrays |= {f"{MOMENTS}/{name}": array for name, array in outcome.moments.items()}
+        arrays |= {f"{TIES}/{name}": array for name, array in outcome.ties.items()}
         with written_whole(folder / "models" / f"{stage}.npz", "the models") as file:
             np.savez(file, users=names, features=features, **arrays)  # type: ignore[arg-type]
 

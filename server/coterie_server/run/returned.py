@@ -30,6 +30,9 @@ def check_outcome(method: str, outcome: object, n_users: int, d: int | None) -> 
     rows = "one row for each user, also for users whose host is lost"
     _check_shape(f"{where} returned models", outcome.models, (n_users,) if d is None else (n_users, d), rows)
     _check_shape(f"{where} returned labels", outcome.labels, (n_users,), "one number for each user")
+    n_ties = np.size(outcome.ties.get("weight", ()))
+    for name in ("first", "second", "weight") if outcome.ties else ():
+        _check_shape(f"{where} returned ties[{name!r}]", outcome.ties.get(name, ()), (n_ties,), "one number for each tie")
     for name, values in outcome.by_user.items():
         _check_shape(f"{where} returned by_user[{name!r}]", values, (n_users,), "one number for each user, NaN where it has none")
     return outcome

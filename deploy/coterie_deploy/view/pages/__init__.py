@@ -13,7 +13,8 @@ from coterie_deploy.view.charts import Chart
 from coterie_deploy.view.theme import theme
 
 MOST_ROWS = 500  # of the table behind a chart
-_WIDE = ("clusters", "events", "topology", *(f"coefficients-{place}" for place in range(1, 14)))  # charts as wide as the page
+# Charts as wide as the page.
+_WIDE = ("clusters", "events", "graph", "topology", "tree", *(f"coefficients-{place}" for place in range(1, 14)))
 
 
 def text_of(name: str) -> str:
