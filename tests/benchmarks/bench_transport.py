@@ -8,7 +8,7 @@ messages as ours, and as long ones: it tells what the length of chunks costs.
 
 Where the CPU time beyond the bare stream goes, measured on two busy cores (`perf`, `py-spy`, medians of this benchmark):
 
-- Messages: what is larger than 128 KiB has a head and chunks of 128 KiB, and each message wakes two threads at both ends. That is 84 % of
+- Messages: what is larger than 320 KiB has a head and chunks of 320 KiB, and each message wakes two threads at both ends. That is 84 % of
   the time beyond at 10 x 1,000,000 with 3 processes and 63 % with one, 44 % and 33 % at 60 x 1,000, and nothing at 60 x 3.
 - The rest is interpreted code: the event loops take as many turns as those of the bare stream. At 60 x 3 its shares are: encode and decode
   29 %, sessions and links of both ends 22 %, hub 13 %, turns of the loop 12 %, host and half 8 %, frames parsed 6 %, books 5 %, checks 4 %,

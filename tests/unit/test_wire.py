@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ import pytest
 from coterie.arrays import Array, Indices
 from coterie.errors import ProtocolError
 from coterie.v1 import session_pb2, tensor_pb2
+from coterie.wire import codec
 from coterie.wire.assembler import Assembler, Held
 from coterie.wire.codec import Encoded, Entry, Received, continued, encode, reheaded
 from coterie.wire.fields import CHUNK_BYTES, PLAIN_BYTES, chunk_frame, chunk_in
@@ -92,7 +93,7 @@ def assert_equal(sent: Message, got: Message) -> None:
         np.testing.assert_array_equal([] if sent.users is None else sent.users, [] if got.users is None else got.users)
 
 
-SHAPES = [(0, 3), (1, 1), (5, 0), (3, 2), (60, 3), (60, 1000), (3, 50_000), (2, 400_000), (1, 131_072), (1, 131_073)]
+SHAPES = [(0, 3), (1, 1), (5, 0), (3, 2), (60, 3), (60, 1000), (3, 50_000), (2, 400_000), (1, 40_960), (1, 40_961)]
 
 
 @pytest.mark.parametrize("wrap", [task, reply])
@@ -299,16 +300,14 @@ def resumed(encoded: Encoded, n_frames: int, in_vain: int = 0) -> tuple[Held, En
 
 @pytest.mark.parametrize("n_frames", range(2, 7))  # the header, and one to five chunks
 def test_a_message_that_was_cut_goes_on_with_the_first_chunk_that_is_missing(n_frames: int) -> None:
-    sent = [block(3, 50_000, users=range(3)), common(1, 20_000)]  # 1.2 MB: ten chunks, and 160 kB: two
+    sent = [block(3, 125_000, users=range(3)), common(1, 50_000)]  # 3 MB: ten chunks, and 400 kB: two
     encoded = reply(*sent)
     n_all = len(list(encoded.frames()))
     held, rest = resumed(encoded, n_frames, in_vain=1)
     frames = list(rest.frames())
     assert len(frames) == 1 + n_all - n_frames
     assert len(frames[0]) < 100, "the parts are not sent again"
-    assembler = Assembler(session_pb2.JoinRequest, held=held)
-    received = [assembler.feed(frame) for frame in frames][-1]
-    assert isinstance(received, Received)
+    received = completed(Assembler(session_pb2.JoinRequest, held=held), frames)
     got, entries = received.decode(3)
     for one, other in zip(sent, got, strict=True):
         assert_equal(one, other)
@@ -328,19 +327,46 @@ def test_a_message_that_was_cut_goes_on_with_the_first_chunk_that_is_missing(n_f
     [
         ({"seq": 8}, "a reply with number 8 goes on, but nothing of it is held"),
         ({"attempt": 2}, "a reply with number 7 goes on, but nothing of it is held"),
-        ({"continued": {"held": CHUNK_BYTES}}, "goes on behind 131072 bytes, with 0 again and 0 parts; wanted 262144"),
+        ({"continued": {"held": CHUNK_BYTES}}, "goes on behind 327680 bytes, with 0 again and 0 parts; wanted 655360"),
         ({"continued": {"held": 2 * CHUNK_BYTES, "again": 1 << 40}}, "with 1099511627776 again"),
         ({"parts": [tensor_pb2.Part(kind="wiretest.Nothing")]}, "and 1 parts"),
     ],
 )
 def test_what_goes_on_otherwise_than_it_was_cut_is_a_protocol_error(change: dict[str, Any], sentence: str) -> None:
-    held, rest = resumed(reply(block(3, 50_000)), 3)
+    held, rest = resumed(reply(block(3, 125_000)), 3)
     outer = session_pb2.JoinRequest.FromString(rest.head)
     for name, value in change.items():
         outer.reply.ClearField(name)  # type: ignore[arg-type]
         outer.reply.MergeFrom(session_pb2.Reply(**{name: value}))
     with pytest.raises(ProtocolError, match=sentence):
         Assembler(session_pb2.JoinRequest, held=held).feed(outer.SerializeToString())
+
+
+@pytest.mark.parametrize("length", [128 << 10, 1 << 20])
+def test_a_peer_that_cuts_chunks_of_another_length_is_understood_and_booked_alike(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = [block(3, 125_000, users=range(3)), common(1, 50_000)]
+    with monkeypatch.context() as peer:
+        peer.setattr(codec, "CHUNK_BYTES", length)
+        encoded = reply(*sent)
+        frames = list(encoded.frames())
+        held, rest = resumed(encoded, 3, in_vain=1)
+        more = list(rest.frames())
+    got, entries = (whole := completed(Assembler(session_pb2.JoinRequest), frames)).decode(3)
+    for one, other in zip(sent, got, strict=True):
+        assert_equal(one, other)
+    assert list(map(_numbers, entries)) == list(map(_numbers, encoded.entries))
+    assert whole.chunk_bytes == length
+    received = completed(Assembler(session_pb2.JoinRequest, held=held), more)
+    _, entries = received.decode(3)
+    _, (again, _) = received.sendings(entries)
+    assert list(map(_numbers, again)) == list(map(_numbers, rest.entries))
+
+
+def completed(assembler: Assembler, frames: Iterable[bytes]) -> Received:
+    """What the last of these frames completes."""
+    received = [assembler.feed(frame) for frame in frames][-1]
+    assert isinstance(received, Received)
+    return received
 
 
 @pytest.mark.parametrize("outer", [session_pb2.JoinRequest, session_pb2.JoinResponse])
@@ -370,7 +396,7 @@ def test_only_a_frame_that_is_one_chunk_and_nothing_else_is_read_without_protobu
 
 def test_frames_of_a_stream_that_was_followed_by_another_fill_nothing() -> None:
     old = Assembler(session_pb2.JoinRequest)
-    first, *chunks = reply(block(3, 50_000)).frames()
+    first, *chunks = reply(block(3, 125_000)).frames()
     old.feed(first)
     old.feed(chunks[0])
     held = old.held.reopened()

@@ -35,6 +35,7 @@ class Partial:
             raise ProtocolError(f"a chunk ends at byte {end} of a tensor of {len(tail)} bytes")
         memoryview(tail)[start:end] = data
         self.n_bytes += len(data)
+        self.received.chunk_bytes = max(self.received.chunk_bytes, len(data))
 
     def goes_on(self, header: session_pb2.Task | session_pb2.Reply, head_bytes: int) -> "Partial":
         """The same message after the header of its continuation. The former may be in use in another thread, and stays as it is."""
@@ -130,7 +131,7 @@ class Assembler:
             tails = tuple(np.empty(size, dtype=np.uint8).data for size in sizes)  # in larger pages than a bytearray
         except MemoryError as error:
             raise ProtocolError(f"tensors of {sum(sizes)} bytes were announced, which do not fit into memory") from error
-        return Partial(Received(frame, tails, head_bytes), sum(sizes))
+        return Partial(Received(frame, tails, head_bytes, chunk_bytes=1), sum(sizes))
 
     def _continued(self, header: session_pb2.Task | session_pb2.Reply, which: str, head_bytes: int) -> Partial:
         kept, rest = self.held.kept, header.continued

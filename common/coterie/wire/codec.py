@@ -1,4 +1,4 @@
-"""The codec converts declared messages to frames of at most about 128 KiB and back, and counts what each frame carries.
+"""The codec converts declared messages to frames of at most about 320 KiB and back, and counts what each frame carries.
 
 Sender and receiver count independently, one what it encodes and the other what it decodes, and the two books must agree. Only this module
 decides the dtype of payloads. Received arrays are read-only views.
@@ -147,7 +147,7 @@ def encode(frame: session_pb2.Task | session_pb2.Reply, messages: Sequence[Messa
         for (name, _), array in zip(message.specs, arrays, strict=True):
             put(part.tensors.add(name=name), array)
         inline += (size := delimited_bytes(part.ByteSize()))
-        entries.append(_booked(size, map(len, tails[n_tails:]), type(message), arrays, users))
+        entries.append(_booked(size, map(len, tails[n_tails:]), CHUNK_BYTES, type(message), arrays, users))
     head = outer.SerializeToString()
     return Encoded(head, tuple(tails), (*entries, _envelope(len(head) - inline)), is_task)
 
@@ -176,11 +176,11 @@ def continued(frame: session_pb2.Task | session_pb2.Reply, sent: Encoded, held: 
     again = max(0, sent.sent[0] - held)
     short.continued.held, short.continued.again = held, again
     head = _enclosed(short)[0].SerializeToString()
-    return Encoded(head, sent.tails, repeated(frame, sent.entries, len(head), held, again), sent.is_task, held, sent.sent)
+    return Encoded(head, sent.tails, repeated(frame, sent.entries, len(head), held, again, CHUNK_BYTES), sent.is_task, held, sent.sent)
 
 
 def repeated(
-    frame: session_pb2.Task | session_pb2.Reply, entries: Sequence[Entry], head_bytes: int, held: int, again: int
+    frame: session_pb2.Task | session_pb2.Reply, entries: Sequence[Entry], head_bytes: int, held: int, again: int, chunk_bytes: int
 ) -> tuple[Entry, ...]:
     """What a message sends again that goes on behind `held` bytes: a short header, and so many bytes of chunks that had been sent before.
 
@@ -195,8 +195,8 @@ def repeated(
             start, end = end, end + tensor.chunked_bytes
             n_bytes = min(end, held + again) - max(start, held)
             if n_bytes > 0:
-                chunk_bytes, chunk_frames = chunk_frame_bytes(n_bytes)
-                size, frames = size + chunk_bytes, frames + chunk_frames
+                more, chunk_frames = chunk_frame_bytes(n_bytes, chunk_bytes)
+                size, frames = size + more, frames + chunk_frames
                 if spec is not None and spec.is_payload:  # positions are none
                     payload += n_bytes
                     scalars += n_bytes // (DTYPES[tensor.dtype].itemsize * (tensor.shape[1] if spec.is_fixed else 1))
@@ -205,8 +205,8 @@ def repeated(
     return (*found, _envelope(head_bytes))
 
 
-def _booked(size: int, cut: Iterable[int], cls: Any, arrays: Sequence[AnyArray], users: Indices | None) -> Entry:
-    """The ledger entry of a part of `size` bytes, with chunks of `cut` bytes for each tensor that has them, and these arrays in wire types.
+def _booked(size: int, cut: Iterable[int], chunk_bytes: int, cls: Any, arrays: Sequence[AnyArray], users: Indices | None) -> Entry:
+    """The ledger entry of a part of `size` bytes and these arrays in wire types. Tensors of `cut` bytes follow it in chunks.
 
     What is common to its users is sent once, but counts for each.
     """
@@ -214,8 +214,8 @@ def _booked(size: int, cut: Iterable[int], cls: Any, arrays: Sequence[AnyArray],
     vectors, scalars, payload = _counts(cls, shapes, widths, 1 if users is None else users.size)
     frames = 0
     for n_bytes in cut:
-        chunk_bytes, chunk_frames = chunk_frame_bytes(n_bytes)
-        size, frames = size + chunk_bytes, frames + chunk_frames
+        more, chunk_frames = chunk_frame_bytes(n_bytes, chunk_bytes)
+        size, frames = size + more, frames + chunk_frames
     return Entry(cls.kind, vectors, scalars, payload, size, frames, users)
 
 
@@ -246,13 +246,14 @@ class Received:
 
     A message that was cut came over several streams. Its frame has the newest fences, but says how often the message had been sent before
     the first of them. `unbooked` has what the ledger does not have yet: None for the message itself, then each time that it went on. Copies
-    share it, so that everything is booked once.
+    share it, so that everything is booked once. `chunk_bytes` is the length of the longest chunk: other versions may cut otherwise.
     """
 
     frame: session_pb2.Task | session_pb2.Reply
     tails: tuple[bytearray | memoryview, ...]
     head_bytes: int
     unbooked: deque[Repeat | None] = field(default_factory=lambda: deque([None]))
+    chunk_bytes: int = CHUNK_BYTES
 
     @property
     def n_bytes(self) -> int:
@@ -268,7 +269,7 @@ class Received:
             if (repeat := self.unbooked.popleft()) is None:
                 yield entries, self.frame.resent
             else:
-                yield repeated(self.frame, entries, repeat.head_bytes, repeat.held, repeat.again), repeat.resent
+                yield repeated(self.frame, entries, *repeat[1:], self.chunk_bytes), repeat.resent
 
     def decode(self, n_own: int, dims: dict[str, int] | None = None) -> tuple[list[Message], list[Entry]]:
         """The typed messages and their ledger entries.
@@ -283,7 +284,7 @@ class Received:
         inline = 0
         for part in self.frame.parts:
             inline += (size := delimited_bytes(part.ByteSize()))
-            message, entry = _decode_part(part, size, tails, n_own, dims, is_cut=bool(self.tails))
+            message, entry = _decode_part(part, size, tails, n_own, dims, self.chunk_bytes if self.tails else 0)
             messages.append(message)
             entries.append(entry)
         entries.append(_envelope(self.head_bytes - inline))
@@ -291,7 +292,7 @@ class Received:
 
 
 def _decode_part(
-    part: tensor_pb2.Part, size: int, tails: Iterator[bytearray | memoryview], n_own: int, dims: dict[str, int], *, is_cut: bool
+    part: tensor_pb2.Part, size: int, tails: Iterator[bytearray | memoryview], n_own: int, dims: dict[str, int], chunk_bytes: int
 ) -> tuple[Message, Entry]:
     cls: Any = kind_class(part.kind)
     users: Indices | None = None
@@ -317,8 +318,8 @@ def _decode_part(
     message: Message = cls(*natives, users=users) if is_rows else cls(*natives)
     n_rows = None if not isinstance(message, Rows) else n_own if users is None else users.size
     check_extents(cls, [array.shape for array in natives], n_rows, dims)
-    cut = [tensor.chunked_bytes for tensor in (part.users, *part.tensors) if tensor.chunked_bytes] if is_cut else ()
-    return message, _booked(size, cut, cls, arrays, users)
+    cut = [tensor.chunked_bytes for tensor in (part.users, *part.tensors) if tensor.chunked_bytes] if chunk_bytes else ()
+    return message, _booked(size, cut, chunk_bytes, cls, arrays, users)
 
 
 def _native_dtype(spec: Spec, written: np.dtype[Any]) -> np.dtype[Any]:
