@@ -20,6 +20,8 @@ from coterie.wire.messages import Annotated, Array, Rows, Scalars, declare
 from coterie_client.hosting.totals import with_totals
 from coterie_deploy.engines.launch import Launch, launch
 from coterie_deploy.read.verify import verdict_on
+from coterie_deploy.studies.adapt import adapted_from
+from coterie_deploy.studies.certify import certification
 from coterie_deploy.studies.check.federations import CASES, clustered, network, pairwise
 from coterie_deploy.studies.check.world import World
 from coterie_server.interface.half import Sum, Totals
@@ -152,6 +154,13 @@ def test_owners_read_that_sums_travel_and_accept_them_apart(tmp_path: Path) -> N
     assert consent_hash(exact) != consent_hash(plain)
     said = {step.reveal.up for step in steps_of(exact)} - {step.reveal.up for step in steps_of(plain)}
     assert said == {"sums of value, gradient and Hessian at given models over the users of a group on one host"}
+
+
+def test_studies_that_ask_each_user_do_not_inherit_the_key(tmp_path: Path) -> None:
+    experiment = CASES["certify"].experiment(tmp_path).model_copy(update={"exact_sums": True})
+    assert not certification(experiment).exact_sums
+    trained = network({"name": "fedrep"}, exact_sums=True).experiment(tmp_path)
+    assert not adapted_from(trained, trained.data.model_dump(mode="json"), (), 1).exact_sums
 
 
 def test_the_sums_of_a_host_are_those_of_its_groups() -> None:

@@ -13,6 +13,7 @@ Rounding moves each x by at most 2^-(f+1), so a sum by W times as much, and a we
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ WIDTH = 62  # bits of a word of a sum, without the sign and a spare one
 LOW_BITS = 32  # at most, of a lower word
 # |x| <= 2^bound where nobody says more: parameters of networks, and any other numbers.
 NETWORK_BOUND, BOUND = 16, 40
-_BLOCK = 1 << 18  # numbers that are converted at once
+_BLOCK = 1 << 14  # numbers that are converted at once
 _MAX_BITS = 1000  # so that 2^f is a number
 
 
@@ -82,22 +83,23 @@ def sums_of(rows: NDArray[np.generic], weights: Indices | None, groups: Indices,
         mine = np.flatnonzero(place == number) if found.size > 1 else np.arange(len(rows))
         for start in range(0, mine.size, step):
             block = mine[start : start + step]
-            words = _written(rows[block], form)
-            if weights is not None:
-                words *= weights[block].reshape(-1, *(1,) * (words.ndim - 1))
-            total[number] += words.sum(axis=0)
+            for word, terms in enumerate(_written(rows[block], form)):
+                total[number, word] += terms.sum(axis=0) if weights is None else np.einsum("n...,n->...", terms, weights[block])
     return found, total
 
 
-def _written(rows: NDArray[np.generic], form: Form) -> Indices:
-    """(n, words, ...) rows (n, ...) in whole numbers."""
+def _written(rows: NDArray[np.generic], form: Form) -> Iterator[Indices]:
+    """The words of rows (n, ...), whole numbers of the same shape."""
     if rows.dtype.kind == "i":
-        return np.array(rows, dtype=np.int64)[:, None]
-    scaled = np.ldexp(np.asarray(rows, dtype=np.float64), form.bits - form.low)
-    if not form.low:
-        return np.rint(scaled).astype(np.int64)[:, None]
-    high = np.floor(scaled)
-    return np.stack([high, np.rint(np.ldexp(scaled - high, form.low))], axis=1).astype(np.int64)
+        yield np.array(rows, dtype=np.int64)
+        return
+    scaled = np.multiply(rows, 2.0 ** (form.bits - form.low), dtype=np.float64)  # exact, as is every product below
+    upper = np.floor(scaled) if form.low else np.rint(scaled)
+    yield upper.astype(np.int64)
+    if form.low:
+        scaled -= upper
+        scaled *= 2.0**form.low
+        yield np.rint(scaled, out=scaled).astype(np.int64)
 
 
 def added(parts: list[tuple[Indices, Indices]]) -> tuple[Indices, Indices]:

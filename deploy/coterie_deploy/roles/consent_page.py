@@ -36,6 +36,7 @@ def asked_lines(experiment: Experiment) -> list[str]:
         f"  method: {asked['method']['name']}{f' ({_mapping(settings)})' if settings else ''}",
         f"  references: {_listed(asked['references']) or 'none'}",
         f"  vectors travel as {asked['payload']}; models are {'' if asked['evaluate'] else 'not '}judged on these rows",
+        *(["  sums below are over the users of this host; with one user they are its own"] if asked.get("exact_sums") else []),
         *(["  for standard errors second moments of these rows are sent"] if asked.get("inference") else []),
         f"  code to import here: {_listed(asked['code']) or 'none'}{before}",
         *([f"  code of installed packages: {_mapping(asked['packages'])}"] if asked.get("packages") else []),

@@ -55,7 +55,7 @@ def adapt(
 def adapted_from(trained: Experiment, data: Mapping[str, Any], overrides: Sequence[str], epochs: int) -> Experiment:
     """The experiment of new users with these data, after a run of `trained`."""
     content = json.loads(experiment_to_json(trained))
-    content |= {"name": f"{trained.name[:90]}-adapt", "data": dict(data), "method": _method(trained), "references": []}
+    content |= {"name": f"{trained.name[:90]}-adapt", "data": dict(data), "method": _method(trained), "references": [], "exact_sums": False}
     content["stop"] = {"rounds": max(epochs, 1)}
     content["federation"] |= {"hosts": 1, "users": None, "topology": "flat", "min_hosts": None}
     return experiment_from(apply_overrides(content, overrides), "the experiment of the new users")

@@ -89,7 +89,7 @@ def certification(experiment: Experiment, partition: str | Path = "known", data:
     method = experiment.method if isinstance(experiment.method, Config) else Config(at=_penalty_of(experiment, data))
     if str(partition) != "known":
         method = Config(labels=found_labels(Path(partition)), tolerance=method.tolerance, at=method.at)
-    return experiment.model_copy(update={"method": method, "references": (), "inference": False})
+    return experiment.model_copy(update={"method": method, "references": (), "inference": False, "exact_sums": False})
 
 
 def found_labels(folder: Path) -> dict[str, str]:

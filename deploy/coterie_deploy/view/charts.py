@@ -34,7 +34,7 @@ SCOPES = (DIRECT, BETWEEN, WITHIN)
 _COLOUR_ORDER = (*WAYS, *SCOPES)
 _FEW = 15  # points of a line that are marked
 _LEAST_SHARE = 0.005  # of the largest bar that one must have to be seen
-_LOGARITHMIC = (GAP, "duality_gap", "primal_residual", "dual_residual", RESIDUAL, "gradient_norm", "distance")
+_LOGARITHMIC = (GAP, "duality_gap", "primal_residual", "dual_residual", RESIDUAL, "gradient_norm", "distance", "rounding")
 _NAMES = {
     GAP: "relative gap of the objective",
     "duality_gap": "relative duality gap",
@@ -42,6 +42,7 @@ _NAMES = {
     "primal_residual": "primal residual",
     "dual_residual": "dual residual",
     "gradient_norm": "norm of the gradient",
+    "rounding": "rounding error of exact sums, at most",
     "loss": "training loss",
     "accuracy": "mean local test accuracy",
     "squared_error": "mean squared error on held-out rows",
