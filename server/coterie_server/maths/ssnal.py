@@ -36,6 +36,7 @@ _SIGMA = 100.0  # the first sigma, in units of the mean curvature over the mean 
 _GROWTH, _LARGEST = 3.0, 1e7  # of sigma from one multiplier step to the next, and in all
 _INNER = 0.03  # the share of the gap that an inner problem may leave in its gradient
 _FORCING, _CG_LIMIT = 0.05, 500  # of conjugate gradients: the share of the residual that they may leave, and their most steps
+_DIRECT = 96  # unknowns of a Newton step that are eliminated; LAPACK computes so few without threads
 _DAMPING = 1e-5  # the first one after a short step, in units of sigma times the number of neighbours
 _INNER_LIMIT = 50  # Newton steps of one inner problem
 _IDLE = 8  # multiplier steps in a row without a smaller gap, after which rounding is taken to forbid one
@@ -63,7 +64,7 @@ class Graph:
     def complete(n: int) -> Graph:
         """All pairs, with weight 1."""
         first, second = np.triu_indices(n, 1)
-        return Graph.of(n, first, second, np.ones(len(first)))
+        return Graph(n, first, second, np.ones(len(first)))
 
     @property
     def m(self) -> int:
@@ -75,17 +76,20 @@ class Graph:
         data = b"".join(np.ascontiguousarray(part).tobytes() for part in (self.first, self.second, self.weights))
         return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest()) >> 1
 
-    @cached_property
-    def differences(self) -> csr_matrix:
-        """B (m, n): x_i - x_j for each edge."""
-        edges, ones = np.arange(self.m), np.ones(self.m)
-        ends = np.concatenate([edges, edges]), np.concatenate([self.first, self.second])
-        return csr_matrix((np.concatenate([ones, -ones]), ends), shape=(self.m, self.n))
+    def apart(self, x: Array) -> Array:
+        """B x (m, d): x_i - x_j for each edge."""
+        return np.asarray(x.take(self.first, axis=0) - x.take(self.second, axis=0))
+
+    def pulled(self, z: Array) -> Array:
+        """B'z (n, d): for each user the sum of the z of its edges, with a minus where it is the second end."""
+        return np.asarray(self.sums @ z)
 
     @cached_property
     def sums(self) -> csr_matrix:
         """B' (n, m)."""
-        return self.differences.T.tocsr()
+        edges, ones = np.arange(self.m), np.ones(self.m)
+        ends = np.concatenate([self.first, self.second]), np.concatenate([edges, edges])
+        return csr_matrix((np.concatenate([ones, -ones]), ends), shape=(self.n, self.m))
 
     @cached_property
     def weighted_sums(self) -> csr_matrix:
@@ -137,17 +141,24 @@ class Minimum:
 
 
 @dataclass(frozen=True)
-class _Quadratics:
+class Quadratics:
+    """x_i' H_i x_i / 2 - c_i' x_i for each user."""
+
     hessians: Array  # (n, d, d)
     linear: Array  # (n, d)
     inverses: Array  # (n, d, d)
 
+    @staticmethod
+    def of(hessians: Array, linear: Array) -> Quadratics:
+        """With the inverses."""
+        return Quadratics(hessians, linear, np.asarray(np.linalg.inv(hessians), float))
+
     def slopes(self, x: Array) -> Array:
-        return _each(self.hessians, x) - self.linear
+        return each(self.hessians, x) - self.linear
 
     def half_square(self, r: Array) -> float:
         """r' H^-1 r / 2."""
-        return _dot(r, _each(self.inverses, r)) / 2
+        return dot(r, each(self.inverses, r)) / 2
 
 
 def minimise(
@@ -167,19 +178,19 @@ def minimise(
     It ends when the gap is at most `relative` of the objective plus `absolute`, or after `limit` Newton steps, or where rounding stops it:
     the caller looks at `gap`.
     """
-    quadratics = _Quadratics(hessians, linear, np.asarray(np.linalg.inv(hessians), float))
+    quadratics = Quadratics.of(hessians, linear)
     radii = penalty * graph.weights
     n, d = x.shape
     if graph.m == 0 or penalty == 0:
-        x = _each(quadratics.inverses, linear)
+        x = each(quadratics.inverses, linear)
         return Minimum(x, np.zeros((graph.m, d)), np.arange(n), 0.0, 0.0, 0)
-    z = np.zeros((graph.m, d)) if z is None else _cut(z, radii)[0]
+    z = np.zeros((graph.m, d)) if z is None else cut(z, radii)[0]
     unit = float(np.einsum("nii->", hessians)) / (n * d) / (2 * graph.m / n)
     sigma, share, n_newton, n_idle, best = _SIGMA * unit, 1.0, 0, 0, None
     while True:
         x, z, inside, used, was_good = _inner(graph, quadratics, radii, x, z, sigma, (share * relative, share * absolute), limit - n_newton)
         n_newton += used
-        found = _joined(graph, quadratics, radii, x, z, inside, n_newton)
+        found = joined(graph, quadratics, radii, x, z, inside, n_newton)
         n_idle = n_idle + 1 if best is not None and found.gap > 0.9 * best.gap else 0
         best = found if best is None or found.gap < best.gap else best
         if best.gap <= relative * best.objective + absolute or n_newton >= limit or n_idle == _IDLE:
@@ -193,14 +204,14 @@ def minimise(
 def gap(graph: Graph, hessians: Array, slopes: Array, penalty: float, x: Array, z: Array) -> float:
     """The duality gap at x (n, d) and z (m, d) of quadratics with these slopes (n, d) at x."""
     radii = penalty * graph.weights
-    inside = _norms(z) < radii * (1 - 1e-12)
-    r = slopes + graph.sums @ z
-    return _dot(r, _each(np.asarray(np.linalg.inv(hessians), float), r)) / 2 + _mismatch(graph.differences @ x, z, radii, inside)[0]
+    inside = row_norms(z) < radii * (1 - 1e-12)
+    r = slopes + graph.pulled(z)
+    return dot(r, each(np.asarray(np.linalg.inv(hessians), float), r)) / 2 + _mismatch(graph.apart(x), z, radii, inside)[0]
 
 
 def _inner(
     graph: Graph,
-    quadratics: _Quadratics,
+    quadratics: Quadratics,
     radii: Array,
     x: Array,
     z: Array,
@@ -212,11 +223,11 @@ def _inner(
     n_steps, damping, identity = 0, 0.0, np.eye(x.shape[1])
     degrees = np.diff(graph.touching.indptr)
     while True:
-        u = graph.differences @ x
+        u = graph.apart(x)
         v = z + sigma * u
-        projected, norms, inside = _cut(v, radii)
+        projected, norms, inside = cut(v, radii)
         slopes = quadratics.slopes(x)
-        r = slopes + graph.sums @ projected
+        r = slopes + graph.pulled(projected)
         rest = quadratics.half_square(r)
         apart, penalties = _mismatch(u, projected, radii, inside)
         objective = quadratics.half_square(slopes) + penalties
@@ -247,15 +258,15 @@ def _next_damping(damping: float, length: float) -> float:
     return damping / 4 if damping > _DAMPING else 0.0
 
 
-def _line_search(graph: Graph, quadratics: _Quadratics, radii: Array, here: tuple[Array, Array, Array], step: Array, sigma: float) -> float:
+def _line_search(graph: Graph, quadratics: Quadratics, radii: Array, here: tuple[Array, Array, Array], step: Array, sigma: float) -> float:
     """The first of 1, 1/2, ... for which phi falls enough (Armijo); 0 where rounding leaves none. Differences are taken edge by edge."""
     v, slopes, r = here
-    along, curvature, slope = _dot(slopes, step), _dot(step, _each(quadratics.hessians, step)) / 2, _dot(r, step)
-    u, before = sigma * (graph.differences @ step), _envelopes(v, radii) / sigma
+    along, curvature, slope = dot(slopes, step), dot(step, each(quadratics.hessians, step)) / 2, dot(r, step)
+    u, before = sigma * (graph.apart(step)), envelopes(v, radii) / sigma
     rounding = 1e-15 * (abs(along) + curvature + float(before.sum()))
     length = 1.0
     while length > 1e-10:
-        change = length * along + length**2 * curvature + float((_envelopes(v + length * u, radii) / sigma - before).sum())
+        change = length * along + length**2 * curvature + float((envelopes(v + length * u, radii) / sigma - before).sum())
         if change <= 1e-4 * length * slope + rounding:
             return length
         length /= 2
@@ -265,73 +276,85 @@ def _line_search(graph: Graph, quadratics: _Quadratics, radii: Array, here: tupl
 def _newton_step(graph: Graph, hessians: Array, edges: Array, r: Array) -> Array:
     """Minus the inverse of H + B' edges B times r, by conjugate gradients."""
     n, d = r.shape
+    if n * d <= _DIRECT:
+        return _direct_step(graph, hessians, edges, r)
     diagonal = hessians + (graph.touching @ edges.reshape(graph.m, d * d)).reshape(n, d, d)
     source, columns, begins = graph.pattern
     blocks = np.concatenate([-edges, diagonal]).take(source, axis=0)
     matrix = bsr_matrix((blocks, columns, begins), shape=(n * d, n * d))
     inverses = np.linalg.inv(diagonal)
     step, rest = np.zeros((n, d)), -r
-    direction = preconditioned = _each(inverses, rest)
-    square = _dot(rest, preconditioned)
+    direction = preconditioned = each(inverses, rest)
+    square = dot(rest, preconditioned)
     wanted = _FORCING**2 * square
     for _ in range(_CG_LIMIT):
         if square <= wanted:
             break
         image = (matrix @ direction.ravel()).reshape(n, d)
-        length = square / _dot(direction, image)
+        length = square / dot(direction, image)
         step, rest = step + length * direction, rest - length * image
-        preconditioned = _each(inverses, rest)
-        before, square = square, _dot(rest, preconditioned)
+        preconditioned = each(inverses, rest)
+        before, square = square, dot(rest, preconditioned)
         direction = preconditioned + square / before * direction
     return step
 
 
-def _joined(graph: Graph, quadratics: _Quadratics, radii: Array, x: Array, z: Array, inside: Mask, n_newton: int) -> Minimum:
+def _direct_step(graph: Graph, hessians: Array, edges: Array, r: Array) -> Array:
+    """The same, by elimination."""
+    n, d = r.shape
+    matrix = np.zeros((n, n, d, d))
+    matrix[graph.first, graph.second] = matrix[graph.second, graph.first] = -edges
+    everyone = np.arange(n)
+    matrix[everyone, everyone] = hessians - matrix.sum(axis=1)
+    return np.asarray(np.linalg.solve(matrix.transpose(0, 2, 1, 3).reshape(n * d, n * d), -r.ravel()).reshape(n, d))
+
+
+def joined(graph: Graph, quadratics: Quadratics, radii: Array, x: Array, z: Array, inside: Mask, n_newton: int) -> Minimum:
     """The point with one model for all who are joined: the minimiser of their quadratics, given z."""
     clusters = graph.components(inside)
     n, d = x.shape
     k = int(clusters.max()) + 1
     collect = csr_matrix((np.ones(n), (clusters, np.arange(n))), shape=(k, n))
-    forces = _each(quadratics.hessians, x) - quadratics.slopes(x) - graph.sums @ z
+    forces = each(quadratics.hessians, x) - quadratics.slopes(x) - graph.pulled(z)
     hessians = (collect @ quadratics.hessians.reshape(n, d * d)).reshape(k, d, d)
-    x = _each(np.linalg.inv(hessians), collect @ forces)[clusters]
-    u, slopes = graph.differences @ x, quadratics.slopes(x)
+    x = each(np.linalg.inv(hessians), collect @ forces)[clusters]
+    u, slopes = graph.apart(x), quadratics.slopes(x)
     apart, penalties = _mismatch(u, z, radii, inside)
-    gap = quadratics.half_square(slopes + graph.sums @ z) + apart
+    gap = quadratics.half_square(slopes + graph.pulled(z)) + apart
     return Minimum(x, z, clusters, gap, quadratics.half_square(slopes) + penalties, n_newton)
 
 
 def _mismatch(u: Array, z: Array, radii: Array, inside: Mask) -> tuple[float, float]:
     """The sum of t |u| - z'u over the edges, without cancellation: |z| is t where z is not inside. And the sum of t |u|."""
-    lengths = _norms(u)
+    lengths = row_norms(u)
     turned = radii[:, None] * u / np.where(lengths > 0, lengths, 1.0)[:, None] - z
     missing = np.where(inside, radii**2 - np.einsum("md,md->m", z, z), 0.0)
     shares = lengths * (np.einsum("md,md->m", turned, turned) + np.maximum(missing, 0.0)) / (2 * radii)
     return float(shares.sum()), float((radii * lengths).sum())
 
 
-def _cut(v: Array, radii: Array) -> tuple[Array, Array, Mask]:
+def cut(v: Array, radii: Array) -> tuple[Array, Array, Mask]:
     """v (m, d) projected onto the balls, its norms, and whether it was inside."""
-    norms = _norms(v)
+    norms = row_norms(v)
     inside = norms <= radii
     return v * (np.where(inside, 1.0, radii) / np.where(inside, 1.0, norms))[:, None], norms, inside
 
 
-def _envelopes(v: Array, radii: Array) -> Array:
+def envelopes(v: Array, radii: Array) -> Array:
     """(m,) sigma times the Moreau envelopes, up to what does not depend on x."""
-    norms = _norms(v)
+    norms = row_norms(v)
     cut = np.minimum(norms, radii)
     return cut * (norms - cut / 2)
 
 
-def _norms(rows: Array) -> Array:
+def row_norms(rows: Array) -> Array:
     return np.asarray(np.sqrt(np.einsum("md,md->m", rows, rows)))
 
 
-def _dot(a: Array, b: Array) -> float:
+def dot(a: Array, b: Array) -> float:
     return float((a * b).sum())
 
 
-def _each(matrices: Array, rows: Array) -> Array:
+def each(matrices: Array, rows: Array) -> Array:
     """Each user's matrix (n, d, d) times its row (n, d)."""
     return np.asarray(np.einsum("nij,nj->ni", matrices, rows))

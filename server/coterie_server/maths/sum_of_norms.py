@@ -12,7 +12,7 @@ from scipy.sparse import coo_array, issparse
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, RunError
-from coterie_server.maths import ssnal
+from coterie_server.maths import sieving, ssnal
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def sum_of_norms(
         x, z = start.x - centre, moved_along(start.z, graph.weights, start.lam, lam)
     # Points that differ by rounding alone are one point: the objective of such a problem is rounding too.
     rounding = float(np.einsum("nii->", curvatures)) * (np.finfo(float).eps * float(np.abs(points).max())) ** 2
-    found_ = ssnal.minimise(graph, curvatures, linear, lam, x, z, relative=tolerance, absolute=rounding, limit=limit)
+    found_ = sieving.minimise(graph, curvatures, linear, lam, x, z, relative=tolerance, absolute=rounding, limit=limit)
     gap = found_.gap / found_.objective if found_.gap > rounding else 0.0
     if gap > tolerance:
         raise RunError(f"sum_of_norms has a relative gap of {gap:.1e} after {found_.n_newton} Newton steps, want at most {tolerance:g}")

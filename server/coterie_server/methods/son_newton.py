@@ -21,7 +21,7 @@ from coterie.methods.son_newton import Config
 from coterie_server.families import ties
 from coterie_server.interface.half import CONVERGED, Counts, Federation, Key, Outcome, Replies, ServerHalf, Setting, StageHalf, half_of
 from coterie_server.interface.stages import Stage, along_path
-from coterie_server.maths import bfgs, ssnal
+from coterie_server.maths import bfgs, sieving, ssnal
 from coterie_server.maths.covariance import symmetric
 from coterie_server.maths.sum_of_norms import moved_along
 
@@ -175,12 +175,12 @@ class SonNewton:
         x, gradients, hessians = state.answers.x, state.answers.gradients, state.answers.hessians
         linear = np.einsum("nij,nj->ni", hessians, x) - gradients
         absolute = min(1e-3 * self.config.tolerance, _SOLVED) * self._unit(state)
-        found = ssnal.minimise(self.graph, hessians, linear, self.lam, x, state.z, relative=0.0, absolute=absolute)
+        found = sieving.minimise(self.graph, hessians, linear, self.lam, x, state.z, relative=0.0, absolute=absolute)
         promise = float((gradients * (found.x - x)).sum()) + self._norms(found.x) - self._norms(x)
         return replace(state, target=found.x, z=found.z, share=1.0, promise=min(promise, 0.0))
 
     def _norms(self, x: Array) -> float:
-        return self.lam * float((self.graph.weights * np.linalg.norm(self.graph.differences @ x, axis=1)).sum())
+        return self.lam * float((self.graph.weights * np.linalg.norm(self.graph.apart(x), axis=1)).sum())
 
     async def finish(self, state: State, federation: Federation) -> Outcome:  # noqa: ARG002
         """The last accepted models; users are together whose ties are zero."""
