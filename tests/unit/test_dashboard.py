@@ -90,7 +90,7 @@ def test_the_list_has_all_runs_also_those_that_cannot_be_read(client: TestClient
 def test_a_run_has_curves_traffic_members_events_and_stages(client: TestClient) -> None:
     run = client.get("/api/run", params={"name": "done"}).json()
     assert (run["status"], run["stage"], run["figure"], run["is_under_way"]) == ("finished", "pdmm", "objective", False)
-    assert [chart["key"] for chart in run["charts"]] == ["objective-round", "objective-bytes", "objective-seconds", *OTHERS]
+    assert [chart["key"] for chart in run["charts"]] == ["objective-round", "objective-bytes", "objective-seconds", *OTHERS, "graph"]
     assert len(run["charts"][0]["spec"]["data"]["values"]) > 30
     assert [stage[0] for stage in run["stages"]] == ["local", "global", "pdmm"]
     assert run["members"][0][:2] == ["host-1", 3]
@@ -100,6 +100,12 @@ def test_a_run_has_curves_traffic_members_events_and_stages(client: TestClient) 
     assert (other["stage"], other["figure"], other["charts"][0]["key"]) == ("global", "gap", "gap-round")
     nonsense = client.get("/api/run", params={"name": "done", "stage": "nowhere", "figure": "nothing"}).json()
     assert (nonsense["stage"], nonsense["figure"]) == ("pdmm", "objective")
+
+
+def test_a_run_whose_models_are_damaged_has_everything_but_their_picture(top: Path) -> None:
+    (top / "done/models/pdmm.npz").write_bytes(b"no models")
+    run = client_of(top).get("/api/run", params={"name": "done"}).json()
+    assert [chart["key"] for chart in run["charts"]][-len(OTHERS) :] == [*OTHERS]
 
 
 def test_a_run_that_goes_on_is_read_on(tmp_path: Path) -> None:

@@ -1,21 +1,30 @@
 """The content of the dashboard's pages, for JSON: numbers, texts, and charts as Vega-Lite specifications."""
 
+import functools
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from coterie.errors import CoterieError
 from coterie_deploy.read.costs import figures_shown
-from coterie_deploy.read.run_status import RunStatus, Watcher
+from coterie_deploy.read.report import report_of
+from coterie_deploy.read.run_status import RunStatus, Status, Watcher
 from coterie_deploy.view import charts
 from coterie_deploy.view.charts import Against, Chart
+from coterie_deploy.view.run_users import clusters_section
 from coterie_deploy.view.watch import latest_of
 from coterie_server.record.curves import GAP, Curves
 from coterie_server.record.query import Group
+from coterie_server.record.rundb import read_run
 from coterie_server.record.summary import SESSION, StageSummary, Traffic
 
 _AXES: Sequence[Against] = ("round", "bytes", "seconds")
 _MAX_EVENTS = 100
+_KEPT = 16  # finished runs whose pictures are kept
+_PICTURES = ("tree", "graph")  # charts of the report that a finished run has here too
 
 
 def run_content(watched: Watcher, stage: str | None, figure: str | None) -> dict[str, Any]:
@@ -33,6 +42,8 @@ def run_content(watched: Watcher, stage: str | None, figure: str | None) -> dict
     if traffic:
         by_step = _grouped(traffic, lambda row: (row.step, row.direction, row.scope))
         drawn += [charts.traffic_chart(by_step), charts.scope_chart(_grouped(traffic, lambda row: (row.scope, row.direction)))]
+    if run.status is Status.finished:
+        drawn += _pictures(watched.folder, run.run_id, run.attempt)
     return {
         **_head(run),
         "stages": [_stage(one) for one in run.stages],
@@ -45,6 +56,18 @@ def run_content(watched: Watcher, stage: str | None, figure: str | None) -> dict
         "events": [[event.at, event.kind, event.text] for event in reversed(run.events[-_MAX_EVENTS:])],
         "charts": [_chart(chart) for chart in drawn],
     }
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _pictures(folder: Path, run_id: str, attempt: int) -> tuple[Chart, ...]:
+    """The pictures of a finished run, which does not change. None where its experiment or its models cannot be read: the rest can."""
+    del run_id, attempt
+    try:
+        report = report_of(folder)
+        with read_run(folder) as connection:
+            return tuple(chart for chart in clusters_section(connection, report).all_charts if chart.key in _PICTURES)
+    except (CoterieError, ImportError, OSError, ValueError, zipfile.BadZipFile):
+        return ()
 
 
 def comparison_content(chosen: Mapping[str, Watcher], figure: str | None) -> dict[str, Any]:
