@@ -79,7 +79,7 @@ def test_a_folder_of_before_has_the_users_and_says_why_it_has_no_ties(folders: d
     for path in (folder / "models").glob("*.npz"):
         with np.load(path) as arrays:
             kept = {name: arrays[name] for name in arrays.files if not name.startswith("ties/")}
-        np.savez(path, **kept)  # type: ignore[arg-type]
+        np.savez(path, **kept)
     chart = charts_of(folder)["graph"]
     assert lines_of(chart) == set()
     assert "written by an earlier version, which did not keep the ties" in chart.note

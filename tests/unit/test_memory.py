@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from coterie import run
 from coterie.errors import ConfigError
 from coterie.experiment.config import StopRule, experiment_from
+from coterie.methods import son_newton as newton
 from coterie.methods.pdmm import Config
 from coterie_server.interface.stages import Stage
+from coterie_server.maths import graphs, ssnal
+from coterie_server.methods import son_newton
 from coterie_server.methods.pdmm.half import memory
 from coterie_server.run import memory as run_memory
 from coterie_server.run.memory import check_memory, free_bytes
@@ -61,7 +66,53 @@ def test_acceleration_draws_and_order_need_more_and_edges_less() -> None:
     assert needed(order="jacobi") > 1.3 * plain
     assert needed(sampling="uniform", s_p=5) > 2 * plain
     assert needed(graph={"neighbours": 10}) == pytest.approx(plain * 10 / 499.5)
-    assert memory(Config(penalty=1.0, graph={"pairs": [("a", "b", 1.0)]}), 1000, 4) is None
+    assert needed(graph={"pairs": [("a", "b", 1.0)]}) == pytest.approx(plain / 499_500)
+
+
+@pytest.mark.parametrize("ending", ["", "\n"])
+def test_the_pairs_of_a_file_are_counted_before_they_are_read(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_text("\n".join(f"u{number},u{number + 1},1" for number in range(20_000)) + ending)
+    configs = (Config(penalty=1.0, graph={"file": str(path)}), newton.Config(penalty=1.0, graph={"file": str(path)}))
+    for name, config, hook in zip(("pdmm", "son_newton"), configs, (memory, son_newton.memory), strict=True):
+        need = hook(config, 20_001, 3)  # type: ignore[operator]
+        assert need is not None
+        assert 20_000 * 500 < need.bytes < 20_000 * 3000
+        stages = [Stage(name, name, config, StopRule(rounds=1))]
+        with pytest.raises(
+            ConfigError, match=r"the 20,00\d pairs of .*pairs\.csv and 20,001 users needs \d+ MB, .*: list fewer pairs, or use"
+        ):
+            check_memory(stages, 20_001, 3, Events(), free=1_000_000)  # type: ignore[arg-type]
+
+
+def test_a_file_of_pairs_that_is_not_there_is_refused_by_who_reads_it(tmp_path: Path) -> None:
+    assert memory(Config(penalty=1.0, graph={"file": str(tmp_path / "none.csv")}), 10, 3) is None
+
+
+@pytest.mark.parametrize(("n", "d", "graph"), [(300, 8, {"neighbours": 6}), (150, 15, {"neighbours": 5}), (150, 3, "complete")])
+def test_son_newton_needs_what_it_says_and_not_much_less(n: int, d: int, graph: Any) -> None:
+    need = son_newton.memory(newton.Config(penalty=1.0, graph=graph), n, d)
+    assert need is not None
+    random = np.random.default_rng(0)
+    x = random.normal(size=(4, d))[np.arange(n) % 4] * 2 + 0.3 * random.normal(size=(n, d))
+    rows = random.normal(size=(n, 2 * d, d))
+    hessians = np.einsum("nri,nrj->nij", rows, rows) / (2 * d)
+    linear = np.einsum("nij,nj->ni", hessians, x)
+    tracemalloc.start()
+    try:
+        tied = ssnal.Graph.complete(n) if graph == "complete" else graphs.nearest(x, graph["neighbours"], 2.0)
+        ssnal.minimise(tied, hessians, linear, 0.2 * n / (2 * tied.m), x, relative=1e-8)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < need.bytes < 3 * peak
+
+
+def test_large_models_want_a_method_without_second_derivatives() -> None:
+    stages = [Stage("son_newton", "son_newton", newton.Config(penalty=1.0, graph={"neighbours": 1}), StopRule(rounds=1))]
+    wanted = "son_newton with 500 numbers in a model on 1 neighbour of each of 10,000 users needs 280 GB, .*: use method pdmm"
+    with pytest.raises(ConfigError, match=wanted):
+        check_memory(stages, 10_000, 500, Events(), free=8_000_000_000)  # type: ignore[arg-type]
 
 
 def machine(root: Path, cgroup: str, **files: str) -> Path:

@@ -18,11 +18,40 @@ from coterie_server.interface.stages import Stage, reference
 from coterie_server.maths import graphs, ssnal
 
 _SMALLEST, _LARGEST = 1e-100, 1e100  # weights; squares of others are 0 or infinite
+_LINE_BYTES = 700.0  # of a pair, as names and in the set of pairs that have been seen
 
 
 def before(graph: Graph) -> list[Stage]:
     """The stages that a graph needs: local models, to choose neighbours."""
     return [reference("local")] if isinstance(graph, Neighbours) else []
+
+
+def pairs_of(graph: Graph, n: int) -> tuple[int, str] | None:
+    """At most how many pairs the graph ties among n users, and these in words. None for a file that cannot be read: it is refused later."""
+    if graph == "complete":
+        return n * (n - 1) // 2, f"all pairs of {n:,} users"
+    if isinstance(graph, Neighbours):
+        return n * min(graph.neighbours, n - 1), f"{graph.neighbours} neighbour{'s' * (graph.neighbours != 1)} of each of {n:,} users"
+    if isinstance(graph, Pairs):
+        return len(graph.pairs), f"the {len(graph.pairs):,} listed pairs of {n:,} users"
+    try:
+        with Path(graph.file).open("rb") as file:
+            n_pairs = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")) + 1  # the last line may have no end
+    except OSError:
+        return None
+    return n_pairs, f"the {n_pairs:,} pairs of {shortened(graph.file)} and {n:,} users"
+
+
+def bytes_to_read(graph: Graph, n_pairs: int) -> float:
+    """What a file needs while its lines become a graph."""
+    return _LINE_BYTES * n_pairs if isinstance(graph, File) else 0.0
+
+
+def instead_of(graph: Graph) -> str:
+    """What needs less memory, as an order."""
+    if graph == "complete":
+        return "use graph: {neighbours: 15}"
+    return "use fewer neighbours" if isinstance(graph, Neighbours) else "list fewer pairs, or use graph: {neighbours: 15}"
 
 
 def check_same(graph: ssnal.Graph | None, mark: int) -> None:

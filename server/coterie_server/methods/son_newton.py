@@ -19,7 +19,19 @@ from coterie.families.consensus import Curvatures, GroupModel, Slopes
 from coterie.methods import oracle
 from coterie.methods.son_newton import Config
 from coterie_server.families import ties
-from coterie_server.interface.half import CONVERGED, Counts, Federation, Key, Outcome, Replies, ServerHalf, Setting, StageHalf, half_of
+from coterie_server.interface.half import (
+    CONVERGED,
+    Counts,
+    Federation,
+    Key,
+    Need,
+    Outcome,
+    Replies,
+    ServerHalf,
+    Setting,
+    StageHalf,
+    half_of,
+)
 from coterie_server.interface.stages import Stage, along_path
 from coterie_server.maths import bfgs, sieving, ssnal
 from coterie_server.maths.covariance import symmetric
@@ -28,6 +40,8 @@ from coterie_server.maths.sum_of_norms import moved_along
 _ARMIJO = 1e-4
 _RIDGE = 1e-6  # in units of the mean curvature, for users with less: a squared hinge without active rows has none
 _SOLVED = 1e-15  # of the objective: the gap of a subproblem, small enough for its clusters to be right
+_MATRICES_OF_USER, _MATRICES_OF_TIE = 10, 4  # that are there at once, at most: as answered, inverted, in a Newton step
+_VECTORS_OF_TIE, _PLACES_OF_TIE = 8, 250.0  # bytes of places: a tie is in several sparse matrices
 _NOTHING = 1e-22  # of the largest objective: a gap that ends a stage even where the objective falls to 0
 _ROUNDING = 1e-13  # of the objective, by which it may seem to grow
 
@@ -237,4 +251,18 @@ def build(config: Config, setting: Setting) -> StageHalf[State]:
     return replace(half_of(half), labels_of=half.labels_of)
 
 
-SERVER = ServerHalf(build=build, stages=stages, needs_everyone="without some losses the objective is that of another problem")
+def memory(config: Config, n: int, d: int) -> Need | None:
+    """Matrices of d x d for users and, in a Newton step of the subproblem, for ties; vectors and places of ties."""
+    found = ties.pairs_of(config.graph, n)
+    if found is None:
+        return None
+    n_pairs, which = found
+    of_users, of_ties = 8.0 * d * d * _MATRICES_OF_USER * n, n_pairs * (8.0 * d * (d * _MATRICES_OF_TIE + _VECTORS_OF_TIE) + _PLACES_OF_TIE)
+    needed = max(of_users + of_ties, ties.bytes_to_read(config.graph, n_pairs))
+    instead = "use method pdmm, which keeps no second derivatives" if of_users > of_ties else ties.instead_of(config.graph)
+    return Need(needed, f"son_newton with {d} numbers in a model on {which}", instead)
+
+
+SERVER = ServerHalf(
+    memory=memory, build=build, stages=stages, needs_everyone="without some losses the objective is that of another problem"
+)

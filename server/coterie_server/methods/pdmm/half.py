@@ -33,7 +33,6 @@ from coterie.draws.streams import generator
 from coterie.errors import ConfigError, RunError
 from coterie.experiment.config import Experiment
 from coterie.families.pdmm_messages import Excesses, Values, ValuesWanted
-from coterie.families.ties import Neighbours
 from coterie.methods import oracle
 from coterie.methods.pdmm import Config, Constants
 from coterie_server.families import ties
@@ -322,16 +321,17 @@ def build(config: Config, setting: Setting) -> StageHalf[Any]:
 
 def memory(config: Config, n: int, d: int) -> Need | None:
     """The pair variables before and after a round, what Anderson acceleration keeps, and whom the pairs belong to."""
-    if config.graph == "complete":
-        n_pairs, which = (n * n if config.sampling in ("uniform", "recorded") else n * (n - 1) // 2), "all pairs"
-    elif isinstance(config.graph, Neighbours):
-        n_pairs, which = n * min(config.graph.neighbours, n - 1), f"{config.graph.neighbours} neighbours of each"
-    else:  # pairs that somebody has listed
+    found = ties.pairs_of(config.graph, n)
+    if found is None:
         return None
+    n_pairs, which = found
+    if config.graph == "complete" and config.sampling in ("uniform", "recorded"):
+        n_pairs = n * n
     vectors = 4 if config.z_after_x() else 6
     vectors += 2 * config.anderson_memory + 3 if config.acceleration == "anderson" else 0
     others = 16 if config.sampling == "full" else 40
-    return Need(n_pairs * (8.0 * d * vectors + others), f"pdmm on {which} of {n:,} users", "use graph: {neighbours: 15}")
+    needed = max(n_pairs * (8.0 * d * vectors + others), ties.bytes_to_read(config.graph, n_pairs))
+    return Need(needed, f"pdmm on {which}", ties.instead_of(config.graph))
 
 
 SERVER = ServerHalf(
