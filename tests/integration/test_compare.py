@@ -25,7 +25,9 @@ import yaml
 import coterie
 from coterie.registry import method as registered
 from coterie.registry import methods
+from coterie_deploy.cli import app as cli
 from coterie_deploy.studies import progress
+from coterie_deploy.studies.compare import vary
 from coterie_deploy.studies.compare.chart import front, pareto_chart
 from coterie_server.run.engine import Progress
 from tests.networks import CLASSES, write_users
@@ -238,6 +240,9 @@ def test_a_penalty_of_another_sense_is_not_taken_over(capsys: pytest.CaptureFixt
     assert json.loads((here / "out/pdmm-0/experiment.json").read_text())["method"]["penalty"] == 0.05
 
 
+TWICE = ("--vary", "stop.rounds=1,2", "--vary", "stop.rounds=3,4")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -254,6 +259,35 @@ def test_a_penalty_of_another_sense_is_not_taken_over(capsys: pytest.CaptureFixt
         (("net.yaml", "--methods", "fedavg", "--target", "good"), "the goal is 'good', want FIGURE=VALUE"),
         (("net.yaml", "--methods", "fedavg", "--set", "fedper:method.x=1"), "is for a method that is not compared, want one of fedavg"),
         (("net.yaml", "--methods", "fedavg", "--set", "fedavg:method.x=1"), "the experiment with method 'fedavg': method.x: unknown key"),
+        (("net.yaml", "--vary", "method.head_epoch=1,2"), "method.head_epoch: unknown key; did you mean 'head_epochs'?"),
+        (
+            ("net.yaml", "--vary", "method.head_epochs=1,x"),
+            "with method 'fedrep' and method.head_epochs x: method.head_epochs: is 'x', want",
+        ),
+        (
+            ("net.yaml", "--vary", "method.head_epochs=1,2", "--methods", "fedrep,fedavg"),
+            "'fedavg' and method.head_epochs 1: method.head_ep",
+        ),
+        (("net.yaml", "--vary", "method.head_epochs"), "--vary 'method.head_epochs' wants the form KEY=V1,V2"),
+        (("net.yaml", "--vary", "method..x=1,2"), "--vary has the key 'method..x', want one such as method.penalty"),
+        (("net.yaml", "--vary", "method.head_epochs=2"), "--vary method.head_epochs has only the value 2, want at least two"),
+        (("net.yaml", "--vary", "method.head_epochs=[]"), "--vary method.head_epochs has no value, want at least two"),
+        (("net.yaml", "--vary", "method.head_epochs=1,2,1"), "--vary method.head_epochs has '1' twice, want each value once"),
+        (("net.yaml", "--vary", "method.optimizer.lr=1e-1,0.1"), "lr=1e-1 and lr=0.1 are the same experiment, want values that differ"),
+        (("net.yaml", "--vary", "method.head_epochs=[1,"), "--vary 'method.head_epochs=[1,': the list of values is not YAML: "),
+        (("net.yaml", "--vary", "seed=1,2"), "--vary cannot have seed: want --seeds"),
+        (("net.yaml", "--vary", "method.name=fedavg,fedper"), "--vary cannot have method.name: want --methods"),
+        (("net.yaml", *TWICE), "--vary has 'stop.rounds' twice, want each key once"),
+        (("net.yaml", "--vary", "stop.rounds=1,2", "--set", "stop.rounds=3"), "--vary has stop.rounds, but --set 'stop.rounds=3' sets it"),
+        (
+            ("net.yaml", "--vary", "stop.rounds=1,2", "--vary", "stop={rounds: 3},{rounds: 4}"),
+            "--vary has stop and stop.rounds, which is a",
+        ),
+        (("small.yaml", "--vary", "federation.topology=flat,clusters"), "topology=clusters: transport 'loopback' has one process, want"),
+        (
+            ("net.yaml", "--vary", "stop.rounds=1,2", "--seeds", "0:501"),
+            "2 settings of fedrep from 501 seeds are 1002 runs, want at most 1000",
+        ),
         (("net.yaml", "--methods", "fedavg", "--resume"), "there is no comparison to resume in out: it has no compare.json"),
     ],
 )
@@ -337,6 +371,104 @@ def test_with_a_target_users_evaluate_on_the_way_and_without_figures_it_was_not_
     text = said(capsys, *mixed, "--quiet", "--output", "c")
     assert re.search(r"^pdmm .* not +measured *$", text, re.MULTILINE)
     assert rows_of(here / "c/compare.csv")["pdmm", ""]["rounds_measured"] == "0.0"
+
+
+# ---- settings as rows
+
+
+def lines_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_settings_of_a_method_are_rows_named_by_what_varies_and_the_runs_are_those_with_these_settings(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = ("--vary", "method.penalty=0.05,0.2", "--vary", "payload=[float64, float32]")
+    text = said(capsys, "compare", "small.yaml", *grid, "--seeds", "0", "--set", "stop.rounds=3", *COMPARE)
+    assert max(map(len, text.splitlines())) <= 60
+    settings = [(penalty, payload) for penalty in ("0.05", "0.2") for payload in ("float64", "float32")]
+    heads = text.splitlines()
+    assert heads[0].strip() == "Accuracy of the users by pdmm, mean of 1 seed"
+    assert heads[1].split()[:2] == ["setting", "accuracy"]
+    assert re.findall(r"^penalty=(\S+)\s[^=]*payload=(\w+)", text, re.MULTILINE) == settings * 2
+    rows = lines_of(here / "out/compare.csv")
+    assert [(row["method"], row["method.penalty"], row["payload"]) for row in rows] == [("pdmm", *pair) for pair in settings]
+    for row, (penalty, payload) in zip(rows, settings, strict=True):
+        folder = here / f"out/pdmm-penalty={penalty},payload={payload}-0"
+        frozen = json.loads((folder / "experiment.json").read_text())
+        assert (frozen["method"]["penalty"], frozen["payload"], frozen["stop"]["rounds"]) == (float(penalty), payload, 3)
+        ((up,),) = query(folder, "SELECT SUM(message_bytes + 5 * frames) FROM ledger WHERE useful AND seq > 0 AND direction = 'up'")
+        assert float(row["bytes_up"]) == up
+    assert float(rows[1]["bytes_up"]) < float(rows[0]["bytes_up"])
+    kept = json.loads((here / "out/compare.json").read_text())
+    assert (kept["vary"], kept["methods"]) == ({"method.penalty": [0.05, 0.2], "payload": ["float64", "float32"]}, ["pdmm"])
+    monkeypatch.setenv("COLUMNS", "40")
+    tiny = said(capsys, "compare", "out", "--resume", "--quiet")
+    assert max(map(len, tiny.splitlines())) <= 40
+    assert re.search(r"^penalty=0.2 +0\.\d{3} +0\.\d{3} *\npayload=float32 *$", tiny, re.MULTILINE)
+
+
+def test_the_number_of_runs_is_said_before_they_start_and_a_grid_of_methods_and_settings_is_whole(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    grid = ("--methods", "fedrep,fedavg", "--vary", "method.optimizer={lr: 0.05},{lr: 0.5}")
+    assert cli._run(["compare", "net.yaml", *grid, "--seeds", "0", "--set", "stop.rounds=1", "--jobs", "1", "--output", "out"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith("2 methods with 2 settings each from 1 seed: 4 runs\n")
+    assert "fedavg optimizer={lr:" in captured.out
+    drawn = {(row["method"], row["method.optimizer"]) for row in lines_of(here / "out/compare.csv")}
+    assert drawn == {(name, lr) for name in ("fedrep", "fedavg") for lr in ("{lr: 0.05}", "{lr: 0.5}")}
+    folders = sorted((here / "out").glob("fedavg-*-0"))
+    found = [method_of(folder) for folder in folders]
+    assert sorted(one["optimizer"]["lr"] for one in found) == [0.05, 0.5]
+    assert {one["epochs"] for one in found} == {2}, "as many passes as fedrep"
+    assert all(re.fullmatch(r"[\w.,=+-]+", folder.name, re.ASCII) for folder in folders)
+
+
+def test_settings_of_local_work_vary_too_and_the_notes_say_so(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    command = ("compare", "net.yaml", "--vary", "method.head_epochs=1,3", "--seeds", "0", "--set", "stop.rounds=1")
+    text = " ".join(said(capsys, *command, *COMPARE).split())
+    assert [row["passes"] for row in lines_of(here / "out/compare.csv")[::3]] == ["2.0", "4.0"]
+    assert "They are 2 passes. head_epochs=3 has 4 passes: it varies." in text
+
+
+def test_a_comparison_of_settings_goes_on_with_more_values_and_no_other_keys(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    command = ("compare", "small.yaml", "--seeds", "0", "--set", "stop.rounds=2", *COMPARE)
+    said(capsys, *command, "--vary", "method.penalty=0.05,0.2")
+    first = (here / "out/pdmm-penalty=0.2-0/run.db").read_bytes()
+    said(capsys, *command, "--resume", "--vary", "method.penalty=0.2,0.1")
+    assert [row["method.penalty"] for row in lines_of(here / "out/compare.csv")] == ["0.2", "0.1"]
+    said(capsys, *command, "--resume")
+    assert [row["method.penalty"] for row in lines_of(here / "out/compare.csv")] == ["0.2", "0.1"]
+    assert (here / "out/pdmm-penalty=0.2-0/run.db").read_bytes() == first
+    other = refused(capsys, 2, *command, "--resume", "--vary", "problem.l2=0.1,0.2")
+    assert "--vary has problem.l2, but the comparison in out varies method.penalty: go on with `coterie compare out --resume`" in other
+
+
+def test_settings_that_an_experiment_lacks_may_come_from_what_varies(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    newton = ("--set", "method={name: son_newton}", "--set", "stop.rounds=1")
+    said(capsys, "compare", "small.yaml", *newton, "--vary", "method.penalty=0.05,0.2", "--seeds", "0", *COMPARE)
+    assert len(lines_of(here / "out/compare.csv")) == 2
+
+
+def test_names_of_settings_take_as_few_parts_of_their_keys_as_tell_them_apart_and_folders_are_safe() -> None:
+    assert vary.short_names(["method.penalty", "payload"]) == {"method.penalty": "penalty", "payload": "payload"}
+    assert vary.short_names(["a.b.lr", "a.c.lr"]) == {"a.b.lr": "b.lr", "a.c.lr": "c.lr"}
+    assert vary.short_names(["x", "method.x"]) == {"x": "x", "method.x": "method.x"}
+    rows = vary.rows_of(["pdmm"], {"data.path": ["../a b.csv", "../a_b.csv", None]})
+    assert [row.name for row in rows] == ["path=../a b.csv", "path=../a_b.csv", "path=null"]
+    assert len({row.folder for row in rows}) == 3
+    assert not [row.folder for row in rows if "/" in row.folder or " " in row.folder]
+
+
+def test_names_in_the_picture_differ_though_they_are_long(here: Path) -> None:
+    names = [f"compress={{quantize: {{bits: {bits}, stochastic: true, rotate: hadamard}}}} end={end}" for bits in (2, 4) for end in (1, 2)]
+    values: Any = pareto_chart([(name, "", 1.0, 0.5) for name in names], "accuracy", is_rising=True, what="setting").spec
+    labels = {point["label"] for point in values["data"]["values"]}
+    assert len(labels) == 4
+    assert max(map(len, labels)) <= 40
+    assert all(label.startswith(("\N{HORIZONTAL ELLIPSIS}bits: 2", "\N{HORIZONTAL ELLIPSIS}bits: 4")) for label in labels)
 
 
 # ---- interrupted, resumed
@@ -432,6 +564,23 @@ def test_a_comparison_from_python_has_the_columns_of_the_file(here: Path, frames
         if name != "seeds_at_target":
             assert cells == [row[name] for row in rows], name
     assert list(found.run("fedavg", 1, frames=frames).metrics("fedavg")["round"]) == [0, 1, 2]
+
+
+def test_settings_from_python_are_rows_of_the_table_and_name_their_runs(here: Path) -> None:
+    settings: dict[str, Any] = {"method.penalty": np.array([0.05, 0.2]), "problem.l2": (0.01, 0.1)}
+    found = coterie.compare("small.yaml", vary=settings, seeds=[0], output="out", overrides=["stop.rounds=2"])
+    assert found.methods == ("pdmm",)
+    assert found.rows == tuple(f"penalty={penalty} l2={l2}" for penalty in (0.05, 0.2) for l2 in (0.01, 0.1))
+    table = found.table()
+    assert table["method.penalty"].tolist() == [0.05, 0.05, 0.2, 0.2]
+    assert table["problem.l2"].tolist() == [0.01, 0.1, 0.01, 0.1]
+    assert found.run("penalty=0.2 l2=0.1", 0).run_id
+    with pytest.raises(coterie.ConfigError, match=r"the comparison has no row 'pdmm', want one of penalty=0\.05 l2=0\.01; "):
+        found.run("pdmm", 0)
+    with pytest.raises(coterie.ConfigError, match="--vary payload has 'float32', want a list of values"):
+        coterie.compare("small.yaml", vary={"payload": "float32"}, output="other")
+    with pytest.raises(coterie.ConfigError, match="--vary payload has a value that an experiment cannot hold: one of type object"):
+        coterie.compare("small.yaml", vary={"payload": [object(), 1]}, output="other")
 
 
 async def in_a_loop(*arguments: Any, **options: Any) -> coterie.Comparison:

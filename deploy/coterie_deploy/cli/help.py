@@ -27,7 +27,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "export": "Export a run's metrics to TensorBoard or MLflow.",
     },
     "Study": {
-        "compare": "Compare methods on one experiment with the same seeds.",
+        "compare": "Compare methods or settings with the same seeds.",
         "tune": "Choose settings of a method by cross-validation.",
         "adapt": "Let new users join a finished run.",
         "certify": "Certify for which penalties clusters are found.",

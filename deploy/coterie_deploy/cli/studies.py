@@ -45,6 +45,10 @@ def tune(
 def compare(
     experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="Shipped name, YAML file, or with --resume the folder.")],
     methods: Annotated[str | None, typer.Option(metavar="A,B,C", help="The methods to compare.")] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V1,V2", help="Settings as rows: method.penalty=0.05,0.09. Values are YAML; several keys are a grid."),
+    ] = None,
     seeds: Annotated[str | None, typer.Option(metavar="FIRST:END", help="0:3 is 0, 1 and 2; or 0,2,5.  [default: 0:3]")] = None,
     target: Annotated[
         str | None, typer.Option(metavar="FIGURE=VALUE", help="accuracy=0.8.  [default: the best accuracy that all reach]")
@@ -64,15 +68,15 @@ def compare(
     jobs: options.Jobs = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Compare methods on one experiment with the same seeds: the quality and the cost of each.
+    """Compare methods on one experiment with the same seeds: the quality and the cost of each. Or settings of a method, with --vary.
 
-    Each run has a folder DIR/METHOD-SEED. A method takes over those settings of the experiment's method that it knows, and its users
-    make as many passes over their rows in a round. With a target, users evaluate along the way.
+    Each run has a folder DIR/METHOD-SEED, with --vary DIR/METHOD-SETTINGS-SEED. A method takes over those settings of the experiment's
+    method that it knows, and its users make as many passes over their rows in a round. With a target, users evaluate along the way.
     """
     from coterie_deploy.engines.launch import default_hosts
-    from coterie_deploy.studies.compare import Asked, How, choose, compare_here
+    from coterie_deploy.studies.compare import Asked, How, choose, compare_here, parsed
 
-    asked = Asked(experiment, methods, seeds, overrides or (), hosts, transport, output, resume, target, budget)
+    asked = Asked(experiment, methods, seeds, overrides or (), hosts, transport, output, resume, target, budget, parsed(vary or ()))
     comparing, folder = choose(asked, lambda wanted: default_hosts(wanted, transport, data))
     compare_here(comparing, folder, How(transport, data, jobs), console_on(), console_on(stderr=True), quiet=quiet)
 

@@ -1,6 +1,6 @@
-"""`coterie compare`: methods on the same experiment from the same seeds, what each reaches, and what that costs.
+"""`coterie compare`: methods, or settings of a method, on the same experiment from the same seeds: what each reaches, and what that costs.
 
-Every method and seed is an ordinary run in a folder of its own, so all commands for runs work on each of them.
+Every row and seed is an ordinary run in a folder of its own, so all commands for runs work on each of them.
 """
 
 import functools
@@ -11,8 +11,9 @@ from rich.console import Console
 
 from coterie.errors import ConfigError
 from coterie_deploy.read.folders import is_finished
-from coterie_deploy.studies.compare.plan import SERIES, Asked, Comparing, choose, run_folder
+from coterie_deploy.studies.compare.plan import SERIES, Asked, Comparing, choose, number_of_runs, run_folder
 from coterie_deploy.studies.compare.result import Compared, print_result, result_of, write_files
+from coterie_deploy.studies.compare.vary import parsed
 from coterie_deploy.studies.series import How, Wanted
 
 
@@ -21,6 +22,8 @@ def compare_here(comparing: Comparing, folder: Path, how: How, out: Console, err
 
     If a signal asks it to stop, it raises a RunError that says how to go on.
     """
+    if comparing.vary and not quiet:
+        print(number_of_runs(comparing), file=err.file, flush=True)
     SERIES.make_here(comparing, folder, wanted(comparing, folder), how, err, names_shown(comparing, folder), quiet=quiet)
     try:
         compared, mistake = result_of(comparing, folder), None
@@ -35,8 +38,8 @@ def compare_here(comparing: Comparing, folder: Path, how: How, out: Console, err
 def wanted(comparing: Comparing, folder: Path) -> list[Wanted]:
     """The runs of a comparison. Finished ones come first, so the display can estimate the time of the others."""
     runs = [
-        Wanted(f"{method}-{seed}", run_folder(folder, method, seed), functools.partial(comparing.experiment, method, seed))
-        for method, seed in comparing.runs()
+        Wanted(f"{row.folder}-{seed}", run_folder(folder, row, seed), functools.partial(comparing.experiment, row.name, seed))
+        for row, seed in comparing.runs()
     ]
     return sorted(runs, key=lambda run: not is_finished(run.folder))
 
@@ -47,4 +50,4 @@ def names_shown(comparing: Comparing, folder: Path) -> list[str]:
     return [f"{run.name} ({number}/{len(runs)})" for number, run in enumerate(runs, start=1)]
 
 
-__all__ = ["Asked", "Compared", "Comparing", "How", "choose", "compare_here"]
+__all__ = ["Asked", "Compared", "Comparing", "How", "choose", "compare_here", "parsed"]

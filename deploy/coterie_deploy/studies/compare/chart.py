@@ -2,19 +2,22 @@
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from coterie_deploy.view.charts import Chart, cut, number, spec_of, told
+from coterie_deploy.view.charts import Chart, number, spec_of, told
 
-Point = tuple[str, str, float, float]  # method, how it was fine-tuned ("" not at all), megabytes, quality
+Point = tuple[str, str, float, float]  # row, how it was fine-tuned ("" not at all), megabytes, quality
 
 AS_IT_IS = "as it is"
 _WIDTH, _HEIGHT, _LETTER, _LINE, _GAP = 285.0, 240.0, 4.8, 11.0, 7.0  # pixels, of a figure as wide as a column of a paper
-_SHIFTS = (0, *(sign * n for n in range(1, 9) for sign in (1, -1)))  # of a label from beside its point, in half lines
+_SHIFTS = (0, *(sign * n for n in range(1, 13) for sign in (1, -1)))  # of a label from beside its point, in half lines
 _LED = 2  # half lines from which a line leads from a point to its label
 _WIDE_SPREAD = 20.0  # of megabytes, the largest by the smallest, from which their axis is logarithmic
 _FROM_ZERO = 0.5  # part of the greatest quality that the least one has at most where the axis begins at 0
+_LABEL = 40  # letters of a label at most
+_BEFORE = r"(?<=[={\[])|(?<=(?<!:) )"  # what follows can stand alone: an entry of a setting, or its value
 _WAY_OFF = 2.0  # square pixels of overlap that a label accepts rather than go half a line further
 
 
@@ -28,8 +31,8 @@ def front(points: Sequence[Point], *, is_rising: bool) -> list[Point]:
     return kept
 
 
-def pareto_chart(points: Sequence[Point], quality: str, *, is_rising: bool) -> Chart:
-    """The chart. Points of one method have their form from how it was fine-tuned.
+def pareto_chart(points: Sequence[Point], quality: str, *, is_rising: bool, what: str = "method") -> Chart:
+    """The chart. Points of one row, `what` it is, have their form from how it was fine-tuned.
 
     Both axes begin at 0, or say what they do instead: megabytes that differ a lot (all are above 0) are on a logarithmic axis, and the axis
     of qualities that hardly differ is broken, with its first value in its title.
@@ -42,17 +45,18 @@ def pareto_chart(points: Sequence[Point], quality: str, *, is_rising: bool) -> C
     x_range = _around([across(value) for value in sizes], from_zero=not is_log)
     is_whole = 0 <= min(qualities) <= _FROM_ZERO * max(qualities)
     y_range = _around(qualities, from_zero=is_whole)
-    columns = ("method", "fine-tuned", "megabytes", quality, "on the front")
+    columns = (what, "fine-tuned", "megabytes", quality, "on the front")
     rows = [
-        (method, tuned or AS_IT_IS, megabytes, value, (method, tuned, megabytes, value) in best)
-        for method, tuned, megabytes, value in points
+        (name, tuned or AS_IT_IS, megabytes, value, (name, tuned, megabytes, value) in best) for name, tuned, megabytes, value in points
     ]
+    labels = _shortened([point[0] for point in points])
+    places = _places(points, labels, best, across, x_range, y_range, height)
     drawn = [
-        (*row, cut(row[0]), is_left, is_led, back(_value(x, x_range, _WIDTH)), _value(height - y, y_range, height))
-        for row, (x, y, is_left, is_led) in zip(rows, _labels(points, best, across, x_range, y_range, height), strict=True)
+        (*row, label, is_left, is_led, back(_value(x, x_range, _WIDTH)), _value(height - y, y_range, height))
+        for row, label, (x, y, is_left, is_led) in zip(rows, labels, places, strict=True)
     ]
     scale = {"type": "log" if is_log else "linear", "domain": [back(end) for end in x_range], "nice": False}
-    axis = {"format": "~g", "tickCount": 5, "labelOverlap": True}
+    axis = {"labelExpr": "format(datum.value, '~r')", "tickCount": 5, "labelOverlap": True}
     x = number("megabytes", f"megabytes on the wire, up and down{' (logarithmic)' if is_log else ''}", scale=scale, axis=axis)
     broken = "" if is_whole else f" (axis from {y_range[0]:.3g}, not 0)"
     y = number(quality, f"{quality}{broken}", scale={"domain": list(y_range), "nice": False})
@@ -78,9 +82,19 @@ def pareto_chart(points: Sequence[Point], quality: str, *, is_rising: bool) -> C
         layer({"type": "text", "baseline": "middle", "align": "right"}, "datum['is left']", **beside),
     ]
     spec = spec_of({"layer": layers, "height": height}, (*columns, "label", "is left", "is led", "label x", "label y"), drawn)
-    note = "Each point is a method, mean over the seeds; dashed: the front, whose points no other one beats in both."
+    note = f"Each point is a {what}, mean over the seeds; dashed: the front, whose points no other one beats in both."
     note += " Megabytes are on a logarithmic axis." if is_log else ""
     return Chart("pareto", f"{quality[:1].upper()}{quality[1:]} against megabytes", note, spec, columns, rows)
+
+
+def _shortened(names: Sequence[str]) -> list[str]:
+    """Names as labels. Long ones lose what they begin with in common, and then their middles: settings differ at either end."""
+    too_long = {name for name in names if len(name) > _LABEL}
+    parts = [re.split(_BEFORE, name) for name in sorted(too_long)]
+    same = itertools.takewhile(lambda listed: len(set(listed)) == 1, zip(*parts, strict=False))
+    common, half = "".join(listed[0] for listed in same) if len(too_long) > 1 else "", _LABEL // 2
+    rest = ["\N{HORIZONTAL ELLIPSIS}" + name.removeprefix(common) if common and name in too_long else name for name in names]
+    return [name if len(name) <= _LABEL else f"{name[: half - 1]}\N{HORIZONTAL ELLIPSIS}{name[-half:]}" for name in rest]
 
 
 def _around(values: Sequence[float], *, from_zero: bool = False) -> tuple[float, float]:
@@ -103,15 +117,16 @@ def _value(pixel: float, ends: tuple[float, float], length: float) -> float:
 Box = tuple[float, float, float, float]  # left, right, top, bottom
 
 
-def _labels(
+def _places(
     points: Sequence[Point],
+    labels: Sequence[str],
     best: Sequence[Point],
     across: Callable[[float], float],
     x_range: tuple[float, float],
     y_range: tuple[float, float],
     height: float,
 ) -> list[tuple[float, float, bool, bool]]:
-    """Where the name of each point begins or, left of it, ends: right of the point where there is room, else as near as there is some.
+    """Where the label of each point begins or, left of it, ends: right of the point where there is room, else as near as there is some.
 
     Last, whether a line leads there.
     """
@@ -121,12 +136,13 @@ def _labels(
         return along[0] * _WIDTH, height - along[1] * height
 
     taken: list[Box] = [(x - _GAP / 2, x + _GAP / 2, y - _GAP / 2, y + _GAP / 2) for x, y in map(mark, points)]
-    for (x, y), (next_x, next_y) in itertools.pairwise(map(mark, best)):  # the two parts of each step of the front
+    stairs = [(mark(best[0])[0], height), *map(mark, best), (_WIDTH, mark(best[-1])[1])]
+    for (x, y), (next_x, next_y) in itertools.pairwise(stairs):  # the two parts of each step of the front
         taken += [(x, next_x, y - 1, y + 1), (next_x - 1, next_x + 1, min(y, next_y), max(y, next_y))]
     placed = []
-    for point in points:
+    for point, label in zip(points, labels, strict=True):
         x, y = mark(point)
-        width = _LETTER * len(cut(point[0]))
+        width = _LETTER * len(label)
         choices: list[tuple[float, int, Box, bool, bool]] = []
         for shift, is_left in itertools.product(_SHIFTS, (False, True)):
             start, middle = x - _GAP - width if is_left else x + _GAP, y + shift * _LINE / 2

@@ -1,7 +1,8 @@
-"""What defines a comparison: an experiment, methods, seeds; and its folder.
+"""What defines a comparison: an experiment, methods, seeds, keys that vary; and its folder.
 
-OUTPUT/compare.json     the experiment, the methods with their settings, the seeds
-OUTPUT/METHOD-SEED/     the run of a method from a seed, as any run's folder
+OUTPUT/compare.json             the experiment, the methods with their settings, the seeds
+OUTPUT/METHOD-SEED/             the run of a method from a seed, as any run's folder
+OUTPUT/METHOD-SETTINGS-SEED/    the same where keys vary
 
 A method takes over those keys of the experiment's method section that it knows too, such as the optimizer. Its users work as much in a
 round as those of the experiment's method (`budget`). Its other settings keep their defaults, unless they are set for this method alone:
@@ -9,6 +10,8 @@ round as those of the experiment's method (`budget`). Its other settings keep th
 """
 
 import functools
+import itertools
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coterie.errors import ConfigError
-from coterie.experiment.config import Experiment, as_written, experiment_from
+from coterie.experiment.config import Experiment, as_written, experiment_from, experiment_to_json
 from coterie.experiment.method import Kind, shared_keys
 from coterie.experiment.overrides import apply_overrides
 from coterie.experiment.plugins import is_path
@@ -29,7 +32,9 @@ from coterie_deploy.engines.api import Source, load_experiment
 from coterie_deploy.engines.launch import Transport
 from coterie_deploy.read.shipped import FROZEN, RUNS
 from coterie_deploy.studies.compare import budget
+from coterie_deploy.studies.compare.vary import Row, checked, overrides_of, rows_of, said
 from coterie_deploy.studies.series import Series, federation_of
+from coterie_deploy.terminal.tables import counted
 from coterie_server.record.curves import Goal, goal_from
 from coterie_server.run.plan import stages_of
 
@@ -51,54 +56,70 @@ class Comparing:
     settings: Mapping[str, Sequence[str]]  # by method: what is set for it alone, as overrides
     federation: Mapping[str, Any]  # hosts and topology of the runs, where they differ from the experiment's
     target: str | None = None
+    vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # by dotted key: its values; several keys are a grid
     beside: Sequence[str] = ()  # import paths of the methods that are files beside the experiment
     budget: Budget = "own"  # "same": every method has the local work of the experiment's own one; "own": its own settings or defaults
     evaluate_every: int | None = None  # rounds, of methods whose users can evaluate along the way; None: as the experiment has it
-    work: Mapping[str, str] = field(default_factory=dict)  # by method, in words: for whoever reads the file
+    work: Mapping[str, str] = field(default_factory=dict)  # by row, in words: for whoever reads the file
 
     def __post_init__(self) -> None:
         """Loads the methods beside the experiment, which are found by name from now on. ConfigError for those that do not exist."""
         for path in self.beside:
             method(path)
 
-    def experiment(self, method: str, seed: int) -> Experiment:
-        """The run of a method from a seed. ConfigError where the method does not fit the experiment."""
-        section = {key: self.content["method"][key] for key in _taken_over(method, self.content)}
-        if self.budget == "same" and method != self.own.method.name:
-            config = self._with(method, section, seed).method
-            section = budget.with_same_work(config, section, self.own, self.settings.get(method, ()))
-        return self._with(method, budget.with_evaluations(method, section, self.evaluate_every), seed)
+    @functools.cached_property
+    def rows(self) -> dict[str, Row]:
+        """The lines of the comparison by name: a method, or a method with values of what varies."""
+        return {row.name: row for row in rows_of(self.methods, self.vary)}
 
-    def _with(self, method: str, section: Mapping[str, Any], seed: int) -> Experiment:
+    def of(self, method: str) -> list[Row]:
+        """The rows of a method."""
+        return [row for row in self.rows.values() if row.method == method]
+
+    def experiment(self, name: str, seed: int) -> Experiment:
+        """The run of a row from a seed. ConfigError where its method or a value does not fit the experiment."""
+        row = self.rows[name]
+        section = {key: self.content["method"][key] for key in _taken_over(row.method, self.content)}
+        if self.budget == "same" and row.method != self.own.method.name:
+            config = self._with(row, section, seed).method
+            section = budget.with_same_work(config, section, self.own, self.settings_of(row))
+        return self._with(row, budget.with_evaluations(row.method, section, self.evaluate_every), seed)
+
+    def settings_of(self, row: Row) -> list[str]:
+        """What is set for a row alone, as overrides."""
+        return [*self.settings.get(row.method, ()), *row.overrides]
+
+    def _with(self, row: Row, section: Mapping[str, Any], seed: int) -> Experiment:
         federation = {**self.content.get("federation", {}), **self.federation}
         content = {**self.content, "references": [], "evaluate": True, "seed": seed, "federation": federation}
-        content["method"] = {**section, "name": method}
-        return experiment_from(apply_overrides(content, self.settings.get(method, ())), f"the experiment with method {method!r}")
+        content["method"] = {**section, "name": row.method}
+        values = "".join(f" and {key} {said(value)}" for key, value in row.values.items())
+        return experiment_from(apply_overrides(content, self.settings_of(row)), f"the experiment with method {row.method!r}{values}")
 
     @functools.cached_property
     def own(self) -> Experiment:
-        """The experiment itself, with its own method."""
+        """The experiment itself, with its own method, and the first value of each key that varies."""
         return experiment_from(dict(self.content))
 
-    def work_of(self, method: str) -> Work | None:
-        """The local work of a drawn user in a round of a method; None where it is not counted in passes."""
-        return budget.work_of(self.experiment(method, self.seeds[0]))
+    def work_of(self, name: str) -> Work | None:
+        """The local work of a drawn user in a round of a row; None where it is not counted in passes."""
+        return budget.work_of(self.experiment(name, self.seeds[0]))
 
     def left_out(self, method: str) -> list[str]:
         """The keys of the experiment's own method section that this method does not have, or not in the same sense."""
-        config = self.experiment(method, self.seeds[0]).method
+        config = self.experiment(self.of(method)[0].name, self.seeds[0]).method
         drawn = [key for key in budget.DRAWN if getattr(config, key, None) == getattr(self.own.method, key, None)]
         kept = {"name", *_taken_over(method, self.content), *drawn}
-        return [key for key in self.content["method"] if key not in kept]
+        return [key for key in self.content["method"] if key not in kept and f"method.{key}" not in self.vary]
 
     def untuned(self, name: str) -> list[str]:
         """The strengths of a method that are left at their defaults, each with its value."""
-        config = self.experiment(name, self.seeds[0]).method
+        config = self.experiment(self.of(name)[0].name, self.seeds[0]).method
         return [f"{key} {getattr(config, key):g}" for key in method(name).strengths if key not in config.model_fields_set]
 
-    def runs(self) -> list[tuple[str, int]]:
-        """Method and seed of each run, seed by seed, since a table of some seeds is useful before all are done."""
-        return [(method, seed) for seed in self.seeds for method in self.methods]
+    def runs(self) -> list[tuple[Row, int]]:
+        """Row and seed of each run, seed by seed, since a table of some seeds is useful before all are done."""
+        return [(row, seed) for seed in self.seeds for row in self.rows.values()]
 
     @property
     def goal(self) -> Goal | None:
@@ -123,21 +144,30 @@ class Asked:
     resume: bool = False
     target: str | None = None
     budget: str | None = None
+    vary: Mapping[str, Sequence[Any]] | None = None
 
 
 def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Comparing, Path]:
     """The comparison and its folder. ConfigError for what is wrong with either, or where the folder has other runs than those asked for."""
     own = SERIES.folder_named(asked.experiment, resume=asked.resume)
     for_all, for_one = _divided(asked.overrides)
-    base = _content(asked.experiment, own, for_all)
+    vary: Mapping[str, Sequence[Any]] = checked(asked.vary or {})
+    base = _content(asked.experiment, own, [*for_all, *_first_of(vary)])
     folder = asked.output or own or RUNS / f"{base['name']}-compare"
     started = SERIES.started(folder, resume=asked.resume)
+    if started is not None and not vary:
+        vary = started.vary
+        base = _content(asked.experiment, own, [*for_all, *_first_of(vary)])
+    _check_set_once(vary, for_all, for_one)
+    _check_varies_the_same(vary, started, folder)
     methods = _methods(asked.methods, base) if asked.methods is not None else () if started is None else tuple(started.methods)
+    methods = methods or ((base["method"]["name"],) if vary else ())
     if not methods:
-        raise ConfigError(f"there are no methods to compare, want --methods with some of {', '.join(_fitting(base))}")
+        instead = "; or --vary KEY=V1,V2 for settings of one method"
+        raise ConfigError(f"there are no methods to compare, want --methods with some of {', '.join(_fitting(base))}{instead}")
     seeds = _seeds(asked.seeds or DEFAULT_SEEDS) if asked.seeds is not None or started is None else tuple(started.seeds)
-    if len(methods) * len(seeds) > MAX_RUNS:
-        raise ConfigError(f"{len(methods)} methods from {len(seeds)} seeds are {len(methods) * len(seeds)} runs, want at most {MAX_RUNS}")
+    if (n_runs := math.prod(map(len, [methods, seeds, *vary.values()]))) > MAX_RUNS:
+        raise ConfigError(f"{_counted(methods, vary)} from {counted(len(seeds), 'seed')} are {n_runs} runs, want at most {MAX_RUNS}")
     if strangers := for_one.keys() - set(methods):
         option = f"--set {min(strangers)}:{quoted(for_one[min(strangers)][0])}"
         raise ConfigError(f"{option} is for a method that is not compared, want one of {', '.join(methods)}")
@@ -148,10 +178,44 @@ def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Co
     before = {} if started is None else started.federation
     federation = federation_of(base, before, {"hosts": asked.hosts}, asked.transport, default_hosts)
     shared, every = _budget(asked, started), _evaluated(base, target) if started is None else started.evaluate_every
-    comparing = Comparing(base, methods, seeds, settings, federation, target, beside, shared, every)
-    _check(comparing, folder)
-    listed = {name: work for name in methods if (work := comparing.work_of(name)) is not None}
+    comparing = Comparing(base, methods, seeds, settings, federation, target, vary, beside, shared, every)
+    _check(comparing, folder, asked.transport)
+    listed = {name: work for name in comparing.rows if (work := comparing.work_of(name)) is not None}
     return replace(comparing, work={name: budget.sentence(work) for name, work in listed.items()}), folder
+
+
+def _first_of(vary: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Overrides with the first value of each key, without which an experiment may lack one that it needs."""
+    return overrides_of({key: values[0] for key, values in vary.items()})
+
+
+def _check_set_once(vary: Mapping[str, Any], for_all: Sequence[str], for_one: Mapping[str, Sequence[str]]) -> None:
+    """ConfigError for a key that varies and is also set, or has a part that is."""
+    for override in itertools.chain(for_all, *for_one.values()):
+        key = override.partition("=")[0].strip()
+        if found := next((name for name in vary if name == key or key.startswith(f"{name}.")), None):
+            raise ConfigError(f"--vary has {found}, but --set {quoted(override)} sets it: want one of them")
+
+
+def _check_varies_the_same(vary: Mapping[str, Any], started: Comparing | None, folder: Path) -> None:
+    """ConfigError where a comparison that goes on would vary other keys: its table has one set of rows."""
+    if started is not None and (new := list(vary)) != (old := list(started.vary)):
+        told = [" and ".join(keys) or "no key" for keys in (new, old)]
+        again = f"go on with `coterie compare {folder} --resume`, or choose another --output"
+        raise ConfigError(f"--vary has {told[0]}, but the comparison in {folder} varies {told[1]}: {again}")
+
+
+def number_of_runs(comparing: Comparing) -> str:
+    """A sentence, for before they start."""
+    return f"{_counted(comparing.methods, comparing.vary)} from {counted(len(comparing.seeds), 'seed')}: {len(comparing.runs())} runs"
+
+
+def _counted(methods: Sequence[str], vary: Mapping[str, Sequence[Any]]) -> str:
+    if not vary:
+        return counted(len(methods), "method")
+    times = " x ".join(f"{len(values)}" for values in vary.values())
+    settings = f"{times} settings"
+    return f"{settings} of {methods[0]}" if len(methods) == 1 else f"{len(methods)} methods with {settings} each"
 
 
 def _budget(asked: Asked, started: Comparing | None) -> Budget:
@@ -169,15 +233,24 @@ def _evaluated(content: Mapping[str, Any], target: str | None) -> int | None:
     return max(1, experiment_from(dict(content)).stop.rounds // budget.TRACED_ROUNDS)
 
 
-def _check(comparing: Comparing, folder: Path) -> None:
-    """ConfigError for a method that does not fit the experiment, a target that is none, and a run in the folder that is another one."""
+def _check(comparing: Comparing, folder: Path, transport: Transport) -> None:
+    """ConfigError for a method or value that does not fit the experiment, values that mean the same, a target that is none, and a run in
+    the folder that is another one."""
     _ = comparing.goal
-    for name, seed in comparing.runs():
-        frozen = run_folder(folder, name, seed) / FROZEN
+    rows: dict[str, Row] = {}
+    for row, seed in comparing.runs():
+        frozen = run_folder(folder, row, seed) / FROZEN
         try:
-            experiment = comparing.experiment(name, seed)
+            experiment = comparing.experiment(row.name, seed)
         except ConfigError as error:
-            raise ConfigError(f"{error} (--set {name}:method.key=value is for this method alone)") from None
+            hint = "" if row.values else f" (--set {row.method}:method.key=value is for this method alone)"
+            raise ConfigError(f"{error}{hint}") from None
+        same = rows.setdefault(experiment_to_json(experiment), row)
+        if comparing.vary and same is not row:
+            keys = " and ".join(comparing.vary)
+            raise ConfigError(f"--vary {keys}: {same.name} and {row.name} are the same experiment, want values that differ")
+        if transport == "loopback" and experiment.federation.is_two_tier:
+            raise ConfigError(f"{row.name}: transport 'loopback' has one process, want federation.topology 'flat', or --transport grpc")
         stages_of(experiment)
         SERIES.check_same(experiment, load_experiment(frozen) if frozen.is_file() else None, frozen.parent, folder)
 
@@ -251,6 +324,6 @@ def _taken_over(name: str, content: Mapping[str, Any]) -> list[str]:
     return shared_keys(content["method"], method(content["method"]["name"]), method(name), _kind(content))
 
 
-def run_folder(folder: Path, method: str, seed: int) -> Path:
-    """Where the run of a method from a seed is."""
-    return folder / f"{method}-{seed}"
+def run_folder(folder: Path, row: Row, seed: int) -> Path:
+    """Where the run of a row from a seed is."""
+    return folder / f"{row.folder}-{seed}"

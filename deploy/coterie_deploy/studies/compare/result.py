@@ -28,6 +28,7 @@ from coterie_deploy.read.tabular import csv_text, write_text
 from coterie_deploy.studies.compare import budget
 from coterie_deploy.studies.compare.chart import pareto_chart
 from coterie_deploy.studies.compare.plan import Comparing, run_folder
+from coterie_deploy.studies.compare.vary import Row, said
 from coterie_deploy.terminal.tables import count, counted, duration, figure, is_narrow, is_tiny, say_left_out, size, table
 from coterie_deploy.view.charts import WAYS
 from coterie_deploy.view.report_page import write_figures
@@ -65,9 +66,9 @@ class Ran:
 
 @dataclass(frozen=True)
 class Line:
-    """A method over its seeds; all arrays are (seeds,). NaN is what is not known, or was not reached."""
+    """A row over its seeds; all arrays are (seeds,). NaN is what is not known, or was not reached."""
 
-    method: str
+    row: Row
     tuned: str  # "", or how its users trained on after the end, for which nothing is sent
     how: str  # the same in words
     quality: Mapping[str, Array]  # the mean over the users as "", and their quartiles and extremes
@@ -75,6 +76,10 @@ class Line:
     # rounds its figure is known in, and whether the first of these has reached it already (1.0)
     costs: Mapping[str, Array]
     work: Work | None
+
+    @property
+    def name(self) -> str:
+        return self.row.name
 
     @property
     def mean(self) -> Array:
@@ -111,8 +116,9 @@ class Compared:
 
 def result_of(comparing: Comparing, folder: Path) -> Compared:
     """Reads the runs. ConfigError when the target is of a figure that none of them has."""
-    ran = {(method, seed): _ran(run_folder(folder, method, seed)) for method, seed in comparing.runs()}
-    experiment = comparing.experiment(*comparing.runs()[0])
+    ran = {(row.name, seed): _ran(run_folder(folder, row, seed)) for row, seed in comparing.runs()}
+    rows = list(comparing.rows.values())
+    experiment = comparing.experiment(rows[0].name, comparing.seeds[0])
     key = next((name for name in _QUALITIES if all(name in run.results for run in ran.values())), "sum_of_losses")
     quality = _QUALITIES[key] or metric_name(experiment)
     listed = [run.curves for run in ran.values() if run.curves is not None]
@@ -122,11 +128,11 @@ def result_of(comparing: Comparing, folder: Path) -> Compared:
     is_late = is_sparse and comparing.goal is None
     goal = None if is_late else goal
     lines = []
-    for method in comparing.methods:
-        runs = [ran[method, seed] for seed in comparing.seeds]
+    for row in rows:
+        runs = [ran[row.name, seed] for seed in comparing.seeds]
         for mode, how in _TUNED.items():
             if mode == "" or (key == "heldout_metric" and all(mode in run.qualities for run in runs)):
-                lines.append(_line(method, mode, _LINEAR if mode and experiment.model is None else how, runs, key, goal))
+                lines.append(_line(row, mode, _LINEAR if mode and experiment.model is None else how, runs, key, goal))
     cautions: dict[str, list[Path]] = {}
     for run in ran.values():
         for caution in run.cautions:
@@ -163,11 +169,11 @@ def _qualities(results: Mapping[str, float], metric: str) -> dict[str, dict[str,
     return found
 
 
-def _line(method: str, mode: str, how: str, runs: Sequence[Ran], key: str, goal: Goal | None) -> Line:
+def _line(row: Row, mode: str, how: str, runs: Sequence[Ran], key: str, goal: Goal | None) -> Line:
     told = [run.qualities.get(mode, {}) if key == "heldout_metric" else {"": run.results.get(key, np.nan)} for run in runs]
     quality = {which: np.array([found.get(which, np.nan) for found in told]) for which in ("", *_SPREAD)}
     costs = [{**run.costs, **_towards(run, goal), **_worked(run)} for run in runs]
-    return Line(method, mode, how, quality, {name: np.array([cost[name] for cost in costs]) for name in costs[0]}, runs[0].work)
+    return Line(row, mode, how, quality, {name: np.array([cost[name] for cost in costs]) for name in costs[0]}, runs[0].work)
 
 
 def _worked(run: Ran) -> dict[str, float]:
@@ -204,10 +210,11 @@ def write_files(compared: Compared, folder: Path) -> list[Path]:
     """The table, and the plot if its library is installed. Raises RunError when one cannot be written."""
     columns = columns_of(compared)
     write_text(folder / CSV, csv_text(list(columns), zip(*columns.values(), strict=True)))
-    points = [(line.method, line.how, line.megabytes, float(line.mean.mean())) for line in compared.lines if np.isfinite(line.mean).all()]
+    points = [(line.name, line.how, line.megabytes, float(line.mean.mean())) for line in compared.lines if np.isfinite(line.mean).all()]
     if not points or importlib.util.find_spec("vl_convert") is None:
         return [folder / CSV]
-    chart = pareto_chart(points, compared.quality, is_rising=compared.is_rising)
+    what = "setting" if compared.lines[0].row.values else "method"
+    chart = pareto_chart(points, compared.quality, is_rising=compared.is_rising, what=what)
     return [folder / CSV, *write_figures([(chart.key, chart)], folder, FIGURES)]
 
 
@@ -226,7 +233,8 @@ def columns_of(compared: Compared) -> dict[str, list[Any]]:
     }
     aims = {f"{key}_to_target": [np.nan if line.tuned else _mean_known(line.costs[key]) for line in lines] for key in ("rounds", "bytes")}
     return {
-        "method": [line.method for line in lines],
+        "method": [line.row.method for line in lines],
+        **{key: _cells([line.row.values[key] for line in lines]) for key in lines[0].row.values},
         "fine_tuned": [line.tuned.removeprefix("_ft_") for line in lines],
         "seeds": [line.mean.size for line in lines],
         "passes": [_known(line.costs["passes"].mean()) for line in lines],
@@ -238,6 +246,12 @@ def columns_of(compared: Compared) -> dict[str, list[Any]]:
         "seeds_at_target": [None if not goal or line.tuned else line.n_reached for line in lines],
         **{name: list(map(_known, values)) for name, values in aims.items()},
     }
+
+
+def _cells(values: Sequence[Any]) -> list[Any]:
+    """The values of a key that varies: numbers if all are, else texts."""
+    are_numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return list(values) if are_numbers else list(map(said, values))
 
 
 def _known(value: float) -> float | None:
@@ -260,22 +274,23 @@ def print_result(compared: Compared, comparing: Comparing, written: Sequence[Pat
     heads = [compared.quality, *["range"] * has_range, *spread[:-1], "worst"]
     has_work = any(line.work is not None for line in compared.lines)
     costs = [*["passes"] * has_work, "up", "down", "time", *["rounds to", "bytes to"] * (compared.goal is not None)]
-    title = f"{compared.quality.capitalize()} of the users, mean of {seeds}"
+    by = f" by {comparing.methods[0]}" if comparing.vary and len(comparing.methods) == 1 else ""
+    title, first = f"{compared.quality.capitalize()} of the users{by}, mean of {seeds}", "setting" if comparing.vary else "method"
     goal = "" if compared.goal is None else f"; to: {goal_said(compared.goal)}"
     qualities, left_out = [], ["median"] if narrow else []
     for line in compared.lines:
-        label = f" +{line.how}" if line.tuned else line.method
+        label = f" +{line.how}" if line.tuned else line.name
         qualities.append([label, *_quality_cells(line, spread, has_range=has_range, is_share=compared.is_rising)])
     if console.width >= _WIDE:
         costs_of = [_cost_cells(line, compared.goal, has_work=has_work) for line in compared.lines]
         rows = [[*cells, *more] for cells, more in zip(qualities, costs_of, strict=True)]
-        console.print(table(title + goal, ["method", *heads, *costs], rows))
+        console.print(table(title + goal, [first, *heads, *costs], rows))
     else:
-        rows = [[line.method, *_cost_cells(line, compared.goal, has_work=has_work)] for line in compared.lines if not line.tuned]
+        rows = [[line.name, *_cost_cells(line, compared.goal, has_work=has_work)] for line in compared.lines if not line.tuned]
         dropped = {"range", "q1", "q3", "passes", "rounds to", "bytes to"} if tiny else set()
-        console.print(_without(dropped, title, ["method", *heads], qualities, gap))
+        console.print(_without(dropped, title, [first, *heads], qualities, gap))
         console.print()
-        console.print(_without(dropped, f"Costs of a run, mean of {seeds}{goal}", ["method", *costs], rows, gap))
+        console.print(_without(dropped, f"Costs of a run, mean of {seeds}{goal}", [first, *costs], rows, gap))
         left_out += [name for name in [*heads, *costs] if name in dropped]
     say_left_out(console, left_out)
     for sentence in notes(compared, comparing):
@@ -298,29 +313,29 @@ def _without(dropped: Collection[str], title: str, heads: Sequence[str], rows: S
 
 def notes(compared: Compared, comparing: Comparing) -> list[str]:
     """Sentences on what the command has chosen by itself."""
-    said = []
+    told = []
     if compared.goal is not None and comparing.target is None:
-        said.append(f"The target is the best {compared.quality} that every run reaches; --target sets another.")
+        told.append(f"The target is the best {compared.quality} that every run reaches; --target sets another.")
     if compared.is_sparse:
-        said.append("Users were judged in few of the rounds, so the target may have been reached before: see method.evaluate_every.")
+        told.append("Users were judged in few of the rounds, so the target may have been reached before: see method.evaluate_every.")
     if compared.is_late:
-        said.append(
+        told.append(
             "Rounds to a target were not measured: users judged in few rounds. --target, such as accuracy=0.9, measures on the way."
         )
-    said += _on_judging(compared, comparing)
-    said += _on_work(compared, comparing)
+    told += _on_judging(compared, comparing)
+    told += _on_work(compared, comparing)
     if untuned := [f"{method} {', '.join(listed)}" for method in comparing.methods if (listed := comparing.untuned(method))]:
-        said.append(f"Left at defaults that are not tuned to these data: {'; '.join(untuned)} (--set METHOD:method.KEY=VALUE).")
+        told.append(f"Left at defaults that are not tuned to these data: {'; '.join(untuned)} (--set METHOD:method.KEY=VALUE).")
     if any(np.isnan(line.quality["q1"]).any() for line in compared.lines):
-        said.append("A '-' among the quartiles: the run has kept only means over its users.")
+        told.append("A '-' among the quartiles: the run has kept only means over its users.")
     own = comparing.content["method"]["name"]
     by_keys: dict[str, list[str]] = {}
     for method in comparing.methods:
         if keys := comparing.left_out(method):
             by_keys.setdefault(", ".join(keys), []).append(method)
     why = "where they are unknown or mean something else"
-    said += [f"Settings of {own} left out for {', '.join(methods)}, {why}: {keys}." for keys, methods in by_keys.items()]
-    return said
+    told += [f"Settings of {own} left out for {', '.join(methods)}, {why}: {keys}." for keys, methods in by_keys.items()]
+    return told
 
 
 def _on_judging(compared: Compared, comparing: Comparing) -> list[str]:
@@ -334,31 +349,34 @@ def _on_work(compared: Compared, comparing: Comparing) -> list[str]:
     own, wanted = comparing.content["method"]["name"], budget.work_of(comparing.own)
     lines = [line for line in compared.lines if not line.tuned and line.work is not None]
     others = [line for line in lines if line.work != wanted and line.work is not None]
-    said = []
+    told = []
     if wanted is not None and len(others) < len(lines):
-        equal = f", as of {own} in the experiment" if comparing.budget == "same" else ""
-        said.append(f"passes: of a drawn user in a round. They are {budget.sentence(wanted)}{equal}.")
+        varies = any(budget.is_by_hand(own, row.overrides) for row in comparing.rows.values())
+        has_own = comparing.budget == "same" and not varies
+        equal = f", as of {own} in the experiment" if has_own else ""
+        told.append(f"passes: of a drawn user in a round. They are {budget.sentence(wanted)}{equal}.")
     for line in others:
         if line.work is not None:
-            by_hand = budget.is_by_hand(line.method, comparing.settings.get(line.method, ()))
+            by_hand = budget.is_by_hand(line.row.method, comparing.settings.get(line.row.method, ()))
             why = "set for it alone" if by_hand else "its own setting" if comparing.budget == "own" else "it cannot have the same"
-            said.append(f"{line.method} has {budget.sentence(line.work)}: {why}.")
-    in_all = {line.method: float(line.costs["passes in run"].mean()) for line in lines}
-    if len({line.method for line in lines}) > 1:
-        said.append("A pass takes one gradient of each row. Equal passes do not take equal time: see the column time.")
+            why = "it varies" if budget.is_by_hand(line.row.method, line.row.overrides) else why
+            told.append(f"{line.name} has {budget.sentence(line.work)}: {why}.")
+    in_all = {line.name: float(line.costs["passes in run"].mean()) for line in lines}
+    if len({line.row.method for line in lines}) > 1:
+        told.append("A pass takes one gradient of each row. Equal passes do not take equal time: see the column time.")
     known = sorted({round(value, 6) for value in in_all.values() if np.isfinite(value)})
     if len(known) > 1:
         listed = ", ".join(f"{name} {value:.4g}" for name, value in in_all.items() if np.isfinite(value))
-        said.append(f"Passes over the rows of a user in the whole run differ: {listed}.")
-    return said
+        told.append(f"Passes over the rows of a user in the whole run differ: {listed}.")
+    return told
 
 
 def _quality_cells(line: Line, spread: Sequence[str], *, has_range: bool, is_share: bool) -> list[str]:
-    def said(value: float) -> str:
+    def shown(value: float) -> str:
         return f"{value:.3f}" if is_share and np.isfinite(value) else figure(value, 3)
 
-    spans = [f"{said(float(line.mean.min()))}-{said(float(line.mean.max()))}"] * has_range
-    return [said(float(line.mean.mean())), *spans, *(said(float(line.quality[which].mean())) for which in spread)]
+    spans = [f"{shown(float(line.mean.min()))}-{shown(float(line.mean.max()))}"] * has_range
+    return [shown(float(line.mean.mean())), *spans, *(shown(float(line.quality[which].mean())) for which in spread)]
 
 
 def _cost_cells(line: Line, goal: Goal | None, *, has_work: bool) -> list[str]:
