@@ -167,5 +167,5 @@ def test_an_unknown_key_lists_those_of_its_place(capsys: pytest.CaptureFixture[s
         f"method.foo: unknown key (coterie help fedavg explains the keys: {', '.join(method('fedavg').config.model_fields)})"
     )
     assert refused(capsys, "data", "hsb", "--set", "stop.foo=1").endswith(
-        "stop.foo: unknown key, want one of rounds, residual, objective_gap, reference_objective, wall_time_s"
+        "stop.foo: unknown key, want one of rounds, residual, objective_gap, reference_objective, epsilon, wall_time_s"
     )

@@ -44,6 +44,7 @@ from coterie_client.interface.half import ClientHalf, Inbox, Local
 from coterie_client.interface.local_update import PHASES, Context, LocalUpdate, Received, local_update
 from coterie_client.learning import Draw, Fitted, Learner, Phase, Tensors
 from coterie_client.learning import Rows as UserRows
+from coterie_client.learning.private import RowNoise
 from coterie_client.problems.descent import ConvexLearner
 
 
@@ -55,6 +56,7 @@ class State:
     delivered: Single | None = None  # (shared,) the delivered tensors
     delivered_counts: Indices | None = None
     kept: dict[str, NDArray[Any]] = field(default_factory=dict)  # (n_own, ...) by name, kept by the method's own update
+    n_noised: int = 0  # rounds with noise so far
 
 
 def allows(options: Mapping[str, Any], experiment: Experiment, n_members: int) -> bool:  # noqa: ARG001
@@ -63,13 +65,14 @@ def allows(options: Mapping[str, Any], experiment: Experiment, n_members: int) -
     return isinstance(wanted, Training) and bool(dict(options) == json.loads(json.dumps(wanted.client_options())))
 
 
-def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG001
+def init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:
     """At the start of a stage, every user has the initial model of the seed."""
     split, initial = _Split(local, options), _learner(local).initial()
     weights, counts = split.flat(initial, split.private)
     started = _returned(options).started(_update(options).start(initial, options.get("settings", {})))
     kept = {name: np.repeat(array[None], local.n_own, axis=0) for name, array in started.items()}
-    return State(np.tile(weights, (local.n_own, 1)), np.tile(counts, (local.n_own, 1)), dict(options), kept=kept)
+    n_noised = 0 if previous is None else previous.n_noised
+    return State(np.tile(weights, (local.n_own, 1)), np.tile(counts, (local.n_own, 1)), dict(options), kept=kept, n_noised=n_noised)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # divergence is reported after training, or by the parent
@@ -191,7 +194,7 @@ def _context(state: State, model: Tensors, users: int | Indices, inbox: Inbox, l
         shared={tensor.name for tensor in split.shared},
         phases=_phases(state.options),
         settings=state.options.get("settings", {}),
-        fit=partial(_fit, inbox, local, users),
+        fit=partial(_fit, inbox, local, users, noise=_row_noise(inbox, local, users)),
         named=split.parameters,
         packed=split.packed,
         messages={kind: _rows_of(inbox[kind], np.atleast_1d(users)) for kind in update.down if kind in inbox},
@@ -232,6 +235,8 @@ class _Beside:
 
 def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split, update: LocalUpdate) -> tuple[State, list[Message]]:
     users = _listed(sent.users, local)
+    if (wanted := local.row_privacy) is not None and state.n_noised >= wanted.rounds:
+        raise ProtocolError(f"the parent asks for round {state.n_noised + 1} with noise, which is enough for {wanted.rounds} rounds")
     private, private_counts = state.private.copy(), state.private_counts.copy()
     kept = {name: rows.copy() for name, rows in state.kept.items()}
     n_weights, n_counts = (sum(tensor.size for tensor in split.returned if tensor.is_integer == kind) for kind in (False, True))
@@ -250,9 +255,11 @@ def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split
         beside.put(rows, moved.messages)
         for name, arrays in kept.items():
             arrays[own] = moved.kept[name]
-    state = replace(state, private=private, private_counts=private_counts, kept=kept)
+    is_noised = local.row_privacy is not None
+    state = replace(state, private=private, private_counts=private_counts, kept=kept, n_noised=state.n_noised + is_noised)
     updated: list[Message] = [Updated(weights, counts, users=users)] if split.shared else []
-    return state, [*updated, *beside.together(), TrainingLoss(losses, users=users)]
+    told = [] if is_noised else [TrainingLoss(losses, users=users)]  # it has no noise
+    return state, [*updated, *beside.together(), *told]
 
 
 def _pieces(
@@ -260,6 +267,7 @@ def _pieces(
 ) -> Iterator[tuple[int, int] | tuple[Indices, Indices]]:
     """The users one after another, or in groups that work together: their places in the list, and their positions."""
     learner, network = _learner(local), local.network
+    is_together = is_together and local.row_privacy is None
     if is_together and update.together and isinstance(learner, ConvexLearner):
         yield from ((rows, users[rows]) for rows in learner.alike(users))
     elif is_together and update.together and network is not None and network.is_stacked:
@@ -385,18 +393,43 @@ def _of_user(kept: Tensors, users: int | Indices) -> Tensors:
     return {name: rows[users] for name, rows in kept.items()}
 
 
-def _fit(inbox: Inbox, local: Local, users: int | Indices, tensors: Tensors, phases: Sequence[Phase], purpose: str = "training") -> Fitted:
+def _row_noise(inbox: Inbox, local: Local, users: int | Indices) -> RowNoise | None:
+    """The noise of a user's update, with `privacy.unit: row`. RunError without a key for it."""
+    if local.row_privacy is None:
+        return None
+    if inbox.secret is None or not isinstance(users, int):
+        raise RunError("rows are to be protected by noise, but this task has no key for it")
+    return local.row_privacy.noise(len(local.users[users].target), inbox.secret.child(local.names[users]).numbers())
+
+
+def _fit(
+    inbox: Inbox,
+    local: Local,
+    users: int | Indices,
+    tensors: Tensors,
+    phases: Sequence[Phase],
+    purpose: str = "training",
+    noise: RowNoise | None = None,
+) -> Fitted:
     learner, purpose = _learner(local), f"{purpose} of {inbox.stage}"
+    if local.row_privacy is not None:
+        if noise is None or not isinstance(users, int) or not isinstance(learner, ConvexLearner):
+            raise RunError(f"the {purpose} has no noise, but the rows are to be protected by it")
+        user = local.users[users]
+        return learner.fit(tensors, UserRows(user.features, user.target, user.name), phases, _draw(inbox, local, user.name, purpose), noise)
     if isinstance(users, int):
         user = local.users[users]
-        draw = Draw(local.seed, user.name, inbox.round, purpose)
-        return learner.fit(tensors, UserRows(user.features, user.target, user.name), phases, draw)
+        return learner.fit(tensors, UserRows(user.features, user.target, user.name), phases, _draw(inbox, local, user.name, purpose))
     own = [local.users[i] for i in users.tolist()]
-    draw = Draw(local.seed, tuple(user.name for user in own), inbox.round, purpose)
+    draw = _draw(inbox, local, tuple(user.name for user in own), purpose)
     if local.network is not None:
         return local.network.fit_together(tensors, [UserRows(user.features, user.target, user.name) for user in own], phases, draw)
     assert isinstance(learner, ConvexLearner)  # noqa: S101 - see `_pieces`
     return learner.fit_together(tensors, users, phases, draw)
+
+
+def _draw(inbox: Inbox, local: Local, users: str | tuple[str, ...], purpose: str) -> Draw:
+    return Draw(local.seed, users, inbox.round, purpose)
 
 
 def _delivered(state: State) -> tuple[Single, Indices]:

@@ -25,6 +25,7 @@ from coterie_client.interface.half import Local, client_half
 from coterie_client.problems import ConvexProblem, build_problem
 
 if TYPE_CHECKING:
+    from coterie_client.learning.private import RowPrivacy
     from coterie_client.nets import TorchNetwork
 
 
@@ -80,6 +81,17 @@ def _losses(experiment: Experiment, users: Sequence[UserData]) -> ConvexProblem:
         return build_problem(experiment.problem, names, [user.features for user in users], [user.target for user in users])
 
 
+def _row_privacy(experiment: Experiment) -> RowPrivacy | None:
+    """Clipping and noise of local steps, if the experiment protects rows."""
+    privacy, config = experiment.privacy, experiment.method
+    if privacy is None or privacy.unit != "row":
+        return None
+    from coterie_client.learning.private import RowPrivacy  # noqa: PLC0415 - few clients need it
+
+    rounds = experiment.stop.rounds
+    return RowPrivacy(privacy.clip, lambda n_rows: privacy.multiplier(config.row_draws(n_rows), rounds), rounds)
+
+
 def local_of(host: Host) -> Local:
     """The input of the halves: rows standardised by the agreed constants, and the losses on them."""
     preparation = host.states.get("prepare", Preparation())
@@ -104,5 +116,6 @@ def local_of(host: Host) -> Local:
         users=users,
         losses=losses,
         network=host.network,
+        row_privacy=_row_privacy(experiment),
         fresh=fresh_rows(experiment.data, experiment.seed, [host.true_name(name) for name in names]),
     )

@@ -22,6 +22,7 @@ from coterie.wire.messages import AskTotal, Message, Rows
 from coterie.wire.precision import first_bad
 from coterie_client.data import UserData
 from coterie_client.data.users import Note
+from coterie_client.hosting.noise_keys import NoiseKeys
 from coterie_client.hosting.totals import with_totals
 from coterie_client.interface.half import ClientHalf, Inbox, Local, client_half
 from coterie_client.problems import ConvexProblem
@@ -65,8 +66,12 @@ class Host(Member):
         self._admitted = admitted
         self._summed = summed_by(experiment)  # the steps whose terms never leave the host
         self._ahead: list[Callable[[], None]] = []  # work of methods in idle time
-        if (snapshot := self.restored()) is not None:
+        snapshot = self.restored()
+        if snapshot is not None:
             self._stage, self.states = snapshot["stage"], snapshot["states"]
+        self._noise = None
+        if experiment.privacy is not None and experiment.privacy.unit == "row":
+            self._noise = NoiseKeys.of(run_id, users, store, None if snapshot is None else snapshot.get("noise"))
 
     def true_name(self, name: str) -> str:
         """A user's name in the data, from its name in the run."""
@@ -88,6 +93,8 @@ class Host(Member):
             return asked.answer
         if asked.task.stage_json:
             self._begin_stage(asked.task.stage_json)
+        if self._noise is not None:
+            self._noise.saw(asked.task, asked.messages)
         with default_finding(_OWN_FAULT):
             answers = self._dispatch(asked.messages, asked.task.round)
             for message in answers:
@@ -148,7 +155,7 @@ class Host(Member):
             _, client = self._client(room)
             if room not in self.states:
                 self.states[room] = self._saveable(room, client.init({}, self.local, None))
-            before, inbox = self.states[room], Inbox(self._stage, round_number, listed)
+            before, inbox = self.states[room], Inbox(self._stage, round_number, listed, None if self._noise is None else self._noise.secret)
             self.states[room], answers = client.step(before, inbox, self.local)
             if round_number <= 1:
                 self._saveable(room, self.states[room])
@@ -182,7 +189,7 @@ class Host(Member):
         return self._local
 
     def tree(self) -> Mapping[str, Any]:
-        return {"stage": self._stage, "states": self.states}
+        return {"stage": self._stage, "states": self.states, "noise": None if self._noise is None else self._noise.history}
 
 
 def _read_stage(stage_json: str) -> tuple[str, Mapping[str, Any]]:

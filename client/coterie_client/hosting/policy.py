@@ -30,7 +30,7 @@ _KEYS: Final[Mapping[Role, tuple[str, ...]]] = {
     "target": ("target_column", "label_column", "target", "test_target", "label"),
     "feature": ("feature_columns", "indicator_columns", "text_column", "features", "test_features", "image", "text"),
 }
-_PUBLIC: Final = frozenset({"ellipses", "hlm", "representation", "hsb", "exams", "growth", "digits"})  # come with the package
+_PUBLIC: Final = frozenset({"ellipses", "hlm", "representation", "hsb", "exams", "growth", "ilea", "digits"})  # come with the package
 
 
 class Columns(Settings):

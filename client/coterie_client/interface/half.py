@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from coterie.arrays import Indices
+from coterie.draws.secret import Secret
 from coterie.errors import RunError
 from coterie.experiment.config import Experiment
 from coterie.experiment.model import TensorInfo
@@ -25,6 +26,7 @@ from coterie_client.problems import ConvexProblem
 
 if TYPE_CHECKING:
     from coterie_client.learning import Network, Tensors
+    from coterie_client.learning.private import RowPrivacy
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S")
@@ -49,6 +51,9 @@ class Local:
     #: (n_own,) the numbers of their known clusters in the whole run, -1 for none
     clusters: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
+    #: Clipping and noise of local steps, with `privacy.unit: row`.
+    row_privacy: RowPrivacy | None = None
+
     @property
     def n_own(self) -> int:
         return len(self.names)
@@ -69,6 +74,7 @@ class Inbox:
     stage: str  #: its name
     round: int  #: 0 at the start of a stage
     messages: Mapping[type[Message], Message]  #: by class
+    secret: Secret | None = None  #: the key of what this task draws in secret, with `privacy.unit: row`
 
     def get(self, cls: type[M]) -> M | None:
         return self.messages.get(cls)  # type: ignore[return-value]

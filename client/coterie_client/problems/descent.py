@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from coterie.arrays import Array, Indices
 from coterie.draws.streams import normal, stream
 from coterie.experiment.model import TensorInfo, X, convex_tensors
+from coterie.experiment.privacy import row_draws
 from coterie_client.learning import Draw, Epoch, Fitted, Optimizer, Phase, Rows, Tensors, count_steps, gradient, steps_of, train
+from coterie_client.learning.private import RowNoise, train_privately
 from coterie_client.problems.blocks import Block
 from coterie_client.problems.convex import ConvexProblem
 
@@ -39,9 +41,18 @@ class ConvexLearner:
         d = self._problem.d
         return {X: SPREAD * normal(stream(self._seed, "model", number), d) if number else np.zeros(d)}
 
-    def fit(self, tensors: Tensors, rows: Rows, phases: Sequence[Phase], draw: Draw) -> Fitted:
-        """As `Learner.fit`. The whole model is head, so phases of the representation do nothing."""
+    def fit(self, tensors: Tensors, rows: Rows, phases: Sequence[Phase], draw: Draw, noise: RowNoise | None = None) -> Fitted:
+        """As `Learner.fit`. The whole model is head, so phases of the representation do nothing.
+
+        With noise, no row decides much: the loss alone is exact, that of the result on all rows, and must not leave the host.
+        """
         block = self._problem.block(rows.user, rows.features, rows.target)
+        if noise is not None:
+            slope = ConvexSlope(block, tensors[X])
+            for phase in phases:
+                train_privately(slope, len(rows.features), phase, noise)
+            n_steps = row_draws(len(rows.features), map(vars, phases)).n
+            return Fitted({X: slope.x}, slope.value(), n_steps).checked(draw)
         return self._fitted(ConvexSlope(block, tensors[X]), len(rows.features), phases, draw)
 
     def fit_together(self, tensors: Tensors, users: Indices, phases: Sequence[Phase], draw: Draw) -> Fitted:
@@ -96,6 +107,12 @@ class ConvexSlope:
         x, batch = self.x[None], self._block.batch(rows[None], self._share)
         seen = batch.look(x)
         return float(batch.value(x, seen)[0]), [batch.gradient(x, seen)[0]]
+
+    def of_rows(self, rows: Indices) -> Array:
+        """(k, d) as `RowSlope.of_rows`: each row is a batch of its own."""
+        x = np.repeat(self.x[None], rows.size, axis=0)
+        batch = self._block.batch(rows[:, None], np.repeat(self._share, rows.size))
+        return batch.gradient(x, batch.look(x))
 
     def values(self) -> list[Array]:
         return [self.x.copy()]

@@ -30,10 +30,11 @@ Sampling = Literal["poisson", "fixed"]
 
 # Orders of the divergences. Fractional ones matter where most units are in each step. For fewer, their series converge slowly or not at
 # all.
-_WHOLE: Final = (*map(float, range(2, 64)), 80.0, 96.0, 128.0, 192.0, 256.0, 512.0, 1024.0)
+_WHOLE: Final = (*map(float, range(2, 50)), 56.0, 64.0, 80.0, 96.0, 128.0, 192.0, 256.0, 512.0)
 _ORDERS: Final = tuple(sorted((*_WHOLE, 1.1, 1.25, 1.5, 1.75, 2.25, 2.5, 3.5)))
 _FINE_FROM: Final = 0.5  # of the rate
 _MOST: Final = 1e5  # the largest noise multiplier that is tried
+_LEAST: Final = 0.01  # times the first multiplier that is enough: the least one tried
 _PRECISION: Final = 1e-3  # of a noise multiplier, relative
 
 
@@ -77,10 +78,15 @@ def noise_multiplier(wanted: float, delta: float, n: int, rate: float = 1.0, sam
             raise ConfigError(
                 f"privacy.epsilon is {wanted:g} with delta {delta:g} over {n:,} steps: no noise up to {_MOST:g} clips is enough"
             )
-    while high - low > _PRECISION * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if spent(middle) > wanted else (low, middle)
-    return high
+    from scipy.optimize import brentq  # noqa: PLC0415 - members without privacy start without scipy
+
+    low = max(low, high * _LEAST)
+    if spent(low) <= wanted:
+        return low
+    found = float(brentq(lambda multiplier: np.log(spent(multiplier) / wanted), low, high, rtol=_PRECISION))
+    while spent(found) > wanted:
+        found *= 1 + _PRECISION
+    return found
 
 
 def _library() -> Any:

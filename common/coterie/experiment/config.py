@@ -21,6 +21,7 @@ from coterie.experiment.links import LinkRules
 from coterie.experiment.method import ANY_MODEL, CONVEX, NETWORK, Kind, Meaningless
 from coterie.experiment.model import CustomModel, ModelConfig
 from coterie.experiment.overrides import apply_overrides
+from coterie.experiment.privacy import Privacy, refused
 from coterie.experiment.problem import ProblemConfig
 from coterie.experiment.settings import Settings
 from coterie.registry import is_built_in, is_method, method, methods, unknown_method, written
@@ -83,6 +84,8 @@ class StopRule(Settings):
     #: A stage ends when (objective - reference_objective) / |reference_objective| is at most this. It needs `reference_objective`.
     objective_gap: PositiveFloat | None = None
     reference_objective: float | None = None  #: The optimal value of the objective, known from elsewhere.
+    #: With `privacy`: a stage ends before the round that would spend more than this epsilon.
+    epsilon: PositiveFloat | None = None
     #: The most seconds of a stage. The clock decides, so the round at which it ended is recorded, and can be replayed.
     wall_time_s: Seconds | None = None
 
@@ -179,6 +182,8 @@ class Experiment(Settings):
     data: DataConfig  #: Where users' rows come from. The keys depend on `data.source`.
     model: ModelConfig | None = None  #: The users' network, for methods that train one; null for convex problems.
     problem: ProblemConfig  #: The loss that users minimise. Networks have cross-entropy unless it says otherwise.
+    #: Differential privacy: what is clipped, and how much noise is added. null: none, and numbers of users are sent as they are.
+    privacy: Privacy | None = None
     method: Any  #: The method and its settings: `name`, and the keys on the method's own page.
     #: Methods that run first on the same users, to compare with: `local`, `global` or `oracle`. They cost traffic of their own.
     references: tuple[Annotated[str, AfterValidator(_a_reference)], ...] = ()
@@ -218,6 +223,14 @@ class Experiment(Settings):
         return {**content, "problem": {"loss": "cross_entropy"}} if is_network else content
 
     @model_validator(mode="after")
+    def _nothing_is_sent_without_noise(self) -> Self:
+        if self.privacy is not None and (sentence := refused(self.privacy, self)):
+            raise ValueError(sentence)
+        if self.privacy is None and self.stop.epsilon is not None:
+            raise ValueError(f"stop.epsilon is {self.stop.epsilon:g}, but there is no key 'privacy': want one, or no stop.epsilon")
+        return self
+
+    @model_validator(mode="after")
     def _model_and_method_fit(self) -> Self:
         name, is_network = self.method.name, self.model is not None
         models, meaningless = method(name).models, method(name).meaningless.get("network" if is_network else "convex", Meaningless())
@@ -226,7 +239,8 @@ class Experiment(Settings):
             raise ValueError(said)
         if is_network and "network" not in models:
             raise ValueError(f"method {name!r} trains no network, but there is a model: want one of {', '.join(methods('network'))}")
-        for key in meaningless.keys:
+        has_meaning = any(getattr(self.method, key, None) == value for key, value in meaningless.unless.items())
+        for key in () if has_meaning else meaningless.keys:
             found, default = getattr(self.method, key), type(self.method).model_fields[key].default
             if found != default:  # a key without meaning for this kind of models is set
                 plain = found.model_dump() if isinstance(found, BaseModel) else found
@@ -285,6 +299,8 @@ class Experiment(Settings):
         found = method(name)
         if info.data.get("model") is None:
             value = {**found.convex_defaults, **value}
+        if (privacy := info.data.get("privacy")) is not None:
+            value = {**found.private_defaults(privacy.unit), **value}
         return found.config.model_validate({**value, "name": found.name})  # which may have been an import path
 
     @field_validator("packages")

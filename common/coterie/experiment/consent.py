@@ -13,6 +13,7 @@ These parts count:
     payload       the precision of sent vectors
     exact_sums    users' answers are sent, or only their sums
     topology      who sees what a user sends
+    privacy       what is clipped and noised, and for how many rounds
     code          what is imported on the host
     packages      installed packages whose code is used, with their versions
 
@@ -58,6 +59,8 @@ def consent_parts(experiment: Experiment) -> dict[str, Any]:
         asked["inference"] = True
     if experiment.exact_sums:
         asked["exact_sums"] = True
+    if experiment.privacy is not None:  # `stop.rounds` decides how much noise an epsilon means
+        asked["privacy"] = {**experiment.privacy.model_dump(mode="json", exclude_none=True), "rounds": experiment.stop.rounds}
     if experiment.packages:
         asked["packages"] = dict(experiment.packages)
     if experiment.model is not None:

@@ -367,6 +367,19 @@ class GrowthData(_Bundled):
         return (-0.450, 1.531) if self.standardize_target else None
 
 
+class IleaData(SourceSettings):
+    """Examination scores of 15,362 pupils in 139 schools of the Inner London Education Authority, 1985 to 1987; 28 coded features.
+
+    A user is a school. The target is a pupil's score, 1 to 70, as (score - 1) / 69. `coterie_client/data/files/ORIGIN.md` says where it is
+    from.
+    """
+
+    source: Literal["ilea"]
+    test_fraction: TestFraction = 0.3  #: Share of each user's rows that is held out, by seed.
+    #: Whether each school centres and scales its features by its own training rows. Nothing is exchanged for it, and nothing is noised.
+    standardize_own: bool = True
+
+
 class PythonData(SourceSettings):
     """Users, or labelled rows, from code of a package or of the client itself (`coterie_client.data.python_source`)."""
 
@@ -381,7 +394,7 @@ class PythonData(SourceSettings):
 PooledData = NpzData | LeafData | DigitsData | ImagesData | TorchvisionData | HuggingfaceData | RolesData | TweetsData  # by `Partition`
 SOURCES = (
     *("csv", "parquet", "stata", "spss", "npz", "leaf", "python", "images", "torchvision", "huggingface", "roles", "tweets"),
-    *("ellipses", "hlm", "representation", "hsb", "exams", "growth", "digits"),
+    *("ellipses", "hlm", "representation", "hsb", "exams", "growth", "ilea", "digits"),
 )
 
 
@@ -404,6 +417,7 @@ DataConfig = Annotated[
     | HsbData
     | ExamsData
     | GrowthData
+    | IleaData
     | RepresentationData
     | PythonData,
     Field(discriminator="source"),

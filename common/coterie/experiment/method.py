@@ -27,6 +27,7 @@ class Meaningless:
 
     keys: tuple[str, ...] = ()
     why: str = ""
+    unless: Mapping[str, Any] = field(default_factory=dict)  #: values of other keys with which they have a meaning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,14 @@ class Method(Room):
     #: Given the configuration of a finished run: the section `method` for new users of that run. ConfigError if they cannot join; None if
     #: no run of the method leaves anything for them.
     adapted: Callable[[Any], Mapping[str, Any]] | None = None
+
+    #: The units (`privacy.unit`) that it can protect by clipping and noise.
+    protects: frozenset[Literal["row", "user"]] = frozenset()
+    #: Given the unit that is protected: other defaults.
+    private_defaults: Callable[[Literal["row", "user"]], Mapping[str, Any]] = lambda _: {}
+    #: Given the configuration and the unit: what in it sends numbers without noise, and what is wanted instead; "" for nothing.
+    leaks: Callable[[Any, Literal["row", "user"]], str] = lambda *_: ""
+    unprotected: str = "no mechanism is known to us that bounds what its messages tell"  #: why it cannot protect the others: a clause
 
     def fault(self, listed: Mapping[str, Any]) -> str:
         """What does not fit in the module of this method, given the names in it: the end of a sentence; "" for nothing."""

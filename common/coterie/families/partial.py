@@ -24,6 +24,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 from coterie.errors import ConfigError
 from coterie.experiment.method import ANY_MODEL, NETWORK, Kind, Method, Room
 from coterie.experiment.model import Part, Sharing, check_part
+from coterie.experiment.privacy import UNITS, Draws, Unit, row_draws
 from coterie.experiment.reveals import Reveal
 from coterie.experiment.settings import Settings
 from coterie.families.evaluation import judged
@@ -134,6 +135,10 @@ class Training(Settings):
         """The `WORK` keys for this work, or for the least above it; None where no keys give it."""
         del work
         return None
+
+    def row_draws(self, n_rows: int) -> Draws:
+        """The steps of a round on so many rows of a user, in all models that it trains, with `privacy.unit: row`."""
+        return row_draws(n_rows, [*self.phases(), *self.own_phases()])
 
     @property
     def modes(self) -> list[int]:
@@ -288,6 +293,28 @@ def _adapted(config: Training) -> Mapping[str, Any]:
     }
 
 
+# Units that a method can protect whose users take steps on their rows, and return what the server averages.
+STEPS_AND_MEAN: frozenset[Unit] = frozenset(UNITS)
+MEAN: frozenset[Unit] = frozenset({"user"})
+
+
+def private_defaults(unit: Unit) -> Mapping[str, Any]:
+    """With row: all users take part in each round, and nobody judges a model that was trained without noise. With user: a plain mean."""
+    return {"participation": 1.0, "fine_tune": ()} if unit == "row" else {"average": "plain"}
+
+
+def leaks(config: Training, unit: Unit) -> str:
+    if unit == "user":
+        if config.average == "rows":
+            return "method.average is 'rows', but privacy.unit 'user' bounds each user's part in a plain mean: want plain"
+        return ""
+    if config.fine_tune:
+        return "method.fine_tune trains on rows without noise, which privacy.unit 'row' does not allow: want []"
+    if config.users_per_round is not None or config.participation < 1:
+        return "privacy.unit is 'row', where every user takes part in each round: want method.participation 1 and no users_per_round"
+    return ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining(Method):
     """A method with local updates. The client module's `UPDATE` is its local update; the default is the phases of `config.phases`."""
@@ -301,6 +328,8 @@ class LocalTraining(Method):
     #: With `exact_sums`, the server averages from sums for these kinds of models: none where `ServerUpdate.taken` uses each user's tensors.
     sums: frozenset[Kind] = ANY_MODEL
     needs_sizes: bool = True  #: for averages weighted by rows, and accuracies over users with held-out rows
+    private_defaults: Callable[[Unit], Mapping[str, Any]] = private_defaults  #: see `Method`
+    leaks: Callable[[Any, Unit], str] = leaks  #: see `Method`
     sharing: Sharing = "all"  #: the shared part
     private_layers: tuple[str, ...] = ()  #: torch's names of layers that are always private
     is_personal: bool = False  #: whether users evaluate models of their own even if all tensors are shared

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import NonNegativeFloat
 
 from coterie.experiment.method import ANY_MODEL
-from coterie.families.partial import Epochs, JointTraining, LocalTraining, Work
+from coterie.families.partial import STEPS_AND_MEAN, Epochs, JointTraining, LocalTraining, Work
 
 
 class Config(JointTraining):
@@ -41,4 +41,4 @@ class Config(JointTraining):
         return {"penalty": self.penalty, "personal": self.own_phases()}
 
 
-METHOD = LocalTraining(config=Config, models=ANY_MODEL, is_personal=True, strengths=("penalty",))
+METHOD = LocalTraining(config=Config, models=ANY_MODEL, is_personal=True, protects=STEPS_AND_MEAN, strengths=("penalty",))

@@ -21,8 +21,8 @@ and stragglers may be left out of a round instead of solving less. V = W. If all
 the mean. eps keeps A finite if the models span less than n directions, as d < n models always do. (2) of MOCHA also has lambda_2 ||W||^2:
 `problem.l2` is 2 lambda_2.
 
-With networks there are local updates, for the mean only. The server sends wbar^t. The drawn users train from where they were, and return
-their models, whose mean is wbar^{t+1}:
+With networks, and on convex problems with `solver: steps`, there are local updates, for the mean only. The server sends wbar^t. The drawn
+users train from where they were, and return their models, whose mean is wbar^{t+1}:
 
     w_i <- w_i - eta (grad f_i(w_i) + mu (w_i - wbar^t))
 
@@ -33,13 +33,23 @@ In both cases the server receives the users' models, as in MOCHA.
 
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter, ValidationError, field_validator
+from pydantic import (
+    FiniteFloat,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from coterie.experiment.method import ANY_MODEL, NETWORK, Meaningless
+from coterie.experiment.privacy import Unit
 from coterie.experiment.reveals import Reveal
-from coterie.families.partial import LOCAL_UPDATE, JointTraining, LocalTraining
+from coterie.families.partial import LOCAL_UPDATE, JointTraining, LocalTraining, leaks, private_defaults
 from coterie.text.quoting import quoted
 from coterie.wire.messages import Array, Rows, Scalars, Vectors, declare
 
@@ -60,6 +70,9 @@ class Config(JointTraining):
     average: Literal["rows", "plain"] = "plain"
     #: The relations A, for convex problems: `mean`, `learned`, a file of the coordinator (.csv, .npy), or the rows of a matrix.
     relations: str | Matrix = "mean"
+    #: On convex problems. exact: users minimise their loss and pull exactly. steps: they take steps on batches from where they were, as
+    #: with networks, so that only the mean is a relation.
+    solver: Literal["exact", "steps"] = "exact"
     #: Rounds between two updates of learned relations. An update takes O(n^3) on the server, so thousands of users want more rounds.
     relations_every: PositiveInt = 1
     relations_floor: PositiveFloat = 1.0  #: The eps that keeps learned relations finite. With a small one they take long to settle.
@@ -74,6 +87,12 @@ class Config(JointTraining):
         except ValidationError:
             wanted = "mean, learned, a file whose name ends in .csv or .npy, or a matrix as a list of rows of numbers"
             raise ValueError(f"is {quoted(value)}, want {wanted}") from None
+
+    @model_validator(mode="after")
+    def _steps_know_the_mean(self) -> Self:
+        if self.solver == "steps" and self.relations != "mean":
+            raise ValueError(f"solver is 'steps', but relations is {quoted(str(self.relations))}: users who take steps know the mean alone")
+        return self
 
     def settings(self) -> dict[str, Any]:
         return {"mu": self.mu}
@@ -95,25 +114,37 @@ class Pulled(Rows):
     value: Annotated[Array, Scalars("rows")]
 
 
+def _leaks(config: Config, unit: Unit) -> str:
+    if config.solver == "exact":
+        return "method.solver is 'exact', but only steps on rows can be noised: want method.solver steps beside privacy"
+    return leaks(config, unit)
+
+
 METHOD = LocalTraining(
     config=Config,
     models=ANY_MODEL,
     sums=NETWORK,
     is_personal=True,
     strengths=("mu",),
+    protects=frozenset({"row"}),
+    unprotected="its users return their own models, which a sum of noised changes does not replace",
+    private_defaults=lambda unit: {**private_defaults(unit), "solver": "steps"},
+    leaks=_leaks,
     convex_defaults={"participation": 1.0},
     meaningless={
-        "network": Meaningless(("relations", "relations_every", "relations_floor"), "networks know the mean of all users alone"),
-        "convex": Meaningless(_OF_NETWORKS, "users of a convex problem minimise their losses exactly"),
+        "network": Meaningless(("solver", "relations", "relations_every", "relations_floor"), "networks know the mean of all users alone"),
+        "convex": Meaningless(_OF_NETWORKS, "users of a convex problem minimise their losses exactly", {"solver": "steps"}),
     },
     steps={"pull": "where relations pull the models of the users drawn, and these models back"},
     reveals=(
         *(replace(reveal, kind="network") for reveal in LOCAL_UPDATE),
+        *(replace(reveal, kind="convex", needs={"solver": "steps"}) for reveal in LOCAL_UPDATE),
         Reveal(
             "w_i and its loss there, each round",
             "the user's model, which the server keeps (as MOCHA's does), and the gradient of its loss at each of them; what is sent down "
             "is a mean of models by relations: **who is related to one other user learns that user's model**",
             ("fed_mtl",),
+            unless={"solver": "steps"},
             kind="convex",
         ),
     ),

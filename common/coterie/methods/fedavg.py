@@ -6,11 +6,11 @@ With `fine_tune`, users at the end also evaluate FedAvg+FT of Collins et al. (20
 from typing import Literal
 
 from coterie.experiment.method import ANY_MODEL
-from coterie.families.partial import JointTraining, LocalTraining
+from coterie.families.partial import STEPS_AND_MEAN, JointTraining, LocalTraining
 
 
 class Config(JointTraining):
     name: Literal["fedavg"] = "fedavg"
 
 
-METHOD = LocalTraining(config=Config, models=ANY_MODEL)
+METHOD = LocalTraining(config=Config, models=ANY_MODEL, protects=STEPS_AND_MEAN)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import NonNegativeFloat
 
 from coterie.experiment.method import ANY_MODEL
-from coterie.families.partial import JointTraining, LocalTraining
+from coterie.families.partial import STEPS_AND_MEAN, JointTraining, LocalTraining
 
 
 class Config(JointTraining):
@@ -25,4 +25,4 @@ class Config(JointTraining):
         return {"mu": self.mu}
 
 
-METHOD = LocalTraining(config=Config, models=ANY_MODEL, strengths=("mu",))
+METHOD = LocalTraining(config=Config, models=ANY_MODEL, protects=STEPS_AND_MEAN, strengths=("mu",))

@@ -327,6 +327,7 @@ _ROUND = ("pdmm/S0", "pdmm/ties", "pdmm/balance", "pdmm/S1", "pdmm/S5", "pdmm/x_
 
 METHOD = Method(
     config=Config,
+    unprotected="its server keeps a model of each user, round after round, which only noise of each user's own could hide",
     alternatives=(frozenset(_PENALTIES),),
     tries="path",
     adapts="rho",

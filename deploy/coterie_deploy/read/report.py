@@ -27,7 +27,13 @@ from coterie_server.run.coordinator import is_held
 from coterie_server.run.plan import stages_of
 
 MAX_STAGES = 12  # shown at the end of a run
-_ENDS = {"residuals": "residual", "objective": "gap", "converged": "converged", "no": "no minimum!"}  # by the first word of an outcome
+_ENDS = {
+    "residuals": "residual",
+    "objective": "gap",
+    "epsilon": "epsilon",
+    "converged": "converged",
+    "no": "no minimum!",
+}  # by the first word of an outcome
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,7 @@ def print_result(report: Report, console: Console) -> None:
 
 def _print_figures(report: Report, console: Console) -> bool:
     """Whether there are any."""
-    result, others = result_sentence(report), [*judgement_sentences(report), adapted_sentence(report)]
+    result, others = result_sentence(report), [*judgement_sentences(report), *privacy_sentences(report), adapted_sentence(report)]
     say(console, result, style="bold")
     say(console, *others)
     return any((result, *others))
@@ -289,6 +295,16 @@ def judgement_sentences(report: Report) -> list[str]:
     if f"last_rounds_{metric}" in results:
         said.append(f"mean over the last rounds: {figure(results[f'last_rounds_{metric}'], 3)}")
     return said
+
+
+def privacy_sentences(report: Report) -> list[str]:
+    """What the result has spent of a privacy budget, and for what; empty without `privacy`."""
+    privacy, results = report.experiment.privacy, {} if report.final is None else report.final.results
+    if privacy is None or "epsilon" not in results:
+        return []
+    unit = {"row": "a single training row", "user": "a single user"}[privacy.unit]
+    noise = f"clip {privacy.clip:g} and noise of at most {results['noise_multiplier']:.3g} clips"
+    return [f"privacy of {unit}: epsilon {results['epsilon']:.3g} at delta {privacy.delta:g}, with {noise}"]
 
 
 def _n_clusters(folder: Path, stage: StageSummary) -> float | None:

@@ -13,7 +13,7 @@ from coterie.experiment.reveals import answered_by
 from coterie.registry import room
 from coterie_deploy.terminal.printable import printable
 
-_WITHOUT_OWN = ("csv", "parquet", "stata", "spss", "npz", "digits", "hsb", "exams", "growth")  # sources that have no test rows
+_WITHOUT_OWN = ("csv", "parquet", "stata", "spss", "npz", "digits", "hsb", "exams", "growth", "ilea")  # sources that have no test rows
 
 
 def features_in(facts: Mapping[str, str]) -> tuple[Feature, ...]:

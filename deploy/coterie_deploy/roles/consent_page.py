@@ -20,6 +20,11 @@ _ROLES: Mapping[str, str] = {  # keys of the data section, as an owner would cal
     "feature_columns": "features",
 }
 _FIRST = ("source", "path", *_ROLES)
+_NOISE: Mapping[str, str] = {
+    "row": "what is trained here has noise before it is sent, so it tells little of a single training row; training losses are not sent; "
+    "row counts, and scores on rows that are held out, have no noise",
+    "user": "the coordinator sees all of the above without noise; what it sends to others tells little of a single user",
+}
 _MAX_LINE = 2000  # characters
 
 
@@ -38,6 +43,7 @@ def asked_lines(experiment: Experiment) -> list[str]:
         f"  vectors travel as {asked['payload']}; models are {'' if asked['evaluate'] else 'not '}judged on these rows",
         *(["  sums below are over the users of this host; with one user they are its own"] if asked.get("exact_sums") else []),
         *(["  for standard errors second moments of these rows are sent"] if asked.get("inference") else []),
+        *([f"  privacy: {_mapping(asked['privacy'])}"] if "privacy" in asked else []),
         f"  code to import here: {_listed(asked['code']) or 'none'}{before}",
         *([f"  code of installed packages: {_mapping(asked['packages'])}"] if asked.get("packages") else []),
     ]
@@ -65,6 +71,8 @@ def reveal_lines(experiment: Experiment) -> list[str]:
     for step in steps_of(experiment):
         name, verb = plain(step.name.partition(" (")[0]), "see" if " and " in step.seen_by else "sees"
         lines.append(f"  {name}: the {step.seen_by} {verb} {plain(step.reveal.up)} -> {plain(step.reveal.concluded)}")
+    if experiment.privacy is not None:
+        lines.append(f"  privacy: {_NOISE[experiment.privacy.unit]}")
     return list(dict.fromkeys(lines))
 
 

@@ -71,7 +71,7 @@ class Display:
 
 
 def figures_of(known: Mapping[str, float]) -> list[str]:
-    """Those of objective, residual, loss, metric, distance and clusters that a round has."""
+    """Those of objective, residual, loss, metric, distance, epsilon and clusters that a round has."""
     parts = []
     if "objective" in known:
         parts.append(f"objective {figure(known['objective'], 6)}")
@@ -83,6 +83,8 @@ def figures_of(known: Mapping[str, float]) -> list[str]:
     if "loss" in known:
         parts.append(f"loss {figure(known['loss'], 4)}")
     parts += [f"{name.replace('_', ' ')} {figure(known[name], 4)}" for name in (*METRICS, "distance") if name in known]
+    if "epsilon" in known:
+        parts.append(f"epsilon {figure(known['epsilon'], 3)}")
     if "clusters" in known:
         parts.append(f"clusters {known['clusters']:.0f}")
     return parts

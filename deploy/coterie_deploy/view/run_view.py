@@ -21,6 +21,7 @@ from coterie_deploy.read.report import (
     headline,
     judgement_sentences,
     metric_name,
+    privacy_sentences,
     report_of,
     result_sentence,
 )
@@ -82,7 +83,7 @@ def view_of(folder: Path, weighing: Weighing | None = None) -> RunView:
         sum(report.hosts.values()),
         headline(report),
         report.experiment.description,
-        [sentence(text) for text in (result_sentence(report), *judgement_sentences(report)) if text],
+        [sentence(text) for text in (result_sentence(report), *judgement_sentences(report), *privacy_sentences(report)) if text],
         facts,
         [*(caution.removeprefix("warning: ") for caution in report.cautions), *report.events],
         [section for section in sections if section.all_charts or section.tables or section.sentences],

@@ -12,6 +12,7 @@ does not receive the final tensors, and has no accuracy.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -20,9 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
+from coterie.draws.secret import Secret
 from coterie.draws.streams import stream
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.experiment.model import TensorInfo, check_sizes, named_tensors, shared_tensors
+from coterie.experiment.privacy import Privacy
 from coterie.families.evaluation import COMMON, OWN
 from coterie.families.partial import (
     AS_IS,
@@ -41,6 +44,7 @@ from coterie.families.partial import (
 )
 from coterie.wire.messages import Message, Rows
 from coterie_server.families.known_clusters import spread_of
+from coterie_server.families.privacy import Budget, drawn_in_secret, noised_sum, said
 from coterie_server.interface.half import (
     ABSENT,
     FLAT_ONLY,
@@ -119,6 +123,7 @@ class PartialSharing:
     are_personal: bool  #: whether users have private tensors, or a private model
     beta: float = 1.0  #: how far phi moves towards the average: phi^{t+1} = (1 - beta) phi^t + beta mean
     own: ServerUpdate = ServerUpdate()  #: the messages and arrays of the method
+    noise_of: Secret | None = None  #: the key of the noise of a round, with `privacy.unit: user`
     one: tuple[TensorInfo, ...] | None = None  #: that return, where several models are sent; None: those that are sent
 
     def as_half(self) -> StageHalf[SharedState]:
@@ -131,7 +136,32 @@ class PartialSharing:
         if self.config.n_selected(n_users) == 1 < n_users and self.config.users_per_round is None:
             one = f"method.participation {self.config.participation:g} of {n_users} users is one user a round"
             found.append(f"{one}: want more, or users_per_round")
-        return replace(half_of(self), labels_of=self.own.labels_of, warnings=found)
+        budget = self.budget
+        if budget is None:
+            return replace(half_of(self), labels_of=self.own.labels_of, warnings=found)
+        if budget.privacy.unit == "user" and self.tensors and any(tensor.is_integer for tensor in self.tensors):
+            raise ConfigError("privacy.unit is 'user', but shared tensors have counts that get no noise: want method.batch_norm private")
+        found += self._doubts(budget.privacy)
+        return replace(half_of(self), labels_of=self.own.labels_of, warnings=found, notes=[said(budget)], epsilon=budget.spent)
+
+    def _doubts(self, privacy: Privacy) -> list[str]:
+        """Where delta is so large that it allows a single unit to be revealed entirely."""
+        n_units = int(self.n_rows.min()) if privacy.unit == "row" else self.n_rows.size
+        if privacy.delta * n_units < 1:
+            return []
+        whose = f"the {n_units:,} rows of the smallest user" if privacy.unit == "row" else f"{n_units:,} users"
+        return [f"privacy.delta is {privacy.delta:g}, which is not below one over {whose}: want a smaller delta"]
+
+    @functools.cached_property
+    def budget(self) -> Budget | None:
+        """What rounds spend, with `privacy`."""
+        privacy = self.setting.privacy
+        return None if privacy is None else Budget.of(privacy, self.config, self.n_rows, self.setting.rounds)
+
+    @property
+    def _tells_losses(self) -> bool:
+        """Whether users send their training losses, which have no noise."""
+        return self.setting.privacy is None or self.setting.privacy.unit != "row"
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -159,15 +189,16 @@ class PartialSharing:
         if self.setting.sums is not None:
             return await self._summed_round(state, federation, number, chosen, asked)
         updates = [Wanted(Updated, chosen, extents(self._returning))] if self.tensors else []
-        wanted = [Wanted(TrainingLoss, chosen), *updates, *self.own.returned(self, chosen)]
+        losses_wanted = [Wanted(TrainingLoss, chosen)] if self._tells_losses else []
+        wanted = [*losses_wanted, *updates, *self.own.returned(self, chosen)]
         replies = await federation.exchange(*asked, to=chosen, wanted=wanted)
         answered, figures = self._attendance(replies, chosen)
-        if answered.size:
+        if answered.size and self._tells_losses:
             losses = replies[TrainingLoss]
             check_senders(TrainingLoss.kind, losses.users, answered)
             figures["loss"] = _mean(losses.loss, self.n_rows[answered])
         if answered.size and self.tensors:
-            state = self.own.taken(self, state, replies, answered)
+            state = self.own.taken(replace(self, noise_of=self._noise(number)), state, replies, answered)
             self._check_finite(state, number)
         return await self._closed(state, federation, number, figures)
 
@@ -184,7 +215,7 @@ class PartialSharing:
     ) -> tuple[SharedState, Mapping[str, float]]:
         """The same from sums: what a single user has returned is not known."""
         assert self.setting.sums is not None  # noqa: S101 - see `round`
-        sums = [Sum(TrainingLoss, self.n_rows)]
+        sums = [Sum(TrainingLoss, self.n_rows)] if self._tells_losses else []
         if self.tensors:
             sums.append(Sum(Updated, self.n_rows if self.config.average == "rows" else None, extents=extents(self._returning)))
         totals = await federation.total(*asked, of=sums, to=chosen, wanted=self.own.returned(self, chosen))
@@ -192,7 +223,8 @@ class PartialSharing:
         if n_absent := self.setting.sums.n_sums(chosen) - self.setting.sums.n_sums(answered):
             figures["absent_sums"] = float(n_absent)
         if answered.size:
-            figures |= {"loss": float(totals.mean(TrainingLoss).loss[0]), ROUNDING: totals.rounding}
+            figures |= {"loss": float(totals.mean(TrainingLoss).loss[0])} if self._tells_losses else {}
+            figures[ROUNDING] = totals.rounding
         if answered.size and self.tensors:
             mean = totals.mean(Updated)
             state = self._moved(state, mean.weights[0].astype(self._dtype), np.rint(mean.counts[0]).astype(np.int64))
@@ -235,7 +267,10 @@ class PartialSharing:
 
     def averaged(self, state: SharedState, replies: Replies, answered: Indices) -> SharedState:
         """The mean of the users' shared tensors."""
-        return self._moved(state, *self.average(self.in_runs(replies, Updated, answered)))
+        updates = self.in_runs(replies, Updated, answered)
+        if self.noise_of is not None and self.budget is not None:
+            return replace(state, weights=self._noised(state.weights, updates, self.budget, self.noise_of))
+        return self._moved(state, *self.average(updates))
 
     def _moved(self, state: SharedState, weights: Single, counts: Indices) -> SharedState:
         """The state after a round with this mean."""
@@ -243,6 +278,16 @@ class PartialSharing:
             with np.errstate(over="ignore"):  # `_check_finite` finds it
                 weights = ((1 - self.beta) * state.weights.astype(np.float64) + self.beta * weights).astype(self._dtype)
         return replace(state, weights=weights, counts=counts)
+
+    def _noise(self, number: int) -> Secret | None:
+        return None if self.setting.secret is None else self.setting.secret.child("round", number)
+
+    def _noised(self, before: Single, updates: Sequence[Updated], budget: Budget, secret: Secret) -> Single:
+        for update in updates:
+            check_sizes(update.weights, update.counts, self._returning)
+        rows, was = [update.weights for update in updates], before.astype(np.float64)
+        total = noised_sum(rows, was, budget.privacy.clip, budget.multiplier, secret)
+        return (was + total / self.config.n_selected(self.n_rows.size)).astype(self._dtype)
 
     def _check_finite(self, state: SharedState, number: int) -> None:
         """RunError where a step of the server has left a number that cannot be sent. A mean alone stays between the users' numbers."""
@@ -263,6 +308,8 @@ class PartialSharing:
         replies = await federation.exchange(delivery, AskScores(modes), wanted=[*self._scored(modes), *self.own.told(self)])
         figures, by_user = self.judged(replies, modes)
         figures |= replies.left_out(self.n_rows.size)
+        if self.budget is not None:
+            figures |= {"delta": self.budget.privacy.delta, "clip": self.budget.privacy.clip, "noise_multiplier": self.budget.multiplier}
         if state.recent and self.config.evaluate_last:
             figures[f"last_rounds_{self.setting.metric}"] = float(np.mean(state.recent))
         shared, labels = self.delivered(state), self.own.clusters(self, state, replies)
@@ -298,7 +345,8 @@ class PartialSharing:
         """From each user, or in each sum, a training loss a round; a loss and an accuracy for each evaluation and mode."""
         n_judged = self._n_judging(figures) - sum(row.get("absent_judges", 0.0) for row in figures)
         n_judged += len(self.config.modes) * (self.n_rows.size - last_of(figures, ABSENT))
-        return {("loss", "up"): self._n_answers(figures), ("evaluation", "up"): 2 * n_judged}
+        losses: Counts = {("loss", "up"): self._n_answers(figures)} if self._tells_losses else {}
+        return {**losses, ("evaluation", "up"): 2 * n_judged}
 
     def _n_answers(self, figures: Sequence[Mapping[str, float]]) -> float:
         """How many users have returned tensors, or how many sums of theirs have come."""
@@ -385,6 +433,8 @@ def extents(tensors: Sequence[TensorInfo]) -> dict[str, int]:
 
 def drawn(config: Training, setting: Setting, n_users: int, number: int) -> Indices:
     """I^t: the r n users of round `number`, drawn without replacement."""
+    if setting.secret is not None:
+        return drawn_in_secret(setting.secret.child("round", number), n_users, config.n_selected(n_users))
     order = stream(setting.seed, "participation", setting.stage, number).order(n_users)
     return np.sort(order[: config.n_selected(n_users)])
 

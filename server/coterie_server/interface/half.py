@@ -16,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
+from coterie.draws.secret import Secret
 from coterie.errors import RunError
 from coterie.experiment.config import Experiment
 from coterie.experiment.model import TensorInfo
+from coterie.experiment.privacy import Privacy
 from coterie.registry import method, typed_part
 from coterie.text.names import natural_key
 from coterie.wire.messages import Message, PerCluster
@@ -225,6 +227,8 @@ class Setting(ClusterSetting):
     tensors: tuple[TensorInfo, ...] = ()  #: of the users' models
     metric: str = "accuracy"  #: the users' score besides the loss (`ProblemConfig.metric`)
     truth: Array | None = None  #: (d, k) the representation that generated the data, where it is known
+    privacy: Privacy | None = None  #: what is clipped and noised
+    secret: Secret | None = None  #: the key of the server's noise and of users drawn in secret, with `privacy.unit: user`
     hosts_of_cluster: Indices | None = None  #: (k,) client hosts with users of each known cluster; None: one
     sums: SumLinks | None = None  #: the links over which sums travel; None without `exact_sums`
 
@@ -279,6 +283,9 @@ class StageHalf(Generic[S]):
     #: How much of the stage is over after a round with these figures, 0 to 1; None: the rounds over those of the stop rule.
     part: Callable[[Mapping[str, float]], float] | None = None
     warnings: Sequence[str] = ()  #: sentences about its settings, recorded when the stage starts
+    notes: Sequence[str] = ()  #: likewise, without a warning
+    #: The epsilon that a number of rounds spends, with `privacy`. The engine makes a figure of it, and `stop.epsilon` looks at it.
+    epsilon: Callable[[int], float] | None = None
 
 
 class Hooks(Protocol[S]):

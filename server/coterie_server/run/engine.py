@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Indices
+from coterie.draws.secret import Secret, kept_key
 from coterie.errors import ConfigError, CoterieError, RunError, StoppedError
 from coterie.experiment.config import Experiment, StopRule
 from coterie.experiment.features import MAX_LISTED, in_a_line, to_plain
@@ -71,6 +72,7 @@ class Progress:
 
 _TURNS_S = 0.02  # between two turns of the other tasks of the event loop
 _FEWEST_ROUNDS = 20  # between two checkpoints that only free hosts' memory, since checkpoints cost time
+_KEY = "noise.key"  # beside the checkpoints
 _FORMAT = 5  # of checkpoints; those of another format cannot be resumed
 _YOUNG_S = 0.5  # the end of a stage needs no checkpoint where the newest one is no older: little would be repeated
 
@@ -101,6 +103,7 @@ class Engine:
         self._observer, self._clock = observer, clock
         self._start = start  # the outcome of another run, for stages that start from no stage of this one
         self._store = SnapshotFile(folder / "checkpoints", "run") if folder is not None else None
+        self._key: bytes | None = None
         self._checkpoint_at = self._turns_at = clock()
         self._n_rounds = 0  # since the newest checkpoint
         self._reached: tuple[Point, int] | None = None  # the last point between two rounds, and its exchange
@@ -185,6 +188,7 @@ class Engine:
             while point.stage < len(self.stages):
                 point = await self._stage(self.stages[point.stage], point, members)
                 self._reached = point, self.hub.seq
+            self._forget_key()
         finally:
             with contextlib.suppress(CoterieError):  # bookings are left only where another error is on its way
                 self.hub.settle()
@@ -248,7 +252,7 @@ class Engine:
         if point.state is None:
             self.database.stage(point.stage, stage.name, stage.method, 0, "", 0.0)
             self.database.figures(point.stage, 0, {})
-            self._warn(stage, half.warnings)
+            self._introduce(stage, half)
             self.hub.begin_stage(point.stage, settings)
             point = self._saveable(stage, replace(point, state=await half.init(self.hub), round=0))
             self._reached = point, self.hub.seq
@@ -261,7 +265,7 @@ class Engine:
             self._trace(stage, point.round + 1, is_round=True)
             point, latest = await self._round(stage, half, point)
             self.hub.meanwhile(functools.partial(self._note_round, stage, half, point, latest, figures))
-            if reason := half.ends(latest) or self._stop_reason(stage.stop, latest, point, started):
+            if reason := half.ends(latest) or self._stop_reason(stage.stop, half, latest, point, started):
                 point = replace(point, ended=reason)
             self._reached = point, self.hub.seq
             self._after_round(stage, half, point, latest)
@@ -271,8 +275,7 @@ class Engine:
         self.hub.participation.may_skip = False
         outcome = await self._finished(stage, half, point, len(members))
         self._warn(stage, [*returned.warnings(stage, point.ended, figures), *outcome.warnings])
-        for sentence in outcome.notes:
-            self.database.event("note", sentence, stage=stage.name)
+        self._note(stage, outcome.notes)
         outcome, forms = await self._looked_at(stage, outcome, closed_forms.of_method(half, figures, outcome))
         outcome = replace(outcome, figures=returned.closing(outcome.figures, figures))
         if point.stage == 0 and point.facts is not None:
@@ -296,6 +299,8 @@ class Engine:
         state, figures = await half.round(point.state, self.hub, point.round + 1)
         if isinstance(figures, dict):  # others are computed when they are read
             returned.check_figures(f"`round` of {stage.method!r}", figures)
+        if half.epsilon is not None:
+            figures = {**figures, returned.EPSILON: half.epsilon(point.round + 1)}
         return replace(point, state=state, round=point.round + 1), figures
 
     async def _finished(self, stage: Stage, half: StageHalf[Any], point: Point, n_users: int) -> Outcome:
@@ -311,6 +316,16 @@ class Engine:
     def _warn(self, stage: Stage, sentences: Sequence[str]) -> None:
         for sentence in sentences:
             self.database.event("warning", sentence, stage=stage.name)
+
+    def _introduce(self, stage: Stage, half: StageHalf[Any]) -> None:
+        """What there is to say before the first round. ConfigError where it would spend too much."""
+        self._warn(stage, half.warnings)
+        self._note(stage, half.notes)
+        _check_budget(stage, half)
+
+    def _note(self, stage: Stage, sentences: Sequence[str]) -> None:
+        for sentence in sentences:
+            self.database.event("note", sentence, stage=stage.name)
 
     async def _looked_at(self, stage: Stage, outcome: Outcome, forms: closed_forms.Forms) -> tuple[Outcome, closed_forms.Forms]:
         """The outcome with what users tell of its models, and the closed form with that of these steps."""
@@ -347,6 +362,8 @@ class Engine:
             rounds=stage.stop.rounds,
             tensors=convex if self.experiment.model is None else self._network(),
             metric=self.experiment.problem.metric,
+            privacy=self.experiment.privacy,
+            secret=self._secret_of(stage, has_begun=point.state is not None),
             truth=true_representation(self.experiment.data, self.experiment.seed),
             hosts_of_cluster=self._hosts_of_cluster(members),
             sums=self._sum_links(members) if self.experiment.exact_sums else None,
@@ -364,6 +381,19 @@ class Engine:
     def _sum_links(self, members: Members) -> SumLinks:
         below = self._hosts_of_cluster(members) if self.experiment.federation.is_two_tier else None
         return SumLinks(self.hub.roster.layout.host_of, members.cluster_of, below)
+    def _secret_of(self, stage: Stage, *, has_begun: bool) -> Secret | None:
+        """The key of the noise that the server adds in a stage. It lies beside the checkpoints until the run is over."""
+        if self.experiment.privacy is None or self.experiment.privacy.unit != "user":
+            return None
+        if self._key is None:
+            path = None if self._store is None else self._store.folder / _KEY
+            self._key = kept_key(path, has_begun=has_begun)
+        return Secret(self._key).child(stage.name)
+
+    def _forget_key(self) -> None:
+        """Who has the key can take the noise off what it was added to."""
+        if self._store is not None:
+            (self._store.folder / _KEY).unlink(missing_ok=True)
 
     def _hosts_of_cluster(self, members: Members) -> Indices:
         """(k,) how many client hosts have users of each known cluster; with aggregators, `federation.hosts_per_cluster`."""
@@ -417,7 +447,7 @@ class Engine:
         is_host_full = replied_bytes > (HOST_BYTES if self._n_rounds >= _FEWEST_ROUNDS else snapshots.max_log_bytes)
         return is_host_full or self.hub.outbox.log_bytes - self._log_bytes > snapshots.max_log_bytes
 
-    def _stop_reason(self, stop: StopRule, figures: Mapping[str, float], point: Point, started: float) -> str:
+    def _stop_reason(self, stop: StopRule, half: StageHalf[Any], figures: Mapping[str, float], point: Point, started: float) -> str:
         """Why the stage ends after this round; empty when it goes on."""
         if stop.residual is not None:  # only then: a figure may be computed when it is read
             residuals = [figures[name] for name in returned.RESIDUALS if name in figures]
@@ -427,6 +457,8 @@ class Engine:
             gap = (figures["objective"] - stop.reference_objective) / max(abs(stop.reference_objective), np.finfo(float).tiny)
             if gap <= stop.objective_gap:
                 return f"objective gap at most {stop.objective_gap:g}"
+        if stop.epsilon is not None and half.epsilon is not None and half.epsilon(point.round + 1) > stop.epsilon:
+            return f"epsilon {half.epsilon(point.round):.3g}: another round would spend more than {stop.epsilon:g}"
         if point.round >= stop.rounds:
             return f"{stop.rounds} rounds"
         if stop.wall_time_s is not None and self._clock_strikes(stop.wall_time_s, point, started):
@@ -442,6 +474,13 @@ class Engine:
         if strikes:
             self.database.decide(self.hub.seq, "wall_time", [point.stage, point.round])
         return strikes
+
+
+def _check_budget(stage: Stage, half: StageHalf[Any]) -> None:
+    """ConfigError where already the first round would spend more than `stop.epsilon`."""
+    limit = stage.stop.epsilon
+    if limit is not None and half.epsilon is not None and (first := half.epsilon(1)) > limit:
+        raise ConfigError(f"stop.epsilon is {limit:g}, but the first round of stage {stage.name!r} spends {first:.3g}: want more noise")
 
 
 def best(names: tuple[str, ...], outcomes: Mapping[str, Outcome]) -> str:

@@ -10,6 +10,7 @@ from coterie.errors import RunError
 from coterie_server.interface.half import UNCONVERGED, Outcome
 from coterie_server.interface.stages import Stage
 
+EPSILON = "epsilon"  # the figure of what the rounds so far have spent
 RESIDUALS = ("primal_residual", "dual_residual")  # the figures that `stop.residual` reads
 
 
@@ -39,9 +40,9 @@ def check_outcome(method: str, outcome: object, n_users: int, d: int | None) -> 
 
 
 def closing(given: Mapping[str, float], rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The closing figures of a stage, with the objective of its last round where that has one. What is not known is left out."""
-    objective = {"objective": rounds[-1]["objective"]} if rounds and "objective" in rounds[-1] else {}
-    return {name: value for name, value in {**objective, **given}.items() if not np.isnan(value)}
+    """The closing figures of a stage, with the objective and the epsilon of its last round, if any. What is not known is left out."""
+    last = {name: rounds[-1][name] for name in ("objective", EPSILON) if rounds and name in rounds[-1]}
+    return {name: value for name, value in {**last, **given}.items() if not np.isnan(value)}
 
 
 def warnings(stage: Stage, ended: str, figures: Sequence[Mapping[str, float]]) -> list[str]:

@@ -7,6 +7,7 @@ ellipses, so the data are of the same kind but not the same: compare the curves,
 their tables 2 and 3 and figure 2, whose data are not public, on public data.
 `fedrep-figure1`, `-figure3` and `-figure4` are those of Collins, Hassani, Mokhtari and Shakkottai (2021), whose simulated data are given.
 `fedrep-figure5`, `-figure6` and `-table1` are theirs on the data that is available.
+`private-silos` is figure 3 (c) of Liu, Hu, Wu and Smith (2022) at epsilon 6, on their data.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from coterie_deploy.studies.reproduce import (
     half_moons,
     known_clusters,
     known_clusters_exams,
+    private_silos,
 )
 from coterie_deploy.studies.reproduce.study import Part, Plan, Work
 from coterie_deploy.studies.side_by_side import Pool, cores, here
@@ -36,7 +38,16 @@ from coterie_deploy.terminal.signals import stopping_on_signals
 from coterie_deploy.terminal.waiting import waiting
 from coterie_deploy.view.report_page import write_figure
 
-_MODULES = (convex_clustering, half_moons, known_clusters, known_clusters_exams, fedrep_linear, fedrep_networks, fedrep_table1)
+_MODULES = (
+    convex_clustering,
+    half_moons,
+    known_clusters,
+    known_clusters_exams,
+    fedrep_linear,
+    fedrep_networks,
+    fedrep_table1,
+    private_silos,
+)
 STUDIES = {name: study for module in _MODULES for name, study in module.STUDIES.items()}
 
 

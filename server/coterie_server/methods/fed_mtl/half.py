@@ -1,5 +1,6 @@
-"""Server half of `fed_mtl` (see `coterie.methods.fed_mtl`). Networks use partial sharing, with the tensors that the configuration shares.
-Convex problems have a half of their own, which keeps W and A and sends each user the point to which its relations pull it.
+"""Server half of `fed_mtl` (see `coterie.methods.fed_mtl`). Networks use partial sharing, with the tensors that the configuration shares,
+and so do steps on convex problems. Exact minimisers have a half of their own, which keeps W and A and sends each user the point to which
+its relations pull it.
 
 Left out (skip): user i counts as not drawn and keeps the w_i of its latest answer, or of the start. A round with some users makes the
 majoriser's step in their w_i alone, and so does not increase the objective. While users are away the iterates tend to the minimum over the
@@ -147,7 +148,7 @@ def _relative(difference: Array, scale: float | np.floating[Any]) -> float:
 
 
 def build(config: Config, setting: Setting) -> StageHalf[Any]:
-    if setting.precision.model != np.float64:
+    if setting.precision.model != np.float64 or config.solver == "steps":
         return partial.build(config, setting)
     return half_of(Related(config, setting, len(setting.members), setting.known_facts.d))
 

@@ -1,0 +1,97 @@
+"""Differential privacy of a run: what is clipped and noised, and how much noise there is.
+
+A method says in `Method.protects` which units it can protect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from coterie.draws.accountant import Sampling, Steps, epsilon, noise_multiplier
+from coterie.experiment.settings import Settings
+
+Unit = Literal["row", "user"]
+UNITS: Final[tuple[Unit, ...]] = ("row", "user")
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How often a round draws units, and how many: the `Steps` of one round, but for their noise."""
+
+    n: int  #: steps
+    rate: float  #: share of the units in each
+    sampling: Sampling = "poisson"
+    n_units: int = 0  #: for fixed samples
+
+
+def row_draws(n_rows: int, phases: Iterable[Mapping[str, Any]]) -> Draws:
+    """The steps of these phases on so many rows of a user: batches with each row at random, of the phases' `batch_size` in the mean.
+
+    A pass has as many steps as whole batches fit into the rows, at least one. All phases have one batch size.
+    """
+    n, size = 0, n_rows
+    for phase in phases:
+        size = min(phase["batch_size"] or n_rows, n_rows)
+        n += phase["updates"] if phase["updates"] is not None else phase["epochs"] * max(1, n_rows // size)
+    return Draws(n, size / n_rows)
+
+
+class Privacy(Settings):
+    """Clipping and noise: what the run tells of a single row, or of a single user, is bounded by (epsilon, delta)."""
+
+    #: What is protected. row: each training row, by noise in the steps of its user (DP-SGD). user: all rows of a user, by noise that the
+    #: server adds to the sum of the users' changes.
+    unit: Unit
+    clip: PositiveFloat  #: Largest Euclidean norm C of a row's gradient, or of a user's change. Longer ones are shortened to it.
+    #: Standard deviation of the noise over `clip`. Give either this or `epsilon`.
+    noise_multiplier: PositiveFloat | None = None
+    epsilon: PositiveFloat | None = None  #: What `stop.rounds` rounds may spend in all. The noise follows from it.
+    #: Probability with which the bound of epsilon may fail. It should be well below one over the number of units.
+    delta: Annotated[float, Field(gt=0, lt=1)]
+
+    @model_validator(mode="after")
+    def _one_of_noise_and_epsilon(self) -> Self:
+        if (self.noise_multiplier is None) == (self.epsilon is None):
+            raise ValueError("noise_multiplier and epsilon both say how much noise there is: give one")
+        return self
+
+    def multiplier(self, per_round: Draws, rounds: int) -> float:
+        """The noise multiplier with which so many rounds spend at most `epsilon`; or the given one."""
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        assert self.epsilon is not None  # noqa: S101 - see the validator
+        return noise_multiplier(self.epsilon, self.delta, rounds * per_round.n, per_round.rate, per_round.sampling, per_round.n_units)
+
+    def spent(self, per_round: Draws, multiplier: float, rounds: int) -> float:
+        """The epsilon of so many rounds with this noise."""
+        return epsilon(Steps(multiplier, rounds * per_round.n, per_round.rate, per_round.sampling, per_round.n_units), self.delta)
+
+
+def refused(privacy: Privacy, experiment: Any) -> str:
+    """What in an experiment would send numbers without noise, and what is wanted instead: a sentence, "" for nothing."""
+    from coterie.registry import method  # noqa: PLC0415 - methods import this module
+
+    config, unit, found = experiment.method, privacy.unit, method(experiment.method.name)
+    if unit not in found.protects:
+        others = f"it can have privacy.unit {' or '.join(sorted(found.protects))}" if found.protects else "want a method that can have it"
+        return f"privacy.unit is {unit!r}, but method {config.name!r} cannot protect it: {found.unprotected}; {others}"
+    is_network = experiment.model is not None
+    if sentence := found.leaks(config, unit):
+        return sentence
+    if unit == "row" and is_network:
+        return "privacy.unit is 'row', but there is a model: rows are protected on convex problems alone, want unit: user"
+    if unit == "user" and experiment.exact_sums:
+        return "exact_sums is true, but privacy.unit 'user' shortens the change of each user, which a sum hides: want false"
+    if experiment.references:
+        return "references send models and derivatives without noise: want none beside privacy"
+    if experiment.inference:
+        return "inference sends second moments without noise: want false beside privacy"
+    if experiment.data.standardize or experiment.data.fills_missing:
+        return "data.standardize and filling of missing cells send sums without noise: want neither beside privacy"
+    if experiment.federation.is_two_tier:
+        return "federation.topology is 'clusters', but aggregators add no noise: want 'flat' beside privacy"
+    return ""
