@@ -14,7 +14,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from coterie.errors import ConfigError
-from coterie.experiment.data import DataConfig, ExamsData, GrowthData, HsbData
+from coterie.experiment.data import DataConfig, ExamsData, GrowthData, HsbData, IleaData
 from coterie_client.data import UserData, UserHead, list_users, load_users
 
 SOURCES = ["hsb", "exams", "growth"]
@@ -164,9 +164,22 @@ def test_every_bundled_file_is_small_reproducible_and_has_its_origin_told() -> N
     folder = files("coterie_client.data") / "files"
     origin = (folder / "ORIGIN.md").read_text(encoding="utf-8")
     tables = [file for file in folder.iterdir() if file.name != "ORIGIN.md"]
-    assert sorted(table.name for table in tables) == ["chem97.csv.gz", "egsingle.csv.gz", "hsb82.csv.gz"]
+    assert sorted(table.name for table in tables) == ["chem97.csv.gz", "egsingle.csv.gz", "hsb82.csv.gz", "school_ilea.npz"]
     for table in tables:
         content = table.read_bytes()
         assert len(content) < 100_000
-        assert content[3:8] == bytes(5), f"{table.name} has a file name or a time in its gzip header"
+        assert table.name.endswith(".npz") or content[3:8] == bytes(5), f"{table.name} has a file name or a time in its gzip header"
         assert f"# {table.name}\n" in origin
+
+
+def test_ilea_has_139_schools_whose_features_are_scaled_by_their_own_training_rows() -> None:
+    whole = load_users(IleaData(source="ilea", test_fraction=0, standardize_own=False), 0, None)
+    assert (len(whole), sum(len(user.target) for user in whole), len(whole[0].columns)) == (139, 15_362, 28)
+    features, target = rows(whole)
+    assert (target.min(), target.max()) == (0, 1)
+    assert features[0, :5].tolist() == [1, 0, 0, 24, 18]
+    for user in everyone("ilea")[::10]:
+        varies = np.ptp(user.features, axis=0) > 0
+        np.testing.assert_allclose(user.features.mean(axis=0), 0, atol=1e-12)
+        np.testing.assert_allclose(user.features.std(axis=0)[varies], 1)
+        assert len(user.test_target) == int(0.3 * (len(user.target) + len(user.test_target)) + 0.5)

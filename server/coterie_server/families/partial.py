@@ -25,7 +25,6 @@ from coterie.draws.secret import Secret
 from coterie.draws.streams import stream
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.experiment.model import TensorInfo, check_sizes, named_tensors, shared_tensors
-from coterie.experiment.privacy import Privacy
 from coterie.families.evaluation import COMMON, OWN
 from coterie.families.partial import (
     AS_IS,
@@ -44,7 +43,7 @@ from coterie.families.partial import (
 )
 from coterie.wire.messages import Message, Rows
 from coterie_server.families.known_clusters import spread_of
-from coterie_server.families.privacy import Budget, drawn_in_secret, noised_sum, said
+from coterie_server.families.privacy import Budget, doubts, drawn_in_secret, noised_sum, said
 from coterie_server.interface.half import (
     ABSENT,
     FLAT_ONLY,
@@ -141,16 +140,8 @@ class PartialSharing:
             return replace(half_of(self), labels_of=self.own.labels_of, warnings=found)
         if budget.privacy.unit == "user" and self.tensors and any(tensor.is_integer for tensor in self.tensors):
             raise ConfigError("privacy.unit is 'user', but shared tensors have counts that get no noise: want method.batch_norm private")
-        found += self._doubts(budget.privacy)
+        found += doubts(budget, self.n_rows)
         return replace(half_of(self), labels_of=self.own.labels_of, warnings=found, notes=[said(budget)], epsilon=budget.spent)
-
-    def _doubts(self, privacy: Privacy) -> list[str]:
-        """Where delta is so large that it allows a single unit to be revealed entirely."""
-        n_units = int(self.n_rows.min()) if privacy.unit == "row" else self.n_rows.size
-        if privacy.delta * n_units < 1:
-            return []
-        whose = f"the {n_units:,} rows of the smallest user" if privacy.unit == "row" else f"{n_units:,} users"
-        return [f"privacy.delta is {privacy.delta:g}, which is not below one over {whose}: want a smaller delta"]
 
     @functools.cached_property
     def budget(self) -> Budget | None:

@@ -72,6 +72,16 @@ def drawn_in_secret(secret: Secret, n_users: int, m: int) -> Indices:
     return found
 
 
+def doubts(budget: Budget, n_rows: Indices) -> list[str]:
+    """A warning where delta is so large that it allows a single unit to be revealed entirely."""
+    privacy = budget.privacy
+    n_units = int(n_rows.min()) if privacy.unit == "row" else n_rows.size
+    if privacy.delta * n_units < 1:
+        return []
+    whose = f"the {n_units:,} rows of the smallest user" if privacy.unit == "row" else f"{n_units:,} users"
+    return [f"privacy.delta is {privacy.delta:g}, which is not below one over {whose}: want a smaller delta"]
+
+
 def said(budget: Budget) -> str:
     """How much noise there is, in a sentence."""
     privacy, multipliers = budget.privacy, [multiplier for _, multiplier in budget.parts]

@@ -19,14 +19,12 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Indices
-from coterie.draws.secret import Secret, kept_key
 from coterie.errors import ConfigError, CoterieError, RunError, StoppedError
 from coterie.experiment.config import Experiment, StopRule
 from coterie.experiment.features import MAX_LISTED, in_a_line, to_plain
 from coterie.experiment.model import TensorInfo, convex_tensors, from_json
 from coterie.experiment.representation import true_representation
 from coterie.experiment.reveals import facts_of
-from coterie.families.prepare import FEW_CELLS, FEW_ROWS
 from coterie.record.snapshot import SnapshotFile, check_saveable
 from coterie.registry import method
 from coterie.wire.precision import Precision
@@ -37,6 +35,7 @@ from coterie_server.interface.sum_links import SumLinks
 from coterie_server.record import closed_forms
 from coterie_server.record.rundb import RunDatabase
 from coterie_server.run import returned
+from coterie_server.run.budget import NoiseKey, check_budget
 from coterie_server.run.evaluation import evaluated
 from coterie_server.run.inference import with_moments
 from coterie_server.run.memory import check_memory
@@ -72,7 +71,6 @@ class Progress:
 
 _TURNS_S = 0.02  # between two turns of the other tasks of the event loop
 _FEWEST_ROUNDS = 20  # between two checkpoints that only free hosts' memory, since checkpoints cost time
-_KEY = "noise.key"  # beside the checkpoints
 _FORMAT = 5  # of checkpoints; those of another format cannot be resumed
 _YOUNG_S = 0.5  # the end of a stage needs no checkpoint where the newest one is no older: little would be repeated
 
@@ -103,7 +101,7 @@ class Engine:
         self._observer, self._clock = observer, clock
         self._start = start  # the outcome of another run, for stages that start from no stage of this one
         self._store = SnapshotFile(folder / "checkpoints", "run") if folder is not None else None
-        self._key: bytes | None = None
+        self._noise = NoiseKey(experiment, self._store)
         self._checkpoint_at = self._turns_at = clock()
         self._n_rounds = 0  # since the newest checkpoint
         self._reached: tuple[Point, int] | None = None  # the last point between two rounds, and its exchange
@@ -188,7 +186,7 @@ class Engine:
             while point.stage < len(self.stages):
                 point = await self._stage(self.stages[point.stage], point, members)
                 self._reached = point, self.hub.seq
-            self._forget_key()
+            self._noise.forget()
         finally:
             with contextlib.suppress(CoterieError):  # bookings are left only where another error is on its way
                 self.hub.settle()
@@ -227,7 +225,8 @@ class Engine:
             wants_sizes=any(method(stage.method).needs_sizes for stage in self.stages),
             wants=facts_of(self.experiment),
         )
-        self._warn_of_few_rows(facts)
+        if found := returned.few_rows(facts):
+            self.database.event("warning", found[0], users=found[1])
         return facts
 
     def _network(self) -> tuple[TensorInfo, ...]:
@@ -321,7 +320,7 @@ class Engine:
         """What there is to say before the first round. ConfigError where it would spend too much."""
         self._warn(stage, half.warnings)
         self._note(stage, half.notes)
-        _check_budget(stage, half)
+        check_budget(stage, half)
 
     def _note(self, stage: Stage, sentences: Sequence[str]) -> None:
         for sentence in sentences:
@@ -363,7 +362,7 @@ class Engine:
             tensors=convex if self.experiment.model is None else self._network(),
             metric=self.experiment.problem.metric,
             privacy=self.experiment.privacy,
-            secret=self._secret_of(stage, has_begun=point.state is not None),
+            secret=self._noise.of(stage, has_begun=point.state is not None),
             truth=true_representation(self.experiment.data, self.experiment.seed),
             hosts_of_cluster=self._hosts_of_cluster(members),
             sums=self._sum_links(members) if self.experiment.exact_sums else None,
@@ -381,19 +380,6 @@ class Engine:
     def _sum_links(self, members: Members) -> SumLinks:
         below = self._hosts_of_cluster(members) if self.experiment.federation.is_two_tier else None
         return SumLinks(self.hub.roster.layout.host_of, members.cluster_of, below)
-    def _secret_of(self, stage: Stage, *, has_begun: bool) -> Secret | None:
-        """The key of the noise that the server adds in a stage. It lies beside the checkpoints until the run is over."""
-        if self.experiment.privacy is None or self.experiment.privacy.unit != "user":
-            return None
-        if self._key is None:
-            path = None if self._store is None else self._store.folder / _KEY
-            self._key = kept_key(path, has_begun=has_begun)
-        return Secret(self._key).child(stage.name)
-
-    def _forget_key(self) -> None:
-        """Who has the key can take the noise off what it was added to."""
-        if self._store is not None:
-            (self._store.folder / _KEY).unlink(missing_ok=True)
 
     def _hosts_of_cluster(self, members: Members) -> Indices:
         """(k,) how many client hosts have users of each known cluster; with aggregators, `federation.hosts_per_cluster`."""
@@ -402,18 +388,6 @@ class Engine:
             return np.full(n_clusters, self.experiment.federation.hosts_per_cluster)
         found = self.hub.roster.layout.clusters.values()
         return np.bincount(np.concatenate([np.zeros(0, dtype=np.int64), *found]), minlength=n_clusters)
-
-    def _warn_of_few_rows(self, facts: Facts) -> None:
-        if facts.n_fewest is None:
-            return
-        few, does = (FEW_ROWS, "standardize is true") if facts.scale is not None else (FEW_CELLS, "missing cells get a common mean")
-        if n_users := int((facts.n_fewest < few).sum()):
-            who = "1 user has" if n_users == 1 else f"{n_users} users have"
-            what = f"fewer than {few} training rows" + (" with a value of some feature" if facts.fill is not None else "")
-            text = f"{who} {what}, and {does}: whoever reads the sums they sent knows the features of a single row exactly"
-            if few == FEW_ROWS:
-                text += ", and of two rows both values of each feature, though not which belong together"
-            self.database.event("warning", text, users=n_users)
 
     def _note_round(
         self, stage: Stage, half: StageHalf[Any], point: Point, latest: Mapping[str, float], figures: list[dict[str, float]]
@@ -474,13 +448,6 @@ class Engine:
         if strikes:
             self.database.decide(self.hub.seq, "wall_time", [point.stage, point.round])
         return strikes
-
-
-def _check_budget(stage: Stage, half: StageHalf[Any]) -> None:
-    """ConfigError where already the first round would spend more than `stop.epsilon`."""
-    limit = stage.stop.epsilon
-    if limit is not None and half.epsilon is not None and (first := half.epsilon(1)) > limit:
-        raise ConfigError(f"stop.epsilon is {limit:g}, but the first round of stage {stage.name!r} spends {first:.3g}: want more noise")
 
 
 def best(names: tuple[str, ...], outcomes: Mapping[str, Outcome]) -> str:

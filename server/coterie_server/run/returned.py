@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from coterie.errors import RunError
-from coterie_server.interface.half import UNCONVERGED, Outcome
+from coterie.families.prepare import FEW_CELLS, FEW_ROWS
+from coterie_server.interface.half import UNCONVERGED, Facts, Outcome
 from coterie_server.interface.stages import Stage
 
 EPSILON = "epsilon"  # the figure of what the rounds so far have spent
@@ -56,6 +57,22 @@ def warnings(stage: Stage, ended: str, figures: Sequence[Mapping[str, float]]) -
     if is_asked_for and not has_some and ended == f"{stop.rounds} rounds":
         said.append(f"stop.residual is set, and {stage.method!r} gives no primal_residual, so the stage did not stop by it")
     return said
+
+
+def few_rows(facts: Facts) -> tuple[str, int] | None:
+    """A sentence, and of how many users, where sums that were sent show single rows."""
+    if facts.n_fewest is None:
+        return None
+    few, does = (FEW_ROWS, "standardize is true") if facts.scale is not None else (FEW_CELLS, "missing cells get a common mean")
+    n_users = int((facts.n_fewest < few).sum())
+    if not n_users:
+        return None
+    who = "1 user has" if n_users == 1 else f"{n_users} users have"
+    what = f"fewer than {few} training rows" + (" with a value of some feature" if facts.fill is not None else "")
+    text = f"{who} {what}, and {does}: whoever reads the sums they sent knows the features of a single row exactly"
+    if few == FEW_ROWS:
+        text += ", and of two rows both values of each feature, though not which belong together"
+    return text, n_users
 
 
 def _check_shape(what: str, found: object, wanted: tuple[int, ...], why: str) -> None:
