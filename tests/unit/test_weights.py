@@ -19,7 +19,7 @@ from coterie.wire.assembler import Assembler
 from coterie.wire.codec import Encoded, Received, encode
 from coterie.wire.messages import Message, Positions, Rows, Weights, dataclass, declare
 from coterie.wire.precision import Precision
-from coterie_server.families.partial import in_order
+from coterie_server.families.averages import in_order
 from coterie_server.interface.half import Replies
 from coterie_server.interface.merge import Layout, check_finite, merged, weights_of
 

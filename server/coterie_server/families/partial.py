@@ -42,8 +42,9 @@ from coterie.families.partial import (
     Updated,
 )
 from coterie.wire.messages import Message, Rows
+from coterie_server.families.averages import in_order, mean_of, owners
 from coterie_server.families.known_clusters import spread_of
-from coterie_server.families.privacy import Budget, doubts, drawn_in_secret, noised_sum, said
+from coterie_server.families.privacy import Budget, doubts, drawn_in_secret, noised, said
 from coterie_server.interface.half import (
     ABSENT,
     FLAT_ONLY,
@@ -64,7 +65,6 @@ from coterie_server.interface.merge import check_senders, one_by_one
 from coterie_server.interface.wanted import Wanted
 
 M = TypeVar("M", bound=Rows)
-_BLOCK = 1 << 18  # numbers that are averaged at once
 
 
 @dataclass(frozen=True)
@@ -187,9 +187,10 @@ class PartialSharing:
         if answered.size and self._tells_losses:
             losses = replies[TrainingLoss]
             check_senders(TrainingLoss.kind, losses.users, answered)
-            figures["loss"] = _mean(losses.loss, self.n_rows[answered])
+            figures["loss"] = mean_of(losses.loss, self.n_rows[answered])
         if answered.size and self.tensors:
-            state = self.own.taken(replace(self, noise_of=self._noise(number)), state, replies, answered)
+            secret = self.setting.secret
+            state = self.own.taken(replace(self, noise_of=secret and secret.child("round", number)), state, replies, answered)
             self._check_finite(state, number)
         return await self._closed(state, federation, number, figures)
 
@@ -260,7 +261,8 @@ class PartialSharing:
         """The mean of the users' shared tensors."""
         updates = self.in_runs(replies, Updated, answered)
         if self.noise_of is not None and self.budget is not None:
-            return replace(state, weights=self._noised(state.weights, updates, self.budget, self.noise_of))
+            rows, m = [update.weights for update in updates], self.config.n_selected(self.n_rows.size)
+            return replace(state, weights=noised(rows, state.weights, m, self.budget, self.noise_of))
         return self._moved(state, *self.average(updates))
 
     def _moved(self, state: SharedState, weights: Single, counts: Indices) -> SharedState:
@@ -269,16 +271,6 @@ class PartialSharing:
             with np.errstate(over="ignore"):  # `_check_finite` finds it
                 weights = ((1 - self.beta) * state.weights.astype(np.float64) + self.beta * weights).astype(self._dtype)
         return replace(state, weights=weights, counts=counts)
-
-    def _noise(self, number: int) -> Secret | None:
-        return None if self.setting.secret is None else self.setting.secret.child("round", number)
-
-    def _noised(self, before: Single, updates: Sequence[Updated], budget: Budget, secret: Secret) -> Single:
-        for update in updates:
-            check_sizes(update.weights, update.counts, self._returning)
-        rows, was = [update.weights for update in updates], before.astype(np.float64)
-        total = noised_sum(rows, was, budget.privacy.clip, budget.multiplier, secret)
-        return (was + total / self.config.n_selected(self.n_rows.size)).astype(self._dtype)
 
     def _check_finite(self, state: SharedState, number: int) -> None:
         """RunError where a step of the server has left a number that cannot be sent. A mean alone stays between the users' numbers."""
@@ -430,42 +422,9 @@ def drawn(config: Training, setting: Setting, n_users: int, number: int) -> Indi
     return np.sort(order[: config.n_selected(n_users)])
 
 
-def owners(messages: Sequence[Rows]) -> Indices:
-    """The users of messages that name them."""
-    return np.concatenate([np.zeros(0, dtype=np.int64), *(message.users for message in messages if message.users is not None)])
-
-
-def in_order(rows: Sequence[NDArray[Any]], shares: Array) -> Array:
-    """(size,) the sum of all rows (k, size) of the arrays times their shares, one after the other, in float64.
-
-    Block by block, since the rows may be most of the memory. A sum along the first axis adds one row after the other; only where rows have
-    one number, numpy would add in pairs.
-    """
-    size = rows[0].shape[1]
-    total = np.zeros(size)
-    for start in range(0, size, _BLOCK):
-        block = slice(start, min(start + _BLOCK, size))
-        width, done = block.stop - start, 0
-        most = max(1, _BLOCK // width)
-        for array in rows:
-            for first in range(0, len(array), most):
-                part = array[first : first + most, block]
-                terms = np.empty((len(part) + 1, width))
-                terms[0] = total[block]
-                np.multiply(part, shares[done : done + len(part), None], out=terms[1:])
-                total[block] = np.add.accumulate(terms, axis=0)[-1] if width == 1 else np.add.reduce(terms, axis=0)
-                done += len(part)
-    return total
-
-
 def last_of(figures: Sequence[Mapping[str, float]], name: str) -> float:
     """A figure of the last round, 0 without one."""
     return figures[-1].get(name, 0.0) if figures else 0.0
-
-
-@np.errstate(over="ignore")  # models may be diverging
-def _mean(values: Array, weights: Indices) -> float:
-    return float((values * weights).sum() / weights.sum())
 
 
 def sizes_of(setting: Setting) -> tuple[Indices, Indices]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from coterie.arrays import Array, Indices
 from coterie.draws.secret import Secret, digest
 from coterie.experiment.privacy import Draws, Privacy
-from coterie.families.partial import Training
+from coterie.families.partial import Single, Training
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,13 @@ def noised_sum(rows: Sequence[NDArray[np.floating]], before: Array, clip: float,
             total += change * (clip / max(norm, clip))
     noise = secret.child(digest(total.tobytes(), before.tobytes())).numbers().normal(total.size)
     return total + multiplier * clip * noise
+
+
+def noised(rows: Sequence[Single], before: Single, m: int, budget: Budget, secret: Secret) -> Single:
+    """(size,) phi^{t+1} from phi^t and the tensors (k, size) that users have returned, of m who were drawn."""
+    was = before.astype(np.float64)
+    moved: Single = (was + noised_sum(rows, was, budget.privacy.clip, budget.multiplier, secret) / m).astype(before.dtype)
+    return moved
 
 
 def drawn_in_secret(secret: Secret, n_users: int, m: int) -> Indices:

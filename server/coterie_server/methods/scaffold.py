@@ -13,7 +13,8 @@ from coterie.arrays import Indices
 from coterie.errors import ProtocolError
 from coterie.families.partial import Single
 from coterie.methods.scaffold import Variate, VariateMove
-from coterie_server.families.partial import PartialSharing, ServerUpdate, SharedState, in_order
+from coterie_server.families.averages import in_order
+from coterie_server.families.partial import PartialSharing, ServerUpdate, SharedState
 from coterie_server.interface.half import Counts, Replies
 from coterie_server.interface.wanted import Wanted
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from coterie.draws.secret import Secret, kept_key
 from coterie.errors import ConfigError
-from coterie.experiment.config import Experiment
+from coterie.experiment.config import Experiment, StopRule
 from coterie.record.snapshot import SnapshotFile
 from coterie_server.interface.half import StageHalf
 from coterie_server.interface.stages import Stage
@@ -41,3 +41,10 @@ def check_budget(stage: Stage, half: StageHalf[Any]) -> None:
     limit = stage.stop.epsilon
     if limit is not None and half.epsilon is not None and (first := half.epsilon(1)) > limit:
         raise ConfigError(f"stop.epsilon is {limit:g}, but the first round of stage {stage.name!r} spends {first:.3g}: want more noise")
+
+
+def spent_out(stop: StopRule, half: StageHalf[Any], n_rounds: int) -> str:
+    """Why the stage ends after so many rounds, if another one would spend more than `stop.epsilon`; else ""."""
+    if stop.epsilon is None or half.epsilon is None or half.epsilon(n_rounds + 1) <= stop.epsilon:
+        return ""
+    return f"epsilon {half.epsilon(n_rounds):.3g}: another round would spend more than {stop.epsilon:g}"

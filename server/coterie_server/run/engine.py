@@ -35,7 +35,7 @@ from coterie_server.interface.sum_links import SumLinks
 from coterie_server.record import closed_forms
 from coterie_server.record.rundb import RunDatabase
 from coterie_server.run import returned
-from coterie_server.run.budget import NoiseKey, check_budget
+from coterie_server.run.budget import NoiseKey, check_budget, spent_out
 from coterie_server.run.evaluation import evaluated
 from coterie_server.run.inference import with_moments
 from coterie_server.run.memory import check_memory
@@ -203,14 +203,11 @@ class Engine:
         self.database.flush()
 
     async def _prepared(self, members: Members) -> Facts:
+        """What users say of their rows. Records how many they have together, those held out where they are known."""
         facts = await (self._convex(members) if self.experiment.model is None else prepare_network(self.hub, members, self._network()))
-        self._note_rows(facts)
-        return facts
-
-    def _note_rows(self, facts: Facts) -> None:
-        """Records how many rows all users have together, those held out where they are known."""
         held_out = None if facts.n_test is None else int(facts.n_test.sum())
         self.database.put("rows", json.dumps({"training": int(facts.n_rows.sum()), "held_out": held_out}))
+        return facts
 
     async def _convex(self, members: Members) -> Facts:
         facts = await prepare(
@@ -251,7 +248,8 @@ class Engine:
         if point.state is None:
             self.database.stage(point.stage, stage.name, stage.method, 0, "", 0.0)
             self.database.figures(point.stage, 0, {})
-            self._introduce(stage, half)
+            self._warn(stage, half.warnings)
+            self._note(stage, half.notes)
             self.hub.begin_stage(point.stage, settings)
             point = self._saveable(stage, replace(point, state=await half.init(self.hub), round=0))
             self._reached = point, self.hub.seq
@@ -316,12 +314,6 @@ class Engine:
         for sentence in sentences:
             self.database.event("warning", sentence, stage=stage.name)
 
-    def _introduce(self, stage: Stage, half: StageHalf[Any]) -> None:
-        """What there is to say before the first round. ConfigError where it would spend too much."""
-        self._warn(stage, half.warnings)
-        self._note(stage, half.notes)
-        check_budget(stage, half)
-
     def _note(self, stage: Stage, sentences: Sequence[str]) -> None:
         for sentence in sentences:
             self.database.event("note", sentence, stage=stage.name)
@@ -369,6 +361,7 @@ class Engine:
         )
         half = server_half(stage.method)
         built = half.build(stage.config, setting)
+        check_budget(stage, built)
         if callable(half.tiers) and not self.experiment.federation.is_two_tier:
             below = ClusterSetting(setting.seed, stage.name, members, setting.precision)
             built = hosted(built, half.tiers(stage.config, below), setting.precision)
@@ -431,8 +424,8 @@ class Engine:
             gap = (figures["objective"] - stop.reference_objective) / max(abs(stop.reference_objective), np.finfo(float).tiny)
             if gap <= stop.objective_gap:
                 return f"objective gap at most {stop.objective_gap:g}"
-        if stop.epsilon is not None and half.epsilon is not None and half.epsilon(point.round + 1) > stop.epsilon:
-            return f"epsilon {half.epsilon(point.round):.3g}: another round would spend more than {stop.epsilon:g}"
+        if reason := spent_out(stop, half, point.round):
+            return reason
         if point.round >= stop.rounds:
             return f"{stop.rounds} rounds"
         if stop.wall_time_s is not None and self._clock_strikes(stop.wall_time_s, point, started):
