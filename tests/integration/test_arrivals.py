@@ -28,6 +28,7 @@ from tests.processes import SERVER, processes
 from tests.simulation import bits, query, small_experiment
 
 ARRIVAL = {"name": "pdmm", "penalty": 0.3, "start": "zero", "sampling": "arrival"}
+ON_GRAPH = {**ARRIVAL, "graph": {"neighbours": 2}}
 SLOW = 7  # exchanges that the slow host needs for a task
 NEVER = 10**9
 
@@ -120,8 +121,9 @@ def figures(folder: Path) -> list[Any]:
     return query(folder, "SELECT stage, round, name, value FROM figures ORDER BY stage, round, name")
 
 
-def test_fast_hosts_do_not_wait_and_a_replay_of_the_arrivals_has_the_same_bits(tmp_path: Path) -> None:
-    experiment = experiment_of(ARRIVAL)
+@pytest.mark.parametrize("method", [ARRIVAL, ON_GRAPH], ids=["all pairs", "graph"])
+def test_fast_hosts_do_not_wait_and_a_replay_of_the_arrivals_has_the_same_bits(method: dict[str, Any], tmp_path: Path) -> None:
+    experiment = experiment_of(method)
     recorded = run(experiment, tmp_path / "recorded", SLOW)
     taken = arrivals(tmp_path / "recorded")
     assert list(taken.values()).count(["h0", "h2"]) > 20
@@ -141,12 +143,16 @@ def agrees(folder: Path) -> None:
     assert verdict.agrees, (verdict.books, verdict.differences)
 
 
-@pytest.mark.parametrize("at", [{"killed_at": 14}, {"killed_at": 20}, {"stopped_at": 17}], ids=str)
+@pytest.mark.parametrize(
+    ("method", "at"),
+    [(ARRIVAL, {"killed_at": 14}), (ARRIVAL, {"killed_at": 20}), (ARRIVAL, {"stopped_at": 17}), (ON_GRAPH, {"killed_at": 20})],
+    ids=["killed", "killed later", "stopped", "killed on a graph"],
+)
 def test_a_coordinator_that_dies_or_stops_while_a_host_is_at_work_goes_on_with_the_bits_of_its_arrivals(
-    at: dict[str, int], tmp_path: Path
+    method: dict[str, Any], at: dict[str, int], tmp_path: Path
 ) -> None:
     """A checkpoint is made every four rounds, so the answer to a task from before it is taken after it, and asked for again."""
-    experiment = experiment_of(ARRIVAL)
+    experiment = experiment_of(method)
     resumed = run(experiment, tmp_path / "resumed", SLOW, **at)
     assert query(tmp_path / "resumed", "SELECT max(attempt) FROM ledger") == [(2,)]
     assert list(arrivals(tmp_path / "resumed").values()).count(["h0", "h1", "h2"]) >= 3

@@ -255,7 +255,9 @@ def test_too_little_damping_on_a_path_of_users_is_refused_and_would_diverge():
     "way", [{"placement": "paper"}, {"sampling": "uniform", "s_p": 3}, {"sampling": "recorded", "schedule": [[[], [], []]]}]
 )
 def test_a_graph_wants_the_lean_placement_and_draws_in_pairs(way):
-    with pytest.raises(ValidationError, match="the graph is not complete, which wants placement lean and sampling full or paired, and has"):
+    with pytest.raises(
+        ValidationError, match="the graph is not complete, which wants placement lean and sampling full, paired or arrival, and has"
+    ):
         Config(penalty=1.0, graph=PATH_OF_SIX, **way)
 
 

@@ -62,7 +62,7 @@ class Config(Settings):
     #: Decreasing penalties LAM, one stage each, which starts from the one before. Held-out rows choose the best.
     path: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] | None = None
     #: Who is tied to whom: complete, {neighbours: 15, phi: 2}, {pairs: [[u0, u1, 1.0]]} or {file: pairs.csv}. complete: all
-    #: pairs, with weight 1. The others want placement: lean, and sampling: full or paired.
+    #: pairs, with weight 1. The others want placement: lean, and sampling: full, paired or arrival.
     graph: Graph = "complete"
 
     #: lean: the server keeps all pair variables, and sends each user one vector a round. paper: users keep them, as in Algorithm 1.
@@ -158,9 +158,9 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _graph_has_its_placement(self) -> Config:
-        if self.graph != "complete" and (self.placement != "lean" or self.sampling not in ("full", "paired")):
+        if self.graph != "complete" and (self.placement != "lean" or self.sampling not in ("full", "paired", "arrival")):
             found = f"placement {self.placement} and sampling {self.sampling}"
-            raise ValueError(f"the graph is not complete, which wants placement lean and sampling full or paired, and has {found}")
+            raise ValueError(f"the graph is not complete, which wants placement lean and sampling full, paired or arrival, and has {found}")
         return self
 
     @model_validator(mode="after")
@@ -250,8 +250,9 @@ class Config(Settings):
         min(1, theta/phi), theta = S_P/N^2, phi = S_D/(N(N-1)). With z after x tau = 1.6, nu = 0, eta = rho.
 
         `wang`: tau = K/(K~(2J-K)), nu = 1 - 1/K~, J = N^2, K = S_P, K~ = min(K, 3). It is proven if every round updates all duals, as full
-        participation does, and a cautious choice otherwise. With arrivals tau = 1.6 relaxes pairs, and eta = (N-1) rho. Raises ConfigError
-        when a needed number is missing and for a tau or nu that diverges. `unproven` lists what is allowed without a proof.
+        participation does, and a cautious choice otherwise. With arrivals tau = 1.6 relaxes pairs, and eta = (N-1) rho, or rho on a graph.
+        Raises ConfigError when a needed number is missing and for a tau or nu that diverges. `unproven` lists what is allowed without a
+        proof.
         """
         if extent.n < 2:
             raise ConfigError(f"there is {extent.n} user, want at least 2: pdmm couples pairs of users")
@@ -263,7 +264,7 @@ class Config(Settings):
         rho = self.rho if self.rho is not None else 3 * (mean_smoothness or 0.0) / extent.degree * (5 / 3 if sparse else 1.0)
         eta = self.eta if self.eta is not None else (rho if self.z_after_x() else 0.0)
         if self.sampling == "arrival":  # a pair has a copy of each of its two models
-            return Constants(rho, rho * (extent.n - 1), 0.0, self.tau or _RELAXATION)
+            return Constants(rho, rho * (extent.n - 1 if extent.is_complete else 1), 0.0, self.tau or _RELAXATION)
         tau, nu = self._tau_nu(extent, theta, eta / rho if rho else 0.0)
         steps = Constants(rho, eta, nu, tau)
         self._check_stability(extent, steps)

@@ -209,6 +209,9 @@ CASES: Mapping[str, Case] = {
     "pdmm uniform": pairwise({"name": "pdmm", "penalty": 0.3, "sampling": "uniform", "primal_fraction": 0.5}),
     "pdmm arrival": pairwise({"name": "pdmm", "penalty": 0.3, "sampling": "arrival", "max_staleness": 0}),
     "pdmm drawn": pairwise({"name": "pdmm", "penalty": 0.3, "sampling": "arrival", "delays": {"u1": 3}, "evaluate_every": 0}),
+    "pdmm drawn graph": pairwise(
+        {"name": "pdmm", "path": [0.5, 0.3], "sampling": "arrival", "delays": {"u1": 3}, "graph": {"neighbours": 2}}
+    ),
     "pdmm svrg": pairwise({"name": "pdmm", "penalty": 0.3, "x_update": {"name": "svrg", "batch_size": 4}}),
     "pdmm path": pairwise({"name": "pdmm", "path": [0.5, 0.2], "refit": True}, references=["local", "oracle"]),
     "pdmm graph": pairwise({"name": "pdmm", "path": [0.5, 0.2], "graph": {"neighbours": 2}}),

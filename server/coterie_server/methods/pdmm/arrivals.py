@@ -16,8 +16,11 @@ with a relaxation tau below 2. So an answer is never out of date for a pair that
 would answer now. What is left is the averaged iteration of Douglas and Rachford, of which each update does some coordinates: Bianchi,
 Hachem and Iutzeler, *A coordinate descent primal-dual algorithm* (2016), prove convergence where these are drawn at random.
 
+On a graph pairs are its edges. As in whole rounds, mu_ij is kept over the weight w_ij: rho and LAM have this factor, and the sums over j
+too. So q = 2 rho D_i, with the sum D_i of the user's weights.
+
 |mu_ij| <= LAM and mu_ij.z_ij = LAM |z_ij| hold throughout. So `primal_residual`, of x_i - x_j = z_ij, and `dual_residual`, of grad f_i(x_i)
-+ sum_j mu_ij = 0, are those of the optimality conditions, however old an answer is. grad f_i(x_i) is v_i - q x_i of its answer.
++ sum_j w_ij mu_ij = 0, are those of the optimality conditions, however old an answer is. grad f_i(x_i) is v_i - q x_i of its answer.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from coterie.errors import ConfigError
 from coterie.families.pdmm_messages import Aggregates, OwnValuesWanted, OwnWeights, UpdatedModels, Values
 from coterie.methods.pdmm import Config, Constants
 from coterie.wire.messages import Message
+from coterie_server.families import ties
 from coterie_server.interface.deferred import Figures
 from coterie_server.interface.half import Counts, Federation, Key, Outcome, Replies, Setting
 from coterie_server.interface.wanted import Wanted
@@ -68,6 +72,7 @@ class State:
     clock: int  # with `delays`: when the update was
     ages: Array  # (3,) of all answers: how many, the sum of their ages in updates, the greatest
     clustering: Clustering
+    graph_mark: int  # of `ties.mark_of`
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,15 @@ class Arrivals:
     def n(self) -> int:
         return self.layout.n
 
+    @property
+    def graph_mark(self) -> int:
+        return ties.mark_of(self.layout.graph)
+
+    @cached_property
+    def _degrees(self) -> Array:
+        """(n, 1): the sums D_i of users' weights; N-1 without a graph."""
+        return np.broadcast_to(self.layout.degree, (self.n, 1))
+
     @cached_property
     def delays(self) -> Indices | None:
         """(n,) the mean times of tasks, None where the clock decides. ConfigError for a name that no user has."""
@@ -99,22 +113,27 @@ class Arrivals:
         return np.array([given.get(name, 1) for name in names], dtype=np.int64)
 
     async def init(self, federation: Federation) -> State:
-        """x^0 from the stage before, which S0 sends by itself, z and mu zero; all of them kept along a path."""
+        """x^0 from the stage before, z and mu zero; all of them kept along a path. S0 and users' degrees travel by themselves."""
         n, d = self.n, self.setting.known_facts.d
-        if messages := pdmm_messages.start(self.start, is_lean=True):
+        messages = pdmm_messages.start(self.start, is_lean=True)
+        if self.layout.graph is not None:
+            messages.append(pdmm_messages.degrees(self.layout, np.arange(n)))
+        if messages:
             await federation.exchange(*messages)
         x, z = np.zeros((n, d)) if self.start is None else self.start, pairs.zeros(self.layout, d)
         mu = z
         if self.warm is not None:
+            ties.check_same(self.layout.graph, self.warm.graph_mark)
             x, z, mu = self.warm.x, self.warm.z, self.warm.mu
         unknown, never = np.full((n, d), np.nan), np.zeros(n, dtype=np.int64)
         at, everyone, nobody = np.zeros(self.layout.size, dtype=np.int64), np.ones(n, dtype=np.bool_), Clustering(pdmm_messages.NOBODY)
         means = self._means(x, slice(None))
         rho, told, asked = self.steps.rho, (never - 1, never, unknown[:, 0], never), (everyone, unknown, never, 0)
-        return State(x, unknown, unknown[:, 0], z, mu, means, rho, at, *told, *asked, np.zeros(3), nobody)
+        return State(x, unknown, unknown[:, 0], z, mu, means, rho, at, *told, *asked, np.zeros(3), nobody, self.graph_mark)
 
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
         """One update: vectors for those who have answered before, and the answers of those who answer now."""
+        ties.check_same(self.layout.graph, state.graph_mark)
         state = self._asked(state, number)
         replies, arrived, n_sent, clock = await (self._by_clock if self.delays is None else self._drawn)(state, federation, number)
         ages = number - state.asked[arrived]
@@ -184,7 +203,7 @@ class Arrivals:
         """S5: the models of users who have answered, and what follows about their losses."""
         x = pdmm_messages.with_models(state.x, arrived, replies)
         slope, value, answered = state.slope.copy(), state.value.copy(), state.answered.copy()
-        slope[arrived] = state.v[arrived] - 2 * state.weight[arrived, None] * (self.n - 1) * x[arrived]
+        slope[arrived] = state.v[arrived] - 2 * state.weight[arrived, None] * self._degrees[arrived] * x[arrived]
         answered[arrived] = state.asked[arrived]
         n_answers = state.n_answers.copy()
         n_answers[arrived] += 1
@@ -224,22 +243,25 @@ class Arrivals:
         return np.asarray(0.5 * (columns[:, self.layout.first[places]] + columns[:, self.layout.second[places]]))
 
     def _unsigned_sums(self, values: Array) -> Array:
-        """(n, d): for user i the sum over its pairs, both users with sign 1. `values` (d, m)."""
+        """(n, d): for user i the weighted sum over its pairs, both users with sign 1. `values` (d, m)."""
+        values = values if self.layout.weights is None else values * self.layout.weights
         ends = (self.layout.first, self.layout.second)
         return np.stack([sum((np.bincount(end, component, self.n) for end in ends), np.zeros(self.n)) for component in values], axis=1)
 
     def _primal_residual(self, state: State) -> float:
-        """|x_i - x_j - z_ij| over the pairs, relative to sqrt(N) |x|."""
+        """|x_i - x_j - z_ij| over the pairs, relative to sqrt(N) |x|. Squares have a graph's weights and degrees."""
         scale = pairs.distance_norm(self.layout, state.x)
         gap = pairs.differences(np.ascontiguousarray(state.x.T), self.layout) - state.z
-        return float(np.linalg.norm(gap)) / scale if scale else 0.0
+        return float(np.linalg.norm(gap * self.layout.roots)) / scale if scale else 0.0
 
     def _dual_residual(self, state: State) -> float:
-        """|grad f_i(x_i) + sum_j mu_ij| over the users, relative to LAM (N-1) sqrt(N); infinite before all have answered."""
+        """|grad f_i(x_i) + sum_j mu_ij| over the users, relative to LAM |D|, the most it can be; infinite before all have answered."""
         if np.isnan(state.slope).any():
             return float("inf")
         slopes = state.slope + pairs.sums(self.layout, state.mu)
-        return float(np.linalg.norm(slopes)) / (self.lam * (self.n - 1) * float(np.sqrt(self.n)))
+        graph = self.layout.graph
+        most = (self.n - 1) * float(np.sqrt(self.n)) if graph is None else float(np.linalg.norm(graph.degrees))
+        return float(np.linalg.norm(slopes)) / (self.lam * most)
 
     def labels_of(self, state: State) -> Indices | None:
         """Clusters (n,) when they were last due, by the rule of `finish`."""
@@ -256,11 +278,13 @@ class Arrivals:
         ages = {"answers": n, "mean_staleness": total / max(n, 1.0), "greatest_staleness": greatest}
         figures |= {"clusters": float(labels.max() + 1), **ages}
         where = (self.setting.stage, self.config.placement, self.layout.copies)
-        carry = Carry(*where, state.x, state.z, state.mu, state.mu, state.rho, graph_mark=0)  # arrivals are refused on a graph
+        carry = Carry(*where, state.x, state.z, state.mu, state.mu, state.rho, state.graph_mark)
         whose = "the clock's" if self.delays is None else "drawn from the seed"
         said = f"stage {self.setting.stage!r} has updates instead of rounds (sampling: arrival), with arrivals that are {whose}"
         note = f"{said}: {n:,.0f} answers, {ages['mean_staleness']:.3g} updates old in the mean and {greatest:.0f} at most"
-        return Outcome(state.x, labels, figures, carry=carry, notes=(note,))
+        graph = self.layout.graph
+        kept = ties.outcome_of(graph if self.warm is None else None)
+        return Outcome(state.x, labels, figures, carry=carry, notes=(note, *ties.notes_on(graph)), ties=kept)
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """S5: an answer each, also those that came after the last update. S7+S10: a vector for each user that was asked."""
@@ -274,7 +298,9 @@ class Arrivals:
         return found
 
     def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
-        """With each vector its rho, if that may change, and with each answer the loss at it, if losses are asked for."""
+        """With each vector its rho, if that may change, and with each answer the loss at it, if losses are asked for. Once the degrees."""
         vectors = self.expected_vectors(figures)
         told: dict[Key, float] = {("balance", "down"): vectors["S7+S10", "down"]} if self.config.is_balanced() else {}
+        if self.layout.graph is not None and figures:
+            told["ties", "down"] = float(self.n)
         return told | ({("evaluate", "up"): vectors["S5", "up"]} if self.config.evaluate_every else {})
