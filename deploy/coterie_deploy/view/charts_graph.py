@@ -77,7 +77,12 @@ def graph_chart(
         "color": _COLOUR,
         "tooltip": points.tooltip,
     }
-    layers.append({"data": {"values": points.values}, "transform": [area], "mark": {"type": "circle", "opacity": 1}, "encoding": marked})
+    circle = {
+        "type": "circle",
+        "opacity": 1,
+        **({} if points.has_numbers else {"style": "ringed"}),
+    }  # small clusters have no room for a ring
+    layers.append({"data": {"values": points.values}, "transform": [area], "mark": circle, "encoding": marked})
     if points.has_numbers:
         large = {"filter": f"datum.r / (2 * {unit}) > {_ROOM_FOR_NUMBER} + 3 * (datum.users >= 100) + 5 * (datum.users >= 1000)"}
         number_of = {**place, "text": {"field": "users", "format": ","}, "tooltip": points.tooltip}
@@ -189,7 +194,7 @@ def _lines(
     for i, j, w in zip(first[order].tolist(), second[order].tolist(), weight[order].tolist(), strict=True):
         (x, y), (x2, y2), share = layout.places[i].tolist(), layout.places[j].tolist(), math.sqrt(w / largest)
         ends = {"x": short(x), "y": short(y), "x2": short(x2), "y2": short(y2)}
-        seen = {"width": round(0.5 + 2.5 * share, 2), "opacity": round((0.3 + 0.5 * share) * faint, 3)}
+        seen = {"width": round(0.4 + 2.0 * share, 2), "opacity": round((0.25 + 0.45 * share) * faint, 3)}
         lines.append({**ends, **seen, "weight": short(w), "from": names[i], "to": names[j]})
     return lines
 
@@ -308,7 +313,7 @@ def _tree_said(labels: Sequence[Indices], n: int, *, small: int, is_bundled: boo
         said.append("No cluster parts again at a larger penalty.")
     if is_bundled:
         of = "users" if small == 1 else f"groups of at most {small:,} users"
-        said.append(f"{n:,} users: a dashed line stands for several {of} that join at the same penalty.")
+        said.append(f"{n:,} users: a dashed line stands for several {of}.")
     if chosen is not None:
         said.append(f"Dashed across: the penalty of the result, {chosen:g}; its clusters have colours.")
     return " ".join(said)

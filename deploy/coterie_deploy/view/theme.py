@@ -32,6 +32,7 @@ def theme(*, dark: bool, paper: bool = False) -> dict[str, Any]:
         "style": {
             "line": {"strokeWidth": 1.5 if paper else 2},  # a mark of its own here would win over a width that is drawn from data
             "halo": {"stroke": PAGES[name], "strokeWidth": 4, "strokeJoin": "round", "opacity": 0.9},
+            "ringed": {"stroke": PAGES[name], "strokeWidth": 1},  # what lies on lines
             "on-colour": {"color": PAGES[name], "fontSize": size - 2},
             "mark-of-goal": {"color": ink, "strokeDash": [5, 4], "strokeWidth": 1.2, "opacity": 0.8},
             "closed-form": {"color": ink, "opacity": 1},
