@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -37,7 +38,9 @@ def picture(models: Array, labels: Indices, ties: Ties | None = None) -> Chart:
 def drawn(chart: Chart) -> str:
     """The picture, which no library may refuse."""
     json.dumps(chart.spec, allow_nan=False)
-    return str(vl_convert.vegalite_to_svg({**chart.spec, "width": 340}, config=theme(dark=False)))
+    svg = str(vl_convert.vegalite_to_svg({**chart.spec, "width": 340}, config=theme(dark=False), allowed_base_urls=[]))
+    assert "NaN" not in svg
+    return svg
 
 
 def layer(chart: Chart, mark: str) -> list[Mapping[str, Any]]:
@@ -224,6 +227,14 @@ def test_many_users_are_leaves_together_where_they_join_together() -> None:
     assert sum(int(leaf.split()[0].replace(",", "")) for leaf in leaves if "user" in leaf) == n
     assert "a dashed line stands for several" in chart.note
     assert any(one["groups"] > 1 for one in layer(chart, "rule"))
+
+
+def test_names_of_leaves_are_text_and_no_code() -> None:
+    strange = ["it's", 'a "b" \\ [c]', "${x}", "<b>"]
+    chart = tree_chart([1.0, 2.0], [numbered(0, 1, 2, 3), numbered(0, 0, 1, 1)], strange)
+    assert chart is not None
+    svg = drawn(chart)
+    assert all(name in html.unescape(svg) for name in strange)
 
 
 def test_a_path_of_one_penalty_or_one_user_is_no_tree() -> None:
