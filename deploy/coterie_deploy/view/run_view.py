@@ -229,7 +229,7 @@ def _link_sentence(link: Link) -> str:
 def single_sentence(found: Curves, name: str) -> str:
     """A figure that one round alone has, instead of a chart."""
     place = int(np.flatnonzero(np.isfinite(found.figures[name]))[0])
-    value = figure(float(found.figures[name][place]))
+    value = figure(float(found.figures[name][place])) if found.figures[name][place] else "0"
     return sentence(f"{charts.figure_name(name)} is known in round {count(int(found.rounds[place]))} alone, and is {value}")
 
 
