@@ -158,6 +158,7 @@ def test_a_run_with_noise_survives_kills_with_the_same_bits_and_never_sends_two_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("repeatable")
 @pytest.mark.parametrize("privacy", [ROW, USER], ids=["row", "user"])
 def test_no_noise_is_used_twice_after_kills_at_a_thousand_random_points(privacy: dict[str, Any], archive: Path, tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+"""Liu, Hu, Wu and Smith (2022) with noise, and DP-SGD's claim against an attack: is a row in the data?
+
+The attack trains many times with a row of the largest gradient, and many times with a row without a gradient in its place. The rates at
+which a threshold tells them apart bound epsilon from below, with 95 % confidence: Jagielski, Ullman and Oprea (2020), "Auditing
+differentially private machine learning".
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from rich.console import Console
+from scipy import stats
+
+from coterie.draws.accountant import Steps, epsilon
+from coterie.draws.secret import KEY_BYTES, Secret
+from coterie.experiment.model import X
+from coterie.experiment.problem import ProblemConfig
+from coterie_client.learning import Draw, Phase, Rows
+from coterie_client.learning.private import RowNoise
+from coterie_client.problems import build_problem
+from coterie_client.problems.descent import ConvexLearner
+from coterie_deploy.studies.reproduce import private_silos, reproduce
+
+DELTA = 1e-3
+CLIP, N_STEPS, N_ROWS = 0.5, 4, 8
+
+
+def trained(multiplier: float, rate: float, *, is_there: bool, n_trials: int) -> NDArray[np.float64]:
+    """(n_trials,) models of one number after training with or without the row."""
+    rng = np.random.default_rng(1)
+    features, target = 0.1 * rng.standard_normal((N_ROWS, 1)), rng.standard_normal(N_ROWS)
+    features[0], target[0] = (1.0, 100.0) if is_there else (0.0, 0.0)
+    problem = build_problem(ProblemConfig(loss="least_squares", intercept=False), ["u"], [features], [target])
+    learner, phase = ConvexLearner(problem, 0), Phase("all", None, N_STEPS, round(rate * N_ROWS), 0.1)
+    key, found = Secret(bytes(KEY_BYTES)).child(int(is_there)), np.empty(n_trials)
+    for trial in range(n_trials):
+        noise = RowNoise(CLIP, multiplier, key.child(trial).numbers())
+        fitted = learner.fit({X: np.zeros(1)}, Rows(features, target, "u"), [phase], Draw(0, "u", 1, "audit"), noise)
+        found[trial] = fitted.tensors[X][0]
+    return found
+
+
+def audited(multiplier: float, rate: float, n_trials: int) -> float:
+    """A lower bound on epsilon. Half of the trials choose the threshold, the other half judge it."""
+    there, gone = (trained(multiplier, rate, is_there=is_there, n_trials=2 * n_trials) for is_there in (True, False))
+
+    def bound(threshold: float, part: slice) -> float:
+        hits, alarms = int((there[part] > threshold).sum()), int((gone[part] > threshold).sum())
+        low = float(stats.beta.ppf(0.025, hits, n_trials - hits + 1)) if hits else 0.0
+        high = float(stats.beta.ppf(0.975, alarms + 1, n_trials - alarms)) if alarms < n_trials else 1.0
+        return float(np.log(max(low - DELTA, 1e-12) / high))
+
+    first, second = slice(None, n_trials), slice(n_trials, None)
+    threshold = max(
+        np.quantile(np.concatenate([there[first], gone[first]]), np.linspace(0.01, 0.99, 99)), key=lambda t: bound(float(t), first)
+    )
+    return bound(float(threshold), second)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_what_an_attack_finds_stays_below_the_claimed_epsilon_with_noise_and_exceeds_it_without(rate: float) -> None:
+    multiplier = 2.0
+    claimed = epsilon(Steps(multiplier, N_STEPS, rate), DELTA)
+    with_noise, without, with_little = (audited(one, rate, 1500) for one in (multiplier, 1e-9, multiplier / 8))
+    assert 0.2 * claimed < with_noise < claimed  # the attack is no weak one
+    assert without > claimed
+    assert with_little > claimed
+
+
+def test_the_study_compares_three_methods_and_draws_their_error_against_epsilon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = private_silos.load
+
+    def short(name: str, changes: list[str]) -> Any:
+        return shipped(name, [*changes, "stop.rounds=2", "data.test_fraction=0.5", "method.evaluate_every=1", "method.batch_size=null"])
+
+    monkeypatch.setattr(private_silos, "load", short)
+    said = io.StringIO()
+    points = reproduce("private-silos", seeds=1, output=tmp_path, console=Console(file=said, width=100))
+    assert [(point.method, point.round) for point in points] == [(method, number) for method in private_silos.METHODS for number in (1, 2)]
+    assert {round(point.epsilon, 1) for point in points if point.round == 2} == {6.0}
+    assert (tmp_path / "private-silos.png").stat().st_size > 10_000
+    assert "MR-MTL, lambda 1" in said.getvalue()
+    assert "0.02394" in said.getvalue()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_schools_with_noise_have_the_printed_order_and_errors(tmp_path: Path) -> None:
+    points = reproduce("private-silos", seeds=5, output=tmp_path, console=Console(file=io.StringIO()))
+    found = {
+        method: np.mean([point.of_pupils for point in points if point.method == method and point.of_pupils is not None])
+        for method in private_silos.METHODS
+    }
+    assert found["mr-mtl"] < found["fedavg"] < found["local"]
+    for method, (_, _, printed) in private_silos.METHODS.items():
+        assert found[method] == pytest.approx(printed, abs=6e-4)
