@@ -22,6 +22,7 @@ from coterie_client.hosting import host as hosting
 from coterie_client.interface.half import Inbox, Local
 from coterie_client.learning.private import RowPrivacy, clipped
 from coterie_deploy.studies.check.world import WorldLink
+from coterie_deploy.view.run_view import view_of
 from coterie_server.families.privacy import noised_sum
 from coterie_server.run import coordinator
 from coterie_server.run.coordinator import Finished
@@ -139,7 +140,11 @@ def test_a_run_with_noise_has_a_figure_of_epsilon_and_sends_no_training_loss(met
     assert 2.95 < spent[-1] <= 3.0
     assert finished.outcomes[method].figures["epsilon"] == spent[-1]
     assert not query(tmp_path / "run", "select * from ledger where step = 'loss'")
-    assert [text for text in events(tmp_path / "run", "note") if "gradients of rows are shortened to 0.7, and noise of " in text]
+    view = view_of(tmp_path / "run")
+    assert f"epsilon {spent[-1]:.3g} at delta 0.001, with clip 0.7 and noise of at most " in " ".join(view.results)
+    charts = {chart.key for section in view.sections for chart in section.all_charts}
+    assert "squared_error-epsilon" in charts
+    assert [text for text in events(tmp_path / "run", "note") if "gradients of rows are clipped at 0.7; the noise of their sum is " in text]
 
 
 def test_two_runs_of_one_seed_differ_by_their_noise(archive: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from coterie_deploy.read.sentences import carried, features_in
 from coterie_deploy.terminal.tables import count, counted, duration, figure, size
 from coterie_deploy.view import charts, charts_structure
 from coterie_deploy.view.charts import Section, Table
+from coterie_deploy.view.charts_privacy import EPSILON, spent_chart
 from coterie_deploy.view.charts_structure import Link
 from coterie_deploy.view.run_coefficients import coefficients_section
 from coterie_deploy.view.run_users import clusters_section, users_section
@@ -144,6 +145,8 @@ def _progress(connection: sqlite3.Connection, report: Report, found: Curves | No
     alone = [name for name in names if np.isfinite(found.figures[name]).sum() < 2]
     names = [name for name in names if name not in alone]
     tabs = {f"against {AXES[axis]}": progress_charts(named, names, axis, weighing) for axis in axes_of(named.values())}
+    if EPSILON in found.figures:
+        tabs[f"against {EPSILON}"] = [spent_chart(found, name) for name in names if name != EPSILON]
     rounds = counted(found.stage.rounds, "round")
     outcome = found.stage.outcome or ("under way" if report.is_at_work else f"stopped after round {count(found.stage.rounds)}")
     said = [f"Stage {found.stage.name}: {rounds}{'' if outcome == rounds else f'; {outcome}'}."]

@@ -93,6 +93,7 @@ def said(budget: Budget) -> str:
     """How much noise there is, in a sentence."""
     privacy, multipliers = budget.privacy, [multiplier for _, multiplier in budget.parts]
     least, most = min(multipliers), max(multipliers)
-    noise = f"{most:.3g}" if f"{least:.3g}" == f"{most:.3g}" else f"{least:.3g} to {most:.3g}, by the users' numbers of rows,"
+    many = f"{least:.3g}" != f"{most:.3g}"
+    noise = f"{least:.3g} to {most:.3g} clips, by the users' numbers of rows" if many else f"{most:.3g} clips"
     what = "gradients of rows" if privacy.unit == "row" else "changes of users"
-    return f"privacy: {what} are shortened to {privacy.clip:g}, and noise of {noise} times that is added; delta is {privacy.delta:g}"
+    return f"privacy: {what} are clipped at {privacy.clip:g}; the noise of their sum is {noise}; delta is {privacy.delta:g}"

@@ -259,6 +259,7 @@ CASES: Mapping[str, Case] = {
     "adapt": Case(network({"name": "adapt"}).make, starts_from=network(_FEDREP).make),
     **{f"{name} convex": descent({**method, **_SHORT}) for name, method in CONVEX_METHODS.items()},
     "fedavg convex sums": descent({"name": "fedavg", **_SHORT}, exact_sums=True),
+    "fed_mtl steps": descent({"name": "fed_mtl", "solver": "steps", "mu": 0.5, **_SHORT}),
     "fed_mtl convex": pairwise({"name": "fed_mtl", "mu": 0.5, "relations": "learned", "users_per_round": 6}),
 }
 
