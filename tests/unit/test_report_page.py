@@ -482,6 +482,12 @@ def test_figures_are_files_of_the_kinds_that_were_asked_for(small: Path, tmp_pat
     starts = {path.suffix: path.read_bytes()[:5] for path in written}
     assert starts == {".png": b"\x89PNG\r", ".svg": b"<svg ", ".pdf": b"%PDF-"}
     assert {path.stem for path in written} == {"traffic"}
+    graph = next(chart for chart in section(view, "clusters").all_charts if chart.key == "graph")
+    (drawn,) = report_page.write_figures([("graph", graph)], tmp_path / "figures", ["svg"])
+    height = re.search(r'<svg [^>]*height="(\d+)"', drawn.read_text())
+    assert height is not None
+    assert graph.paper_height is not None
+    assert graph.paper_height <= int(height[1]) < graph.spec["height"]
     assert cli._run(["report", str(small), "--format", "png"]) == 2
     assert "--format png is for figures, want --figures DIR with it" in capsys.readouterr().err
     assert cli._run(["report", str(small), "--format", "gif"]) == 2

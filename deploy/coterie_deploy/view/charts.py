@@ -54,7 +54,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart and the table behind it. `note` is a sentence on what it shows."""
+    """A chart and the table behind it. `note` is a sentence on what it shows, `paper_height` the height of a figure of a column."""
 
     key: str
     title: str
@@ -62,6 +62,7 @@ class Chart:
     spec: Spec
     columns: Sequence[str]
     rows: Rows
+    paper_height: int | None = None  # points; None: that of the specification
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ _MOST_USERS = 500  # that are points of their own
 _MOST_CLUSTERS = 300
 _MOST_TIES = 1500  # lines
 _ROOM_FOR_NUMBER = 10  # pixels: the radius of a cluster that has its number of users in it
-_GRAPH_HEIGHT = 380
+_GRAPH_HEIGHT, _PAPER_HEIGHT = 380, 240
 _MOST_LEAVES = 40
 _LEAF_HEIGHT = 14
 _COLOUR = {
@@ -90,7 +90,7 @@ def graph_chart(
         layers.append({"data": {"values": points.values}, "transform": [large], "mark": text, "encoding": number_of})
     spec = {"$schema": SCHEMA, **FITTED, "height": _GRAPH_HEIGHT, "layer": layers}
     sentences = [f"{said[:1].upper()}{said[1:]}.", *notes, _axes_said(models, plane)]
-    return Chart("graph", f"The graph at the end of {stage}", " ".join(filter(None, sentences)), spec, columns, rows)
+    return Chart("graph", f"The graph at the end of {stage}", " ".join(filter(None, sentences)), spec, columns, rows, _PAPER_HEIGHT)
 
 
 @dataclass(frozen=True)

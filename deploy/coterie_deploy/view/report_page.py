@@ -84,7 +84,8 @@ def html_of(page: Page) -> str:
 def write_figures(charts: Sequence[tuple[str, Chart]], folder: Path, formats: Sequence[str]) -> list[Path]:
     """Each chart as a file KEY.FORMAT, png, svg or pdf: a column of a paper wide, PNG with 300 dots an inch."""
     written = [folder / f"{_NOT_IN_A_NAME.sub('-', key)}.{form}" for key, _ in charts for form in dict.fromkeys(formats)]
-    drawn = ({**chart.spec, "width": _WIDTH} for _, chart in charts for _ in dict.fromkeys(formats))
+    sizes = ({"width": _WIDTH, **({"height": chart.paper_height} if chart.paper_height else {})} for _, chart in charts)
+    drawn = ({**chart.spec, **size} for (_, chart), size in zip(charts, sizes, strict=True) for _ in dict.fromkeys(formats))
     for path, spec in zip(written, drawn, strict=True):
         write_figure(spec, path)
     return written
