@@ -105,8 +105,9 @@ async def total(
         replies = await exchange(*messages, to=to, wanted=[*wanted, *terms])
         return _added_up(replies, of, asked, n_members)
     forms = [one.forms(asked, precision) for one in of]
-    asks = [_ask(one, form, asked, None if to is None else asked) for one, form in zip(of, forms, strict=True)]
-    sums = [_wanted(one, form, to, n_members) for one, form in zip(of, forms, strict=True)]
+    named = None if asked.size == n_members else asked  # messages of everyone need not name their users
+    asks = [_ask(one, form, asked, named) for one, form in zip(of, forms, strict=True)]
+    sums = [_wanted(one, form, named, n_members) for one, form in zip(of, forms, strict=True)]
     replies = await exchange(*messages, *asks, to=to, wanted=[*wanted, *sums])
     found: dict[type[Message], Message] = {}
     for one, form in zip(of, forms, strict=True):
