@@ -19,6 +19,7 @@ from coterie_deploy.view.run_graph import ties_of
 from coterie_deploy.view.run_view import view_of
 from coterie_server.interface.half import Outcome
 from coterie_server.maths import graphs
+from coterie_server.record.rundb import read_run
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,13 @@ def test_a_path_keeps_its_graph_once_and_every_stage_of_it_has_that_graph(name: 
     later = ties_of(report_of(folder), f"{method}-0.2")
     assert later is not None
     assert np.array_equal(later.weight, graph.weights)
+
+
+@pytest.mark.parametrize("name", ["pdmm graph", "son_newton path"])
+def test_a_path_tells_its_graph_once(name: str, folders: dict[str, Path]) -> None:
+    with read_run(folders[name]) as connection:
+        said = [text for (text,) in connection.execute("SELECT text FROM events") if text.startswith("the graph ties 9 users")]
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize("name", ["pdmm graph", "son_newton path"])

@@ -78,7 +78,7 @@ def notes_on(graph: ssnal.Graph | None) -> tuple[str, ...]:
         return ()
     parts = np.bincount(graph.components())
     alone = f", {int((parts == 1).sum())} of one user" if (parts == 1).any() else ""
-    return (f"the graph ties {graph.n} users by {graph.m} pairs; it has {len(parts)} part{'s' * (len(parts) > 1)}{alone}",)
+    return (f"the graph ties {graph.n:,} users by {graph.m:,} pairs; it has {len(parts)} part{'s' * (len(parts) > 1)}{alone}",)
 
 
 def graph_of(graph: Graph, setting: Setting) -> ssnal.Graph:

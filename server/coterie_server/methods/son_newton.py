@@ -202,9 +202,9 @@ class SonNewton:
             raise RunError("son_newton has no models after 0 rounds")
         labels = self._labels(state)
         carry = Carry(self.graph, self.lam, state.z, state.answers)
-        graph = None if self.config.graph == "complete" else self.graph
-        found = ties.outcome_of(graph if self.warm is None else None)
-        return Outcome(state.answers.x, labels, self._figures(state, labels), carry=carry, notes=ties.notes_on(graph), ties=found)
+        new = None if self.config.graph == "complete" or self.warm is not None else self.graph  # a path has one graph
+        figures, notes = self._figures(state, labels), ties.notes_on(new)
+        return Outcome(state.answers.x, labels, figures, carry=carry, notes=notes, ties=ties.outcome_of(new))
 
     def labels_of(self, state: State) -> Indices | None:
         """Clusters of the last accepted point."""

@@ -282,9 +282,8 @@ class Arrivals:
         whose = "the clock's" if self.delays is None else "drawn from the seed"
         said = f"stage {self.setting.stage!r} has updates instead of rounds (sampling: arrival), with arrivals that are {whose}"
         note = f"{said}: {n:,.0f} answers, {ages['mean_staleness']:.3g} updates old in the mean and {greatest:.0f} at most"
-        graph = self.layout.graph
-        kept = ties.outcome_of(graph if self.warm is None else None)
-        return Outcome(state.x, labels, figures, carry=carry, notes=(note, *ties.notes_on(graph)), ties=kept)
+        new = self.layout.graph if self.warm is None else None  # a path has one graph
+        return Outcome(state.x, labels, figures, carry=carry, notes=(note, *ties.notes_on(new)), ties=ties.outcome_of(new))
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """S5: an answer each, also those that came after the last update. S7+S10: a vector for each user that was asked."""

@@ -224,9 +224,8 @@ class Pdmm:
             figures[OVERLAP] = found
         where = (self.setting.stage, self.config.placement, self.layout.copies)
         carry = Carry(*where, state.x, state.z, state.mu, state.muhat, state.rho, state.graph_mark)
-        graph = self.layout.graph
-        kept = ties.outcome_of(graph if self.warm is None else None)
-        return Outcome(state.x, labels, figures, carry=carry, notes=ties.notes_on(graph), ties=kept)
+        new = self.layout.graph if self.warm is None else None  # a path has one graph
+        return Outcome(state.x, labels, figures, carry=carry, notes=ties.notes_on(new), ties=ties.outcome_of(new))
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         return pdmm_counts.vectors(self.config, self.n, self.start_models(), figures)
