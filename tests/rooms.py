@@ -17,9 +17,10 @@ PACKAGES = {"coterie": "common", "coterie_server": "server", "coterie_client": "
 # Package, folder: the folders of the same package that it may import besides itself. "" is what lies beside the folders.
 ROOMS: Mapping[str, Mapping[str, str]] = {
     "coterie": {
-        "session": "experiment record wire text v1",
+        "session": "experiment record wire masked text v1",
         "methods": "families experiment wire draws text",
         "families": "experiment wire draws text",
+        "masked": "",
         "experiment": "wire draws text",
         "record": "wire text v1",
         "wire": "v1 text",
