@@ -19,7 +19,7 @@ ROOMS: Mapping[str, Mapping[str, str]] = {
     "coterie": {
         "session": "experiment record wire masked text v1",
         "methods": "families experiment wire draws text",
-        "families": "experiment wire draws text",
+        "families": "experiment wire masked draws text",
         "masked": "",
         "experiment": "wire draws text",
         "record": "wire text v1",

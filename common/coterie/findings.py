@@ -38,6 +38,7 @@ RULES: Final[dict[str, tuple[str, str]]] = {
     "C8": ("its policy cannot be used", "its policy cannot be used"),
     "C9": ("the parent asks for a step that this experiment does not have", "the parent asks for steps that this experiment does not have"),
     "C10": ("the parent's settings are not those of this experiment", "the parent's settings are not those of this experiment"),
+    "C11": ("the parent asks for more than the total of masked sums", "the parent asks for more than the total of masked sums"),
     # T: tables.
     "T1": ("its data file cannot be read", "{count} data files cannot be read"),
     "T2": ("a column that the experiment names is missing{at}", "{count} columns that the experiment names are missing{at}"),

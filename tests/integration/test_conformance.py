@@ -30,6 +30,7 @@ TOLERANT = (
     "fedrep_linear shared",
     "fedrep",
     "fedrep sums",
+    "fedrep masked",
     "local_network",
     "fed_mtl convex",
 )

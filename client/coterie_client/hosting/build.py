@@ -15,6 +15,7 @@ from coterie.extras import extra
 from coterie.findings import Finding
 from coterie.record.snapshot import SnapshotFile
 from coterie.registry import part
+from coterie.session.tls import Tls
 from coterie.wire.precision import Precision
 from coterie_client.data import UserData, filled, fresh_rows, read_users, standardize
 from coterie_client.data.hints import likely_identifiers, unlike_sizes
@@ -39,10 +40,11 @@ def build_host(
     store: SnapshotFile | None = None,
     instance: str = "",
     admit: Callable[[Sequence[UserData]], Admitted] | None = None,
+    tls: Tls | None = None,
 ) -> Host:
     """A host for these users (None: all of its data). Raises ConfigError that names what is wrong with the data.
 
-    `admit` decides which of them take part, and under which names.
+    `admit` decides which of them take part, and under which names. `tls` signs the host's keys of masked sums.
     """
     check_versions(experiment.packages)
     reading = read_users(experiment.data, experiment.seed, users, data_dir)
@@ -63,7 +65,7 @@ def build_host(
         losses = _losses(experiment, loaded)
     is_raw = network is None and not experiment.data.standardize
     notes = (*reading.notes, *likely_identifiers(loaded, named_columns(experiment.data)), *(unlike_sizes(loaded) if is_raw else ()))
-    return Host(name, experiment, run_id, loaded, local_of, store, instance, network, losses, notes, answered, taken)
+    return Host(name, experiment, run_id, loaded, local_of, store, instance, network, losses, notes, answered, taken, tls)
 
 
 def build_network(experiment: Experiment, shape: tuple[int, ...]) -> TorchNetwork:

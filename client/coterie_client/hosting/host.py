@@ -16,12 +16,14 @@ from coterie.experiment.reveals import is_answered, summed_by
 from coterie.findings import Finding
 from coterie.record.snapshot import SnapshotFile, check_saveable
 from coterie.session.member import Member
+from coterie.session.tls import Tls
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Encoded, Received
 from coterie.wire.messages import AskTotal, Message, Rows
 from coterie.wire.precision import first_bad
 from coterie_client.data import UserData
 from coterie_client.data.users import Note
+from coterie_client.hosting.masks import ROOM, Masks
 from coterie_client.hosting.noise_keys import NoiseKeys
 from coterie_client.hosting.totals import with_totals
 from coterie_client.interface.half import ClientHalf, Inbox, Local, client_half
@@ -50,6 +52,7 @@ class Host(Member):
         notes: Sequence[Note] = (),
         answered: frozenset[str] | None = None,  # the steps that the owner has accepted; None: all
         admitted: Admitted | None = None,
+        tls: Tls | None = None,
     ) -> None:
         model = "" if network is None else to_json(network.tensors)
         super().__init__(name, experiment, run_id, users, store, instance, users[0].schema, model, [note.finding for note in notes])
@@ -64,6 +67,7 @@ class Host(Member):
         self._clients: dict[str, tuple[str, ClientHalf[Any]]] = {}
         self._answered = answered
         self._admitted = admitted
+        self._masks = Masks(name, experiment, run_id, store, tls) if experiment.masks_sums else None
         self._summed = summed_by(experiment)  # the steps whose terms never leave the host
         self._ahead: list[Callable[[], None]] = []  # work of methods in idle time
         snapshot = self.restored()
@@ -102,6 +106,8 @@ class Host(Member):
             asks = [message for message in asked.messages if isinstance(message, AskTotal)]
             if asks or self._summed:
                 answers = with_totals(answers, asks, self.local, self._summed)
+            if self._masks is not None:
+                answers = self._masks.answers(asked.task, asked.messages, answers)
             return self.close(asked, answers)
 
     def _check_finite(self, message: Message, round_number: int) -> None:
@@ -145,7 +151,7 @@ class Host(Member):
             if self._answered is not None and not is_answered(self._answered, message.method, message.step):
                 asked = f"the parent asks for step {message.step!r} of {message.method!r}"
                 raise ProtocolError(f"{asked}, which is no part of the experiment that this host serves", Finding("C9"))
-            if isinstance(message, AskTotal):  # the half answers as always: see `with_totals`
+            if isinstance(message, AskTotal) or message.method == ROOM:  # the half answers as always: see `with_totals`, `Masks`
                 continue
             room, _ = self._client(message.method)
             by_room.setdefault(room, {})[type(message)] = message

@@ -23,6 +23,7 @@ from coterie.experiment.model import CustomModel, ModelConfig
 from coterie.experiment.overrides import apply_overrides
 from coterie.experiment.privacy import Privacy, refused
 from coterie.experiment.problem import ProblemConfig
+from coterie.experiment.reveals import why_not_masked
 from coterie.experiment.settings import Settings
 from coterie.registry import is_built_in, is_method, method, methods, unknown_method, written
 from coterie.text.quoting import quoted, shortened
@@ -112,6 +113,13 @@ class FederationRules(Settings):
     hosts_per_cluster: Count = 1  #: Number of hosts that each aggregator waits for.
     #: Names of the known clusters that the members must bring, no more and no fewer; null: any.
     clusters: tuple[Name, ...] | None = Field(default=None, min_length=1)
+    #: masked: hosts hide their sums from the coordinator by masks that cancel in the total, and it sees the total alone. It wants
+    #: `exact_sums`, and has its bits. open: the coordinator sees the sums of each host.
+    sums: Literal["open", "masked"] = "open"
+    #: With sums: masked, which part of the hosts must be left in an exchange, more than a half. So many hosts can take off others' masks.
+    threshold: Annotated[float, Field(gt=0.5, le=1.0)] = 0.66
+    #: With sums: masked, the coordinator sees totals of at least this many hosts; null: of `threshold` times all of them.
+    min_summed: Annotated[int, Field(ge=2, le=_MAX_COUNT)] | None = None
     log_tasks: bool = False  #: Whether aggregators record an event when a task begins and ends, which shows who waited for whom.
     #: The run starts with this many hosts when join_timeout_s is over, and needs them to go on; null: all of them.
     min_hosts: Count | None = None
@@ -269,6 +277,17 @@ class Experiment(Settings):
             listed = [name for name in methods(kind) if kind in method(name).sums]
             said = f"exact_sums is true, but method {self.method.name!r} uses the answer of each user"
             raise ValueError(f"{said}: want false, or one of {', '.join(listed)}")
+        return self
+
+    @property
+    def masks_sums(self) -> bool:
+        """Whether the coordinator sees the total of the hosts' sums alone."""
+        return self.federation.sums == "masked"
+
+    @model_validator(mode="after")
+    def _masks_hide_something(self) -> Self:
+        if self.masks_sums and (fault := why_not_masked(self)):
+            raise ValueError(f"federation.sums is 'masked', but {fault}")
         return self
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ These parts count:
     inference     users send second moments of their rows, for standard errors
     payload       the precision of sent vectors
     exact_sums    users' answers are sent, or only their sums
+    sums          sums are masked, of how many hosts totals are seen, and how many can take masks off
     topology      who sees what a user sends
     privacy       what is clipped and noised, and for how many rounds
     code          what is imported on the host
@@ -61,6 +62,8 @@ def consent_parts(experiment: Experiment) -> dict[str, Any]:
         asked["exact_sums"] = True
     if experiment.privacy is not None:  # `stop.rounds` decides how much noise an epsilon means
         asked["privacy"] = {**experiment.privacy.model_dump(mode="json", exclude_none=True), "rounds": experiment.stop.rounds}
+    if experiment.masks_sums:
+        asked["sums"] = {key: getattr(experiment.federation, key) for key in ("sums", "threshold", "min_summed")}
     if experiment.packages:
         asked["packages"] = dict(experiment.packages)
     if experiment.model is not None:
@@ -96,7 +99,9 @@ def changed_parts(accepted: Mapping[str, Any], asked: Mapping[str, Any]) -> list
 def refusal(sentence: str, changed: Sequence[str] = ()) -> ConfigError:
     """The error that ends a host whose owner has not accepted the experiment."""
     part = changed[0].partition(".")[0] if changed else ""
-    place = {"standardize": "data.standardize", "topology": "federation.topology", "code": ""}.get(part, part)  # of the first change
+    place = {"standardize": "data.standardize", "topology": "federation.topology", "sums": "federation.sums", "code": ""}.get(
+        part, part
+    )  # of the first change
     return ConfigError(sentence, Finding("C1", place=place))
 
 

@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from coterie.experiment.config import Experiment
 
 Seen = Literal["parents", "aggregator", "coordinator"]
-BEFORE, AFTER = ("prepare",), ("evaluation", "inference")  # steps of every run
+BEFORE, AFTER = ("prepare",), ("evaluation", "inference", "masking")  # steps of every run
 SEEN: Mapping[Seen, str] = {  # in a run with aggregators; in a flat run it is the coordinator
     "parents": "aggregator and the coordinator",
     "aggregator": "aggregator",
     "coordinator": "coordinator",
 }
+
+_MASKED = "under masks, "
+_OF_MASKED = "the total over all hosts that are asked, and no host's own part; with the help of all other hosts, that part too"
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ def steps_of(experiment: Experiment) -> list[Step]:
             if reveal.holds(settings, is_network=is_network):
                 seen = SEEN[reveal.seen] if experiment.federation.is_two_tier else "coordinator"
                 if reveal.summed and sends_sums(experiment, whose):
-                    reveal = replace(reveal, up=reveal.summed, concluded=reveal.concluded_of_sums)  # noqa: PLW2901
+                    concluded = _OF_MASKED if experiment.masks_sums else reveal.concluded_of_sums
+                    reveal = replace(reveal, up=f"{_MASKED if experiment.masks_sums else ''}{reveal.summed}", concluded=concluded)  # noqa: PLW2901
                 listed.append(Step(reveal.title or name, seen, reveal))
 
     for name in BEFORE:
@@ -106,6 +110,31 @@ def sends_sums(experiment: Experiment, name: str) -> bool:
     """Whether users' answers to a method leave their host only in exact sums, as far as `Reveal.summed` says."""
     kind: Kind = "convex" if experiment.model is None else "network"
     return experiment.exact_sums and is_method(name) and kind in method(name).sums
+
+
+def why_not_masked(experiment: Experiment) -> str:
+    """Why masks over sums (`federation.sums: masked`) would not hide what hosts send, and what is wanted; "" where they do."""
+    rules, data, kind = experiment.federation, experiment.data, "convex" if experiment.model is None else "network"
+    if not experiment.exact_sums:
+        return "exact_sums is false, and numbers with a floating point cannot be masked: want exact_sums: true"
+    if rules.is_two_tier:
+        return "aggregators would see the sums of each host: want topology 'flat'"
+    if rules.hosts < 2:
+        return f"federation.hosts is {rules.hosts}, whose sum is the total: want at least 2"
+    if (rules.min_summed or 0) > rules.hosts:
+        return f"min_summed is {rules.min_summed}: want at most federation.hosts, which is {rules.hosts}"
+    if experiment.inference:
+        return "inference sends second moments of each user: want inference: false"
+    if data.standardize or data.fills_missing:
+        key = "data.standardize" if data.standardize else "data.missing"
+        return f"{key} sends sums of each user's features: want rows that are standardised and filled before"
+    for name, settings in ((experiment.method.name, experiment.method), *((name, method(name).config()) for name in experiment.references)):
+        if kind not in method(name).sums:
+            return f"{name!r} needs the answer of each user: want it out of method and references"
+        listed = (found for found in method(name).reveals if found.holds(settings, is_network=kind == "network") and not found.summed)
+        if sent := next((found.up for found in listed if not all(step.endswith("evaluation") for step in found.steps)), ""):
+            return f"{name!r} also sends of each user {sent}: want it out of method and references"
+    return ""
 
 
 def summed_by(experiment: Experiment) -> frozenset[str]:

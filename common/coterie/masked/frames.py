@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from coterie.errors import ProtocolError
 from coterie.masked.sharing import SHARE_BYTES
-from coterie.masked.streams import SEED_BYTES, Octets, Words, bound, octets_of
+from coterie.masked.streams import SEED_BYTES, Octets, Words, bound
 
 TAG_BYTES = 16  # of a sealed text
 PUBLIC_BYTES = 32
@@ -54,7 +53,7 @@ class Contribution:
     """Step `masked`: a host's terms under its masks."""
 
     values: Words  #: (n,)
-    check: int  #: of the values, against accidents
+    check: int  #: the sum of the values modulo 2^64, against accidents: such sums add up as the values do
     commitments: Octets  #: (m, 16) of the seeds with each neighbour; where hosts may be lost, first that of the host's own seed
     sealed: Octets  #: (m, b) the shares for each neighbour, which it alone can read; no rows where nobody may be lost
 
@@ -76,7 +75,8 @@ class Revealed:
 
 
 def check_of(values: Words) -> int:
-    return zlib.crc32(octets_of(values))
+    """Their sum modulo 2^64."""
+    return int(values.sum(dtype=np.uint64))
 
 
 def rows_of(pieces: Sequence[bytes], width: int) -> Octets:

@@ -20,6 +20,8 @@ from coterie.masked.roster import Roster
 from coterie.masked.sharing import SHARE_BYTES, joined
 from coterie.masked.streams import Words, add_streams, commitment
 
+_MODULUS = 1 << 64
+
 
 class Gathering:
     """Adds up the hosts' contributions as they come, then takes away what does not cancel."""
@@ -28,6 +30,7 @@ class Gathering:
         """Of `size` terms of each host."""
         self._roster, self._setting = roster, setting
         self._total = np.zeros(size, dtype=np.uint64)
+        self._check = 0  # of what the total must be before masks are taken off
         self._commitments: dict[int, dict[int, bytes]] = {}  # by place and other place; of a host's own seed: by its place twice
         self._sealed: dict[int, dict[int, bytes]] = {}
         self._shares: dict[tuple[int, int], dict[int, bytes]] = {}  # of a seed, as for commitments: by place of the holder, from 1
@@ -43,8 +46,6 @@ class Gathering:
             raise ProtocolError(f"host {name!r} sent {came.values.shape} of {came.values.dtype}, wanted {self._total.shape} of uint64")
         check_shape(f"the commitments of host {name!r}", came.commitments, commitments_shape(setting, place))
         check_shape(f"the sealed shares of host {name!r}", came.sealed, sealed_shape(setting, place))
-        if came.check != check_of(came.values):
-            raise ProtocolError(f"the terms of host {name!r} were damaged on their way")
         others = setting.neighbours[place]
         committed = dict(zip([place, *others] if setting.recovers else others, map(bytes, came.commitments), strict=True))
         for other in others:
@@ -54,6 +55,7 @@ class Gathering:
         if setting.recovers:
             self._sealed[place] = dict(zip(others, map(bytes, came.sealed), strict=True))
         np.add(self._total, came.values, out=self._total)
+        self._check = (self._check + came.check) % _MODULUS
 
     @property
     def survivors(self) -> tuple[int, ...]:
@@ -92,6 +94,8 @@ class Gathering:
     def total(self) -> Words:
         """The sum (n,) of the survivors' terms modulo 2^64. RunError with too few shares, ProtocolError with wrong ones. Call it once."""
         survivors = self.survivors
+        if check_of(self._total) != self._check:
+            raise ProtocolError("the terms of some host were damaged on their way: their sum is not that of what the hosts have sent")
         if self._setting.recovers:
             own = [self._seed(place, place) for place in survivors]
             pairs = [(place, other) for place in survivors for other in self._lost_neighbours(place)]

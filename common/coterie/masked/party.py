@@ -164,6 +164,14 @@ class Party:
             self._keep({"exchange": exchange, "survivors": list(places)})
         return revealed
 
+    def n_sealed_bytes(self, exchange: int) -> int:
+        """How long the shares are that hosts seal for each other in an exchange that was masked. ProtocolError in another one."""
+        if exchange not in self._contents:
+            raise ProtocolError(f"host {self._name!r} is asked to unmask exchange {exchange}, which it has not answered or which is over")
+        stage, among, _ = self._contents[exchange]
+        met = self._met_in(stage)
+        return met.roster.setting(exchange, among, self._rules).n_sealed_bytes(met.place)
+
     def over(self, exchange: int) -> None:
         """The parent will never ask again for exchanges up to this one, and is refused if it does."""
         if any(number <= exchange for number in self._contents):

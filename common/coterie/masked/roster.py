@@ -22,10 +22,13 @@ class Rules:
 
     fraction: float = 2 / 3  #: of the hosts, how many must be left in an exchange; more than a half
     recovers: bool = False  #: whether hosts may be lost
+    fewest: int | None = None  #: how many hosts a total must be of, at least 2; None: `fraction` of all hosts
 
     def __post_init__(self) -> None:
         if not 0.5 < self.fraction <= 1.0:
             raise ValueError(f"the fraction of hosts is {self.fraction:g}, wanted more than 0.5 and at most 1")
+        if self.fewest is not None and self.fewest < 2:
+            raise ValueError(f"totals may be of {self.fewest} hosts, wanted at least 2")
 
 
 @dataclass(frozen=True)
@@ -54,17 +57,21 @@ class Roster:
         parts = [part for pair in zip(self.names, self.publics, strict=True) for part in pair]
         return hashlib.sha256(bound("roster", self.run, self.stage, *parts)).digest()
 
+    def fewest(self, rules: Rules) -> int:
+        """How many hosts a total must be of."""
+        return rules.fewest or graph.least(len(self.names), rules.fraction)
+
     def setting(self, exchange: int, among: Sequence[int], rules: Rules) -> Setting:
         """ProtocolError unless `among` are enough of the hosts, ascending."""
         places, n = tuple(among), len(self.names)
-        at_least = graph.least(n, rules.fraction)
+        at_least = self.fewest(rules)
         if list(places) != sorted(set(places)) or not places or places[0] < 0 or places[-1] >= n:
             raise ProtocolError(f"a masked sum is asked of hosts that are not places among {n}, ascending, each once")
         if len(places) < at_least:
             raise ProtocolError(f"a masked sum is asked of {len(places)} hosts, wanted at least {at_least} of {n}")
         found = _graph(self.digest, places, rules.fraction)
         thresholds = {place: graph.least(len(listed) + 1, rules.fraction) for place, listed in found.items()}
-        return Setting(exchange, places, found, thresholds, at_least, rules.recovers)
+        return Setting(exchange, places, found, thresholds, max(at_least, graph.least(len(places), rules.fraction)), rules.recovers)
 
 
 @lru_cache(maxsize=64)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ Words = NDArray[np.uint64]
 Octets = NDArray[np.uint8]
 
 SEED_BYTES = 16
-_KEY_BYTES = 32
+_KEY_BYTES = 16
 _BLOCK = 1 << 14  # words of a stream at a time, which stay in the processor's cache
 _ZEROS = bytes(8 * _BLOCK)
 _DOMAIN = b"coterie masked sums 1"
@@ -45,14 +45,14 @@ def octets_of(words: Words) -> memoryview:
 def add_streams(values: Words, added: Sequence[bytes], taken: Sequence[bytes]) -> None:
     """Adds to `values` (n,), in place and modulo 2^64, the key streams of the seeds `added`, and takes away those of `taken`.
 
-    The stream is ChaCha20's (RFC 8439) with counter and nonce 0, since the key of a seed encrypts nothing else.
+    The stream is AES-128 in counter mode from 0, since the key of a seed encrypts nothing else. Processors with AES make it the fastest.
     """
     signed = [(seed, np.add) for seed in added] + [(seed, np.subtract) for seed in taken]
     ciphers = [
-        (Cipher(algorithms.ChaCha20(derived(seed, _KEY_BYTES, "stream"), bytes(16)), mode=None).encryptor(), operation)
+        (Cipher(algorithms.AES128(derived(seed, _KEY_BYTES, "stream")), modes.CTR(bytes(16))).encryptor(), operation)
         for seed, operation in signed
     ]
-    stream = np.empty(min(_BLOCK, values.size), dtype=np.uint64)
+    stream = np.empty(min(_BLOCK, values.size) + 2, dtype=np.uint64)  # the cipher wants room for one more block of its own, but for a byte
     room = octets_of(stream)
     zeros = memoryview(_ZEROS)
     for start in range(0, values.size, _BLOCK):

@@ -126,6 +126,11 @@ class PerCluster(Broadcast):
 
 
 @dataclass(frozen=True)
+class PerHost(Message):
+    """What a host says of itself, not of its users. A parent's exchange does not put several together."""
+
+
+@dataclass(frozen=True)
 class Total(Message):
     """The sums over users of the fields of `of`, in fixed point and modulo 2^64. Row r is that of group `groups[r]`, ascending.
 
@@ -257,6 +262,7 @@ def check_extents(cls: type[Message], shapes: Iterable[tuple[int, ...]], n_rows:
 
 
 __all__ = [
-    "Annotated", "Array", "AskTotal", "Broadcast", "Indices", "Message", "PerCluster", "Positions", "Rows", "Scalars", "Spec", "Total",
-    "Vectors", "Weights", "check_extents", "dataclass", "declare", "declared", "find_kinds_with", "has_rows", "kind_class", "words_of",
+    "Annotated", "Array", "AskTotal", "Broadcast", "Indices", "Message", "PerCluster", "PerHost", "Positions", "Rows", "Scalars", "Spec",
+    "Total", "Vectors", "Weights", "check_extents", "dataclass", "declare", "declared", "find_kinds_with", "has_rows", "kind_class",
+    "words_of",
 ]  # fmt: skip

@@ -27,9 +27,10 @@ from coterie_deploy.roles.consent import Asked, accepted, terminal
 from coterie_deploy.roles.health import beating
 from coterie_deploy.roles.host_policy import host_policy
 from coterie_deploy.roles.joining import exit_code, member_process, own_identity, own_tls, state_name, waits
-from coterie_deploy.telemetry.logs import NOTE, Log
+from coterie_deploy.telemetry.logs import NOTE, Log, LogLevel
 
 _MAX_SHOWN = 3  # clusters
+_UNSIGNED = "without --tls nobody signs the keys of masked sums: the coordinator could put its own between hosts, and see the sums of each"
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,11 @@ async def _serve(client: Client) -> int:
         users = _users(client, experiment, data)
         store = store_of(client.state, name, run_id)
         admit = None if policy is None else partial(policy.admit, name, log)
-        host = build_host(name, experiment, run_id, users, data_dir=data, store=store, instance=secrets.token_hex(8), admit=admit)
+        instance = secrets.token_hex(8)
+        host = build_host(name, experiment, run_id, users, data_dir=data, store=store, instance=instance, admit=admit, tls=tls)
         _check_writable(client.state)
+        if experiment.masks_sums and tls is None and not client.launched:
+            log.say("masks", f"warning: {_UNSIGNED}", LogLevel.warning)
         _say_data(host, log)
         sentence = f"host {name!r} with {len(host.users)} users joins run {run_id} at {client.server}"
         log.say("join", sentence, run=run_id, server=client.server, users=len(host.users))

@@ -26,6 +26,10 @@ _NOISE: Mapping[str, str] = {
     "user": "the coordinator sees all of the above without noise; what it sends to others tells little of a single user",
 }
 _MAX_LINE = 2000  # characters
+_SUMMED = {
+    False: "over the users of this host; with one user they are its own",
+    True: "under masks: the coordinator sees totals over several hosts, and not those of this one",
+}
 
 
 def asked_lines(experiment: Experiment) -> list[str]:
@@ -41,7 +45,7 @@ def asked_lines(experiment: Experiment) -> list[str]:
         f"  method: {asked['method']['name']}{f' ({_mapping(settings)})' if settings else ''}",
         f"  references: {_listed(asked['references']) or 'none'}",
         f"  vectors travel as {asked['payload']}; models are {'' if asked['evaluate'] else 'not '}judged on these rows",
-        *(["  sums below are over the users of this host; with one user they are its own"] if asked.get("exact_sums") else []),
+        *([f"  sums below are {_SUMMED['sums' in asked]}"] if asked.get("exact_sums") else []),
         *(["  for standard errors second moments of these rows are sent"] if asked.get("inference") else []),
         *([f"  privacy: {_mapping(asked['privacy'])}"] if "privacy" in asked else []),
         f"  code to import here: {_listed(asked['code']) or 'none'}{before}",

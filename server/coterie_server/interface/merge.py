@@ -15,7 +15,7 @@ from coterie.arrays import Indices
 from coterie.errors import ProtocolError, RunError
 from coterie.wire.codec import select, select_clusters
 from coterie.wire.fixed_point import added
-from coterie.wire.messages import Message, PerCluster, Rows, Total
+from coterie.wire.messages import Message, PerCluster, PerHost, Rows, Total
 from coterie.wire.precision import first_bad
 
 _MAX_SHOWN = 4
@@ -78,7 +78,7 @@ def check_kinds(host: str, messages: Sequence[Message]) -> None:
     found: set[type[Message]] = set()
     for message in messages:
         cls = type(message)
-        if not isinstance(message, Rows | PerCluster | Total):
+        if not isinstance(message, Rows | PerCluster | PerHost | Total):
             raise ProtocolError(f"host {host!r} sent {cls.kind}, but a host's messages must have owners")
         if isinstance(message, Total) and (np.diff(message.groups) <= 0).any():
             raise ProtocolError(f"host {host!r} sent {cls.kind} for groups that are not ascending")

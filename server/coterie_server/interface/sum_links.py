@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coterie.arrays import Indices
+from coterie.arrays import Indices, distinct
 from coterie_server.interface.expected import Key
 
 # Scopes of the ledger in a run with aggregators.
@@ -20,10 +20,13 @@ class SumLinks:
     host_of: Indices  #: (n,) the number of the user's host or aggregator
     cluster_of: Indices  #: (n,) the user's known cluster, -1 for none
     hosts_below: Indices | None = None  #: (k,) in a run with aggregators, the hosts of each cluster
+    has_all_groups: bool = False  #: whether a host sends a sum of every group, as with masks, which hide of which it has users
 
     def n_sums(self, users: Indices, groups: Indices | None = None) -> int:
         """How many sums come to the coordinator from these users, given the groups (n,) of all users."""
         found = np.zeros(users.size, dtype=np.int64) if groups is None else groups[users]
+        if self.has_all_groups and groups is not None:
+            return distinct(self.host_of[users]).size * (int(groups.max(initial=-1)) + 1)
         return _n_pairs(self.host_of[users], found)
 
     def sums_up(self, step: str, times: float, groups: Indices) -> dict[Key, float]:
@@ -32,7 +35,7 @@ class SumLinks:
         With aggregators, the hosts of a cluster are known by number alone. Where a cluster has several groups there is no closed form of
         what travels inside.
         """
-        between = times * _n_pairs(self.host_of, groups)
+        between = times * self.n_sums(np.arange(self.host_of.size), groups)
         if self.hosts_below is None:
             return {(step, "up"): between}
         counts: dict[Key, float] = {(step, "up", _BETWEEN): between}

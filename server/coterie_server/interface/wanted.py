@@ -13,7 +13,7 @@ import numpy as np
 
 from coterie.arrays import Indices, distinct
 from coterie.errors import ProtocolError
-from coterie.wire.messages import Message, Rows, Total
+from coterie.wire.messages import Message, PerHost, Rows, Total
 from coterie_server.interface.merge import check_senders
 
 Check = Callable[[Any, Indices], None]
@@ -21,9 +21,10 @@ Check = Callable[[Any, Indices], None]
 
 @dataclass(frozen=True)
 class Wanted:
-    """One row of this kind from each of these users; of a `Total`, one of each group that has users among these."""
+    """One row of this kind from each of these users; of a `Total`, one of each group that has users among these; of a
+    `PerHost`, one from each host."""
 
-    kind: type[Rows | Total]  #: the class of the message
+    kind: type[Rows | PerHost | Total]  #: the class of the message
     users: Indices | None = None  #: members, sorted; None: all of them
     extents: Mapping[str, int] = field(default_factory=dict)  #: of the axes of its arrays, by name
     check: Check | None = None  #: of a message and its members: ProtocolError for values that cannot be right
@@ -39,7 +40,7 @@ def check_wanted(messages: Sequence[Message], own: Indices, wanted: Sequence[Wan
         found = [message for message in messages if isinstance(message, one.kind)]
         if one.groups is not None:
             _check_groups(found, own if one.users is None else np.intersect1d(one.users, own), one)
-        users = [own if isinstance(message, Total) or message.users is None else message.users for message in found]
+        users = [own if isinstance(message, Total | PerHost) or message.users is None else message.users for message in found]
         if one.groups is None and (len(users) != 1 or users[0] is not own or one.users is not None):  # most exchanges bring all users once
             mine = own if one.users is None else np.intersect1d(one.users, own)
             check_senders(one.kind.kind, np.sort(np.concatenate([_NOBODY, *users])), mine)

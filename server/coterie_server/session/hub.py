@@ -21,7 +21,6 @@ from coterie.wire.codec import Received
 from coterie.wire.messages import Message
 from coterie.wire.precision import Precision
 from coterie_server.interface.half import Replies
-from coterie_server.interface.merge import merged, weights_of
 from coterie_server.interface.totals import Sum, Totals, total
 from coterie_server.interface.wanted import Wanted
 from coterie_server.session import memory
@@ -32,6 +31,7 @@ from coterie_server.session.bookings import Bookings
 from coterie_server.session.closing import Closing
 from coterie_server.session.duty import Shared
 from coterie_server.session.journal import Journal
+from coterie_server.session.masking import Collected, Masking
 from coterie_server.session.outbox import Outbox
 from coterie_server.session.participation import Participation
 from coterie_server.session.ports import Link, Recorder, Tracer
@@ -78,6 +78,7 @@ class Hub:
         self._arrivals = Arrivals(shared, self._strikes)
         self.answers, self._closing = Answers(shared, self._strikes, self._arrivals), Closing(shared, self._strikes)
         self._deadlines = Deadlines(shared, attendance, self._strikes)
+        self.masking = Masking(shared, self.collect)
         # Calls that one duty alone answers.
         self.hello, self.gather, self.number = attendance.hello, attendance.gather, attendance.number
         self.meanwhile, self.settle = bookings.meanwhile, bookings.settle
@@ -106,25 +107,40 @@ class Hub:
         self, *messages: Message, to: Indices | None = None, wanted: Sequence[Wanted] = (), within: int | None = None
     ) -> Replies:
         """See `Federation`."""
+        return (await self.collect(messages, to, wanted, within)).replies(self.roster.layout)
+
+    async def collect(
+        self,
+        messages: Sequence[Message],
+        to: Indices | None,
+        wanted: Sequence[Wanted],
+        within: int | None = None,
+        own: Mapping[str, Message] | None = None,
+    ) -> Collected:
+        """As `exchange`, with the hosts' answers by host. `own` has a message more for each of these hosts, which are asked too."""
         if self.state.tracer is None:
-            return await self._exchange(messages, to, wanted, within)
-        with self.state.tracer.exchange(self.seq + 1, self.state.attempt, messages):
-            return await self._exchange(messages, to, wanted, within)
+            return await self._collect(messages, to, wanted, within, own or {})
+        with self.state.tracer.exchange(self.seq + 1, self.state.attempt, (*messages, *(own or {}).values())):
+            return await self._collect(messages, to, wanted, within, own or {})
 
     async def total(self, *messages: Message, of: Sequence[Sum], to: Indices | None = None, wanted: Sequence[Wanted] = ()) -> Totals:
         """See `Federation`."""
         n_members, precision = len(self.roster.fixed), Precision.of_run(self.experiment)
-        return await total(self.exchange, messages, of, to, wanted, n_members, precision, is_exact=self.experiment.exact_sums)
+        exchange = self.masking.exchange if self.experiment.masks_sums else self.exchange
+        return await total(exchange, messages, of, to, wanted, n_members, precision, is_exact=self.experiment.exact_sums)
 
-    async def _exchange(self, messages: Sequence[Message], to: Indices | None, wanted: Sequence[Wanted], within: int | None) -> Replies:
+    async def _collect(
+        self, messages: Sequence[Message], to: Indices | None, wanted: Sequence[Wanted], within: int | None, own: Mapping[str, Message]
+    ) -> Collected:
         state, roster, hosts = self.state, self.roster, self.roster.hosts
-        layout = roster.layout
         state.raise_failure()
         if state.seq == state.reserved:
             self.recorder.reserve(state.seq + _BLOCK)
             state.reserved += _BLOCK
         state.seq += 1
         parts = roster.parts(messages, to)
+        for name, message in own.items():
+            parts.setdefault(name, []).append(message)
         for name in (passed := self.participation.passed_over(parts)):
             del parts[name]
         pending = Pending(state.seq, set(parts), {}, asyncio.get_running_loop().create_future(), self._clock(), wanted)
@@ -152,7 +168,7 @@ class Hub:
         unasked = [*passed, *(name for name in parts if hosts[name].log and not hosts[name].log[-1].times)]
         answers = pending.answers if within is None else self._arrivals.taken(pending)
         answered = None if within is None and len(answers) == len(parts) and not passed else roster.users_of(answers)
-        return Replies(merged(answers, layout), answered, weights_of(answers, layout), roster.users_of(unasked))
+        return Collected(answers, answered, roster.users_of(unasked))
 
     def request_snapshots(self) -> None:
         """The next task of each host asks it to save its state."""
@@ -164,7 +180,7 @@ class Hub:
         until = self.seq if seq is None else seq
         for host in self.roster.hosts.values():
             host.taken = {task: took for task, took in host.taken.items() if took > until}
-        return memory.memory_of(until, self.roster, self.outbox)
+        return {**memory.memory_of(until, self.roster, self.outbox), "masking": self.masking.memory(until)}
 
     @property
     def errands(self) -> dict[str, int]:
@@ -180,6 +196,7 @@ class Hub:
         """Takes up the memory of an earlier attempt; the hosts have yet to come back."""
         memory.restore(tree, self.state, self.roster, self.outbox, self._clock())
         self.participation.restore()
+        self.masking.restore(tree.get("masking", {}))
 
     async def finish(self, outcome: str, *, failed: bool, finding: Finding = _UNKNOWN, timeout_s: float = 10.0) -> None:
         """Tells every host that the run is over, and waits for the books of hosts that are silent no longer than `timeout_s`.

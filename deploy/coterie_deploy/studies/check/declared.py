@@ -17,6 +17,8 @@ _NOT_TOLD = "C9"  # the rule by which a host refuses a step
 
 def why_flat(experiment: Experiment) -> str:
     """Why the experiment cannot run with aggregators, "" where it can."""
+    if experiment.masks_sums:
+        return "aggregators would see the sums that masks are to hide"
     flat = [stage.method for stage in stages_of(experiment) if server_half(stage.method).tiers == FLAT_ONLY]
     return f"method {flat[0]!r} cannot run with aggregators" if flat else ""
 

@@ -185,6 +185,7 @@ _L2GD = {"name": "async_l2gd", **_COINS, "alpha": 0.4}
 _AL2SGD = {"name": "async_al2sgd", **_COINS, "alpha": 0.4, "rho": 0.2}
 _UNEVEN = {"c0": 0.2, "c1": 0.4, "c2": 0.6}
 _STANDARDIZED = {"source": "ellipses", "users_per_cluster": 3, "test_per_class": 9, "standardize": True}
+_MASKED = {"sums": "masked", "hosts": 3}
 _FEDREP = {"name": "fedrep", "head_epochs": 1}
 _STACKED = {"name": "mlp", "hidden": [6, 4], "classes": CLASSES, "training": "stacked"}
 _SHORT = {"evaluate_last": 1, "fine_tune": []}
@@ -219,6 +220,7 @@ CASES: Mapping[str, Case] = {
     "global": pairwise({"name": "global"}, data=_STANDARDIZED),
     "global few": pairwise({"name": "global", "newton_up_to": 1}),
     "global sums": pairwise({"name": "global"}, exact_sums=True, payload="float32"),
+    "global masked": pairwise({"name": "global"}, exact_sums=True, federation=_MASKED),
     "oracle": clustered({"name": "oracle"}),
     "oracle sums": clustered({"name": "oracle"}, exact_sums=True),
     "oracle inference": clustered({"name": "oracle"}, inference=True),
@@ -243,6 +245,7 @@ CASES: Mapping[str, Case] = {
     "fedrep stacked": network(_FEDREP, model=_STACKED),
     "fedper": network({"name": "fedper", "evaluate_last": 0}),
     "fedrep sums": network({**_FEDREP, "evaluate_every": 2}, exact_sums=True),
+    "fedrep masked": network({**_FEDREP, "evaluate_every": 2}, exact_sums=True, federation=_MASKED),
     "fedavg": network({"name": "fedavg"}),
     "lg_fedavg": network({"name": "lg_fedavg"}),
     "local_network": network({"name": "local_network"}),

@@ -77,6 +77,11 @@ class Trial:
         """Of the undisturbed run."""
         return min(N_HOSTS, len(self.heads))
 
+    @property
+    def fewest_hosts(self) -> int:
+        """On which the run can be made: one, or two where they hide their sums."""
+        return min(2 if self.experiment.masks_sums else 1, self.n_hosts)
+
     def check_several_hosts(self) -> None:
         """NotApplicable for a federation of one user."""
         if self.n_hosts == 1:
