@@ -22,8 +22,7 @@ from pydantic import JsonValue
 import coterie
 from coterie.arrays import Indices
 from coterie.experiment.config import Experiment, experiment_from
-from coterie.wire.codec import select_clusters
-from coterie.wire.messages import Message, PerCluster
+from coterie.wire.messages import Message, PerCluster, select_clusters
 from coterie.wire.precision import Precision
 from coterie_client.data import UserData, list_users, load_users
 from coterie_client.data.sources import user_source

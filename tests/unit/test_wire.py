@@ -105,6 +105,18 @@ def test_what_is_sent_is_what_arrives(wrap: Callable[..., Encoded], n: int, d: i
         assert_equal(sent, arrived)
 
 
+@pytest.mark.parametrize("wrap", [task, reply])
+@pytest.mark.parametrize(("n", "d"), SHAPES)
+def test_the_first_frame_has_the_bytes_that_protobuf_would_write(wrap: Callable[..., Encoded], n: int, d: int) -> None:
+    outer = session_pb2.JoinResponse if wrap is task else session_pb2.JoinRequest
+    for messages in ([], [Nothing()], [block(n, d), Nothing(), common(2, d)], [block(n, d, users=range(3, 3 + n)), block(n, d)]):
+        head = wrap(*messages).head
+        parsed = outer.FromString(head)
+        assert parsed.SerializeToString() == head
+        frame = parsed.task if isinstance(parsed, session_pb2.JoinResponse) else parsed.reply
+        assert [part.kind for part in frame.parts] == [message.kind for message in messages]
+
+
 @pytest.mark.parametrize(("n", "d"), SHAPES)
 @pytest.mark.parametrize("precision", [DOUBLE, SINGLE])
 def test_both_sides_book_the_same_bytes_and_those_are_the_bytes_on_the_wire(n: int, d: int, precision: Precision) -> None:

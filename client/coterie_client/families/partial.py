@@ -37,8 +37,7 @@ from coterie.families.partial import (
 )
 from coterie.registry import is_method
 from coterie.text.quoting import quoted
-from coterie.wire.codec import select
-from coterie.wire.messages import Message, Rows
+from coterie.wire.messages import Message, Rows, select
 from coterie_client.families.returned import Returned
 from coterie_client.interface.half import ClientHalf, Inbox, Local
 from coterie_client.interface.local_update import PHASES, Context, LocalUpdate, Received, local_update

@@ -82,13 +82,13 @@ def link_below(aggregator: str, host: str) -> str:
 def pack(rows: Iterable[Row], link: str = "") -> Iterator[session_pb2.Book]:
     """A host's rows as control messages, stored by column and compressed; `link` as in the contract."""
     for piece in _pieces(rows):
-        yield _packed([(row, ()) for row in piece], link)
+        yield _packed(piece, link)
 
 
 def pack_own(rows: Iterable[tuple[Row, Own]], link: str, user_sets: Sequence[str]) -> Iterator[session_pb2.Book]:
     """An aggregator's own side of a link to one of its hosts. `Own.user_set` counts from 1 in `user_sets`; 0 means none."""
     for piece in _pieces(rows):
-        book = _packed(piece, link)
+        book = _packed([(*row, *own) for row, own in piece], link)
         book.of_parent, book.user_sets = True, "\n".join(user_sets)
         yield book
 
@@ -99,8 +99,8 @@ def _pieces(rows: Iterable[T]) -> Iterator[list[T]]:
         yield piece
 
 
-def _packed(rows: Sequence[tuple[Row, tuple[int, ...]]], link: str) -> session_pb2.Book:
-    columns: list[Sequence[Any]] = list(zip(*((*row, *more) for row, more in rows), strict=True))
+def _packed(rows: Sequence[tuple[Any, ...]], link: str) -> session_pb2.Book:
+    columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
     kinds = sorted(set(columns[4]))
     place = {kind: i for i, kind in enumerate(kinds)}
     columns[3] = list(map(_DIRECTIONS.index, columns[3]))

@@ -17,8 +17,17 @@ import numpy as np
 from coterie.arrays import Indices
 from coterie.errors import ProtocolError
 from coterie.v1 import session_pb2, tensor_pb2
-from coterie.wire.fields import CHUNK_BYTES, chunk_frame, chunk_frame_bytes, delimited_bytes
-from coterie.wire.messages import Broadcast, Message, PerCluster, Rows, Spec, check_extents, has_rows, kind_class
+from coterie.wire.fields import (
+    CHUNK_BYTES,
+    REPLY_PARTS,
+    TASK_OR_REPLY,
+    TASK_PARTS,
+    chunk_frame,
+    chunk_frame_bytes,
+    delimited_bytes,
+    field_head,
+)
+from coterie.wire.messages import Message, Rows, Spec, check_extents, has_rows, kind_class
 from coterie.wire.precision import BFLOAT16, DTYPES, FLOAT32, FLOAT64, INT32, INT64, AnyArray, Precision, native, written
 
 PROTOCOL_VERSION = 1
@@ -121,35 +130,67 @@ def _envelope(n_bytes: int) -> Entry:
 
 
 def encode(frame: session_pb2.Task | session_pb2.Reply, messages: Sequence[Message], precision: Precision) -> Encoded:
-    """Frames of a task or reply with a complete header, and these messages. TypeError for undeclared messages."""
+    """Frames of a task or reply with a complete header, and these messages. TypeError for undeclared messages.
+
+    The first frame has the bytes of protobuf, but is joined here: protobuf would copy each tensor three times.
+    """
     budget, inline, is_task = INLINE_BYTES, 0, isinstance(frame, session_pb2.Task)
+    header = frame.SerializeToString()
+    pieces: list[Any] = [header]
     tails: list[memoryview] = []
     entries: list[Entry] = []
-
-    def put(tensor: tensor_pb2.Tensor, array: AnyArray) -> None:
-        nonlocal budget
-        tensor.dtype = _CODES[array.dtype]
-        tensor.shape.extend(array.shape)
-        if array.nbytes <= budget:
-            tensor.data = array.tobytes()
-            budget -= array.nbytes
-        else:
-            tensor.chunked_bytes = array.nbytes
-            tails.append(array.reshape(-1).view(np.uint8).data)
-
-    outer, whole = _enclosed(frame)
     for message in messages:
-        n_tails = len(tails)
-        arrays, part = _written(message, precision), whole.parts.add(kind=message.kind)
+        cls: Any = type(message)
+        arrays = _written(message, precision)
         users = message.users if isinstance(message, Rows) else None
         if users is not None:
-            put(part.users, np.asarray(users, dtype=INT32, order="C"))
-        for (name, _), array in zip(message.specs, arrays, strict=True):
-            put(part.tensors.add(name=name), array)
-        inline += (size := delimited_bytes(part.ByteSize()))
-        entries.append(_booked(size, map(len, tails[n_tails:]), CHUNK_BYTES, type(message), arrays, users))
-    head = outer.SerializeToString()
+            arrays.insert(0, np.asarray(users, dtype=INT32, order="C"))
+        forms = []
+        for array in arrays:
+            is_cut = array.nbytes > budget
+            forms.append((array.dtype, array.shape, is_cut))
+            if is_cut:
+                tails.append(array.reshape(-1).view(np.uint8).data)
+            else:
+                budget -= array.nbytes
+        between, size, entry = _framed(cls, is_task, users is not None, tuple(forms), CHUNK_BYTES)
+        for lead, array, (_, _, is_cut) in zip(between, arrays, forms, strict=False):
+            pieces.append(lead)
+            if not is_cut:
+                pieces.append(array)
+        pieces.append(between[-1])
+        inline += size
+        entries.append(entry if users is None else entry._replace(users=users))
+    head = b"".join((field_head(TASK_OR_REPLY, len(header) + inline), *pieces))
     return Encoded(head, tuple(tails), (*entries, _envelope(len(head) - inline)), is_task)
+
+
+@functools.lru_cache(maxsize=1024)
+def _framed(
+    cls: type[Message], is_task: bool, has_users: bool, forms: Sequence[tuple[np.dtype[Any], tuple[int, ...], bool]], chunk_bytes: int
+) -> tuple[Sequence[bytes], int, Entry]:
+    """What a part with arrays of these forms has in the first frame around their data: the bytes, one more than arrays. Its size and entry.
+
+    A form is the type, the shape, and whether the array follows in chunks. The users, if the part names them, are the first array.
+    """
+    part, sizes = tensor_pb2.Part(kind=cls.kind), [math.prod(shape) * dtype.itemsize for dtype, shape, _ in forms]
+    end = part.ByteSize()
+    tensors = [part.users] if has_users else []
+    tensors += [part.tensors.add(name=name) for name, _ in cls.specs]
+    for tensor, size, (dtype, shape, is_cut) in zip(tensors, sizes, forms, strict=True):
+        tensor.dtype, tensor.chunked_bytes, tensor.data = _CODES[dtype], size if is_cut else 0, b"" if is_cut else bytes(size)
+        tensor.shape.extend(shape)
+    whole = field_head(TASK_PARTS if is_task else REPLY_PARTS, part.ByteSize()) + part.SerializeToString()
+    end += len(whole) - part.ByteSize()
+    between, start = [], 0
+    for tensor in tensors:  # the data is the last field of a tensor
+        end += delimited_bytes(tensor.ByteSize())
+        between.append(whole[start : end - len(tensor.data)])
+        start = end
+    own, cut = forms[has_users:], tuple(size for size, (_, _, is_cut) in zip(sizes, forms, strict=True) if is_cut)
+    shapes, widths = tuple([shape for _, shape, _ in own]), tuple([dtype.itemsize for dtype, _, _ in own])
+    n_users = forms[0][1][0] if has_users else 1
+    return (*between, whole[start:]), len(whole), _booked(cls, len(whole), cut, chunk_bytes, shapes, widths, n_users)
 
 
 def _enclosed(frame: session_pb2.Task | session_pb2.Reply) -> tuple[Any, Any]:
@@ -205,30 +246,29 @@ def repeated(
     return (*found, _envelope(head_bytes))
 
 
-def _booked(size: int, cut: Iterable[int], chunk_bytes: int, cls: Any, arrays: Sequence[AnyArray], users: Indices | None) -> Entry:
-    """The ledger entry of a part of `size` bytes and these arrays in wire types. Tensors of `cut` bytes follow it in chunks.
+def _booked(
+    cls: type[Message],
+    size: int,
+    cut: Iterable[int],
+    chunk_bytes: int,
+    shapes: Sequence[tuple[int, ...]],
+    widths: Sequence[int],
+    n_users: int,
+) -> Entry:
+    """The ledger entry, without users, of a part of `size` bytes whose fields have these shapes and bytes of a number on the wire.
 
-    What is common to its users is sent once, but counts for each.
+    Tensors of `cut` bytes follow it in chunks. What is common to its users is sent once, but counts for each.
     """
-    shapes, widths = tuple([array.shape for array in arrays]), tuple([array.itemsize for array in arrays])
-    vectors, scalars, payload = _counts(cls, shapes, widths, 1 if users is None else users.size)
-    frames = 0
-    for n_bytes in cut:
-        more, chunk_frames = chunk_frame_bytes(n_bytes, chunk_bytes)
-        size, frames = size + more, frames + chunk_frames
-    return Entry(cls.kind, vectors, scalars, payload, size, frames, users)
-
-
-@functools.lru_cache(maxsize=256)
-def _counts(cls: type[Message], shapes: Sequence[tuple[int, ...]], widths: Sequence[int], n_users: int) -> tuple[int, int, int]:
-    """(vectors, scalars, payload bytes) of the fields of a kind with these shapes and bytes of a number."""
-    vectors = scalars = payload = 0
+    vectors = scalars = payload = frames = 0
     for (_, spec), shape, width in zip(cls.specs, shapes, widths, strict=True):
         n_vectors, n_scalars = spec.count(shape)
         times = 1 if has_rows(spec) else n_users
         payload += math.prod(shape) * width if n_scalars else 0
         vectors, scalars = vectors + times * n_vectors, scalars + times * n_scalars
-    return vectors, scalars, payload
+    for n_bytes in cut:
+        more, chunk_frames = chunk_frame_bytes(n_bytes, chunk_bytes)
+        size, frames = size + more, frames + chunk_frames
+    return Entry(cls.kind, vectors, scalars, payload, size, frames, None)
 
 
 class Repeat(NamedTuple):
@@ -261,7 +301,7 @@ class Received:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        return tuple(part.kind for part in self.frame.parts)
+        return tuple([part.kind for part in self.frame.parts])
 
     def sendings(self, entries: Sequence[Entry]) -> Iterator[tuple[Sequence[Entry], int]]:
         """The entries to be booked, and how often the message had been sent before: itself, once, and what was sent again since."""
@@ -277,14 +317,14 @@ class Received:
         `n_own` is the number of users of the link's host, which is the number of rows of a message without users. Arrays are read-only
         views. Raises ProtocolError for undeclared kinds, wrong dtypes, wrong shapes.
         """
-        dims = dims or {}
+        extents = tuple(dims.items()) if dims else ()
         tails = iter(self.tails)
         messages: list[Message] = []
         entries: list[Entry] = []
         inline = 0
         for part in self.frame.parts:
             inline += (size := delimited_bytes(part.ByteSize()))
-            message, entry = _decode_part(part, size, tails, n_own, dims, self.chunk_bytes if self.tails else 0)
+            message, entry = _decode_part(part, size, tails, n_own, extents, self.chunk_bytes if self.tails else 0)
             messages.append(message)
             entries.append(entry)
         entries.append(_envelope(self.head_bytes - inline))
@@ -292,34 +332,59 @@ class Received:
 
 
 def _decode_part(
-    part: tensor_pb2.Part, size: int, tails: Iterator[bytearray | memoryview], n_own: int, dims: dict[str, int], chunk_bytes: int
+    part: tensor_pb2.Part,
+    size: int,
+    tails: Iterator[bytearray | memoryview],
+    n_own: int,
+    extents: Sequence[tuple[str, int]],
+    chunk_bytes: int,
 ) -> tuple[Message, Entry]:
     cls: Any = kind_class(part.kind)
     users: Indices | None = None
+    tensors = part.tensors
     if part.HasField("users"):
-        users = _get(part.users, part.kind, tails)
+        users = _get(part.users, part.kind, "users", tails)
         if users.dtype.kind != "i" or users.ndim != 1:
             raise ProtocolError(f"{part.kind} names its users by {users.dtype} of shape {users.shape}, wanted a list of integers")
         users = users.astype(np.int64)
-    if len(part.tensors) != len(cls.specs):
-        raise ProtocolError(f"{part.kind} has {len(part.tensors)} tensors, wanted {len(cls.specs)}")
-    arrays: list[AnyArray] = []
-    for (name, spec), tensor in zip(cls.specs, part.tensors, strict=True):
+    if len(tensors) != len(cls.specs):
+        raise ProtocolError(f"{part.kind} has {len(tensors)} tensors, wanted {len(cls.specs)}")
+    shapes, widths, natives = [], [], []
+    for (name, spec), tensor in zip(cls.specs, tensors, strict=True):
         if tensor.name != name:
             raise ProtocolError(f"{part.kind} has field {_shown(tensor.name)!r}, wanted {name!r}")
-        array = _get(tensor, part.kind, tails)
-        if (array.dtype.kind == "f" or array.dtype == BFLOAT16) != spec.is_float:
-            raise ProtocolError(f"{part.kind}.{name} has dtype {array.dtype}, wanted {'float' if spec.is_float else 'integer'}")
-        arrays.append(array)
+        array = _get(tensor, part.kind, name, tails)
+        dtype = array.dtype
+        if (dtype.kind == "f" or dtype is BFLOAT16) != spec.is_float:
+            raise ProtocolError(f"{part.kind}.{name} has dtype {dtype}, wanted {'float' if spec.is_float else 'integer'}")
+        shapes.append(array.shape)
+        widths.append(dtype.itemsize)
+        natives.append(native(array, _native_dtype(spec, dtype)))
     is_rows = issubclass(cls, Rows)
     if users is not None and not is_rows:
         raise ProtocolError(f"{part.kind} is a broadcast, but it names users")
-    natives = [native(array, _native_dtype(spec, array.dtype)) for (_, spec), array in zip(cls.specs, arrays, strict=True)]
     message: Message = cls(*natives, users=users) if is_rows else cls(*natives)
-    n_rows = None if not isinstance(message, Rows) else n_own if users is None else users.size
-    check_extents(cls, [array.shape for array in natives], n_rows, dims)
-    cut = [tensor.chunked_bytes for tensor in (part.users, *part.tensors) if tensor.chunked_bytes] if chunk_bytes else ()
-    return message, _booked(size, cut, chunk_bytes, cls, arrays, users)
+    n_rows = None if not is_rows else n_own if users is None else users.size
+    cut = [tensor.chunked_bytes for tensor in (part.users, *tensors) if tensor.chunked_bytes] if chunk_bytes else ()
+    entry = _checked(cls, size, tuple(cut), chunk_bytes, tuple(shapes), tuple(widths), n_rows, 1 if users is None else users.size, extents)
+    return message, entry if users is None else entry._replace(users=users)
+
+
+@functools.lru_cache(maxsize=1024)
+def _checked(
+    cls: type[Message],
+    size: int,
+    cut: Sequence[int],
+    chunk_bytes: int,
+    shapes: Sequence[tuple[int, ...]],
+    widths: Sequence[int],
+    n_rows: int | None,
+    n_users: int,
+    extents: Sequence[tuple[str, int]],
+) -> Entry:
+    """As `_booked`. ProtocolError unless the shapes have their declared axes, with `n_rows` owners and extents that are known."""
+    check_extents(cls, shapes, n_rows, dict(extents))
+    return _booked(cls, size, cut, chunk_bytes, shapes, widths, n_users)
 
 
 def _native_dtype(spec: Spec, written: np.dtype[Any]) -> np.dtype[Any]:
@@ -329,32 +394,34 @@ def _native_dtype(spec: Spec, written: np.dtype[Any]) -> np.dtype[Any]:
     return FLOAT32 if spec.is_weights and written != FLOAT64 else FLOAT64
 
 
-def _get(tensor: tensor_pb2.Tensor, kind: str, tails: Iterator[bytearray | memoryview]) -> AnyArray:
-    dtype = DTYPES.get(tensor.dtype)
-    if dtype is None:
-        raise ProtocolError(f"{kind}.{_shown(tensor.name)} has element type {tensor.dtype}, which is unknown")
+def _get(tensor: tensor_pb2.Tensor, kind: str, name: str, tails: Iterator[bytearray | memoryview]) -> AnyArray:
     data = next(tails) if tensor.chunked_bytes else tensor.data
-    shape = _shape(tensor, kind, dtype, len(data))
+    shape = tuple(tensor.shape)
+    dtype = _dtype_of(kind, name, tensor.dtype, shape, len(data))
     try:
         array = np.ndarray(shape, dtype, data)
     except (ValueError, OverflowError) as error:  # an empty tensor may still claim any extent
-        raise ProtocolError(f"{kind}.{_shown(tensor.name)} has shape {list(shape)}, which no array can have") from error
+        raise ProtocolError(f"{kind}.{name} has shape {list(shape)}, which no array can have") from error
     if not array.flags.aligned:
         array = array.copy()  # sums over unaligned numbers run in another order, with other bits
     array.flags.writeable = False
     return array
 
 
-def _shape(tensor: tensor_pb2.Tensor, kind: str, dtype: np.dtype[Any], n_bytes: int) -> tuple[int, ...]:
-    shape = tuple(tensor.shape)
+@functools.lru_cache(maxsize=1024)
+def _dtype_of(kind: str, name: str, element_type: int, shape: tuple[int, ...], n_bytes: int) -> np.dtype[Any]:
+    """The type of a tensor. ProtocolError unless it is known, and so many bytes are those of the shape."""
+    dtype = DTYPES.get(element_type)
+    if dtype is None:
+        raise ProtocolError(f"{kind}.{name} has element type {element_type}, which is unknown")
     if len(shape) > MAX_AXES:
-        raise ProtocolError(f"{kind}.{_shown(tensor.name)} has {len(shape)} axes, wanted at most {MAX_AXES}")
+        raise ProtocolError(f"{kind}.{name} has {len(shape)} axes, wanted at most {MAX_AXES}")
     if max(shape, default=0) > MAX_TENSOR_BYTES:
-        raise ProtocolError(f"{kind}.{_shown(tensor.name)} has an axis of {max(shape)}, wanted at most {MAX_TENSOR_BYTES}")
+        raise ProtocolError(f"{kind}.{name} has an axis of {max(shape)}, wanted at most {MAX_TENSOR_BYTES}")
     wanted = math.prod(shape) * dtype.itemsize
     if n_bytes != wanted:
-        raise ProtocolError(f"{kind}.{_shown(tensor.name)} brings {n_bytes} bytes, wanted {wanted} for shape {list(shape)}")
-    return shape
+        raise ProtocolError(f"{kind}.{name} brings {n_bytes} bytes, wanted {wanted} for shape {list(shape)}")
+    return dtype
 
 
 def _shown(name: str) -> str:
@@ -367,30 +434,14 @@ def check_announced(frame: session_pb2.Task | session_pb2.Reply, n_own: int, dim
         cls = kind_class(part.kind)
         if len(part.tensors) != len(cls.specs):
             raise ProtocolError(f"{part.kind} has {len(part.tensors)} tensors, wanted {len(cls.specs)}")
-        shapes = [_announced_shape(tensor, part.kind) for tensor in part.tensors]
-        n_rows = (_announced_shape(part.users, part.kind) or (0,))[0] if part.HasField("users") else n_own
+        shapes = [_announced_shape(tensor, part.kind, name) for (name, _), tensor in zip(cls.specs, part.tensors, strict=True)]
+        n_rows = (_announced_shape(part.users, part.kind, "users") or (0,))[0] if part.HasField("users") else n_own
         check_extents(cls, shapes, n_rows if issubclass(cls, Rows) else None, dims)
 
 
-def _announced_shape(tensor: tensor_pb2.Tensor, kind: str) -> tuple[int, ...]:
-    dtype = DTYPES.get(tensor.dtype)
-    if dtype is not None and tensor.chunked_bytes:
-        return _shape(tensor, kind, dtype, tensor.chunked_bytes)
-    return tuple(tensor.shape[: MAX_AXES + 1])  # its bytes are already here
-
-
-def select(message: Message, positions: Indices | slice | None, users: Indices | None) -> Message:
-    """The rows of a `Rows` message at `positions`, owned by `users`. Broadcasts are unchanged."""
-    if isinstance(message, Broadcast) or positions is None:
-        return message
-    arrays = {name: getattr(message, name)[positions] if has_rows(spec) else getattr(message, name) for name, spec in message.specs}
-    return type(message)(users=users, **arrays)  # type: ignore[call-arg]
-
-
-def select_clusters(message: PerCluster, clusters: Indices) -> PerCluster | None:
-    """The rows of these clusters (ascending numbers); None if there are none."""
-    kept = np.flatnonzero(np.isin(message.clusters, clusters))
-    if kept.size == message.clusters.size:
-        return message
-    taken = {name: getattr(message, name)[kept] if "clusters" in spec.shape[:1] else getattr(message, name) for name, spec in message.specs}
-    return type(message)(**taken) if kept.size else None
+def _announced_shape(tensor: tensor_pb2.Tensor, kind: str, name: str) -> tuple[int, ...]:
+    if not tensor.chunked_bytes:
+        return tuple(tensor.shape[: MAX_AXES + 1])  # its bytes are already here
+    shape = tuple(tensor.shape)
+    _dtype_of(kind, name, tensor.dtype, shape, tensor.chunked_bytes)
+    return shape

@@ -30,7 +30,7 @@ def chunk_frame_bytes(total: int, chunk_bytes: int) -> tuple[int, int]:
     return n_bytes, full + bool(rest)
 
 
-def _head(number: int, size: int) -> bytes:
+def field_head(number: int, size: int) -> bytes:
     """The tag and the size of a length-delimited field."""
     found = [number << 3 | 2]
     while size > 0x7F:
@@ -41,8 +41,8 @@ def _head(number: int, size: int) -> bytes:
 
 @functools.lru_cache(maxsize=64)
 def _chunk_head(size: int) -> bytes:
-    inner = _head(CHUNK_DATA, size)
-    return _head(CHUNK, len(inner) + size) + inner
+    inner = field_head(CHUNK_DATA, size)
+    return field_head(CHUNK, len(inner) + size) + inner
 
 
 def chunk_frame(piece: memoryview) -> bytes:

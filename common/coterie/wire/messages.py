@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Annotated, ClassVar, Literal, TypeVar
 
+import numpy as np
+
 from coterie.arrays import Array, Indices
 from coterie.errors import ProtocolError
 
@@ -261,8 +263,25 @@ def check_extents(cls: type[Message], shapes: Iterable[tuple[int, ...]], n_rows:
                 raise ProtocolError(f"{cls.kind}.{name} has shape {shape}: axis {axis!r} is {extent}, wanted {wanted}")
 
 
+def select(message: Message, positions: Indices | slice | None, users: Indices | None) -> Message:
+    """The rows of a `Rows` message at `positions`, owned by `users`. Broadcasts are unchanged."""
+    if isinstance(message, Broadcast) or positions is None:
+        return message
+    arrays = {name: getattr(message, name)[positions] if has_rows(spec) else getattr(message, name) for name, spec in message.specs}
+    return type(message)(users=users, **arrays)  # type: ignore[call-arg]
+
+
+def select_clusters(message: PerCluster, clusters: Indices) -> PerCluster | None:
+    """The rows of these clusters (ascending numbers); None if there are none."""
+    kept = np.flatnonzero(np.isin(message.clusters, clusters))
+    if kept.size == message.clusters.size:
+        return message
+    taken = {name: getattr(message, name)[kept] if "clusters" in spec.shape[:1] else getattr(message, name) for name, spec in message.specs}
+    return type(message)(**taken) if kept.size else None
+
+
 __all__ = [
     "Annotated", "Array", "AskTotal", "Broadcast", "Indices", "Message", "PerCluster", "PerHost", "Positions", "Rows", "Scalars", "Spec",
     "Total", "Vectors", "Weights", "check_extents", "dataclass", "declare", "declared", "find_kinds_with", "has_rows", "kind_class",
-    "words_of",
+    "select", "select_clusters", "words_of",
 ]  # fmt: skip

@@ -13,9 +13,8 @@ import numpy as np
 
 from coterie.arrays import Indices
 from coterie.errors import ProtocolError, RunError
-from coterie.wire.codec import select, select_clusters
 from coterie.wire.fixed_point import added
-from coterie.wire.messages import Message, PerCluster, PerHost, Rows, Total
+from coterie.wire.messages import Message, PerCluster, PerHost, Rows, Total, select, select_clusters
 from coterie.wire.precision import first_bad
 
 _MAX_SHOWN = 4

@@ -113,13 +113,18 @@ class HostSession:
                 return None, 0
             if self._name:
                 self._hub.heard(self._name)
-            elif data[:1] not in _BEFORE_HELLO:
-                raise ProtocolError(f"a frame of {len(data)} bytes came before the hello was complete, wanted a hello")
-            is_large = not self._name and len(data) > SMALL_BYTES
-            async with self._unknown.turn() if is_large else contextlib.nullcontext():
                 item = self._assembler.feed(data)
+            else:
+                item = await self._fed_by_unknown(data)
             if item is not None:
                 return item, len(data)
+
+    async def _fed_by_unknown(self, data: bytes) -> Any:
+        """What a frame of a peer without a name completes; large ones are read one at a time."""
+        if data[:1] not in _BEFORE_HELLO:
+            raise ProtocolError(f"a frame of {len(data)} bytes came before the hello was complete, wanted a hello")
+        async with self._unknown.turn() if len(data) > SMALL_BYTES else contextlib.nullcontext():
+            return self._assembler.feed(data)
 
     def _count_empty(self) -> None:
         """Counts a frame without content. ProtocolError when there are too many: a flood of them would slow down the other hosts."""
