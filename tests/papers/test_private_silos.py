@@ -84,8 +84,9 @@ def test_the_study_compares_three_methods_and_draws_their_error_against_epsilon(
     monkeypatch.setattr(private_silos, "load", short)
     said = io.StringIO()
     points = reproduce("private-silos", seeds=1, output=tmp_path, console=Console(file=said, width=100))
-    assert [(point.method, point.round) for point in points] == [(method, number) for method in private_silos.METHODS for number in (1, 2)]
-    assert {round(point.epsilon, 1) for point in points if point.round == 2} == {6.0}
+    listed = [(method, number) for method in (*private_silos.METHODS, "alone") for number in (1, 2)]
+    assert [(point.method, point.round) for point in points] == listed
+    assert {round(point.epsilon, 1) for point in points if point.round == 2} == {6.0, 0.0}
     assert (tmp_path / "private-silos.png").stat().st_size > 10_000
     assert "MR-MTL, lambda 1" in said.getvalue()
     assert "0.02394" in said.getvalue()

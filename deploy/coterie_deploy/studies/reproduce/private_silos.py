@@ -28,12 +28,13 @@ from coterie_deploy.terminal.tables import table
 from coterie_deploy.view.charts import Spec
 from coterie_server.run.engine import Progress
 
-# Title, settings and printed error of each method. Without a pull to the mean, every school trains alone.
+# Title, settings and printed error of each method with noise. Without a pull to the mean, every school trains alone.
 METHODS: Mapping[str, tuple[str, Mapping[str, Any], float]] = {
     "mr-mtl": ("MR-MTL, lambda 1", {"name": "fed_mtl", "mu": 1.0}, 0.02394),
     "fedavg": ("FedAvg", {"name": "fedavg"}, 0.02564),
     "local": ("local training", {"name": "fed_mtl", "mu": 0.0}, 0.02628),
 }
+ALONE, ALONE_TITLE = "alone", "local training without noise"  # nothing is sent, so that nothing is spent
 _KEPT = ("average", "batch_size", "epochs", "optimizer", "evaluate_every", "evaluate_last")  # of the shipped method
 
 
@@ -56,14 +57,16 @@ def measure(seed: int, work: Work) -> list[Point]:
         experiment = of_method(settings, seed)
         said = f"seed {seed}: {title} with noise in 139 schools"
         points += work.rows(f"private-silos-{method}-{seed}", said, [experiment], Point, _run, experiment, method)
-    return points
+    alone = of_method({"name": "fed_mtl", "mu": 0.0, "solver": "steps", "fine_tune": []}, seed, privacy=None)
+    said = f"seed {seed}: {ALONE_TITLE} in 139 schools"
+    return points + work.rows(f"private-silos-{ALONE}-{seed}", said, [alone], Point, _run, alone, ALONE)
 
 
-def of_method(settings: Mapping[str, Any], seed: int) -> Experiment:
+def of_method(settings: Mapping[str, Any], seed: int, **changes: Any) -> Experiment:
     """The shipped experiment with another method."""
     content = json.loads(experiment_to_json(load("silos", [f"seed={seed}"])))
     kept = {key: content["method"][key] for key in _KEPT}
-    return experiment_from({**content, "method": {**kept, **settings}})
+    return experiment_from({**content, "method": {**kept, **settings}, **changes})
 
 
 def _run(experiment: Experiment, method: str) -> list[Point]:
@@ -71,7 +74,7 @@ def _run(experiment: Experiment, method: str) -> list[Point]:
 
     def observe(progress: Progress) -> None:
         if (error := progress.figures.get("squared_error")) is not None:
-            points.append(Point(experiment.seed, method, progress.round, progress.figures["epsilon"], error, None))
+            points.append(Point(experiment.seed, method, progress.round, progress.figures.get("epsilon", 0.0), error, None))
 
     finished = asyncio.run(launch(experiment, Launch(transport="loopback", observer=observe)))
     outcome, n_test = finished.outcomes[finished.final_stage], finished.facts.n_test
@@ -80,7 +83,7 @@ def _run(experiment: Experiment, method: str) -> list[Point]:
         experiment.seed,
         method,
         experiment.stop.rounds,
-        outcome.figures["epsilon"],
+        outcome.figures.get("epsilon", 0.0),
         float(errors.mean()),
         float(np.average(errors, weights=n_test)),
     )
@@ -90,16 +93,19 @@ def _run(experiment: Experiment, method: str) -> list[Point]:
 def show(points: Sequence[Point], console: Console) -> None:
     """The errors beside the printed ones."""
     lines = []
-    for method, (title, _, printed) in METHODS.items():
+    for method, title, printed in (
+        *((name, title, f"{error:.5f}") for name, (title, _, error) in METHODS.items()),
+        (ALONE, ALONE_TITLE, ""),
+    ):
         last = [point for point in points if point.method == method and point.of_pupils is not None]
         errors = [point.of_pupils for point in last if point.of_pupils is not None]
         epsilon = max(point.epsilon for point in last)
-        lines.append((title, f"{np.mean(errors):.5f}", f"{deviation(errors):.5f}", f"{printed:.5f}", f"{epsilon:.2f}"))
+        lines.append((title, f"{np.mean(errors):.5f}", f"{deviation(errors):.5f}", printed, f"{epsilon:.2f}"))
     columns = ("", "squared error", "+-", "printed", "epsilon")
     console.print(table(f"Held-out pupils of 139 schools, {seeds_of(points)}", columns, lines))
     console.print(
         "Epsilon is for a single pupil at delta 0.001, spent by 200 rounds. Row counts, the schools' scaling of features and errors on "
-        "held-out pupils are not protected, as in the paper. A school that shares nothing needs no noise at all."
+        "held-out pupils are not protected, as in the paper. A school that sends nothing needs no noise, and spends nothing."
     )
 
 
@@ -114,7 +120,9 @@ def chart(points: Sequence[Point]) -> Spec:
                 drawn.append(
                     Drawn.around(title, float(np.mean([point.epsilon for point in here])), float(np.mean(errors)), deviation(errors))
                 )
-    return curves(drawn, Axis("epsilon spent"), Axis("mean squared error of the schools", high=0.06))
+    alone = [point.of_schools for point in points if point.method == ALONE and point.of_pupils is not None]
+    error = Axis("mean squared error of the schools", high=0.06)
+    return curves(drawn, Axis("epsilon spent"), error, levels={ALONE_TITLE: float(np.mean(alone))})
 
 
 STUDIES = {"private-silos": Study(measure, show, chart)}
