@@ -14,6 +14,7 @@ from coterie.draws import secret
 from coterie.draws.secret import KEY_BYTES, Secret, SecretNumbers
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.experiment.consent import consent_hash
+from coterie.experiment.privacy import ClipRule
 from coterie.families.partial import Shared, TrainingLoss, Updated
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Encoded
@@ -319,3 +320,38 @@ def test_owners_consent_to_clip_noise_and_the_number_of_rounds(archive: Path) ->
 def test_numbers_of_one_key_are_drawn_once() -> None:
     numbers = SecretNumbers(bytes(KEY_BYTES))
     assert not np.isin(numbers.uniform(50), numbers.uniform(50)).any()
+
+
+# ---- a clip that is adapted
+
+
+def test_the_clip_follows_the_wanted_share_of_changes_that_are_no_longer(archive: Path, tmp_path: Path) -> None:
+    """Algorithm 1 of Andrew, Thakkar, McMahan and Ramaswamy (2021), with hardly any noise: all of the changes are shorter, or none."""
+    method = {"name": "fedavg", "participation": 1.0, "optimizer": {"lr": 0.05}}
+    for first, up in ((1e-4, 1.0), (1e4, -1.0)):
+        quiet = {**USER, "clip": first, "noise_multiplier": 1e-6, "adapt": {"rate": 0.3, "count_noise": 1e-3}}
+        folder = tmp_path / f"{first}"
+        World(convex_experiment(archive, method, privacy=quiet, stop={"rounds": 4}), folder, 2).run()
+        clips = [value for (value,) in query(folder, "select value from figures where name = 'clip' order by round")]
+        np.testing.assert_allclose(clips, first * np.exp(0.15 * up * np.arange(1, 5)), rtol=1e-2)
+
+
+def test_changes_and_their_count_spend_together_what_the_multiplier_says() -> None:
+    rule = ClipRule(count_noise=3.0)
+    of_changes = rule.multiplier(2.0, 100)
+    both = of_changes**-2 + (2 * 3.0) ** -2  # the count moves by 1/2
+    assert both == pytest.approx(2.0**-2)
+    assert ClipRule().count_deviation(100) == 5.0
+
+
+def test_a_count_with_too_little_noise_is_refused_before_the_first_round(archive: Path, tmp_path: Path) -> None:
+    loud = convex_experiment(archive, {"name": "fedavg", "participation": 1.0}, privacy={**USER, "adapt": {"count_noise": 1.0}})
+    with pytest.raises(ConfigError, match=r"^privacy.adapt.count_noise is 1, want more than 1, half of the noise multiplier"):
+        World(loud, tmp_path / "run", 2).run()
+    with pytest.raises(ConfigError, match=r"adapt is for unit user: the clip of row stays as it is"):
+        convex_experiment(archive, OF_ROWS["fedavg"], privacy={**ROW, "adapt": {}})
+
+
+@pytest.mark.usefixtures("repeatable")
+def test_a_clip_that_is_adapted_survives_kills(archive: Path, tmp_path: Path) -> None:
+    same_bits_after_kills(OF_ROWS["fedavg"], {**USER, "adapt": {"count_noise": 4.0}}, archive, tmp_path, range(2))

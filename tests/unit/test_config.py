@@ -22,7 +22,7 @@ CONTENT: dict[str, Any] = {
 
 SOURCES = (
     "csv, parquet, stata, spss, npz, leaf, python, images, torchvision, huggingface, roles, tweets, "
-    "ellipses, hlm, representation, hsb, exams, growth, digits"
+    "ellipses, hlm, representation, hsb, exams, growth, ilea, digits"
 )
 
 

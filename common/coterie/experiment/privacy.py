@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, PositiveFloat, model_validator
 
 from coterie.draws.accountant import Sampling, Steps, epsilon, noise_multiplier
+from coterie.errors import ConfigError
 from coterie.experiment.settings import Settings
 
 Unit = Literal["row", "user"]
@@ -40,6 +41,33 @@ def row_draws(n_rows: int, phases: Iterable[Mapping[str, Any]]) -> Draws:
     return Draws(n, size / n_rows)
 
 
+class ClipRule(Settings):
+    """The clip follows a quantile of the lengths of users' changes: Andrew, Thakkar, McMahan and Ramaswamy (2021), Algorithm 1.
+
+    C <- C exp(-rate (b - quantile)), b the noised share of changes no longer than C. The count has its own noise, of deviation
+    `count_noise`, and changes get a little more than `noise_multiplier` says, so that both together spend the same epsilon.
+    """
+
+    quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5  #: Share of changes that are to be no longer than the clip.
+    rate: PositiveFloat = 0.2  #: How fast the clip follows.
+    #: Standard deviation of the noise of the count. Absent: a twentieth of the users drawn.
+    count_noise: PositiveFloat | None = None
+
+    def count_deviation(self, m: int) -> float:
+        """That of the noise of the count, of m users."""
+        return m / 20 if self.count_noise is None else self.count_noise
+
+    def multiplier(self, whole: float, m: int) -> float:
+        """Noise multiplier of the changes, so that with the count of m users they spend what `whole` spends alone: theorem 1 there."""
+        rest = whole**-2 - (2 * self.count_deviation(m)) ** -2
+        if rest <= 0:
+            raise ConfigError(
+                f"privacy.adapt.count_noise is {self.count_deviation(m):g}, want more than {whole / 2:g}, half of the noise multiplier: "
+                "with less, the count alone spends more than the epsilon"
+            )
+        return float(rest**-0.5)
+
+
 class Privacy(Settings):
     """Clipping and noise: what the run tells of a single row, or of a single user, is bounded by (epsilon, delta)."""
 
@@ -50,6 +78,7 @@ class Privacy(Settings):
     #: Standard deviation of the noise over `clip`. Give either this or `epsilon`.
     noise_multiplier: PositiveFloat | None = None
     epsilon: PositiveFloat | None = None  #: What `stop.rounds` rounds may spend in all. The noise follows from it.
+    adapt: ClipRule | None = None  #: With unit user: how `clip`, which is then the first one, follows the users' changes.
     #: Probability with which the bound of epsilon may fail. It should be well below one over the number of units.
     delta: Annotated[float, Field(gt=0, lt=1)]
 
@@ -57,6 +86,8 @@ class Privacy(Settings):
     def _one_of_noise_and_epsilon(self) -> Self:
         if (self.noise_multiplier is None) == (self.epsilon is None):
             raise ValueError("noise_multiplier and epsilon both say how much noise there is: give one")
+        if self.adapt is not None and self.unit == "row":
+            raise ValueError("adapt is for unit user: the clip of row stays as it is, want no such key")
         return self
 
     def multiplier(self, per_round: Draws, rounds: int) -> float:

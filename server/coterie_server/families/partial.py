@@ -42,9 +42,9 @@ from coterie.families.partial import (
     Updated,
 )
 from coterie.wire.messages import Message, Rows
+from coterie_server.families import privacy
 from coterie_server.families.averages import in_order, mean_of, owners
 from coterie_server.families.known_clusters import spread_of
-from coterie_server.families.privacy import Budget, doubts, drawn_in_secret, noised, said
 from coterie_server.interface.half import (
     ABSENT,
     FLAT_ONLY,
@@ -140,14 +140,14 @@ class PartialSharing:
             return replace(half_of(self), labels_of=self.own.labels_of, warnings=found)
         if budget.privacy.unit == "user" and self.tensors and any(tensor.is_integer for tensor in self.tensors):
             raise ConfigError("privacy.unit is 'user', but shared tensors have counts that get no noise: want method.batch_norm private")
-        found += doubts(budget, self.n_rows)
-        return replace(half_of(self), labels_of=self.own.labels_of, warnings=found, notes=[said(budget)], epsilon=budget.spent)
+        found += privacy.doubts(budget, self.n_rows)
+        return replace(half_of(self), labels_of=self.own.labels_of, warnings=found, notes=[privacy.said(budget)], epsilon=budget.spent)
 
     @functools.cached_property
-    def budget(self) -> Budget | None:
+    def budget(self) -> privacy.Budget | None:
         """What rounds spend, with `privacy`."""
-        privacy = self.setting.privacy
-        return None if privacy is None else Budget.of(privacy, self.config, self.n_rows, self.setting.rounds)
+        wanted = self.setting.privacy
+        return None if wanted is None else privacy.Budget.of(wanted, self.config, self.n_rows, self.setting.rounds)
 
     @property
     def _tells_losses(self) -> bool:
@@ -171,7 +171,7 @@ class PartialSharing:
         (start,) = self.in_runs(replies, Start, first)
         check_sizes(start.weights[0], start.counts[0], self.tensors)
         weights = start.weights[0].astype(self._dtype)
-        return SharedState(weights, start.counts[0], beside=self.own.start(self, weights))
+        return SharedState(weights, start.counts[0], beside={**self.own.start(self, weights), **privacy.first_clip(self.budget)})
 
     async def round(self, state: SharedState, federation: Federation, number: int) -> tuple[SharedState, Mapping[str, float]]:
         """Users are drawn, train and return; in some rounds everyone evaluates."""
@@ -228,7 +228,7 @@ class PartialSharing:
     ) -> tuple[SharedState, Mapping[str, float]]:
         """The end of a round: in some rounds everyone evaluates."""
         judged = await self._mean_metric(state, federation) if self._is_evaluated(number) else {}
-        figures |= {**judged, **self.own.figures(self, number)}
+        figures |= {**judged, **self.own.figures(self, number), **privacy.clip_of(state.beside)}
         if self.setting.metric in judged:
             metric = judged[self.setting.metric]
             return replace(state, recent=(*state.recent, metric)[-max(self.config.evaluate_last, 1) :]), figures
@@ -262,7 +262,7 @@ class PartialSharing:
         updates = self.in_runs(replies, Updated, answered)
         if self.noise_of is not None and self.budget is not None:
             rows, m = [update.weights for update in updates], self.config.n_selected(self.n_rows.size)
-            return replace(state, weights=noised(rows, state.weights, m, self.budget, self.noise_of))
+            return replace(state, **privacy.noised(rows, state.weights, state.beside, m, self.budget, self.noise_of))
         return self._moved(state, *self.average(updates))
 
     def _moved(self, state: SharedState, weights: Single, counts: Indices) -> SharedState:
@@ -291,8 +291,7 @@ class PartialSharing:
         replies = await federation.exchange(delivery, AskScores(modes), wanted=[*self._scored(modes), *self.own.told(self)])
         figures, by_user = self.judged(replies, modes)
         figures |= replies.left_out(self.n_rows.size)
-        if self.budget is not None:
-            figures |= {"delta": self.budget.privacy.delta, "clip": self.budget.privacy.clip, "noise_multiplier": self.budget.multiplier}
+        figures |= privacy.closing(self.budget, state.beside)
         if state.recent and self.config.evaluate_last:
             figures[f"last_rounds_{self.setting.metric}"] = float(np.mean(state.recent))
         shared, labels = self.delivered(state), self.own.clusters(self, state, replies)
@@ -417,7 +416,7 @@ def extents(tensors: Sequence[TensorInfo]) -> dict[str, int]:
 def drawn(config: Training, setting: Setting, n_users: int, number: int) -> Indices:
     """I^t: the r n users of round `number`, drawn without replacement."""
     if setting.secret is not None:
-        return drawn_in_secret(setting.secret.child("round", number), n_users, config.n_selected(n_users))
+        return privacy.drawn_in_secret(setting.secret.child("round", number), n_users, config.n_selected(n_users))
     order = stream(setting.seed, "participation", setting.stage, number).order(n_users)
     return np.sort(order[: config.n_selected(n_users)])
 

@@ -11,8 +11,9 @@ Ye, Kang, Hassani and Shokri (2023). The sum is divided by m also where some of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ from coterie.arrays import Array, Indices
 from coterie.draws.secret import Secret, digest
 from coterie.experiment.privacy import Draws, Privacy
 from coterie.families.partial import Single, Training
+
+CLIP = "clip"  # a figure, and an array of a state
 
 
 @dataclass(frozen=True)
@@ -32,14 +35,17 @@ class Budget:
 
     @classmethod
     def of(cls, privacy: Privacy, config: Training, n_rows: Indices, rounds: int) -> Budget:
-        """That of users with these numbers of rows (n,). ConfigError if no noise is enough for `privacy.epsilon`."""
+        """That of users with these numbers of rows (n,). ConfigError if no noise is enough for `privacy.epsilon`, or for the count."""
         if privacy.unit == "row":
             draws = [config.row_draws(n) for n in np.unique(n_rows).tolist()]
         else:
             n_users = n_rows.size
             m = config.n_selected(n_users)
             draws = [Draws(1, m / n_users, "fixed" if m < n_users else "poisson", n_users)]
-        return cls(privacy, [(one, privacy.multiplier(one, rounds)) for one in draws])
+        found = cls(privacy, [(one, privacy.multiplier(one, rounds)) for one in draws])
+        if privacy.adapt is not None:
+            privacy.adapt.multiplier(found.multiplier, config.n_selected(n_rows.size))  # which is refused before the first round
+        return found
 
     def spent(self, rounds: int) -> float:
         """The epsilon of this many rounds."""
@@ -57,20 +63,55 @@ def noised_sum(rows: Sequence[NDArray[np.floating]], before: Array, clip: float,
     So a round that is repeated with the same replies has the same bits, and other replies get independent noise.
     """
     total = np.zeros(before.size)
-    for array in rows:
-        for row in array:
-            change = row.astype(np.float64) - before
-            norm = float(np.sqrt(np.vecdot(change, change)))
-            total += change * (clip / max(norm, clip))
+    for change, length in _changes(rows, before):
+        total += change * (clip / max(length, clip))
     noise = secret.child(digest(total.tobytes(), before.tobytes())).numbers().normal(total.size)
     return total + multiplier * clip * noise
 
 
-def noised(rows: Sequence[Single], before: Single, m: int, budget: Budget, secret: Secret) -> Single:
-    """(size,) phi^{t+1} from phi^t and the tensors (k, size) that users have returned, of m who were drawn."""
-    was = before.astype(np.float64)
-    moved: Single = (was + noised_sum(rows, was, budget.privacy.clip, budget.multiplier, secret) / m).astype(before.dtype)
-    return moved
+def _changes(rows: Sequence[NDArray[np.floating]], before: Array) -> Iterator[tuple[Array, float]]:
+    """Each user's change (size,), and its length."""
+    for array in rows:
+        for row in array:
+            change = row.astype(np.float64) - before
+            yield change, float(np.sqrt(np.vecdot(change, change)))
+
+
+def noised(
+    rows: Sequence[Single], before: Single, beside: Mapping[str, NDArray[Any]], m: int, budget: Budget, secret: Secret
+) -> dict[str, Any]:
+    """What changes in a state: phi^{t+1}, and the next clip. From the tensors (k, size) that users have returned, of m who were drawn."""
+    privacy, was = budget.privacy, before.astype(np.float64)
+    clip, multiplier = clip_of(beside).get(CLIP, privacy.clip), budget.multiplier
+    if privacy.adapt is not None:
+        multiplier = privacy.adapt.multiplier(multiplier, m)
+    total = noised_sum(rows, was, clip, multiplier, secret)
+    moved: dict[str, Any] = {"weights": (was + total / m).astype(before.dtype)}
+    if privacy.adapt is None:
+        return moved
+    within = sum((length <= clip) - 0.5 for _, length in _changes(rows, was))
+    noise = secret.child("count", digest(total.tobytes(), np.float64(within).tobytes())).numbers().normal(1)[0]
+    share = (within + privacy.adapt.count_deviation(m) * noise) / m + 0.5
+    following = clip * np.exp(-privacy.adapt.rate * (share - privacy.adapt.quantile))
+    return {**moved, "beside": {**beside, CLIP: np.array([following])}}
+
+
+def first_clip(budget: Budget | None) -> Mapping[str, Array]:
+    """What a state holds of a clip that is adapted, before the first round."""
+    return {} if budget is None or budget.privacy.adapt is None else {CLIP: np.array([budget.privacy.clip])}
+
+
+def clip_of(beside: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+    """The figure of a clip that is adapted: that of the next round."""
+    return {CLIP: float(beside[CLIP][0])} if CLIP in beside else {}
+
+
+def closing(budget: Budget | None, beside: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+    """Closing figures of a stage with privacy."""
+    if budget is None:
+        return {}
+    privacy = budget.privacy
+    return {"delta": privacy.delta, CLIP: privacy.clip, "noise_multiplier": budget.multiplier, **clip_of(beside)}
 
 
 def drawn_in_secret(secret: Secret, n_users: int, m: int) -> Indices:
@@ -96,4 +137,5 @@ def said(budget: Budget) -> str:
     many = f"{least:.3g}" != f"{most:.3g}"
     noise = f"{least:.3g} to {most:.3g} clips, by the users' numbers of rows" if many else f"{most:.3g} clips"
     what = "gradients of rows" if privacy.unit == "row" else "changes of users"
-    return f"privacy: {what} are clipped at {privacy.clip:g}; the noise of their sum is {noise}; delta is {privacy.delta:g}"
+    first = "" if privacy.adapt is None else ", which follows them"
+    return f"privacy: {what} are clipped at {privacy.clip:g}{first}; the noise of their sum is {noise}; delta is {privacy.delta:g}"
