@@ -13,10 +13,12 @@ import pytest
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.experiment.config import Experiment
 from coterie.experiment.consent import consent_hash
+from coterie.experiment.model import convex_tensors
 from coterie.experiment.reveals import steps_of
 from coterie.families.consensus import Curvatures, GroupModel, Slopes
 from coterie.families.partial import Scores, TrainingLoss
 from coterie.wire.messages import Annotated, Array, Rows, Scalars, declare
+from coterie.wire.precision import Precision
 from coterie_client.hosting.totals import with_totals
 from coterie_deploy.engines.launch import Launch, launch
 from coterie_deploy.read.verify import verdict_on
@@ -24,7 +26,8 @@ from coterie_deploy.studies.adapt import adapted_from
 from coterie_deploy.studies.certify import certification
 from coterie_deploy.studies.check.federations import CASES, clustered, network, pairwise
 from coterie_deploy.studies.check.world import World
-from coterie_server.interface.half import Sum, Totals
+from coterie_server.interface.half import Facts, Members, Setting, Sum, Totals, server_half
+from coterie_server.interface.sum_links import SumLinks
 from coterie_server.interface.wanted import Wanted, check_wanted
 from coterie_server.run.coordinator import Finished
 from coterie_server.session.hub import Hub
@@ -205,3 +208,50 @@ def test_the_kinds_of_a_total_are_declared_beside_their_terms() -> None:
         assert (cls.total.kind, cls.ask_total.kind) == (f"{cls.kind}Total", f"{cls.method}.Ask{cls.__name__}Total")
         assert cls.total.step == cls.ask_total.step == cls.step
     assert GroupModel.total is None
+
+
+def test_a_half_that_uses_each_users_tensors_is_refused_though_its_method_says_sums(tmp_path: Path) -> None:
+    experiment = CASES["scaffold convex"].experiment(tmp_path)
+    nobody = np.zeros(2, np.int64)
+    facts = Facts(np.ones(2, np.int64), 3, n_test=nobody)
+    members, precision = Members(("u0", "u1"), ("", "")), Precision.of("float64", is_convex=True)
+    setting = Setting(0, "scaffold", members, precision, facts, tensors=convex_tensors(3), sums=SumLinks(nobody, nobody - 1))
+    with pytest.raises(ConfigError, match="exact_sums is true, but the server half of 'scaffold' uses each user's tensors: want false"):
+        server_half("scaffold").build(experiment.method, setting)
+
+
+def test_closed_forms_count_a_sum_for_each_pair_of_a_member_and_a_group() -> None:
+    host_of, cluster_of = np.array([0, 0, 1, 1, 1]), np.array([0, 0, 1, 1, 1])
+    one, own, mixed = np.zeros(5, np.int64), cluster_of, np.array([0, 1, 0, 1, 1])
+    flat, tiers = SumLinks(host_of, cluster_of), SumLinks(host_of, cluster_of, np.array([2, 3]))
+    assert flat.sums_up("gradient", 10.0, mixed) == {("gradient", "up"): 40.0}
+    assert flat.n_sums(np.array([0, 1, 2]), own) == 2
+    assert flat.n_sums(np.array([3, 4])) == 1
+    for groups in (one, own):
+        expected = {("gradient", "up", "between-cluster"): 20.0, ("gradient", "up", "within-cluster"): 50.0}
+        assert tiers.sums_up("gradient", 10.0, groups) == expected
+    assert tiers.sums_up("gradient", 10.0, mixed) == {("gradient", "up", "between-cluster"): 40.0}
+
+
+def test_without_exact_sums_the_same_call_adds_in_member_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Totals] = []
+    total = Hub.total
+
+    async def watched(self: Hub, *messages: Any, **options: Any) -> Totals:
+        weights = np.arange(12)
+        (first, *others) = options["of"]
+        options["of"] = [Sum(first.kind, weights, first.groups), *others]
+        found.append(await total(self, *messages, **options))
+        raise RunError("that is enough")
+
+    monkeypatch.setattr(Hub, "total", watched)
+    for exact in (False, True):
+        experiment = CASES["oracle"].experiment(tmp_path).model_copy(update={"exact_sums": exact})
+        with pytest.raises(RunError, match="that is enough"):
+            ran(experiment, tmp_path / str(exact), 3)
+    plain, exactly = found
+    assert plain.rounding == 0 < exactly.rounding < 1e-12
+    np.testing.assert_allclose(plain[Slopes].gradient, exactly[Slopes].gradient, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(plain.mean(Slopes).value * [0 + 1 + 2 + 3, 4 + 5 + 6 + 7, 8 + 9 + 10 + 11], exactly[Slopes].value, atol=1e-9)
+    with pytest.raises(RunError, match=r"no member answered with partial.Scores"):
+        exactly[Scores]
