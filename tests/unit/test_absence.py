@@ -252,7 +252,7 @@ def test_fedavg_averages_those_who_answer_with_weights_that_sum_to_one(average: 
 @pytest.mark.parametrize("name", methods())
 def test_every_method_says_whether_it_needs_everyone(name: str) -> None:
     tolerant = {"pdmm", "fedrep_linear", *methods("network")} - {"adapt"}
-    stage = Stage(name, name, SimpleNamespace(placement="lean", sampling="full"), StopRule())
+    stage = Stage(name, name, SimpleNamespace(placement="lean", sampling="full", forecast=None), StopRule())
     assert (why_everyone(stage) == "") == (name in tolerant)
 
 
@@ -261,6 +261,7 @@ def test_every_method_says_whether_it_needs_everyone(name: str) -> None:
     [
         ({"name": "pdmm", "penalty": 0.1, "placement": "paper"}, "method 'pdmm' needs every user: in placement 'paper' users keep"),
         ({"name": "pdmm", "penalty": 0.1, "refit": True}, "stage 'refit' after method 'pdmm' needs every user: without some losses"),
+        ({"name": "pdmm", "penalty": 0.1, "forecast": 0.1}, "method 'pdmm' needs every user: with 'forecast' a stage ends by the answers"),
         ({"name": "squared", "penalty": 0.1}, "method 'squared' needs every user: without some losses the sums are those of another"),
         ({"name": "async_l2gd", "iterations": 5, "gamma": 1.0, "alpha": 0.5}, "method 'async_l2gd' needs every user: an average"),
     ],

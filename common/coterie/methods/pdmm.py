@@ -109,6 +109,9 @@ class Config(Settings):
     acceleration: Literal["none", "anderson"] = "none"
     #: Rounds from which `anderson` extrapolates. The server keeps two vectors for each pair and round.
     anderson_memory: Annotated[int, Field(ge=1, le=100)] = 5
+    #: Asks only users whose answer the server cannot foretell from earlier ones, up to this part of the residual, such as 0.1. The limit is
+    #: the same with far less traffic. Wants full rounds, lean, z after x and exact, without acceleration. Absent: all are asked.
+    forecast: Annotated[float, Field(gt=0, le=1)] | None = None
 
     #: zero: all models start at 0. global: they start at one model for all, from a stage of its own.
     start: Literal["zero", "global"] = "global"
@@ -194,6 +197,17 @@ class Config(Settings):
         other = [f"{name} is {found[name]}, want {value}" for name, value in wanted.items() if found[name] != value]
         if self.acceleration != "none" and other:
             raise ValueError(f"acceleration is {self.acceleration}, which is for v and mu of whole rounds: {'; '.join(other)}")
+        return self
+
+    @model_validator(mode="after")
+    def _forecasts_are_of_exact_answers(self) -> Config:
+        wanted = {"placement": "lean", "sampling": "full", "order": "z_after_x", "x_update": "exact", "acceleration": "none"}
+        found = {name: str(getattr(self, name)) for name in wanted}
+        found["x_update"] = str(self.x_update) if self.stochastic is None else self.stochastic.name
+        found["order"] = "z_after_x" if self.z_after_x() else "jacobi"
+        other = [f"{name} is {found[name]}, want {value}" for name, value in wanted.items() if found[name] != value]
+        if self.forecast is not None and other:
+            raise ValueError(f"forecast is {self.forecast:g}, which foretells exact answers of whole rounds: {'; '.join(other)}")
         return self
 
     def lam(self, n: int) -> float:

@@ -224,6 +224,7 @@ class Setting(ClusterSetting):
     start: Outcome | None = None  #: the outcome of the stage that this one starts from
     beside: Mapping[str, Outcome] = field(default_factory=dict)  #: those of the stages in `Stage.beside`, by name
     rounds: int = 0  #: the greatest number
+    residual: float | None = None  #: with which the stage ends
     tensors: tuple[TensorInfo, ...] = ()  #: of the users' models
     metric: str = "accuracy"  #: the users' score besides the loss (`ProblemConfig.metric`)
     truth: Array | None = None  #: (d, k) the representation that generated the data, where it is known

@@ -351,6 +351,7 @@ class Engine:
             start=point.outcomes[start] if start else self._start,
             beside={name: point.outcomes[name] for name in stage.beside},
             rounds=stage.stop.rounds,
+            residual=stage.stop.residual,
             tensors=convex if self.experiment.model is None else self._network(),
             metric=self.experiment.problem.metric,
             privacy=self.experiment.privacy,

@@ -215,6 +215,7 @@ CASES: Mapping[str, Case] = {
     ),
     "pdmm svrg": pairwise({"name": "pdmm", "penalty": 0.3, "x_update": {"name": "svrg", "batch_size": 4}}),
     "pdmm path": pairwise({"name": "pdmm", "path": [0.5, 0.2], "refit": True}, references=["local", "oracle"]),
+    "pdmm forecast": pairwise({"name": "pdmm", "path": [0.5, 0.2], "forecast": 0.1}),
     "pdmm graph": pairwise({"name": "pdmm", "path": [0.5, 0.2], "graph": {"neighbours": 2}}),
     "local": pairwise({"name": "local"}),
     "global": pairwise({"name": "global"}, data=_STANDARDIZED),

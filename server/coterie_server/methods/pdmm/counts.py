@@ -14,6 +14,7 @@ from coterie.methods.pdmm import Config
 from coterie_server.interface.half import Counts, Key
 from coterie_server.methods.pdmm import balance, pairs
 from coterie_server.methods.pdmm import messages as pdmm_messages
+from coterie_server.methods.pdmm.forecast import Forecasts
 
 
 def blocks(layout: pairs.Layout, chosen: pairs.Chosen) -> dict[str, float]:
@@ -25,6 +26,13 @@ def blocks(layout: pairs.Layout, chosen: pairs.Chosen) -> dict[str, float]:
         "z_blocks": float(everything if chosen.z is None else per_place * chosen.z.size),
         "dual_blocks": float(everything if chosen.mu is None else per_place * chosen.mu.size),
     }
+
+
+def of_forecasts(known: Forecasts, *, is_valued: bool) -> dict[str, float]:
+    """The figures of a round with `forecast`: users asked and not asked, exchanges, and whose losses are known."""
+    n = len(known.x)
+    asked = float(known.asked)
+    return {"x_blocks": asked, "foretold": n - asked, "exchanges": float(known.exchanges), "told": float(n) if is_valued else 0.0}
 
 
 def vectors(config: Config, n: int, start: Array | None, figures: Sequence[Mapping[str, float]]) -> Counts:
@@ -51,7 +59,7 @@ def scalars(config: Config, n: int, figures: Sequence[Mapping[str, float]]) -> C
     found: dict[Key, float] = {}
     if "ties_told" in (figures[0] if figures else ()):
         found["ties", "down"] = sum(row.get("ties_told", 0.0) - row.get("unasked_ties", 0.0) for row in figures)
-    if n_told := sum(balance.has_weight(config, number) for number in range(1, len(figures) + 1)):
+    if n_told := sum(row.get("exchanges", 1.0) * balance.has_weight(config, number) for number, row in enumerate(figures, 1)):
         found["balance", "down"] = float(n_told)
     if config.stochastic is not None:
         found["x_update", "up"] = sum(row.get("x_blocks", 0.0) - row.get("absent", 0.0) for row in figures)

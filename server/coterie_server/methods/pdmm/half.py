@@ -9,6 +9,8 @@ Armacki, Bajovic, Jakovetic and Kar (2022), Algorithm 1; steps S1 to S11 are nam
   round trip per iteration. With z after x, S3 uses x^{t+1}, at the price of a second round trip in placement paper.
 - Placement lean (not in the paper): z, mu and mu^ stay here and a user receives the one vector v_i that (16) needs of them. With
   uniform or recorded ordered pairs it minimizes (15) in full, rho/2 and lambda = LAM/2 per ordered pair.
+- `forecast` (not in the paper) asks only users whose x_i the server cannot foretell from their answers before, see `forecast`. The x-update
+  of the others is inexact, by an error that falls with the residual. A residual that ends a stage is one of answers.
 - `acceleration: anderson` (not in the paper) starts each round from an extrapolation of earlier rounds' v and mu, see `anderson`. That
   the iteration is averaged in these coordinates is not proven; of the problems tried, N of 2 to 120, none took more rounds with it.
 
@@ -53,8 +55,8 @@ from coterie_server.interface.half import (
 from coterie_server.interface.stages import Stage, along_path, reference
 from coterie_server.maths.clusters import overlap, partition, persistent
 from coterie_server.methods.pdmm import counts as pdmm_counts
+from coterie_server.methods.pdmm import forecast, pairs
 from coterie_server.methods.pdmm import messages as pdmm_messages
-from coterie_server.methods.pdmm import pairs
 from coterie_server.methods.pdmm.arrivals import Arrivals
 from coterie_server.methods.pdmm.messages import NOBODY
 from coterie_server.methods.pdmm.rounds import Carry, Clustering, Multipliers, Rounds, State, present
@@ -82,7 +84,9 @@ class Pdmm:
 
     @cached_property
     def rounds(self) -> Rounds:
-        return Rounds(self.config, self.layout, self.steps, self.lam, self.setting.precision)
+        return Rounds(
+            self.config, self.layout, self.steps, self.lam, self.setting.precision, self.setting.residual, last=self.setting.rounds
+        )
 
     @property
     def is_lean(self) -> bool:
@@ -152,7 +156,11 @@ class Pdmm:
         v = sums = np.zeros((0, self.d))
         if self.is_lean and not is_sampled:
             v, sums = self.rounds.aggregates(self.steps.rho, x, z, muhat), pairs.sums(self.layout, mu)
-        return State(x, z, Multipliers(mu, muhat, sums, 0.0), v, *rest)
+        forecasts = None
+        if self.config.forecast is not None:
+            kept = None if self.warm is None else self.warm.forecasts
+            forecasts = forecast.nothing(self.n, self.d) if kept is None else kept
+        return State(x, z, Multipliers(mu, muhat, sums, 0.0), v, *rest, forecasts=forecasts)
 
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:
         """One iteration; figures: blocks updated, the two residuals, and when due the objective and the number of `labels_of`."""
@@ -176,6 +184,8 @@ class Pdmm:
             "primal_residual": lambda: self.rounds.primal_residual(done),
             "dual_residual": lambda: self.rounds.dual_residual(state, done),
         }
+        if new.forecasts is not None:
+            figures |= pdmm_counts.of_forecasts(new.forecasts, is_valued=replies.get(Values) is not None)
         if (excesses := replies.get(Excesses)) is not None:
             figures[UNCONVERGED] = float((excesses.excess > 1.0).sum())
         new = self.rounds.balanced(state, new, number)
@@ -188,8 +198,8 @@ class Pdmm:
             figures |= {"ties_told": float(state.untold.size), "unasked_ties": float(replies.n_unasked(state.untold))}
         if number == 1 and (n_unasked := replies.n_unasked(np.arange(self.n))):
             figures["unasked_at_start"] = float(n_unasked)
-        if is_due and replies.answered is None:
-            figures["objective"] = float(replies[Values].f.sum()) + self.lam * pairs.total_distance(self.layout, new.x)
+        if is_due and replies.answered is None and (values := replies.get(Values)) is not None:
+            figures["objective"] = float(values.f.sum()) + self.lam * pairs.total_distance(self.layout, new.x)
         if is_due:
             x, zero_for, z = new.x, new.zero_for, new.z
             clustering = Clustering.deferred(lambda: Clustering(self.clusters(x, zero_for, z)))
@@ -223,9 +233,13 @@ class Pdmm:
         if (found := overlap(state.x, labels)) is not None:
             figures[OVERLAP] = found
         where = (self.setting.stage, self.config.placement, self.layout.copies)
-        carry = Carry(*where, state.x, state.z, state.mu, state.muhat, state.rho, state.graph_mark)
+        carry = Carry(*where, state.x, state.z, state.mu, state.muhat, state.rho, state.graph_mark, state.forecasts)
+        warnings = tuple[str, ...]()
+        if state.forecasts is not None and (n_foretold := self.n - int(state.forecasts.are_own.sum())):
+            why = "neither residual nor rounds ended the stage"
+            warnings = (f"the models of {n_foretold} of {self.n} users are the server's forecasts: {why}",)
         new = self.layout.graph if self.warm is None else None  # a path has one graph
-        return Outcome(state.x, labels, figures, carry=carry, notes=ties.notes_on(new), ties=ties.outcome_of(new))
+        return Outcome(state.x, labels, figures, carry=carry, notes=ties.notes_on(new), ties=ties.outcome_of(new), warnings=warnings)
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         return pdmm_counts.vectors(self.config, self.n, self.start_models(), figures)
@@ -255,6 +269,8 @@ def needs_everyone(config: Config) -> str:
     """See `coterie_server.run.plan`."""
     if config.sampling == "arrival":
         return "with sampling 'arrival' a pair of users waits for both, and no update is older than max_staleness allows"
+    if config.forecast is not None:
+        return "with 'forecast' a stage ends by the answers of all users"
     return "" if config.placement == "lean" else "in placement 'paper' users keep each other's models, which must stay equal"
 
 
@@ -302,6 +318,8 @@ def stages(config: Config, experiment: Experiment) -> list[Stage]:
     one before, duals included. The clusters of each penalty are refitted by a stage of `oracle`, and held-out rows choose among all these
     models: the penalty with the best models finds no clusters, and the one that finds good clusters shrinks too much.
     """
+    if config.forecast is not None and experiment.stop.objective_gap is not None:
+        raise ConfigError("method.forecast is given with stop.objective_gap: the objective is seldom known then, want stop.residual alone")
     needed = ties.before(config.graph)
     before = needed + ([reference("global")] if config.start == "global" else [])
     # From the second penalty on, the start is the stage before, whatever the first one started from.
@@ -329,7 +347,8 @@ def memory(config: Config, n: int, d: int) -> Need | None:
     vectors = 4 if config.z_after_x() else 6
     vectors += 2 * config.anderson_memory + 3 if config.acceleration == "anderson" else 0
     others = 16 if config.sampling == "full" else 40
-    needed = max(n_pairs * (8.0 * d * vectors + others), ties.bytes_to_read(config.graph, n_pairs))
+    learned = 0.0 if config.forecast is None else 8.0 * n * d * d * 5  # before and after, and three while they change
+    needed = max(n_pairs * (8.0 * d * vectors + others) + learned, ties.bytes_to_read(config.graph, n_pairs))
     return Need(needed, f"pdmm on {which}", ties.instead_of(config.graph))
 
 

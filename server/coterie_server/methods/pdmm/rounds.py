@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coterie.arrays import Array, Indices
-from coterie.families.pdmm_messages import Aggregates, Weight
+from coterie.families.pdmm_messages import Aggregates, ValuesWanted, Weight
 from coterie.methods.pdmm import Config, Constants
 from coterie.wire.messages import Message
 from coterie.wire.precision import Precision
@@ -20,8 +20,9 @@ from coterie_server.interface.deferred import Deferred
 from coterie_server.interface.half import Federation, Replies
 from coterie_server.interface.wanted import Wanted
 from coterie_server.maths import anderson
-from coterie_server.methods.pdmm import balance, pairs
+from coterie_server.methods.pdmm import balance, forecast, pairs
 from coterie_server.methods.pdmm import messages as pdmm_messages
+from coterie_server.methods.pdmm.forecast import Forecasts
 from coterie_server.methods.pdmm.messages import NOBODY
 
 
@@ -70,6 +71,7 @@ class State:
     untold: Indices  # users who have yet to learn their degrees
     graph_mark: int  # of `ties.mark_of`
     extrapolation: Extrapolation | None = None  # where the next round starts with acceleration
+    forecasts: Forecasts | None = None  # with `forecast`
 
     @property
     def mu(self) -> Array:
@@ -95,6 +97,7 @@ class Carry:
     muhat: Array
     rho: float
     graph_mark: int
+    forecasts: Forecasts | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,8 @@ class Rounds:
     first_steps: Constants  # of round 1
     lam: float  # LAM
     precision: Precision
+    residual: float | None = None  # with which the stage ends
+    last: int = 0  # round
 
     @property
     def n(self) -> int:
@@ -127,6 +132,8 @@ class Rounds:
             return await self._paper_round(state, federation, chosen, extra)
         if self.config.acceleration == "anderson":
             return await self._accelerated_round(state, federation, extra)
+        if state.forecasts is not None:
+            return await self._forecast_round(state, state.forecasts, federation, extra, is_last=number == self.last)
         return await self._lean_round(state, federation, chosen, extra)
 
     def _wanted(self, users: Indices | None, state: State, extra: Sequence[Message]) -> list[Wanted]:
@@ -169,17 +176,57 @@ class Rounds:
 
         sum_j mu^_ij^{t+1} = sum_j mu_ij^t + (tau - nu) rho R_i.
         """
+        replies = await federation.exchange(Aggregates(state.v), *extra, wanted=self._wanted(None, state, extra))
+        return self._after(state, pdmm_messages.with_models(state.x, replies.answered, replies)), replies
+
+    def _after(self, state: State, x: Array) -> State:
+        """The state after a round of everyone that has brought the models x (n, d)."""
         steps, layout = self.steps(state), self.layout
         weight = (steps.tau - steps.nu) * steps.rho
-        replies = await federation.exchange(Aggregates(state.v), *extra, wanted=self._wanted(None, state, extra))
-        x = pdmm_messages.with_models(state.x, replies.answered, replies)
         z = pairs.split_all(layout, steps, self.lam, x if self.config.z_after_x() else state.x, state.muhat)
         duals = Multipliers.deferred(lambda: self._multipliers(steps, x, z, state.mu))
         # v_i = rho sum_{j!=i} (x_j + z_ij) + eta x_i - sum_j mu^_ij, by multiples of what it is made of
         v = (steps.rho + weight) * (pairs.sums(layout, z) + layout.gathered(x))
         v += (layout.damping(steps.eta) - steps.rho * layout.loops - weight * (layout.degree + layout.loops)) * x
         v -= state.duals.sums
-        return replace(state, x=x, z=z, duals=duals, v=v), replies
+        return replace(state, x=x, z=z, duals=duals, v=v)
+
+    async def _forecast_round(
+        self, state: State, known: Forecasts, federation: Federation, extra: Sequence[Message], *, is_last: bool
+    ) -> tuple[State, Replies]:
+        """A full round in which only users are asked whose answers cannot be foretold well enough.
+
+        Where its residual would end the stage, everyone else is asked in a second exchange: the residual that ends a stage is of answers.
+        Everyone is asked in the last round too, and where users have yet to learn their degrees. Only then are values of losses asked for.
+        """
+        steps, everyone = self.steps(state), np.arange(self.n)
+        q = steps.rho * self.layout.degree + self.layout.damping(steps.eta)
+        v = self.precision.rounded(state.v)
+        x, doubt = forecast.foretold(known, v, q)
+        left = [message for message in extra if not isinstance(message, ValuesWanted)]
+        due = everyone if is_last or state.untold.size else np.flatnonzero(doubt > self._doubt(known.residual))
+        asked, exchanges, replies = NOBODY, 0, Replies({}, None)
+        while True:
+            if due.size:
+                asked, exchanges = np.union1d(asked, due), exchanges + 1
+                more = extra if asked.size == self.n else left
+                to = None if due.size == self.n or len(more) > len(left) else due
+                replies = await federation.exchange(Aggregates(v[due], users=due), *more, to=to, wanted=self._wanted(due, state, more))
+                x = pdmm_messages.with_models(x, due, replies)
+            new = self._after(state, x)
+            residual = max(self.primal_residual(new), self.dual_residual(state, new))
+            if asked.size == self.n or self.residual is None or residual > self.residual:
+                break
+            due = np.setdiff1d(everyone, asked)
+        known = forecast.learned(known, asked, v, q, x, float(np.finfo(self.precision.dtype).eps))
+        are_own = np.isin(everyone, asked).astype(np.int64)
+        known = replace(known, are_own=are_own, residual=residual, asked=asked.size, exchanges=exchanges)
+        return replace(new, forecasts=known), replies if replies.answered is None else Replies({}, None)
+
+    def _doubt(self, residual: float) -> Array:
+        """The error that users' gradients may have, (1,) or (n,): `forecast` of the residual, in the units of the sums of mu_ij."""
+        scale = np.ravel(self.layout.scale)
+        return np.asarray((self.config.forecast or 0.0) * residual * self.lam * self._most * scale / np.sqrt(self.n))
 
     async def _accelerated_round(self, state: State, federation: Federation, extra: Sequence[Message]) -> tuple[State, Replies]:
         """A full round from the extrapolated v and mu. Results and figures are those of the plain iterate, zeros included."""
@@ -246,9 +293,13 @@ class Rounds:
         the plain one, v^t what the users were sent. With a graph, squares have the weights of pairs and users' degrees.
         """
         if new.extrapolation is not None:
-            most = self.n - 1 if self.layout.graph is None else np.sqrt(2 * self.layout.total)
-            return float(new.extrapolation.moved / (self.lam * most))
+            return float(new.extrapolation.moved / (self.lam * self._most))
         return self._plain_dual_residual(old, new)
+
+    @property
+    def _most(self) -> float:
+        """The norm that the sums of the mu_ij have at most, over LAM, as users' gradients are scaled."""
+        return float(self.n - 1 if self.layout.graph is None else np.sqrt(2 * self.layout.total))
 
     def _plain_dual_residual(self, old: State, new: State) -> float:
         is_full = self.config.sampling == "full"
