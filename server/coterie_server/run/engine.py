@@ -341,7 +341,6 @@ class Engine:
 
     def _build(self, stage: Stage, point: Point, members: Members) -> StageHalf[Any]:
         start = best(stage.start, point.outcomes) if stage.start else None
-        convex = () if point.facts is None else convex_tensors(point.facts.d)
         setting = Setting(
             seed=self.experiment.seed,
             stage=stage.name,
@@ -352,7 +351,7 @@ class Engine:
             beside={name: point.outcomes[name] for name in stage.beside},
             rounds=stage.stop.rounds,
             residual=stage.stop.residual,
-            tensors=convex if self.experiment.model is None else self._network(),
+            tensors=self._network() if self.experiment.model else () if point.facts is None else convex_tensors(point.facts.d),
             metric=self.experiment.problem.metric,
             privacy=self.experiment.privacy,
             secret=self._noise.of(stage, has_begun=point.state is not None),
