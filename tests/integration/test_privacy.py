@@ -163,6 +163,22 @@ def test_a_run_with_noise_survives_kills_with_the_same_bits_and_never_sends_two_
     same_bits_after_kills(OF_ROWS[method], privacy, archive, tmp_path, range(3))
 
 
+@pytest.mark.usefixtures("repeatable")
+def test_masked_sums_of_noised_updates_survive_kills_with_the_same_bits(archive: Path, tmp_path: Path) -> None:
+    """Noise is drawn again as it was, also where the coordinator sees totals alone."""
+    rules = {"exact_sums": True, "federation": {"sums": "masked", "min_summed": 2, "hosts": 3}}
+    experiment = convex_experiment(archive, {**OF_ROWS["fedavg"], "average": "plain"}, privacy=ROW, stop={"rounds": 4}, **rules)
+    calm = World(experiment, tmp_path / "calm", 3)
+    wanted = calm.run().outcomes["fedavg"]
+    n_exchanges = query(tmp_path / "calm", "select max(seq) from ledger")[0][0]
+    for seed in range(2):
+        faults = random_faults(seed, n_exchanges, list(calm.users))
+        found = World(experiment, tmp_path / f"{seed}", 3, faults).run().outcomes["fedavg"]
+        assert {name: array.tobytes() for name, array in found.shared.items()} == {
+            name: array.tobytes() for name, array in wanted.shared.items()
+        }
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("repeatable")

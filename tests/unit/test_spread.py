@@ -14,8 +14,9 @@ from coterie.wire.precision import Precision
 from coterie_client.learning import Rows
 from coterie_client.problems import build_problem
 from coterie_client.problems.descent import ConvexLearner
+from coterie_server.families.averages import mean_of
 from coterie_server.families.known_clusters import spread_of
-from coterie_server.families.partial import PartialSharing, _mean
+from coterie_server.families.partial import PartialSharing
 from coterie_server.interface.half import Members, Replies, Setting
 
 BIG = 1e300
@@ -52,4 +53,4 @@ def test_means_of_what_has_run_away_are_infinite_and_nan_is_refused() -> None:
     assert judged(np.inf)["global_squared_error_min"] == 1.5e308
     with pytest.raises(RunError, match="user 'u1' judged its model to be nan, wanted a number: a smaller learning rate may help"):
         judged(np.nan)
-    assert _mean(np.full(2, 1e308), rows) == np.inf
+    assert mean_of(np.full(2, 1e308), rows) == np.inf

@@ -98,7 +98,7 @@ class Host(Member):
         if asked.task.stage_json:
             self._begin_stage(asked.task.stage_json)
         if self._noise is not None:
-            self._noise.saw(asked.task, asked.messages)
+            self._noise.saw(asked.task, [message for message in asked.messages if not _is_of_sums(message)])
         with default_finding(_OWN_FAULT):
             answers = self._dispatch(asked.messages, asked.task.round)
             for message in answers:
@@ -151,7 +151,7 @@ class Host(Member):
             if self._answered is not None and not is_answered(self._answered, message.method, message.step):
                 asked = f"the parent asks for step {message.step!r} of {message.method!r}"
                 raise ProtocolError(f"{asked}, which is no part of the experiment that this host serves", Finding("C9"))
-            if isinstance(message, AskTotal) or message.method == ROOM:  # the half answers as always: see `with_totals`, `Masks`
+            if _is_of_sums(message):  # the half answers as always: see `with_totals`, `Masks`
                 continue
             room, _ = self._client(message.method)
             by_room.setdefault(room, {})[type(message)] = message
@@ -196,6 +196,11 @@ class Host(Member):
 
     def tree(self) -> Mapping[str, Any]:
         return {"stage": self._stage, "states": self.states, "noise": None if self._noise is None else self._noise.history}
+
+
+def _is_of_sums(message: Message) -> bool:
+    """Whether it is no message for a half, but says how answers are added up or masked."""
+    return isinstance(message, AskTotal) or message.method == ROOM
 
 
 def _read_stage(stage_json: str) -> tuple[str, Mapping[str, Any]]:

@@ -37,7 +37,7 @@ class NoiseKeys:
         return cls(Secret(key).child(run_id, rows), history or b"")
 
     def saw(self, task: session_pb2.Task, messages: Sequence[Message]) -> None:
-        """Adds a task to the history, before it is worked on."""
+        """Adds a task to the history, before it is worked on: the messages from which halves compute their answers."""
         parts = [self.history, f"{task.seq} {task.round} {task.stage} {task.stage_json}".encode()]
         for message in messages:
             users = message.users if isinstance(message, Rows) else None
