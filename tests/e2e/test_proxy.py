@@ -104,7 +104,7 @@ def test_a_large_network_crosses_nginx_as_it_comes(tmp_path: Path) -> None:
         ((needed,),) = connection.execute("SELECT sum(message_bytes) FROM ledger WHERE direction = 'up' AND useful")
     assert len(lengths) >= needed / (1 << 20)
     assert events(tmp_path / "runs/proxy", "lost")
-    # Under the limit of 1 MiB come three whole chunks of 320 KiB, a fourth that is cut, and what nginx had not passed on: more on a busy
+    # Under the limit of 1 MiB come two whole chunks of 480 KiB, a third that is cut, and what nginx had not passed on: more on a busy
     # machine. That no chunk arrives twice is tested without a proxy.
     assert sum(lengths) <= 2 * needed
 

@@ -17,7 +17,7 @@ from coterie_server.session.hub import Hub
 from tests.cutting_proxy import Cutter, cutting
 from tests.integration.test_session import Block, expected, hosts, inputs, maker, new_hub, notes, ready, run, served
 
-N_USERS, D = 2, 400_000  # 6.4 MB each way
+N_USERS, D = 2, 600_000  # 9.6 MB each way
 
 
 async def exchanged(cutter: Cutter, n_rounds: int = 2, **rules: float) -> tuple[Hub, list[str]]:
@@ -64,7 +64,7 @@ def test_a_body_limit_smaller_than_a_tensor_lets_each_chunk_arrive_once(directio
         limits = {f"most_{one}": 1 << 20 for one in ("up", "down") if direction in (one, "both")}
         cutter = Cutter(**limits)
         hub, said = await exchanged(cutter)
-        assert cutter.n_cuts >= 4, "6.4 MB do not fit under 1 MiB"
+        assert cutter.n_cuts >= 4, "9.6 MB do not fit under 1 MiB"
         assert not said, "there was progress"
         assert sum(arrived) == 2 * 2 * N_USERS * D * 8, "each chunk arrived once, there and back"
         assert max(cutter.passed.values()) < 2 * 2 * N_USERS * D * 8, "what was on its way is less than what arrived"
@@ -75,7 +75,7 @@ def test_a_body_limit_smaller_than_a_tensor_lets_each_chunk_arrive_once(directio
 
 def test_a_link_that_drops_before_a_tensor_is_through_carries_it_in_pieces(arrived: list[int]) -> None:
     async def test() -> None:
-        cutter = Cutter(longest_s=0.6, rate=3.2e6)  # 2 s for a tensor
+        cutter = Cutter(longest_s=0.6, rate=4.8e6)  # 2 s for a tensor
         hub, _ = await exchanged(cutter, 1)
         assert cutter.n_cuts >= 5
         assert sum(arrived) == 2 * N_USERS * D * 8

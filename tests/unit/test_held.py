@@ -15,12 +15,12 @@ from coterie.wire.codec import Encoded, Received, continued, encode
 from coterie.wire.fields import CHUNK_BYTES
 from tests.unit.test_hub import DOUBLE, All, Answer, World, asked, run, two_hosts
 
-D = 125_000
+D = 187_500
 USERS = ["u1", "u3"]
 
 
 def answer(seq: int = 1) -> Encoded:
-    """Of host a, 2 MB."""
+    """Of host a, 3 MB."""
     x = np.random.default_rng(0).standard_normal((2, D))
     return encode(session_pb2.Reply(seq=seq, attempt=1), [Answer(x, np.zeros(2))], DOUBLE)
 

@@ -336,11 +336,11 @@ def test_links_are_part_of_the_frozen_experiment() -> None:
 
 @pytest.mark.parametrize(
     ("rules", "needed", "limit"),
-    [({}, "328", "10"), ({"silence_s": 300.0}, "328", "10"), ({"silence_s": 200.0, "heartbeat_s": 50.0}, "328", "100")],
+    [({}, "492", "10"), ({"silence_s": 300.0}, "492", "10"), ({"silence_s": 200.0, "heartbeat_s": 50.0}, "492", "100")],
 )
 def test_a_link_on_which_one_end_would_give_the_other_up_is_refused(rules: dict[str, float], needed: str, limit: str) -> None:
     content = {**CONTENT, "federation": {"links": {"direct": "8kbit/20ms"}, **rules}}
     with pytest.raises(ConfigError, match=f"take {needed} s, want at most {limit} s: half of the smaller of silence_s and 10 heartbeat_s"):
         experiment_from(content)
-    experiment_from({**content, "federation": {**content["federation"], "silence_s": 700.0, "heartbeat_s": 70.0}})  # type: ignore[dict-item]
+    experiment_from({**content, "federation": {**content["federation"], "silence_s": 1000.0, "heartbeat_s": 100.0}})  # type: ignore[dict-item]
     assert config._SILENT_HEARTBEATS == member_session.SILENT_HEARTBEATS

@@ -93,7 +93,7 @@ def assert_equal(sent: Message, got: Message) -> None:
         np.testing.assert_array_equal([] if sent.users is None else sent.users, [] if got.users is None else got.users)
 
 
-SHAPES = [(0, 3), (1, 1), (5, 0), (3, 2), (60, 3), (60, 1000), (3, 50_000), (2, 400_000), (1, 40_960), (1, 40_961)]
+SHAPES = [(0, 3), (1, 1), (5, 0), (3, 2), (60, 3), (60, 1000), (3, 50_000), (2, 400_000), (1, 61_440), (1, 61_441)]
 
 
 @pytest.mark.parametrize("wrap", [task, reply])
@@ -312,7 +312,7 @@ def resumed(encoded: Encoded, n_frames: int, in_vain: int = 0) -> tuple[Held, En
 
 @pytest.mark.parametrize("n_frames", range(2, 7))  # the header, and one to five chunks
 def test_a_message_that_was_cut_goes_on_with_the_first_chunk_that_is_missing(n_frames: int) -> None:
-    sent = [block(3, 125_000, users=range(3)), common(1, 50_000)]  # 3 MB: ten chunks, and 400 kB: two
+    sent = [block(3, 187_500, users=range(3)), common(1, 75_000)]  # 4.5 MB: ten chunks, and 600 kB: two
     encoded = reply(*sent)
     n_all = len(list(encoded.frames()))
     held, rest = resumed(encoded, n_frames, in_vain=1)
@@ -339,13 +339,13 @@ def test_a_message_that_was_cut_goes_on_with_the_first_chunk_that_is_missing(n_f
     [
         ({"seq": 8}, "a reply with number 8 goes on, but nothing of it is held"),
         ({"attempt": 2}, "a reply with number 7 goes on, but nothing of it is held"),
-        ({"continued": {"held": CHUNK_BYTES}}, "goes on behind 327680 bytes, with 0 again and 0 parts; wanted 655360"),
+        ({"continued": {"held": CHUNK_BYTES}}, "goes on behind 491520 bytes, with 0 again and 0 parts; wanted 983040"),
         ({"continued": {"held": 2 * CHUNK_BYTES, "again": 1 << 40}}, "with 1099511627776 again"),
         ({"parts": [tensor_pb2.Part(kind="wiretest.Nothing")]}, "and 1 parts"),
     ],
 )
 def test_what_goes_on_otherwise_than_it_was_cut_is_a_protocol_error(change: dict[str, Any], sentence: str) -> None:
-    held, rest = resumed(reply(block(3, 125_000)), 3)
+    held, rest = resumed(reply(block(3, 187_500)), 3)
     outer = session_pb2.JoinRequest.FromString(rest.head)
     for name, value in change.items():
         outer.reply.ClearField(name)  # type: ignore[arg-type]
@@ -356,7 +356,7 @@ def test_what_goes_on_otherwise_than_it_was_cut_is_a_protocol_error(change: dict
 
 @pytest.mark.parametrize("length", [128 << 10, 1 << 20])
 def test_a_peer_that_cuts_chunks_of_another_length_is_understood_and_booked_alike(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = [block(3, 125_000, users=range(3)), common(1, 50_000)]
+    sent = [block(3, 187_500, users=range(3)), common(1, 75_000)]
     with monkeypatch.context() as peer:
         peer.setattr(codec, "CHUNK_BYTES", length)
         encoded = reply(*sent)
@@ -408,7 +408,7 @@ def test_only_a_frame_that_is_one_chunk_and_nothing_else_is_read_without_protobu
 
 def test_frames_of_a_stream_that_was_followed_by_another_fill_nothing() -> None:
     old = Assembler(session_pb2.JoinRequest)
-    first, *chunks = reply(block(3, 125_000)).frames()
+    first, *chunks = reply(block(3, 187_500)).frames()
     old.feed(first)
     old.feed(chunks[0])
     held = old.held.reopened()

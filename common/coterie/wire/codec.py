@@ -1,4 +1,4 @@
-"""The codec converts declared messages to frames of at most about 320 KiB and back, and counts what each frame carries.
+"""The codec converts declared messages to frames of at most about 480 KiB and back, and counts what each frame carries.
 
 Sender and receiver count independently, one what it encodes and the other what it decodes, and the two books must agree. Only this module
 decides the dtype of payloads. Received arrays are read-only views.
