@@ -6,15 +6,17 @@ it has its whole block, as any method must). Both are up at once and measured in
 count. The same ratio of CPU time, of all processes together, is steadier on a busy machine. A third stream is bare too, but sends as many
 messages as ours, and as long ones: it tells what the length of chunks costs.
 
-Where the CPU time beyond the bare stream goes, measured on two busy cores (`perf`, `py-spy`, medians of this benchmark):
+Where the CPU time beyond the bare stream goes, measured on two busy cores (`perf`, cProfile, medians of this benchmark):
 
-- Messages: what is larger than 320 KiB has a head and chunks of 320 KiB, and each message wakes two threads at both ends. That is 84 % of
-  the time beyond at 10 x 1,000,000 with 3 processes and 63 % with one, 44 % and 33 % at 60 x 1,000, and nothing at 60 x 3.
-- The rest is interpreted code: the event loops take as many turns as those of the bare stream. At 60 x 3 its shares are: encode and decode
-  29 %, sessions and links of both ends 22 %, hub 13 %, turns of the loop 12 %, host and half 8 %, frames parsed 6 %, books 5 %, checks 4 %,
-  checksums 1 %.
-- At 10 x 1,000,000 the rest is the one copy into the frames (47 %), the one out of them into fresh memory (38 %), a look for numbers that
-  are not finite (4 %), and turns.
+- Messages: what is larger than 480 KiB has a head and chunks of 480 KiB, and each message wakes two threads at both ends. That is 30 % of
+  the time beyond at 10 x 1,000,000 with 3 processes, hardly anything with one, and nothing for the smaller sizes, which are one message.
+- At 60 x 3 three quarters of all CPU time is the interpreter's. The event loops take no more turns than those of the bare stream. In a
+  loop without gRPC a round takes 165 microseconds: encode 27, frames parsed 17, decode 20; the rest is the hub, the host, its half, books
+  and checks, a few microseconds each. Between two wakeups of a thread the same code is about twice as slow.
+- At 60 x 1,000 with one process there are two copies more at each receiver: protobuf copies the frame, and then the tensor out of it. They
+  and the joined frame are fresh memory: 140 page faults a round and end, against 30 of the bare stream.
+- At 10 x 1,000,000 there are one copy into the frames, one out of them, and a look for numbers that are not finite. Page faults are no
+  more than those of the bare stream.
 
 Usage:
 
