@@ -153,6 +153,13 @@ def test_a_group_of_too_few_hosts_is_not_summed(tmp_path: Path) -> None:
         world.run()
 
 
+def test_a_round_that_draws_users_of_too_few_hosts_says_so(tmp_path: Path) -> None:
+    drawn = {**FEDAVG, "users_per_round": 1}
+    experiment = with_rules(descent(drawn, exact_sums=True).experiment(tmp_path), **MASKED)
+    with pytest.raises(RunError, match=r"round 1 asks 1 of 3 hosts for masked sums, wanted at least 2: draw more users"):
+        World(experiment, tmp_path / "run", 3).run()
+
+
 # ---- a host refuses what would reveal more
 
 

@@ -32,6 +32,15 @@ problem: {loss: least_squares, l2: 0.1, intercept: false}
 method: {name: async_l2gd, iterations: 30, gamma: 1.0, alpha: 0.4, p0: 0.3, p: 0.3, collect_models: true}
 federation: {topology: clusters, hosts: 2}
 """
+MASKED = """
+name: masked
+seed: 3
+data: {source: ellipses, users_per_cluster: 2, test_per_class: 50}
+problem: {loss: squared_hinge, l2: 0.001}
+method: {name: global}
+exact_sums: true
+federation: {hosts: 2, sums: masked}
+"""
 LOCAL = ("127.0.0.1",)
 
 
@@ -59,6 +68,8 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(tmp_path: Path, certs: Path) -> Iterator[Callable[..., Command]]:
     (tmp_path / "small.yaml").write_text(EXPERIMENT)
     (tmp_path / "tiers.yaml").write_text(TIERS)
+    (tmp_path / "masked.yaml").write_text(MASKED)
+    (tmp_path / "open.yaml").write_text(MASKED.replace("masked", "open"))
     (tmp_path / "ca").symlink_to(certs)
     with commands_in(tmp_path) as run:
         yield run
@@ -87,6 +98,19 @@ def test_a_federation_with_certificates_has_the_bits_of_one_process(start: Calla
         client(start, address, name, users, "--tls", f"ca/{name}")
     assert served.end()[0] == 0
     assert models(tmp_path / "runs/tls") == models(in_one_process(tmp_path, "small.yaml"))
+
+
+@pytest.mark.slow
+def test_masked_sums_with_certificates_have_signed_keys_and_the_bits_of_open_sums_in_one_process(
+    start: Callable[..., Command], tmp_path: Path
+) -> None:
+    served = start("server", "masked.yaml", "--listen", "127.0.0.1:0", "--tls", "ca/coordinator", "--output", "runs/tls")
+    address = served.address()
+    for name, users in (("a", "#0..#2"), ("b", "#3..#5")):
+        client(start, address, name, users, "--tls", f"ca/{name}")
+    assert served.end()[0] == 0
+    assert not [text for text in events(tmp_path / "runs/tls", "warning") if "signed" in text]
+    assert models(tmp_path / "runs/tls") == models(in_one_process(tmp_path, "open.yaml"))
 
 
 @pytest.mark.slow

@@ -7,15 +7,13 @@ does not cancel.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from coterie.arrays import Indices
+from coterie.arrays import Indices, distinct
 from coterie.errors import ProtocolError, RunError
 from coterie.families import masking
 from coterie.families.masking import AskKey, AskMasks, Covered, HostKey, Opened
@@ -79,6 +77,11 @@ class Masking(Duty):
         among = self._places(known.roster, messages, to)
         rules = masking.rules_of(self._shared.experiment)
         exchange, fewest = self._state.seq + 1, known.roster.fewest(rules)
+        if len(among) < fewest:
+            said = (
+                f"round {self._state.round} asks {len(among)} of {len(known.roster.names)} hosts for masked sums, wanted at least {fewest}"
+            )
+            raise RunError(f"{said}: draw more users (such as method.participation), or want a smaller federation.min_summed")
         self._check_groups(wanted, [known.roster.names[place] for place in among], fewest)
         setting = known.roster.setting(exchange, among, rules)
         masks = AskMasks(np.array(among, dtype=np.int64), np.array(list(kinds.values()), dtype=np.int64))
@@ -123,16 +126,16 @@ class Masking(Duty):
 
     def _check_groups(self, wanted: Sequence[Wanted], hosts: Sequence[str], fewest: int) -> None:
         """RunError where the total of a group would be of fewer than `fewest` of these hosts."""
-        layout = self._roster.layout
+        layout, n_hosts = self._roster.layout, len(self._roster.hosts)
         own = np.sort(np.concatenate([layout.own[host] for host in hosts]))
         for one in wanted:
             if one.groups is None:
                 continue
             users = own if one.users is None else np.intersect1d(one.users, own)
-            pairs = {*zip(one.groups[users].tolist(), layout.host_of[users].tolist(), strict=True)}
-            group, n_hosts = min(Counter(group for group, _ in pairs).items(), key=itemgetter(1), default=(0, fewest))
-            if n_hosts < fewest:
-                said = f"group {group} of {one.kind.of.kind} has users of {n_hosts} of the hosts that are asked"  # type: ignore[union-attr]
+            n_of_group = np.bincount(distinct(one.groups[users] * n_hosts + layout.host_of[users]) // n_hosts)
+            group = int(np.argmin(np.where(n_of_group > 0, n_of_group, n_hosts))) if n_of_group.size else 0
+            if n_of_group.size and n_of_group[group] < fewest:
+                said = f"group {group} of {one.kind.method}/{one.kind.step} has users of {n_of_group[group]} of the hosts that are asked"
                 raise RunError(f"{said}, but the total of a group must be of at least {fewest} hosts: want a smaller federation.min_summed")
 
     def _places(self, roster: Roster, messages: Sequence[Message], to: Indices | None) -> list[int]:
