@@ -223,7 +223,7 @@ def test_labelled_rows_of_a_package_are_dealt_as_those_of_other_sources(
         ({"problem": {"loss": "sqare"}}, "problem.loss: loss 'sqare' is unknown: want one of squared_hinge, "),
         ({"problem": {"loss": "sqare"}}, "; did you mean 'square'?"),
         ({"model": {"name": "smal"}}, "model.name: is 'smal', want one of linear, mlp, cnn, lstm, custom, small; did you mean 'small'?"),
-        ({"data": {"source": "line"}}, "growth, digits, lines, rows; did you mean 'lines'?"),
+        ({"data": {"source": "line"}}, "growth, ilea, digits, lines, rows; did you mean 'lines'?"),
         ({"model": {"build": "nothing"}}, "model.build: model 'nothing' is unknown: want one of small, or an import path"),
         (
             {"data": {"source": "digits", "partition": {"by": "turn", "users": 2}}},
