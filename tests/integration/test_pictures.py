@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coterie.errors import RunError
 from coterie.record.snapshot import _flatten, _restore
 from coterie_deploy.engines.launch import Launch, launch
 from coterie_deploy.read.models import stage_models
@@ -98,3 +99,25 @@ def test_a_checkpoint_of_before_can_be_read() -> None:
     tree = _flatten(Outcome(None, figures={"clusters": 2.0}, ties={}), lambda _: {})
     del tree["fields"]["ties"]
     assert _restore(tree, memoryview(b"")) == Outcome(None, figures={"clusters": 2.0})
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "changed", "text", "array", "header"])
+def test_a_damaged_file_of_models_is_one_sentence(damage: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(folders["pdmm graph"], folder)
+    path = folder / "models" / "pdmm-0.2.npz"
+    content = path.read_bytes()
+    wanted = f"{path} is damaged, so its models cannot be read: want the file as the run has left it"
+    if damage == "array":
+        with path.open("wb") as file:
+            np.save(file, np.zeros(3))
+    elif damage == "header":
+        path.write_bytes(b"PK\x03\x04")
+    else:
+        at = len(content) // 3
+        changed = content[:at] + bytes(200) + content[at + 200 :]
+        path.write_bytes({"empty": b"", "cut": content[:300], "changed": changed, "text": b"hello"}[damage])
+    for read in (lambda: stage_models(folder, "pdmm-0.2"), lambda: view_of(folder)):
+        with pytest.raises(RunError) as caught:
+            read()
+        assert str(caught.value) == wanted

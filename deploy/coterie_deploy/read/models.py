@@ -22,6 +22,7 @@ from coterie.extras import needed
 from coterie.record.snapshot import SnapshotFile
 from coterie.text.names import natural_key, normal, unknown_user
 from coterie_client.interface.half import client_half
+from coterie_deploy.read.archives import arrays_of
 from coterie_deploy.read.shipped import HOSTS, frozen_in
 from coterie_server.record import summary
 from coterie_server.record.rundb import read_run
@@ -62,15 +63,15 @@ class StageModels:
 
 
 def stage_models(folder: Path, stage: str) -> StageModels:
-    """The models of a stage in a run folder. ConfigError if there are none (yet)."""
+    """The models of a stage in a run folder. ConfigError if there are none (yet), RunError if their file is damaged."""
     path = folder / "models" / f"{stage}.npz"
     if not path.is_file():
         raise ConfigError(f"stage {stage!r} has left no models in {folder}")
-    with np.load(path) as arrays:
+    with arrays_of(path) as arrays:
         users, columns = (tuple(map(str, arrays[name])) for name in ("users", "features"))
         groups = (SHARED, MOMENTS, TIES)
         shared, moments, ties = (
-            {key.removeprefix(f"{group}/"): arrays[key] for key in arrays.files if key.startswith(f"{group}/")} for group in groups
+            {key.removeprefix(f"{group}/"): arrays[key] for key in arrays if key.startswith(f"{group}/")} for group in groups
         )
         models, labels, mean, scale, fill = (arrays.get(name) for name in ("x", "labels", "mean", "scale", "fill"))
     return StageModels(stage, users, models, labels, mean, scale, columns, shared, fill, moments, ties)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -14,6 +13,7 @@ from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, load_experiment
 from coterie.families.evaluation import COMMON, OWN
 from coterie.registry import method
+from coterie_deploy.read.archives import arrays_of
 from coterie_deploy.read.cautions import cautions_of, events_of, shortfalls_of
 from coterie_deploy.read.ledger_page import SHORT_NOTES, traffic_left_out, traffic_table
 from coterie_deploy.read.sentences import held_out_sentence, steps_said
@@ -312,5 +312,5 @@ def _n_clusters(folder: Path, stage: StageSummary) -> float | None:
     path = folder / "models" / f"{stage.name}.npz"
     if "clusters" in stage.results or not path.is_file():
         return stage.results.get("clusters")
-    with np.load(path) as arrays:
+    with arrays_of(path) as arrays:
         return float(arrays["labels"].max() + 1) if "labels" in arrays else None

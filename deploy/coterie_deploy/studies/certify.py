@@ -4,7 +4,6 @@ The partition is the known one, or that of a finished run. The command is a fede
 duality gaps, they are its certificate, on a graph too: the conditions of the method are for all pairs, with one weight.
 """
 
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from coterie.methods import pdmm, son_newton
 from coterie.methods.certify import Config
 from coterie_client.data import list_users
 from coterie_deploy.engines.api import Result, run
+from coterie_deploy.read.archives import arrays_of
 from coterie_deploy.terminal.tables import counted, figure, is_narrow, table
 from coterie_deploy.terminal.waiting import waiting
 from coterie_server.record.rundb import read_run
@@ -93,19 +93,16 @@ def certification(experiment: Experiment, partition: str | Path = "known", data:
 
 
 def found_labels(folder: Path) -> dict[str, str]:
-    """The clusters of the run's final stage, by user name. Raises ConfigError when there are none."""
+    """The clusters of the run's final stage, by user name. ConfigError when there are none, RunError when their file is damaged."""
     with read_run(folder) as connection:
         row = connection.execute("SELECT value FROM run WHERE key = 'final_stage'").fetchone()
     if row is None:
         raise ConfigError(f"the run in {folder} has not finished, want one with final models")
     path = folder / "models" / f"{row[0]}.npz"
-    try:
-        with np.load(path) as arrays:
-            users, labels = arrays["users"], arrays["labels"]
-    except KeyError:
-        raise ConfigError(f"the final stage {row[0]!r} of the run in {folder} has no clusters, want a run that finds some") from None
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"cannot read the clusters in {path}: {error}") from None
+    with arrays_of(path) as arrays:
+        users, labels = arrays["users"], arrays.get("labels")
+    if labels is None:
+        raise ConfigError(f"the final stage {row[0]!r} of the run in {folder} has no clusters, want a run that finds some")
     return {str(user): str(int(label)) for user, label in zip(users, labels, strict=True)}
 
 

@@ -1,7 +1,6 @@
 """The content of the dashboard's pages, for JSON: numbers, texts, and charts as Vega-Lite specifications."""
 
 import functools
-import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,7 @@ def _pictures(folder: Path, run_id: str, attempt: int) -> tuple[Chart, ...]:
         report = report_of(folder)
         with read_run(folder) as connection:
             return tuple(chart for chart in clusters_section(connection, report).all_charts if chart.key in _PICTURES)
-    except (CoterieError, ImportError, OSError, ValueError, zipfile.BadZipFile):
+    except (CoterieError, ImportError, OSError, ValueError):
         return ()
 
 
