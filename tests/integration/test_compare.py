@@ -275,6 +275,7 @@ TWICE = ("--vary", "stop.rounds=1,2", "--vary", "stop.rounds=3,4")
         (("net.yaml", "--vary", "method.head_epochs=1,2,1"), "--vary method.head_epochs has '1' twice, want each value once"),
         (("net.yaml", "--vary", "method.optimizer.lr=1e-1,0.1"), "lr=1e-1 and lr=0.1 are the same experiment, want values that differ"),
         (("net.yaml", "--vary", "method.head_epochs=[1,"), "--vary 'method.head_epochs=[1,': the list of values is not YAML: "),
+        (("net.yaml", "--vary", "federation.hosts=1,2", "--hosts", "3"), "--vary has federation.hosts, but --hosts 3 sets it: want one"),
         (("net.yaml", "--vary", "seed=1,2"), "--vary cannot have seed: want --seeds"),
         (("net.yaml", "--vary", "method.name=fedavg,fedper"), "--vary cannot have method.name: want --methods"),
         (("net.yaml", *TWICE), "--vary has 'stop.rounds' twice, want each key once"),

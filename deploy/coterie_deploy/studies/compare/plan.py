@@ -159,6 +159,8 @@ def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Co
         vary = started.vary
         base = _content(asked.experiment, own, [*for_all, *_first_of(vary)])
     _check_set_once(vary, for_all, for_one)
+    if asked.hosts is not None and (found := {"federation", "federation.hosts"} & vary.keys()):
+        raise ConfigError(f"--vary has {min(found)}, but --hosts {asked.hosts} sets it: want one of them")
     _check_varies_the_same(vary, started, folder)
     methods = _methods(asked.methods, base) if asked.methods is not None else () if started is None else tuple(started.methods)
     methods = methods or ((base["method"]["name"],) if vary else ())
