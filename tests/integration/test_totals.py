@@ -121,6 +121,24 @@ def test_a_form_that_sums_do_not_fit_into_is_refused(form: list[list[int]]) -> N
         with_totals([Slopes(np.ones(2), np.ones((2, 2)))], [Slopes.ask_total(none, none, np.array(form))], local, ())
 
 
+@pytest.mark.parametrize("weights", [[2**62 + 5, 2**62], [2**62, 2**62]])
+def test_weights_whose_sum_would_wrap_are_refused(weights: list[int]) -> None:
+    assert Slopes.ask_total is not None
+    ask = Slopes.ask_total(np.array(weights)[:, None], np.zeros((2, 0), np.int64), np.array([[40, 50, 32], [3, 50, 32]]))
+    local: Any = SimpleNamespace(n_own=2, names=("ann", "bob"))
+    with pytest.raises(ProtocolError, match="in a form that they do not fit into"):
+        with_totals([Slopes(np.ones(2), np.ones((2, 2)))], [ask], local, ())
+
+
+def test_sums_over_nobody_are_refused() -> None:
+    assert Slopes.ask_total is not None
+    none = np.zeros((0, 0), np.int64)
+    ask = Slopes.ask_total(none, none, np.array([[40, 50, 32], [3, 50, 32]]), users=np.zeros(0, np.int64))
+    local: Any = SimpleNamespace(n_own=2, names=("ann", "bob"))
+    with pytest.raises(ProtocolError, match="over other users than those who answer"):
+        with_totals([], [ask], local, ())
+
+
 def test_a_host_whose_experiment_sends_sums_does_not_send_the_terms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = CASES["oracle sums"].experiment(tmp_path)
 

@@ -84,3 +84,14 @@ def test_weights_and_bounds_that_no_form_fits_are_refused() -> None:
 def test_the_largest_value_is_that_of_both_signs() -> None:
     assert largest(np.array([[-3.0, 2.0]])) == 3.0
     assert largest(np.zeros((0, 2))) == 0.0
+
+
+def test_large_weights_take_a_second_word_before_numbers_get_coarse() -> None:
+    assert form_of(SPECS[1], 1 << 22, NETWORK) == Form(16, 24, 0)
+    assert form_of(SPECS[1], (1 << 22) + 1, NETWORK) == Form(16, 55, 32)
+    for spec, precision in ((SPECS[0], CONVEX), (SPECS[1], NETWORK)):
+        finest = [form_of(spec, 1 << power, precision).bits for power in range(33)]
+        assert min(finest) >= 20
+    with pytest.raises(ValueError, match="a total weight of 1,099,511,627,776 leaves numbers 4 bits behind the point, want at least 20"):
+        form_of(SPECS[0], 1 << 40, CONVEX)
+    assert form_of(SPECS[0], 1 << 40, CONVEX, bound=1.0).bits == 44  # who knows the bound has finer numbers

@@ -39,7 +39,7 @@ def _total(ask: AskTotal, found: Sequence[Rows], local: Local) -> Total:
     cls, everyone = ask.of, np.arange(local.n_own)
     asked = everyone if ask.users is None else ask.users
     owners = [everyone if message.users is None else message.users for message in found]
-    if not np.array_equal(np.sort(np.concatenate([everyone[:0], *owners])), asked):
+    if not found or not np.array_equal(np.sort(np.concatenate(owners)), asked):
         raise ProtocolError(f"the parent asks for sums of {cls.kind} over other users than those who answer")
     if ask.form.shape[0] != len(cls.specs) or ask.weight.shape[1] > 1 or ask.group.shape[1] > 1 or (ask.weight < 0).any():
         raise ProtocolError(f"the parent asks for sums of {cls.kind} in a form that they do not have")
@@ -64,9 +64,9 @@ def _form_of(row: Sequence[int], ask: AskTotal) -> Form:
     """The form of a field. ProtocolError where a sum over this host's users alone could be too large for it."""
     form = Form(*row)
     n_users = ask.weight.shape[0]
-    weight = int(ask.weight.sum()) if ask.weight.shape[1] else n_users
+    weight = sum(ask.weight[:, 0].tolist()) if ask.weight.shape[1] else n_users  # no int64, which could wrap
     fits = 0 <= form.bound < 1024 and 0 <= form.low <= 62 and abs(form.bits) <= 1000
-    if not fits or max(weight, 1).bit_length() + max(form.bound + form.bits - form.low, form.low) > 64:
+    if not fits or max(weight, 1).bit_length() + max(form.bound + form.bits - form.low, form.low) > 63:
         raise ProtocolError(f"the parent asks for sums of {ask.of.kind} in a form that they do not fit into")
     return form
 

@@ -27,6 +27,8 @@ WIDTH = 62  # bits of a word of a sum, without the sign and a spare one
 LOW_BITS = 32  # at most, of a lower word
 # |x| <= 2^bound where nobody says more: parameters of networks, and any other numbers.
 NETWORK_BOUND, BOUND = 16, 40
+_FEWEST_BITS = 20  # of f, where nobody says a bound: fewer would be a coarser number than float32 has
+_ONE_WORD_BITS = 24  # of f, with which one word is as fine as float32
 _BLOCK = 1 << 14  # numbers that are converted at once
 _MAX_BITS = 1000  # so that 2^f is a number
 
@@ -51,7 +53,7 @@ class Form(NamedTuple):
 def form_of(spec: Spec, weight: int, precision: Precision, bound: float | None = None) -> Form:
     """The form of a field for users of this total weight (at least 1). `bound`: what the numbers do not exceed, if that is known.
 
-    ValueError for weights of 2^60 or more, or a bound that is none.
+    ValueError for weights of 2^60 or more, or a bound that is none, and where numbers would have less than 20 bits behind the point.
     """
     if not 1 <= weight < 1 << 60:
         raise ValueError(f"a total weight of {weight}, want 1 to 2^60")
@@ -62,8 +64,11 @@ def form_of(spec: Spec, weight: int, precision: Precision, bound: float | None =
     spare = WIDTH - (weight - 1).bit_length()
     if not spec.is_float:
         return Form(min(most, spare), 0, 0)
-    low = 0 if is_small else min(LOW_BITS, spare)
-    return Form(most, min(spare - most + low, _MAX_BITS), low)
+    low = 0 if is_small and spare - most >= _ONE_WORD_BITS else min(LOW_BITS, spare)
+    bits = min(spare - most + low, _MAX_BITS)
+    if bound is None and bits < _FEWEST_BITS:
+        raise ValueError(f"a total weight of {weight:,} leaves numbers {bits} bits behind the point, want at least {_FEWEST_BITS}")
+    return Form(most, bits, low)
 
 
 def largest(rows: NDArray[np.generic]) -> float:
