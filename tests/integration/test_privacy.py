@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,14 +15,20 @@ from coterie.draws import secret
 from coterie.draws.secret import KEY_BYTES, Secret, SecretNumbers
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.experiment.consent import consent_hash
-from coterie.experiment.privacy import ClipRule
+from coterie.experiment.privacy import ClipRule, uncounted
+from coterie.experiment.reveals import answered_by
 from coterie.families.partial import Shared, TrainingLoss, Updated
+from coterie.record.snapshot import SnapshotFile
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Encoded
+from coterie_client.data import load_users
 from coterie_client.families.partial import CLIENT
 from coterie_client.hosting import host as hosting
+from coterie_client.hosting.noise_keys import NoiseKeys
 from coterie_client.interface.half import Inbox, Local
 from coterie_client.learning.private import RowPrivacy, clipped
+from coterie_deploy.read.shipped import load
+from coterie_deploy.studies.adapt import adapted_from
 from coterie_deploy.studies.check.world import WorldLink
 from coterie_deploy.view.run_view import view_of
 from coterie_server.families.privacy import noised_sum
@@ -231,6 +238,60 @@ def test_a_host_whose_key_is_lost_does_not_go_on(archive: Path, tmp_path: Path) 
         world.host("h0", finished.run_id)
 
 
+def test_a_host_that_has_lost_its_state_folder_does_not_answer_again_with_other_noise(archive: Path, tmp_path: Path) -> None:
+    class Forgetful(Heard):
+        def host(self, name: str, run_id: str) -> hosting.Host:
+            shutil.rmtree(self.folder / "hosts" / name, ignore_errors=True)
+            return super().host(name, run_id)
+
+    experiment = convex_experiment(archive, OF_ROWS["fedavg"], privacy=ROW, stop={"rounds": 7})
+    world = Forgetful(experiment, tmp_path / "run", 3, Faults({}, {5: "h1"}, ()))
+    with pytest.raises(RunError, match=r"^host 'h1': its state cannot be read, or is not of this run \(rule J5\)"):
+        world.run()
+    assert {len(contents) for contents in world.sent.values()} == {1}
+
+
+def test_another_clip_or_multiplier_gets_other_noise_from_the_same_key_and_tasks(archive: Path, tmp_path: Path) -> None:
+    """Else the difference of two replies would show the noise, and hence the gradients."""
+    users = load_users(convex_experiment(archive, OF_ROWS["fedavg"]).data, 0, None)
+    store, task = SnapshotFile(tmp_path, "host"), session_pb2.Task(seq=4, stage=1, round=1)
+    keys = []
+    for privacy in (ROW, ROW, {**ROW, "noise_multiplier": 1.0}, {**ROW, "clip": 1.0}):
+        found = NoiseKeys.of(convex_experiment(archive, OF_ROWS["fedavg"], privacy=privacy), "run", users, store, None)
+        found.saw(task, [])
+        keys.append(found.secret.key)
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
+    lost = NoiseKeys.of(convex_experiment(archive, OF_ROWS["fedavg"], privacy=ROW), "run", users, None, None)
+    with pytest.raises(RunError, match=r"the key of the noise is gone: answers with other noise would spend more than epsilon says"):
+        lost.saw(session_pb2.Task(seq=4, stage=1, round=1, replay=1), [])
+
+
+def test_a_row_whose_gradient_is_no_number_counts_as_zero() -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = clipped(np.array([[3.0, 4.0], [np.inf, 0.0], [np.nan, 1.0], [1e200, 1e200]]), 1.0)
+    np.testing.assert_allclose(found, [[0.6, 0.8], [0, 0], [0, 0], [0, 0]])
+
+
+def test_a_host_that_protects_rows_judges_no_models_on_them(archive: Path) -> None:
+    method = OF_ROWS["fedavg"]
+    asked = {unit: answered_by(convex_experiment(archive, method, privacy={**ROW, "unit": unit})) for unit in ("row", "user")}
+    assert asked["user"] - asked["row"] == {"evaluation"}
+
+
+def test_a_run_says_what_epsilon_does_not_count(archive: Path, tmp_path: Path) -> None:
+    World(convex_experiment(archive, OF_ROWS["fedavg"], privacy=ROW, stop={"rounds": 1}), tmp_path / "row", 1).run()
+    assert any("scores on held-out rows have no noise" in text for text in events(tmp_path / "row", "note"))
+    assert any("as if these were public" in sentence for sentence in uncounted(load("silos", [])))
+    assert not any("as if these were public" in sentence for sentence in uncounted(load("silos", ["data.standardize_own=false"])))
+
+
+def test_new_users_of_a_run_with_noise_train_their_heads_without_it(tmp_path: Path) -> None:
+    path = write_users(tmp_path / "users.npz")
+    trained = network_experiment(path, {"name": "fedrep", "participation": 0.5, "fine_tune": []}, privacy=USER)
+    assert adapted_from(trained, trained.data.model_dump(mode="json"), [], 1).privacy is None
+
+
 # ---- changes of users
 
 
@@ -307,6 +368,7 @@ def test_a_run_stops_before_the_round_that_would_spend_more(archive: Path, tmp_p
         ({"name": "fed_mtl", "solver": "exact"}, {}, "method.solver is 'exact', but only steps on rows can be noised"),
         ({"name": "fed_mtl"}, {"privacy": USER}, "cannot protect it: its users return their own models, .* can have privacy.unit row"),
         ({"name": "fedavg", "average": "rows"}, {"privacy": USER}, "method.average is 'rows', but privacy.unit 'user'"),
+        ({"name": "fedavg"}, {"changes": ["data.fold={number: 1, of: 2}"]}, "data.fold judges models on part of the training rows"),
         ({"name": "fedavg"}, {"privacy": {**ROW, "epsilon": 1}}, "noise_multiplier and epsilon both say how much noise there is"),
         ({"name": "fedavg"}, {"privacy": None, "stop": {"epsilon": 1}}, "stop.epsilon is 1, but there is no key 'privacy'"),
     ],

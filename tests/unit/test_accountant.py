@@ -67,6 +67,10 @@ def test_the_noise_for_a_wanted_epsilon_spends_it_and_hardly_less(rate: float) -
     assert 1.98 < epsilon(Steps(found, 100, rate), 1e-4) <= 2.0
 
 
+def test_a_large_delta_allows_an_epsilon_of_nothing() -> None:
+    assert epsilon(Steps(noise_multiplier(1e-3, 0.5, 1)), 0.5) <= 1e-3
+
+
 def test_different_steps_add_up() -> None:
     both = epsilon([Steps(5.0, 100, 0.3), Steps(5.0, 100, 0.3)], 1e-4)
     assert both == pytest.approx(epsilon(Steps(5.0, 200, 0.3), 1e-4))

@@ -75,7 +75,7 @@ class Host(Member):
             self._stage, self.states = snapshot["stage"], snapshot["states"]
         self._noise = None
         if experiment.privacy is not None and experiment.privacy.unit == "row":
-            self._noise = NoiseKeys.of(run_id, users, store, None if snapshot is None else snapshot.get("noise"))
+            self._noise = NoiseKeys.of(experiment, run_id, users, store, None if snapshot is None else snapshot.get("noise"))
 
     def true_name(self, name: str) -> str:
         """A user's name in the data, from its name in the run."""

@@ -52,9 +52,12 @@ class RowSlope(Slope, Protocol):
 
 
 def clipped(vectors: Array, clip: float) -> Array:
-    """The rows (k, d), of which those longer than `clip` are shortened to it."""
+    """The rows (k, d), of which those longer than `clip` are shortened to it. Rows whose length is not finite count as zero.
+
+    Otherwise one such row would decide whether the sum is a number.
+    """
     norms = np.sqrt(np.vecdot(vectors, vectors))
-    found: Array = vectors * (clip / np.maximum(norms, clip))[:, None]
+    found: Array = np.where(np.isfinite(norms)[:, None], vectors * (clip / np.maximum(norms, clip))[:, None], 0.0)
     return found
 
 

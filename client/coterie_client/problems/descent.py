@@ -44,7 +44,8 @@ class ConvexLearner:
     def fit(self, tensors: Tensors, rows: Rows, phases: Sequence[Phase], draw: Draw, noise: RowNoise | None = None) -> Fitted:
         """As `Learner.fit`. The whole model is head, so phases of the representation do nothing.
 
-        With noise, no row decides much: the loss alone is exact, that of the result on all rows, and must not leave the host.
+        With noise, no row decides much. No loss is computed, and 0 stands for it: it would be exact, and an infinite one
+        would end the run.
         """
         block = self._problem.block(rows.user, rows.features, rows.target)
         if noise is not None:
@@ -52,7 +53,7 @@ class ConvexLearner:
             for phase in phases:
                 train_privately(slope, len(rows.features), phase, noise)
             n_steps = row_draws(len(rows.features), map(vars, phases)).n
-            return Fitted({X: slope.x}, slope.value(), n_steps).checked(draw)
+            return Fitted({X: slope.x}, 0.0, n_steps).checked(draw)
         return self._fitted(ConvexSlope(block, tensors[X]), len(rows.features), phases, draw)
 
     def fit_together(self, tensors: Tensors, users: Indices, phases: Sequence[Phase], draw: Draw) -> Fitted:

@@ -83,7 +83,8 @@ def noise_multiplier(wanted: float, delta: float, n: int, rate: float = 1.0, sam
     low = max(low, high * _LEAST)
     if spent(low) <= wanted:
         return low
-    found = float(brentq(lambda multiplier: np.log(spent(multiplier) / wanted), low, high, rtol=_PRECISION))
+    least = np.finfo(float).tiny  # a large delta may allow what no epsilon is needed for
+    found = float(brentq(lambda multiplier: np.log(max(spent(multiplier), least) / wanted), low, high, rtol=_PRECISION))
     while spent(found) > wanted:
         found *= 1 + _PRECISION
     return found

@@ -211,6 +211,11 @@ class Experiment(Settings):
     #: Versions of the installed packages whose code takes part, by name. A run fills it in, and refuses hosts with other versions.
     packages: Annotated[dict[PackageName, PackageVersion], Field(max_length=100)] = Field(default_factory=dict, validate_default=True)
 
+    @property
+    def judges_training_rows(self) -> bool:
+        """Whether users judge final models on their training rows too. Where these are protected they do not: scores have no noise."""
+        return self.evaluate and (self.privacy is None or self.privacy.unit != "row")
+
     @model_validator(mode="before")
     @classmethod
     def _some_methods_have_a_loss(cls, content: Any) -> Any:
@@ -223,19 +228,15 @@ class Experiment(Settings):
             return {**content, "problem": dict(found.problem)}
         of_models = CONVEX if found is None else found.models
         if content.get("model") is None and of_models == ANY_MODEL:
-            raise ValueError(
-                f"method {name!r} trains a network or solves a convex problem: want a key 'model', such as "
-                "model: {name: mlp, classes: 10}, or a key 'problem', such as problem: {loss: logistic}"
-            )
+            wanted = "a key 'model', such as model: {name: mlp, classes: 10}, or a key 'problem', such as problem: {loss: logistic}"
+            raise ValueError(f"method {name!r} trains a network or solves a convex problem: want {wanted}")
         is_network = content.get("model") is not None or of_models == NETWORK
         return {**content, "problem": {"loss": "cross_entropy"}} if is_network else content
 
     @model_validator(mode="after")
     def _nothing_is_sent_without_noise(self) -> Self:
-        if self.privacy is not None and (sentence := refused(self.privacy, self)):
+        if sentence := refused(self):
             raise ValueError(sentence)
-        if self.privacy is None and self.stop.epsilon is not None:
-            raise ValueError(f"stop.epsilon is {self.stop.epsilon:g}, but there is no key 'privacy': want one, or no stop.epsilon")
         return self
 
     @model_validator(mode="after")

@@ -102,11 +102,14 @@ class Privacy(Settings):
         return epsilon(Steps(multiplier, rounds * per_round.n, per_round.rate, per_round.sampling, per_round.n_units), self.delta)
 
 
-def refused(privacy: Privacy, experiment: Any) -> str:
+def refused(experiment: Any) -> str:
     """What in an experiment would send numbers without noise, and what is wanted instead: a sentence, "" for nothing."""
     from coterie.registry import method  # noqa: PLC0415 - methods import this module
 
-    config, unit, found = experiment.method, privacy.unit, method(experiment.method.name)
+    if experiment.privacy is None:
+        limit = experiment.stop.epsilon
+        return "" if limit is None else f"stop.epsilon is {limit:g}, but there is no key 'privacy': want one, or no stop.epsilon"
+    config, unit, found = experiment.method, experiment.privacy.unit, method(experiment.method.name)
     if unit not in found.protects:
         others = f"it can have privacy.unit {' or '.join(sorted(found.protects))}" if found.protects else "want a method that can have it"
         return f"privacy.unit is {unit!r}, but method {config.name!r} cannot protect it: {found.unprotected}; {others}"
@@ -123,6 +126,22 @@ def refused(privacy: Privacy, experiment: Any) -> str:
         return "inference sends second moments without noise: want false beside privacy"
     if experiment.data.standardize or experiment.data.fills_missing:
         return "data.standardize and filling of missing cells send sums without noise: want neither beside privacy"
+    if unit == "row" and experiment.data.fold is not None:
+        return "data.fold judges models on part of the training rows, whose scores have no noise: want none beside privacy.unit 'row'"
     if experiment.federation.is_two_tier:
         return "federation.topology is 'clusters', but aggregators add no noise: want 'flat' beside privacy"
     return ""
+
+
+def uncounted(experiment: Any) -> list[str]:
+    """What is told without noise beside what epsilon bounds: sentences without stops, for whoever reads of a run."""
+    privacy = experiment.privacy
+    if privacy is None:
+        return []
+    if privacy.unit == "user":
+        return ["privacy: the coordinator and readers of its run folder see each user's changes, losses and scores without noise"]
+    said = ["privacy: numbers of rows, what joining tells, and scores on held-out rows have no noise, and epsilon does not count them"]
+    if getattr(experiment.data, "standardize_own", False):
+        scaled = "data.standardize_own scales features by means and deviations of the same rows, without noise"
+        said.append(f"privacy: {scaled}: epsilon holds as if these were public, want false and public constants if they are not")
+    return said

@@ -42,6 +42,6 @@ def judged(*steps: str, **more: Any) -> Reveal:
 
 
 ROOM = Room(
-    reveals=(judged("evaluation", needs={"evaluate": True}, kind="convex"),),
+    reveals=(judged("evaluation", needs={"judges_training_rows": True}, kind="convex"),),
     steps={"evaluate": "final models, and how their users judge them"},
 )

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, load_experiment
+from coterie.experiment.privacy import uncounted
 from coterie.families.evaluation import COMMON, OWN
 from coterie.registry import method
 from coterie_deploy.read.archives import arrays_of
@@ -304,7 +305,8 @@ def privacy_sentences(report: Report) -> list[str]:
         return []
     unit = {"row": "a single training row", "user": "a single user"}[privacy.unit]
     noise = f"clip {privacy.clip:g} and noise of at most {results['noise_multiplier']:.3g} clips"
-    return [f"privacy of {unit}: epsilon {results['epsilon']:.3g} at delta {privacy.delta:g}, with {noise}"]
+    spent = f"privacy of {unit}: epsilon {results['epsilon']:.3g} at delta {privacy.delta:g}, with {noise}"
+    return [spent, *uncounted(report.experiment)]
 
 
 def _n_clusters(folder: Path, stage: StageSummary) -> float | None:

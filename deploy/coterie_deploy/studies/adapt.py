@@ -57,6 +57,7 @@ def adapted_from(trained: Experiment, data: Mapping[str, Any], overrides: Sequen
     content = json.loads(experiment_to_json(trained))
     content |= {"name": f"{trained.name[:90]}-adapt", "data": dict(data), "method": _method(trained), "references": [], "exact_sums": False}
     content["stop"] = {"rounds": max(epochs, 1)}
+    content["privacy"] = None  # new users train here what they keep, and nothing of theirs reaches the run's users
     content["federation"] |= {"hosts": 1, "users": None, "topology": "flat", "min_hosts": None}
     return experiment_from(apply_overrides(content, overrides), "the experiment of the new users")
 

@@ -35,7 +35,7 @@ from coterie_server.interface.sum_links import SumLinks
 from coterie_server.record import closed_forms
 from coterie_server.record.rundb import RunDatabase
 from coterie_server.run import returned
-from coterie_server.run.budget import NoiseKey, check_budget, spent_out
+from coterie_server.run.budget import NoiseKey, check_budget, compute_noise, notes_of, spent_out
 from coterie_server.run.evaluation import evaluated
 from coterie_server.run.inference import with_moments
 from coterie_server.run.memory import check_memory
@@ -184,6 +184,7 @@ class Engine:
             check_memory(self.stages[point.stage :], len(members), point.facts.d, self.database)
         try:
             while point.stage < len(self.stages):
+                await compute_noise(self.experiment, self.stages[point.stage], point.facts)
                 point = await self._stage(self.stages[point.stage], point, members)
                 self._reached = point, self.hub.seq
             self._noise.forget()
@@ -249,7 +250,7 @@ class Engine:
             self.database.stage(point.stage, stage.name, stage.method, 0, "", 0.0)
             self.database.figures(point.stage, 0, {})
             self._warn(stage, half.warnings)
-            self._note(stage, half.notes)
+            self._note(stage, notes_of(half, self.experiment))
             self.hub.begin_stage(point.stage, settings)
             point = self._saveable(stage, replace(point, state=await half.init(self.hub), round=0))
             self._reached = point, self.hub.seq
@@ -320,7 +321,7 @@ class Engine:
 
     async def _looked_at(self, stage: Stage, outcome: Outcome, forms: closed_forms.Forms) -> tuple[Outcome, closed_forms.Forms]:
         """The outcome with what users tell of its models, and the closed form with that of these steps."""
-        if self.experiment.evaluate and outcome.models is not None and not outcome.is_judged:
+        if self.experiment.judges_training_rows and outcome.models is not None and not outcome.is_judged:
             outcome = await evaluated(outcome, self.hub, self.experiment.problem.metric)
             forms = closed_forms.together(forms, closed_forms.of_evaluation(outcome))
         if self.experiment.inference and outcome.models is not None and method(stage.method).intervals(stage.config):
