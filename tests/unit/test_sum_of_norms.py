@@ -160,6 +160,31 @@ def test_the_bits_do_not_depend_on_the_number_of_threads() -> None:
     assert len(printed(code, 1, 4)) == 1
 
 
+def test_many_unknowns_are_eliminated_with_the_bits_of_any_number_of_threads() -> None:
+    code = (
+        "import hashlib, numpy as np; from coterie_server.maths.ssnal import _eliminated; random = np.random.default_rng(0)\n"
+        "for n in (97, 333, 720):\n"
+        "    half, right = random.normal(size=(n, 2 * n)), random.normal(size=n)\n"
+        "    matrix = np.einsum('ik,jk->ij', half, half) / n + np.diag(10.0 ** random.uniform(-3, 3, n))\n"
+        "    found = _eliminated(matrix, right)\n"
+        "    print(hashlib.sha256(found.tobytes()).hexdigest(), np.abs(matrix @ found - right).max() < 1e-12)"
+    )
+    (printed_,) = printed(code, 1, 3, 4)
+    assert printed_.count("True") == 3
+
+
+def test_users_of_little_curvature_whose_fusions_are_nearly_due_are_solved_to_rounding() -> None:
+    """The minimiser of such a user given z moves far with z, and conjugate gradients do not end."""
+    problem = case(80, 4, 1.0, 0.02, least_squares=True, seed=2)
+    random = np.random.default_rng(1)
+    hessians = problem.hessians * np.geomspace(1e-3, 1.0, 4)[:, None] * np.geomspace(1e-3, 1.0, 4)
+    points = problem.points[:1] + 0.05 * random.normal(size=(80, 4)) / np.geomspace(1e-2, 1.0, 4)
+    for lam in (0.0007, 0.001):
+        found = coterie.sum_of_norms(points, None, lam, hessians=hessians, tolerance=1e-13)
+        assert found.gap <= 1e-13
+        assert found.iterations < 120
+
+
 def error(points: Array, *arguments: object, **options: object) -> str:
     with pytest.raises(ConfigError) as caught:
         coterie.sum_of_norms(points, *arguments, **options)  # type: ignore[arg-type]

@@ -55,23 +55,37 @@ def minimise(
     limit: int = 1000,
 ) -> Minimum:
     """What `ssnal.minimise` finds, with the same arguments; on dense graphs with few clusters much sooner."""
-    n_before = 0
-    groups = _first_groups(graph, x, z) if graph.m >= graph.n**2 / _DENSE and graph.n >= _SMALLEST and penalty > 0 else None
-    if groups is not None:
-        begin = np.zeros((graph.m, x.shape[1])) if z is None else z.copy()
-        found = _sieved(Quadratics.of(hessians, linear), graph, penalty, groups, x, begin, (relative, absolute), limit)
-        if found is not None:
-            if found.gap <= relative * found.objective + absolute or found.n_newton >= limit:
-                return found
-            x, z, n_before = found.x, found.z, found.n_newton
+    wanted = relative, absolute
+    if graph.m < graph.n**2 / _DENSE or graph.n < _SMALLEST or penalty == 0:
+        return ssnal.minimise(graph, hessians, linear, penalty, x, z, relative=relative, absolute=absolute, limit=limit)
+    quadratics = Quadratics.of(hessians, linear)
+    begin = np.zeros((graph.m, x.shape[1])) if z is None else z.copy()
+    first = _sieved(quadratics, graph, penalty, _first_groups(graph, x, z), x, begin, wanted, limit)
+    if first is not None:
+        if _is_good(first, wanted) or first.n_newton >= limit:
+            return first
+        x, z = first.x, first.z
+    n_before = 0 if first is None else first.n_newton
     found = ssnal.minimise(graph, hessians, linear, penalty, x, z, relative=relative, absolute=absolute, limit=limit - n_before)
-    return replace(found, n_newton=found.n_newton + n_before)
+    found = replace(found, n_newton=found.n_newton + n_before)
+    groups = graph.together(found.x)
+    if groups.max() < found.clusters.max() and found.n_newton < limit:  # where fusions are just due users come together slowly
+        last = _sieved(quadratics, graph, penalty, groups, found.x, found.z.copy(), wanted, limit - found.n_newton)
+        if last is not None:
+            n_newton = found.n_newton + last.n_newton
+            found = replace(last if _is_good(last, wanted) or last.gap < found.gap else found, n_newton=n_newton)
+    return found
 
 
-def _first_groups(graph: Graph, x: Array, z: Array | None) -> Indices | None:
-    """(n,) users with one model at the start; without a dual, the parts of the graph. None where there are too many to gain anything."""
-    groups = graph.components() if z is None or not z.any() else np.unique(x, axis=0, return_inverse=True)[1].astype(np.int64).reshape(-1)
-    return groups if (groups.max() + 1) * _FEWER <= graph.n else None
+def _is_good(found: Minimum, wanted: tuple[float, float]) -> bool:
+    return found.gap <= wanted[0] * found.objective + wanted[1]
+
+
+def _first_groups(graph: Graph, x: Array, z: Array | None) -> Indices:
+    """(n,) users with one model at the start; without a dual, the parts of the graph."""
+    if z is None or not z.any():
+        return graph.components()
+    return np.unique(x, axis=0, return_inverse=True)[1].astype(np.int64).reshape(-1)
 
 
 def _sieved(

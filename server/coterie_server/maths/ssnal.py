@@ -22,7 +22,7 @@ Sums and products here do not depend on the number of threads.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -36,8 +36,11 @@ _SIGMA = 100.0  # the first sigma, in units of the mean curvature over the mean 
 _GROWTH, _LARGEST = 3.0, 1e7  # of sigma from one multiplier step to the next, and in all
 _INNER = 0.03  # the share of the gap that an inner problem may leave in its gradient
 _FORCING, _CG_LIMIT = 0.05, 500  # of conjugate gradients: the share of the residual that they may leave, and their most steps
-_DIRECT = 96  # unknowns of a Newton step that are eliminated; LAPACK computes so few without threads
+_DIRECT = 96  # unknowns of a Newton step that are eliminated at once; LAPACK computes so few without threads
+_PATIENCE, _ELIMINATED = 50, 1024  # conjugate gradients after which so many unknowns are eliminated instead
+_BLOCK = 64  # rows of an elimination
 _DAMPING = 1e-5  # the first one after a short step, in units of sigma times the number of neighbours
+_TOGETHER = 1e-9  # of the longest x_i - x_j: users so near may be one cluster in the end
 _INNER_LIMIT = 50  # Newton steps of one inner problem
 _IDLE = 8  # multiplier steps in a row without a smaller gap, after which rounding is taken to forbid one
 _TINY = float(np.finfo(float).tiny)
@@ -121,6 +124,11 @@ class Graph:
         begins = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=self.n))])
         return np.concatenate([edges, edges, self.m + users])[order], columns[order], begins
 
+    def together(self, x: Array) -> Indices:
+        """Component of each user (n,) along the edges whose ends are as near as users who come together slowly."""
+        lengths = row_norms(self.apart(x))
+        return self.components(lengths <= _TOGETHER * lengths.max(initial=0.0))
+
     def components(self, kept: Mask | None = None) -> Indices:
         """Connected component of each user (n,), numbered by the first member, along all edges or the marked ones (m,)."""
         first, second = (self.first, self.second) if kept is None else (self.first[kept], self.second[kept])
@@ -186,15 +194,20 @@ def minimise(
         return Minimum(x, np.zeros((graph.m, d)), np.arange(n), 0.0, 0.0, 0)
     z = np.zeros((graph.m, d)) if z is None else cut(z, radii)[0]
     unit = float(np.einsum("nii->", hessians)) / (n * d) / (2 * graph.m / n)
-    sigma, share, n_newton, n_idle, best = _SIGMA * unit, 1.0, 0, 0, None
+    sigma, share, n_newton, n_idle, best, last = _SIGMA * unit, 1.0, 0, 0, None, None
     while True:
         x, z, inside, used, was_good = _inner(graph, quadratics, radii, x, z, sigma, (share * relative, share * absolute), limit - n_newton)
         n_newton += used
         found = joined(graph, quadratics, radii, x, z, inside, n_newton)
+        if was_good and found.gap > relative * found.objective + absolute:
+            last = _as_it_is(graph, quadratics, radii, x, found)
+            found = found if graph.together(last.x).max() < found.clusters.max() else min(found, last, key=lambda one: one.gap)
         n_idle = n_idle + 1 if best is not None and found.gap > 0.9 * best.gap else 0
         best = found if best is None or found.gap < best.gap else best
-        if best.gap <= relative * best.objective + absolute or n_newton >= limit or n_idle == _IDLE:
+        if best.gap <= relative * best.objective + absolute:
             return best
+        if n_newton >= limit or n_idle == _IDLE:
+            return best if last is None else replace(min(best, last, key=lambda one: one.gap), n_newton=n_newton)
         if was_good:  # before users were joined
             share /= 10
         else:
@@ -277,7 +290,7 @@ def _newton_step(graph: Graph, hessians: Array, edges: Array, r: Array) -> Array
     """Minus the inverse of H + B' edges B times r, by conjugate gradients."""
     n, d = r.shape
     if n * d <= _DIRECT:
-        return _direct_step(graph, hessians, edges, r)
+        return np.asarray(np.linalg.solve(_dense(graph, hessians, edges), -r.ravel()).reshape(n, d))
     diagonal = hessians + (graph.touching @ edges.reshape(graph.m, d * d)).reshape(n, d, d)
     source, columns, begins = graph.pattern
     blocks = np.concatenate([-edges, diagonal]).take(source, axis=0)
@@ -287,9 +300,11 @@ def _newton_step(graph: Graph, hessians: Array, edges: Array, r: Array) -> Array
     direction = preconditioned = each(inverses, rest)
     square = dot(rest, preconditioned)
     wanted = _FORCING**2 * square
-    for _ in range(_CG_LIMIT):
+    for number in range(_CG_LIMIT):
         if square <= wanted:
             break
+        if number == _PATIENCE and n * d <= _ELIMINATED:
+            return _eliminated(_dense(graph, hessians, edges), -r.ravel()).reshape(n, d)
         image = (matrix @ direction.ravel()).reshape(n, d)
         length = square / dot(direction, image)
         step, rest = step + length * direction, rest - length * image
@@ -299,14 +314,29 @@ def _newton_step(graph: Graph, hessians: Array, edges: Array, r: Array) -> Array
     return step
 
 
-def _direct_step(graph: Graph, hessians: Array, edges: Array, r: Array) -> Array:
-    """The same, by elimination."""
-    n, d = r.shape
-    matrix = np.zeros((n, n, d, d))
+def _dense(graph: Graph, hessians: Array, edges: Array) -> Array:
+    """H + B' edges B as one matrix (n d, n d)."""
+    n, d, _ = hessians.shape
+    matrix, everyone = np.zeros((n, n, d, d)), np.arange(n)
     matrix[graph.first, graph.second] = matrix[graph.second, graph.first] = -edges
-    everyone = np.arange(n)
     matrix[everyone, everyone] = hessians - matrix.sum(axis=1)
-    return np.asarray(np.linalg.solve(matrix.transpose(0, 2, 1, 3).reshape(n * d, n * d), -r.ravel()).reshape(n, d))
+    return matrix.transpose(0, 2, 1, 3).reshape(n * d, n * d)
+
+
+def _eliminated(matrix: Array, right: Array) -> Array:
+    """The solution of a positive definite system by blocks, all of one size, so that the order of sums does not depend on threads."""
+    n, size = len(right), -(-len(right) // _BLOCK) * _BLOCK
+    a = np.eye(size, size + _BLOCK)  # the last block has the right side in its first column
+    a[:n, :n], a[:n, size] = matrix, right
+    for begin in range(0, size, _BLOCK):
+        end = begin + _BLOCK
+        a[begin:end, end:] = np.linalg.solve(a[begin:end, begin:end], a[begin:end, end:])
+        a[end:, end:] -= a[end:, begin:end] @ a[begin:end, end:]
+    x = a[:, size].copy()
+    for begin in range(size - _BLOCK, -1, -_BLOCK):
+        end = begin + _BLOCK
+        x[begin:end] -= np.einsum("ij,j->i", a[begin:end, end:size], x[end:])
+    return x[:n]
 
 
 def joined(graph: Graph, quadratics: Quadratics, radii: Array, x: Array, z: Array, inside: Mask, n_newton: int) -> Minimum:
@@ -322,6 +352,19 @@ def joined(graph: Graph, quadratics: Quadratics, radii: Array, x: Array, z: Arra
     apart, penalties = _mismatch(u, z, radii, inside)
     gap = quadratics.half_square(slopes + graph.pulled(z)) + apart
     return Minimum(x, z, clusters, gap, quadratics.half_square(slopes) + penalties, n_newton)
+
+
+def _as_it_is(graph: Graph, quadratics: Quadratics, radii: Array, x: Array, found: Minimum) -> Minimum:
+    """The same clusters, each with the mean of its users' x. Where users have little curvature a small force moves the minimiser far."""
+    n, d = x.shape
+    k = int(found.clusters.max()) + 1
+    collect = csr_matrix((np.ones(n), (found.clusters, np.arange(n))), shape=(k, n))
+    hessians = (collect @ quadratics.hessians.reshape(n, d * d)).reshape(k, d, d)
+    x = x if k == n else each(np.linalg.inv(hessians), collect @ each(quadratics.hessians, x))[found.clusters]
+    slopes = quadratics.slopes(x)
+    apart, penalties = _mismatch(graph.apart(x), found.z, radii, row_norms(found.z) < radii * (1 - 1e-12))
+    gap = quadratics.half_square(slopes + graph.pulled(found.z)) + apart
+    return Minimum(x, found.z, found.clusters, gap, quadratics.half_square(slopes) + penalties, found.n_newton)
 
 
 def _mismatch(u: Array, z: Array, radii: Array, inside: Mask) -> tuple[float, float]:
