@@ -121,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--names", help="separated by commas; all by default")
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--write", action="store_true", help="write the fixture")
+    parser.add_argument("--write", action="store_true", help="write them into the fixture, and leave the other hashes")
     parser.add_argument("--here", action="store_true", help="in this process, which has the environment")
     options = parser.parse_args()
     if options.here:
@@ -130,11 +130,11 @@ def main() -> None:
         return
     arguments = [*(["--names", options.names] if options.names else []), *(["--data", str(options.data)] if options.data else [])]
     found = in_a_process(*arguments, timeout=3600)
-    text = json.dumps(found, indent=1) + "\n"
     if options.write:
-        FIXTURE.write_text(text, encoding="utf-8")
+        found["hashes"] = {**json.loads(FIXTURE.read_text(encoding="utf-8"))["hashes"], **found["hashes"]}
+        FIXTURE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     else:
-        print(text, end="")
+        print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
