@@ -21,6 +21,7 @@ from coterie.families.masking import AskKey, AskMasks, HostKey, HostKeys
 from coterie.masked.frames import Advert
 from coterie.record.snapshot import SnapshotFile
 from coterie.session.tls import load_tls
+from coterie.v1 import session_pb2
 from coterie.wire.codec import Encoded, Received
 from coterie.wire.messages import Total
 from coterie_client.hosting.build import build_host
@@ -107,6 +108,39 @@ def test_a_run_is_killed_anywhere_and_has_the_same_bits(tmp_path: Path) -> None:
         assert left(ran(World(experiment, tmp_path / f"{seq}", 3, faults))) == left(calm)
 
 
+def test_a_host_remembers_what_it_has_masked_since_the_older_of_its_snapshots(global_masked: Experiment, tmp_path: Path) -> None:
+    world = World(global_masked, tmp_path, 3)
+    host = world.host("h0", "run")
+    found = []
+    for last_seq in (3, 7, 9):
+        host.last_seq = last_seq
+        host.save()
+        found.append(host.settled_until(session_pb2.Task(durable_seq=5)))
+    assert found == [0, 3, 5]  # the coordinator itself may come back to what is behind 5
+    storeless = build_host("h0", global_masked, "run", world.users["h0"])
+    assert storeless.settled_until(session_pb2.Task(durable_seq=5)) == 5
+
+
+def test_a_host_forgets_no_exchange_that_it_may_be_asked_again(global_masked: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie_client.hosting.masks._KEPT", 1)
+    hosts, adverts = keys_of(global_masked, "abc")
+    told: list[int] = []
+    monkeypatch.setattr("coterie.masked.party.Party.over", lambda _, until: told.append(until))
+    hosts["a"].answers(SimpleNamespace(stage=1, seq=9, durable_seq=5), [masking.keys_message(adverts)], [], 3)
+    assert told == [3]
+
+
+def test_a_run_that_may_lose_hosts_is_killed_while_masks_are_taken_off_and_is_repeated_with_its_decisions(tmp_path: Path) -> None:
+    experiment = with_rules(descent(FEDAVG, exact_sums=True).experiment(tmp_path), on_loss="skip", absence_timeout_s=0.02, **MASKED)
+    calm = ran(World(experiment, tmp_path / "calm", 3))
+    for seq in exchanges(tmp_path / "calm", "masking.AskUnmask")[1:2]:
+        faults = Faults({seq: "h0"}, {seq: "h1"}, (seq + 1,))
+        assert left(ran(World(experiment, tmp_path / f"{seq}", 3, faults))) == left(calm)
+    lossy = ran(Leaving("h1", 7, 11, experiment, tmp_path / "lossy", 3))
+    repeated = ran(World(experiment, tmp_path / "again", 3, decisions_of=tmp_path / "lossy"))
+    assert left(repeated) == left(lossy) != left(calm)
+
+
 # ---- what the coordinator sees
 
 
@@ -126,8 +160,6 @@ class Listening(World):
 
 
 def decoded(encoded: Encoded, n_own: int) -> list[Any]:
-    from coterie.v1 import session_pb2
-
     reply = session_pb2.JoinRequest.FromString(encoded.head).reply
     messages, _ = Received(reply, tuple(memoryview(bytes(tail)) for tail in encoded.tails), len(encoded.head)).decode(n_own)
     return messages
@@ -176,6 +208,50 @@ def global_masked(tmp_path: Path) -> Experiment:
     return CASES["global masked"].experiment(tmp_path)
 
 
+def test_keys_of_fewer_hosts_than_the_experiment_has_are_refused(global_masked: Experiment) -> None:
+    hosts, adverts = keys_of(global_masked, "ab")
+    with pytest.raises(ProtocolError, match="2 hosts are to mask their sums, wanted the experiment's 3"):
+        hosts["a"].answers(task(), [masking.keys_message(adverts)], [])
+    hosts, adverts = keys_of(with_rules(global_masked, min_hosts=2), "ab")
+    assert hosts["a"].answers(task(), [masking.keys_message(adverts)], []) == []
+
+
+def test_a_host_that_has_lost_its_state_folder_says_so_and_gets_no_other_key_into_the_stage(
+    global_masked: Experiment, tmp_path: Path
+) -> None:
+    stores = {name: SnapshotFile(tmp_path / name, name) for name in "abc"}
+    hosts, adverts = keys_of(global_masked, "abc", store=stores)
+    for host in hosts.values():
+        host.answers(task(), [masking.keys_message(adverts)], [])
+    (tmp_path / "a" / "a.masks").unlink()
+    anew = masks("a", global_masked, store=stores["a"])
+    with pytest.raises(ProtocolError, match="keys of stage 1 came before host 'a' had one"):
+        anew.answers(task(), [masking.keys_message(adverts)], [])
+    (key,) = anew.answers(task(), [AskKey()], [])
+    assert isinstance(key, HostKey)
+    others = [masking.advert_of("a", key), *adverts[1:]]
+    with pytest.raises(ProtocolError, match="the keys of stage 1 are not those that came before"):
+        hosts["b"].answers(task(), [masking.keys_message(others)], [])
+
+
+def test_a_host_whose_disk_is_full_sends_nothing_and_goes_on_with_room_again(
+    global_masked: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    host = masks("a", global_masked, store=SnapshotFile(tmp_path, "a"))
+    monkeypatch.setattr("coterie.record.secret_log.os.write", full)
+    with pytest.raises(RunError, match=r"cannot write .*a\.masks: No space left on device"):
+        host.answers(task(), [AskKey()], [])
+    monkeypatch.undo()
+    (key,) = host.answers(task(), [AskKey()], [])
+    (again,) = masks("a", global_masked, store=SnapshotFile(tmp_path, "a")).answers(task(), [AskKey()], [])
+    assert isinstance(key, HostKey)
+    assert isinstance(again, HostKey)
+    assert np.array_equal(key.public, again.public)
+
+
 def test_a_host_sends_no_sum_without_masks(global_masked: Experiment) -> None:
     from coterie.families.consensus import Slopes
 
@@ -204,7 +280,7 @@ def test_keys_travel_whole_and_those_of_another_host_are_refused(global_masked: 
     assert masking.adverts_of(message) == adverts
     assert hosts["a"].answers(task(), [message], []) == []
     with pytest.raises(ProtocolError, match="the keys of stage 1 are not those that came before") as caught:
-        hosts["a"].answers(task(), [masking.keys_message(adverts[:2])], [])
+        hosts["a"].answers(task(), [masking.keys_message([*adverts[:2], dataclasses.replace(adverts[2], public=bytes(range(32)))])], [])
     assert caught.value.finding.rule == "C11"
 
 
@@ -314,7 +390,14 @@ def test_what_masks_would_not_hide_is_refused_with_the_reason(changes: Mapping[s
 
 def test_the_owner_of_a_host_reads_and_accepts_masks(global_masked: Experiment) -> None:
     opened = with_rules(global_masked, sums="open")
-    assert changed_parts(consent_parts(opened), consent_parts(global_masked)) == ["sums.sums", "sums.threshold"]
+    assert changed_parts(consent_parts(opened), consent_parts(global_masked)) == [
+        "sums.hosts",
+        "sums.shares",
+        "sums.sums",
+        "sums.threshold",
+    ]
+    for rules, key in (({"hosts": 2}, "hosts"), ({"min_hosts": 2}, "hosts"), ({"on_loss": "skip"}, "shares")):
+        assert changed_parts(consent_parts(global_masked), consent_parts(with_rules(global_masked, **rules))) == [f"sums.{key}"]
     (masked,) = (step for step in steps_of(global_masked) if "under masks" in step.reveal.up)
     assert "the total over all hosts that are asked, and no host's own part" in masked.reveal.concluded
     assert "masking" in answered_by(global_masked)

@@ -114,6 +114,18 @@ def test_any_threshold_of_shares_gives_the_seed_and_fewer_are_refused(
         joined(chosen, threshold)
 
 
+def test_seeds_are_shared_among_more_hosts_than_one_call_of_hkdf_has_coefficients_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    places, seed = range(1, 402), bytes(range(16))
+    shares = dict(zip(places, split(seed, 400, places, b"key"), strict=True))
+    assert joined(dict(list(shares.items())[1:]), 400) == seed
+    with pytest.raises(ProtocolError, match="do not fit together"):  # a lower degree would fit
+        joined(dict(list(shares.items())[:399]), 399)
+    drawn: list[bytes] = []
+    monkeypatch.setattr("coterie.masked.sharing.derived", lambda *of: drawn.append(streams.derived(*of)) or drawn[-1])
+    split(seed, 400, places, b"key")
+    assert len({*(piece[:32] for piece in drawn)}) == len(drawn) == 4
+
+
 def test_fewer_shares_than_the_threshold_fit_every_seed() -> None:
     shares = dict(zip([1, 2], split(bytes(16), 3, [1, 2], b"key"), strict=True))
     for guessed in (0, 1, 2**127):

@@ -107,7 +107,7 @@ class Host(Member):
             if asks or self._summed:
                 answers = with_totals(answers, asks, self.local, self._summed)
             if self._masks is not None:
-                answers = self._masks.answers(asked.task, asked.messages, answers)
+                answers = self._masks.answers(asked.task, asked.messages, answers, self.settled_until(asked.task))
             return self.close(asked, answers)
 
     def _check_finite(self, message: Message, round_number: int) -> None:

@@ -43,22 +43,24 @@ class Masks:
         self._party = Party(run_id, name, self._rules, log, *_signing(tls))
         self._n_covered = 0
 
-    def answers(self, task: session_pb2.Task, messages: Sequence[Message], answers: Sequence[Message]) -> list[Message]:
+    def answers(self, task: session_pb2.Task, messages: Sequence[Message], answers: Sequence[Message], until: int = 0) -> list[Message]:
         """The answers of a host, its sums under masks, with those to the messages of masked sums.
+
+        Exchanges up to `until` may be forgotten: neither the parent nor a restart of the host from a snapshot comes back to them.
 
         ProtocolError where sums are asked for without masks, and for requests that would reveal more than a total.
         """
         try:
-            return self._answers(task, messages, list(answers))
+            return self._answers(task, messages, list(answers), until)
         except ProtocolError as error:
             error.finding = _REFUSED
             raise
 
-    def _answers(self, task: session_pb2.Task, messages: Sequence[Message], listed: list[Message]) -> list[Message]:
+    def _answers(self, task: session_pb2.Task, messages: Sequence[Message], listed: list[Message], until: int) -> list[Message]:
         stage = str(task.stage)
         self._n_covered += 1
         if self._n_covered % _KEPT == 0:
-            self._party.over(task.durable_seq)
+            self._party.over(until)
         asked = {type(message): message for message in messages}
         if isinstance(keys := asked.get(HostKeys), HostKeys):
             self._party.meet(stage, masking.adverts_of(keys))

@@ -12,14 +12,15 @@ These parts count:
     inference     users send second moments of their rows, for standard errors
     payload       the precision of sent vectors
     exact_sums    users' answers are sent, or only their sums
-    sums          sums are masked, of how many hosts totals are seen, and how many can take masks off
+    sums          sums are masked, of how many hosts totals are seen, and whether and how many hosts can take masks off
     topology      who sees what a user sends
     privacy       what is clipped and noised, and for how many rounds
     code          what is imported on the host
     packages      installed packages whose code is used, with their versions
 
 These do not: the name and the description, seeds (`seed`; those in `data` count), the fold of a cross-validation, stop rules, times and
-numbers of hosts, links, and snapshots. They change how long a run takes, but not what one round reveals.
+numbers of hosts, links, and snapshots. They change how long a run takes, but not what one round reveals. Under masked sums the number of
+hosts does, and whether hosts may be lost: with `sums` these count.
 
 Default values are left out, so a hash stays the same when a later version has more keys. The host's own version decides what a default
 means. Nothing is fetched: for code the hash contains only names, for packages name and version.
@@ -63,7 +64,9 @@ def consent_parts(experiment: Experiment) -> dict[str, Any]:
     if experiment.privacy is not None:  # `stop.rounds` decides how much noise an epsilon means
         asked["privacy"] = {**experiment.privacy.model_dump(mode="json", exclude_none=True), "rounds": experiment.stop.rounds}
     if experiment.masks_sums:
-        asked["sums"] = {key: getattr(experiment.federation, key) for key in ("sums", "threshold", "min_summed")}
+        rules = experiment.federation
+        hosts, shares = rules.min_hosts or rules.hosts, "skip" in (rules.on_loss, rules.late)
+        asked["sums"] = {"sums": rules.sums, "threshold": rules.threshold, "min_summed": rules.min_summed, "hosts": hosts, "shares": shares}
     if experiment.packages:
         asked["packages"] = dict(experiment.packages)
     if experiment.model is not None:

@@ -30,7 +30,8 @@ _WORD: Final = 8  # octets
 def rules_of(experiment: Experiment) -> Rules:
     """What an experiment says of masked sums."""
     federation = experiment.federation
-    return Rules(federation.threshold, "skip" in (federation.on_loss, federation.late), federation.min_summed)
+    least = max(2, federation.min_hosts or federation.hosts)
+    return Rules(federation.threshold, "skip" in (federation.on_loss, federation.late), federation.min_summed, least)
 
 
 @declare(method="masking", step="advertise")

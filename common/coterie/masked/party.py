@@ -109,8 +109,9 @@ class Party:
         return Advert(self._name, public, certificate, signature)
 
     def meet(self, stage: str, adverts: Sequence[Advert]) -> None:
-        """Takes the keys of all hosts of a stage, its own included. ProtocolError for keys that are not signed, or not those of before."""
+        """Takes the keys of all hosts of a stage, its own included. ProtocolError for too few, not signed, or other ones than before."""
         roster = Roster.of(self._run, stage, adverts)
+        roster.check_size(self._rules)
         if stage not in self._secrets:
             raise ProtocolError(f"keys of stage {stage} came before host {self._name!r} had one")
         if (known := self._rosters.get(stage)) is not None:

@@ -23,6 +23,7 @@ class Rules:
     fraction: float = 2 / 3  #: of the hosts, how many must be left in an exchange; more than a half
     recovers: bool = False  #: whether hosts may be lost
     fewest: int | None = None  #: how many hosts a total must be of, at least 2; None: `fraction` of all hosts
+    hosts: int = 2  #: how many hosts the roster of a stage must have, at least 2
 
     def __post_init__(self) -> None:
         if not 0.5 < self.fraction <= 1.0:
@@ -56,6 +57,11 @@ class Roster:
     def digest(self) -> bytes:
         parts = [part for pair in zip(self.names, self.publics, strict=True) for part in pair]
         return hashlib.sha256(bound("roster", self.run, self.stage, *parts)).digest()
+
+    def check_size(self, rules: Rules) -> None:
+        """ProtocolError for fewer hosts than the experiment says: among few, a parent and one host that helps it could see the others."""
+        if len(self.names) < rules.hosts:
+            raise ProtocolError(f"{len(self.names)} hosts are to mask their sums, wanted the experiment's {rules.hosts}")
 
     def fewest(self, rules: Rules) -> int:
         """How many hosts a total must be of."""

@@ -18,11 +18,13 @@ from coterie.masked.streams import SEED_BYTES, derived
 PRIME = 2**130 - 5
 SHARE_BYTES = 17
 _COEFFICIENT_BYTES = 32  # 126 bits more than the prime has, so that remainders are uniform
+_AT_ONCE = 128  # coefficients: HKDF gives at most 255 of its hashes
 
 
 def split(seed: bytes, threshold: int, places: Sequence[int], key: bytes) -> list[bytes]:
     """A share (17 bytes) of the seed (16 bytes) for each place (from 1); `key` decides the coefficients and must be used once."""
-    drawn = derived(key, _COEFFICIENT_BYTES * (threshold - 1), "coefficients") if threshold > 1 else b""
+    starts = range(0, threshold - 1, _AT_ONCE)
+    drawn = b"".join(derived(key, _COEFFICIENT_BYTES * min(_AT_ONCE, threshold - 1 - at), "coefficients", at) for at in starts)
     pieces = (drawn[start : start + _COEFFICIENT_BYTES] for start in range(0, len(drawn), _COEFFICIENT_BYTES))
     coefficients = [int.from_bytes(seed, "little"), *(int.from_bytes(piece, "little") % PRIME for piece in pieces)]
     values = (sum(map(operator.mul, coefficients, _powers(place, threshold))) % PRIME for place in places)

@@ -185,6 +185,10 @@ class Member:
         self.held.handled(task.seq)
         return None if task.replay else encoded
 
+    def settled_until(self, task: session_pb2.Task) -> int:
+        """The last exchange to which neither the parent nor a restart of this member, from either of its snapshots, comes back."""
+        return int(task.durable_seq) if self._store is None else min(task.durable_seq, self._durable_seq)
+
     def settle(self) -> None:
         """Does the work that no reply waits for, after it is sent: the requested snapshot, and the checksum of the task."""
         self._mark()

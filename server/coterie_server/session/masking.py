@@ -31,6 +31,7 @@ _KEYS = "the keys of masked sums need every host"
 _UNSIGNED = (
     "the hosts' keys of masked sums are not signed, since the run has no TLS: a coordinator that changes them would see each host's sums"
 )
+_SMALLEST = 2  # hosts of a total
 _STAGES = 2  # whose keys are kept: a checkpoint may be of the stage before
 
 
@@ -136,7 +137,8 @@ class Masking(Duty):
             group = int(np.argmin(np.where(n_of_group > 0, n_of_group, n_hosts))) if n_of_group.size else 0
             if n_of_group.size and n_of_group[group] < fewest:
                 said = f"group {group} of {one.kind.method}/{one.kind.step} has users of {n_of_group[group]} of the hosts that are asked"
-                raise RunError(f"{said}, but the total of a group must be of at least {fewest} hosts: want a smaller federation.min_summed")
+                hint = "users of more hosts in it" + (", or a smaller federation.min_summed" if fewest > _SMALLEST else "")
+                raise RunError(f"{said}, but the total of a group must be of at least {fewest} hosts: want {hint}")
 
     def _places(self, roster: Roster, messages: Sequence[Message], to: Indices | None) -> list[int]:
         place = {name: number for number, name in enumerate(roster.names)}
