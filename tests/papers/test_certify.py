@@ -11,11 +11,12 @@ from scipy.spatial.distance import pdist
 
 from coterie.errors import ConfigError
 from coterie.experiment.config import experiment_from
+from coterie.experiment.problem import ProblemConfig
 from coterie.families.consensus import Curvatures, Slopes
 from coterie.methods.certify import Config
 from coterie.wire.precision import Precision
 from coterie_deploy.engines.api import run
-from coterie_deploy.studies.certify import Proved, certification, certify, found_labels, proved_in
+from coterie_deploy.studies.certify import Proved, certification, certify, check_belongs, found_labels, proved_in
 from coterie_server.interface.half import Facts, Members, Outcome, Replies, Setting
 from coterie_server.maths.clusters import same_partition
 from coterie_server.methods.certify import set_up
@@ -205,6 +206,18 @@ def test_a_run_by_newton_steps_is_certified_by_its_duality_gap_and_its_clusters_
     printed = " ".join(capsys.readouterr().out.split())
     assert f"son_newton 3 58.72 {proved.gap:.1e}" in printed
     assert "3 clusters of 60 users: exact for LAM in [0.07" in printed
+
+
+def test_a_run_of_another_experiment_is_refused_by_both_names(tmp_path):
+    solved = experiment(6, {"name": "son_newton", "penalty": 0.5})
+    run(solved, output=tmp_path / "run")
+    check_belongs(tmp_path / "run", solved.model_copy(update={"name": "renamed"}))
+    for other, part in (
+        ({"name": "other", "seed": 7}, "seed"),
+        ({"name": "other", "problem": ProblemConfig(loss="logistic", l2=0.1)}, "problem"),
+    ):
+        with pytest.raises(ConfigError, match=rf"the run of '{solved.name}' in .* has another {part} than experiment 'other'"):
+            certify(solved.model_copy(update=other), partition=tmp_path / "run")
 
 
 def test_on_a_graph_the_gap_is_the_whole_certificate_and_without_one_there_is_none(tmp_path, capsys):

@@ -4,6 +4,7 @@ The partition is the known one, or that of a finished run. The command is a fede
 duality gaps, they are its certificate, on a graph too: the conditions of the method are for all pairs, with one weight.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from coterie.errors import ConfigError
-from coterie.experiment.config import Experiment, load_experiment
+from coterie.experiment.config import Experiment, experiment_to_json, load_experiment
 from coterie.methods import pdmm, son_newton
 from coterie.methods.certify import Config
 from coterie_client.data import list_users
@@ -70,6 +71,8 @@ def certify(
     ConfigError for a folder that is no finished run with clusters, for users without a known cluster, and for a graph without gaps.
     """
     chosen = load_experiment(experiment, overrides) if isinstance(experiment, Path) else experiment
+    if str(partition) != "known":
+        check_belongs(Path(partition), chosen)
     proved = [] if str(partition) == "known" else proved_in(Path(partition))
     if proved:
         show_proved(proved, Console(highlight=False))
@@ -104,6 +107,19 @@ def found_labels(folder: Path) -> dict[str, str]:
     if labels is None:
         raise ConfigError(f"the final stage {row[0]!r} of the run in {folder} has no clusters, want a run that finds some")
     return {str(user): str(int(label)) for user, label in zip(users, labels, strict=True)}
+
+
+def check_belongs(folder: Path, experiment: Experiment) -> None:
+    """ConfigError where the run in a folder had other data, another problem or another seed than the experiment."""
+    with read_run(folder) as connection:
+        row = connection.execute("SELECT value FROM run WHERE key = 'experiment'").fetchone()
+    if row is None:
+        return
+    found, wanted = json.loads(row[0]), json.loads(experiment_to_json(experiment))
+    for part in ("data", "problem", "seed"):
+        if found.get(part) != wanted[part]:
+            run_s, own = f"the run of {found.get('name')!r} in {folder}", f"experiment {wanted['name']!r}"
+            raise ConfigError(f"{run_s} has another {part} than {own}: its clusters are of other losses, want a run with the same {part}")
 
 
 def proved_in(folder: Path) -> list[Proved]:
@@ -154,4 +170,4 @@ def _penalty_of(experiment: Experiment, data: Path | None) -> float | None:
     return method.lam(len(list_users(experiment.data, experiment.seed, data)))
 
 
-__all__ = ["Proved", "certification", "certify", "found_labels", "proved_in", "show", "show_proved"]
+__all__ = ["Proved", "certification", "certify", "check_belongs", "found_labels", "proved_in", "show", "show_proved"]
