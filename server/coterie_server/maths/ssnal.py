@@ -199,7 +199,7 @@ def minimise(
         x, z, inside, used, was_good = _inner(graph, quadratics, radii, x, z, sigma, (share * relative, share * absolute), limit - n_newton)
         n_newton += used
         found = joined(graph, quadratics, radii, x, z, inside, n_newton)
-        if was_good and found.gap > relative * found.objective + absolute:
+        if was_good and n * d <= _ELIMINATED and found.gap > relative * found.objective + absolute:
             last = _as_it_is(graph, quadratics, radii, x, found)
             found = found if graph.together(last.x).max() < found.clusters.max() else min(found, last, key=lambda one: one.gap)
         n_idle = n_idle + 1 if best is not None and found.gap > 0.9 * best.gap else 0
