@@ -11,6 +11,7 @@ Ye, Kang, Hassani and Shokri (2023). The sum is divided by m also where some of 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +21,11 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
 from coterie.draws.secret import Secret, digest
+from coterie.experiment.config import Experiment
 from coterie.experiment.privacy import Draws, Privacy
 from coterie.families.partial import Single, Training
+from coterie_server.interface.half import Facts
+from coterie_server.interface.stages import Stage
 
 CLIP = "clip"  # a figure, and an array of a state
 
@@ -55,6 +59,15 @@ class Budget:
     def multiplier(self) -> float:
         """The largest noise multiplier."""
         return max(multiplier for _, multiplier in self.parts)
+
+
+async def compute_noise(experiment: Experiment, stage: Stage, facts: Facts | None) -> None:
+    """Finds the noise multipliers of a stage in a thread, so that heartbeats go on. The accountant keeps them for the half.
+
+    They take seconds where users have many numbers of rows. ConfigError if no noise is enough.
+    """
+    if experiment.privacy is not None and facts is not None and isinstance(stage.config, Training):
+        await asyncio.to_thread(Budget.of, experiment.privacy, stage.config, facts.n_rows, stage.stop.rounds)
 
 
 def noised_sum(rows: Sequence[NDArray[np.floating]], before: Array, clip: float, multiplier: float, secret: Secret) -> Array:

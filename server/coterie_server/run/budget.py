@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from coterie.draws.secret import Secret, kept_key
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, StopRule
 from coterie.experiment.privacy import uncounted
-from coterie.families.partial import Training
 from coterie.record.snapshot import SnapshotFile
-from coterie_server.families.privacy import Budget
-from coterie_server.interface.half import Facts, StageHalf
+from coterie_server.interface.half import StageHalf
 from coterie_server.interface.stages import Stage
 
 _KEY = "noise.key"
@@ -38,15 +35,6 @@ class NoiseKey:
         """Deletes it: who has the key can take the noise off what it was added to."""
         if self._is_needed and self._path is not None:
             self._path.unlink(missing_ok=True)
-
-
-async def compute_noise(experiment: Experiment, stage: Stage, facts: Facts | None) -> None:
-    """Finds the noise multipliers of a stage in a thread, so that heartbeats go on. The accountant keeps them for the half.
-
-    They take seconds where users have many numbers of rows. ConfigError if no noise is enough.
-    """
-    if experiment.privacy is not None and facts is not None and isinstance(stage.config, Training):
-        await asyncio.to_thread(Budget.of, experiment.privacy, stage.config, facts.n_rows, stage.stop.rounds)
 
 
 def notes_of(half: StageHalf[Any], experiment: Experiment) -> list[str]:

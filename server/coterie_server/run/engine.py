@@ -29,13 +29,13 @@ from coterie.record.snapshot import SnapshotFile, check_saveable
 from coterie.registry import method
 from coterie.wire.precision import Precision
 from coterie_server.families.prepare import prepare, prepare_network
+from coterie_server.families.privacy import compute_noise
 from coterie_server.interface.half import FLAT_ONLY, ClusterSetting, Facts, Members, Outcome, Setting, StageHalf, server_half
 from coterie_server.interface.stages import Stage
 from coterie_server.interface.sum_links import SumLinks
 from coterie_server.record import closed_forms
 from coterie_server.record.rundb import RunDatabase
-from coterie_server.run import returned
-from coterie_server.run.budget import NoiseKey, check_budget, compute_noise, notes_of, spent_out
+from coterie_server.run import budget, returned
 from coterie_server.run.evaluation import evaluated
 from coterie_server.run.inference import with_moments
 from coterie_server.run.memory import check_memory
@@ -101,7 +101,7 @@ class Engine:
         self._observer, self._clock = observer, clock
         self._start = start  # the outcome of another run, for stages that start from no stage of this one
         self._store = SnapshotFile(folder / "checkpoints", "run") if folder is not None else None
-        self._noise = NoiseKey(experiment, self._store)
+        self._noise = budget.NoiseKey(experiment, self._store)
         self._checkpoint_at = self._turns_at = clock()
         self._n_rounds = 0  # since the newest checkpoint
         self._reached: tuple[Point, int] | None = None  # the last point between two rounds, and its exchange
@@ -250,7 +250,7 @@ class Engine:
             self.database.stage(point.stage, stage.name, stage.method, 0, "", 0.0)
             self.database.figures(point.stage, 0, {})
             self._warn(stage, half.warnings)
-            self._note(stage, notes_of(half, self.experiment))
+            self._say(stage, budget.notes_of(half, self.experiment))
             self.hub.begin_stage(point.stage, settings)
             point = self._saveable(stage, replace(point, state=await half.init(self.hub), round=0))
             self._reached = point, self.hub.seq
@@ -273,7 +273,7 @@ class Engine:
         self.hub.participation.may_skip = False
         outcome = await self._finished(stage, half, point, len(members))
         self._warn(stage, [*returned.warnings(stage, point.ended, figures), *outcome.warnings])
-        self._note(stage, outcome.notes)
+        self._say(stage, outcome.notes)
         outcome, forms = await self._looked_at(stage, outcome, closed_forms.of_method(half, figures, outcome))
         outcome = replace(outcome, figures=returned.closing(outcome.figures, figures))
         if point.stage == 0 and point.facts is not None:
@@ -315,7 +315,7 @@ class Engine:
         for sentence in sentences:
             self.database.event("warning", sentence, stage=stage.name)
 
-    def _note(self, stage: Stage, sentences: Sequence[str]) -> None:
+    def _say(self, stage: Stage, sentences: Sequence[str]) -> None:
         for sentence in sentences:
             self.database.event("note", sentence, stage=stage.name)
 
@@ -362,7 +362,7 @@ class Engine:
         )
         half = server_half(stage.method)
         built = half.build(stage.config, setting)
-        check_budget(stage, built)
+        budget.check_budget(stage, built)
         if callable(half.tiers) and not self.experiment.federation.is_two_tier:
             below = ClusterSetting(setting.seed, stage.name, members, setting.precision)
             built = hosted(built, half.tiers(stage.config, below), setting.precision)
@@ -425,7 +425,7 @@ class Engine:
             gap = (figures["objective"] - stop.reference_objective) / max(abs(stop.reference_objective), np.finfo(float).tiny)
             if gap <= stop.objective_gap:
                 return f"objective gap at most {stop.objective_gap:g}"
-        if reason := spent_out(stop, half, point.round):
+        if reason := budget.spent_out(stop, half, point.round):
             return reason
         if point.round >= stop.rounds:
             return f"{stop.rounds} rounds"
