@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _PIECE = 16 << 10
-_LINGER_S = 0.2
+_LINGER_S = 1.0
 
 
 @dataclass
