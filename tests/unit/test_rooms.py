@@ -80,12 +80,13 @@ def printed(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True).stdout.strip()
 
 
-def test_a_client_starts_without_torch_scipy_pandas_pyarrow_or_the_server() -> None:
+def test_a_client_starts_without_torch_scipy_pandas_pyarrow_cryptography_or_the_server() -> None:
     code = (
         "import sys, coterie.session.dial, coterie_client.hosting.build, coterie.experiment.config\n"
         "from coterie_client.interface.half import client_half\n"
         "for name in ('pdmm', 'consensus', 'evaluation', 'prepare'): assert client_half(name)\n"
-        "print(*sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'scipy', 'pandas', 'pyarrow', 'vl_convert', 'coterie_server'}))"
+        "heavy = {'torch', 'scipy', 'pandas', 'pyarrow', 'vl_convert', 'cryptography', 'coterie_server'}\n"
+        "print(*sorted({m.split('.')[0] for m in sys.modules} & heavy))"
     )
     assert printed(code) == ""
 

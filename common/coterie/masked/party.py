@@ -14,12 +14,7 @@ from __future__ import annotations
 import hmac
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from cryptography.hazmat.primitives.poly1305 import Poly1305
+from typing import TYPE_CHECKING, Any, Protocol
 
 from coterie.errors import ProtocolError, RunError
 from coterie.masked.frames import (
@@ -36,6 +31,10 @@ from coterie.masked.frames import (
 from coterie.masked.roster import Roster, Rules, Verifier
 from coterie.masked.sharing import SHARE_BYTES, split
 from coterie.masked.streams import SEED_BYTES, Words, add_streams, bound, commitment, derived, octets_of
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 _SECRET_BYTES = 64  # of a stage: 32 of the X25519 key, 32 from which all else comes
 
@@ -192,6 +191,8 @@ class Party:
 
 
 def _agreement_key(secret: bytes) -> X25519PrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey  # noqa: PLC0415
+
     return X25519PrivateKey.from_private_bytes(secret[:32])
 
 
@@ -206,6 +207,8 @@ class _Met:
 
     def _pair(self, other: int) -> bytes:
         """The secret with another host."""
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey  # noqa: PLC0415
+
         if other not in self._pairs:
             try:
                 shared = self._key.exchange(X25519PublicKey.from_public_bytes(self.roster.publics[other]))
@@ -222,12 +225,16 @@ class _Met:
         return derived(self._root, SEED_BYTES, "own", exchange)
 
     def _cipher(self, sender: int, receiver: int, exchange: int) -> tuple[ChaCha20Poly1305, bytes, bytes]:
+        from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305  # noqa: PLC0415
+
         other = receiver if sender == self.place else sender
         key = derived(self._pair(other), 32, "sealed", exchange, sender, receiver)
         return ChaCha20Poly1305(key), bytes(12), bound(exchange, sender, receiver)
 
     def content(self, setting: Setting, values: Words) -> str:
         """A keyed digest of the terms and the hosts of an exchange; its key is used for this exchange alone."""
+        from cryptography.hazmat.primitives.poly1305 import Poly1305  # noqa: PLC0415
+
         digest = Poly1305(derived(self._root, 32, "content", setting.exchange))
         digest.update(bound(*setting.among, values.size))
         digest.update(octets_of(values))
@@ -268,6 +275,8 @@ class _Met:
         return Revealed(rows_of(own, SHARE_BYTES), rows_of(pairs, SHARE_BYTES))
 
     def _opened(self, setting: Setting, sender: int, sealed: bytes) -> list[bytes]:
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415
+
         cipher, nonce, about = self._cipher(sender, self.place, setting.exchange)
         name = self.roster.names[sender]
         try:

@@ -1,4 +1,7 @@
-"""Key streams over integers modulo 2^64, and the keys they come from."""
+"""Key streams over integers modulo 2^64, and the keys they come from.
+
+The modules of this folder are imported by every member, `cryptography` (9 MB) only by those that mask.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,6 @@ import hashlib
 from collections.abc import Sequence
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 Words = NDArray[np.uint64]
@@ -29,6 +29,9 @@ def bound(*parts: bytes | str | int) -> bytes:
 
 def derived(secret: bytes, n_bytes: int, *about: bytes | str | int) -> bytes:
     """`n_bytes` of HKDF-SHA256 from a secret, for one purpose."""
+    from cryptography.hazmat.primitives.hashes import SHA256  # noqa: PLC0415
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF  # noqa: PLC0415
+
     return HKDF(SHA256(), n_bytes, salt=None, info=bound(*about)).derive(secret)
 
 
@@ -47,6 +50,8 @@ def add_streams(values: Words, added: Sequence[bytes], taken: Sequence[bytes]) -
 
     The stream is AES-128 in counter mode from 0, since the key of a seed encrypts nothing else. Processors with AES make it the fastest.
     """
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # noqa: PLC0415
+
     signed = [(seed, np.add) for seed in added] + [(seed, np.subtract) for seed in taken]
     ciphers = [
         (Cipher(algorithms.AES128(derived(seed, _KEY_BYTES, "stream")), modes.CTR(bytes(16))).encryptor(), operation)
