@@ -134,7 +134,7 @@ def refused(experiment: Any) -> str:
 
 
 def uncounted(experiment: Any) -> list[str]:
-    """What is told without noise beside what epsilon bounds: sentences without stops, for whoever reads of a run."""
+    """What leaves a host without noise, so that epsilon does not bound it. Sentences without full stops, which runs and reports print."""
     privacy = experiment.privacy
     if privacy is None:
         return []

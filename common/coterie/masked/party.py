@@ -1,8 +1,8 @@
 """A host's part in masked sums (Bonawitz et al., CCS 2017), without I/O.
 
 Steps: `advertise` gives the host's public key of a stage, once. `meet` takes the keys of all hosts. `masked` gives the terms of one
-exchange under masks; where hosts may be lost, with shares of its seeds for each neighbour. `unmask` is told whose terms are in the sum, and
-gives shares of the seeds that do not cancel.
+exchange under masks; where hosts may be lost, with shares of its seeds for each neighbour. `unmask` receives whose terms are in the sum,
+and gives shares of the seeds that do not cancel.
 
 All that a host draws is derived from one secret of the stage and from the number of the exchange. So a repeated request is answered by the
 same bytes, and what is revealed of one exchange says nothing of others. The host writes into its log before it answers, and the log

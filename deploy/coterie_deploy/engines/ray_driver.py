@@ -95,7 +95,7 @@ class _Member:
         return {"ended": code}
 
     def _placed(self) -> tuple[str, bool] | None:
-        """Waits until an actor runs, and returns what its `place` says. None if the member is told to end first."""
+        """Waits until an actor runs, and returns what its `place` says. None if the member has to end before."""
         asked, began, said_s = self._asked, time.monotonic(), WAIT_S
         actor = self._ray.remote(RayMember).options(
             num_cpus=asked["cpus"], resources=asked["resources"], max_restarts=0, max_concurrency=3, **self._home()
