@@ -23,6 +23,7 @@ from tests.two_tier import free_port
 
 COTERIE = [sys.executable, "-m", "coterie"]
 DEADLINE_S = 120.0
+STILL_S = 3.0
 SERVER = "coordinator"
 EXPERIMENT = "experiment.yaml"
 
@@ -81,6 +82,15 @@ class Processes:
         deadline = time.monotonic() + DEADLINE_S
         while self.round(stage) < wanted and self.processes[SERVER].poll() is None:
             assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.02)
+
+    def wait_for_standstill(self, stage: int = 0) -> None:
+        """Until no round has ended for STILL_S: somebody who was asked does not answer."""
+        deadline, newest, since = time.monotonic() + DEADLINE_S, -1, 0.0
+        while time.monotonic() - since < STILL_S:
+            assert time.monotonic() < deadline, self.logs()
+            if (known := self.round(stage)) != newest:
+                newest, since = known, time.monotonic()
             time.sleep(0.02)
 
     def ends(self, name: str, code: int, seconds: float = DEADLINE_S) -> str:

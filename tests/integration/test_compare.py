@@ -536,8 +536,8 @@ def test_a_killed_comparison_goes_on_to_the_same_table(capsys: pytest.CaptureFix
     undisturbed = rows_of(here / "out/compare.csv")
     (here / "out").rename(here / "first")
     process = subprocess.Popen([sys.executable, "-m", "coterie", *command])
-    deadline = time.monotonic() + 60
-    while not (here / "out/fedavg-0/checkpoints").is_dir():
+    deadline = time.monotonic() + 120
+    while not (here / "out/fedrep-1/checkpoints").is_dir():  # two more runs are to come, so that it cannot have ended
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)

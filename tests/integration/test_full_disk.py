@@ -30,7 +30,7 @@ SMALL = small_experiment({"name": "pdmm", "penalty": 0.3, "start": "zero"})
 PDMM = {
     **FEW,
     "method": {"name": "pdmm", "penalty": 0.3, "start": "zero"},
-    "stop": {"rounds": 1500, "residual": 1e-300},
+    "stop": {"rounds": 3000, "residual": 1e-300},
     "snapshots": {"every_rounds": 20},
 }
 TWO_TIERS = {**L2GD, "federation": {**EXPERIMENT["federation"], "topology": "clusters"}, "snapshots": {"every_rounds": 20}}

@@ -241,7 +241,7 @@ def wait_for_event(struck: Processes, kind: str) -> None:
 @pytest.mark.parametrize("on_loss", ["skip", "wait"])
 def test_a_killed_host_that_comes_back_much_later(on_loss: str, tmp_path: Path) -> None:
     rules = {"hosts": 3, "on_loss": on_loss, "absence_timeout_s": 0.7}
-    content = {**FEW, "method": LEAN, "stop": {"rounds": 4000, "residual": None}, "snapshots": {"every_rounds": 50}, "federation": rules}
+    content = {**FEW, "method": LEAN, "stop": {"rounds": 8000, "residual": None}, "snapshots": {"every_rounds": 50}, "federation": rules}
     with processes(tmp_path, content, hosts=FEW_SHARES) as struck:
         struck.wait_for_round(100)
         struck.shoot("b")

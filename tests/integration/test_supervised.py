@@ -31,7 +31,7 @@ EXPERIMENT: dict[str, Any] = {
     "problem": {"loss": "least_squares", "l2": 0.1},
     "method": {"name": "pdmm", "penalty": 0.07, "evaluate_every": 0},
     "references": ["local"],
-    "stop": {"rounds": 300, "residual": None},
+    "stop": {"rounds": 3000, "residual": None},  # no signal of a test comes after the end
     "snapshots": {"every_rounds": 100_000, "every_s": 600},  # so that nothing but the stop writes a checkpoint
     "federation": {"hosts": 2, "absence_timeout_s": 30},
 }
@@ -97,7 +97,8 @@ def test_a_signal_to_all_at_once_loses_no_finished_round_of_a_run_with_aggregato
 def test_a_round_that_takes_too_long_is_the_only_one_that_a_stopped_run_repeats(tmp_path: Path) -> None:
     with processes(tmp_path, EXPERIMENT, hosts=SHARES) as group:
         group.wait_for_round(50, PDMM_STAGE)
-        group.processes["b"].send_signal(signal.SIGSTOP)  # it has a task, and does not answer
+        group.processes["b"].send_signal(signal.SIGSTOP)
+        group.wait_for_standstill(PDMM_STAGE)  # it has a task, and does not answer
         group.processes[SERVER].send_signal(signal.SIGTERM)
         assert "which would have taken longer than 10 s more" in group.ends(SERVER, 143)
         group.shoot("b")
