@@ -15,9 +15,8 @@ from pydantic_core import ErrorDetails
 
 from coterie.errors import ConfigError
 from coterie.experiment import plugins
-from coterie.experiment.columns import Name
 from coterie.experiment.data import SOURCES, DataConfig, PythonData
-from coterie.experiment.links import LinkRules
+from coterie.experiment.federation import Count, FederationRules, Seconds
 from coterie.experiment.method import ANY_MODEL, CONVEX, NETWORK, Kind, Meaningless
 from coterie.experiment.model import CustomModel, ModelConfig
 from coterie.experiment.overrides import apply_overrides
@@ -31,14 +30,9 @@ from coterie.text.suggestions import keys_at, method_of, suggestion, tags_of
 
 MAX_ROUNDS = 10**9
 MAX_SEED = 2**63 - 1
-_MAX_SECONDS = 1e9
-_MAX_COUNT = 10**9
 _MAX_MISTAKES = 20  # reported at once
 _MAX_MISTAKE, _MAX_KEY = 1000, 100  # characters
-_SILENT_HEARTBEATS = 10  # after which a host gives its parent up (`coterie.session.dial`)
 
-Seconds = Annotated[float, Field(gt=0, le=_MAX_SECONDS)]
-Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
 PackageName = Annotated[str, Field(pattern=plugins.PACKAGE)]
 PackageVersion = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.!+_-]{0,99}$")]
 
@@ -101,71 +95,6 @@ class StopRule(Settings):
         if (self.objective_gap is None) != (self.reference_objective is None):
             raise ValueError("objective_gap and reference_objective belong together: give both or neither")
         return self
-
-
-class FederationRules(Settings):
-    """Who must take part, and how long to wait for whom, in seconds."""
-
-    #: flat: hosts talk to the coordinator. clusters: an aggregator stands between the coordinator and the hosts of each known cluster. Both
-    #: give the same bits.
-    topology: Literal["flat", "clusters"] = "flat"
-    hosts: Count = 1  #: Number of members that join the coordinator: hosts, or aggregators with topology clusters.
-    hosts_per_cluster: Count = 1  #: Number of hosts that each aggregator waits for.
-    #: Names of the known clusters that the members must bring, no more and no fewer; null: any.
-    clusters: tuple[Name, ...] | None = Field(default=None, min_length=1)
-    #: masked: hosts hide their sums from the coordinator by masks that cancel in the total, and it sees the total alone. It wants
-    #: `exact_sums`, and has its bits. open: the coordinator sees the sums of each host.
-    sums: Literal["open", "masked"] = "open"
-    #: With sums: masked, which part of the hosts must be left in an exchange, more than a half. So many hosts can take off others' masks.
-    threshold: Annotated[float, Field(gt=0.5, le=1.0)] = 0.66
-    #: With sums: masked, the coordinator sees totals of at least this many hosts; null: of `threshold` times all of them.
-    min_summed: Annotated[int, Field(ge=2, le=_MAX_COUNT)] | None = None
-    log_tasks: bool = False  #: Whether aggregators record an event when a task begins and ends, which shows who waited for whom.
-    #: The run starts with this many hosts when join_timeout_s is over, and needs them to go on; null: all of them.
-    min_hosts: Count | None = None
-    users: Count | None = None  #: Number of users that the hosts must bring together; null: any number.
-    #: How long the coordinator waits for its next member, counted from the last that joined, in seconds. none: as long as it takes, for
-    #: members that a supervisor starts.
-    join_timeout_s: Seconds | Literal["none"] = 60.0
-    absence_timeout_s: Seconds = 60.0  #: How long a host may be without a connection before `on_loss` decides, in seconds.
-    task_timeout_s: Seconds = 600.0  #: How long a connected host may take to answer, in seconds.
-    heartbeat_s: Annotated[float, Field(ge=0.001, le=_MAX_SECONDS)] = 2.0  #: Time between two heartbeats of a connection, in seconds.
-    #: How long a connection may bring nothing at all before it is given up, in seconds. At least twice `heartbeat_s`.
-    silence_s: Seconds = 20.0
-    #: wait: each exchange waits for every host. skip: it goes on without hosts that are late, which makes rounds faster and depends on the
-    #: clock.
-    late: Literal["wait", "skip"] = "wait"
-    late_after_s: Seconds = 5.0  #: With late: skip, how long an exchange waits for the last hosts, in seconds.
-    links: LinkRules = LinkRules()  #: Emulated rate and delay of links. A run takes longer, and gives the same bits.
-    #: What happens when a host has been absent too long. stop: the run ends and can be resumed. wait: it waits on. skip: it leaves the
-    #: host's users out until they are back.
-    on_loss: Literal["stop", "wait", "skip"] = "stop"
-
-    @model_validator(mode="after")
-    def _bounds_agree(self) -> Self:
-        if self.min_hosts is not None and self.min_hosts > self.hosts:
-            raise ValueError(f"min_hosts is {self.min_hosts}, want at most hosts, which is {self.hosts}")
-        if self.silence_s < 2 * self.heartbeat_s:
-            raise ValueError(f"silence_s is {self.silence_s}, want at least twice heartbeat_s, which is {self.heartbeat_s}")
-        if self.is_two_tier and (self.min_hosts is not None or "skip" in (self.late, self.on_loss)):
-            said = "with topology 'clusters' every aggregator takes part: on_loss 'skip', min_hosts and late 'skip' are for topology 'flat'"
-            raise ValueError(said)
-        return self
-
-    @model_validator(mode="after")
-    def _links_let_both_ends_be_heard(self) -> Self:
-        self.links.check(min(self.silence_s, _SILENT_HEARTBEATS * self.heartbeat_s))
-        return self
-
-    @property
-    def is_two_tier(self) -> bool:
-        """Whether aggregators stand between the coordinator and the client hosts."""
-        return self.topology == "clusters"
-
-    @property
-    def noun(self) -> str:
-        """What joins the coordinator: "host" or "aggregator"."""
-        return "aggregator" if self.is_two_tier else "host"
 
 
 class Snapshots(Settings):

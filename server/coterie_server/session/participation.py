@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from coterie.experiment.config import FederationRules
+from coterie.experiment.federation import FederationRules
 from coterie_server.session.journal import Journal
 from coterie_server.session.ports import Recorder
 from coterie_server.session.refusal import shortened

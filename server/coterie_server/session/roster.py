@@ -8,8 +8,9 @@ import numpy as np
 
 from coterie.arrays import Indices
 from coterie.errors import RunError
-from coterie.experiment.config import Experiment, FederationRules
+from coterie.experiment.config import Experiment
 from coterie.experiment.features import Feature, named_columns
+from coterie.experiment.federation import FederationRules
 from coterie.text.names import natural_key
 from coterie.v1 import session_pb2
 from coterie.wire.assembler import Held
