@@ -381,12 +381,6 @@ def test_what_has_no_mechanism_or_would_send_numbers_without_noise_is_refused(
         convex_experiment(archive, {**method, **usual}, **{"privacy": ROW, **changes})
 
 
-def test_networks_are_protected_by_user_alone(tmp_path: Path) -> None:
-    path = write_users(tmp_path / "users.npz")
-    with pytest.raises(ConfigError, match=r"privacy.unit is 'row', but there is a model: rows are protected on convex problems alone"):
-        network_experiment(path, {"name": "fedavg", "participation": 1.0}, privacy=ROW)
-
-
 def test_owners_consent_to_clip_noise_and_the_number_of_rounds(archive: Path) -> None:
     one = convex_experiment(archive, OF_ROWS["fedavg"], privacy=ROW)
     hashes = {consent_hash(one)}

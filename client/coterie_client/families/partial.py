@@ -412,7 +412,7 @@ def _fit(
 ) -> Fitted:
     learner, purpose = _learner(local), f"{purpose} of {inbox.stage}"
     if local.row_privacy is not None:
-        if noise is None or not isinstance(users, int) or not isinstance(learner, ConvexLearner):
+        if noise is None or not isinstance(users, int):
             raise RunError(f"the {purpose} has no noise, but the rows are to be protected by it")
         user = local.users[users]
         return learner.fit(tensors, UserRows(user.features, user.target, user.name), phases, _draw(inbox, local, user.name, purpose), noise)

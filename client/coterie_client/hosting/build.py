@@ -61,6 +61,8 @@ def build_host(
     losses = None
     if network is not None:
         network.check_users(loaded)
+        if experiment.privacy is not None and experiment.privacy.unit == "row":
+            network.check_rows_apart()
     elif not (experiment.data.standardize or experiment.data.fills_missing):  # also early
         losses = _losses(experiment, loaded)
     is_raw = network is None and not experiment.data.standardize

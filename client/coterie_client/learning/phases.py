@@ -16,6 +16,7 @@ from coterie.experiment.model import Part, TensorInfo, check_part
 from coterie.findings import Finding
 
 if TYPE_CHECKING:
+    from coterie_client.learning.private import RowNoise
     from coterie_client.learning.steps import Gradient, Slope
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -150,8 +151,11 @@ class Learner(Protocol):
     def initial(self, number: int = 0) -> dict[str, NDArray[Any]]:
         """The tensors' initial values, drawn from the seed. Models with another number start elsewhere."""
 
-    def fit(self, tensors: Tensors, rows: Rows, phases: Sequence[Phase], draw: Draw) -> Fitted:
-        """One local update of one user. RunError naming user, round and tensor if a number is not finite."""
+    def fit(self, tensors: Tensors, rows: Rows, phases: Sequence[Phase], draw: Draw, noise: RowNoise | None = None) -> Fitted:
+        """One local update of one user. RunError naming user, round and tensor if a number is not finite.
+
+        With noise, no row decides much. No loss is computed, and 0 stands for it: it would be exact, and an infinite one would end the run.
+        """
 
     def judge(self, tensors: Tensors, rows: Rows) -> tuple[float, float]:
         """Mean loss, and accuracy or another metric of the loss, on the rows."""
@@ -159,6 +163,9 @@ class Learner(Protocol):
 
 class Network(Learner, Protocol):
     """The network of a host's users, which torch builds and trains (`coterie_client.nets`). Halves see its tensors as arrays."""
+
+    def check_rows_apart(self) -> None:
+        """ConfigError that names a layer in which rows are not apart, so that the gradient of a single row cannot be shortened."""
 
     @property
     def is_stacked(self) -> bool:

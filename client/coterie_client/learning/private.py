@@ -8,18 +8,19 @@ cross-silo federated learning". Without rows, noise alone is the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
 from coterie.draws.secret import SecretNumbers
 from coterie.errors import RunError
 from coterie.experiment.privacy import row_draws
 from coterie_client.learning.phases import Phase
-from coterie_client.learning.steps import Slope
+from coterie_client.learning.steps import Numbers, Slope
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,16 @@ class RowPrivacy:
 
 
 class RowSlope(Slope, Protocol):
-    """A slope of one parameter (d,) that knows the gradient of each row."""
+    """A slope that knows the gradient of each row. Here all of its parameters are concatenated in their order, (d,)."""
 
-    def of_rows(self, rows: Indices) -> Array:
-        """(k, d) the gradients of these rows: their mean over all rows is that of the loss."""
+    def flat(self) -> Array:
+        """(d,) the parameters."""
+
+    def of_rows(self, rows: Indices) -> Iterator[Array]:
+        """The gradients of these rows, in pieces (k, d): their mean over all rows is that of the loss."""
+
+    def split(self, flat: Array) -> list[Numbers]:
+        """An array (d,) by parameters, in the slope's library."""
 
 
 def clipped(vectors: Array, clip: float) -> Array:
@@ -66,16 +73,31 @@ def train_privately(slope: RowSlope, n_rows: int, phase: Phase, noise: RowNoise)
     if phase.rule is not None:
         raise RunError("the local update takes gradients elsewhere than at its parameters, so they cannot be clipped row by row")
     draws = row_draws(n_rows, [{"batch_size": phase.batch_size, "epochs": phase.epochs, "updates": phase.updates}])
-    (name,), (w,) = slope.names, slope.parameters
-    optimizer = slope.optimizer(phase, slope.parameters)
-    mu, anchors = phase.pull or (0.0, {})
-    shift = None if phase.shift is None else phase.shift.get(name)
+    optimizer, corrected = slope.optimizer(phase, slope.parameters), _corrected(phase, slope)
+    size = slope.flat().size
     for _ in range(draws.n):
         rows = np.arange(n_rows) if draws.rate >= 1 else np.flatnonzero(noise.numbers.uniform(n_rows) < draws.rate)
-        each = slope.of_rows(rows)
-        if name in anchors:
-            each = each + mu * (w - anchors[name])
-        if shift is not None:
-            each = each + shift
-        total = clipped(each, noise.clip).sum(axis=0) + noise.multiplier * noise.clip * noise.numbers.normal(w.size)
-        optimizer.step([total / (draws.rate * n_rows)])
+        total = np.zeros(size)
+        for each in slope.of_rows(rows):
+            total += clipped(corrected(each), noise.clip).sum(axis=0)
+        total += noise.multiplier * noise.clip * noise.numbers.normal(size)
+        optimizer.step(slope.split(total / (draws.rate * n_rows)))
+
+
+def _corrected(phase: Phase, slope: RowSlope) -> Callable[[Array], Array]:
+    """Adds mu (w - anchor) and the shift of the phase to the gradients (k, d) of rows."""
+    mu, anchors = phase.pull or (0.0, {})
+    named = [(name, np.prod(w.shape, dtype=int)) for name, w in zip(slope.names, slope.parameters, strict=True)]
+
+    def joined(arrays: Mapping[str, NDArray[Any]]) -> Array:
+        return np.concatenate([np.ravel(arrays[name]) if name in arrays else np.zeros(size) for name, size in named]).astype(np.float64)
+
+    pulls = mu * np.concatenate([np.full(size, float(name in anchors)) for name, size in named])
+    anchor, shift = joined(anchors), None if phase.shift is None else joined(phase.shift)
+
+    def apply(each: Array) -> Array:
+        if phase.pull is not None:
+            each = each + pulls * (slope.flat() - anchor)
+        return each if shift is None else each + shift
+
+    return apply

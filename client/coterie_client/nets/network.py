@@ -22,10 +22,12 @@ from coterie.findings import Finding
 from coterie.text.suggestions import suggestion
 from coterie_client.data import UserData
 from coterie_client.learning import Draw, Fitted, Phase, Rows, Tensors, Trained, count_steps, epochs, gradient, steps_of, train
+from coterie_client.learning.private import RowNoise, train_privately
 from coterie_client.nets.heads import has_written_gradient, train_linear_head
 from coterie_client.nets.layers import Plan
 from coterie_client.nets.losses import CROSS_ENTROPY, LEAST_SQUARES, resolve_network_loss
 from coterie_client.nets.models import build_module
+from coterie_client.nets.private import RowwiseSlope, check_rows_apart
 from coterie_client.nets.rows import FEWEST_ROWS, Reader
 from coterie_client.nets.slope import TorchSlope
 from coterie_client.nets.stack import fit_stack, stacks
@@ -158,7 +160,11 @@ class TorchNetwork:
             raise ConfigError(f"the model has {n_outputs} outputs, want {self._loss.n_outputs} for the loss {self._loss_name}")
         return n_outputs
 
-    def fit(self, tensors: Tensors, rows: Rows, phases: Sequence[Phase], draw: Draw) -> Fitted:
+    def check_rows_apart(self) -> None:
+        """ConfigError that names a layer in which rows are not apart."""
+        check_rows_apart(self._module)
+
+    def fit(self, tensors: Tensors, rows: Rows, phases: Sequence[Phase], draw: Draw, noise: RowNoise | None = None) -> Fitted:
         """One local update of one user. RunError naming user, round and tensor if a number is not finite."""
         self._load(tensors)
         inputs, targets = self._reader.inputs(rows.features), self._reader.targets(rows.target)
@@ -167,11 +173,13 @@ class TorchNetwork:
         with self._model_errors(draw.place()), torch.random.fork_rng(devices=[]):
             _seed_torch(_seed_of(draw.seed, f"torch {draw.purpose}", str(draw.user), draw.round))
             for number, phase in enumerate(phases):
-                found = self._phase(inputs, targets, phase, draw, number)
+                found = self._phase(inputs, targets, phase, draw, number, noise)
                 loss = loss if found.loss is None else found.loss
                 beside |= {name: _array(tensor) for name, tensor in found.beside.items()}
         fitted = self._taken()
-        if loss is None:
+        if noise is not None:
+            loss = 0.0
+        elif loss is None:
             loss, _ = self.judge(fitted, rows)
         n_steps = sum(count_steps(len(targets), phase) for phase in phases)
         return Fitted(fitted, loss, n_steps, beside).checked(draw)
@@ -252,7 +260,7 @@ class TorchNetwork:
         with self._model_errors("a model to be judged"), torch.no_grad():
             return [self._module(chunk) for chunk in torch.split(self._reader.inputs(features), _CHUNK)]
 
-    def _phase(self, inputs: torch.Tensor, targets: torch.Tensor, phase: Phase, draw: Draw, number: int) -> Trained:
+    def _phase(self, inputs: torch.Tensor, targets: torch.Tensor, phase: Phase, draw: Draw, number: int, noise: RowNoise | None) -> Trained:
         """Trains the parameters of the phase, if there are any."""
         for name, module in self._module.named_modules():  # a fixed part has no dropout, and keeps its statistics
             module.training = self._is_moved(name, phase)
@@ -260,6 +268,10 @@ class TorchNetwork:
         if not names:
             return Trained(None)
         n_rows = len(targets)
+        if noise is not None:
+            with torch.no_grad():
+                train_privately(RowwiseSlope(self._module, names, inputs, targets, self._loss.mean), n_rows, phase, noise)
+            return Trained(None)
         prefixes = self._head_prefixes
         head = dict(self._module.named_modules()).get(prefixes[0]) if len(prefixes) == 1 else None  # the module that is the whole head
         is_cached = phase.part == "head" and phase.cache and phase.rule is None

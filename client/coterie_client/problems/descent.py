@@ -42,11 +42,7 @@ class ConvexLearner:
         return {X: SPREAD * normal(stream(self._seed, "model", number), d) if number else np.zeros(d)}
 
     def fit(self, tensors: Tensors, rows: Rows, phases: Sequence[Phase], draw: Draw, noise: RowNoise | None = None) -> Fitted:
-        """As `Learner.fit`. The whole model is head, so phases of the representation do nothing.
-
-        With noise, no row decides much. No loss is computed, and 0 stands for it: it would be exact, and an infinite one
-        would end the run.
-        """
+        """As `Learner.fit`. The whole model is head, so phases of the representation do nothing."""
         block = self._problem.block(rows.user, rows.features, rows.target)
         if noise is not None:
             slope = ConvexSlope(block, tensors[X])
@@ -109,11 +105,17 @@ class ConvexSlope:
         seen = batch.look(x)
         return float(batch.value(x, seen)[0]), [batch.gradient(x, seen)[0]]
 
-    def of_rows(self, rows: Indices) -> Array:
-        """(k, d) as `RowSlope.of_rows`: each row is a batch of its own."""
+    def of_rows(self, rows: Indices) -> Iterator[Array]:
+        """All of them at once, as `RowSlope.of_rows`: each row is a batch of its own."""
         x = np.repeat(self.x[None], rows.size, axis=0)
         batch = self._block.batch(rows[:, None], np.repeat(self._share, rows.size))
-        return batch.gradient(x, batch.look(x))
+        yield batch.gradient(x, batch.look(x))
+
+    def flat(self) -> Array:
+        return self.x
+
+    def split(self, flat: Array) -> list[Array]:
+        return [flat]
 
     def values(self) -> list[Array]:
         return [self.x.copy()]

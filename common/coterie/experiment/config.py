@@ -249,7 +249,8 @@ class Experiment(Settings):
         if info.data.get("model") is None:
             value = {**found.convex_defaults, **value}
         if (privacy := info.data.get("privacy")) is not None:
-            value = {**found.private_defaults(privacy.unit), **value}
+            without = () if info.data.get("model") is None else found.meaningless.get("network", Meaningless()).keys
+            value = {**{key: one for key, one in found.private_defaults(privacy.unit).items() if key not in without}, **value}
         return found.config.model_validate({**value, "name": found.name})  # which may have been an import path
 
     @field_validator("packages")

@@ -113,11 +113,8 @@ def refused(experiment: Any) -> str:
     if unit not in found.protects:
         others = f"it can have privacy.unit {' or '.join(sorted(found.protects))}" if found.protects else "want a method that can have it"
         return f"privacy.unit is {unit!r}, but method {config.name!r} cannot protect it: {found.unprotected}; {others}"
-    is_network = experiment.model is not None
     if sentence := found.leaks(config, unit):
         return sentence
-    if unit == "row" and is_network:
-        return "privacy.unit is 'row', but there is a model: rows are protected on convex problems alone, want unit: user"
     if unit == "user" and experiment.exact_sums:
         return "exact_sums is true, but privacy.unit 'user' shortens the change of each user, which a sum hides: want false"
     if experiment.references:

@@ -295,7 +295,6 @@ def _adapted(config: Training) -> Mapping[str, Any]:
 
 # Units that a method can protect whose users take steps on their rows, and return what the server averages.
 STEPS_AND_MEAN: frozenset[Unit] = frozenset(UNITS)
-MEAN: frozenset[Unit] = frozenset({"user"})
 
 
 def private_defaults(unit: Unit) -> Mapping[str, Any]:

@@ -115,7 +115,7 @@ class Pulled(Rows):
 
 
 def _leaks(config: Config, unit: Unit) -> str:
-    if config.solver == "exact":
+    if config.solver == "exact" and "solver" in config.model_fields_set:  # networks have no such key, and all their updates are steps
         return "method.solver is 'exact', but only steps on rows can be noised: want method.solver steps beside privacy"
     return leaks(config, unit)
 

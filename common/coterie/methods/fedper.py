@@ -5,11 +5,11 @@ Users share the representation (the base layers) and keep their heads as in FedR
 
 from typing import Literal
 
-from coterie.families.partial import MEAN, JointTraining, LocalTraining
+from coterie.families.partial import STEPS_AND_MEAN, JointTraining, LocalTraining
 
 
 class Config(JointTraining):
     name: Literal["fedper"] = "fedper"
 
 
-METHOD = LocalTraining(config=Config, protects=MEAN, sharing="representation")
+METHOD = LocalTraining(config=Config, protects=STEPS_AND_MEAN, sharing="representation")

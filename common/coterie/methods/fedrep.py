@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
-from coterie.families.partial import MEAN, Epochs, LocalTraining, Optimizer, Training, Work
+from coterie.families.partial import STEPS_AND_MEAN, Epochs, LocalTraining, Optimizer, Training, Work
 
 
 class Config(Training):
@@ -48,4 +48,4 @@ class Config(Training):
         return {"head_epochs": max(1, int(work.passes) - 1), "representation_epochs": 1}
 
 
-METHOD = LocalTraining(config=Config, protects=MEAN, sharing="representation")
+METHOD = LocalTraining(config=Config, protects=STEPS_AND_MEAN, sharing="representation")

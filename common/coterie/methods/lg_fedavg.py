@@ -5,11 +5,11 @@ Users keep their representations and share the head, the reverse of FedRep. A lo
 
 from typing import Literal
 
-from coterie.families.partial import MEAN, JointTraining, LocalTraining
+from coterie.families.partial import STEPS_AND_MEAN, JointTraining, LocalTraining
 
 
 class Config(JointTraining):
     name: Literal["lg_fedavg"] = "lg_fedavg"
 
 
-METHOD = LocalTraining(config=Config, protects=MEAN, sharing="head")
+METHOD = LocalTraining(config=Config, protects=STEPS_AND_MEAN, sharing="head")
