@@ -19,16 +19,17 @@ from unittest import mock
 from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
 from coterie.record.snapshot import SnapshotFile
 from coterie.session.dial import serve_member
+from coterie.session.tls import load_tls
 from coterie_client.data import list_users
 from coterie_client.hosting.build import build_host
 from coterie_client.hosting.host import Host
 from coterie_deploy.engines.launch import Launch, launch
 from coterie_deploy.roles import aggregator
-from coterie_server.interface.half import Replies
 from coterie_server.record import summary
 from coterie_server.record.rundb import open_run
 from coterie_server.run.coordinator import Finished, Options, coordinate
 from coterie_server.session.hub import Hub
+from coterie_server.session.masking import Collected
 from coterie_server.transport.serve import serving
 
 COORDINATOR = ""
@@ -92,8 +93,15 @@ def free_port() -> int:
 class Tiers:
     """A coordinator, its aggregators and their hosts."""
 
-    def __init__(self, experiment: Experiment, folder: Path, hosts_per_cluster: int = 1, deaths: Sequence[Death] = ()) -> None:
-        self.experiment, self.folder, self.n_hosts = experiment, folder, hosts_per_cluster
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        hosts_per_cluster: int = 1,
+        deaths: Sequence[Death] = (),
+        authority: Path | None = None,  # with the certificates of all members
+    ) -> None:
+        self.experiment, self.folder, self.n_hosts, self.authority = experiment, folder, hosts_per_cluster, authority
         self.deaths = list(deaths)
         self.port = free_port()
         self.clusters: dict[str, list[str]] = {}
@@ -115,7 +123,7 @@ class Tiers:
             "state": self.folder / f"aggregator-{cluster}",
             "patience_s": 20.0,
             "insecure": False,
-            "tls": None,
+            "tls": None if self.authority is None else self.authority / cluster,
             "launched": False,
         }
         return aggregator.AggregatorRole(**{**fields, **changes})
@@ -127,10 +135,12 @@ class Tiers:
         cluster, _, place = name.partition("-")
         users = self.clusters[cluster][int(place) :: self.n_hosts]
 
-        def make(experiment: Experiment, run_id: str) -> Host:
-            return build_host(name, experiment, run_id, users, store=SnapshotFile(self.folder / name, "host"))
+        tls = None if self.authority is None else load_tls(self.authority / name, is_server=False)
 
-        return await serve_member(make, f"127.0.0.1:{self.ports[cluster]}", name=name, patience_s=20.0)
+        def make(experiment: Experiment, run_id: str) -> Host:
+            return build_host(name, experiment, run_id, users, store=SnapshotFile(self.folder / name, "host"), tls=tls)
+
+        return await serve_member(make, f"127.0.0.1:{self.ports[cluster]}", name=name, patience_s=20.0, tls=tls)
 
     def starts(self) -> dict[str, Callable[[], Coroutine[Any, Any, Any]]]:
         """All members by name."""
@@ -159,9 +169,9 @@ class Tiers:
     @contextlib.contextmanager
     def deadly(self) -> Iterator[None]:
         """While the block runs, members die at their exchanges."""
-        exchange, tiers = Hub.exchange, self
+        collect, tiers = Hub.collect, self
 
-        async def deadly_exchange(hub: Hub, *messages: Any, **how: Any) -> Replies:
+        async def deadly_collect(hub: Hub, *what: Any, **how: Any) -> Collected:
             parent = hub.cluster or COORDINATOR
             here = [death for death in tiers.deaths if (death.parent, death.seq) == (parent, hub.seq + 1)]
             for death in here:
@@ -170,11 +180,11 @@ class Tiers:
                 asyncio.get_running_loop().call_later(0.001 if death.who == parent else 0, tiers.kill, death.who)
             if any(death.who == parent for death in here):
                 with contextlib.suppress(Exception):
-                    await exchange(hub, *messages, **how)
+                    await collect(hub, *what, **how)
                 await asyncio.Event().wait()  # until the end comes
-            return await exchange(hub, *messages, **how)
+            return await collect(hub, *what, **how)
 
-        with mock.patch.object(Hub, "exchange", deadly_exchange):
+        with mock.patch.object(Hub, "collect", deadly_collect):
             yield
 
     def kill(self, name: str) -> None:
@@ -194,7 +204,8 @@ class Tiers:
 
     @contextlib.asynccontextmanager
     async def connect(self, hub: Hub) -> AsyncIterator[None]:
-        async with serving(hub, experiment_to_json(self.experiment), f"127.0.0.1:{self.port}"):
+        tls = None if self.authority is None else load_tls(self.authority / "server", is_server=True)
+        async with serving(hub, experiment_to_json(self.experiment), f"127.0.0.1:{self.port}", tls):
             yield
 
     async def coordinated(self, *, is_resumed: bool = False) -> Finished:

@@ -20,13 +20,13 @@ from coterie.families import masking
 from coterie.families.masking import AskKey, AskMasks, HostKey, HostKeys
 from coterie.masked.frames import Advert
 from coterie.record.snapshot import SnapshotFile
+from coterie.session.masks import Masks
 from coterie.session.tls import load_tls
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Encoded, Received
 from coterie.wire.messages import Total
 from coterie_client.hosting.build import build_host
 from coterie_client.hosting.host import Host
-from coterie_client.hosting.masks import Masks
 from coterie_deploy.containers.certs import Asked, init, issue
 from coterie_deploy.studies.check.federations import CASES, clustered, descent, network, pairwise
 from coterie_deploy.studies.check.world import Faults, Leaving, World, WorldLink
@@ -122,7 +122,7 @@ def test_a_host_remembers_what_it_has_masked_since_the_older_of_its_snapshots(gl
 
 
 def test_a_host_forgets_no_exchange_that_it_may_be_asked_again(global_masked: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie_client.hosting.masks._KEPT", 1)
+    monkeypatch.setattr("coterie.session.masks._KEPT", 1)
     hosts, adverts = keys_of(global_masked, "abc")
     told: list[int] = []
     monkeypatch.setattr("coterie.masked.party.Party.over", lambda _, until: told.append(until))
@@ -371,7 +371,6 @@ def test_a_coordinator_cannot_put_a_key_of_its_own_between_hosts(
         ({"exact_sums": False}, "exact_sums is false, and numbers with a floating point cannot be masked: want exact_sums: true"),
         ({"federation": {"sums": "masked", "hosts": 1}}, "federation.hosts is 1, whose sum is the total: want at least 2"),
         ({"federation": {**MASKED, "min_summed": 4}}, "min_summed is 4: want at most federation.hosts, which is 3"),
-        ({"federation": {**MASKED, "topology": "clusters"}}, "aggregators would see the sums of each host: want topology 'flat'"),
         ({"inference": True}, "inference sends second moments of each user: want inference: false"),
         ({"references": ["local"]}, "'local' needs the answer of each user: want it out of method and references"),
         ({"method": {"name": "squared", "penalty": 0.1}}, "'squared' also sends of each user the final model"),

@@ -36,7 +36,7 @@ def tls_of(folder: Path) -> Tls:
 def test_what_a_host_has_signed_is_taken_from_it_alone(authority: Path) -> None:
     certificate, signature = signer_of(tls_of(authority / "a"))(b"text")
     own = tls_of(authority / "b")
-    check_signed(own, "a", b"text", certificate, signature)
+    check_signed(own, "host", "a", b"text", certificate, signature)
     for name, text, signed, said in (
         ("a", b"other", signature, "what host 'a' has signed has a wrong signature"),
         ("a", b"text", signature[:-1] + bytes([signature[-1] ^ 1]), "has a wrong signature"),
@@ -44,18 +44,18 @@ def test_what_a_host_has_signed_is_taken_from_it_alone(authority: Path) -> None:
         ("b", b"text", signature, "what host 'b' has signed came with a certificate of another member"),
     ):
         with pytest.raises(ProtocolError, match=said):
-            check_signed(own, name, text, certificate, signed)
+            check_signed(own, "host", name, text, certificate, signed)
 
 
 def test_a_coordinator_cannot_sign_for_a_host_of_its_own_name_nor_another_authority_for_ours(authority: Path) -> None:
     own = tls_of(authority / "b")
     with pytest.raises(ProtocolError, match="of another member"):
-        check_signed(own, "c", b"text", *signer_of(tls_of(authority / "c"))(b"text"))
+        check_signed(own, "host", "c", b"text", *signer_of(tls_of(authority / "c"))(b"text"))
     with pytest.raises(ProtocolError, match="of another authority"):
-        check_signed(own, "a", b"text", *signer_of(tls_of(authority / "others" / "a"))(b"text"))
+        check_signed(own, "host", "a", b"text", *signer_of(tls_of(authority / "others" / "a"))(b"text"))
     for nothing in (b"", b"no certificate", (authority / "ca.crt").read_bytes()):
         with pytest.raises(ProtocolError, match="without a certificate that says who it is"):
-            check_signed(own, "a", b"text", nothing, b"")
+            check_signed(own, "host", "a", b"text", nothing, b"")
 
 
 def test_a_certificate_outside_its_time_is_refused(authority: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_certificate_outside_its_time_is_refused(authority: Path) -> None:
     now = datetime.datetime.now(datetime.UTC)
     for days in (-2, 800):
         with pytest.raises(ProtocolError, match="has expired, or is not valid yet"):
-            check_signed(tls_of(authority / "b"), "a", b"text", *signed, now=now + datetime.timedelta(days=days))
+            check_signed(tls_of(authority / "b"), "host", "a", b"text", *signed, now=now + datetime.timedelta(days=days))
 
 
 @pytest.mark.parametrize("kind", ["rsa", "ed25519"])
@@ -83,9 +83,9 @@ def test_certificates_that_others_have_made_may_have_keys_of_other_kinds(authori
     (tmp_path / CERTIFICATE).write_bytes(made.public_bytes(serialization.Encoding.PEM))
     (tmp_path / "ca.crt").write_bytes((authority / "ca.crt").read_bytes())
     signed = signer_of(tls_of(tmp_path))(b"text")
-    check_signed(tls_of(authority / "b"), "a", b"text", *signed)
+    check_signed(tls_of(authority / "b"), "host", "a", b"text", *signed)
     with pytest.raises(ProtocolError, match="wrong signature"):
-        check_signed(tls_of(authority / "b"), "a", b"texts", *signed)
+        check_signed(tls_of(authority / "b"), "host", "a", b"texts", *signed)
 
 
 def test_a_key_that_cannot_sign_is_a_mistake_of_the_configuration(authority: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from coterie.experiment.model import to_json
 from coterie.experiment.reveals import is_answered, summed_by
 from coterie.findings import Finding
 from coterie.record.snapshot import SnapshotFile, check_saveable
+from coterie.session.masks import ROOM, Masks
 from coterie.session.member import Member
 from coterie.session.tls import Tls
 from coterie.v1 import session_pb2
@@ -23,7 +24,6 @@ from coterie.wire.messages import AskTotal, Message, Rows
 from coterie.wire.precision import first_bad
 from coterie_client.data import UserData
 from coterie_client.data.users import Note
-from coterie_client.hosting.masks import ROOM, Masks
 from coterie_client.hosting.noise_keys import NoiseKeys
 from coterie_client.hosting.totals import with_totals
 from coterie_client.interface.half import ClientHalf, Inbox, Local, client_half

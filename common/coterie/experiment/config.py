@@ -211,7 +211,7 @@ class Experiment(Settings):
 
     @property
     def masks_sums(self) -> bool:
-        """Whether the coordinator sees the total of the hosts' sums alone."""
+        """Whether parents see the totals of their members' sums alone."""
         return self.federation.sums == "masked"
 
     @model_validator(mode="after")

@@ -26,12 +26,12 @@ class FederationRules(Settings):
     hosts_per_cluster: Count = 1  #: Number of hosts that each aggregator waits for.
     #: Names of the known clusters that the members must bring, no more and no fewer; null: any.
     clusters: tuple[Name, ...] | None = Field(default=None, min_length=1)
-    #: masked: hosts hide their sums from the coordinator by masks that cancel in the total, and it sees the total alone. It wants
-    #: `exact_sums`, and has its bits. open: the coordinator sees the sums of each host.
+    #: masked: hosts hide their sums from their parent, and aggregators those of their clusters from the coordinator, by masks that cancel
+    #: in the total. It wants `exact_sums`, and has its bits. open: the parent sees the sums of each host.
     sums: Literal["open", "masked"] = "open"
     #: With sums: masked, which part of the hosts must be left in an exchange, more than a half. So many hosts can take off others' masks.
     threshold: Annotated[float, Field(gt=0.5, le=1.0)] = 0.66
-    #: With sums: masked, the coordinator sees totals of at least this many hosts; null: of `threshold` times all of them.
+    #: With sums: masked, parents see totals of at least this many hosts or aggregators; null: of `threshold` times all of them.
     min_summed: Annotated[int, Field(ge=2, le=_MAX_COUNT)] | None = None
     log_tasks: bool = False  #: Whether aggregators record an event when a task begins and ends, which shows who waited for whom.
     #: The run starts with this many hosts when join_timeout_s is over, and needs them to go on; null: all of them.
@@ -76,6 +76,6 @@ class FederationRules(Settings):
         return self.topology == "clusters"
 
     @property
-    def noun(self) -> str:
+    def noun(self) -> Literal["aggregator", "host"]:
         """What joins the coordinator: "host" or "aggregator"."""
         return "aggregator" if self.is_two_tier else "host"

@@ -28,6 +28,10 @@ SEEN: Mapping[Seen, str] = {  # in a run with aggregators; in a flat run it is t
 
 _MASKED = "under masks, "
 _OF_MASKED = "the total over all hosts that are asked, and no host's own part; with the help of all other hosts, that part too"
+_OF_MASKED_TIERS = (
+    "the aggregator: the total over the hosts of its cluster; the coordinator: that over all clusters, and of a cluster with the help of "
+    "its aggregator or of all others; nobody: a host's own part, but with the help of all other hosts of its cluster"
+)
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class Step:
 def steps_of(experiment: Experiment) -> list[Step]:
     """Who learns what in this experiment, in order of sending."""
     is_network = experiment.model is not None
+    of_masked = _OF_MASKED_TIERS if experiment.federation.is_two_tier else _OF_MASKED
     listed: list[Step] = []
 
     def add(name: str, whose: str, settings: Any) -> None:
@@ -86,7 +91,7 @@ def steps_of(experiment: Experiment) -> list[Step]:
             if reveal.holds(settings, is_network=is_network):
                 seen = SEEN[reveal.seen] if experiment.federation.is_two_tier else "coordinator"
                 if reveal.summed and sends_sums(experiment, whose):
-                    concluded = _OF_MASKED if experiment.masks_sums else reveal.concluded_of_sums
+                    concluded = of_masked if experiment.masks_sums else reveal.concluded_of_sums
                     reveal = replace(reveal, up=f"{_MASKED if experiment.masks_sums else ''}{reveal.summed}", concluded=concluded)  # noqa: PLW2901
                 listed.append(Step(reveal.title or name, seen, reveal))
 
@@ -117,12 +122,12 @@ def why_not_masked(experiment: Experiment) -> str:
     rules, data, kind = experiment.federation, experiment.data, "convex" if experiment.model is None else "network"
     if not experiment.exact_sums:
         return "exact_sums is false, and numbers with a floating point cannot be masked: want exact_sums: true"
-    if rules.is_two_tier:
-        return "aggregators would see the sums of each host: want topology 'flat'"
-    if rules.hosts < 2:
-        return f"federation.hosts is {rules.hosts}, whose sum is the total: want at least 2"
-    if (rules.min_summed or 0) > rules.hosts:
-        return f"min_summed is {rules.min_summed}: want at most federation.hosts, which is {rules.hosts}"
+    totals = {"hosts": (rules.hosts, ""), "hosts_per_cluster": (rules.hosts_per_cluster, " of its cluster")}
+    for key, (n, of) in totals.items() if rules.is_two_tier else [("hosts", totals["hosts"])]:
+        if n < 2:
+            return f"federation.{key} is {n}, whose sum is the total{of}: want at least 2"
+        if (rules.min_summed or 0) > n:
+            return f"min_summed is {rules.min_summed}: want at most federation.{key}, which is {n}"
     if experiment.inference:
         return "inference sends second moments of each user: want inference: false"
     if data.standardize or data.fills_missing:

@@ -3,12 +3,15 @@
 Once a stage every host sends a public key (`advertise`), and receives those of all (`share`). In each exchange it sends its sums under
 masks, hashes of the masks, and shares of them for other hosts (`masked`). Where hosts may be lost, those that are left reveal what does not
 cancel (`unmask`). Octets travel as whole numbers of 64 bits.
+
+In a run with aggregators the hosts of a cluster do so towards their aggregator. The aggregators, which are "hosts" below, do so towards the
+coordinator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
@@ -24,13 +27,15 @@ from coterie.wire.messages import Annotated, Broadcast, Indices, PerHost, Positi
 if TYPE_CHECKING:
     from coterie.experiment.config import Experiment
 
+Role = Literal["host", "aggregator"]  # who masks sums
+
 _WORD: Final = 8  # octets
 
 
-def rules_of(experiment: Experiment) -> Rules:
-    """What an experiment says of masked sums."""
+def rules_of(experiment: Experiment, role: Role) -> Rules:
+    """What an experiment says of masked sums, for hosts or for aggregators."""
     federation = experiment.federation
-    least = max(2, federation.min_hosts or federation.hosts)
+    least = max(2, federation.fewest_hosts if role == "host" else federation.hosts)
     return Rules(federation.threshold, "skip" in (federation.on_loss, federation.late), federation.min_summed, least)
 
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from coterie.errors import ConfigError, ProtocolError
-from coterie.session.tls import CERTIFICATE, MEMBERS, Tls, identity_of
+from coterie.session.tls import CERTIFICATE, Tls, identity_of
 
 _PSS = padding.PSS(mgf=padding.MGF1(SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
 
@@ -39,9 +39,11 @@ def signer_of(tls: Tls) -> Callable[[bytes], tuple[bytes, bytes]]:
     return sign
 
 
-def check_signed(tls: Tls, name: str, text: bytes, certificate: bytes, signature: bytes, now: datetime.datetime | None = None) -> None:
-    """ProtocolError unless the member `name` has signed the text, with a valid certificate that the authority itself has issued."""
-    said = f"what host {name!r} has signed"
+def check_signed(
+    tls: Tls, role: str, name: str, text: bytes, certificate: bytes, signature: bytes, now: datetime.datetime | None = None
+) -> None:
+    """ProtocolError unless the member `name` of this role has signed the text, with a valid certificate of the authority itself."""
+    said = f"what {role} {name!r} has signed"
     try:
         found = x509.load_pem_x509_certificate(certificate)
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -53,7 +55,7 @@ def check_signed(tls: Tls, name: str, text: bytes, certificate: bytes, signature
     if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
         raise ProtocolError(f"{said} came with a certificate that has expired, or is not valid yet")
     identity = identity_of(names.get_values_for_type(x509.UniformResourceIdentifier))
-    if identity is None or identity.role not in MEMBERS or identity.name != name:
+    if identity is None or identity.role != role or identity.name != name:
         raise ProtocolError(f"{said} came with a certificate of another member")
     if not _is_signed(found, text, signature):
         raise ProtocolError(f"{said} has a wrong signature")

@@ -146,6 +146,8 @@ async def _started(
     check_versions(experiment.packages)
     hosts = role.hosts or experiment.federation.hosts_per_cluster
     below = cluster_experiment(experiment, hosts)
+    if experiment.masks_sums and hosts < (wanted := experiment.federation.hosts_per_cluster):
+        raise ConfigError(f"--hosts is {hosts}, but under masks (federation.sums) hosts want {wanted}: federation.hosts_per_cluster")
     folder = role.state / state_name(name, run_id)
     await stack.enter_async_context(_locked(folder, _LOCK_S if role.launched else 0.0))
     run_log = RunLog(role.log)
@@ -173,7 +175,7 @@ async def _started(
             await hub.gather()
     else:  # the coordinator learns if they do not come back
         hub.state.has_started = True  # until then, tasks wait for them
-    return Aggregator(name, experiment, hub, database, store, secrets.token_hex(8))
+    return Aggregator(name, experiment, hub, database, store, secrets.token_hex(8), tls)
 
 
 async def _limit_after(stop: Stop, limit: asyncio.Timeout) -> None:

@@ -30,7 +30,9 @@ from coterie_deploy.roles.joining import exit_code, member_process, own_identity
 from coterie_deploy.telemetry.logs import NOTE, Log, LogLevel
 
 _MAX_SHOWN = 3  # clusters
-_UNSIGNED = "without --tls nobody signs the keys of masked sums: the coordinator could put its own between hosts, and see the sums of each"
+_UNSIGNED = (
+    "without --tls nobody signs the keys of masked sums: whoever passes them on could put its own between hosts, and see the sums of each"
+)
 
 
 @dataclass(frozen=True)

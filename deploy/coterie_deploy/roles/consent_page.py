@@ -28,7 +28,7 @@ _NOISE: Mapping[str, str] = {
 _MAX_LINE = 2000  # characters
 _SUMMED = {
     False: "over the users of this host; with one user they are its own",
-    True: "under masks: the coordinator sees totals over several hosts, and not those of this one",
+    True: "under masks: others see totals over several hosts, and not those of this one",
 }
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from coterie.arrays import Array, Indices
 from coterie.errors import RunError
 from coterie.wire.fixed_point import Form, form_of, read
-from coterie.wire.messages import Message, Rows, words_of
+from coterie.wire.messages import AskTotal, Message, Rows, words_of
 from coterie.wire.precision import Precision
 from coterie_server.interface.wanted import Wanted
 
@@ -130,6 +130,16 @@ def _wanted(one: Sum, forms: Mapping[str, Form], to: Indices | None, n_members: 
     words = {words_of(name): form.words for name, form in forms.items()}
     assert one.kind.total is not None  # noqa: S101 - see `total`
     return Wanted(one.kind.total, to, {**one.extents, **words}, groups=one.group_of(np.arange(n_members)))
+
+
+def passed_on(ask: AskTotal, n_members: int) -> Wanted:
+    """What an aggregator wants of its hosts where its parent asks it for sums."""
+    assert ask.of.total is not None  # noqa: S101 - it has been asked for
+    groups = np.zeros(n_members, dtype=np.int64)
+    if ask.group.shape[1]:
+        groups[slice(None) if ask.users is None else ask.users] = ask.group[:, 0]
+    words = {words_of(name): Form(*row).words for (name, _), row in zip(ask.of.specs, ask.form.tolist(), strict=True)}
+    return Wanted(ask.of.total, ask.users, words, groups=groups)
 
 
 def _number(sums: Indices, form: Form) -> NDArray[Any]:

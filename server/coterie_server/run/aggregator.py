@@ -1,25 +1,31 @@
 """The aggregator: a server to the hosts of one known cluster, and to the coordinator a member that speaks for the cluster's users.
 
 `PerCluster` messages of the coordinator are for the aggregators' half of the method. All others are passed on to the users, and their
-answers are passed up. Data of users leaves the half only in declared messages.
+answers are passed up. Data of users leaves the half only in declared messages. With `federation.sums: masked` the hosts mask their sums
+towards the aggregator, and it masks the total of its cluster towards the coordinator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from coterie.errors import ConfigError, ProtocolError
 from coterie.experiment.config import Experiment
 from coterie.record.ledger import pack, pack_own
 from coterie.record.snapshot import SnapshotFile
 from coterie.session.failures import finding_in
+from coterie.session.masks import ROOM, Masks
 from coterie.session.member import Member
+from coterie.session.tls import Tls
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Encoded, Received
-from coterie.wire.messages import Message
+from coterie.wire.messages import AskTotal, Message
 from coterie.wire.precision import Precision
-from coterie_server.interface.half import ClusterMethod, ClusterSetting, server_half
+from coterie_server.interface.half import ClusterMethod, ClusterSetting, Replies, server_half
+from coterie_server.interface.totals import passed_on
 from coterie_server.record.rundb import RunDatabase
 from coterie_server.run.plan import stages_of
 from coterie_server.run.tiers import for_aggregators
@@ -38,7 +44,14 @@ class Aggregator(Member):
     is_aggregator = True
 
     def __init__(
-        self, name: str, experiment: Experiment, hub: Hub, database: RunDatabase, store: SnapshotFile | None, instance: str = ""
+        self,
+        name: str,
+        experiment: Experiment,
+        hub: Hub,
+        database: RunDatabase,
+        store: SnapshotFile | None,
+        instance: str = "",
+        tls: Tls | None = None,
     ) -> None:
         members = hub.roster.fixed
         users = [session_pb2.User(name=user, cluster=cluster) for user, cluster in zip(members.names, members.clusters, strict=True)]
@@ -46,6 +59,7 @@ class Aggregator(Member):
         self.hub, self._database, self._stages = hub, database, stages_of(experiment)
         self._half: ClusterMethod[Any] | None = None
         self._half_state: Any = None
+        self._masks = Masks(name, experiment, hub.run_id, store, tls, "aggregator") if experiment.masks_sums else None
         self._checkpoint_seq = hub.seq
         self._log_bytes = hub.outbox.log_bytes  # that the hub keeps for replay, at the newest snapshot
         self._replied_bytes = 0  # by the busiest host, at the newest snapshot
@@ -73,7 +87,9 @@ class Aggregator(Member):
             stage = self._stages[task.stage].name if self.hub.state.stage_json else ""
             self.hub.state.tracer.task(self.name, task.seq, task.attempt, stage, task.round)
         self._note("task begins", task)
-        answers = await self._answers(asked.messages)
+        answers = await self._answers([message for message in asked.messages if message.method != ROOM])
+        if self._masks is not None:
+            answers = self._masks.answers(task, asked.messages, answers, self.settled_until(task))
         self._note("task ends", task)
         reply = self.close(asked, answers)
         if self._is_snapshot_due:
@@ -86,14 +102,23 @@ class Aggregator(Member):
             self._database.event(what, text, seq=task.seq, stage=task.stage, round=task.round)
 
     async def _answers(self, messages: Sequence[Message]) -> Sequence[Message]:
+        if not messages:
+            return []
         inbox: dict[type[Message], Message] = {type(message): message for message in for_aggregators(messages)}
         if not inbox:
-            replies = await self.hub.exchange(*messages)
+            asks = [message for message in messages if isinstance(message, AskTotal)]
+            replies = await (self._masked(messages, asks) if asks and self._masks is not None else self.hub.exchange(*messages))
             return replies.messages
         half = self._cluster_half()
         state = half.init() if self._half_state is None else self._half_state
         self._half_state, answers = await half.step(state, inbox, self.hub)
         return answers
+
+    def _masked(self, messages: Sequence[Message], asks: Sequence[AskTotal]) -> Awaitable[Replies]:
+        asked = [ask.users for ask in asks if ask.users is not None]
+        to = np.unique(np.concatenate(asked)) if len(asked) == len(asks) else None
+        wanted = [passed_on(ask, len(self.hub.roster.fixed)) for ask in asks]
+        return self.hub.masking.exchange(*messages, to=to, wanted=wanted)
 
     def _cluster_half(self) -> ClusterMethod[Any]:
         if self._half is None:

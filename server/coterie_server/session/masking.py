@@ -29,7 +29,7 @@ from coterie_server.session.duty import Duty, Shared
 
 _KEYS = "the keys of masked sums need every host"
 _UNSIGNED = (
-    "the hosts' keys of masked sums are not signed, since the run has no TLS: a coordinator that changes them would see each host's sums"
+    "the {noun}s' keys of masked sums are not signed, since the run has no TLS: {parent} that changes them would see each {noun}'s sums"
 )
 _SMALLEST = 2  # hosts of a total
 _STAGES = 2  # whose keys are kept: a checkpoint may be of the stage before
@@ -72,15 +72,18 @@ class Masking(Duty):
 
         RunError with too few hosts, ProtocolError where masks do not fit together.
         """
+        if self._rules.is_two_tier and any(one.groups is None for one in wanted):
+            raise RunError("a method wants other answers beside its masked sums, which aggregators do not pass on: want topology 'flat'")
         known = await self._keys()
         asks = [message for message in messages if isinstance(message, AskTotal)]
         kinds: dict[type[Message], int] = {one.kind: _n_groups(one) for ask in asks for one in wanted if one.kind is ask.of.total}
         among = self._places(known.roster, messages, to)
-        rules = masking.rules_of(self._shared.experiment)
+        rules = masking.rules_of(self._shared.experiment, self._rules.noun)
         exchange, fewest = self._state.seq + 1, known.roster.fewest(rules)
         if len(among) < fewest:
             said = (
-                f"round {self._state.round} asks {len(among)} of {len(known.roster.names)} hosts for masked sums, wanted at least {fewest}"
+                f"round {self._state.round} asks {len(among)} of {len(known.roster.names)} {self._rules.noun}s for masked sums, "
+                f"wanted at least {fewest}"
             )
             raise RunError(f"{said}: draw more users (such as method.participation), or want a smaller federation.min_summed")
         self._check_groups(wanted, [known.roster.names[place] for place in among], fewest)
@@ -119,7 +122,8 @@ class Masking(Duty):
         adverts = tuple(masking.advert_of(name, keys[name]) for name in sorted(keys))
         roster = Roster.of(self._roster.run_id, str(stage), adverts)
         if not all(advert.signature for advert in adverts):
-            self._journal.announce("warning", _UNSIGNED)
+            parent = "a coordinator" if self._roster.cluster is None else "an aggregator"
+            self._journal.announce("warning", _UNSIGNED.format(noun=self._rules.noun, parent=parent))
         self._known[stage] = _Known(self._state.seq, adverts, roster)
         for old in list(self._known)[:-_STAGES]:
             del self._known[old]
@@ -136,9 +140,10 @@ class Masking(Duty):
             n_of_group = np.bincount(distinct(one.groups[users] * n_hosts + layout.host_of[users]) // n_hosts)
             group = int(np.argmin(np.where(n_of_group > 0, n_of_group, n_hosts))) if n_of_group.size else 0
             if n_of_group.size and n_of_group[group] < fewest:
-                said = f"group {group} of {one.kind.method}/{one.kind.step} has users of {n_of_group[group]} of the hosts that are asked"
-                hint = "users of more hosts in it" + (", or a smaller federation.min_summed" if fewest > _SMALLEST else "")
-                raise RunError(f"{said}, but the total of a group must be of at least {fewest} hosts: want {hint}")
+                nouns = f"{self._rules.noun}s"
+                said = f"group {group} of {one.kind.method}/{one.kind.step} has users of {n_of_group[group]} of the {nouns} that are asked"
+                hint = f"users of more {nouns} in it" + (", or a smaller federation.min_summed" if fewest > _SMALLEST else "")
+                raise RunError(f"{said}, but the total of a group must be of at least {fewest} {nouns}: want {hint}")
 
     def _places(self, roster: Roster, messages: Sequence[Message], to: Indices | None) -> list[int]:
         place = {name: number for number, name in enumerate(roster.names)}

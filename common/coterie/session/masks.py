@@ -1,4 +1,7 @@
-"""A host's masks over its sums, where the experiment wants them (`federation.sums: masked`). See `coterie.masked`."""
+"""A member's masks over its sums, where the experiment wants them (`federation.sums: masked`). See `coterie.masked`.
+
+Hosts mask their sums towards their parent, and aggregators the totals of their clusters towards the coordinator.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy as np
 from coterie.errors import ProtocolError
 from coterie.experiment.config import Experiment
 from coterie.families import masking
-from coterie.families.masking import AskKey, AskMasks, AskUnmask, HostKeys
+from coterie.families.masking import AskKey, AskMasks, AskUnmask, HostKeys, Role
 from coterie.findings import Finding
 from coterie.masked.frames import Advert
 from coterie.masked.party import Log, Party
@@ -26,7 +29,7 @@ _REFUSED = Finding("C11")
 
 
 class _Memory:
-    """The log of a host without a state folder: its process is never restarted."""
+    """The log of a member without a state folder: its process is never restarted."""
 
     def entries(self) -> Sequence[Mapping[str, Any]]:
         return ()
@@ -36,17 +39,18 @@ class _Memory:
 
 
 class Masks:
-    def __init__(self, name: str, experiment: Experiment, run_id: str, store: SnapshotFile | None, tls: Tls | None) -> None:
+    def __init__(
+        self, name: str, experiment: Experiment, run_id: str, store: SnapshotFile | None, tls: Tls | None, role: Role = "host"
+    ) -> None:
         """With `store` the secrets are in a file of its folder. RunError where it belongs to another run."""
         log: Log = _Memory() if store is None else SecretLog(store.folder / f"{store.name}.masks")
-        self._rules = masking.rules_of(experiment)
-        self._party = Party(run_id, name, self._rules, log, *_signing(tls))
+        self._party = Party(run_id, name, masking.rules_of(experiment, role), log, *_signing(tls, role))
         self._n_covered = 0
 
     def answers(self, task: session_pb2.Task, messages: Sequence[Message], answers: Sequence[Message], until: int = 0) -> list[Message]:
-        """The answers of a host, its sums under masks, with those to the messages of masked sums.
+        """The answers of a member, its sums under masks, with those to the messages of masked sums.
 
-        Exchanges up to `until` may be forgotten: neither the parent nor a restart of the host from a snapshot comes back to them.
+        Exchanges up to `until` may be forgotten: neither the parent nor a restart of the member from a snapshot comes back to them.
 
         ProtocolError where sums are asked for without masks, and for requests that would reveal more than a total.
         """
@@ -70,7 +74,7 @@ class Masks:
         if isinstance(masks, AskMasks):
             listed = self._covered(stage, task.seq, masks, sums, listed)
         elif sums or any(isinstance(answer, Total) for answer in listed):
-            raise ProtocolError("the parent asks for sums without masks, but the experiment that this host serves masks them")
+            raise ProtocolError("the parent asks for sums without masks, but the experiment that this member serves masks them")
         if isinstance(request := asked.get(AskUnmask), AskUnmask):
             exchange = int(request.exchange[0])
             survivors = masking.survivors_of(request, self._party.n_sealed_bytes(exchange))
@@ -100,13 +104,13 @@ class Masks:
 
 
 def _totals(answers: Sequence[Message], asks: Sequence[AskTotal]) -> list[Total]:
-    """The sums of a host in the order in which they are asked for."""
+    """The sums of a member in the order in which they are asked for."""
     found = {type(answer).of: answer for answer in answers if isinstance(answer, Total)}
     return [found[ask.of] for ask in asks]
 
 
 def _spread(sums: Total, n_groups: int) -> Total:
-    """With a row for each group: which groups a host has users of is not for the parent to see."""
+    """With a row for each group: which groups a member has users of is not for the parent to see."""
     if not 0 < n_groups <= _MAX_GROUPS or (sums.groups.size and int(sums.groups[-1]) >= n_groups):
         raise ProtocolError(f"the parent asks for masks over {n_groups} groups of {sums.kind}, but for sums of others")
     if sums.groups.size == n_groups:
@@ -123,13 +127,13 @@ def _spread(sums: Total, n_groups: int) -> Total:
 _MAX_GROUPS = 1 << 20
 
 
-def _signing(tls: Tls | None) -> tuple[Any, Any]:
-    """How a host signs its key and checks those of others; without TLS neither."""
+def _signing(tls: Tls | None, role: Role) -> tuple[Any, Any]:
+    """How a member signs its key and checks those of others; without TLS neither."""
     if tls is None:
         return None, None
     from coterie.session.certified import check_signed, signer_of  # noqa: PLC0415 - few clients need it
 
     def verify(advert: Advert, text: bytes) -> None:
-        check_signed(tls, advert.name, text, advert.certificate, advert.signature)
+        check_signed(tls, role, advert.name, text, advert.certificate, advert.signature)
 
     return signer_of(tls), verify
