@@ -73,6 +73,7 @@ SHARDS: Mapping[str, Sequence[str]] = {
         "tests/integration/test_own_updates.py",
         "tests/integration/test_resume.py",
         "tests/integration/test_supervised.py",
+        "tests/integration/test_masked_tiers.py",
         "tests/integration/test_two_tier.py",
     ),
     "documents": ("tests/documents/test_pages.py",),
