@@ -65,7 +65,10 @@ def consent_parts(experiment: Experiment) -> dict[str, Any]:
         asked["privacy"] = {**experiment.privacy.model_dump(mode="json", exclude_none=True), "rounds": experiment.stop.rounds}
     if experiment.masks_sums:
         rules = experiment.federation
-        hosts, shares = rules.fewest_hosts, "skip" in (rules.on_loss, rules.late)
+        hosts, shares = (
+            rules.hosts_per_cluster if rules.is_two_tier else rules.min_hosts or rules.hosts,
+            "skip" in (rules.on_loss, rules.late),
+        )
         asked["sums"] = {"sums": rules.sums, "threshold": rules.threshold, "min_summed": rules.min_summed, "hosts": hosts, "shares": shares}
         if rules.is_two_tier:
             asked["sums"]["aggregators"] = rules.hosts

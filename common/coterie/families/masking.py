@@ -35,7 +35,8 @@ _WORD: Final = 8  # octets
 def rules_of(experiment: Experiment, role: Role) -> Rules:
     """What an experiment says of masked sums, for hosts or for aggregators."""
     federation = experiment.federation
-    least = max(2, federation.fewest_hosts if role == "host" else federation.hosts)
+    of_cluster = federation.is_two_tier and role == "host"
+    least = max(2, federation.hosts_per_cluster if of_cluster else federation.min_hosts or federation.hosts)
     return Rules(federation.threshold, "skip" in (federation.on_loss, federation.late), federation.min_summed, least)
 
 
