@@ -23,6 +23,7 @@ from coterie.experiment.overrides import apply_overrides
 from coterie.experiment.privacy import Privacy, refused
 from coterie.experiment.problem import ProblemConfig
 from coterie.experiment.reveals import why_not_masked
+from coterie.experiment.robust import why_not_robust
 from coterie.experiment.settings import Settings
 from coterie.registry import is_built_in, is_method, method, methods, unknown_method, written
 from coterie.text.quoting import quoted, shortened
@@ -218,6 +219,12 @@ class Experiment(Settings):
     def _masks_hide_something(self) -> Self:
         if self.masks_sums and (fault := why_not_masked(self)):
             raise ValueError(f"federation.sums is 'masked', but {fault}")
+        return self
+
+    @model_validator(mode="after")
+    def _a_rule_has_answers(self) -> Self:
+        if fault := why_not_robust(self):
+            raise ValueError(fault)
         return self
 
     @model_validator(mode="after")

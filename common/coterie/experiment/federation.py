@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from coterie.experiment.columns import Name
 from coterie.experiment.links import LinkRules
+from coterie.experiment.robust import Robust
 from coterie.experiment.settings import Settings
 
 _MAX_SECONDS = 1e9
@@ -33,6 +34,8 @@ class FederationRules(Settings):
     threshold: Annotated[float, Field(gt=0.5, le=1.0)] = 0.66
     #: With sums: masked, parents see totals of at least this many hosts or aggregators; null: of `threshold` times all of them.
     min_summed: Annotated[int, Field(ge=2, le=_MAX_COUNT)] | None = None
+    #: How answers of users are averaged where some may lie. null: by their mean, which one user alone can move anywhere.
+    robust: Robust | None = None
     log_tasks: bool = False  #: Whether aggregators record an event when a task begins and ends, which shows who waited for whom.
     #: The run starts with this many hosts when join_timeout_s is over, and needs them to go on; null: all of them.
     min_hosts: Count | None = None

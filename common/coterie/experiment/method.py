@@ -79,6 +79,10 @@ class Method(Room):
     #: no run of the method leaves anything for them.
     adapted: Callable[[Any], Mapping[str, Any]] | None = None
 
+    #: Given the configuration and the kind of models: why no rule of `federation.robust` can replace its means, and what a
+    #: user who lies does then, as a clause; "" where one can.
+    no_rule: Callable[[Any, Kind], str] = lambda *_: "the server uses more than a mean of them"
+
     #: The units (`privacy.unit`) that it can protect by clipping and noise.
     protects: frozenset[Literal["row", "user"]] = frozenset()
     #: Given the unit that is protected: other defaults.

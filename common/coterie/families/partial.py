@@ -314,6 +314,10 @@ def leaks(config: Training, unit: Unit) -> str:
     return ""
 
 
+def _no_rule(config: Training, _: Kind) -> str:
+    return "users share nothing, so one that lies harms nobody else" if config.how.sharing == "none" else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining(Method):
     """A method with local updates. The client module's `UPDATE` is its local update; the default is the phases of `config.phases`."""
@@ -329,6 +333,7 @@ class LocalTraining(Method):
     needs_sizes: bool = True  #: for averages weighted by rows, and accuracies over users with held-out rows
     private_defaults: Callable[[Unit], Mapping[str, Any]] = private_defaults  #: see `Method`
     leaks: Callable[[Any, Unit], str] = leaks  #: see `Method`
+    no_rule: Callable[[Any, Kind], str] = _no_rule  #: see `Method`
     sharing: Sharing = "all"  #: the shared part
     private_layers: tuple[str, ...] = ()  #: torch's names of layers that are always private
     is_personal: bool = False  #: whether users evaluate models of their own even if all tensors are shared

@@ -144,6 +144,7 @@ MESSAGES = messages_of("async_al2sgd")
 METHOD = Method(
     config=Config,
     users_need_minimisers=False,
+    no_rule=lambda *_: "",
     has_known_clusters=True,
     averages={**AVERAGES, "anchor_rounds": "for a new anchor"},
     steps={**STEPS, "within-anchor": "users' anchors, and their average", "between-anchor": "the same between clusters"},

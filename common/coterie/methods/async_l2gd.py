@@ -120,6 +120,7 @@ MESSAGES = messages_of("async_l2gd")
 METHOD = Method(
     config=Config,
     users_need_minimisers=False,
+    no_rule=lambda *_: "",
     facts=lambda _: frozenset({"smoothness"}),  # of the default rates
     has_known_clusters=True,
     averages=AVERAGES,

@@ -130,6 +130,9 @@ METHOD = LocalTraining(
     unprotected="its users return their own models, which a sum of noised changes does not replace",
     private_defaults=lambda unit: {**private_defaults(unit), "solver": "steps"},
     leaks=_leaks,
+    no_rule=lambda config, kind: (
+        "" if kind == "network" or config.solver == "steps" else "each user is pulled by its own mean of the others"
+    ),
     convex_defaults={"participation": 1.0},
     meaningless={
         "network": Meaningless(("solver", "relations", "relations_every", "relations_floor"), "networks know the mean of all users alone"),

@@ -343,6 +343,7 @@ _ROUND = ("pdmm/S0", "pdmm/ties", "pdmm/balance", "pdmm/S1", "pdmm/S5", "pdmm/x_
 METHOD = Method(
     config=Config,
     unprotected="its server keeps a model of each user, round after round, which only noise of each user's own could hide",
+    no_rule=lambda *_: "no models are averaged: a user that lies ends in a cluster of its own",
     alternatives=(frozenset(_PENALTIES),),
     tries="path",
     adapts="rho",

@@ -9,9 +9,11 @@ import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, ProtocolError, RunError
+from coterie.experiment.robust import Robust
 from coterie.families.cluster_messages import ClusterMessages
 from coterie.families.known_clusters import Segments, Weights, check_all_clustered
 from coterie.wire.messages import Message, PerCluster
+from coterie_server.families.robust import centre_of
 from coterie_server.interface.half import Counts, Federation, Key, Members, Outcome, Setting
 from coterie_server.record.rundb import BETWEEN, WITHIN
 
@@ -31,6 +33,7 @@ class Clusters:
     gamma_sums: Array  # (c,) Gamma_j
     alpha: Array  # (c,)
     is_even: Array  # (c,) bool: whether gamma is constant inside the cluster
+    robust: Robust | None = None  # the rule of their averages, where users may lie
 
     @property
     def size(self) -> int:
@@ -42,8 +45,10 @@ class Clusters:
         return np.bincount(self.segments.place, minlength=self.size)
 
 
-def clusters_of(weights: Weights, members: Members, *, some_only: bool = False) -> Clusters:
+def clusters_of(weights: Weights, members: Members, robust: Robust | None = None, *, some_only: bool = False) -> Clusters:
     """The clusters of these members. ConfigError when a user has none, or the weights lack a name or have an unknown one.
+
+    With a rule, which counts each user as one, also where users of a cluster have different weights.
 
     `some_only`: the weights may have names of other members of the run.
     """
@@ -55,7 +60,11 @@ def clusters_of(weights: Weights, members: Members, *, some_only: bool = False) 
     gamma = own.gamma_of(members.names, members.clusters)
     gamma_sums = segments.sums(gamma)
     is_even = segments.maxima(gamma) == segments.minima(gamma)
-    return Clusters(numbers, names, segments, gamma, gamma_sums, own.alpha_of(names, gamma_sums), is_even)
+    if robust is not None and not is_even.all():
+        name = names[int(np.flatnonzero(~is_even)[0])]
+        why = f"federation.robust counts each user of a cluster as one, but gamma differs between users of cluster {name!r}"
+        raise ConfigError(f"{why}: want one gamma for each cluster, or no rule")
+    return Clusters(numbers, names, segments, gamma, gamma_sums, own.alpha_of(names, gamma_sums), is_even, robust)
 
 
 def weighted_average(values: Array, weights: Array) -> Array:
@@ -84,6 +93,15 @@ def averages_of(clusters: Clusters, places: Indices, models: Array) -> Array:
         raise ProtocolError(f"{len(models)} users of the clusters sent their models, wanted {gamma.size}")
     sums, gamma_sums = segments.sums(gamma[:, None] * models), clusters.gamma_sums[places][:, None]
     return np.asarray(np.divide(sums, gamma_sums, out=np.zeros_like(sums), where=gamma_sums > 0))
+
+
+def centres_of(clusters: Clusters, places: Indices, models: Array) -> Array:
+    """(m, d) as `averages_of`, or what `federation.robust` has instead: each user then counts as one."""
+    means = averages_of(clusters, places, models)
+    if clusters.robust is None:
+        return means
+    own = clusters.segments.place[np.isin(clusters.segments.place, places)]
+    return np.array([centre_of(clusters.robust, [models[own == place]]).values for place in places.tolist()])
 
 
 async def cluster_sums(

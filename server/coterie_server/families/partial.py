@@ -28,7 +28,6 @@ from coterie.experiment.model import TensorInfo, check_sizes, named_tensors, sha
 from coterie.families.evaluation import COMMON, OWN
 from coterie.families.partial import (
     AS_IS,
-    MODES,
     AskScores,
     AskStart,
     Delivery,
@@ -42,9 +41,9 @@ from coterie.families.partial import (
     Updated,
 )
 from coterie.wire.messages import Message, Rows
-from coterie_server.families import privacy
-from coterie_server.families.averages import in_order, mean_of, owners
-from coterie_server.families.known_clusters import spread_of
+from coterie_server.families import privacy, robust
+from coterie_server.families.averages import mean_of, owners
+from coterie_server.families.scores import judged
 from coterie_server.interface.half import (
     ABSENT,
     FLAT_ONLY,
@@ -135,13 +134,17 @@ class PartialSharing:
         if self.config.n_selected(n_users) == 1 < n_users and self.config.users_per_round is None:
             one = f"method.participation {self.config.participation:g} of {n_users} users is one user a round"
             found.append(f"{one}: want more, or users_per_round")
+        found += robust.doubts(self.setting.robust, self.config.n_selected(n_users), "a round")
+        notes = robust.said(self.setting.robust, [self.config.n_selected(n_users)], "a round")
         budget = self.budget
         if budget is None:
-            return replace(half_of(self), labels_of=self.own.labels_of, warnings=found)
+            return replace(half_of(self), labels_of=self.own.labels_of, warnings=found, notes=notes)
         if budget.privacy.unit == "user" and self.tensors and any(tensor.is_integer for tensor in self.tensors):
             raise ConfigError("privacy.unit is 'user', but shared tensors have counts that get no noise: want method.batch_norm private")
         found += privacy.doubts(budget, self.n_rows)
-        return replace(half_of(self), labels_of=self.own.labels_of, warnings=found, notes=[privacy.said(budget)], epsilon=budget.spent)
+        return replace(
+            half_of(self), labels_of=self.own.labels_of, warnings=found, notes=[*notes, privacy.said(budget)], epsilon=budget.spent
+        )
 
     @functools.cached_property
     def budget(self) -> privacy.Budget | None:
@@ -171,7 +174,9 @@ class PartialSharing:
         (start,) = self.in_runs(replies, Start, first)
         check_sizes(start.weights[0], start.counts[0], self.tensors)
         weights = start.weights[0].astype(self._dtype)
-        return SharedState(weights, start.counts[0], beside={**self.own.start(self, weights), **privacy.first_clip(self.budget)})
+        left = robust.nobody_left(self.setting.robust, self.n_rows.size)
+        beside = {**self.own.start(self, weights), **privacy.first_clip(self.budget), **left}
+        return SharedState(weights, start.counts[0], beside=beside)
 
     async def round(self, state: SharedState, federation: Federation, number: int) -> tuple[SharedState, Mapping[str, float]]:
         """Users are drawn, train and return; in some rounds everyone evaluates."""
@@ -184,6 +189,7 @@ class PartialSharing:
         wanted = [*losses_wanted, *updates, *self.own.returned(self, chosen)]
         replies = await federation.exchange(*asked, to=chosen, wanted=wanted)
         answered, figures = self._attendance(replies, chosen)
+        before = state
         if answered.size and self._tells_losses:
             losses = replies[TrainingLoss]
             check_senders(TrainingLoss.kind, losses.users, answered)
@@ -192,6 +198,7 @@ class PartialSharing:
             secret = self.setting.secret
             state = self.own.taken(replace(self, noise_of=secret and secret.child("round", number)), state, replies, answered)
             self._check_finite(state, number)
+        figures |= robust.figures(self.setting.robust, before.beside, state.beside)
         return await self._closed(state, federation, number, figures)
 
     def _attendance(self, replies: Replies, chosen: Indices) -> tuple[Indices, dict[str, float]]:
@@ -258,12 +265,13 @@ class PartialSharing:
         return tuple(one_by_one(self.in_runs(replies, kind, answered)))  # type: ignore[arg-type]
 
     def averaged(self, state: SharedState, replies: Replies, answered: Indices) -> SharedState:
-        """The mean of the users' shared tensors."""
+        """The mean of the users' shared tensors, or the centre by a rule of `federation.robust`."""
         updates = self.in_runs(replies, Updated, answered)
         if self.noise_of is not None and self.budget is not None:
             rows, m = [update.weights for update in updates], self.config.n_selected(self.n_rows.size)
             return replace(state, **privacy.noised(rows, state.weights, state.beside, m, self.budget, self.noise_of))
-        return self._moved(state, *self.average(updates))
+        mean = self.average(updates, state.weights)
+        return self._moved(replace(state, beside=robust.counted(state.beside, mean.left)), mean.weights, mean.counts)
 
     def _moved(self, state: SharedState, weights: Single, counts: Indices) -> SharedState:
         """The state after a round with this mean."""
@@ -299,7 +307,8 @@ class PartialSharing:
         n_taken = n_models if labels is None else int(labels.max()) + 1
         unused = f"users have taken only {n_taken} of the {n_models} models: fewer models, other steps or another seed may do better"
         models = self.own.models(self, state, replies) if self.setting.precision.model == np.float64 else None
-        return Outcome(models, labels, figures, by_user=by_user, shared=shared, is_judged=True, warnings=(unused,) * (n_taken < n_models))
+        notes, unused_models = robust.found(self.setting, state.beside), (unused,) * (n_taken < n_models)
+        return Outcome(models, labels, figures, by_user=by_user, shared=shared, is_judged=True, warnings=unused_models, notes=notes)
 
     def common_models(self, state: SharedState) -> Array | None:
         """(n, d) the models of users with convex problems; None where they are private."""
@@ -341,15 +350,14 @@ class PartialSharing:
         """Users times the rounds in which all of them evaluate."""
         return float(self.n_rows.size * sum(self._is_evaluated(number) for number in range(1, len(figures) + 1)))
 
-    def average(self, updates: Sequence[Updated]) -> tuple[Single, Indices]:
-        """phi^{t+1} = sum_i p_i phi_i^{t+1}. Each of the messages has the rows of one or more users."""
+    def average(self, updates: Sequence[Updated], before: Single) -> robust.Mean:
+        """phi^{t+1} = sum_i p_i phi_i^{t+1}, given phi^t. Each of the messages has the rows of one or more users."""
         for update in updates:
             check_sizes(update.weights, update.counts, self._returning)
         users = owners(updates)
         shares = self.n_rows[users].astype(np.float64) if self.config.average == "rows" else np.ones(users.size)
         shares /= shares.sum()  # p_i
-        mean = in_order([update.weights for update in updates], shares).astype(self._dtype)
-        return mean, np.rint(in_order([update.counts for update in updates], shares)).astype(np.int64)
+        return robust.mean_of_tensors(self.setting.robust, updates, shares, before)
 
     @property
     def _returning(self) -> tuple[TensorInfo, ...]:
@@ -377,34 +385,10 @@ class PartialSharing:
             found |= {"absent_judges": float(n_absent), "unasked_judges": float(replies.n_unasked(everyone))}
         return found
 
-    @np.errstate(over="ignore", invalid="ignore")  # losses of diverged models may be infinite, and their spread NaN
     def judged(self, replies: Replies, modes: Indices) -> tuple[dict[str, float], dict[str, Array]]:
         """Means and spreads over the users with held-out rows, and the scores by user; both empty where nobody has any."""
-        scores, everyone = replies[Scores], replies.awaited(np.arange(self.n_rows.size))
-        said = everyone if scores.users is None else scores.users
-        check_senders(Scores.kind, said, everyone)
-        if scores.loss.shape[1] != modes.size:
-            raise ProtocolError(f"{Scores.kind} came with {scores.loss.shape[1]} modes, wanted {modes.size}")
-        judged = self.n_test[said] > 0
-        if not judged.any():
-            return {}, {}
         whose = OWN if self.are_personal else COMMON
-        figures: dict[str, float] = {}
-        by_user: dict[str, Array] = {}
-        for place, mode in enumerate(modes.tolist()):
-            loss, metric = scores.loss[judged, place], scores.metric[judged, place]  # may be infinite
-            if np.isnan(metric).any():
-                name = self.setting.members.names[said[judged][np.isnan(metric)][0]]
-                raise RunError(f"user {name!r} judged its model to be nan, wanted a number: a smaller learning rate may help")
-            mean_loss, mean_metric = float(loss.mean()), float(metric.mean())
-            if mode == AS_IS:
-                figures |= {"heldout_loss": mean_loss, "heldout_metric": mean_metric}
-            name = f"{whose}{MODES[mode]}_{self.setting.metric}"
-            figures[name] = mean_metric
-            figures |= {f"{name}_{which}": value for which, value in spread_of(metric).items()}
-            by_user[name] = np.full(self.n_rows.size, np.nan)
-            by_user[name][said[judged]] = metric
-        return figures, by_user
+        return judged(replies, modes, self.n_test, whose, self.setting.metric, self.setting.members.names)
 
 
 def extents(tensors: Sequence[TensorInfo]) -> dict[str, int]:

@@ -21,6 +21,7 @@ from coterie.errors import RunError
 from coterie.experiment.config import Experiment
 from coterie.experiment.model import TensorInfo
 from coterie.experiment.privacy import Privacy
+from coterie.experiment.robust import Robust
 from coterie.registry import method, typed_part
 from coterie.text.names import natural_key
 from coterie.wire.messages import Message, PerCluster
@@ -214,6 +215,7 @@ class ClusterSetting:
     stage: str  #: its name, part of every random stream
     members: Members  #: of one cluster, or of all where the coordinator hosts the aggregators
     precision: Precision  #: of payloads and models
+    robust: Robust | None = field(default=None, kw_only=True)  #: the rule that replaces means of users' answers
 
 
 @dataclass(frozen=True)

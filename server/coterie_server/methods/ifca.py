@@ -17,6 +17,7 @@ from coterie.families.partial import Single, Updated
 from coterie.methods.ifca import Chosen, Config
 from coterie_server.families import partial
 from coterie_server.families.partial import PartialSharing, ServerUpdate, SharedState
+from coterie_server.families.robust import counted
 from coterie_server.interface.half import Replies, Setting, StageHalf
 from coterie_server.interface.merge import check_senders
 from coterie_server.interface.wanted import Wanted
@@ -41,12 +42,15 @@ def taken(half: PartialSharing, state: SharedState, replies: Replies, answered: 
     updates = half.one_by_one(replies, Updated, answered)
     choices = _chosen(half, replies, answered)
     weights, counts = state.weights.copy(), state.counts.copy()
-    models = named_tensors(weights, counts, half.tensors)  # views
+    models, left = named_tensors(weights, counts, half.tensors), [answered[:0]]  # views
     for j in np.unique(choices).tolist():
-        mean = half.average([update for update, choice in zip(updates, choices, strict=True) if choice == j])
-        for name, tensor in named_tensors(*mean, half.one).items():
+        before = np.concatenate([models[tensor.name][j].ravel() for tensor in half.one if not tensor.is_integer])
+        mean = half.average([update for update, choice in zip(updates, choices, strict=True) if choice == j], before)
+        left.append(mean.left)
+        for name, tensor in named_tensors(mean.weights, mean.counts, half.one).items():
             models[name][j] = tensor
-    return replace(state, weights=weights, counts=counts, beside={CHOICES: _with(state.beside[CHOICES], answered, choices)})
+    beside = {**counted(state.beside, np.concatenate(left)), CHOICES: _with(state.beside[CHOICES], answered, choices)}
+    return replace(state, weights=weights, counts=counts, beside=beside)
 
 
 def clusters(half: PartialSharing, state: SharedState, replies: Replies) -> Indices:

@@ -15,6 +15,7 @@ from coterie.families.partial import Single
 from coterie.methods.scaffold import Variate, VariateMove
 from coterie_server.families.averages import in_order
 from coterie_server.families.partial import PartialSharing, ServerUpdate, SharedState
+from coterie_server.families.robust import centre_of
 from coterie_server.interface.half import Counts, Replies
 from coterie_server.interface.wanted import Wanted
 
@@ -43,8 +44,9 @@ def taken(half: PartialSharing, state: SharedState, replies: Replies, answered: 
     moves = [move.weights for move in half.in_runs(replies, VariateMove, answered)]
     if (wrong := next((move for move in moves if move.shape[1] != c.size), None)) is not None:
         raise ProtocolError(f"{VariateMove.kind} came with rows of {wrong.shape[1]} numbers, wanted {c.size}")
-    total = in_order(moves, np.ones(answered.size))
-    return replace(new, beside={C: (c + total / half.n_rows.size).astype(c.dtype)})
+    rule = half.setting.robust
+    total = in_order(moves, np.ones(answered.size)) if rule is None else answered.size * centre_of(rule, moves).values
+    return replace(new, beside={**new.beside, C: (c + total / half.n_rows.size).astype(c.dtype)})
 
 
 def vectors(counts: Counts) -> Counts:

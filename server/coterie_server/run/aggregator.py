@@ -123,7 +123,8 @@ class Aggregator(Member):
     def _cluster_half(self) -> ClusterMethod[Any]:
         if self._half is None:
             stage = self._stages[self.hub.state.stage]
-            setting = ClusterSetting(self.experiment.seed, stage.name, self.hub.roster.fixed, Precision.of_run(self.experiment))
+            members, precision, robust = self.hub.roster.fixed, Precision.of_run(self.experiment), self.experiment.federation.robust
+            setting = ClusterSetting(self.experiment.seed, stage.name, members, precision, robust=robust)
             build = server_half(stage.method).tiers
             if not callable(build):
                 raise ProtocolError(f"the coordinator asks the aggregators' half of method {stage.method!r}, which has none")

@@ -359,12 +359,13 @@ class Engine:
             truth=true_representation(self.experiment.data, self.experiment.seed),
             hosts_of_cluster=self._hosts_of_cluster(members),
             sums=self._sum_links(members) if self.experiment.exact_sums else None,
+            robust=self.experiment.federation.robust,
         )
         half = server_half(stage.method)
         built = half.build(stage.config, setting)
         budget.check_budget(stage, built)
         if callable(half.tiers) and not self.experiment.federation.is_two_tier:
-            below = ClusterSetting(setting.seed, stage.name, members, setting.precision)
+            below = ClusterSetting(setting.seed, stage.name, members, setting.precision, robust=setting.robust)
             built = hosted(built, half.tiers(stage.config, below), setting.precision)
         if self.experiment.federation.late == "skip" and (why := why_everyone(stage)):
             text = f"stage {stage.name!r} skips no late host, since it needs every user: {why}"

@@ -180,6 +180,10 @@ def linear(**method: Any) -> Case:
     return Case(lambda _, changes: _experiment(own, hyper, 3, changes=changes))
 
 
+def _robust(rule: str, **keys: float) -> Content:
+    return {"robust": {"rule": rule, **keys}}
+
+
 _COINS = {"iterations": 60, "gamma": 1.0, "p0": 0.3, "p": 0.3}
 _L2GD = {"name": "async_l2gd", **_COINS, "alpha": 0.4}
 _AL2SGD = {"name": "async_al2sgd", **_COINS, "alpha": 0.4, "rho": 0.2}
@@ -238,6 +242,7 @@ CASES: Mapping[str, Case] = {
     "async_l2gd uneven": clustered({**_L2GD, "alpha": _UNEVEN, "round_iterations": 7}),
     "async_l2gd never": clustered({**_L2GD, "reuse": "never"}),
     "async_l2gd single": clustered({**_L2GD, "variant": "single_coin", "p": None}),
+    "async_l2gd robust": clustered(_L2GD, federation=_robust("trimmed_mean", fraction=0.25)),
     "async_al2sgd": clustered({**_AL2SGD, "collect_models": True, "trace_every": 20}),
     "fedrep_linear": linear(),
     "fedrep_linear shared": linear(heads="shared", head_eta=0.05, start="random"),
@@ -248,6 +253,7 @@ CASES: Mapping[str, Case] = {
     "fedrep sums": network({**_FEDREP, "evaluate_every": 2}, exact_sums=True),
     "fedrep masked": network({**_FEDREP, "evaluate_every": 2}, exact_sums=True, federation=_MASKED),
     "fedavg": network({"name": "fedavg"}),
+    "fedavg robust": network({"name": "fedavg", "participation": 1.0}, federation=_robust("multi_krum")),
     "lg_fedavg": network({"name": "lg_fedavg"}),
     "local_network": network({"name": "local_network"}),
     "fedprox": network({"name": "fedprox", **_SHORT}),
@@ -260,6 +266,7 @@ CASES: Mapping[str, Case] = {
     "per_fedavg": network({"name": "per_fedavg", "hessian": "hf", **_SHORT}),
     "l2gd": network({"name": "l2gd", "p": 0.3, **_SHORT}),
     "ifca": network({"name": "ifca", "clusters": 3, **_SHORT}),
+    "ifca robust": network({"name": "ifca", "clusters": 2, "participation": 1.0, **_SHORT}, federation=_robust("geometric_median")),
     "adapt": Case(network({"name": "adapt"}).make, starts_from=network(_FEDREP).make),
     **{f"{name} convex": descent({**method, **_SHORT}) for name, method in CONVEX_METHODS.items()},
     "fedavg convex sums": descent({"name": "fedavg", **_SHORT}, exact_sums=True),

@@ -158,7 +158,7 @@ class Coordinator:
 
 def build(config: Config, setting: Setting) -> StageHalf[State]:
     """The coordinator's half for one stage. ConfigError for weights and coins that do not fit the members."""
-    facts, clusters = setting.known_facts, clusters_of(config, setting.members)
+    facts, clusters = setting.known_facts, clusters_of(config, setting.members, setting.robust)
     _check_coins(config, facts.n_rows, clusters.size)
     hosts, d = known_clusters.hosts_of(setting, clusters), facts.d
     counts = ClosedForms(clusters, hosts, d, config.iterations, config.coins, setting.start is not None, config.collect_models)
@@ -187,7 +187,7 @@ class ClusterHalf:
 
     def __init__(self, config: Config, setting: ClusterSetting) -> None:
         self._config, self._seed, self._names = config, setting.seed, setting.members.names
-        self._clusters = clusters_of(config, setting.members, some_only=True)
+        self._clusters = clusters_of(config, setting.members, setting.robust, some_only=True)
 
     def init(self) -> ClusterHalfState:
         """Before the first iteration."""

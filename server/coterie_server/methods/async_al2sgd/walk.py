@@ -27,7 +27,7 @@ from coterie.methods.async_al2sgd import (
     Steps,
 )
 from coterie.wire.messages import Message, PerCluster
-from coterie_server.families.known_clusters import Clusters, averages_of
+from coterie_server.families.known_clusters import Clusters, centres_of
 from coterie_server.interface.half import Federation
 
 
@@ -107,4 +107,4 @@ class Walk:
         """Updates the averages of the clusters whose users have sent their models."""
         if not self._average.shape[1]:
             self._average = np.zeros((self._clusters.size, models.shape[1]))
-        self._average[asked] = averages_of(self._clusters, asked, models)
+        self._average[asked] = centres_of(self._clusters, asked, models)

@@ -183,7 +183,7 @@ def _averages(between: float, models: float, targets: float) -> dict[tuple[str, 
 
 def build(config: Config, setting: Setting) -> StageHalf[State]:
     """The coordinator's half for one stage. ConfigError for weights and parameters that cannot be run."""
-    facts, clusters = setting.known_facts, clusters_of(config, setting.members)
+    facts, clusters = setting.known_facts, clusters_of(config, setting.members, setting.robust)
     if config.coins is not None and any(len(flips) != clusters.size for _, flips in config.coins):
         raise ConfigError(f"method.coins must have a coin for each of the {clusters.size} clusters in every iteration")
     if facts.smoothness is None:
@@ -208,7 +208,7 @@ class ClusterHalf:
     def __init__(self, config: Config, setting: ClusterSetting) -> None:
         self._config = config
         self._seed, self._precision = setting.seed, setting.precision
-        self._clusters = clusters_of(config, setting.members, some_only=True)
+        self._clusters = clusters_of(config, setting.members, setting.robust, some_only=True)
 
     def init(self) -> ClusterHalfState:
         """Before the first iteration."""

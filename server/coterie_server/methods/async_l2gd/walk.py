@@ -20,7 +20,7 @@ from coterie.methods.async_l2gd import MESSAGES, Advance, Centres, Config, Param
 from coterie.wire.messages import Message, PerCluster
 from coterie.wire.precision import Precision
 from coterie_server.families.coin_counts import NO_REUSE, REUSE_ALL
-from coterie_server.families.known_clusters import Clusters, averages_of
+from coterie_server.families.known_clusters import Clusters, centres_of
 from coterie_server.interface.half import Federation
 
 STALE, FRESH, SHARED = 0, 1, 2  # who knows bar_j: nobody; the aggregator; its users too
@@ -131,7 +131,7 @@ class Walk:
             models = replies[MESSAGES.models].theta
             if not self._cluster_average.shape[1]:
                 self._cluster_average = np.zeros((self._clusters.size, models.shape[1]))
-            self._cluster_average[asked] = self._precision.rounded(averages_of(self._clusters, asked, models))
+            self._cluster_average[asked] = self._precision.rounded(centres_of(self._clusters, asked, models))
             self._known[asked] = FRESH
 
     def _targets(self, legs: Mapping[int, _Leg]) -> list[Message]:
