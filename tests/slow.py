@@ -82,6 +82,7 @@ SHARDS: Mapping[str, Sequence[str]] = {
         "tests/fuzz/test_sessions.py",
         "tests/integration/test_cli_run.py",
         "tests/integration/test_coefficients.py",
+        "tests/integration/test_attack.py",
         "tests/integration/test_compare.py",
         "tests/integration/test_consent.py",
         "tests/integration/test_convex_mistakes.py",

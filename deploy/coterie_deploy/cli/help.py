@@ -28,6 +28,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "Study": {
         "compare": "Compare methods or settings with the same seeds.",
+        "attack": "See what hosts that lie do, and which rule helps.",
         "tune": "Choose settings of a method by cross-validation.",
         "adapt": "Let new users join a finished run.",
         "certify": "Certify for which penalties clusters are found.",

@@ -82,6 +82,36 @@ def compare(
 
 
 @app.command()
+def attack(
+    experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="Shipped name, YAML file, or with --resume the folder.")],
+    hosts: Annotated[int, typer.Option(min=1, help="How many hosts lie, the last ones.")] = 2,
+    of: Annotated[int | None, typer.Option(min=3, help="Of how many hosts.  [default: 10, or the experiment's]")] = None,
+    kind: Annotated[
+        str, typer.Option(metavar="A,B", help="sign_flip, gauss, label_flip, little_is_enough, inner_product, or all.")
+    ] = "all",
+    rule: Annotated[str, typer.Option(metavar="A,B", help="mean, or rules of federation.robust; or all.")] = "all",
+    methods: Annotated[str | None, typer.Option(metavar="A,B,C", help="Instead of the experiment's method.")] = None,
+    seeds: Annotated[str, typer.Option(metavar="FIRST:END", help="0:3 is 0, 1 and 2; or 0,2,5.")] = "0:1",
+    strength: Annotated[float | None, typer.Option(min=0.0, help="Of the lies.  [default: that of each kind]")] = None,
+    overrides: options.Overrides = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write.  [default: runs/NAME-attack]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the drill in the folder.")] = False,
+    data: options.Data = None,
+    jobs: options.Jobs = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """See what hosts that lie do to an experiment, and what each rule of federation.robust makes of it: a drill in this process.
+
+    Each run has a folder DIR/METHOD-RULE-KIND-SEED. The quality is that of honest users alone. No other command makes hosts lie.
+    """
+    from coterie_deploy.studies.attack import Asked, How, attack_here, choose
+
+    asked = Asked(experiment, hosts, of, kind, rule, methods, seeds, strength, overrides or (), output, resume, data)
+    attacking, folder = choose(asked)
+    attack_here(attacking, folder, How("loopback", data, jobs), console_on(), console_on(stderr=True), quiet=quiet)
+
+
+@app.command()
 def adapt(
     run: options.RunFolder,
     data: Annotated[Path, typer.Option(metavar="FILE", help="The new users' rows: a table or NPZ.")],

@@ -13,6 +13,7 @@ from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, experiment_to_json
 from coterie_client.data import UserHead, list_users
 from coterie_client.hosting.build import build_host
+from coterie_client.hosting.host import Host
 from coterie_deploy.engines.hosts import (
     HostNotes,
     MemberProcess,
@@ -61,6 +62,7 @@ class Launch:
     on_note: Callable[[str], None] | None = None  # receives each sentence on the hosts' data
     on_process: OnProcess | None = None  # receives name and process id of each member that is started in a process of its own
     engine: MakeEngine | None = None  # of hosts that are processes; None: of this machine
+    disguise: Callable[[Host], None] | None = None  # of hosts in this process: a drill makes some of them lie
     again: str = ""  # options of the command that a resume needs too
     beside: Callable[[Hub], AbstractAsyncContextManager[object]] | None = None  # entered before hosts join, and left last
 
@@ -172,6 +174,8 @@ class LoopbackEngine(MemberEngine):
             store = None if how.folder is None else store_of(how.folder / HOSTS / name, name, hub.run_id)
             with public_alone(hub, name):
                 hosts.append(build_host(name, experiment, hub.run_id, own, data_dir=how.data, store=store))
+            if how.disguise is not None:
+                how.disguise(hosts[-1])
         for host in hosts:
             self.notes.of(note.sentence for note in host.notes)
         with explained(join_all(hub, hosts)):

@@ -12,8 +12,9 @@ from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 
-from coterie.errors import ConfigError, CoterieError, RunError, StoppedError
+from coterie.errors import ConfigError, CoterieError, ProtocolError, RunError, StoppedError
 from coterie.experiment.config import Experiment, experiment_from, experiment_to_json
+from coterie_client.hosting.host import Host
 from coterie_deploy.engines.launch import Launch, Transport, launch
 from coterie_deploy.read.folders import is_finished, nothing_left_of_a_failed_start
 from coterie_deploy.read.shipped import FROZEN, difference
@@ -25,6 +26,7 @@ from coterie_deploy.terminal.signals import Stop, stopping_on_signals
 from coterie_deploy.view.progress import DRAWS_PER_S
 from coterie_server.run.engine import Observer, Progress
 
+ENDED = "ended.txt"  # in the folder of a run of a drill that could not go on: why
 T = TypeVar("T")  # a dataclass of what JSON can hold
 
 
@@ -35,6 +37,7 @@ class How:
     transport: Transport = "grpc"
     data: Path | None = None
     jobs: int | None = 1  # runs at a time; None: what suits them
+    disguise: Callable[[Host], None] | None = None  # see `Launch`; a run may then end as one that cannot go on, and is done with
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Wanted:
     name: str
     folder: Path
     experiment: Callable[[], Experiment]
+    disguise: Callable[[Host], None] | None = None  # plain data, since it goes to a process
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ class Series(Generic[T]):
     async def _make(self, folder: Path, runs: Sequence[Wanted], how: How, shown: SeriesDisplay, stop: Stop) -> None:
         advice, left = f"coterie {self.command} {folder} --resume", {}
         for number, wanted in enumerate(runs, start=1):
-            if is_finished(wanted.folder):
+            if is_done(wanted.folder):
                 shown.skip(number)
             else:
                 left[number] = wanted
@@ -139,7 +143,7 @@ class Series(Generic[T]):
                     raise StoppedError(f"stopped by {stop.by} before {wanted.name}")
                 shown.begin(number)
                 try:
-                    await _one(wanted.experiment(), wanted.folder, how, shown, stop)
+                    await _one(wanted.experiment(), wanted.folder, replace(how, disguise=wanted.disguise), shown, stop)
                 except CoterieError as error:
                     raise named(error, wanted.name) from None
                 shown.end(number)
@@ -149,8 +153,21 @@ class Series(Generic[T]):
 
 async def _one(experiment: Experiment, place: Path, how: How, observer: Observer, stop: Stop) -> None:
     """Makes a run, or goes on with it."""
+    is_resumed = (place / FROZEN).is_file()
     with nothing_left_of_a_failed_start(place):
-        await launch(experiment, Launch(how.transport, place, how.data, (place / FROZEN).is_file(), observer=observer, stop=stop))
+        try:
+            await launch(
+                experiment, Launch(how.transport, place, how.data, is_resumed, observer=observer, stop=stop, disguise=how.disguise)
+            )
+        except (RunError, ProtocolError) as error:
+            if how.disguise is None or isinstance(error, StoppedError):
+                raise
+            write_text(place / ENDED, f"{error}\n")
+
+
+def is_done(folder: Path) -> bool:
+    """Whether a run has finished, or has ended under an attack."""
+    return is_finished(folder) or (folder / ENDED).is_file()
 
 
 async def _side_by_side(jobs: int, left: Mapping[int, Wanted], how: How, shown: SeriesDisplay, stop: Stop) -> None:
@@ -158,7 +175,7 @@ async def _side_by_side(jobs: int, left: Mapping[int, Wanted], how: How, shown: 
     calls = {}
     for number, wanted in left.items():
         try:
-            calls[number] = (experiment_to_json(wanted.experiment()), wanted.folder, how)
+            calls[number] = (experiment_to_json(wanted.experiment()), wanted.folder, replace(how, disguise=wanted.disguise))
         except ConfigError as error:
             raise named(error, wanted.name) from None
     pool = Pool(jobs, _in_a_process, lambda number, at: shown.begin(number) if at is None else shown.has_come(number, at), shown.end)
@@ -184,7 +201,7 @@ def _in_a_process(content: str, place: Path, how: How) -> None:
 
 def _with_jobs(how: How, runs: Sequence[Wanted]) -> tuple[How, str]:
     """How many runs are made at a time, and a sentence that says so where there is a choice."""
-    left = [wanted for wanted in runs if not is_finished(wanted.folder)]
+    left = [wanted for wanted in runs if not is_done(wanted.folder)]
     n = min(cores(), len(left))
     if how.jobs is not None or n < 2:
         return replace(how, jobs=how.jobs or 1), ""

@@ -368,8 +368,7 @@ class Engine:
             below = ClusterSetting(setting.seed, stage.name, members, setting.precision, robust=setting.robust)
             built = hosted(built, half.tiers(stage.config, below), setting.precision)
         if self.experiment.federation.late == "skip" and (why := why_everyone(stage)):
-            text = f"stage {stage.name!r} skips no late host, since it needs every user: {why}"
-            self.database.event("wait", text, stage=stage.name)
+            self.database.event("wait", f"stage {stage.name!r} skips no late host, since it needs every user: {why}", stage=stage.name)
         return built
 
     def _sum_links(self, members: Members) -> SumLinks:
@@ -381,8 +380,7 @@ class Engine:
         n_clusters = len(members.cluster_names)
         if self.experiment.federation.is_two_tier:
             return np.full(n_clusters, self.experiment.federation.hosts_per_cluster)
-        found = self.hub.roster.layout.clusters.values()
-        return np.bincount(np.concatenate([np.zeros(0, dtype=np.int64), *found]), minlength=n_clusters)
+        return np.bincount(np.concatenate([np.zeros(0, dtype=np.int64), *self.hub.roster.layout.clusters.values()]), minlength=n_clusters)
 
     def _note_round(
         self, stage: Stage, half: StageHalf[Any], point: Point, latest: Mapping[str, float], figures: list[dict[str, float]]

@@ -30,6 +30,7 @@ from coterie_server.session.attendance import Attendance
 from coterie_server.session.bookings import Bookings
 from coterie_server.session.closing import Closing
 from coterie_server.session.duty import Shared
+from coterie_server.session.echoes import Echoes
 from coterie_server.session.journal import Journal
 from coterie_server.session.masking import Collected, Masking
 from coterie_server.session.outbox import Outbox
@@ -79,6 +80,7 @@ class Hub:
         self.answers, self._closing = Answers(shared, self._strikes, self._arrivals), Closing(shared, self._strikes)
         self._deadlines = Deadlines(shared, attendance, self._strikes)
         self.masking = Masking(shared, self.collect)
+        self._echoes = Echoes(recorder, Precision.of_run(experiment))
         # Calls that one duty alone answers.
         self.hello, self.gather, self.number = attendance.hello, attendance.gather, attendance.number
         self.meanwhile, self.settle = bookings.meanwhile, bookings.settle
@@ -167,6 +169,7 @@ class Hub:
         # Lost hosts were not sent anything either: should they come back, they are sent it too late.
         unasked = [*passed, *(name for name in parts if hosts[name].log and not hosts[name].log[-1].times)]
         answers = pending.answers if within is None else self._arrivals.taken(pending)
+        self._echoes.look(messages, answers, state.round)
         answered = None if within is None and len(answers) == len(parts) and not passed else roster.users_of(answers)
         return Collected(answers, answered, roster.users_of(unasked))
 

@@ -162,12 +162,12 @@ def choose(asked: Asked, default_hosts: Callable[[Experiment], int]) -> tuple[Co
     if asked.hosts is not None and (found := {"federation", "federation.hosts"} & vary.keys()):
         raise ConfigError(f"--vary has {min(found)}, but --hosts {asked.hosts} sets it: want one of them")
     _check_varies_the_same(vary, started, folder)
-    methods = _methods(asked.methods, base) if asked.methods is not None else () if started is None else tuple(started.methods)
+    methods = listed_methods(asked.methods, base) if asked.methods is not None else () if started is None else tuple(started.methods)
     methods = methods or ((base["method"]["name"],) if vary else ())
     if not methods:
         instead = "; or --vary KEY=V1,V2 for settings of one method"
         raise ConfigError(f"there are no methods to compare, want --methods with some of {', '.join(_fitting(base))}{instead}")
-    seeds = _seeds(asked.seeds or DEFAULT_SEEDS) if asked.seeds is not None or started is None else tuple(started.seeds)
+    seeds = listed_seeds(asked.seeds or DEFAULT_SEEDS) if asked.seeds is not None or started is None else tuple(started.seeds)
     if (n_runs := math.prod(map(len, [methods, seeds, *vary.values()]))) > MAX_RUNS:
         raise ConfigError(f"{_counted(methods, vary)} from {counted(len(seeds), 'seed')} are {n_runs} runs, want at most {MAX_RUNS}")
     if strangers := for_one.keys() - set(methods):
@@ -276,7 +276,7 @@ def _fitting(content: Mapping[str, Any]) -> list[str]:
     return [name for name in methods(_kind(content)) if method(name).stands_alone]
 
 
-def _methods(text: str, content: Mapping[str, Any]) -> tuple[str, ...]:
+def listed_methods(text: str, content: Mapping[str, Any]) -> tuple[str, ...]:
     listed, fitting = [name.strip() for name in text.split(",")], _fitting(content)
     names = [method(name).name if is_path(name) else name for name in listed]
     kind = "a convex problem" if content.get("model") is None else "a network"
@@ -292,7 +292,7 @@ def _methods(text: str, content: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _seeds(text: str) -> tuple[int, ...]:
+def listed_seeds(text: str) -> tuple[int, ...]:
     """FIRST:END, as Python counts, without END; or a list."""
     found = _SEEDS.fullmatch(text.strip())
     if found is None:

@@ -1,0 +1,146 @@
+"""`coterie attack`, and hosts that return what they were sent: lies are told by hosts of this process, whose objects a test changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from coterie.errors import ConfigError
+from coterie.families.partial import Updated
+from coterie_client.hosting.host import Host
+from coterie_deploy.engines.launch import Launch, launch
+from coterie_deploy.studies.attack import Asked, How, attack_here, choose
+from coterie_deploy.studies.attack.lies import KINDS, Lies
+from coterie_deploy.studies.check.federations import network
+from coterie_server.record.rundb import open_run
+
+
+def updates(folder: Path, disguise: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """What each host of the first round returns, of seven users in as many hosts."""
+    case = network({"name": "fedavg", "participation": 1.0}, federation={"hosts": 7}, stop={"rounds": 1})
+    folder.mkdir()
+    found: dict[str, np.ndarray[Any, Any]] = {}
+
+    def watched(host: Host) -> None:
+        close = host.close
+
+        def noted(asked: Any, answers: Any) -> Any:
+            listed = list(answers)
+            for message in listed:
+                if isinstance(message, Updated):
+                    found[host.name] = message.weights[0]
+            return close(asked, listed)
+
+        host.close = noted  # type: ignore[method-assign]
+        disguise(host)  # which calls it with what is told
+
+    asyncio.run(launch(case.experiment(folder), Launch("loopback", folder=folder / "run", disguise=watched)))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_lies_are_those_of_their_papers(tmp_path: Path) -> None:
+    liars = frozenset({"host-6", "host-7"})
+    told = {kind: updates(tmp_path / kind, Lies(kind, liars, 3.0, 0)) for kind in KINDS}
+    true = updates(tmp_path / "true", Lies("sign_flip", frozenset(), 3.0, 0))
+    for kind in KINDS:
+        assert all(np.array_equal(told[kind][name], true[name]) for name in true if name not in liars)
+        assert not any(np.array_equal(told[kind][name], true[name]) for name in liars)
+    honest = np.array([true[f"host-{number}"] for number in range(1, 6)], dtype=np.float64)
+    np.testing.assert_allclose(told["little_is_enough"]["host-7"], honest.mean(axis=0) - 3 * honest.std(axis=0), rtol=1e-4, atol=1e-6)
+    # b - s (x - b) and b - s (m - b) have the same b.
+    b = (told["sign_flip"]["host-6"] + 3 * true["host-6"].astype(np.float64)) / 4
+    np.testing.assert_allclose(told["inner_product"]["host-6"], b - 3 * (honest.mean(axis=0) - b), rtol=1e-3, atol=1e-5)
+    length = np.linalg.norm(told["gauss"]["host-6"] - b) / np.linalg.norm(true["host-6"] - b)
+    assert 1.5 < length < 6  # s, more or less
+
+
+def warnings_of(folder: Path) -> list[str]:
+    with contextlib.closing(open_run(folder)) as connection:
+        return [text for (text,) in connection.execute("SELECT text FROM events WHERE kind = 'warning' ORDER BY rowid")]
+
+
+@pytest.mark.parametrize(
+    ("does", "said"), [("echo", "exactly the tensors that it was sent"), ("stuck", "the same tensors as for another task")]
+)
+def test_a_host_that_returns_what_it_was_sent_or_the_same_again_is_said(does: str, said: str, tmp_path: Path) -> None:
+    case = network({"name": "fedavg", "participation": 1.0}, federation={"hosts": 7}, stop={"rounds": 5})
+    kept: list[Any] = []
+
+    def lazy(host: Host) -> None:
+        if host.name != "host-3":
+            return
+        close = host.close
+
+        def other(asked: Any, answers: Any) -> Any:
+            listed = list(answers)
+            for place, message in enumerate(listed):
+                if isinstance(message, Updated):
+                    sent = next(one.weights for one in asked.messages if hasattr(one, "weights"))
+                    kept.append(sent[None] if does == "echo" else message.weights)
+                    listed[place] = replace(message, weights=kept[0] if does == "stuck" else kept[-1])
+            return close(asked, listed)
+
+        host.close = other  # type: ignore[method-assign]
+
+    asyncio.run(launch(case.experiment(tmp_path), Launch("loopback", folder=tmp_path / "run", disguise=lazy)))
+    found = [text for text in warnings_of(tmp_path / "run") if "host-" in text]
+    assert found
+    assert all("'host-3'" in text and said in text for text in found)
+    assert len(found) < 5  # in rounds 1, 2 and 4 of them
+
+
+def test_hosts_that_train_are_not_suspected(tmp_path: Path) -> None:
+    case = network({"name": "fedavg", "participation": 1.0}, stop={"rounds": 5})
+    asyncio.run(launch(case.experiment(tmp_path), Launch("loopback", folder=tmp_path / "run")))
+    assert not [text for text in warnings_of(tmp_path / "run") if "host" in text]
+
+
+def asked(folder: Path, **options: Any) -> Asked:
+    usual = {"hosts": 2, "of": None, "kinds": "all", "rules": "all", "methods": None, "seeds": "0:1", "strength": None}
+    settings = ("stop.rounds=4", "data.partition.users=10", "method.evaluate_last=1", "method.participation=1.0")
+    return Asked("digits", **{**usual, "overrides": settings, "output": folder, "resume": False, "data": None, **options})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_drill_judges_honest_users_and_a_median_bears_what_a_mean_does_not(tmp_path: Path) -> None:
+    folder, out = tmp_path / "drill", io.StringIO()
+    attacking, place = choose(asked(folder, kinds="sign_flip", rules="mean,median", methods="fedavg,local_network", strength=200.0))
+    attack_here(attacking, place, How("loopback", None, 1), Console(file=out, width=80), Console(file=io.StringIO()), quiet=True)
+    with (folder / "attack.csv").open() as file:
+        found = {(row["method"], row["rule"], row["kind"]): row["accuracy"] for row in csv.DictReader(file)}
+    cells = [("fedavg", "mean"), ("fedavg", "median"), ("local_network", "mean")]
+    assert list(found) == [(*cell, kind) for cell in cells for kind in ("nobody", "sign_flip")]
+    under = found["fedavg", "mean", "sign_flip"]
+    assert not under or float(under) < float(found["fedavg", "mean", "nobody"]) - 0.1
+    assert float(found["fedavg", "median", "sign_flip"]) > float(found["fedavg", "median", "nobody"]) - 0.15
+    assert found["local_network", "mean", "sign_flip"] == found["local_network", "mean", "nobody"]  # users share nothing
+    printed = " ".join(out.getvalue().split())
+    assert "2 of 10 hosts lie" in printed
+    assert "No rule fits local_network" in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"hosts": 5}, "less than half of the 10 hosts"),
+        ({"kinds": "lie"}, "--kind has 'lie'"),
+        ({"rules": "mode"}, "--rule has 'mode'"),
+        ({"of": 11}, "want at most the 10 users"),
+    ],
+)
+def test_what_cannot_be_a_drill_is_refused(options: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as found:
+        choose(asked(tmp_path / "drill", **options))
+    assert why in str(found.value)
