@@ -22,12 +22,12 @@ from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
-from scipy.sparse import csr_matrix
+from scipy.sparse import csc_matrix, csr_matrix
 
 from coterie.arrays import Array, Indices
 from coterie_server.maths import ssnal
 from coterie_server.maths.clusters import Mask
-from coterie_server.maths.ssnal import Graph, Minimum, Quadratics, cut, dot, each, envelopes
+from coterie_server.maths.ssnal import Graph, Minimum, Quadratics, cut, differences, dot, each, envelopes, equal_rows, sums_over
 
 _DENSE = 8  # a graph is dense from n^2 / 8 edges
 _SMALLEST = 32  # users: smaller problems are solved at once
@@ -38,7 +38,7 @@ _LEAVING = 0.05  # of a cluster's users: so few who are too far leave it alone
 _NEAR = 0.2  # the radius of a piece, in units of the largest length of a force
 _SOFTNESS = (1e-2, 1e-4, 1e-6, 1e-8)  # e in each multiplier step, in units of the mean number of neighbours
 _HOLD_STEPS, _CG_STEPS = 12, 60  # Newton steps of one of them, and conjugate gradients of each
-_FORCING = 0.1  # the share of the residual that conjugate gradients may leave
+_FORCING = 0.03  # the share of the residual that conjugate gradients may leave
 _SHARE = 0.5  # of the wanted gap, that the reduced problem may leave
 
 
@@ -85,7 +85,7 @@ def _first_groups(graph: Graph, x: Array, z: Array | None) -> Indices:
     """(n,) users with one model at the start; without a dual, the parts of the graph."""
     if z is None or not z.any():
         return graph.components()
-    return np.unique(x, axis=0, return_inverse=True)[1].astype(np.int64).reshape(-1)
+    return equal_rows(x)
 
 
 def _sieved(
@@ -106,14 +106,14 @@ def _sieved(
         begin = cut(z[edges.inside], edges.radii)[0]
         z[edges.inside], rest, n_steps = _held(quadratics, edges, begin, forces, allowed / 8, limit - n_newton)
         n_newton += n_steps
-        last = x, z, edges.inside
+        last = x, z, edges.inside, n_newton, graph.within(clusters)
         energies = np.einsum("nd,nd->n", rest, each(quadratics.inverses, rest)) / 2
         if energies.sum() <= allowed / 4:
             break
         before, groups = groups, _split(groups, clusters, rest, energies, edges.are_too_far(forces), allowed)
         if groups.max() == before.max():
             break
-    return None if last is None else ssnal.joined(graph, quadratics, radii, *last, n_newton)
+    return None if last is None else ssnal.joined(graph, quadratics, radii, *last)
 
 
 def _reduced(
@@ -121,7 +121,7 @@ def _reduced(
 ) -> tuple[Indices, Array, Array, int]:
     """Steps 1 and 2: the clusters of users (n,), their x and z, and the Newton steps. z inside groups stays as it was."""
     (n, d), k = x.shape, int(groups.max()) + 1
-    collect = csr_matrix((np.ones(n), (groups, np.arange(n))), shape=(k, n))
+    collect = sums_over(groups, k)
     hessians = (collect @ quadratics.hessians.reshape(n, d * d)).reshape(k, d, d)
     if k == 1:
         return groups, each(np.asarray(np.linalg.inv(hessians)), collect @ quadratics.linear)[groups], z, 0
@@ -147,7 +147,7 @@ def _reduced(
 def _balanced(quadratics: Quadratics, forces: Array, clusters: Indices) -> Array:
     """The forces (n, d) less what no edge inside a cluster can give: they sum to zero in each cluster, after a step of its point."""
     (n, d), k = forces.shape, int(clusters.max()) + 1
-    collect = csr_matrix((np.ones(n), (clusters, np.arange(n))), shape=(k, n))
+    collect = sums_over(clusters, k)
     hessians = (collect @ quadratics.hessians.reshape(n, d * d)).reshape(k, d, d)
     return forces - each(quadratics.hessians, each(np.asarray(np.linalg.inv(hessians)), collect @ forces)[clusters])
 
@@ -170,11 +170,9 @@ class _Edges:
         return np.asarray((self.most > 0) & (np.square(forces).sum(axis=1) > self.most**2 * (1 + 1e-9)))
 
     @cached_property
-    def sums(self) -> csr_matrix:
+    def sums(self) -> csc_matrix:
         """B' (n, m_inside)."""
-        edges, ones = np.arange(len(self.first)), np.ones(len(self.first))
-        ends = np.concatenate([self.first, self.second]), np.concatenate([edges, edges])
-        return csr_matrix((np.concatenate([ones, -ones]), ends), shape=(self.n, len(edges)))
+        return differences(self.n, self.first, self.second).T
 
     @cached_property
     def laplacian(self) -> csr_matrix:
@@ -192,18 +190,16 @@ def _held(quadratics: Quadratics, edges: _Edges, z: Array, forces: Array, allowe
     if edges.are_too_far(forces).any():
         return z, forces, 0
     unit = max(float(edges.degrees.mean()), 1.0)
-    n_steps, before, left_before = 0, np.inf, forces
+    n_steps, before, left_before, v = 0, np.inf, forces, z
     for softness in unit * np.array(_SOFTNESS):
-        scale = np.asarray(1.0 / (edges.degrees + softness)[:, None], float)
         y = np.zeros_like(forces)
-        v = z
         for _ in range(_HOLD_STEPS):
             z, norms, inside = cut(v, edges.radii)
             left = forces - edges.sums @ z
             r = left - softness * y
             if dot(r, r) <= (0.3 * softness) ** 2 * dot(y, y) or quadratics.half_square(left) <= allowed or n_steps >= limit:
                 break
-            step = _potentials(edges, v, norms, inside, r, scale, softness)
+            step = _potentials(edges, v, norms, inside, r, softness)
             n_steps += 1
             along, curvature, slope = softness * dot(y, step) - dot(forces, step), softness * dot(step, step) / 2, -dot(r, step)
             moved, here = edges.apart(step), envelopes(v, edges.radii)
@@ -225,27 +221,33 @@ def _held(quadratics: Quadratics, edges: _Edges, z: Array, forces: Array, allowe
     return z, left_before, n_steps
 
 
-def _potentials(edges: _Edges, v: Array, norms: Array, inside: Mask, r: Array, scale: Array, softness: float) -> Array:
-    """The Newton step (B'PB + e)^-1 r by conjugate gradients. P differs from I on the edges outside their balls alone."""
+def _potentials(edges: _Edges, v: Array, norms: Array, inside: Mask, r: Array, softness: float) -> Array:
+    """The Newton step (B'PB + e)^-1 r by conjugate gradients, with the blocks of the diagonal as preconditioner.
+
+    P differs from I on the edges outside their balls alone.
+    """
     outside = np.flatnonzero(~inside)
-    first, second = edges.first[outside], edges.second[outside]
-    ends = np.concatenate([first, second])
+    count, d = len(outside), r.shape[1]
+    apart = differences(edges.n, edges.first[outside], edges.second[outside])
+    back = apart.T
     shares, directions = (edges.radii[outside] / norms[outside])[:, None], v[outside] / norms[outside][:, None]
+    blocks = (shares * directions)[:, :, None] * directions[:, None, :]
+    blocks.reshape(count, d * d)[:, :: d + 1] += 1 - shares
+    touched = abs(back) @ blocks.reshape(count, d * d)
+    diagonal = np.asarray((edges.degrees + softness)[:, None, None] * np.eye(d) - touched.reshape(-1, d, d))
+    inverses = np.linalg.inv(diagonal)
     step, rest = np.zeros_like(r), r
-    direction = preconditioned = scale * rest
+    direction = preconditioned = each(inverses, rest)
     square = dot(rest, preconditioned)
     wanted = _FORCING**2 * square
     for _ in range(_CG_STEPS):
         if square <= wanted:
             break
-        along = direction.take(first, axis=0) - direction.take(second, axis=0)
-        missing = (1 - shares) * along + shares * np.einsum("md,md->m", directions, along)[:, None] * directions
-        both = np.concatenate([missing, -missing]).T.copy()
-        back = np.stack([np.bincount(ends, column, edges.n) for column in both], axis=1)
-        image = edges.laplacian @ direction - back + softness * direction
+        missing = each(blocks, apart @ direction)
+        image = edges.laplacian @ direction - back @ missing + softness * direction
         length = square / dot(direction, image)
         step, rest = step + length * direction, rest - length * image
-        preconditioned = scale * rest
+        preconditioned = each(inverses, rest)
         before, square = square, dot(rest, preconditioned)
         direction = preconditioned + square / before * direction
     return step

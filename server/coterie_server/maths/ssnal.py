@@ -26,11 +26,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from scipy.sparse import bsr_matrix, csr_matrix, diags_array
+from scipy.sparse import bsr_matrix, csc_matrix, csr_matrix, diags_array
 from scipy.sparse.csgraph import connected_components
 
 from coterie.arrays import Array, Indices
-from coterie_server.maths.clusters import Mask
+from coterie_server.maths.clusters import Mask, canonical
 
 _SIGMA = 100.0  # the first sigma, in units of the mean curvature over the mean number of neighbours
 _GROWTH, _LARGEST = 3.0, 1e7  # of sigma from one multiplier step to the next, and in all
@@ -88,11 +88,9 @@ class Graph:
         return np.asarray(self.sums @ z)
 
     @cached_property
-    def sums(self) -> csr_matrix:
+    def sums(self) -> csc_matrix:
         """B' (n, m)."""
-        edges, ones = np.arange(self.m), np.ones(self.m)
-        ends = np.concatenate([self.first, self.second]), np.concatenate([edges, edges])
-        return csr_matrix((np.concatenate([ones, -ones]), ends), shape=(self.n, self.m))
+        return differences(self.n, self.first, self.second).T
 
     @cached_property
     def weighted_sums(self) -> csr_matrix:
@@ -111,7 +109,12 @@ class Graph:
         return np.asarray(np.bincount(self.first, self.weights, self.n) + np.bincount(self.second, self.weights, self.n))
 
     @cached_property
-    def touching(self) -> csr_matrix:
+    def counts(self) -> Indices:
+        """(n,) the number of each user's edges."""
+        return np.bincount(self.first, minlength=self.n) + np.bincount(self.second, minlength=self.n)
+
+    @cached_property
+    def touching(self) -> csc_matrix:
         """The absolute values of B' (n, m)."""
         return abs(self.sums)
 
@@ -128,6 +131,12 @@ class Graph:
         """Component of each user (n,) along the edges whose ends are as near as users who come together slowly."""
         lengths = row_norms(self.apart(x))
         return self.components(lengths <= _TOGETHER * lengths.max(initial=0.0))
+
+    def within(self, labels: Indices) -> Indices:
+        """Component of each user (n,), numbered by the first member, along the edges whose ends have the same label (n,)."""
+        if self.m == self.n * (self.n - 1) // 2:
+            return canonical(labels)
+        return self.components(labels[self.first] == labels[self.second])
 
     def components(self, kept: Mask | None = None) -> Indices:
         """Connected component of each user (n,), numbered by the first member, along all edges or the marked ones (m,)."""
@@ -234,7 +243,6 @@ def _inner(
 ) -> tuple[Array, Array, Mask, int, bool]:
     """Semismooth Newton on phi: x, the next z, the edges whose z is inside its ball, the steps, and whether the gap is as wanted."""
     n_steps, damping, identity = 0, 0.0, np.eye(x.shape[1])
-    degrees = np.diff(graph.touching.indptr)
     while True:
         u = graph.apart(x)
         v = z + sigma * u
@@ -252,7 +260,7 @@ def _inner(
         blocks = np.einsum("md,me->mde", np.where(inside, 0.0, -shares)[:, None] * directions, directions)
         blocks.reshape(graph.m, -1)[:, :: x.shape[1] + 1] += shares[:, None]
         blocks *= sigma
-        damped = quadratics.hessians + (damping * sigma * degrees)[:, None, None] * identity if damping else quadratics.hessians
+        damped = quadratics.hessians + (damping * sigma * graph.counts)[:, None, None] * identity if damping else quadratics.hessians
         step = _newton_step(graph, damped, blocks, r)
         length = _line_search(graph, quadratics, radii, (v, slopes, r), step, sigma)
         n_steps += 1
@@ -339,12 +347,14 @@ def _eliminated(matrix: Array, right: Array) -> Array:
     return x[:n]
 
 
-def joined(graph: Graph, quadratics: Quadratics, radii: Array, x: Array, z: Array, inside: Mask, n_newton: int) -> Minimum:
-    """The point with one model for all who are joined: the minimiser of their quadratics, given z."""
-    clusters = graph.components(inside)
+def joined(
+    graph: Graph, quadratics: Quadratics, radii: Array, x: Array, z: Array, inside: Mask, n_newton: int, clusters: Indices | None = None
+) -> Minimum:
+    """The point with one model for all who are joined, along edges inside or as told: the minimiser of their quadratics, given z."""
+    clusters = graph.components(inside) if clusters is None else clusters
     n, d = x.shape
     k = int(clusters.max()) + 1
-    collect = csr_matrix((np.ones(n), (clusters, np.arange(n))), shape=(k, n))
+    collect = sums_over(clusters, k)
     forces = each(quadratics.hessians, x) - quadratics.slopes(x) - graph.pulled(z)
     hessians = (collect @ quadratics.hessians.reshape(n, d * d)).reshape(k, d, d)
     x = each(np.linalg.inv(hessians), collect @ forces)[clusters]
@@ -358,7 +368,7 @@ def _as_it_is(graph: Graph, quadratics: Quadratics, radii: Array, x: Array, foun
     """The same clusters, each with the mean of its users' x. Where users have little curvature a small force moves the minimiser far."""
     n, d = x.shape
     k = int(found.clusters.max()) + 1
-    collect = csr_matrix((np.ones(n), (found.clusters, np.arange(n))), shape=(k, n))
+    collect = sums_over(found.clusters, k)
     hessians = (collect @ quadratics.hessians.reshape(n, d * d)).reshape(k, d, d)
     x = x if k == n else each(np.linalg.inv(hessians), collect @ each(quadratics.hessians, x))[found.clusters]
     slopes = quadratics.slopes(x)
@@ -388,6 +398,23 @@ def envelopes(v: Array, radii: Array) -> Array:
     norms = row_norms(v)
     cut = np.minimum(norms, radii)
     return cut * (norms - cut / 2)
+
+
+def sums_over(groups: Indices, k: int) -> csc_matrix:
+    """(k, n): the sums over the members of each group (n,)."""
+    n = len(groups)
+    return csc_matrix((np.ones(n), groups, np.arange(n + 1)), shape=(k, n))
+
+
+def differences(n: int, first: Indices, second: Indices) -> csr_matrix:
+    """B (m, n): a row for each edge, 1 at its first end and -1 at its second."""
+    m = len(first)
+    return csr_matrix((np.tile([1.0, -1.0], m), np.stack([first, second], axis=1).ravel(), np.arange(0, 2 * m + 1, 2)), shape=(m, n))
+
+
+def equal_rows(rows: Array) -> Indices:
+    """(n,) labels, the same for equal rows."""
+    return np.unique(rows, axis=0, return_inverse=True)[1].astype(np.int64).reshape(-1)
 
 
 def row_norms(rows: Array) -> Array:

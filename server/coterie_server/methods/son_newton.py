@@ -54,6 +54,7 @@ class Answers:
     values: Array  # (n,)
     gradients: Array  # (n, d)
     hessians: Array  # (n, d, d), positive definite
+    labels: Indices  # (n,) clusters: users along whose ties models are equal, as a subproblem's solution has them to the last bit
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,8 @@ class SonNewton:
         objective = float(slopes.value.sum()) + self._norms(query)
         wanted = state.objective + _ARMIJO * state.share * state.promise + _ROUNDING * abs(state.objective)
         if state.answers is None or objective <= wanted:
-            answers = Answers(query, slopes.value, slopes.gradient, self._curvatures(state.answers, query, replies))
+            curvatures = self._curvatures(state.answers, query, replies)
+            answers = Answers(query, slopes.value, slopes.gradient, curvatures, self.graph.within(ssnal.equal_rows(query)))
             here = replace(state, answers=answers, objective=objective, largest=max(objective, state.largest))
             here = replace(here, gap=self._gap(here, state.answers))
             state = here if here.gap <= self.config.tolerance else self._solved(here)
@@ -150,7 +152,7 @@ class SonNewton:
             slope, rise = state.share * state.promise, objective - state.objective
             shorter = -slope / (2 * (rise - slope)) if np.isfinite(rise) else 0.1  # the minimum of a parabola through what is known
             state = replace(state, share=state.share * float(np.clip(shorter, 0.1, 0.5)))
-        return state, {**self._figures(state, self._labels(state)), CONVERGED: float(state.gap <= self.config.tolerance)}
+        return state, {**self._figures(state), CONVERGED: float(state.gap <= self.config.tolerance)}
 
     def _curvatures(self, before: Answers | None, x: Array, replies: Replies) -> Array:
         """Step 3: the users' Hessians at x, or what the server makes of their gradients; the smoothness L_i at first."""
@@ -194,30 +196,24 @@ class SonNewton:
         return replace(state, target=found.x, z=found.z, share=1.0, promise=min(promise, 0.0))
 
     def _norms(self, x: Array) -> float:
-        return self.lam * float((self.graph.weights * np.linalg.norm(self.graph.apart(x), axis=1)).sum())
+        return self.lam * float((self.graph.weights * ssnal.row_norms(self.graph.apart(x))).sum())
 
     async def finish(self, state: State, federation: Federation) -> Outcome:  # noqa: ARG002
         """The last accepted models; users are together whose ties are zero."""
         if state.answers is None:
             raise RunError("son_newton has no models after 0 rounds")
-        labels = self._labels(state)
         carry = Carry(self.graph, self.lam, state.z, state.answers)
         new = None if self.config.graph == "complete" or self.warm is not None else self.graph  # a path has one graph
-        figures, notes = self._figures(state, labels), ties.notes_on(new)
-        return Outcome(state.answers.x, labels, figures, carry=carry, notes=notes, ties=ties.outcome_of(new))
+        figures, notes = self._figures(state), ties.notes_on(new)
+        return Outcome(state.answers.x, state.answers.labels, figures, carry=carry, notes=notes, ties=ties.outcome_of(new))
 
     def labels_of(self, state: State) -> Indices | None:
         """Clusters of the last accepted point."""
-        return None if state.answers is None else self._labels(state)
+        return None if state.answers is None else state.answers.labels
 
-    def _labels(self, state: State) -> Indices:
-        """Users tied by edges along which the accepted models are equal, as a subproblem's solution has them to the last bit."""
+    def _figures(self, state: State) -> dict[str, float]:
         assert state.answers is not None  # noqa: S101
-        x = state.answers.x
-        return self.graph.components((x[self.graph.first] == x[self.graph.second]).all(axis=1))
-
-    def _figures(self, state: State, labels: Indices) -> dict[str, float]:
-        return {"objective": state.objective, "duality_gap": state.gap, "clusters": float(labels.max() + 1)}
+        return {"objective": state.objective, "duality_gap": state.gap, "clusters": float(state.answers.labels.max() + 1)}
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """One vector down and one up for each user and round."""
