@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coterie.arrays import Array
+from coterie.arrays import Array, Indices
 from coterie.experiment.problem import ProblemConfig
 from coterie.families.consensus import Curvatures, GroupModel, Slopes
 from coterie.methods.son_newton import Config
@@ -33,21 +33,25 @@ class Users:
     def __init__(self, loss: str, made: Sequence[UserData], **problem: Any) -> None:
         names, features, targets = zip(*((user.name, user.features, user.target) for user in made), strict=True)
         self.problem = build_problem(ProblemConfig(loss=loss, **problem), list(names), list(features), list(targets))
-        self.n, self.d, self.n_rounds = len(names), self.problem.d, 0
+        self.n, self.d, self.asked = len(names), self.problem.d, list[Indices]()
 
-    async def exchange(self, message: GroupModel) -> Replies:
-        self.n_rounds += 1
-        at, (first, second) = message.x, np.triu_indices(self.d)
-        triangles = np.ascontiguousarray(self.problem.hessian(at)[:, first, second])
-        slopes = Slopes(self.problem.value(at), self.problem.gradient(at))
-        return Replies({Slopes: slopes, Curvatures: Curvatures(triangles)}, None)
+    async def exchange(self, message: GroupModel, to: Indices | None = None) -> Replies:
+        self.asked.append(np.arange(self.n) if to is None else to)
+        at, users, (first, second) = message.x, message.users, np.triu_indices(self.d)
+        triangles = np.ascontiguousarray(self.problem.hessian(at, users)[:, first, second])
+        slopes = Slopes(self.problem.value(at, users), self.problem.gradient(at, users), users=users)
+        return Replies({Slopes: slopes, Curvatures: Curvatures(triangles, users=users)}, None)
 
-    def solved(self, config: Config, start: Array | None = None, limit: int = 80) -> Carry:
-        """What a stage carries on, from local models unless there is a start."""
+    def half(self, config: Config, start: Array | None = None) -> SonNewton:
+        """From local models unless there is a start."""
         members = Members(tuple(f"u{i}" for i in range(self.n)), ("",) * self.n)
         models = self.problem.argmin(np.zeros((self.n, self.d)), 0.0) if start is None else start
-        facts = Facts(self.problem.n_rows, self.d, smoothness=self.problem.smoothness())
-        half = SonNewton(config, Setting(0, "x", members, Precision.of("float64"), facts, Outcome(models)))
+        facts, is_quadratic = Facts(self.problem.n_rows, self.d, smoothness=self.problem.smoothness()), self.problem.config.is_quadratic
+        return SonNewton(config, Setting(0, "x", members, Precision.of("float64"), facts, Outcome(models), is_quadratic=is_quadratic))
+
+    def solved(self, config: Config, start: Array | None = None, limit: int = 80) -> Carry:
+        """What a stage carries on, from local models unless there is a start. Its gradients are the users' own."""
+        half = self.half(config, start)
         state, figures, number = finished(half.init(self)), {"converged": 0.0}, 0
         while not figures["converged"]:
             number += 1
@@ -55,6 +59,7 @@ class Users:
             state, figures = finished(half.round(state, self, number))
         carry = finished(half.finish(state, self)).carry
         assert isinstance(carry, Carry)
+        np.testing.assert_allclose(carry.answers.gradients, self.problem.gradient(carry.answers.x), rtol=1e-9, atol=1e-12)
         return carry
 
 

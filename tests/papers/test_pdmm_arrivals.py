@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from coterie.errors import RunError
+from coterie_server.maths.clusters import overlap
 from coterie_server.maths.sum_of_norms import sum_of_norms
 from coterie_server.methods.pdmm import pairs
 from tests.papers.pdmm_federation import Data, Points, Run
@@ -53,6 +54,15 @@ def test_residuals_are_those_of_the_optimality_conditions():
     assert run.figures[-1]["dual_residual"] == pytest.approx(wanted, rel=1e-9)
     gap = np.linalg.norm(state.x[i] - state.x[j] - state.z.T) / (2 * np.linalg.norm(state.x))
     assert run.figures[-1]["primal_residual"] == pytest.approx(gap, rel=1e-9)
+
+
+def test_the_end_says_how_clear_the_clusters_are():
+    points = np.array([[0.0, 0.0], [0.2, 0.0], [0.0, 4.0], [0.2, 4.0]])
+    run = Run(Points(points), penalty=0.15, sampling="arrival", delays={})
+    run.rounds(400)
+    found = run.finish()
+    assert found.figures["clusters"] == 2
+    assert found.figures["cluster_overlap"] == overlap(found.models, found.labels) < 1e-3
 
 
 def test_a_path_goes_on_from_the_pairs_of_the_stage_before():

@@ -116,9 +116,21 @@ def described(loss: str, method: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("loss", ["least_squares", "squared_distance"])
 def test_one_answer_is_enough_for_a_whole_path_of_quadratics(loss: str) -> None:
-    """The quadratic is the function: the first answer gives the solution, which the second one proves."""
-    result = run(described(loss, {"name": "son_newton", "path": [0.2, 0.1, 0.05]}))
-    assert [len(result.history(f"son_newton-{lam}")) for lam in (0.2, 0.1, 0.05)] == [2, 1, 1]
+    """The quadratic is the function: the first answer gives all solutions, and what users would answer there."""
+    path = (0.2, 0.1, 0.05)
+    result = run(described(loss, {"name": "son_newton", "path": path}))
+    assert [[row["asked"] for row in result.history(f"son_newton-{lam}")] for lam in path] == [[12, 0], [0], [0]]
+    moved = [
+        line for line in result.ledger() if line["stage"].startswith("son_newton") and line["step"] in ("query", "gradient", "hessian")
+    ]
+    assert {(line["stage"], line["step"]) for line in moved if line["vectors"] or line["scalars"]} == {
+        ("son_newton-0.2", "query"),
+        ("son_newton-0.2", "gradient"),
+        ("son_newton-0.2", "hessian"),
+    }
+    for lam in path:
+        alone = run(described(loss, {"name": "son_newton", "penalty": lam, "tolerance": 1e-14})).outcomes["son_newton"]
+        np.testing.assert_allclose(result.outcomes[f"son_newton-{lam}"].models, alone.models, atol=1e-7)
 
 
 def test_the_solution_is_that_of_pdmm() -> None:

@@ -6,14 +6,20 @@ sum_j z_ij = -grad f_i with |z_ij| <= LAM w_ij, and z_ij along x_i - x_j where t
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from coterie.errors import ProtocolError
+from coterie.families.consensus import Curvatures, GroupModel, Slopes
 from coterie.methods.son_newton import Config
 from coterie_client.data import UserData
+from coterie_client.families import consensus
+from coterie_client.interface.half import Inbox
 from tests.papers import fixture_data
+from tests.papers.pdmm_federation import finished
 from tests.papers.son_newton_federation import Users, residuals
 from tests.papers.test_son_newton import rows
 
@@ -40,7 +46,7 @@ def test_the_optimality_conditions_hold_for_each_loss(loss: str, graph: Any, hes
     assert found.outside <= 1e-14
     assert found.turned < 1e-12
     assert np.ptp(carry.answers.x, axis=0).max() > 0
-    assert users.n_rounds <= (10 if hessian == "exact" else 50)
+    assert len(users.asked) <= (10 if hessian == "exact" else 50)
 
 
 @pytest.mark.slow
@@ -54,7 +60,7 @@ def test_60_users_have_residuals_of_1e_8(loss: str, graph: Any) -> None:
     assert found.forces < 1e-8
     assert found.outside <= 1e-14
     assert found.turned < 1e-8
-    assert users.n_rounds <= 12
+    assert len(users.asked) <= 12
 
 
 @pytest.mark.parametrize(
@@ -122,3 +128,34 @@ def test_users_whose_loss_is_zero_end_without_a_division_by_it() -> None:
     users = Users("least_squares", [user(f"u{place}", [[0.0], [1.0]], [0.0, 0.0]) for place in range(3)], l2=0.1)
     carry = users.solved(Config(penalty=1.0))
     np.testing.assert_array_equal(carry.answers.x, 0.0)
+
+
+def test_only_users_are_asked_whose_point_has_changed() -> None:
+    users = of_loss("logistic", rows({"labels": True}, 0))
+    half = users.half(Config(penalty=0.05), np.zeros((users.n, users.d)))
+    state = finished(half.round(finished(half.init(users)), users, 1))[0]
+    target = state.target.copy()
+    target[[0, 4]] = 0.0
+    moved, figures = finished(half.round(replace(state, target=target, promise=0.0, objective=np.inf), users, 2))
+    assert users.asked[-1].tolist() == [place for place in range(users.n) if place not in (0, 4)]
+    assert figures["asked"] == users.n - 2
+    np.testing.assert_array_equal(moved.answers.values, users.problem.value(target))
+    np.testing.assert_array_equal(moved.answers.gradients, users.problem.gradient(target))
+    assert half.expected_vectors([figures])["query", "down"] == users.n - 2
+
+
+def test_hosts_answer_for_the_users_they_are_asked_about() -> None:
+    """The client half on a message for some users; with a ridge it is always all."""
+    problem = of_loss("huber", rows({"labels": False}, 0)).problem
+    x, some = np.ones((2, problem.d)), np.array([1, 3])
+    inbox = Inbox("x", 1, {GroupModel: GroupModel(x, users=some)})
+    local: Any = SimpleNamespace(problem=problem)
+    slopes, curvatures = consensus.step(consensus.State(None, with_hessians=True), inbox, local)[1]
+    assert isinstance(slopes, Slopes)
+    assert isinstance(curvatures, Curvatures)
+    np.testing.assert_array_equal(slopes.gradient, problem.gradient(np.ones((problem.n_users, problem.d)))[some])
+    assert slopes.users is some
+    assert curvatures.users is some
+    assert curvatures.triangle.shape == (2, problem.d * (problem.d + 1) // 2)
+    with pytest.raises(ProtocolError, match="asks some users for a stage with a ridge"):
+        consensus.step(consensus.State(1.0, with_hessians=True), inbox, local)

@@ -20,9 +20,10 @@ def finished(name: str) -> Result:
     return run(name)
 
 
-def test_the_path_of_the_schools_takes_nine_rounds_where_pdmm_takes_over_a_hundred() -> None:
+def test_a_school_answers_once_for_the_whole_path_where_pdmm_takes_over_a_hundred_rounds() -> None:
     ours, theirs = finished("hsb-newton"), finished("hsb")
     assert [len(ours.history(f"son_newton-{lam}")) for lam in SCHOOLS] == [2, 1, 1, 1, 1, 1, 1, 1]
+    assert sum(row["asked"] for lam in SCHOOLS for row in ours.history(f"son_newton-{lam}")) == 160
     assert sum(len(theirs.history(f"pdmm-{lam}")) for lam in SCHOOLS) > 100
 
 

@@ -16,7 +16,7 @@ from coterie.experiment.config import StopRule, experiment_from
 from coterie.methods import son_newton as newton
 from coterie.methods.pdmm import Config
 from coterie_server.interface.stages import Stage
-from coterie_server.maths import graphs, ssnal
+from coterie_server.maths import graphs, sieving, ssnal
 from coterie_server.methods import son_newton
 from coterie_server.methods.pdmm.half import memory
 from coterie_server.run import memory as run_memory
@@ -101,7 +101,7 @@ def test_son_newton_needs_what_it_says_and_not_much_less(n: int, d: int, graph: 
     tracemalloc.start()
     try:
         tied = ssnal.Graph.complete(n) if graph == "complete" else graphs.nearest(x, graph["neighbours"], 2.0)
-        ssnal.minimise(tied, hessians, linear, 0.2 * n / (2 * tied.m), x, relative=1e-8)
+        sieving.minimise(tied, hessians, linear, 0.2 * n / (2 * tied.m), x, relative=1e-8)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

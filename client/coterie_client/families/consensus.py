@@ -58,20 +58,22 @@ def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Mess
         if state.ridge is None:  # with several minimisers, each start could find another one
             raise ProtocolError("the parent asks for models near a point, but the stage has no ridge", Finding("C10"))
         return state, [UserModels(_proximal_points(state, inbox[AskModels].y, local))]
-    point, ridge = inbox[GroupModel].x, state.ridge
+    point, users, ridge = inbox[GroupModel].x, inbox[GroupModel].users, state.ridge
     if ridge is None:
-        value, gradient = local.problem.value(point), local.problem.gradient(point)
-        hessian = local.problem.hessian(point) if state.with_hessians else None
+        value, gradient = local.problem.value(point, users), local.problem.gradient(point, users)
+        hessian = local.problem.hessian(point, users) if state.with_hessians else None
+    elif users is not None:  # proximal points are kept of all users
+        raise ProtocolError("the parent asks some users for a stage with a ridge, want all", Finding("C10"))
     else:
         x = _proximal_points(state, point, local)
         state = replace(state, x=x)
         value = local.problem.value(x) + ridge / 2 * np.square(x - point).sum(axis=1)
         gradient = ridge * (point - x)
         hessian = _envelope_hessian(local.problem.hessian(x), ridge) if state.with_hessians else None
-    replies: list[Message] = [Slopes(value, gradient)]
+    replies: list[Message] = [Slopes(value, gradient, users=users)]
     if hessian is not None:
         rows, columns = np.triu_indices(hessian.shape[1])
-        replies.append(Curvatures(np.ascontiguousarray(hessian[:, rows, columns])))
+        replies.append(Curvatures(np.ascontiguousarray(hessian[:, rows, columns]), users=users))
     return state, replies
 
 

@@ -13,6 +13,7 @@ from coterie.experiment.settings import Settings
 
 MARGIN_LOSSES: Final = ("squared_hinge", "logistic", "least_squares", "huber", "poisson")
 DISTANCE_LOSSES: Final = ("squared_distance", "huber_distance")
+QUADRATIC_LOSSES: Final = ("least_squares", "squared_distance")
 NETWORK_LOSSES: Final = ("cross_entropy",)  # networks also take least_squares
 UNTOLD: Final = "metric"  # if only the code of the loss knows
 METRICS: Final = ("accuracy", "squared_error", "deviance", UNTOLD)
@@ -55,6 +56,11 @@ class ProblemConfig(Settings):
     def is_distance(self) -> bool:
         """Whether rows are points to be close to, without targets."""
         return self.loss in DISTANCE_LOSSES
+
+    @property
+    def is_quadratic(self) -> bool:
+        """Whether second derivatives are the same everywhere."""
+        return self.loss in QUADRATIC_LOSSES
 
     @property
     def is_own(self) -> bool:

@@ -229,6 +229,7 @@ class Setting(ClusterSetting):
     residual: float | None = None  #: with which the stage ends
     tensors: tuple[TensorInfo, ...] = ()  #: of the users' models
     metric: str = "accuracy"  #: the users' score besides the loss (`ProblemConfig.metric`)
+    is_quadratic: bool = False  #: whether losses have the same second derivatives everywhere (`ProblemConfig.is_quadratic`)
     truth: Array | None = None  #: (d, k) the representation that generated the data, where it is known
     privacy: Privacy | None = None  #: what is clipped and noised
     secret: Secret | None = None  #: the key of the server's noise and of users drawn in secret, with `privacy.unit: user`

@@ -1,5 +1,7 @@
 """Server half of `son_newton`: proximal Newton steps, whose subproblem the server solves alone.
 
+Users are asked for what the server does not know. Quadratic losses are known after one answer, also for the other penalties of a path.
+
 Nobody can be left out (skip): a line search must not compare values of two problems.
 """
 
@@ -26,7 +28,6 @@ from coterie_server.interface.half import (
     Key,
     Need,
     Outcome,
-    Replies,
     ServerHalf,
     Setting,
     StageHalf,
@@ -54,7 +55,18 @@ class Answers:
     values: Array  # (n,)
     gradients: Array  # (n, d)
     hessians: Array  # (n, d, d), positive definite
+    ridges: Array  # (n,) the multiples of the identity in them that the server has added
     labels: Indices  # (n,) clusters: users along whose ties models are equal, as a subproblem's solution has them to the last bit
+
+
+@dataclass(frozen=True)
+class Told:
+    """What users say at the trial point, or would say."""
+
+    values: Array  # (n,)
+    gradients: Array  # (n, d)
+    hessians: Array  # (n, d, d), of no meaning with `hessian: bfgs`
+    asked: int
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,7 @@ class State:
     promise: float  # how much the subproblem makes of the full step, negative
     objective: float
     gap: float  # of the quadratic model at `answers.x`, relative
+    asked: int  # users in the latest round
     largest: float  # objective at any accepted point
     graph_mark: int  # of `Graph.mark`
 
@@ -126,23 +139,23 @@ class SonNewton:
         start = self.setting.start_models
         x = np.zeros((self.n, d)) if start is None else start
         if self.warm is None:
-            return State(None, x, np.zeros((graph.m, d)), 1.0, 0.0, np.inf, np.inf, 0.0, graph.mark)
+            return State(None, x, np.zeros((graph.m, d)), 1.0, 0.0, np.inf, np.inf, 0, 0.0, graph.mark)
         warm = self.warm
         z = moved_along(warm.z, graph.weights, warm.lam, self.lam)
         objective = float(warm.answers.values.sum()) + self._norms(warm.answers.x)
-        return self._solved(State(warm.answers, x, z, 1.0, 0.0, objective, np.inf, objective, graph.mark))
+        return self._solved(State(warm.answers, x, z, 1.0, 0.0, objective, np.inf, 0, objective, graph.mark))
 
     async def round(self, state: State, federation: Federation, number: int) -> tuple[State, Mapping[str, float]]:  # noqa: ARG002
         """Steps 3 to 6: users answer at the trial point, and the server accepts it or goes back."""
         ties.check_same(self.graph, state.graph_mark)
         query = state.query
-        replies = await federation.exchange(GroupModel(query))
-        slopes = replies[Slopes]
-        objective = float(slopes.value.sum()) + self._norms(query)
+        told = await self._told(state.answers, query, federation)
+        objective = float(told.values.sum()) + self._norms(query)
         wanted = state.objective + _ARMIJO * state.share * state.promise + _ROUNDING * abs(state.objective)
+        state = replace(state, asked=told.asked)
         if state.answers is None or objective <= wanted:
-            curvatures = self._curvatures(state.answers, query, replies)
-            answers = Answers(query, slopes.value, slopes.gradient, curvatures, self.graph.within(ssnal.equal_rows(query)))
+            curvatures = self._curvatures(state.answers, query, told)
+            answers = Answers(query, told.values, told.gradients, *curvatures, self.graph.within(ssnal.equal_rows(query)))
             here = replace(state, answers=answers, objective=objective, largest=max(objective, state.largest))
             here = replace(here, gap=self._gap(here, state.answers))
             state = here if here.gap <= self.config.tolerance else self._solved(here)
@@ -152,19 +165,40 @@ class SonNewton:
             slope, rise = state.share * state.promise, objective - state.objective
             shorter = -slope / (2 * (rise - slope)) if np.isfinite(rise) else 0.1  # the minimum of a parabola through what is known
             state = replace(state, share=state.share * float(np.clip(shorter, 0.1, 0.5)))
-        return state, {**self._figures(state), CONVERGED: float(state.gap <= self.config.tolerance)}
+        return state, {**self._figures(state), "asked": float(state.asked), CONVERGED: float(state.gap <= self.config.tolerance)}
 
-    def _curvatures(self, before: Answers | None, x: Array, replies: Replies) -> Array:
-        """Step 3: the users' Hessians at x, or what the server makes of their gradients; the smoothness L_i at first."""
-        d = x.shape[1]
+    async def _told(self, before: Answers | None, x: Array, federation: Federation) -> Told:
+        """Step 3: answers at x, of users who are asked, and of those whose last answer says what they would answer."""
+        n, d, is_exact = *x.shape, self.config.hessian == "exact"
+        if before is None:
+            values, gradients, hessians, asked = np.zeros(n), np.zeros((n, d)), np.zeros((n, d, d)), np.arange(n)
+        else:
+            is_known = self.setting.is_quadratic and is_exact
+            asked = np.flatnonzero((x != before.x).any(axis=1) & (not is_known))
+            step, hessians = x - before.x, before.hessians - before.ridges[:, None, None] * np.eye(d)
+            gradients = before.gradients + ssnal.each(hessians, step)
+            values = before.values + np.einsum("nd,nd->n", before.gradients + gradients, step) / 2
+        if asked.size == n:
+            replies = await federation.exchange(GroupModel(x))
+        elif asked.size:
+            replies = await federation.exchange(GroupModel(x[asked], users=asked), to=asked)
+        if asked.size:
+            slopes = replies[Slopes]
+            values[asked], gradients[asked] = slopes.value, slopes.gradient
+            if is_exact:
+                hessians[asked] = symmetric(replies[Curvatures].triangle, d)
+        return Told(values, gradients, hessians, asked.size)
+
+    def _curvatures(self, before: Answers | None, x: Array, told: Told) -> tuple[Array, Array]:
+        """Step 3: the users' Hessians at x, or what the server makes of their gradients, the smoothness L_i at first; and the ridges."""
         if self.config.hessian == "exact":
-            return definite(symmetric(replies[Curvatures].triangle, d))
+            return definite(told.hessians)
         if before is None:
             smoothness = self.setting.known_facts.smoothness
             if smoothness is None:
                 raise RunError("no user has told the smoothness of its loss, which the first approximations come from")
-            return definite(smoothness[:, None, None] * np.eye(d))
-        return definite(bfgs.updated(before.hessians, before.x, x, replies[Slopes].gradient - before.gradients))
+            return definite(smoothness[:, None, None] * np.eye(x.shape[1]))
+        return definite(bfgs.updated(before.hessians, before.x, x, told.gradients - before.gradients))
 
     def _gap(self, state: State, before: Answers | None) -> float:
         """The duality gap of the quadratic model at the new point, with the subproblem's z, over the objective.
@@ -216,23 +250,24 @@ class SonNewton:
         return {"objective": state.objective, "duality_gap": state.gap, "clusters": float(state.answers.labels.max() + 1)}
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
-        """One vector down and one up for each user and round."""
-        n_vectors = float(len(figures) * self.n)
-        return {("query", "down"): n_vectors, ("gradient", "up"): n_vectors}
+        """One vector down and one up for each user asked."""
+        n_asked = sum(row["asked"] for row in figures)
+        return {("query", "down"): n_asked, ("gradient", "up"): n_asked}
 
     def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """With each gradient a value, d + 1 scalars, and if they are exact the upper triangle of a Hessian, d(d+1)/2."""
-        d, n_asked = self.setting.known_facts.d, float(len(figures) * self.n)
+        d, n_asked = self.setting.known_facts.d, sum(row["asked"] for row in figures)
         hessians: dict[Key, float] = {("hessian", "up"): n_asked * d * (d + 1) / 2} if self.config.hessian == "exact" else {}
         return {("gradient", "up"): n_asked * (d + 1), **hessians}
 
 
-def definite(hessians: Array) -> Array:
-    """The Hessians (n, d, d), with a small multiple of the identity for users who lack curvature in some direction."""
+def definite(hessians: Array) -> tuple[Array, Array]:
+    """The Hessians (n, d, d) with a small multiple of the identity for users who lack curvature in some direction; the multiples (n,)."""
     n, d, _ = hessians.shape
     unit = float(np.einsum("nii->", hessians)) / (n * d) or 1.0
     least = np.linalg.eigvalsh(hessians)[:, 0]
-    return np.asarray(hessians + np.where(least < _RIDGE * unit, _RIDGE * unit, 0.0)[:, None, None] * np.eye(d))
+    ridges = np.where(least < _RIDGE * unit, _RIDGE * unit, 0.0)
+    return np.asarray(hessians + ridges[:, None, None] * np.eye(d)), ridges
 
 
 def stages(config: Config, experiment: Experiment) -> list[Stage]:

@@ -129,9 +129,8 @@ class Engine:
         return point
 
     def _where(self, point: Point) -> str:
-        n_stages = len(self.stages)
-        is_over = point.stage == n_stages
-        stage = "after the last stage" if is_over else f"in stage {point.stage + 1}/{n_stages} {self.stages[point.stage].name}"
+        is_over = point.stage == len(self.stages)
+        stage = "after the last stage" if is_over else f"in stage {point.stage + 1}/{len(self.stages)} {self.stages[point.stage].name}"
         return f"{stage}, round {point.round}"
 
     def checkpoint(self, point: Point, seq: int | None = None) -> None:
@@ -354,6 +353,7 @@ class Engine:
             residual=stage.stop.residual,
             tensors=self._network() if self.experiment.model else () if point.facts is None else convex_tensors(point.facts.d),
             metric=self.experiment.problem.metric,
+            is_quadratic=self.experiment.problem.is_quadratic,
             privacy=self.experiment.privacy,
             secret=self._noise.of(stage, has_begun=point.state is not None),
             truth=true_representation(self.experiment.data, self.experiment.seed),

@@ -44,6 +44,7 @@ from coterie_server.interface.deferred import Figures
 from coterie_server.interface.half import Counts, Federation, Key, Outcome, Replies, Setting
 from coterie_server.interface.wanted import Wanted
 from coterie_server.methods.pdmm import balance, pairs
+from coterie_server.methods.pdmm import counts as pdmm_counts
 from coterie_server.methods.pdmm import messages as pdmm_messages
 from coterie_server.methods.pdmm.rounds import Carry, Clustering
 
@@ -276,7 +277,7 @@ class Arrivals:
         labels = self.clusters(state.x, pdmm_messages.NOBODY, state.z)
         n, total, greatest = state.ages.tolist()
         ages = {"answers": n, "mean_staleness": total / max(n, 1.0), "greatest_staleness": greatest}
-        figures |= {"clusters": float(labels.max() + 1), **ages}
+        figures |= {**pdmm_counts.of_clusters(state.x, labels), **ages}
         where = (self.setting.stage, self.config.placement, self.layout.copies)
         carry = Carry(*where, state.x, state.z, state.mu, state.mu, state.rho, state.graph_mark)
         whose = "the clock's" if self.delays is None else "drawn from the seed"

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from coterie.arrays import Array
+from coterie.arrays import Array, Indices
 from coterie.families.ties import Extent
 from coterie.methods.pdmm import Config
-from coterie_server.interface.half import Counts, Key
+from coterie_server.interface.half import OVERLAP, Counts, Key
+from coterie_server.maths.clusters import overlap
 from coterie_server.methods.pdmm import balance, pairs
 from coterie_server.methods.pdmm import messages as pdmm_messages
 from coterie_server.methods.pdmm.forecast import Forecasts
@@ -26,6 +27,12 @@ def blocks(layout: pairs.Layout, chosen: pairs.Chosen) -> dict[str, float]:
         "z_blocks": float(everything if chosen.z is None else per_place * chosen.z.size),
         "dual_blocks": float(everything if chosen.mu is None else per_place * chosen.mu.size),
     }
+
+
+def of_clusters(x: Array, labels: Indices) -> dict[str, float]:
+    """The closing figures about the clusters `labels` (n,) of the models x (n, d)."""
+    found = overlap(x, labels)
+    return {"clusters": float(labels.max() + 1), **({} if found is None else {OVERLAP: found})}
 
 
 def of_forecasts(known: Forecasts, *, is_valued: bool) -> dict[str, float]:

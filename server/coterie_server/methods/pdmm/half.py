@@ -41,7 +41,6 @@ from coterie_server.families import ties
 from coterie_server.interface.deferred import Figures
 from coterie_server.interface.half import (
     FLAT_ONLY,
-    OVERLAP,
     UNCONVERGED,
     Counts,
     Federation,
@@ -53,7 +52,7 @@ from coterie_server.interface.half import (
     half_of,
 )
 from coterie_server.interface.stages import Stage, along_path, reference
-from coterie_server.maths.clusters import overlap, partition, persistent
+from coterie_server.maths.clusters import partition, persistent
 from coterie_server.methods.pdmm import counts as pdmm_counts
 from coterie_server.methods.pdmm import forecast, pairs
 from coterie_server.methods.pdmm import messages as pdmm_messages
@@ -229,9 +228,7 @@ class Pdmm:
         if owed := self.rounds.owed(state):
             await federation.exchange(*owed)
         labels = self.clusters(state.x, state.zero_for, state.z)
-        figures = {"clusters": float(labels.max() + 1), "rho_first": self.steps.rho, "rho": state.rho}
-        if (found := overlap(state.x, labels)) is not None:
-            figures[OVERLAP] = found
+        figures = {**pdmm_counts.of_clusters(state.x, labels), "rho_first": self.steps.rho, "rho": state.rho}
         where = (self.setting.stage, self.config.placement, self.layout.copies)
         carry = Carry(*where, state.x, state.z, state.mu, state.muhat, state.rho, state.graph_mark, state.forecasts)
         warnings = tuple[str, ...]()
