@@ -17,7 +17,8 @@ PACKAGES = {"coterie": "common", "coterie_server": "server", "coterie_client": "
 # Package, folder: the folders of the same package that it may import besides itself. "" is what lies beside the folders.
 ROOMS: Mapping[str, Mapping[str, str]] = {
     "coterie": {
-        "session": "families experiment record wire masked text v1",
+        "session": "compress families experiment record wire masked text v1",
+        "compress": "experiment wire draws v1",
         "methods": "families experiment wire draws text",
         "families": "experiment wire masked draws text",
         "masked": "",

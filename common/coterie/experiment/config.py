@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 
 from coterie.errors import ConfigError
 from coterie.experiment import plugins
+from coterie.experiment.compress import why_not_thin
 from coterie.experiment.data import SOURCES, DataConfig, PythonData
 from coterie.experiment.federation import Count, FederationRules, Seconds
 from coterie.experiment.method import ANY_MODEL, CONVEX, NETWORK, Kind, Meaningless
@@ -165,7 +166,7 @@ class Experiment(Settings):
 
     @model_validator(mode="after")
     def _nothing_is_sent_without_noise(self) -> Self:
-        if sentence := refused(self):
+        if sentence := refused(self) or why_not_thin(self):
             raise ValueError(sentence)
         return self
 

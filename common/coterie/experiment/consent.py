@@ -12,6 +12,7 @@ These parts count:
     inference     users send second moments of their rows, for standard errors
     payload       the precision of sent vectors
     exact_sums    users' answers are sent, or only their sums
+    compress      with what precision answers are sent
     sums          sums are masked, of how many hosts totals are seen, and whether and how many hosts can take masks off
     topology      who sees what a user sends
     privacy       what is clipped and noised, and for how many rounds
@@ -63,6 +64,8 @@ def consent_parts(experiment: Experiment) -> dict[str, Any]:
         asked["exact_sums"] = True
     if experiment.privacy is not None:  # `stop.rounds` decides how much noise an epsilon means
         asked["privacy"] = {**experiment.privacy.model_dump(mode="json", exclude_none=True), "rounds": experiment.stop.rounds}
+    if experiment.federation.compress is not None:
+        asked["compress"] = experiment.federation.compress.model_dump(mode="json", exclude_defaults=True)
     if experiment.masks_sums:
         rules = experiment.federation
         hosts, shares = (

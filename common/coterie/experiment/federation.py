@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from coterie.experiment.columns import Name
+from coterie.experiment.compress import Compress
 from coterie.experiment.links import LinkRules
 from coterie.experiment.robust import Robust
 from coterie.experiment.settings import Settings
@@ -52,6 +53,7 @@ class FederationRules(Settings):
     #: clock.
     late: Literal["wait", "skip"] = "wait"
     late_after_s: Seconds = 5.0  #: With late: skip, how long an exchange waits for the last hosts, in seconds.
+    compress: Compress | None = None  #: How vectors and weights are made smaller on their way, `up` and `down`; null: they are not.
     links: LinkRules = LinkRules()  #: Emulated rate and delay of links. A run takes longer, and gives the same bits.
     #: What happens when a host has been absent too long. stop: the run ends and can be resumed. wait: it waits on. skip: it leaves the
     #: host's users out until they are back.

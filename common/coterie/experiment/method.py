@@ -82,6 +82,8 @@ class Method(Room):
     #: Given the configuration and the kind of models: why no rule of `federation.robust` can replace its means, and what a
     #: user who lies does then, as a clause; "" where one can.
     no_rule: Callable[[Any, Kind], str] = lambda *_: "the server uses more than a mean of them"
+    #: Why its halves need what they have sent and received to be exact, as a clause: `federation.compress` may then lose nothing.
+    continues: str = ""
 
     #: The units (`privacy.unit`) that it can protect by clipping and noise.
     protects: frozenset[Literal["row", "user"]] = frozenset()

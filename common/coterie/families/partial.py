@@ -196,7 +196,7 @@ class AskStart(Rows):
     """Asks one user for the initial shared tensors of the seed, because the server builds no network."""
 
 
-@declare(method="partial", step="start")
+@declare(method="partial", step="start", whole=True)
 class Start(Rows):
     """phi^0."""
 
@@ -224,12 +224,12 @@ class TrainingLoss(Rows):
     loss: Annotated[Array, Scalars("rows")]
 
 
-@declare(method="partial", step="evaluation")
+@declare(method="partial", step="evaluation", whole=True)
 class Trial(Shared):
     """The shared tensors of a round, which users evaluate and discard."""
 
 
-@declare(method="partial", step="delivery")
+@declare(method="partial", step="delivery", whole=True)
 class Delivery(Shared):
     """The shared tensors that a user keeps: at the end of a run, or at the start of a new user."""
 

@@ -143,6 +143,7 @@ MESSAGES = messages_of("async_al2sgd")
 
 METHOD = Method(
     config=Config,
+    continues="users and aggregators go on with anchors as they were sent",
     users_need_minimisers=False,
     no_rule=lambda *_: "",
     has_known_clusters=True,

@@ -119,6 +119,7 @@ MESSAGES = messages_of("async_l2gd")
 
 METHOD = Method(
     config=Config,
+    continues="users and aggregators go on with averages as they were sent",
     users_need_minimisers=False,
     no_rule=lambda *_: "",
     facts=lambda _: frozenset({"smoothness"}),  # of the default rates

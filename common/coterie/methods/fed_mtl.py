@@ -122,6 +122,7 @@ def _leaks(config: Config, unit: Unit) -> str:
 
 METHOD = LocalTraining(
     config=Config,
+    continues="its multipliers are sums of differences of what was sent",
     models=ANY_MODEL,
     sums=NETWORK,
     is_personal=True,

@@ -89,7 +89,7 @@ class UpdatedHead(Rows):
     w: Annotated[Array, Scalars("rows", "k", exact=False)]
 
 
-@declare(method="fedrep_linear", step="delivery")
+@declare(method="fedrep_linear", step="delivery", whole=True)
 class FinalRepresentation(Rows):
     """B^T, to every user, which solves for its head on its own rows. A shared head comes with it instead."""
 

@@ -33,7 +33,7 @@ class Statistics(Rows):
     slope: Annotated[Array, Vectors("rows", "d", exact=True)]
 
 
-@declare(method="hlm_exact", step="models")
+@declare(method="hlm_exact", step="models", whole=True)
 class Models(Rows):
     """theta_i, to its user."""
 

@@ -342,6 +342,7 @@ _ROUND = ("pdmm/S0", "pdmm/ties", "pdmm/balance", "pdmm/S1", "pdmm/S5", "pdmm/x_
 
 METHOD = Method(
     config=Config,
+    continues="users and server go on with numbers that the other has sent",
     unprotected="its server keeps a model of each user, round after round, which only noise of each user's own could hide",
     no_rule=lambda *_: "no models are averaged: its penalties bound how far one user pulls another",
     alternatives=(frozenset(_PENALTIES),),

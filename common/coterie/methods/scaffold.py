@@ -51,6 +51,7 @@ class VariateMove(Rows):
 
 METHOD = LocalTraining(
     config=Config,
+    continues="the server's control variate is the mean of those of users, which are never sent",
     models=ANY_MODEL,
     sums=frozenset(),
     steps={"variate": "control variates: that of the server, and how far those of the users drawn have moved"},

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from coterie.arrays import Indices
+from coterie.compress.link import Link, Place
 from coterie.errors import ProtocolError, RunError
 from coterie.experiment.config import Experiment
 from coterie.experiment.features import Feature
@@ -81,6 +82,9 @@ class Member:
         self._store = store
         self._instance = instance
         self._precision = Precision.of_run(experiment)
+        thin = experiment.federation.compress
+        self._up = None if thin is None or thin.up is None else Link.of(thin.up, experiment)
+        self._down = None if thin is None or thin.down is None else Link.of(thin.down, experiment)
         self._replies: dict[int, tuple[Encoded, int]] = {}  # exchange -> (reply, how often it was sent)
         self._fingerprints: dict[int, int] = {}  # exchange -> checksum of the task that the reply answers
         self._unmarked: tuple[session_pb2.Task, Sequence[Message]] | None = None  # the latest task, if it has no checksum yet
@@ -170,11 +174,14 @@ class Member:
         self._unmarked = task, messages
         if received.n_bytes > _SMALL_BYTES:  # frees the messages early
             self._mark()
-        return Asked(task, [self._with_positions(message) for message in messages])
+        messages = [self._with_positions(message) for message in messages]
+        return Asked(task, messages if self._down is None else self._down.unpacked(messages, self._place(task)))
 
     def close(self, asked: Asked, messages: Iterable[Message]) -> Encoded | None:
         """The reply to send, or None if the parent already has it. The task counts as handled from now on."""
         task = asked.task
+        if self._up is not None:
+            messages = self._up.packed(messages, self._place(task, asked.messages or ()))
         reply = session_pb2.Reply(seq=task.seq, attempt=task.attempt, durable_seq=self._durable_seq)
         encoded = encode(reply, [self._with_indices(message) for message in messages], self._precision)
         self.last_seq = task.seq
@@ -184,6 +191,9 @@ class Member:
         self._is_snapshot_asked = self._is_snapshot_asked or bool(task.snapshot)
         self.held.handled(task.seq)
         return None if task.replay else encoded
+
+    def _place(self, task: session_pb2.Task, messages: Sequence[Message] = ()) -> Place:
+        return Place(task.stage, task.round, lambda users: self.numbers if users is None else self.numbers[users], messages)
 
     def settled_until(self, task: session_pb2.Task) -> int:
         """The last exchange to which neither the parent nor a restart of this member, from either of its snapshots, comes back."""

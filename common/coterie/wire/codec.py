@@ -28,7 +28,7 @@ from coterie.wire.fields import (
     field_head,
 )
 from coterie.wire.messages import Message, Rows, Spec, check_extents, has_rows, kind_class
-from coterie.wire.precision import BFLOAT16, DTYPES, FLOAT32, FLOAT64, INT32, INT64, AnyArray, Precision, native, written
+from coterie.wire.precision import BFLOAT16, DTYPES, FLOAT32, FLOAT64, INT32, INT64, UINT8, AnyArray, Precision, native, written
 
 PROTOCOL_VERSION = 1
 # A frame holds inline tensors of at most this size together; larger ones follow in chunks.
@@ -105,8 +105,8 @@ def _wire_dtype(spec: Spec, precision: Precision, array: AnyArray) -> np.dtype[A
         return precision.weights
     if spec.is_float:
         return FLOAT64 if spec.is_exact else precision.dtype
-    if spec.is_fixed:
-        return INT64
+    if spec.is_fixed or spec.packs:
+        return UINT8 if spec.packs else INT64
     small = array.size == 0 or (array.min() >= -(2**31) and array.max() < 2**31)
     return INT32 if small else INT64
 
@@ -240,7 +240,8 @@ def repeated(
                 size, frames = size + more, frames + chunk_frames
                 if spec is not None and spec.is_payload:  # positions are none
                     payload += n_bytes
-                    scalars += n_bytes // (DTYPES[tensor.dtype].itemsize * (tensor.shape[1] if spec.is_fixed else 1))
+                    width = DTYPES[tensor.dtype].itemsize * (tensor.shape[1] if spec.is_fixed else 1)
+                    scalars += 0 if spec.packs else n_bytes // width
         if frames:
             found.append(Entry(entry.kind, 0, scalars, payload, size, frames, entry.users))
     return (*found, _envelope(head_bytes))
@@ -263,7 +264,7 @@ def _booked(
     for (_, spec), shape, width in zip(cls.specs, shapes, widths, strict=True):
         n_vectors, n_scalars = spec.count(shape)
         times = 1 if has_rows(spec) else n_users
-        payload += math.prod(shape) * width if n_scalars else 0
+        payload += math.prod(shape) * width if spec.is_payload else 0
         vectors, scalars = vectors + times * n_vectors, scalars + times * n_scalars
     for n_bytes in cut:
         more, chunk_frames = chunk_frame_bytes(n_bytes, chunk_bytes)
@@ -357,6 +358,8 @@ def _decode_part(
         dtype = array.dtype
         if (dtype.kind == "f" or dtype is BFLOAT16) != spec.is_float:
             raise ProtocolError(f"{part.kind}.{name} has dtype {dtype}, wanted {'float' if spec.is_float else 'integer'}")
+        if spec.packs and dtype != UINT8:
+            raise ProtocolError(f"{part.kind}.{name} has dtype {dtype}, wanted bytes")
         shapes.append(array.shape)
         widths.append(dtype.itemsize)
         natives.append(native(array, _native_dtype(spec, dtype)))
@@ -390,7 +393,7 @@ def _checked(
 def _native_dtype(spec: Spec, written: np.dtype[Any]) -> np.dtype[Any]:
     """The type of a field in the halves: float64; for weights float32 unless written as float64; or int64."""
     if not spec.is_float:
-        return INT64
+        return UINT8 if spec.packs else INT64
     return FLOAT32 if spec.is_weights and written != FLOAT64 else FLOAT64
 
 

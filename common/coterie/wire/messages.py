@@ -28,6 +28,7 @@ from coterie.errors import ProtocolError
 
 Shape = tuple[str | int, ...]
 Allowed = Literal["finite", "infinity", "nan"]  # each includes the ones before it
+Packs = Literal["", "extents", "values", "aside"]  # of a compressed field: its shape, its numbers, and what is needed to read them
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,18 @@ class Spec:
     allows: Allowed = "finite"  # the parent refuses a message with other numbers
     is_weights: bool = False  # parameters of a model: for networks float32 in the halves, and no wider on the wire
     is_fixed: bool = False  # fixed-point sums: payload in whole numbers of 64 bits, whose second axis are the words of a number
+    packs: Packs = ""  # bytes of a compressed field: see `packed_kind`
 
     @property
     def is_payload(self) -> bool:
-        """Whether the ledger counts its numbers."""
-        return self.is_float or self.is_fixed
+        """Whether the ledger counts its bytes as payload."""
+        return self.is_float or self.is_fixed or self.packs == "values"
 
     def count(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """(vectors, scalars) that the ledger books for an array of this shape. The words of a fixed-point number count as one scalar."""
-        if not self.is_payload:
+        if self.packs == "extents":
+            shape = shape[:-1]
+        elif not (self.is_float or self.is_fixed):
             return 0, 0
         scalars = math.prod(shape)
         if self.is_fixed and scalars:
@@ -90,6 +94,7 @@ class Message:
     step: ClassVar[str] = ""  # the paper's own step, as the ledger shows it
     specs: ClassVar[tuple[tuple[str, Spec], ...]] = ()
     carries_weights: ClassVar[bool] = False
+    is_whole: ClassVar[bool] = False  # never compressed: both ends keep it, or judge it
     total: ClassVar["type[Total] | None"] = None  # its sums over users, where they may be sent instead of the terms
     ask_total: ClassVar["type[AskTotal] | None"] = None
 
@@ -157,19 +162,29 @@ class AskTotal(Rows):
     form: Annotated[Indices, Positions("fields", 3)]
 
 
+@dataclass(frozen=True)
+class Aside(Message):
+    """What is needed to read compressed fields besides their numbers: scales and positions. It follows the message with the numbers."""
+
+    of: ClassVar[type[Message]]
+
+
 M = TypeVar("M", bound=Message)
+PACKED, ASIDE = "Packed", "Aside"  # ends of the names of kinds
 
 _KINDS: dict[str, type[Message]] = {}
+_PACKED: dict[str, type[Message]] = {}  # kinds with compressed fields, made on demand
 _finders: list[Callable[[str], object]] = []
 _KIND = re.compile(r"[a-z][a-z0-9_]*\.[A-Za-z0-9]+")
 _MAX_SHOWN = 100  # characters
 
 
 @typing.dataclass_transform(frozen_default=True)
-def declare(*, method: str, step: str, total: bool = False) -> Callable[[type[M]], type[M]]:
+def declare(*, method: str, step: str, total: bool = False, whole: bool = False) -> Callable[[type[M]], type[M]]:
     """Makes a message class a frozen dataclass, and registers it under "<method>.<Class>" with the paper's step.
 
-    With `total`, sums over users may be sent instead of its rows: `federation.total` asks for them. All fields must have rows.
+    With `total`, sums over users may be sent instead of its rows: `federation.total` asks for them. All fields must have rows. With `whole`
+    it is never compressed, because both ends keep it or judge it.
     """
 
     def register(cls: type[M]) -> type[M]:
@@ -187,7 +202,7 @@ def declare(*, method: str, step: str, total: bool = False) -> Callable[[type[M]
             specs.append((declared.name, spec))
         cls.kind, cls.method, cls.step, cls.specs = f"{method}.{cls.__name__}", method, step, tuple(specs)
         cls.carries_weights = any(spec.is_weights for _, spec in specs)
-        cls.total = cls.ask_total = None
+        cls.total, cls.ask_total, cls.is_whole = None, None, whole
         _KINDS[cls.kind] = cls
         if total:
             _declare_total(cls)
@@ -214,6 +229,54 @@ def _fixed(name: str, spec: Spec) -> Spec:
     return Spec(shape, is_float=False, counts_vectors=spec.counts_vectors, is_fixed=spec.is_float)
 
 
+def is_packable(spec: Spec) -> bool:
+    """Whether a field may be compressed: vectors and weights that need not be exact."""
+    return spec.is_float and spec.counts_vectors and not spec.is_exact
+
+
+def packed_kind(cls: type[Message]) -> type[Message]:
+    """The kind that carries the message with its vectors and weights compressed, and the other fields as they are.
+
+    A field x has an array without bytes there, whose shape with a last axis of 0 says the extents, and its numbers as bytes (`x_values`).
+    `Aside` of it has the bytes that are needed to read them (`x_aside`), if there are any.
+    """
+    kind = f"{cls.kind}{PACKED}"
+    if kind not in _PACKED:
+        rows = (Rows if issubclass(cls, Rows) else Broadcast,)
+        columns: list[tuple[str, object]] = []
+        beside: list[tuple[str, object]] = []
+        for name, spec in cls.specs:
+            if is_packable(spec):
+                extents = Spec((*spec.shape, 0), is_float=False, counts_vectors=True, packs="extents")
+                columns += [(name, Annotated[Array, extents]), (f"{name}_values", Annotated[Array, _bytes(name, "values")])]
+                beside.append((f"{name}_aside", Annotated[Array, _bytes(name, "aside")]))
+            else:
+                columns.append((name, Annotated[Array, spec]))
+        for end, bases, listed in ((PACKED, rows, columns), (ASIDE, (Aside,), beside)):
+            made = make_dataclass(
+                f"{cls.__name__}{end}", listed, bases=bases, frozen=True, namespace={"of": cls, "__module__": cls.__module__}
+            )
+            made.kind, made.method, made.step = f"{cls.kind}{end}", cls.method, cls.step  # type: ignore[attr-defined]
+            made.specs = tuple((name, annotated.__metadata__[0]) for name, annotated in listed)  # type: ignore[attr-defined]
+            _PACKED[f"{cls.kind}{end}"] = made
+    return _PACKED[kind]
+
+
+def aside_kind(cls: type[Message]) -> type[Message]:
+    """The `Aside` of `packed_kind`."""
+    packed_kind(cls)
+    return _PACKED[f"{cls.kind}{ASIDE}"]
+
+
+def unpacked_kind(cls: type[Message]) -> type[Message] | None:
+    """The kind whose compressed numbers this kind carries; None for every other kind."""
+    return cls.of if cls.kind in _PACKED and not issubclass(cls, Aside) else None  # type: ignore[attr-defined]
+
+
+def _bytes(name: str, packs: Packs) -> Spec:
+    return Spec((f"bytes of {name}_{packs}",), is_float=False, counts_vectors=False, packs=packs)
+
+
 def words_of(name: str) -> str:
     """The axis of the words of a field of a `Total`."""
     return f"words of {name}"
@@ -236,11 +299,15 @@ def find_kinds_with(finder: Callable[[str], object]) -> None:
 
 def kind_class(kind: str) -> type[Message]:
     """The declared class of a kind, after importing its method's declarations if necessary. ProtocolError for an undeclared kind."""
-    cls = _KINDS.get(kind)
+    cls = _KINDS.get(kind) or _PACKED.get(kind)
     if cls is None and _KIND.fullmatch(kind):
         for find in _finders:
             find(kind.partition(".")[0])
         cls = _KINDS.get(kind)
+        base = next((_KINDS.get(kind.removesuffix(end)) for end in (PACKED, ASIDE) if kind.endswith(end)), None)
+        if cls is None and base is not None and any(is_packable(spec) for _, spec in base.specs):
+            packed_kind(base)
+            cls = _PACKED[kind]
     if cls is None:
         raise ProtocolError(f"message kind {kind[:_MAX_SHOWN]!r} is not declared; known kinds: {', '.join(sorted(_KINDS))}")
     return cls
@@ -281,7 +348,7 @@ def select_clusters(message: PerCluster, clusters: Indices) -> PerCluster | None
 
 
 __all__ = [
-    "Annotated", "Array", "AskTotal", "Broadcast", "Indices", "Message", "PerCluster", "PerHost", "Positions", "Rows", "Scalars", "Spec",
-    "Total", "Vectors", "Weights", "check_extents", "dataclass", "declare", "declared", "find_kinds_with", "has_rows", "kind_class",
-    "select", "select_clusters", "words_of",
+    "Annotated", "Array", "Aside", "AskTotal", "Broadcast", "Indices", "Message", "PerCluster", "PerHost", "Positions", "Rows", "Scalars",
+    "Spec", "Total", "Vectors", "Weights", "aside_kind", "check_extents", "dataclass", "declare", "declared", "find_kinds_with", "has_rows",
+    "is_packable", "kind_class", "packed_kind", "select", "select_clusters", "unpacked_kind", "words_of",
 ]  # fmt: skip

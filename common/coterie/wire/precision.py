@@ -18,14 +18,14 @@ from coterie.wire.messages import Message, Rows, Spec, has_rows
 
 AnyArray = NDArray[Any]
 _ONE_THREAD = 10_000  # products of vectors with at most this many terms use one thread in OpenBLAS
-FLOAT64, FLOAT32, INT64, INT32 = (np.dtype(name) for name in ("<f8", "<f4", "<i8", "<i4"))
+FLOAT64, FLOAT32, INT64, INT32, UINT8 = (np.dtype(name) for name in ("<f8", "<f4", "<i8", "<i4", "u1"))
 BFLOAT16 = np.dtype([("upper_half", "<u2")])  # numpy lacks this type
 DTYPES: dict[int, np.dtype[Any]] = {
     tensor_pb2.ELEMENT_TYPE_FLOAT64: FLOAT64,
     tensor_pb2.ELEMENT_TYPE_FLOAT32: FLOAT32,
     tensor_pb2.ELEMENT_TYPE_INT64: INT64,
     tensor_pb2.ELEMENT_TYPE_INT32: INT32,
-    tensor_pb2.ELEMENT_TYPE_UINT8: np.dtype("u1"),
+    tensor_pb2.ELEMENT_TYPE_UINT8: UINT8,
     tensor_pb2.ELEMENT_TYPE_FLOAT16: np.dtype("<f2"),
     tensor_pb2.ELEMENT_TYPE_BFLOAT16: BFLOAT16,
 }

@@ -11,6 +11,7 @@ from coterie_deploy.read.cautions import cautions_of
 from coterie_deploy.read.sentences import steps_said
 from coterie_deploy.terminal.tables import count, is_narrow, is_tiny, say, say_left_out, size, table_of
 from coterie_server.record import summary
+from coterie_server.record.compressed import Saving, savings
 from coterie_server.record.query import SESSION, SESSION_NAME, stage_namer
 from coterie_server.record.rundb import read_run
 from coterie_server.record.summary import Books, Traffic
@@ -20,6 +21,7 @@ MAX_STAGES = 5  # shown one by one, including the session
 _MAX_COMPARED = 100_000  # rows of the ledger; of more, the comparison takes seconds
 _NOT_COMPARED = "The books are large: coterie ledger --verify says whether those of the hosts agree."
 SHORT_NOTES = "vectors beside the closed form; wire = message + 5 bytes for each gRPC frame"
+SAVED_NOTES = "numbers: their payload; to read them: messages with scales and places; fewer: bytes of both beside the payload without"
 NOTES = (
     "A vector is one model of d numbers. payload: the numbers; message: protobuf; wire: message and 5 bytes for each gRPC frame. "
     "closed form: the vectors that the method's own formula gives, or scalars where there are no vectors; ± the standard deviation of a "
@@ -39,7 +41,7 @@ def print_ledger(folder: Path, stage: str | None, console: Console, *, total: bo
         books = summary.reconcile(connection) if n_rows <= _MAX_COMPARED else None
         facts = summary.facts(connection)
         cautions, printed = cautions_of(connection), summary.printed(connection)
-        name = stage_namer(connection)
+        name, saved = stage_namer(connection), savings(connection) if only is None else []
         numbers = sorted({row.stage for row in useful}, key=lambda number: (number == SESSION, number))
         chosen = [] if total else numbers if only is None else [only]
         if only is None and len(chosen) > MAX_STAGES:
@@ -64,6 +66,10 @@ def print_ledger(folder: Path, stage: str | None, console: Console, *, total: bo
         # Not by the console, which would wrap what is to be copied.
         print(f"all {n_stages} stages: coterie ledger {folder} --by stage,step,direction", file=console.file)
         print(f"one of them: coterie ledger {folder} --stage {name(numbers[0])}", file=console.file)
+        console.print()
+    if saved:
+        console.print(savings_table(saved, narrow=narrow))
+        say(console, SAVED_NOTES, style="dim")
         console.print()
     if repeated := [row for row in repeats if only is None or row.stage == only]:
         show("apart: sent again, late or repeated", summary.by_step(repeated))
@@ -103,6 +109,29 @@ def traffic_table(title: str, rows: Sequence[Traffic], *, narrow: bool, tiny: bo
         "wire": [size(row.wire_bytes) for row in shown],
     }
     return table_of(title, columns, n_text=3 if with_scope else 2, last=1, gap=1 if narrow else 2)
+
+
+def savings_table(saved: Sequence[Saving], *, narrow: bool) -> Table:
+    """One line for each step and direction that was compressed."""
+    columns = {
+        "step": [one.step for one in saved],
+        "way": [one.direction for one in saved],
+        "numbers": [size(one.values) for one in saved],
+        "closed form": None if narrow else ["-" if one.expected is None else size(one.expected) for one in saved],
+        "to read them": [size(one.aside) for one in saved],
+        "would have been": [size(one.plain) for one in saved],
+        "fewer": [f"{one.ratio:.1f} times" for one in saved],
+    }
+    return table_of("compressed, in all stages", columns, n_text=2, gap=1 if narrow else 2)
+
+
+def saved_sentences(saved: Sequence[Saving]) -> list[str]:
+    """What compression has saved, in a sentence for each step and direction."""
+    said = []
+    for one in saved:
+        what = f"compressed: {one.step} {one.direction} is {size(one.values + one.aside)} instead of {size(one.plain)}"
+        said.append(f"{what}, {one.ratio:.1f} times fewer" if one.ratio > 1 else f"{what}: vectors are too short to gain from it")
+    return said
 
 
 def traffic_left_out(rows: Sequence[Traffic], *, narrow: bool, tiny: bool = False) -> list[str]:

@@ -16,12 +16,13 @@ from coterie.families.evaluation import COMMON, OWN
 from coterie.registry import method
 from coterie_deploy.read.archives import arrays_of
 from coterie_deploy.read.cautions import cautions_of, events_of, shortfalls_of
-from coterie_deploy.read.ledger_page import SHORT_NOTES, traffic_left_out, traffic_table
+from coterie_deploy.read.ledger_page import SHORT_NOTES, saved_sentences, traffic_left_out, traffic_table
 from coterie_deploy.read.sentences import held_out_sentence, steps_said
 from coterie_deploy.read.shipped import FROZEN
 from coterie_deploy.terminal.tables import count, counted, duration, figure, is_narrow, is_tiny, say, say_left_out, table_of
 from coterie_server.interface.stages import Stage
 from coterie_server.record import summary
+from coterie_server.record.compressed import Saving, savings
 from coterie_server.record.rundb import read_run
 from coterie_server.record.summary import StageSummary, Traffic
 from coterie_server.run.coordinator import is_held
@@ -53,6 +54,7 @@ class Report:
     cautions: Sequence[str]
     events: Sequence[str]
     is_at_work: bool  # whether a coordinator is running
+    savings: Sequence[Saving] = ()  # by compression
 
     @property
     def final(self) -> StageSummary | None:
@@ -109,7 +111,8 @@ def report_of(folder: Path) -> Report:
             dict.fromkeys(shortfall.stage for shortfall in short),
             cautions_of(connection),
             events_of(connection),
-            is_at_work=is_at_work,
+            is_at_work,
+            savings(connection),
         )
 
 
@@ -132,6 +135,7 @@ def print_report(folder: Path, console: Console) -> None:
     steps = steps_said((row.step for row in report.traffic), report.facts, paper=True)
     repeated = "Some traffic was repeated: coterie ledger lists it separately." if report.n_repeated_bytes else ""
     say(console, SHORT_NOTES, steps, averages_sentence(report.final), repeated, style="dim")
+    say(console, *saved_sentences(report.savings))
     console.print()
     _print_folder(report, console)
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coterie_deploy.read.ledger_page import book_sentences, title_of
+from coterie_deploy.read.ledger_page import book_sentences, saved_sentences, title_of
 from coterie_deploy.terminal.tables import count, counted, say, table
 from coterie_server.record import summary
+from coterie_server.record.compressed import Saving, savings
 from coterie_server.record.rundb import WITHIN, read_run
 from coterie_server.record.summary import Books, StageSummary, Traffic
 
@@ -42,11 +43,17 @@ class Verdict:
     stages: Sequence[StageSummary]
     judged: Mapping[int, Sequence[Judged]]  # by stage, of those that have ended
     notes: Sequence[str]
+    savings: Sequence[Saving] = ()
 
     @property
     def differences(self) -> list[str]:
         """A sentence for each closed form that does not hold."""
-        return [one.difference for listed in self.judged.values() for one in listed if one.difference]
+        of_bytes = [
+            f"Step {one.step} {one.direction}: {count(one.values)} bytes of compressed numbers, closed form {count(one.expected)}."
+            for one in self.savings
+            if one.expected is not None and one.values != one.expected
+        ]
+        return [*of_bytes, *(one.difference for listed in self.judged.values() for one in listed if one.difference)]
 
     @property
     def agrees(self) -> bool:
@@ -63,7 +70,7 @@ def print_verification(folder: Path, console: Console) -> bool:
     if any(verdict.judged.values()):
         console.print(_table(verdict))
         console.print()
-    say(console, *_book_sentences(verdict), *verdict.notes)
+    say(console, *_book_sentences(verdict), *verdict.notes, *saved_sentences(verdict.savings))
     notes = [one.note for listed in verdict.judged.values() for one in listed if one.note]
     say(console, *notes[:_MAX_SENTENCES], style="dim")
     n_left = len(verdict.differences) - _MAX_SENTENCES
@@ -79,7 +86,7 @@ def verdict_on(folder: Path) -> Verdict:
     """Reconciles sender with receiver, and measured with closed form. ConfigError for a folder that is no run."""
     with read_run(folder) as connection:
         facts, stages = summary.facts(connection), summary.stages(connection)
-        books, rows = summary.reconcile(connection), summary.traffic(connection)
+        books, rows, saved = summary.reconcile(connection), summary.traffic(connection), savings(connection)
         is_judgeable = "spread" in {name for _, name, *_ in connection.execute("PRAGMA table_info(expected)")}
         strange = _strange_clusters(connection, facts)
         is_summed = bool(json.loads(facts.get("experiment", "{}")).get("exact_sums"))  # one vector of each host below an aggregator
@@ -92,7 +99,7 @@ def verdict_on(folder: Path) -> Verdict:
     notes = [f"Stage {stage.name!r} has not ended: its closed form is not known yet." for stage in stages if not stage.outcome]
     if not is_judgeable:
         notes.append("The closed forms of this run are of an older version, which does not say which are means: they are not judged.")
-    return Verdict(title_of(folder, facts), facts.get("status") == "finished", books, stages, judged, notes)
+    return Verdict(title_of(folder, facts), facts.get("status") == "finished", books, stages, judged, notes, saved)
 
 
 def _strange_clusters(connection: sqlite3.Connection, facts: Mapping[str, str]) -> str:

@@ -45,6 +45,7 @@ def asked_lines(experiment: Experiment) -> list[str]:
         f"  method: {asked['method']['name']}{f' ({_mapping(settings)})' if settings else ''}",
         f"  references: {_listed(asked['references']) or 'none'}",
         f"  vectors travel as {asked['payload']}; models are {'' if asked['evaluate'] else 'not '}judged on these rows",
+        *([f"  vectors are compressed on their way: {_mapping(asked['compress'])}"] if "compress" in asked else []),
         *([f"  sums below are {_SUMMED['sums' in asked]}"] if asked.get("exact_sums") else []),
         *(["  for standard errors second moments of these rows are sent"] if asked.get("inference") else []),
         *([f"  privacy: {_mapping(asked['privacy'])}"] if "privacy" in asked else []),

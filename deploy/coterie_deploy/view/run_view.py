@@ -12,7 +12,7 @@ import numpy as np
 from coterie.experiment.features import in_a_line
 from coterie.registry import method
 from coterie_deploy.read.costs import AXES, Against, Weighing, axes_of, cost, figures_shown, goal_said
-from coterie_deploy.read.ledger_page import closed_form, status_of
+from coterie_deploy.read.ledger_page import closed_form, saved_sentences, status_of
 from coterie_deploy.read.report import (
     Report,
     adapted,
@@ -216,6 +216,7 @@ def _communication(connection: sqlite3.Connection, report: Report, found: Curves
         said.append(sentence(averages))
     if report.n_repeated_bytes:
         said.append(f"Apart from that, {size(report.n_repeated_bytes)} were sent again, came too late, or were repeated by a resumed run.")
+    said += [sentence(saved) for saved in saved_sentences(report.savings)]
     words = carried(report.facts)
     steps = [step for step in dict.fromkeys(row.step for row in traffic) if step in words]
     meanings = Table("What the steps carry", ("step", "carries"), [[step, words[step]] for step in steps], n_text=2)

@@ -13,6 +13,7 @@ from coterie_server.session.arrivals import Arrivals
 from coterie_server.session.duty import Duty, Shared
 from coterie_server.session.run_state import Host
 from coterie_server.session.strikes import Strikes
+from coterie_server.session.thinning import Thinning
 
 _MAX_REPEATED = 100  # replies of a host beyond the tasks that it was asked to answer
 
@@ -20,10 +21,10 @@ _MAX_REPEATED = 100  # replies of a host beyond the tasks that it was asked to a
 class Answers(Duty):
     """Takes replies. `dims` are the extents that they must have, once these are known."""
 
-    def __init__(self, shared: Shared, strikes: Strikes, arrivals: Arrivals) -> None:
+    def __init__(self, shared: Shared, strikes: Strikes, arrivals: Arrivals, thinning: Thinning) -> None:
         super().__init__(shared)
         self.dims: dict[str, int] = {}
-        self._strikes, self._arrivals = strikes, arrivals
+        self._strikes, self._arrivals, self._thinning = strikes, arrivals, thinning
 
     def received(self, host: Host, received: Received) -> None:
         """A whole reply of a host has arrived. A malformed one ends the host's stream before the run, and then the run, naming the host."""
@@ -37,6 +38,7 @@ class Answers(Duty):
     def announced(self, host: Host, frame: session_pb2.Task | session_pb2.Reply) -> None:
         """The first frame of a host's reply has arrived; if it can be right, memory is set aside for the rest. Raises ProtocolError."""
         check_announced(frame, self._check_fences(host, frame).size, self.dims)
+        self._thinning.check_announced(frame)
 
     def _take(self, host: Host, received: Received) -> None:
         """Takes a reply that counts as an answer whole, or not at all. Raises CoterieError."""
@@ -49,6 +51,7 @@ class Answers(Duty):
         is_awaited, wrong = errand is not None or (is_current and self._state.awaits(host.name)), None
         if is_awaited:
             try:
+                messages = self._thinning.answer(host, reply.seq, messages)
                 check_kinds(host.name, messages)
                 if pending is not None and pending.wanted:
                     check_wanted(messages, own, pending.wanted)

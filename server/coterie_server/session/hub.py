@@ -39,6 +39,7 @@ from coterie_server.session.ports import Link, Recorder, Tracer
 from coterie_server.session.roster import Roster
 from coterie_server.session.run_state import Pending, RunState
 from coterie_server.session.strikes import Deadlines, Strikes
+from coterie_server.session.thinning import Thinning
 
 _BLOCK = 1000  # exchanges that are numbered between two writes to the disk
 _LINGER_S = 0.3  # for hosts to read why they must wait: a connection that breaks discards what its peer has not read
@@ -71,13 +72,14 @@ class Hub:
         self.roster = roster = Roster(experiment, run_id, cluster)
         self.journal = journal = Journal(recorder, roster.hosts)
         self.bookings = bookings = Bookings(state, recorder)
-        self.outbox = outbox = Outbox(state, bookings, Precision.of_run(experiment), keeps_log=keep_log)
+        self.thinning = thinning = Thinning(experiment, roster)
+        self.outbox = outbox = Outbox(state, bookings, Precision.of_run(experiment), thinning, keeps_log=keep_log)
         self.participation = participation = Participation(state, self.rules, roster.hosts, recorder, journal)
         shared = Shared(experiment, state, roster, recorder, journal, bookings, outbox, participation, clock)
         attendance = Attendance(shared)
         self._attendance, self._strikes = attendance, Strikes(shared, attendance)
         self._arrivals = Arrivals(shared, self._strikes)
-        self.answers, self._closing = Answers(shared, self._strikes, self._arrivals), Closing(shared, self._strikes)
+        self.answers, self._closing = Answers(shared, self._strikes, self._arrivals, thinning), Closing(shared, self._strikes)
         self._deadlines = Deadlines(shared, attendance, self._strikes)
         self.masking = Masking(shared, self.collect)
         self._echoes = Echoes(recorder, Precision.of_run(experiment))

@@ -79,4 +79,5 @@ def _unpacked(log: Mapping[str, Any], n_users: int) -> Iterator[Sent]:
         tails = tuple(memoryview(tail) for tail in log["tails"].get(str(place), ()))
         received = Received(session_pb2.JoinResponse.FromString(head).task, tuple(bytearray(tail) for tail in tails), len(head))
         _, entries = received.decode(n_users)
-        yield Sent(seq, Encoded(head, tails, tuple(entries), is_task=True), 1)
+        at = received.frame.stage, received.frame.round  # type: ignore[union-attr]
+        yield Sent(seq, Encoded(head, tails, tuple(entries), is_task=True), 1, at=at)

@@ -12,17 +12,18 @@ from coterie.wire.messages import Message
 from coterie.wire.precision import Precision
 from coterie_server.session.bookings import Bookings
 from coterie_server.session.run_state import Host, RunState, Sent
+from coterie_server.session.thinning import Thinning
 
 
 class Outbox:
     """Sends to the hosts. With `keeps_log` it keeps tasks for hosts that come back; a parent without a log is never resumed."""
 
-    def __init__(self, state: RunState, bookings: Bookings, precision: Precision, *, keeps_log: bool) -> None:
+    def __init__(self, state: RunState, bookings: Bookings, precision: Precision, thinning: Thinning, *, keeps_log: bool) -> None:
         self.log_bytes = 0  # of tasks that are kept
         self.durable_seq = 0  # answers up to this task may be forgotten by their hosts
         self.with_settings: dict[str, int] = {}  # hosts that have received the settings of this stage, and in which task
         self._state, self._bookings = state, bookings
-        self._precision, self._keeps_log = precision, keeps_log
+        self._precision, self._thinning, self._keeps_log = precision, thinning, keeps_log
 
     def send_frame(self, host: Host, frame: session_pb2.JoinResponse) -> None:
         """Sends a frame of the session to a host that is connected."""
@@ -45,7 +46,8 @@ class Outbox:
         if host.name not in self.with_settings:
             task.stage_json = state.stage_json
             self.with_settings[host.name] = state.seq
-        sent = Sent(state.seq, encode(task, messages, self._precision), 0)
+        parts, seen = self._thinning.task(host.name, messages, at := (state.stage, state.round))
+        sent = Sent(state.seq, encode(task, parts, self._precision), 0, at=at, seen=seen)
         if not self._keeps_log and host.log:
             host.forgotten = host.log[-1].seq
             host.log.clear()

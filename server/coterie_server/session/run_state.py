@@ -28,6 +28,8 @@ class Sent:
     encoded: Encoded
     times: int  # it was sent in this attempt
     n_through: int = 0  # the most bytes of it and of its reply that ever were at the other end
+    at: tuple[int, int] = (0, 0)  # its stage and round
+    seen: Sequence[Message] | None = None  # its messages as the host gets them, where answers differ from these
 
 
 @dataclass

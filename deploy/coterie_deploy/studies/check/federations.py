@@ -194,6 +194,11 @@ _FEDREP = {"name": "fedrep", "head_epochs": 1}
 _STACKED = {"name": "mlp", "hidden": [6, 4], "classes": CLASSES, "training": "stacked"}
 _SHORT = {"evaluate_last": 1, "fine_tune": []}
 
+
+def _thin(**rules: Content) -> Content:
+    return {"compress": rules}
+
+
 # One of each method whose users share a model that is convex.
 CONVEX_METHODS: Mapping[str, Content] = {
     "fedavg": {"name": "fedavg"},
@@ -254,6 +259,8 @@ CASES: Mapping[str, Case] = {
     "fedrep masked": network({**_FEDREP, "evaluate_every": 2}, exact_sums=True, federation=_MASKED),
     "fedavg": network({"name": "fedavg"}),
     "fedavg robust": network({"name": "fedavg", "participation": 1.0}, federation=_robust("multi_krum")),
+    "fedavg thin": network({"name": "fedavg"}, federation=_thin(up={"top_k": 0.3, "lossless": "zlib"})),
+    "fedrep thin": network(_FEDREP, federation=_thin(up={"quantize": {"bits": 4, "rotate": "hadamard"}}, down={"quantize": {}})),
     "lg_fedavg": network({"name": "lg_fedavg"}),
     "local_network": network({"name": "local_network"}),
     "fedprox": network({"name": "fedprox", **_SHORT}),
