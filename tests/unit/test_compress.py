@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from coterie.wire.codec import Received, check_announced, encode
 from coterie.wire.messages import Message, kind_class
 from coterie.wire.precision import FLOAT32, FLOAT64, Precision
 from coterie_deploy.roles.consent_page import asked_lines
+from coterie_server.session.run_state import Host, Sent
+from coterie_server.session.thinning import Thinning
 
 D = 300
 RULES: dict[str, dict[str, Any]] = {
@@ -308,3 +311,21 @@ def test_owners_are_asked() -> None:
     assert consent_parts(thin)["compress"] == {"up": {"quantize": {"bits": 4}}}
     assert "compress" not in consent_parts(experiment())
     assert "  vectors are compressed on their way: up (quantize (bits 4))" in asked_lines(thin)
+
+
+def test_a_host_that_names_other_users_or_fields_is_told_so() -> None:
+    up, number_of = up_link({"quantize": {}, "against": "nothing"}), np.array([3, 5, 8])
+    encoded = encode(session_pb2.Reply(seq=1), up.packed([updated()], place()), Precision.of("float64"))
+    frame = session_pb2.JoinRequest.FromString(encoded.head).reply
+    frame.parts[0].tensors[1].name = "other"
+    up.check_announced(frame)  # names are checked with the rest
+    with pytest.raises(ProtocolError, match="wanted 'weights_values'"):
+        Received(frame, (), 0).decode(3)
+    roster = SimpleNamespace(layout=SimpleNamespace(own={"h": np.array([0, 2])}), fixed=SimpleNamespace(number_of=number_of))
+    thinning = Thinning(experiment(up={"quantize": {}, "against": "nothing"}), roster)  # type: ignore[arg-type]
+    host = Host("h", ("a", "b"), ("", ""))
+    host.log.append(Sent(1, encoded, 1))
+    with pytest.raises(ProtocolError, match="users that are not on host 'h'"):
+        thinning.answer(host, 1, up.packed([updated()], place()))
+    with pytest.raises(ProtocolError, match="task 2, which is not kept"):
+        thinning.answer(host, 2, [])

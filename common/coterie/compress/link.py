@@ -100,8 +100,9 @@ class Link:
             if (cls := unpacked_kind(kind_class(part.kind))) is None:
                 continue
             after = frame.parts[place + 1] if place + 1 < len(frame.parts) else None
-            asides = {tensor.name: tensor for tensor in after.tensors} if after is not None and after.kind == aside_kind(cls).kind else {}
-            listed = {tensor.name: tensor for tensor in part.tensors}
+            beside = aside_kind(cls)
+            asides = _by_field(beside, after.tensors) if after is not None and after.kind == beside.kind else {}
+            listed = _by_field(kind_class(part.kind), part.tensors)
             for name, spec in cls.specs:
                 if not is_packable(spec):
                     continue
@@ -246,6 +247,11 @@ def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def _as_rows(array: AnyArray) -> AnyArray:
     return np.asarray(array, dtype=np.float64).reshape(_rows(array.shape))
+
+
+def _by_field(cls: type[Message], tensors: Iterable[Any]) -> dict[str, Any]:
+    """The tensors of a frame by the names that they must have, which are checked when it is decoded."""
+    return {name: tensor for (name, _), tensor in zip(cls.specs, tensors, strict=False)}
 
 
 def _size(tensor: Any) -> int:

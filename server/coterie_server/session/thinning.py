@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from coterie.compress.link import Link, Place, rounded
 from coterie.errors import ProtocolError
 from coterie.experiment.config import Experiment
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Received
-from coterie.wire.messages import Message
+from coterie.wire.messages import Message, Rows
 from coterie_server.session.roster import Roster
 from coterie_server.session.run_state import Host, Sent
 
@@ -39,6 +41,10 @@ class Thinning:
             raise ProtocolError(f"it answers task {seq}, which is not kept any more")
         if sent.seen is None and self._up.looks_at_tasks:
             sent.seen = self._read_again(host, sent)
+        own = self._roster.layout.own[host.name]
+        for message in messages:
+            if isinstance(message, Rows) and message.users is not None and not np.isin(message.users, own).all():
+                raise ProtocolError(f"{message.kind} has rows of users that are not on host {host.name!r}")
         return self._up.unpacked(messages, self._place(host.name, sent.at, sent.seen or ()))
 
     def check_announced(self, frame: session_pb2.Task | session_pb2.Reply) -> None:
