@@ -14,6 +14,7 @@ import numpy as np
 
 from coterie.arrays import Indices
 from coterie.compress.draws import Draws
+from coterie.compress.memory import Memory
 from coterie.compress.packing import Packing
 from coterie.errors import ProtocolError
 from coterie.experiment.compress import Thin, Up
@@ -43,13 +44,14 @@ _COMMON, _OF_CLUSTER = -1, -2  # owners of vectors that are no user's: common to
 class Place:
     """Where in the run a message is. `numbers_of` gives the numbers in the run of users that a message names; None: all of the host.
 
-    `task`: for an answer, the messages of the task, as the host got them.
+    `task`: for an answer, the messages of the task, as the host got them. `memory`: what this end remembers, where it remembers something.
     """
 
     stage: int
     round: int
     numbers_of: Callable[[Indices | None], Indices]
     task: Sequence[Message] = ()
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,27 @@ class Link:
 
     @staticmethod
     def of(rule: Thin, experiment: Experiment) -> Link:
-        precision = Precision.of_run(experiment)
-        return Link(rule, Packing.of(rule, precision.dtype), Packing.of(rule, precision.weights), precision, experiment.seed)
+        precision, shrinks = Precision.of_run(experiment), isinstance(rule, Up) and rule.remembers
+        vectors, weights = (Packing.of(rule, dtype, shrinks=shrinks) for dtype in (precision.dtype, precision.weights))
+        return Link(rule, vectors, weights, precision, experiment.seed)
 
     @property
     def looks_at_tasks(self) -> bool:
-        """Whether answers are differences from what their tasks brought."""
-        return self.rule.loses and isinstance(self.rule, Up) and self.rule.against == "task"
+        """Whether answers may be differences from what their tasks brought."""
+        return self.rule.loses and isinstance(self.rule, Up) and self.rule.against != "nothing"
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether answers are differences from earlier ones, which both ends remember."""
+        return isinstance(self.rule, Up) and self.rule.against == "last"
+
+    @property
+    def adds_losses(self) -> bool:
+        """Whether the sender remembers what was lost."""
+        return isinstance(self.rule, Up) and self.rule.feedback
 
     def packed(self, messages: Iterable[Message], place: Place) -> list[Message]:
-        """The messages as they travel."""
+        """The messages as they travel. Where something is to be remembered, `place.memory` does from now on."""
         return [part for message in messages for part in self._packed(message, place)]
 
     def unpacked(self, messages: Sequence[Message], place: Place) -> list[Message]:
@@ -89,6 +102,7 @@ class Link:
             waiting = None
             if message is not None and aside is None:
                 if unpacked_kind(type(message)) is None:
+                    self._remember_whole(message, place)
                     found.append(message)
                 else:
                     waiting = message
@@ -120,6 +134,7 @@ class Link:
         cls = type(message)
         names = self._fields_of(message, place)
         if not names:
+            self._remember_whole(message, place)
             return (message,)
         columns: dict[str, Any] = {}
         beside: dict[str, AnyArray] = {}
@@ -130,7 +145,14 @@ class Link:
                 continue
             before = self._before(message, name, spec, array.shape, place)
             rows = _as_rows(array) if before is None else _as_rows(array) - _as_rows(before)
-            values, aside = self._packing(spec).pack(rows, self._draws(message, name, spec, array.shape, place))
+            lost = self._lost(message, name, spec, array.shape, place)
+            if lost is not None:
+                rows = rows + lost
+            draws = self._draws(message, name, spec, array.shape, place)
+            values, aside = self._packing(spec).pack(rows, draws)
+            if lost is not None:
+                lost = rows - self._packing(spec).unpack(values, aside, *_rows(rows.shape), draws)
+                self._remember(message, name, lost, place)
             columns[name], columns[f"{name}_values"] = np.zeros((*array.shape, 0), np.uint8), values
             beside[f"{name}_aside"] = aside
         if isinstance(message, Rows):
@@ -138,13 +160,13 @@ class Link:
         made: list[Message] = [packed_kind(cls)(**columns)]
         if any(aside.size for aside in beside.values()):
             made.append(aside_kind(cls)(**beside))
+        if self.looks_back:  # as the other end does
+            self._unpacked(made[0], made[1] if len(made) > 1 else None, place)
         return made
 
     def _fields_of(self, message: Message, place: Place) -> Sequence[str]:
         """The fields that are compressed: all that may be, or none."""
-        if message.is_whole or message.method in _OF_EVERY_RUN or not isinstance(message, Rows | Broadcast):
-            return ()
-        names = [name for name, spec in message.specs if is_packable(spec)]
+        names = _packable(message)
         if names and self.looks_at_tasks:
             shapes = {name: getattr(message, name).shape for name in names}
             specs = dict(message.specs)
@@ -153,12 +175,57 @@ class Link:
         return names
 
     def _before(self, message: Message, name: str, spec: Spec, shape: tuple[int, ...], place: Place) -> AnyArray | None:
+        """What an answer is the difference from, in its shape: earlier answers of its users, or the task; None if there is nothing."""
+        if not self.looks_at_tasks or not isinstance(message, Rows) or not has_rows(spec):
+            return None
+        brought = self._brought(message, name, spec, shape, place)
+        if not self.looks_back or place.memory is None or not self._is_one_each(message, shape, place):
+            return brought
+        known = place.memory.of(_field(message, name), place.numbers_of(message.users))
+        rows = [one if one is not None and one.shape == shape[1:] else None for one in known]
+        if brought is None and any(one is None for one in rows):
+            return None
+        listed = [brought[place] if one is None else one for place, one in enumerate(rows)]  # type: ignore[index]
+        return np.stack(listed) if listed else brought
+
+    def _is_one_each(self, message: Rows, shape: tuple[int, ...], place: Place) -> bool:
+        """Whether each user has one row, and is named once: only then its rows can be told from each other later."""
+        numbers = place.numbers_of(message.users)
+        return shape[0] == numbers.size == np.unique(numbers).size
+
+    def _lost(self, message: Message, name: str, spec: Spec, shape: tuple[int, ...], place: Place) -> AnyArray | None:
+        """(n, d) what earlier answers of the users have lost of a field; None where nobody remembers it."""
+        if not self.adds_losses or place.memory is None or not isinstance(message, Rows) or not has_rows(spec):
+            return None
+        if not self._is_one_each(message, shape, place):
+            return None
+        found = np.zeros(shape)
+        for row, one in enumerate(place.memory.of(_field(message, name), place.numbers_of(message.users))):
+            if one is not None and one.shape == shape[1:]:
+                found[row] = one
+        return _as_rows(found)
+
+    def _remember(self, message: Message, name: str, rows: AnyArray, place: Place) -> None:
+        if isinstance(message, Rows) and place.memory is not None:
+            shape = getattr(message, name).shape[1:]
+            numbers = place.numbers_of(message.users)
+            place.memory.put(_field(message, name), numbers, rows.reshape(numbers.size, *shape))
+
+    def _remember_whole(self, message: Message, place: Place) -> None:
+        """What travels whole, because there was nothing to differ from, is what the next answers differ from."""
+        if not self.looks_back or not isinstance(message, Rows):
+            return
+        [seen] = rounded([message], self.precision)
+        for name in _packable(message):
+            array = getattr(seen, name)
+            if has_rows(dict(message.specs)[name]) and self._is_one_each(message, array.shape, place):
+                self._remember(message, name, array, place)
+
+    def _brought(self, message: Rows, name: str, spec: Spec, shape: tuple[int, ...], place: Place) -> AnyArray | None:
         """What the task brought of a field of an answer, in the shape of the field; None if nothing did.
 
         That is the field of a task with the same axes, and the same name if there are several.
         """
-        if not self.looks_at_tasks or not isinstance(message, Rows) or not has_rows(spec):
-            return None
         axes = spec.shape[1:]
         listed = [
             (one, other, field)
@@ -195,8 +262,7 @@ class Link:
         for owner in each:
             listed.append((owner, seen.setdefault(owner, 0)))
             seen[owner] += 1
-        kind = message.kind if (cls := unpacked_kind(type(message))) is None else cls.kind
-        return Draws(self.seed, (kind, name, place.stage, place.round), listed)
+        return Draws(self.seed, (_kind(message), name, place.stage, place.round), listed)
 
     def _unpacked(self, message: Message, aside: Message | None, place: Place) -> Message:
         cls = unpacked_kind(type(message))
@@ -221,6 +287,9 @@ class Link:
                     found = before + found
                 whole[name] = found.astype(self.precision.model if spec.is_weights else FLOAT64)
             whole[name].flags.writeable = False
+            if self.looks_back and isinstance(shaped, Rows) and has_rows(spec) and self._is_one_each(shaped, shape, place):
+                assert place.memory is not None  # noqa: S101 - both ends have one
+                place.memory.put(_field(shaped, name), place.numbers_of(shaped.users), whole[name])
         return cls(**whole)
 
 
@@ -235,6 +304,21 @@ def rounded(messages: Iterable[Message], precision: Precision) -> list[Message]:
         }
         found.append(replace(message, **listed) if listed else message)
     return found
+
+
+def _packable(message: Message) -> list[str]:
+    """The fields of a message that may be compressed."""
+    if message.is_whole or message.method in _OF_EVERY_RUN or not isinstance(message, Rows | Broadcast):
+        return []
+    return [name for name, spec in message.specs if is_packable(spec)]
+
+
+def _kind(message: Message) -> str:
+    return message.kind if (cls := unpacked_kind(type(message))) is None else cls.kind
+
+
+def _field(message: Message, name: str) -> str:
+    return f"{_kind(message)}.{name}"
 
 
 def _rows(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -36,12 +36,13 @@ class Packing:
     itemsize: int  # of numbers that are not quantized; 1 for those that are
 
     @staticmethod
-    def of(rule: Thin, dtype: np.dtype[Any]) -> Packing:
+    def of(rule: Thin, dtype: np.dtype[Any], *, shrinks: bool = False) -> Packing:
+        """`shrinks`: numbers that are drawn stay as they are, so that less is lost than there was, as a memory of losses needs it."""
         choice: Choice | None = None
         if rule.top_k is not None:
             choice = Largest(rule.top_k)
         elif rule.rand_k is not None:
-            choice = Drawn(rule.rand_k)
+            choice = Drawn(rule.rand_k, enlarges=not shrinks)
         numbers: Numbers = Plain(dtype) if rule.quantize is None else Few(rule.quantize)
         return Packing(choice, numbers, rule.lossless is not None, dtype.itemsize if rule.quantize is None else 1)
 

@@ -57,8 +57,24 @@ class Up(Thin):
     """How users' answers are sent."""
 
     #: task: an answer is sent as its difference from what the task brought to the user, where both have the same axes; answers without such
-    #: a task travel whole. nothing: numbers are sent as they are.
-    against: Literal["task", "nothing"] = "task"
+    #: a task travel whole. last: as its difference from what the server has of the user's last answer, which both ends remember (EF21); the
+    #: first is against its task. nothing: numbers are sent as they are.
+    against: Literal["task", "last", "nothing"] = "task"
+    #: Whether a user remembers what its last answer lost, and adds it to the next. With `against: last` that is so anyway.
+    feedback: bool = False
+
+    @model_validator(mode="after")
+    def _memories_hold_losses(self) -> Self:
+        if (self.feedback or self.against == "last") and not self.loses:
+            raise ValueError("nothing is lost, so there is nothing to remember: want neither feedback nor against 'last' beside lossless")
+        if self.feedback and self.against == "last":
+            raise ValueError("feedback is true, but against 'last' sends again what was lost anyway: want one of both")
+        return self
+
+    @property
+    def remembers(self) -> bool:
+        """Whether users remember something from answer to answer."""
+        return self.feedback or self.against == "last"
 
 
 class Compress(Settings):
@@ -84,6 +100,11 @@ def why_not_thin(experiment: Any) -> str:
         return "federation.compress.up is for answers of users, but exact_sums sends sums, whole numbers of 64 bits: want one of both"
     if not rules.loses:
         return ""
+    if rules.up is not None and rules.up.against == "last" and "skip" in (experiment.federation.late, experiment.federation.on_loss):
+        return (
+            "federation.compress.up.against is 'last', but with late or on_loss 'skip' the server may not see an answer from which "
+            "its user counts on: want against 'task'"
+        )
     for name in (experiment.method.name, *experiment.references):
         if why := method(name).continues:
             wanted = "want lossless alone"

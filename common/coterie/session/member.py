@@ -14,6 +14,7 @@ import numpy as np
 
 from coterie.arrays import Indices
 from coterie.compress.link import Link, Place
+from coterie.compress.memory import Memory
 from coterie.errors import ProtocolError, RunError
 from coterie.experiment.config import Experiment
 from coterie.experiment.features import Feature
@@ -84,6 +85,7 @@ class Member:
         self._precision = Precision.of_run(experiment)
         thin = experiment.federation.compress
         self._up = None if thin is None or thin.up is None else Link.of(thin.up, experiment)
+        self._remembered = Memory() if thin is not None and thin.up is not None and thin.up.remembers else None
         self._down = None if thin is None or thin.down is None else Link.of(thin.down, experiment)
         self._replies: dict[int, tuple[Encoded, int]] = {}  # exchange -> (reply, how often it was sent)
         self._fingerprints: dict[int, int] = {}  # exchange -> checksum of the task that the reply answers
@@ -193,7 +195,10 @@ class Member:
         return None if task.replay else encoded
 
     def _place(self, task: session_pb2.Task, messages: Sequence[Message] = ()) -> Place:
-        return Place(task.stage, task.round, lambda users: self.numbers if users is None else self.numbers[users], messages)
+        def numbers_of(users: Indices | None) -> Indices:
+            return self.numbers if users is None else self.numbers[users]
+
+        return Place(task.stage, task.round, numbers_of, messages, self._remembered)
 
     def settled_until(self, task: session_pb2.Task) -> int:
         """The last exchange to which neither the parent nor a restart of this member, from either of its snapshots, comes back."""
@@ -282,6 +287,7 @@ class Member:
                     for seq, (reply, times) in self._replies.items()
                 ],
                 "books": self._books,
+                **({} if self._remembered is None else {"compress": self._remembered.tree()}),
                 **self.tree(),
             }
         )
@@ -308,6 +314,8 @@ class Member:
         self._replies = {item["seq"]: (_restored_reply(item, len(names)), item["times"]) for item in snapshot["replies"]}
         self._fingerprints = {item["seq"]: item["fingerprint"] for item in snapshot["replies"]}
         self._books = snapshot["books"]
+        if self._remembered is not None:
+            self._remembered = Memory.from_tree(snapshot["compress"])
         return snapshot
 
 

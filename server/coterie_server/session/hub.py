@@ -151,6 +151,8 @@ class Hub:
         state.pending = pending
         if state.seq in self.participation.skips:
             pending.leave_out(self.participation.skips[state.seq])
+        if within is not None and self.thinning.remembered is not None:
+            raise RunError("federation.compress.up.against is 'last', but the method takes answers of several tasks: want against 'task'")
         if within is not None:
             self._arrivals.begin(pending, parts, within)
         reading = [name for name in parts if not hosts[name].owes]
@@ -185,7 +187,7 @@ class Hub:
         until = self.seq if seq is None else seq
         for host in self.roster.hosts.values():
             host.taken = {task: took for task, took in host.taken.items() if took > until}
-        return {**memory.memory_of(until, self.roster, self.outbox), "masking": self.masking.memory(until)}
+        return {**memory.memory_of(until, self.roster, self.outbox), "masking": self.masking.memory(until), **self.thinning.memory(until)}
 
     @property
     def errands(self) -> dict[str, int]:
@@ -202,6 +204,7 @@ class Hub:
         memory.restore(tree, self.state, self.roster, self.outbox, self._clock())
         self.participation.restore()
         self.masking.restore(tree.get("masking", {}))
+        self.thinning.restore(tree)
 
     async def finish(self, outcome: str, *, failed: bool, finding: Finding = _UNKNOWN, timeout_s: float = 10.0) -> None:
         """Tells every host that the run is over, and waits for the books of hosts that are silent no longer than `timeout_s`.

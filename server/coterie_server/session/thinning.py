@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from coterie.compress.link import Link, Place, rounded
+from coterie.compress.memory import Memory
 from coterie.errors import ProtocolError
 from coterie.experiment.config import Experiment
 from coterie.v1 import session_pb2
@@ -23,6 +25,7 @@ class Thinning:
         rule, self._roster = experiment.federation.compress, roster
         self._up = None if rule is None or rule.up is None else Link.of(rule.up, experiment)
         self._down = None if rule is None or rule.down is None else Link.of(rule.down, experiment)
+        self.remembered = Memory() if self._up is not None and self._up.looks_back else None
 
     def task(self, host: str, messages: Sequence[Message], at: tuple[int, int]) -> tuple[Sequence[Message], Sequence[Message] | None]:
         """A host's part of a task as it travels, and as the host gets it, where answers differ from that. `at`: stage and round."""
@@ -45,7 +48,18 @@ class Thinning:
         for message in messages:
             if isinstance(message, Rows) and message.users is not None and not np.isin(message.users, own).all():
                 raise ProtocolError(f"{message.kind} has rows of users that are not on host {host.name!r}")
+        if self.remembered is not None:
+            self.remembered.begin(seq, sent.at)
         return self._up.unpacked(messages, self._place(host.name, sent.at, sent.seen or ()))
+
+    def memory(self, seq: int) -> dict[str, Any]:
+        """What answers are differences from, as a snapshot tree, as it was after exchange `seq`."""
+        return {} if self.remembered is None else {"compress": self.remembered.tree(seq)}
+
+    def restore(self, tree: Mapping[str, Any]) -> None:
+        """Takes up the memory of an earlier attempt."""
+        if self.remembered is not None:
+            self.remembered = Memory.from_tree(tree["compress"])
 
     def check_announced(self, frame: session_pb2.Task | session_pb2.Reply) -> None:
         """ProtocolError if compressed fields announce other sizes than their shapes have."""
@@ -65,4 +79,4 @@ class Thinning:
 
     def _place(self, host: str, at: tuple[int, int], task: Sequence[Message] = ()) -> Place:
         own, number_of = self._roster.layout.own[host], self._roster.fixed.number_of
-        return Place(*at, lambda users: number_of[own if users is None else users], task)
+        return Place(*at, lambda users: number_of[own if users is None else users], task, self.remembered)
