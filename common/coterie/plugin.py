@@ -1,4 +1,4 @@
-"""The stable interface for authors of methods, losses, models, data sources and partition rules: only these names are guaranteed to stay.
+"""The stable interface for authors of plug-ins, from methods to compressors: only these names are guaranteed to stay.
 
     from coterie.plugin import NetworkLoss
 
@@ -45,6 +45,9 @@ _NAMES = {
     "coterie_client.problems.losses": ("RowLoss",),
     "coterie_client.problems.convex": ("ConvexProblem",),
     "coterie_client.nets.losses": ("NetworkLoss",),
+    # compressors
+    "coterie.compress.numbers": ("Compressor",),
+    "coterie.compress.draws": ("Draws",),
     # data sources and partition rules
     "coterie_client.data.sources": ("DataSource", "LabelledRows", "SourceRequest", "User", "PartitionRequest", "PartitionRule"),
 }

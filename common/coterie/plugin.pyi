@@ -2,6 +2,8 @@ from collections.abc import Mapping
 
 from coterie.arrays import Array as Array
 from coterie.arrays import Indices as Indices
+from coterie.compress.draws import Draws as Draws
+from coterie.compress.numbers import Compressor as Compressor
 from coterie.draws.streams import Stream as Stream
 from coterie.draws.streams import normal as normal
 from coterie.draws.streams import stream as stream

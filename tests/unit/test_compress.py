@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,9 @@ from coterie.compress.link import Link, Place
 from coterie.compress.packing import Packing
 from coterie.compress.rotation import rotated, turned_back
 from coterie.errors import ConfigError, ProtocolError
+from coterie.experiment import plugins
 from coterie.experiment.compress import Thin, Up
-from coterie.experiment.config import Experiment, experiment_from
+from coterie.experiment.config import Experiment, experiment_from, named_code
 from coterie.experiment.consent import consent_parts
 from coterie.families.partial import Delivery, Shared, Updated
 from coterie.v1 import session_pb2
@@ -26,6 +28,7 @@ from coterie.wire.precision import FLOAT32, FLOAT64, Precision
 from coterie_deploy.roles.consent_page import asked_lines
 from coterie_server.session.run_state import Host, Sent
 from coterie_server.session.thinning import Thinning
+from tests.packaged import installed
 
 D = 300
 RULES: dict[str, dict[str, Any]] = {
@@ -329,3 +332,72 @@ def test_a_host_that_names_other_users_or_fields_is_told_so() -> None:
         thinning.answer(host, 1, up.packed([updated()], place()))
     with pytest.raises(ProtocolError, match="task 2, which is not kept"):
         thinning.answer(host, 2, [])
+
+
+# ---- compressors of others
+
+SIGNS = """
+    import numpy as np
+    from coterie.plugin import Compressor
+
+    def sizes(k):
+        return (k + 7) // 8, 8
+
+    def write(x, draws):
+        return np.packbits(x > 0, axis=1), np.abs(x).mean(axis=1, keepdims=True).view(np.uint8)
+
+    def read(values, aside, k, draws):
+        return (2.0 * np.unpackbits(values, axis=1, count=k) - 1.0) * np.ascontiguousarray(aside).view(np.float64)
+
+    def broken(x, draws):
+        return x / 0 if x is None else x["no"], x
+
+    SIGNS = Compressor(sizes=sizes, write=write, read=read)
+    SHORT = Compressor(sizes=lambda k: (1, 8), write=write, read=read)
+    FLAT = Compressor(sizes=sizes, write=write, read=lambda values, aside, k, draws: np.zeros(k))
+    BROKEN = Compressor(sizes=sizes, write=broken, read=read)
+    NONE = sizes
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = installed(tmp_path, "pack-signs", "1.5", {"coterie.compressors": {"signs": "pack_signs:SIGNS"}}, {"pack_signs": SIGNS})
+    monkeypatch.syspath_prepend(str(folder))
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("name", ["signs", "pack_signs:SIGNS"])
+def test_a_compressor_of_a_package_or_a_file_writes_the_numbers(name: str) -> None:
+    x = rows()
+    found = through({"by": name}, x, draws())
+    assert np.array_equal(found, np.where(x > 0, 1.0, -1.0) * np.abs(x).mean(axis=1, keepdims=True))
+    assert np.count_nonzero(through({"by": name, "top_k": 0.1, "lossless": "zlib"}, x[:3], draws(3))) == 90
+    made = experiment(up={"by": name})
+    assert made.packages == ({"pack-signs": "1.5"} if name == "signs" else {})
+    assert named_code(made) == ([] if name == "signs" else [name])
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("SHORT", r"writes uint8 of shape \(4, 38\), want uint8 of \(4, 1\)"),
+        ("FLAT", r"reads rows of shape \(300,\), want \(4, 300\)"),
+        ("BROKEN", "failed with IndexError"),
+        ("NONE", "is a function, want a coterie.plugin.Compressor"),
+        ("LOST", "does not exist"),
+    ],
+)
+def test_what_is_wrong_with_a_compressor_is_said(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        through({"by": f"pack_signs:{name}"}, rows(), draws())
+
+
+def test_a_compressor_is_known_and_allowed() -> None:
+    with pytest.raises(ConfigError, match="compressor 'sings' is unknown"):
+        experiment(up={"by": "sings"})
+    with pytest.raises(ConfigError, match="by and quantize both"):
+        experiment(up={"by": "signs:SIGNS", "quantize": {}})
+    with plugins.code_allowed(False), pytest.raises(ConfigError, match="--allow-code"):
+        Packing.of(Thin(by="signs:SIGNS"), FLOAT32)

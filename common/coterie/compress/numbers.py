@@ -5,6 +5,8 @@ Writing may use sums and random numbers; reading is a product for each number, s
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,11 +16,14 @@ from numpy.typing import NDArray
 from coterie.arrays import Array
 from coterie.compress.draws import Draws
 from coterie.compress.rotation import rotated, turned_back
-from coterie.errors import ProtocolError
+from coterie.errors import ConfigError, ProtocolError
+from coterie.experiment import plugins
 from coterie.experiment.compress import Quantize
+from coterie.findings import Finding
 from coterie.wire.precision import FLOAT64, native, written
 
 Bytes = NDArray[np.uint8]
+_FAULT = Finding("L4", place=plugins.PLACES["compressor"])
 _SCALE = np.dtype("<f4")
 # The values of Lloyd and Max for a normal number, by bits: Max (1960), table I. EDEN rounds to them.
 _LEVELS = {
@@ -42,6 +47,53 @@ class Numbers(Protocol):
     def read(self, values: Bytes, aside: Bytes, k: int, draws: Draws) -> Array:
         """(n, k) the rows again."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compressor:
+    """A way of your own to write numbers, as `federation.compress.up.by` names it. All is of rows, each written by itself.
+
+    SIGNS = Compressor(sizes=sizes, write=write, read=read)
+    """
+
+    sizes: Callable[[int], tuple[int, int]]  #: of a row of k numbers: its bytes, and those that are needed to read them, such as a scale
+    #: Given rows (n, k) and their random numbers: (n, bytes) uint8 of both `sizes`.
+    write: Callable[[Array, Draws], tuple[Bytes, Bytes]]
+    #: Given both, k and the same random numbers: rows (n, k), with the same bits on every machine.
+    read: Callable[[Bytes, Bytes, int, Draws], Array]
+
+
+def compressor(name: str) -> Compressor:
+    """The compressor of a package's name or an import path, which is checked as it is used. ConfigError if it cannot be used."""
+    found = plugins.load("compressor", name)
+    if not isinstance(found, Compressor):
+        raise ConfigError(f"compressor {name!r} is a {type(found).__name__}, want a coterie.plugin.Compressor", _FAULT)
+
+    def write(x: Array, draws: Draws) -> tuple[Bytes, Bytes]:
+        with _own_code(name):
+            values, aside = found.write(x, draws)
+        for part, size in zip((values, aside), found.sizes(x.shape[1]), strict=True):
+            if part.dtype != np.uint8 or part.shape != (len(x), size):
+                raise ConfigError(f"compressor {name!r} writes {part.dtype} of shape {part.shape}, want uint8 of {(len(x), size)}", _FAULT)
+        return values, aside
+
+    def read(values: Bytes, aside: Bytes, k: int, draws: Draws) -> Array:
+        with _own_code(name):
+            rows = np.asarray(found.read(values, aside, k, draws), dtype=np.float64)
+        if rows.shape != (len(values), k):
+            raise ConfigError(f"compressor {name!r} reads rows of shape {rows.shape}, want {(len(values), k)}", _FAULT)
+        return rows
+
+    return Compressor(sizes=found.sizes, write=write, read=read)
+
+
+@contextlib.contextmanager
+def _own_code(name: str) -> Iterator[None]:
+    """Says whose code has failed."""
+    try:
+        yield
+    except Exception as error:
+        raise ConfigError(f"compressor {name!r} failed with {type(error).__name__}: {error}", _FAULT) from error
 
 
 @dataclass(frozen=True)

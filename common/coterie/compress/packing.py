@@ -11,7 +11,7 @@ import numpy as np
 from coterie.arrays import Array
 from coterie.compress.choice import Choice, Drawn, Largest, kept
 from coterie.compress.draws import Draws
-from coterie.compress.numbers import Bytes, Few, Numbers, Plain
+from coterie.compress.numbers import Bytes, Few, Numbers, Plain, compressor
 from coterie.errors import ProtocolError
 from coterie.experiment.compress import Thin
 
@@ -43,8 +43,12 @@ class Packing:
             choice = Largest(rule.top_k)
         elif rule.rand_k is not None:
             choice = Drawn(rule.rand_k, enlarges=not shrinks)
-        numbers: Numbers = Plain(dtype) if rule.quantize is None else Few(rule.quantize)
-        return Packing(choice, numbers, rule.lossless is not None, dtype.itemsize if rule.quantize is None else 1)
+        numbers: Numbers = Plain(dtype)
+        if rule.by is not None:
+            numbers = compressor(rule.by)
+        elif rule.quantize is not None:
+            numbers = Few(rule.quantize)
+        return Packing(choice, numbers, rule.lossless is not None, dtype.itemsize if isinstance(numbers, Plain) else 1)
 
     def sizes(self, n: int, d: int) -> Sizes:
         """Of n rows of d numbers."""

@@ -5,10 +5,12 @@ What the keys do is in `coterie.compress`; here is what they may be, and which e
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from coterie.experiment import plugins
 from coterie.experiment.settings import Settings
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -37,20 +39,24 @@ class Thin(Settings):
     top_k: Fraction | None = None  #: Share of the numbers of a vector that are sent: the largest. Their places are sent too.
     rand_k: Fraction | None = None  #: Share of the numbers of a vector that are sent: drawn from the seed, so that places are not sent.
     quantize: Quantize | None = None  #: Bits of the numbers that are sent; null: those of `payload`.
+    #: Instead of `quantize`, a compressor of a package, or of your own code as module:name.
+    by: Annotated[str, AfterValidator(partial(plugins.check_known, "compressor", built_in=()))] | None = None
     lossless: Literal["zlib"] | None = None  #: zlib: the bytes of the numbers are compressed. It loses nothing, and alone it saves little.
 
     @model_validator(mode="after")
     def _one_choice(self) -> Self:
         if self.top_k is not None and self.rand_k is not None:
             raise ValueError("top_k and rand_k both say which numbers are sent: give one")
+        if self.by is not None and self.quantize is not None:
+            raise ValueError("by and quantize both say how numbers are written: give one")
         if not (self.loses or self.lossless):
-            raise ValueError("it compresses nothing: want top_k, rand_k, quantize or lossless, or no such key")
+            raise ValueError("it compresses nothing: want top_k, rand_k, quantize, by or lossless, or no such key")
         return self
 
     @property
     def loses(self) -> bool:
         """Whether the receiver gets other numbers than the sender had."""
-        return (self.top_k, self.rand_k, self.quantize) != (None, None, None)
+        return (self.top_k, self.rand_k, self.quantize, self.by) != (None, None, None, None)
 
 
 class Up(Thin):

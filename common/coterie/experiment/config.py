@@ -276,6 +276,10 @@ def _named(sections: Mapping[str, Any]) -> Iterator[tuple[plugins.Kind, str]]:
         yield "source", data.path
     if isinstance(model, CustomModel):
         yield "model", model.build
+    thin = None if sections.get("federation") is None else sections["federation"].compress
+    for rule in (None, None) if thin is None else (thin.up, thin.down):
+        if rule is not None and rule.by is not None:
+            yield "compressor", rule.by
     partition = getattr(data, "partition", None)
     if partition is not None and partition.is_own:
         yield "partition", partition.by

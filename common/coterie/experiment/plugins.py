@@ -26,13 +26,14 @@ from coterie.text.suggestions import suggestion
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-Kind = Literal["method", "loss", "model", "source", "partition"]
+Kind = Literal["method", "loss", "model", "source", "partition", "compressor"]
 GROUPS: Final[Mapping[Kind, str]] = {
     "method": "coterie.methods",
     "loss": "coterie.losses",  # convex ones and those of networks
     "model": "coterie.models",
     "source": "coterie.data",
     "partition": "coterie.partitions",
+    "compressor": "coterie.compressors",
 }
 PLACES: Final[Mapping[Kind, str]] = {  # the key of an experiment that names one
     "method": "method.name",
@@ -40,6 +41,7 @@ PLACES: Final[Mapping[Kind, str]] = {  # the key of an experiment that names one
     "model": "model.build",
     "source": "data.path",
     "partition": "data.partition.by",
+    "compressor": "federation.compress.up.by",
 }
 PACKAGE: Final = r"^[a-z0-9]([a-z0-9-]{0,98}[a-z0-9])?$"  # a distribution's normalised name
 _NOUNS: Final[Mapping[Kind, str]] = {"source": "data source"}
