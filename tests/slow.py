@@ -71,6 +71,7 @@ SHARDS: Mapping[str, Sequence[str]] = {
         "tests/integration/test_renewal.py",
         "tests/integration/test_lying.py",
         "tests/integration/test_own_updates.py",
+        "tests/integration/test_peers.py",
         "tests/integration/test_resume.py",
         "tests/integration/test_supervised.py",
         "tests/integration/test_masked_tiers.py",

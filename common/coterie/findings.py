@@ -107,6 +107,7 @@ RULES: Final[dict[str, tuple[str, str]]] = {
     "R5": ("a file cannot be written", "{count} files cannot be written"),
     "R6": ("the coordinator's log says why", "the coordinator's log says why"),
     "R7": ("a member broke the protocol", "{count} members broke the protocol"),
+    "R8": ("another aggregator could not be reached for too long", "{count} other aggregators could not be reached for too long"),
 }
 _PLACE = re.compile(r"([a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*|\[[0-9]{1,6}\])*)?")
 _MAX_COUNT = 1 << 62

@@ -158,9 +158,14 @@ def round_of(folder: Path, output: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("role", "name"), [("aggregator", "y"), ("client", "host-2-1"), ("both", "y")])
-def test_a_killed_aggregator_or_host_comes_back_and_the_bits_are_those_of_a_calm_run(folder: Path, role: str, name: str) -> None:
-    content = experiment(method={**METHOD, "iterations": 6000})
+@pytest.mark.parametrize(
+    ("role", "name", "topology"),
+    [("aggregator", "y", "clusters"), ("client", "host-2-1", "clusters"), ("both", "y", "clusters"), ("both", "y", "peers")],
+)
+def test_a_killed_aggregator_or_host_comes_back_and_the_bits_are_those_of_a_calm_run(
+    folder: Path, role: str, name: str, topology: str
+) -> None:
+    content = experiment(method={**METHOD, "iterations": 6000}, federation={**TWO_TIER, "topology": topology})
     run(folder, content, "--topology", "flat", output="calm")
     (folder / "fire.yaml").write_text(yaml.safe_dump(content))
     victims = [("aggregator", "y"), ("client", "host-3-1")] if role == "both" else [(role, name)]
@@ -177,7 +182,7 @@ def test_a_killed_aggregator_or_host_comes_back_and_the_bits_are_those_of_a_calm
     check_books(folder, "fire")
     events = [text for (text,) in rows(folder, "fire", "SELECT text FROM events")]
     assert any("SIGKILL" in text for text in events), events
-    for table in ("between-cluster", "within-cluster"):
+    for table in ("between-cluster", "within-cluster", "between-peers"):
         groups = f"FROM ledger WHERE useful AND scope = '{table}' AND seq > 0 GROUP BY link, seq, kind, direction"
         once = f"SELECT count(*) FROM (SELECT 1 {groups} HAVING count(*) > 1)"
         assert rows(folder, "fire", once) == [(0,)], "nothing counts twice"

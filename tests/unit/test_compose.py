@@ -135,6 +135,15 @@ def test_no_service_is_on_an_open_network_or_publishes_a_port(here: Path) -> Non
             assert "ports" not in service
 
 
+def test_with_peers_aggregators_share_a_network_of_their_own_and_say_their_names_on_it() -> None:
+    found = yaml.safe_load(compose_file(planned(Asked("schools", ("references=[]",), topology="peers", hosts=1)), None))
+    aggregators = {name: one for name, one in found["services"].items() if name.startswith("aggregator-")}
+    assert [name for name, one in found["services"].items() if "peers" in one["networks"]] == list(aggregators)
+    assert found["networks"]["peers"] == {"internal": True}
+    for name, one in aggregators.items():
+        assert one["command"][one["command"].index("--announce") + 1] == name
+
+
 def test_names_of_clusters_become_short_safe_and_different() -> None:
     names = ["A b", "a-b", "a/b", "\u00c5", "!!", "x" * 300, "x" * 301, "a-b-2"]
     safe = safe_names(names)
@@ -347,7 +356,7 @@ def test_nothing_in_the_header_ends_the_comment(here: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["hsb", "--topology", "clusters"], "method 'pdmm' has no clusters of its own, want --topology flat"),
+        (["hsb", "--topology", "clusters"], "method 'pdmm' has no clusters of its own, want federation.topology 'flat'"),
         (
             ["small.yaml"],
             "the hosts read 'rows.csv': want its folder with --data DIR, or one for each host with --private-data DIR",

@@ -18,13 +18,19 @@ Seconds = Annotated[float, Field(gt=0, le=_MAX_SECONDS)]
 Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
 
 
+PeersShape = Literal["", "all", "ring"]  # how aggregators send sums to each other: not at all, each to all others, or around a ring
+
+
 class FederationRules(Settings):
     """Who must take part, and how long to wait for whom, in seconds."""
 
-    #: flat: hosts talk to the coordinator. clusters: an aggregator stands between the coordinator and the hosts of each known cluster. Both
-    #: give the same bits.
-    topology: Literal["flat", "clusters"] = "flat"
-    hosts: Count = 1  #: Number of members that join the coordinator: hosts, or aggregators with topology clusters.
+    #: flat: hosts talk to the coordinator. clusters: an aggregator stands between the coordinator and the hosts of each known cluster.
+    #: peers: so it does, and aggregators send the averages of their clusters to each other, not to the coordinator. All give the same bits.
+    topology: Literal["flat", "clusters", "peers"] = "flat"
+    #: With topology peers and more aggregators than this, sums go around a ring, of 2(k-1) vectors; with fewer each sends its own to all
+    #: others, k(k-1) vectors.
+    ring_above: Count = 8
+    hosts: Count = 1  #: Number of members that join the coordinator: hosts, or aggregators with topology clusters or peers.
     hosts_per_cluster: Count = 1  #: Number of hosts that each aggregator waits for.
     #: Names of the known clusters that the members must bring, no more and no fewer; null: any.
     clusters: tuple[Name, ...] | None = Field(default=None, min_length=1)
@@ -66,7 +72,7 @@ class FederationRules(Settings):
         if self.silence_s < 2 * self.heartbeat_s:
             raise ValueError(f"silence_s is {self.silence_s}, want at least twice heartbeat_s, which is {self.heartbeat_s}")
         if self.is_two_tier and (self.min_hosts is not None or "skip" in (self.late, self.on_loss)):
-            said = "with topology 'clusters' every aggregator takes part: on_loss 'skip', min_hosts and late 'skip' are for topology 'flat'"
+            said = f"with topology {self.topology!r} every aggregator takes part: on_loss 'skip', min_hosts and late 'skip' are for 'flat'"
             raise ValueError(said)
         return self
 
@@ -78,7 +84,18 @@ class FederationRules(Settings):
     @property
     def is_two_tier(self) -> bool:
         """Whether aggregators stand between the coordinator and the client hosts."""
-        return self.topology == "clusters"
+        return self.topology != "flat"
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether aggregators speak to each other."""
+        return self.topology == "peers"
+
+    def peers_of(self, n_clusters: int) -> PeersShape:
+        """How the aggregators of so many clusters exchange sums."""
+        if not self.has_peers:
+            return ""
+        return "ring" if n_clusters > self.ring_above else "all"
 
     @property
     def noun(self) -> Literal["aggregator", "host"]:

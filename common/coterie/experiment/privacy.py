@@ -126,7 +126,7 @@ def refused(experiment: Any) -> str:
     if unit == "row" and experiment.data.fold is not None:
         return "data.fold judges models on part of the training rows, whose scores have no noise: want none beside privacy.unit 'row'"
     if experiment.federation.is_two_tier:
-        return "federation.topology is 'clusters', but aggregators add no noise: want 'flat' beside privacy"
+        return f"federation.topology is {experiment.federation.topology!r}, but aggregators add no noise: want 'flat' beside privacy"
     return ""
 
 

@@ -18,13 +18,15 @@ from coterie.registry import built_in_methods, is_method, method, room
 if TYPE_CHECKING:
     from coterie.experiment.config import Experiment
 
-Seen = Literal["parents", "aggregator", "coordinator"]
+Seen = Literal["parents", "aggregator", "coordinator", "between"]
 BEFORE, AFTER = ("prepare",), ("evaluation", "inference", "masking")  # steps of every run
 SEEN: Mapping[Seen, str] = {  # in a run with aggregators; in a flat run it is the coordinator
     "parents": "aggregator and the coordinator",
     "aggregator": "aggregator",
     "coordinator": "coordinator",
+    "between": "coordinator",
 }
+AMONG_PEERS = "other aggregators"  # who sees what is "between", with topology peers
 
 _MASKED = "under masks, "
 _OF_MASKED = "the total over all hosts that are asked, and no host's own part; with the help of all other hosts, that part too"
@@ -90,6 +92,8 @@ def steps_of(experiment: Experiment) -> list[Step]:
         for reveal in room(whose).reveals:
             if reveal.holds(settings, is_network=is_network):
                 seen = SEEN[reveal.seen] if experiment.federation.is_two_tier else "coordinator"
+                if reveal.seen == "between" and experiment.federation.has_peers:
+                    seen = AMONG_PEERS
                 if reveal.summed and sends_sums(experiment, whose):
                     concluded = of_masked if experiment.masks_sums else reveal.concluded_of_sums
                     reveal = replace(reveal, up=f"{_MASKED if experiment.masks_sums else ''}{reveal.summed}", concluded=concluded)  # noqa: PLW2901
@@ -168,6 +172,8 @@ def table() -> list[str]:
         if reveal.condition and not reveal.title:
             label += f" ({reveal.condition})"
         seen = "parents" if reveal.seen == "parents" else f"the {reveal.seen}"
+        if reveal.seen == "between":
+            seen = f"the coordinator; with topology peers {AMONG_PEERS}"
         labels = rows.setdefault((reveal.up, reveal.concluded, seen), [])
         if label not in labels:
             labels.append(label)

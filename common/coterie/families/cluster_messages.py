@@ -125,6 +125,52 @@ class FinalModels(Models):
     """theta_i, to the coordinator."""
 
 
+# ---- between aggregators (`federation.topology: peers`), instead of what holds averages above
+
+
+@dataclass(frozen=True)
+class PartialSums(PerCluster):
+    """On the way around a ring: the sum over the clusters so far, in their order, and the weight of each of them."""
+
+    weighted: Annotated[Array, Vectors(1, "d", exact=True)]
+    weight: Annotated[Array, Scalars("clusters")]
+
+
+@dataclass(frozen=True)
+class TraceSums(PerCluster):
+    """As `ClusterSums`, in full precision, for the objective."""
+
+    weighted: Annotated[Array, Vectors("clusters", "d", exact=True)]
+    weight: Annotated[Array, Scalars("clusters")]
+
+
+@dataclass(frozen=True)
+class TracePartialSums(PartialSums):
+    """As `PartialSums`, for the objective."""
+
+
+@dataclass(frozen=True)
+class TraceAverage(PerCluster):
+    """As `GlobalAverage`, in full precision, for the objective."""
+
+    average: Annotated[Array, Vectors("clusters", "d", exact=True)]
+
+
+@dataclass(frozen=True)
+class ClusterPart(PerCluster):
+    """To the coordinator instead of `ClusterState`. `distance` = alpha_j Gamma_j |bar_j - bar|^2."""
+
+    inner: Annotated[Array, Scalars("clusters")]
+    spread: Annotated[Array, Scalars("clusters")]
+    distance: Annotated[Array, Scalars("clusters")]
+    within_rounds: Annotated[Indices, Positions("clusters")]
+
+
+@dataclass(frozen=True)
+class AskGap(PerCluster):
+    """Asks an aggregator that knows its `GapCentre` for the gap."""
+
+
 @dataclass(frozen=True)
 class ClusterMessages:
     """The classes of one method's kinds, in the order of `messages_of`."""
@@ -145,6 +191,12 @@ class ClusterMessages:
     judgement: type[Judgement]
     collect: type[Collect]
     final_models: type[FinalModels]
+    partial_sums: type[PartialSums]
+    trace_sums: type[TraceSums]
+    trace_partial_sums: type[TracePartialSums]
+    trace_average: type[TraceAverage]
+    cluster_part: type[ClusterPart]
+    ask_gap: type[AskGap]
 
 
 def messages_of(method: str) -> ClusterMessages:
@@ -153,14 +205,17 @@ def messages_of(method: str) -> ClusterMessages:
     def own(step: str, cls: type[M]) -> type[M]:
         return declare(method=method, step=step)(cast(type[M], type(cls.__name__, (cls,), {"__doc__": cls.__doc__})))
 
-    steps = {
-        "between-average": (ClusterSums, GlobalAverage),
-        "parameters": (UserWeights,),
-        "within-average": (Models, Target),
-        "trace": (Trace, AskState, UserState, ClusterState),
-        "gap": (GapCentre, UserGap, ClusterGap),
-        "evaluate": (Judge, Judgement),
-        "models": (Collect, FinalModels),
-    }
-    classes: list[Any] = [own(step, cls) for step, listed in steps.items() for cls in listed]
+    steps = (
+        ("between-average", (ClusterSums, GlobalAverage)),
+        ("parameters", (UserWeights,)),
+        ("within-average", (Models, Target)),
+        ("trace", (Trace, AskState, UserState, ClusterState)),
+        ("gap", (GapCentre, UserGap, ClusterGap)),
+        ("evaluate", (Judge, Judgement)),
+        ("models", (Collect, FinalModels)),
+        ("between-average", (PartialSums,)),
+        ("trace", (TraceSums, TracePartialSums, TraceAverage, ClusterPart)),
+        ("gap", (AskGap,)),
+    )
+    classes: list[Any] = [own(step, cls) for step, listed in steps for cls in listed]
     return ClusterMessages(*classes)

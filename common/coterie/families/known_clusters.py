@@ -168,13 +168,14 @@ def averaged(method: str, *more: str) -> tuple[Reveal, ...]:
     trace, of_one = (f"{method}/trace",), "of a cluster with one user that user's"
     bounds = "two bounds on what the objective can fall by, and whether its rows leave a direction free"
     fits = "how well its model fits; the coordinator sees the sums over a cluster"
-    summed = "a value and a vector for each round of the trace, summed over clusters"
+    summed, vectors = (f"{what} for each round of the trace, summed over clusters" for what in ("a value", "a vector"))
     trajectory = "the trajectory of the user's model, as far as it is averaged"
     return (
         Reveal("models at averaging rounds", trajectory, often, seen="aggregator"),
-        Reveal("only sums of models over a cluster", f"the averages of a cluster; {of_one} model", between, seen="coordinator"),
+        Reveal("only sums of models over a cluster", f"the averages of a cluster; {of_one} model", between, seen="between"),
         Reveal("its loss and its model, for each round of the trace", "as for its models", trace, seen="aggregator"),
         Reveal(summed, f"the objective of a cluster; {of_one}", trace, seen="coordinator"),
+        Reveal(vectors, f"the averages of a cluster; {of_one} model", trace, seen="between"),
         Reveal(f"at the end the length of its gradient, {bounds}", fits, (f"{method}/gap",), seen="aggregator"),
         Reveal("the final model", "what a model says of its rows", (f"{method}/models",), needs={"collect_models": True}),
         judged(f"{method}/evaluate"),

@@ -22,7 +22,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from coterie.experiment.method import Method
 from coterie.experiment.reveals import Reveal
-from coterie.families.cluster_messages import ClusterSums, GlobalAverage, messages_of
+from coterie.families.cluster_messages import ClusterSums, GlobalAverage, PartialSums, messages_of
 from coterie.families.known_clusters import AVERAGES, STEPS, Shares, averaged
 from coterie.methods.async_l2gd import Centres, Flip, Iterations
 from coterie.wire.messages import Array, Broadcast, Indices, PerCluster, Positions, Rows, Scalars, Vectors, declare
@@ -99,6 +99,11 @@ class Advance(PerCluster):
 @declare(method="async_al2sgd", step="between-anchor")
 class AnchorSums(ClusterSums):
     """As `ClusterSums`, for the new anchors x_i."""
+
+
+@declare(method="async_al2sgd", step="between-anchor")
+class AnchorPartialSums(PartialSums):
+    """As `PartialSums`, for the new anchors x_i."""
 
 
 @declare(method="async_al2sgd", step="between-anchor")

@@ -79,6 +79,23 @@ def link_below(aggregator: str, host: str) -> str:
     return f"{aggregator.replace('%', '%25').replace('/', '%2F')}/{host}"
 
 
+_BETWEEN_PEERS = "<>"
+
+
+def peer_link(lower: str, higher: str) -> str:
+    """The name of the link of two aggregators, LOWER<>HIGHER by the numbers of their clusters. Names are escaped."""
+    return _BETWEEN_PEERS.join(name.replace("%", "%25").replace("/", "%2F").replace("<", "%3C") for name in (lower, higher))
+
+
+def peers_of(link: str) -> tuple[str, str] | None:
+    """The aggregators at the ends of such a link; None for another link."""
+    ends = link.split(_BETWEEN_PEERS)
+    if len(ends) != 2 or "/" in link:
+        return None
+    lower, higher = (name.replace("%3C", "<").replace("%2F", "/").replace("%25", "%") for name in ends)
+    return lower, higher
+
+
 def pack(rows: Iterable[Row], link: str = "") -> Iterator[session_pb2.Book]:
     """A host's rows as control messages, stored by column and compressed; `link` as in the contract."""
     for piece in _pieces(rows):

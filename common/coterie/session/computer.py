@@ -27,10 +27,14 @@ class OnLoop:
     def __init__(self) -> None:
         self._under_way: list[asyncio.Task[Any]] = []  # and queued pieces
 
-    async def run(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Runs a piece of work after the earlier ones, and awaits its result if it is awaitable."""
+    async def run(self, work: Callable[..., Any], *args: Any, waits: bool = True) -> Any:
+        """Runs a piece of work, and awaits its result if it is awaitable.
+
+        With `waits` it comes after the earlier pieces. Without, it does not: one of these may wait for another aggregator, which waits for
+        the coordinator, which waits for this answer.
+        """
         before = self._under_way = [piece for piece in self._under_way if not piece.done()]
-        piece = asyncio.create_task(_after(before, work, args))
+        piece = asyncio.create_task(_after(before if waits else [], work, args))
         self._under_way = [*before, piece]
         return await asyncio.shield(piece)
 
@@ -65,7 +69,7 @@ class Thread:
         self._last: Future[Any] | None = None
         self._quick_times: dict[tuple[Any, ...], int] = {}
 
-    async def run(self, work: Callable[..., T], *args: Any) -> T:
+    async def run(self, work: Callable[..., T], *args: Any, waits: bool = True) -> T:  # noqa: ARG002 - nothing here waits for others
         future = self._last = self._thread.submit(work, *args)
         try:
             return await asyncio.wrap_future(future)

@@ -54,6 +54,7 @@ class Asked:
 class Member:
     noun = "host"
     is_aggregator = False
+    peer_address = ""  # where other aggregators dial this one
 
     def __init__(
         self,
@@ -121,6 +122,7 @@ class Member:
                 model=self._model if start == 0 else "",
                 aggregator=self.is_aggregator,
                 held=self._holds() if start == 0 else None,
+                peer_address=self.peer_address if start == 0 else "",
             )
             yield session_pb2.JoinRequest(hello=hello)
 
@@ -152,6 +154,10 @@ class Member:
         self.clusters = np.array(welcome.clusters, dtype=np.int64) - 1
         if not self.numbers.size == self.clusters.size == n_users:
             raise ProtocolError(f"welcomed with {self.numbers.size} numbers and {self.clusters.size} clusters for {n_users} users")
+
+    def meet(self, peers: session_pb2.PeerList) -> None:
+        """Learns where the other aggregators are. ProtocolError for a member that has no peers."""
+        raise ProtocolError(f"{self.noun} {self.name!r} was sent {len(peers.peers)} peers, but has none in this run")
 
     def open(self, received: Received) -> Asked:
         """Books and decodes a task. ProtocolError and RunError for tasks that cannot be for this member."""
@@ -283,7 +289,7 @@ class Member:
                 "indices": self.indices,
                 "n_members": self.n_members,
                 "replies": [
-                    {"seq": seq, "times": times, "fingerprint": self._fingerprints[seq], "head": reply.head, "tails": list(reply.tails)}
+                    {"seq": seq, "times": times, "fingerprint": self._fingerprints[seq], **kept_reply(reply)}
                     for seq, (reply, times) in self._replies.items()
                 ],
                 "books": self._books,
@@ -311,7 +317,7 @@ class Member:
             raise RunError(said, Finding("J5"))
         self.last_seq, self._newest_seq = snapshot["last_seq"], snapshot["last_seq"]
         self.indices, self.n_members = snapshot["indices"], snapshot["n_members"]
-        self._replies = {item["seq"]: (_restored_reply(item, len(names)), item["times"]) for item in snapshot["replies"]}
+        self._replies = {item["seq"]: (restored_reply(item, len(names)), item["times"]) for item in snapshot["replies"]}
         self._fingerprints = {item["seq"]: item["fingerprint"] for item in snapshot["replies"]}
         self._books = snapshot["books"]
         if self._remembered is not None:
@@ -332,7 +338,13 @@ def _fingerprint(task: session_pb2.Task, messages: Sequence[Message]) -> int:
     return checksum
 
 
-def _restored_reply(item: Mapping[str, Any], n_own: int) -> Encoded:
+def kept_reply(reply: Encoded) -> Mapping[str, Any]:
+    """A reply as a snapshot keeps it."""
+    return {"head": reply.head, "tails": list(reply.tails)}
+
+
+def restored_reply(item: Mapping[str, Any], n_own: int) -> Encoded:
+    """The inverse of `kept_reply`; `n_own` users have the rows of messages that name no users."""
     reply = session_pb2.JoinRequest.FromString(item["head"]).reply
     received = Received(reply, tuple(bytearray(tail) for tail in item["tails"]), len(item["head"]))
     _, entries = received.decode(n_own)

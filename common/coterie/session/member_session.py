@@ -172,6 +172,9 @@ class MemberSession:
                     continue
                 if isinstance(item, session_pb2.Finish):
                     return await self._finish(item)
+                if isinstance(item, session_pb2.PeerList):  # at once: a task that is under way may wait for one of them
+                    self._host.meet(item)
+                    continue
                 await self._take(item)
         except grpc.aio.AioRpcError as error:
             return End("lost", error.details() or "", error.code().name)
@@ -222,14 +225,15 @@ class MemberSession:
                 self._queued_bytes -= _size_of(item)
                 self._has_room.set()
                 if isinstance(item, session_pb2.Welcome):
-                    await self._computer.run(self._host.welcome, item)
+                    await self._computer.run(self._host.welcome, item, waits=False)
                     self._heartbeat_s = item.heartbeat_s
                     self.was_welcomed = True
                 elif self._computer.is_quick(item):  # otherwise a parent that is as quick would keep all its tasks in the thread
                     await self._handle_at_once(item)
                 else:
-                    await self._send(await self._computer.run(self._computer.handle, self._host, item))
-                    await self._computer.run(self._host.settle)
+                    is_new = item.frame.seq > self._host.last_seq  # what was handled before has its answer
+                    await self._send(await self._computer.run(self._computer.handle, self._host, item, waits=is_new))
+                    await self._computer.run(self._host.settle, waits=is_new)
 
     async def _finish(self, finish: session_pb2.Finish) -> End:
         """Sends the books and waits for the parent to close."""

@@ -7,6 +7,36 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class FetchRequest(_message.Message):
+    __slots__ = ("protocol", "run_id", "aggregator", "seq", "durable_seq")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    AGGREGATOR_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_SEQ_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    run_id: str
+    aggregator: str
+    seq: int
+    durable_seq: int
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[str] = ..., aggregator: _Optional[str] = ..., seq: _Optional[int] = ..., durable_seq: _Optional[int] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("name", "address", "cluster")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    cluster: int
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., cluster: _Optional[int] = ...) -> None: ...
+
+class PeerList(_message.Message):
+    __slots__ = ("peers",)
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+
 class GetExperimentRequest(_message.Message):
     __slots__ = ("protocol", "host", "finding")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -44,18 +74,20 @@ class JoinRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., book: _Optional[_Union[Book, _Mapping]] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("welcome", "task", "chunk", "heartbeat", "finish")
+    __slots__ = ("welcome", "task", "chunk", "heartbeat", "finish", "peers")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     task: Task
     chunk: Chunk
     heartbeat: Heartbeat
     finish: Finish
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
+    peers: PeerList
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., peers: _Optional[_Union[PeerList, _Mapping]] = ...) -> None: ...
 
 class User(_message.Message):
     __slots__ = ("name", "cluster")
@@ -88,7 +120,7 @@ class Finding(_message.Message):
     def __init__(self, rule: _Optional[str] = ..., count: _Optional[int] = ..., role: _Optional[str] = ..., place: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "host", "users", "more", "run_id", "last_seq", "numerics", "instance", "aggregator", "model", "schema", "findings", "held")
+    __slots__ = ("protocol", "host", "users", "more", "run_id", "last_seq", "numerics", "instance", "aggregator", "model", "schema", "findings", "held", "peer_address")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     USERS_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +134,7 @@ class Hello(_message.Message):
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     FINDINGS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    PEER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     host: str
     users: _containers.RepeatedCompositeFieldContainer[User]
@@ -115,7 +148,8 @@ class Hello(_message.Message):
     schema: _containers.RepeatedCompositeFieldContainer[Feature]
     findings: _containers.RepeatedCompositeFieldContainer[Finding]
     held: Held
-    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., more: _Optional[bool] = ..., run_id: _Optional[str] = ..., last_seq: _Optional[int] = ..., numerics: _Optional[str] = ..., instance: _Optional[str] = ..., aggregator: _Optional[bool] = ..., model: _Optional[str] = ..., schema: _Optional[_Iterable[_Union[Feature, _Mapping]]] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., held: _Optional[_Union[Held, _Mapping]] = ...) -> None: ...
+    peer_address: str
+    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., more: _Optional[bool] = ..., run_id: _Optional[str] = ..., last_seq: _Optional[int] = ..., numerics: _Optional[str] = ..., instance: _Optional[str] = ..., aggregator: _Optional[bool] = ..., model: _Optional[str] = ..., schema: _Optional[_Iterable[_Union[Feature, _Mapping]]] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., peer_address: _Optional[str] = ...) -> None: ...
 
 class Held(_message.Message):
     __slots__ = ("seq", "attempt", "bytes")
@@ -216,7 +250,7 @@ class Failure(_message.Message):
     def __init__(self, config: _Optional[bool] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ...) -> None: ...
 
 class Book(_message.Message):
-    __slots__ = ("names", "rows", "n_rows", "link", "of_parent", "user_sets", "events")
+    __slots__ = ("names", "rows", "n_rows", "link", "of_parent", "user_sets", "events", "peer")
     NAMES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     N_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +258,7 @@ class Book(_message.Message):
     OF_PARENT_FIELD_NUMBER: _ClassVar[int]
     USER_SETS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
     names: str
     rows: bytes
     n_rows: int
@@ -231,7 +266,8 @@ class Book(_message.Message):
     of_parent: bool
     user_sets: str
     events: str
-    def __init__(self, names: _Optional[str] = ..., rows: _Optional[bytes] = ..., n_rows: _Optional[int] = ..., link: _Optional[str] = ..., of_parent: _Optional[bool] = ..., user_sets: _Optional[str] = ..., events: _Optional[str] = ...) -> None: ...
+    peer: str
+    def __init__(self, names: _Optional[str] = ..., rows: _Optional[bytes] = ..., n_rows: _Optional[int] = ..., link: _Optional[str] = ..., of_parent: _Optional[bool] = ..., user_sets: _Optional[str] = ..., events: _Optional[str] = ..., peer: _Optional[str] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("outcome", "failed", "finding", "books_held")

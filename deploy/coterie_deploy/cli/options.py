@@ -50,10 +50,8 @@ Jobs = Annotated[
     ),
 ]
 Topology = Annotated[
-    Literal["flat", "clusters"] | None,
-    typer.Option(
-        help="Who joins the coordinator: client hosts, or an aggregator a cluster.  [default: the experiment's]", show_default=False
-    ),
+    Literal["flat", "clusters", "peers"] | None,
+    typer.Option(help="Client hosts join, or aggregators, or these average as peers.  [default: the experiment's]", show_default=False),
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plain text beyond this machine.")]
 TlsFolder = Annotated[Path | None, typer.Option("--tls", metavar="DIR", help="Its certificate: ca.crt, tls.crt, tls.key.")]

@@ -83,7 +83,7 @@ def run(
     if engine == "slurm":
         here = {
             "--transport": transport != "grpc",
-            "--topology": topology == "clusters",
+            "--topology": topology not in (None, "flat"),
             "--overwrite": overwrite,
             "--replay-decisions": replay_decisions,
             "--trace": trace,
@@ -116,8 +116,8 @@ def run(
 
     if overwrite and resume:
         raise typer.BadParameter("--overwrite starts anew and --resume goes on, want one of the two")
-    if engine == "ray" and (transport != "grpc" or topology == "clusters"):
-        wrong = "--transport loopback" if transport != "grpc" else "--topology clusters"
+    if engine == "ray" and (transport != "grpc" or topology not in (None, "flat")):
+        wrong = "--transport loopback" if transport != "grpc" else f"--topology {topology}"
         raise typer.BadParameter(f"{wrong} does not go together with --engine ray: want hosts that join the coordinator over gRPC")
     if topology is None and (transport == "loopback" or engine == "ray") and load(experiment, overrides or ()).federation.is_two_tier:
         topology = "flat"  # one process, or Ray, has one tier; the bits are the same

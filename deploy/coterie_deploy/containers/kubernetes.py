@@ -20,7 +20,7 @@ from coterie.errors import ConfigError
 from coterie.session.dial import SERVICE
 from coterie_deploy.containers import member_commands as commands
 from coterie_deploy.containers.member_commands import CERTIFICATES, DATA, EXPERIMENT, METRICS_PORT, PORT, PROMETHEUS, RUNS, STATE, USER_ID
-from coterie_deploy.containers.members import COORDINATOR, Member, Plan
+from coterie_deploy.containers.members import COORDINATOR, PEERS, Member, Plan
 from coterie_deploy.containers.places import Toleration, labels, tolerations
 from coterie_deploy.containers.plain_yaml import as_yaml
 
@@ -158,6 +158,11 @@ class _Writer:
             egress = [{"to": [{"podSelector": itself}], "ports": port}]
             yield self._policy(f"into-{server.name}", itself, policyTypes=["Ingress"], ingress=ingress)
             yield self._policy(f"to-{server.name}", children, policyTypes=["Egress"], egress=egress)
+            if PEERS in server.networks:
+                others = [other.name for other in self.plan.servers if PEERS in other.networks and other is not server]
+                peers = [{"podSelector": self._pods(member=name)} for name in others]
+                rules = {"ingress": [{"from": peers, "ports": port}], "egress": [{"to": peers, "ports": port}]}
+                yield self._policy(f"peers-{server.name}", itself, policyTypes=["Ingress", "Egress"], **rules)
             if self.plan.asked.monitoring:
                 reader = {"namespaceSelector": {}, "podSelector": {"matchLabels": {NAME: PROMETHEUS}}}
                 scrape = [{"from": [reader], "ports": [_port(METRICS_PORT)]}]
@@ -275,7 +280,9 @@ class _Writer:
         return {"annotations": {f"prometheus.io/{key}": value for key, value in values.items()}}
 
     def _arguments(self, member: Member) -> list[str]:
-        return commands.arguments(self.plan, member, f"{self.called(str(member.parent))}:{PORT}", PATIENCE_S)
+        return commands.arguments(
+            self.plan, member, f"{self.called(str(member.parent))}:{PORT}", PATIENCE_S, called=self.called(member.name)
+        )
 
 
 def _port(number: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coterie.errors import ConfigError
 from coterie.session.tls import MONITOR
-from coterie_deploy.containers.members import Asked, Member, Plan, Role
+from coterie_deploy.containers.members import PEERS, Asked, Member, Plan, Role
 from coterie_deploy.read.shipped import changing
 from coterie_deploy.roles.health import ALIVE_FILE
 from coterie_deploy.terminal.printable import printable
@@ -21,8 +21,11 @@ ALIVE = ["sh", "-c", f'test -n "$(find "${ALIVE_FILE}" -mmin -0.5)"']  # whether
 _NUMBERED = re.compile(r"(|.*[^0-9])(0|[1-9][0-9]{0,8})", re.DOTALL)
 
 
-def arguments(plan: Plan, member: Member, server: str, patience_s: float, experiment: str = EXPERIMENT) -> list[str]:
-    """The arguments of `coterie` in a member's container. `server`: HOST:PORT of its parent; `experiment`: what the coordinator reads."""
+def arguments(plan: Plan, member: Member, server: str, patience_s: float, experiment: str = EXPERIMENT, called: str = "") -> list[str]:
+    """The arguments of `coterie` in a member's container.
+
+    `server`: HOST:PORT of its parent; `experiment`: what the coordinator reads; `called`: where peers find it, by default its own name.
+    """
     link = ["--log-format", "json", *(["--tls", CERTIFICATES] if plan.is_secured else ["--insecure"])]
     listen = ["--listen", f"0.0.0.0:{PORT}", "--hosts", str(member.n_children)]
     listen += ["--metrics", f"0.0.0.0:{METRICS_PORT}"] if plan.asked.monitoring else []
@@ -32,7 +35,8 @@ def arguments(plan: Plan, member: Member, server: str, patience_s: float, experi
     joins = ["--server", server, "--name", member.name]
     keeps = ["--state", STATE, "--patience", f"{patience_s:g}", *link]
     if member.role == "aggregator":
-        return ["aggregator", *joins, "--cluster", str(member.cluster), *listen, *keeps]
+        announced = ["--announce", called or member.name] if PEERS in member.networks else []
+        return ["aggregator", *joins, "--cluster", str(member.cluster), *listen, *announced, *keeps]
     own = [*member.selection, "--data", DATA, "--accept", plan.accepts]
     return ["client", *joins, *own, *keeps, *(["--allow-code"] if plan.asked.allow_code else [])]
 

@@ -1,8 +1,9 @@
 """The members of a federation of containers: the plan from which files for Compose, Swarm and Kubernetes are written.
 
 A flat federation is one network of the coordinator and the client hosts. With clusters, the coordinator and the aggregators share a
-backbone, and each aggregator shares a network with the hosts of its cluster. So uplink and downlink, and communication between and within
-clusters, are traffic of different networks. Only the coordinator reads the experiment; the others receive it from the coordinator.
+backbone, and each aggregator shares a network with the hosts of its cluster. With peers, aggregators share one more network. So uplink and
+downlink, and communication between and within clusters, are traffic of different networks. Only the coordinator reads the experiment; the
+others receive it from the coordinator.
 """
 
 import re
@@ -21,10 +22,10 @@ from coterie_client.data import UserHead, list_users
 from coterie_deploy.engines.launch import DEFAULT_HOSTS
 from coterie_deploy.engines.shares import by_cluster, divided, selection
 from coterie_deploy.read.shipped import find, load, shipped
-from coterie_server.interface.half import FLAT_ONLY, server_half
+from coterie_server.run.tiers import check_tiers
 
 COORDINATOR = "coordinator"
-FEDERATION, BACKBONE = "federation", "backbone"
+FEDERATION, BACKBONE, PEERS = "federation", "backbone", "peers"
 MAX_NAME = 20  # characters of a cluster's or an experiment's name in the names of containers, which have room for 52
 
 Role = Literal["coordinator", "aggregator", "host"]
@@ -139,8 +140,7 @@ def planned(asked: Asked) -> Plan:
 def _check(experiment: Experiment, asked: Asked) -> bool:
     """Whether the experiment reads files from a folder. ConfigError when hosts in containers could not run it."""
     source = experiment.data
-    if experiment.federation.is_two_tier and server_half(experiment.method.name).tiers == FLAT_ONLY:
-        raise ConfigError(f"method {experiment.method.name!r} has no clusters of its own, want --topology flat")
+    check_tiers(experiment, [experiment.method.name, *experiment.references])
     if (named := [*named_code(experiment), *experiment.packages]) and not asked.allow_code:
         listed = " and ".join(map(repr, named))
         raise ConfigError(f"the experiment imports {listed}, which the images do not have: add it to them and allow it with --allow-code")
@@ -187,7 +187,8 @@ def _in_clusters(experiment: Experiment, n_hosts: int, heads: Sequence[UserHead]
     aggregators, hosts = list[Member](), list[Member]()
     for cluster, name in safe.items():
         aggregator, network = f"aggregator-{name}", f"cluster-{name}"
-        aggregators.append(Member(aggregator, "aggregator", (BACKBONE, network), COORDINATOR, n_hosts, cluster))
+        networks = (BACKBONE, *[PEERS] * experiment.federation.has_peers, network)
+        aggregators.append(Member(aggregator, "aggregator", networks, COORDINATOR, n_hosts, cluster))
         hosts += _hosts(f"host-{name}", network, aggregator, n_hosts, heads, clusters[cluster], cluster)
     return [Member(COORDINATOR, "coordinator", (BACKBONE,), n_children=len(safe)), *aggregators, *hosts]
 

@@ -16,7 +16,9 @@ def by_cluster(heads: Sequence[UserHead], wanted: Sequence[str] = ()) -> dict[st
     positions: dict[str, list[int]] = {}
     for position, head in enumerate(heads):
         if not head.cluster:
-            raise ConfigError(f"user {head.name!r} has no known cluster, want one for every user with federation.topology 'clusters'")
+            raise ConfigError(
+                f"user {head.name!r} has no known cluster, want one for every user: federation.topology has aggregators of clusters"
+            )
         positions.setdefault(head.cluster, []).append(position)
     if missing := [name for name in wanted if name not in positions]:
         raise ConfigError(f"cluster {missing[0]!r} has no users, but federation.clusters names it")

@@ -65,7 +65,8 @@ def _safe_name(experiment: Experiment) -> str:
 
 def _check(asked: Asked, experiment: Experiment) -> None:
     if experiment.federation.is_two_tier:
-        raise ConfigError("an experiment with federation.topology 'clusters' has aggregators, want --set federation.topology=flat on Slurm")
+        found = f"an experiment with federation.topology {experiment.federation.topology!r} has aggregators"
+        raise ConfigError(f"{found}, want --set federation.topology=flat on Slurm")
     if asked.time is not None and not _TIME.fullmatch(asked.time):
         raise ConfigError(f"--time is {asked.time!r}, want minutes, H:MM:SS or D-HH:MM:SS")
     for option in (*asked.sbatch, *asked.host_sbatch):

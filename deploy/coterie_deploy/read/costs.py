@@ -10,7 +10,7 @@ from coterie.arrays import Array
 from coterie.experiment.problem import METRICS, UNTOLD
 from coterie_server.interface.half import CONVERGED, ENDED
 from coterie_server.record.curves import GAP, Curves, Goal
-from coterie_server.record.rundb import BETWEEN, WITHIN
+from coterie_server.record.rundb import BETWEEN, PEERS, WITHIN
 
 Against = Literal["round", "bytes", "up", "down", "within", "between", "seconds"]
 AXES: Mapping[Against, str] = {
@@ -55,7 +55,7 @@ def cost(curves: Curves, against: Against, *, up_weight: float = 1.0) -> Array:
     if against in ("round", "seconds"):
         return curves.rounds.astype(np.float64) if against == "round" else curves.seconds
     if against in ("within", "between"):
-        return curves.bytes_by(scope=WITHIN if against == "within" else BETWEEN)
+        return curves.bytes_by(scope=WITHIN) if against == "within" else curves.bytes_by(scope=BETWEEN) + curves.bytes_by(scope=PEERS)
     if against == "bytes":
         return up_weight * curves.bytes_by(direction="up") + curves.bytes_by(direction="down")
     return curves.bytes_by(direction=against)

@@ -19,7 +19,7 @@ from coterie_server.interface.stages import Stage
 from coterie_server.record.curves import GAP, Curves, residual_of
 from coterie_server.record.follow import Added, Event, Follower
 from coterie_server.record.run_file import FLUSH_S
-from coterie_server.record.rundb import BETWEEN, DIRECT, WITHIN
+from coterie_server.record.rundb import BETWEEN, DIRECT, PEERS, WITHIN
 from coterie_server.record.summary import StageSummary
 from coterie_server.run.coordinator import is_held
 from coterie_server.run.plan import stages_of
@@ -30,7 +30,7 @@ _UNWRITTEN_S = 2 * FLUSH_S  # of what was made in these last seconds, not all ma
 _FAILED = "failed: "
 _FITTED_ROUNDS = 200  # at most, in which a residual's fall is measured
 _LEAST_ROUNDS = 8  # for that
-_SCOPES = (DIRECT, WITHIN, BETWEEN)
+_SCOPES = (DIRECT, WITHIN, BETWEEN, PEERS)
 
 
 class Status(StrEnum):

@@ -19,7 +19,7 @@ from coterie_deploy.read.frames import Coded, Column, Times, coded, partial
 from coterie_server.record import summary
 from coterie_server.record.curves import Curves, curves
 from coterie_server.record.query import MEASURES, SESSION_NAME, Query, totals
-from coterie_server.record.rundb import BETWEEN, WITHIN
+from coterie_server.record.rundb import BETWEEN, PEERS, WITHIN
 
 _CHUNK_ROWS = 50_000
 _KINDS: dict[Any, tuple[str, ...]] = {
@@ -153,10 +153,12 @@ def metrics_long(connection: sqlite3.Connection, stages: Sequence[summary.StageS
 
 
 def _bytes(parts: Sequence[Curves]) -> dict[str, Column]:
-    """All bytes, then those of each direction, and of each scope where there are two tiers."""
+    """All bytes, then those of each direction, of each scope where there are two tiers, and those between peers where there are peers."""
     ways: dict[str, dict[str, str]] = {"bytes": {}, **{f"bytes_{direction}": {"direction": direction} for direction in (UP, DOWN)}}
     if any(part.is_two_tier for part in parts):
         ways |= {f"bytes_{scope.partition('-')[0]}": {"scope": scope} for scope in (WITHIN, BETWEEN)}
+    if any(scope == PEERS for part in parts for _, scope in part.wire_bytes):
+        ways["bytes_peers"] = {"scope": PEERS}
     return {name: _joined([part.bytes_by(**way) for part in parts], np.int64) for name, way in ways.items()}
 
 

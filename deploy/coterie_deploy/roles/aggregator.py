@@ -31,9 +31,11 @@ from coterie_deploy.telemetry.logs import Log
 from coterie_deploy.telemetry.spans import Telemetry, tracing
 from coterie_deploy.terminal.signals import Stop
 from coterie_deploy.terminal.tables import counted
-from coterie_server.record.rundb import WITHIN, RunDatabase
+from coterie_server.record.rundb import PEERS, WITHIN, RunDatabase
 from coterie_server.run.aggregator import Aggregator, cluster_experiment
 from coterie_server.session.hub import Hub
+from coterie_server.session.peering import Peering
+from coterie_server.transport.peers import PeerDoor, dialling
 from coterie_server.transport.serve import check_address
 
 if TYPE_CHECKING:
@@ -168,14 +170,23 @@ async def _started(
     database.rewind(hub.seq, 0, 0)
     who, expects = f"aggregator {name!r} of run {run_id}", f"{counted(hosts, 'host')} of cluster {role.cluster!r}"
     at = Listening("aggregator", name, who, expects, folder, role.listen, tls, role.insecure, role.metrics, role.state, role.announce)
-    await stack.enter_async_context(listening(hub, experiment, at, run_log.log, stop))
+    peering = None
+    if experiment.federation.has_peers:  # rows that were booked are never taken back, so they have a file of their own
+        between = RunDatabase(folder / "peers.db", scope=PEERS)
+        stack.callback(between.close)
+        peering = Peering(name, experiment, run_id, between, database.event, attempt)
+        await stack.enter_async_context(dialling(peering, tls))
+    door = () if peering is None else (PeerDoor(peering, wants_identity=tls is not None).handler(),)
+    port = await stack.enter_async_context(listening(hub, experiment, at, run_log.log, stop, door))
     open_hubs.append(hub)
     if hub.roster.members is None:
         async with _beside(_stop_waiting(stop, hub)):
             await hub.gather()
     else:  # the coordinator learns if they do not come back
         hub.state.has_started = True  # until then, tasks wait for them
-    return Aggregator(name, experiment, hub, database, store, secrets.token_hex(8), tls)
+    aggregator = Aggregator(name, experiment, hub, database, store, secrets.token_hex(8), tls, peering)
+    aggregator.peer_address = "" if peering is None else at.found_at(port)
+    return aggregator
 
 
 async def _limit_after(stop: Stop, limit: asyncio.Timeout) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from coterie.experiment.config import Experiment
 from coterie.experiment.consent import consent_hash, consent_parts
-from coterie.experiment.reveals import steps_of
+from coterie.experiment.reveals import AMONG_PEERS, steps_of
 from coterie.registry import written
 from coterie.text.quoting import shortened
 from coterie_deploy.terminal.printable import printable
@@ -74,7 +74,7 @@ def reveal_lines(experiment: Experiment) -> list[str]:
     """Each step of an experiment: who sees what, and what can be concluded."""
     lines: list[str] = []
     for step in steps_of(experiment):
-        name, verb = plain(step.name.partition(" (")[0]), "see" if " and " in step.seen_by else "sees"
+        name, verb = plain(step.name.partition(" (")[0]), "see" if " and " in step.seen_by or step.seen_by == AMONG_PEERS else "sees"
         lines.append(f"  {name}: the {step.seen_by} {verb} {plain(step.reveal.up)} -> {plain(step.reveal.concluded)}")
     if experiment.privacy is not None:
         lines.append(f"  privacy: {_NOISE[experiment.privacy.unit]}")

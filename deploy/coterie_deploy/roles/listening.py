@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import grpc
 
 from coterie.experiment.config import Experiment, experiment_to_json
 from coterie.record.files import written_whole
@@ -53,13 +55,15 @@ class Listening:
 
 
 @contextlib.asynccontextmanager
-async def listening(hub: Hub, experiment: Experiment, at: Listening, log: Log, stop: Stop) -> AsyncIterator[int]:
-    """Serves the hub while the block runs: its port. The address file is there meanwhile, and no older one before."""
+async def listening(
+    hub: Hub, experiment: Experiment, at: Listening, log: Log, stop: Stop, more: Sequence[grpc.GenericRpcHandler] = ()
+) -> AsyncIterator[int]:
+    """Serves the hub, and `more` rpcs, while the block runs: its port. The address file is there meanwhile, and no older one before."""
     _remove(at.says / ADDRESS)
     metrics = None if at.metrics is None else Metrics(at.metrics, at.tls, at.insecure, stop)
     async with (
         metrics_served(metrics, hub, at.folder, at.role, at.name) as url,
-        serving(hub, experiment_to_json(experiment), at.address, at.tls, insecure=at.insecure) as server,
+        serving(hub, experiment_to_json(experiment), at.address, at.tls, insecure=at.insecure, more=more) as server,
         beating(),
     ):
         if at.insecure and at.tls is None:

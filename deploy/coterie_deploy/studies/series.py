@@ -219,7 +219,7 @@ def federation_of(
     """Settings of the federation besides the experiment's: those of the series `before`, those `given` that are not None, and else as many
     hosts as is `usual` for the experiment."""
     own, found = content.get("federation", {}), {**before, **{key: value for key, value in given.items() if value is not None}}
-    if transport == "loopback" and own.get("topology") == "clusters":
+    if transport == "loopback" and own.get("topology", "flat") != "flat":
         found.setdefault("topology", "flat")  # one process has one tier; the bits are the same
     if "hosts" not in {**own, **found}:
         found["hosts"] = usual(experiment_from({**content, "federation": {**own, **found}}))

@@ -18,7 +18,7 @@ from coterie_deploy.read.costs import Against as Against  # noqa: PLC0414 - a wo
 from coterie_deploy.view.theme import N_COLOURS
 from coterie_server.record.curves import GAP, RESIDUAL, Curves, Goal
 from coterie_server.record.query import Group
-from coterie_server.record.rundb import BETWEEN, DIRECT, WITHIN
+from coterie_server.record.rundb import BETWEEN, DIRECT, PEERS, WITHIN
 from coterie_server.record.summary import Traffic
 
 Spec = Mapping[str, Any]
@@ -29,7 +29,7 @@ FITTED = {"width": "container", "autosize": {"type": "fit-x", "contains": "paddi
 MAX_POINTS = 400  # of a line
 MAX_LETTERS = 24  # of a name beside a mark
 WAYS = ("up", "down")
-SCOPES = (DIRECT, BETWEEN, WITHIN)
+SCOPES = (DIRECT, BETWEEN, WITHIN, PEERS)
 # Ways and scopes have the same colours in all charts: these are their places in the palette.
 _COLOUR_ORDER = (*WAYS, *SCOPES)
 _FEW = 15  # points of a line that are marked

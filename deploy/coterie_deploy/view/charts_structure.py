@@ -10,7 +10,7 @@ from typing import Any
 from coterie_deploy.terminal.tables import counted, size
 from coterie_deploy.view.charts import FITTED, SCHEMA, SCOPES, WHOLE, Chart, axis_of, coloured, cut, number, spec_of, told
 from coterie_deploy.view.theme import N_COLOURS
-from coterie_server.record.rundb import BETWEEN
+from coterie_server.record.rundb import BETWEEN, PEERS
 
 COORDINATOR = "coordinator"
 KNOWN = "known"  # the column of a heat map that has the clusters that were known beforehand
@@ -195,14 +195,14 @@ def topology_chart(links: Sequence[Link]) -> Chart:
     n_leaves = _place(root)
     nodes = root.all
     deepest = max(node.depth for node in nodes)
-    widest = max((link.n_bytes for link in links), default=1.0) or 1.0
+    widest = max((link.n_bytes for link in links if link.scope != PEERS), default=1.0) or 1.0
     room = f"{_LEAF_WORDS} / max(width, {2 * _LEAF_WORDS})"  # for what is said of the leaves
     across = {"domainMin": _LEFT, "domainMax": {"expr": f"({deepest} - {_LEFT} * {room}) / (1 - {room})"}, "nice": False, "zero": False}
     at_nodes: dict[str, Any] = {
         "x": number("x", scale=across, axis=None),
         "y": number("y", scale={"domain": [n_leaves - 0.25, -0.75], "nice": False}, axis=None),
     }
-    scopes = [scope for scope in SCOPES if any(link.scope == scope for link in links)]
+    scopes = [scope for scope in SCOPES if scope != PEERS and any(link.scope == scope for link in links)]
     colour = coloured("scope", scopes) if len(scopes) > 1 else {**coloured("scope", scopes), "legend": None}
     points = [point for node in nodes for child in node.below for point in _curve(node, child, widest)]
     thickness = number("width", scale=None)
@@ -227,18 +227,20 @@ def topology_chart(links: Sequence[Link]) -> Chart:
     ]
     columns = ("from", "to", "scope", "users", "bytes up", "bytes down")
     note = "Useful traffic of the whole run: \N{UPWARDS ARROW} up, \N{DOWNWARDS ARROW} down; lines are as thick as it is much."
+    if any(link.scope == PEERS for link in links):
+        note += " Links between aggregators are in the table alone: the one named first is their upper end."
     return Chart("topology", "Who speaks to whom", note, spec, columns, rows)
 
 
 def _tree(links: Sequence[Link]) -> _Node:
     """The coordinator and the members below it that fit."""
     root = _Node(COORDINATOR, 0)
-    top = [link for link in links if not link.above]
+    top = [link for link in links if not link.above and link.scope != PEERS]
     shown = _busiest(top, _MOST_AGGREGATORS if any(link.scope == BETWEEN for link in top) else _MOST_LEAVES)
     for link in shown:
         node = _Node(link.below, 1, link=link)
         root.below.append(node)
-        below = [other for other in links if other.above == link.below]
+        below = [other for other in links if other.above == link.below and other.scope != PEERS]
         node.below = [_Node(other.below, 2, link=other) for other in _busiest(below, max(2, _MOST_LEAVES // len(shown)))]
     return root
 

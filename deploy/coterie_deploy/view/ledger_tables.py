@@ -44,12 +44,12 @@ from coterie_server.record.query import (
     rows,
     stage_namer,
 )
-from coterie_server.record.rundb import BETWEEN, DIRECT, WITHIN, read_run
+from coterie_server.record.rundb import BETWEEN, DIRECT, PEERS, WITHIN, read_run
 from coterie_server.record.summary import StageSummary
 
 FORMATS = ("table", "csv", "jsonl", "parquet")
 DEFAULT_KEYS = ("step", "direction", "scope")
-_SCOPES = {scope.removesuffix("-cluster"): scope for scope in (DIRECT, WITHIN, BETWEEN)}
+_SCOPES = {scope.removesuffix("-cluster"): scope for scope in (DIRECT, WITHIN, BETWEEN, PEERS)}
 _SORTS = {measure.removesuffix("_bytes"): measure for measure in MEASURES}
 _ROUNDS = re.compile(r"(\d{0,9})(:?)(\d{0,9})")
 # Columns of numbers: those that a narrow terminal keeps longest come first.

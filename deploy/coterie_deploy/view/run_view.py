@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from coterie.experiment.features import in_a_line
+from coterie.record.ledger import peers_of
 from coterie.registry import method
 from coterie_deploy.read.costs import AXES, Against, Weighing, axes_of, cost, figures_shown, goal_said
 from coterie_deploy.read.ledger_page import closed_form, saved_sentences, status_of
@@ -36,7 +37,7 @@ from coterie_deploy.view.run_users import clusters_section, users_section
 from coterie_server.record import summary
 from coterie_server.record.curves import GAP, Curves, Goal, curves, is_by_definition, reached, why_not_reached, with_figure_of
 from coterie_server.record.query import Query, totals
-from coterie_server.record.rundb import BETWEEN, WITHIN, read_run
+from coterie_server.record.rundb import BETWEEN, PEERS, WITHIN, read_run
 from coterie_server.record.summary import StageSummary
 
 _MOST_EVENTS = 1000
@@ -184,7 +185,7 @@ def _between(connection: sqlite3.Connection, found: Curves, goal: Goal | None) -
     at = reached(found, goal) if goal is not None and goal.figure in found.figures else None
     if goal is None or at is None or not any(scope == BETWEEN for _, scope in found.wire_bytes):
         return []
-    sent = _by_way(connection, Query(("cluster", "direction"), stages=(found.stage.number,), last_round=at, scopes=(BETWEEN,)))
+    sent = _by_way(connection, Query(("cluster", "direction"), stages=(found.stage.number,), last_round=at, scopes=(BETWEEN, PEERS)))
     bytes_of = {cluster or "several": (*(ways.get(way, 0) for way in charts.WAYS), sum(ways.values())) for (cluster,), ways in sent.items()}
     rows = [[cluster, *map(size, sums)] for cluster, sums in bytes_of.items()]
     return [Table(f"Between clusters in stage {found.stage.name} until {goal_said(goal)}", ("cluster", *charts.WAYS, "both"), rows)]
@@ -241,7 +242,11 @@ def links_of(connection: sqlite3.Connection) -> list[Link]:
     n_users = dict(connection.execute("SELECT host, COUNT(*) FROM members GROUP BY host"))
     links = []
     for (scope, link), ways in _by_way(connection, Query(("scope", "link", "direction"))).items():
+        ends = peers_of(link) if scope == PEERS else None
         above, _, below = link.partition("/") if scope == WITHIN else ("", "", link)
+        if ends is not None:
+            links.append(Link(*ends, None, ways.get("up", 0), ways.get("down", 0), scope))
+            continue
         users = None if above else n_users.get(below)
         above = above.replace("%2F", "/").replace("%25", "%")
         links.append(Link(above, below, users, ways.get("up", 0), ways.get("down", 0), scope))

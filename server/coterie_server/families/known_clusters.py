@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -72,7 +74,7 @@ def weighted_average(values: Array, weights: Array) -> Array:
     total = float(weights.sum())
     if total <= 0:
         raise ConfigError("all alpha_j gamma_i are 0, so there is no global average: want p0 = 0, or some alpha above 0")
-    return np.asarray(values.sum(axis=0) / total)
+    return np.asarray(functools.reduce(np.add, values) / total)  # one after another, as partial sums around a ring
 
 
 def next_trace(every: int, last: int, at: int) -> int:
@@ -124,15 +126,22 @@ async def cluster_sums(
     return messages.cluster_state(clusters.numbers, inner, clusters.alpha * spread, average, weight, within_rounds)
 
 
-async def objective_of(federation: Federation, clusters: Clusters, messages: ClusterMessages) -> tuple[dict[str, float], Array]:
+async def objective_of(
+    federation: Federation, clusters: Clusters, messages: ClusterMessages, *, has_peers: bool
+) -> tuple[dict[str, float], Array | None]:
     """F of (2.1), how often the clusters have averaged on their own, and (k, d) the points alpha_j bar + (1-alpha_j) bar_j.
 
-    `messages` are the method's own. Aggregators send sums over their clusters, so users' models do not leave them.
+    `messages` are the method's own. Aggregators send sums over their clusters, so users' models do not leave them. Among peers they keep
+    the points too, and send three scalars.
     """
-    found = (await federation.exchange(messages.trace(clusters.numbers)))[messages.cluster_state]
+    replies = await federation.exchange(messages.trace(clusters.numbers))
+    found: Any = replies[messages.cluster_part if has_peers else messages.cluster_state]
     objective = float(found.inner.sum() + found.spread.sum())
     if not np.isfinite(objective):
         raise RunError(f"the objective is {objective}, wanted a finite number: eta is too large")
+    if has_peers:
+        objective += float(found.distance.sum()) / 2
+        return {"objective": objective, "within_rounds": float(found.within_rounds.sum())}, None
     centre = found.average
     if found.weight.sum() > 0:
         bar = weighted_average(found.weight[:, None] * found.average, found.weight)
@@ -162,13 +171,15 @@ async def private_outcome(
     *,
     collects: bool,
     cure: str,
+    has_peers: bool,
 ) -> Outcome:
     """The end of a stage whose models stay at their users, who evaluate them; models are returned only where `collects` is set.
 
     Figures: the objective, the norm of its gradient, and the least and, where known, the most that it can fall, by the curvature there.
     """
-    seen, centre = await objective_of(federation, clusters, messages)
-    gap = (await federation.exchange(messages.gap_centre(clusters.numbers, centre)))[messages.cluster_gap]
+    seen, centre = await objective_of(federation, clusters, messages, has_peers=has_peers)
+    asked = messages.ask_gap(clusters.numbers) if centre is None else messages.gap_centre(clusters.numbers, centre)
+    gap = (await federation.exchange(asked))[messages.cluster_gap]
     figures = {**figures, **seen, "gradient_norm": float(gap.squared.sum()) ** 0.5, "gap_at_least": float(gap.least.sum())}
     if not gap.n_flat.any():
         figures["gap_at_most"] = float(gap.most.sum())

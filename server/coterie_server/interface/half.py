@@ -19,6 +19,7 @@ from coterie.arrays import Array, Indices
 from coterie.draws.secret import Secret
 from coterie.errors import RunError
 from coterie.experiment.config import Experiment
+from coterie.experiment.federation import PeersShape
 from coterie.experiment.model import TensorInfo
 from coterie.experiment.privacy import Privacy
 from coterie.experiment.robust import Robust
@@ -30,6 +31,7 @@ from coterie_server.interface.expected import Counts as Counts  # noqa: PLC0414 
 from coterie_server.interface.expected import Expected as Expected  # noqa: PLC0414
 from coterie_server.interface.expected import Key as Key  # noqa: PLC0414
 from coterie_server.interface.merge import one_by_one
+from coterie_server.interface.peers import Peers
 from coterie_server.interface.stages import Stage, single_stage
 from coterie_server.interface.sum_links import SumLinks
 from coterie_server.interface.totals import Sum as Sum  # noqa: PLC0414
@@ -235,6 +237,12 @@ class Setting(ClusterSetting):
     secret: Secret | None = None  #: the key of the server's noise and of users drawn in secret, with `privacy.unit: user`
     hosts_of_cluster: Indices | None = None  #: (k,) client hosts with users of each known cluster; None: one
     sums: SumLinks | None = None  #: the links over which sums travel; None without `exact_sums`
+    peers: PeersShape = ""  #: how aggregators average among themselves; "" where the coordinator averages
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether no average of clusters comes to the coordinator."""
+        return bool(self.peers)
 
     @property
     def known_facts(self) -> Facts:
@@ -351,6 +359,8 @@ class ServerHalf:
     #: What happens in a run with aggregators (`federation.topology: clusters`). None: they pass messages on, and `expected_vectors` must
     #: hold there too. "flat only": such a run is refused. A function: it makes the aggregators' half of a two-tier method.
     tiers: Callable[[Any, ClusterSetting], ClusterMethod[Any]] | Literal["flat only"] | None = None
+    #: As `tiers`, where averages go between aggregators (topology peers). None: the coordinator must see them, and such a run is refused.
+    peers: Callable[[Any, ClusterSetting, Peers], ClusterMethod[Any]] | None = None
     #: (config, number of users, numbers in a model) -> what a stage will need, where it may be more than a server has.
     memory: Callable[[Any, int, int], Need | None] | None = None
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from coterie.arrays import Indices
-from coterie.record.ledger import of_ranges
+from coterie.record.ledger import of_ranges, peers_of
 from coterie_server.record.rundb import WITHIN
 
 
@@ -33,6 +33,8 @@ class Owners:
             return self._sets[user_set]
         aggregator = link.partition("/")[0].replace("%2F", "/").replace("%25", "%")
         found = self._behind.get(link)
+        if found is None and (ends := peers_of(link)) is not None:
+            return np.unique(np.concatenate([self.of(end, None) for end in ends]))
         return found if found is not None else self._behind.get(aggregator, np.zeros(0, dtype=np.int64))
 
     @functools.cached_property

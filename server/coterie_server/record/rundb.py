@@ -13,6 +13,7 @@ import json
 import math
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.record.ledger import CONTROL, UP, Own, Row, as_ranges, of_ranges, step_of
 from coterie.text.quoting import some
+from coterie.wire.codec import ENVELOPE
 from coterie.wire.messages import Broadcast, PerCluster, kind_class
 from coterie_server.interface.expected import Expected, Key
 from coterie_server.record.run_file import OF_ROUNDS, TABLES, RunFile
@@ -30,8 +32,9 @@ from coterie_server.record.run_file import OF_ROUNDS, TABLES, RunFile
 if TYPE_CHECKING:
     from coterie_server.interface.half import Members  # not at run time: it imports much that a reader of a database does not need
 
-# The scopes of communication: with a client host that has no aggregator, inside a cluster, between the clusters.
-DIRECT, WITHIN, BETWEEN = "direct", "within-cluster", "between-cluster"
+# The scopes of communication: with a client host that has no aggregator, inside a cluster, between the coordinator and the clusters,
+# between the clusters' aggregators themselves.
+DIRECT, WITHIN, BETWEEN, PEERS = "direct", "within-cluster", "between-cluster", "between-peers"
 _NAMED_RUNS = 4
 _MAX_MESSAGES = 50_000  # different messages that are remembered; beyond, some are written again
 _ROW = "seq, attempt, resent, direction, kind, vectors, scalars, payload_bytes, message_bytes, frames"  # the columns of a `Row`
@@ -71,9 +74,16 @@ class RunDatabase(RunFile):
 
     def book_within(self, link: str, rows: Iterable[tuple[Row, Own]], user_sets: Sequence[str]) -> None:
         """An aggregator's side of a link to one of its hosts; `Own.user_set` is a place in `user_sets`, from 1."""
+        self._book_of(WITHIN, link, rows, user_sets)
+
+    def book_peers(self, link: str, rows: Iterable[tuple[Row, Own]]) -> None:
+        """An aggregator's side of a link to another one."""
+        self._book_of(PEERS, link, rows, ())
+
+    def _book_of(self, scope: str, link: str, rows: Iterable[tuple[Row, Own]], user_sets: Sequence[str]) -> None:
         for row, own in rows:
             user_set = self._set_of(user_sets[own.user_set - 1]) if own.user_set else None
-            about = (WITHIN, link, user_set, *row[3:])
+            about = (scope, link, user_set, *row[3:])
             message = self._messages.get(about) or self._message(about)
             self.add("ledger_rows", (*row[:3], own.useful, own.stage, own.round, message))
 
@@ -123,6 +133,12 @@ class RunDatabase(RunFile):
             number = self._sets[text] = len(self._sets) + 1
             self.execute("INSERT INTO user_sets VALUES (?, ?)", (number, text))
         return number
+
+    def times(self) -> Counter[tuple[str, str, int]]:
+        """How often a message has been booked on each link, in each direction and exchange: the rows of envelopes, of both sides."""
+        self.flush()
+        query = "SELECT link, direction, seq FROM {} WHERE kind = ?"
+        return Counter(row for table in ("ledger", "host_ledger") for row in self.connection.execute(query.format(table), (ENVELOPE,)))
 
     def links(self) -> list[str]:
         """The hosts with any row."""
@@ -269,7 +285,8 @@ class RunDatabase(RunFile):
         """Deletes the books of hosts and aggregators. They bring them when a run fails, and again, whole, when it is resumed."""
         self.execute("DELETE FROM host_ledger")
         if self._scope == BETWEEN:
-            self.execute("DELETE FROM ledger_rows WHERE message IN (SELECT id FROM ledger_messages WHERE scope = ?)", (WITHIN,))
+            those = "SELECT id FROM ledger_messages WHERE scope IN (?, ?)"
+            self.execute(f"DELETE FROM ledger_rows WHERE message IN ({those})", (WITHIN, PEERS))  # noqa: S608 - a constant of ours
             self.execute("DELETE FROM events WHERE json_extract(data, '$.aggregator') IS NOT NULL")
 
 

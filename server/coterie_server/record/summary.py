@@ -18,7 +18,7 @@ from typing import Any
 
 from coterie.errors import ConfigError
 from coterie.experiment.config import StopRule
-from coterie.record.ledger import UP, link_below, step_of
+from coterie.record.ledger import UP, link_below, peers_of, step_of
 from coterie.text.suggestions import suggestion
 from coterie.wire.codec import GRPC_FRAME_HEADER_BYTES
 from coterie_server.interface.expected import Expected
@@ -245,7 +245,8 @@ UNION ALL SELECT 'parent', * FROM (SELECT * FROM parent EXCEPT SELECT * FROM hos
 UNION ALL SELECT 'host', * FROM (SELECT * FROM host EXCEPT SELECT * FROM parent)
 """  # noqa: S608 - constants of ours
 _HOST, _AT = "json_extract(data, '$.host')", "json_extract(data, '$.aggregator')"
-_LOST = f"SELECT {_AT}, {_HOST}, json_extract(data, '$.book') FROM events WHERE kind = 'lost'"  # noqa: S608 - constants of ours
+_PEER = "json_extract(data, '$.peer')"
+_LOST = f"SELECT {_AT}, {_HOST}, {_PEER}, json_extract(data, '$.book') FROM events WHERE kind = 'lost'"  # noqa: S608 - constants of ours
 _ATTEMPTS = f"SELECT {ABOVE}, MAX(attempt) FROM ledger WHERE scope = '{WITHIN}' GROUP BY 1"  # noqa: S608 - constants of ours
 _MAX_SENTENCES = 5
 
@@ -276,15 +277,17 @@ def reconcile(connection: sqlite3.Connection) -> Books:
     n_differences = 0
     for (link, seq, row_attempt, _, direction, kind), found in one_sided.items():
         above = "".join(str(link).partition("/")[:2])
+        ends = peers_of(link)
+        is_unsteady = link in unsteady or (ends is not None and not unsteady.isdisjoint((*ends, frozenset(ends))))
         is_killed = row_attempt < attempts.get(above, attempt)
         n_rows = sum(numbers[0] for numbers in found.values())
-        if found.keys() == {"parent"} and (link in unsteady or above in incomplete or is_killed):
+        if found.keys() == {"parent"} and (is_unsteady or above in incomplete or is_killed):
             lost_by_host[link] += n_rows
         elif found.keys() == {"parent"} and not is_finished:
             not_brought[link] += n_rows
         elif found.keys() == {"host"} and is_killed:
             lost_by_parent[link] += n_rows
-        elif found.keys() == {"host"} and direction == UP and link in unsteady:
+        elif found.keys() == {"host"} and direction == UP and is_unsteady:
             on_the_way[link] += n_rows
         else:
             n_differences += n_rows
@@ -296,10 +299,17 @@ def reconcile(connection: sqlite3.Connection) -> Books:
     return Books(n_agreed, lost_by_host, lost_by_parent, absent, n_differences, listed, on_the_way, not_brought, left_out)
 
 
-def _interrupted(connection: sqlite3.Connection) -> tuple[set[str], set[str]]:
-    """Links that were lost for a time, and the aggregators that have not brought their own books and those of their hosts whole."""
-    unsteady, incomplete = set(), set()
-    for at, host, is_book in connection.execute(_LOST):
+def _interrupted(connection: sqlite3.Connection) -> tuple[set[str | frozenset[str]], set[str]]:
+    """Links that were lost for a time, and the aggregators that have not brought their own books and those of their hosts whole.
+
+    A link between two aggregators is the set of their names; it is also lost where one of them was.
+    """
+    unsteady: set[str | frozenset[str]] = set()
+    incomplete = set()
+    for at, host, peer, is_book in connection.execute(_LOST):
+        if peer is not None:
+            unsteady.add(frozenset((at, peer)))
+            continue
         unsteady.add(host if at is None else link_below(at, host))
         if is_book and at is None:
             incomplete.add(link_below(host, ""))
@@ -313,7 +323,10 @@ def _said_apart(link: str, found: Mapping[str, tuple[int, ...]]) -> str:
     apart = [place for place in range(1, len(_MEASURES)) if parent[place] != host[place]] if len(found) > 1 else [_MEASURES.index("bytes")]
     above, below, name = link.partition("/")
     who = f"aggregator {above!r}" if below else "the coordinator"
-    measures = [f"{parent[place]:,} {_MEASURES[place]}, host {name or link!r} {host[place]:,}" for place in apart or [0]]
+    other = f"host {name or link!r}"
+    if (ends := peers_of(link)) is not None:
+        who, other = (f"aggregator {end!r}" for end in ends)
+    measures = [f"{parent[place]:,} {_MEASURES[place]}, {other} {host[place]:,}" for place in apart or [0]]
     rows = f" in {parent[0]} rows and {host[0]}" if parent[0] != host[0] and len(found) > 1 else ""
     alone = "" if len(found) > 1 else f" ({'the host' if 'host' in found else who} alone has it)"
     return f"{who} booked {'; '.join(measures)}{rows}{alone}"

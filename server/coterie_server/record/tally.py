@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from coterie_server.record.query import SESSION, Amounts
-from coterie_server.record.rundb import WITHIN
+from coterie_server.record.rundb import PEERS, WITHIN
 
 _MAX_OPEN = 20_000  # broadcasts that are remembered; one that is sent again after so many others counts anew
 _NEW = "rowid > ? AND rowid <= ?"
@@ -35,7 +35,7 @@ class Tally:
         self.events: dict[str, int] = {}  # by kind
         self.rounds = 0  # rounds since `begin`; one that was made again counts again
         self.figures: dict[str, float] = {}  # the latest value of each figure of the newest stage; NaN where the round had none
-        self._is_own = "1" if of_aggregator else f"scope <> '{WITHIN}'"
+        self._is_own = "1" if of_aggregator else f"scope NOT IN ('{WITHIN}', '{PEERS}')"
         self._attempt = ""
         self._ledger_row = self._event_row = 0
         self._open: dict[tuple[object, ...], tuple[int, int]] = {}  # broadcasts, with the vectors and scalars that were counted

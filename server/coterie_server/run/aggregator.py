@@ -30,6 +30,7 @@ from coterie_server.record.rundb import RunDatabase
 from coterie_server.run.plan import stages_of
 from coterie_server.run.tiers import for_aggregators
 from coterie_server.session.hub import Hub
+from coterie_server.session.peering import Peering
 from coterie_server.session.run_state import HOST_BYTES
 
 _EVENTS_PER_BOOK = 1000
@@ -52,19 +53,23 @@ class Aggregator(Member):
         store: SnapshotFile | None,
         instance: str = "",
         tls: Tls | None = None,
+        peers: Peering | None = None,
     ) -> None:
         members = hub.roster.fixed
         users = [session_pb2.User(name=user, cluster=cluster) for user, cluster in zip(members.names, members.clusters, strict=True)]
         super().__init__(name, experiment, hub.run_id, users, store, instance, hub.roster.schema, hub.roster.model)
-        self.hub, self._database, self._stages = hub, database, stages_of(experiment)
+        self.hub, self._database, self._stages, self._peers = hub, database, stages_of(experiment), peers
         self._half: ClusterMethod[Any] | None = None
         self._half_state: Any = None
         self._masks = Masks(name, experiment, hub.run_id, store, tls, "aggregator") if experiment.masks_sums else None
+        self._is_busy = False  # with a task
         self._checkpoint_seq = hub.seq
         self._log_bytes = hub.outbox.log_bytes  # that the hub keeps for replay, at the newest snapshot
-        self._replied_bytes = 0  # by the busiest host, at the newest snapshot
+        self._replied_bytes = self._peers_bytes = 0  # by the busiest host, and kept for peers, at the newest snapshot
         if (snapshot := self.restored()) is not None:
             self._half_state = snapshot["half"]
+            if peers is not None:
+                peers.restore(snapshot["peers"])
             if snapshot["stage_json"]:
                 hub.resume_stage(snapshot["stage"], snapshot["round"], snapshot["stage_json"])
 
@@ -72,6 +77,13 @@ class Aggregator(Member):
         """Learns the numbers of its users in the whole run, and welcomes its own hosts."""
         super().welcome(welcome)
         self.hub.number(self.numbers, self.clusters)
+
+    def meet(self, peers: session_pb2.PeerList) -> None:
+        """Learns where the other aggregators are."""
+        if self._peers is None:
+            super().meet(peers)
+        else:
+            self._peers.meet(peers)
 
     async def handle(self, received: Received) -> Encoded | None:
         """Handles one task; the reply to send, or None when the coordinator has it already."""
@@ -87,7 +99,11 @@ class Aggregator(Member):
             stage = self._stages[task.stage].name if self.hub.state.stage_json else ""
             self.hub.state.tracer.task(self.name, task.seq, task.attempt, stage, task.round)
         self._note("task begins", task)
-        answers = await self._answers([message for message in asked.messages if message.method != ROOM])
+        self._is_busy = True
+        try:
+            answers = await self._answers(task, [message for message in asked.messages if message.method != ROOM])
+        finally:
+            self._is_busy = False
         if self._masks is not None:
             answers = self._masks.answers(task, asked.messages, answers, self.settled_until(task))
         self._note("task ends", task)
@@ -101,7 +117,7 @@ class Aggregator(Member):
             text = f"{what} at aggregator {self.name!r}: exchange {task.seq}, round {task.round}"
             self._database.event(what, text, seq=task.seq, stage=task.stage, round=task.round)
 
-    async def _answers(self, messages: Sequence[Message]) -> Sequence[Message]:
+    async def _answers(self, task: session_pb2.Task, messages: Sequence[Message]) -> Sequence[Message]:
         if not messages:
             return []
         inbox: dict[type[Message], Message] = {type(message): message for message in for_aggregators(messages)}
@@ -109,6 +125,8 @@ class Aggregator(Member):
             asks = [message for message in messages if isinstance(message, AskTotal)]
             replies = await (self._masked(messages, asks) if asks and self._masks is not None else self.hub.exchange(*messages))
             return replies.messages
+        if self._peers is not None:
+            self._peers.begin(task, self._durable_seq)
         half = self._cluster_half()
         state = half.init() if self._half_state is None else self._half_state
         self._half_state, answers = await half.step(state, inbox, self.hub)
@@ -125,35 +143,45 @@ class Aggregator(Member):
             stage = self._stages[self.hub.state.stage]
             members, precision, robust = self.hub.roster.fixed, Precision.of_run(self.experiment), self.experiment.federation.robust
             setting = ClusterSetting(self.experiment.seed, stage.name, members, precision, robust=robust)
-            build = server_half(stage.method).tiers
-            if not callable(build):
+            method = server_half(stage.method)
+            if self._peers is not None and method.peers is not None:
+                self._half = method.peers(stage.config, setting, self._peers)
+            elif self._peers is None and callable(method.tiers):
+                self._half = method.tiers(stage.config, setting)
+            else:
                 raise ProtocolError(f"the coordinator asks the aggregators' half of method {stage.method!r}, which has none")
-            self._half = build(stage.config, setting)
         return self._half
 
     @property
     def _is_snapshot_due(self) -> bool:
         """Whether replay keeps too much to wait for the coordinator's request: one task of it may be many exchanges here."""
-        if self.hub.outbox.log_bytes - self._log_bytes > self.experiment.snapshots.max_log_bytes:
+        most = self.experiment.snapshots.max_log_bytes
+        if self.hub.outbox.log_bytes - self._log_bytes > most:
+            return True
+        if self._peers is not None and self._peers.kept_bytes - self._peers_bytes > most:
             return True
         is_host_full = self.hub.roster.replied_bytes - self._replied_bytes > HOST_BYTES
         return is_host_full and self.hub.seq - self._checkpoint_seq >= _FEWEST_EXCHANGES
 
     def save(self) -> None:
-        """Saves the cluster's state. Its hosts may then forget the replies that the snapshot before it has made needless."""
+        """Saves the cluster's state, but not in the middle of a task. Its hosts may then forget what the snapshot before it needed."""
+        if self._is_busy:
+            self._is_snapshot_asked = True
+            return
         self.hub.settle()
         self._database.flush()
         super().save()
         if self._store is not None:
             self.hub.outbox.durable_seq, self._checkpoint_seq = self._checkpoint_seq, self.hub.seq
             self._log_bytes, self._replied_bytes = self.hub.outbox.log_bytes, self.hub.roster.replied_bytes
+            self._peers_bytes = 0 if self._peers is None else self._peers.kept_bytes
             self.hub.request_snapshots()
 
     def tree(self) -> Mapping[str, Any]:
         """The hub's memory and the half's state."""
         state = self.hub.state
         at = {"stage": state.stage, "round": state.round, "stage_json": state.stage_json}
-        return {"hub": self.hub.memory(), "half": self._half_state, **at}
+        return {"hub": self.hub.memory(), "half": self._half_state, "peers": None if self._peers is None else self._peers.tree(), **at}
 
     async def ending(self, finish: session_pb2.Finish) -> None:
         """Ends the run for the hosts, and waits for their books."""
@@ -166,6 +194,8 @@ class Aggregator(Member):
         for link in self._database.links():
             yield from pack_own(self._database.own_rows(link), link, sets)
             yield from pack(self._database.host_rows(link), link)
+        if self._peers is not None:
+            yield from self._peers.books()
         lines = self._database.event_lines()
         for start in range(0, len(lines), _EVENTS_PER_BOOK):
             yield session_pb2.Book(events="\n".join(lines[start : start + _EVENTS_PER_BOOK]))

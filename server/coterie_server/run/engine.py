@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from coterie.arrays import Indices
-from coterie.errors import ConfigError, CoterieError, RunError, StoppedError
+from coterie.errors import CoterieError, RunError, StoppedError
 from coterie.experiment.config import Experiment, StopRule
 from coterie.experiment.features import MAX_LISTED, in_a_line, to_plain
 from coterie.experiment.model import TensorInfo, convex_tensors, from_json
@@ -30,7 +30,7 @@ from coterie.registry import method
 from coterie.wire.precision import Precision
 from coterie_server.families.prepare import prepare, prepare_network
 from coterie_server.families.privacy import compute_noise
-from coterie_server.interface.half import FLAT_ONLY, ClusterSetting, Facts, Members, Outcome, Setting, StageHalf, server_half
+from coterie_server.interface.half import ClusterSetting, Facts, Members, Outcome, Setting, StageHalf, server_half
 from coterie_server.interface.stages import Stage
 from coterie_server.interface.sum_links import SumLinks
 from coterie_server.record import closed_forms
@@ -40,7 +40,7 @@ from coterie_server.run.evaluation import evaluated
 from coterie_server.run.inference import with_moments
 from coterie_server.run.memory import check_memory
 from coterie_server.run.plan import check_absence, stages_of, why_everyone
-from coterie_server.run.tiers import hosted
+from coterie_server.run.tiers import check_tiers, hosted
 from coterie_server.session.hub import Hub
 from coterie_server.session.run_state import HOST_BYTES
 
@@ -92,9 +92,7 @@ class Engine:
     ) -> None:
         self.experiment, self.hub, self.database = experiment, hub, database
         self.stages = stages_of(experiment)
-        for stage in self.stages:  # a missing half is found before hosts wait
-            if server_half(stage.method).tiers == FLAT_ONLY and experiment.federation.is_two_tier:
-                raise ConfigError(f"method {stage.method!r} has no clusters of its own, want federation.topology 'flat'")
+        check_tiers(experiment, [stage.method for stage in self.stages])  # a missing half is found before hosts wait
         check_absence(experiment, self.stages)
         self.stop_requested: str | None = None
         self.wall_stops: frozenset[tuple[int, int]] = frozenset()  # decisions to repeat: (stage, round) that `wall_time_s` has ended
@@ -358,6 +356,7 @@ class Engine:
             secret=self._noise.of(stage, has_begun=point.state is not None),
             truth=true_representation(self.experiment.data, self.experiment.seed),
             hosts_of_cluster=self._hosts_of_cluster(members),
+            peers=self.experiment.federation.peers_of(len(members.cluster_names)),
             sums=self._sum_links(members) if self.experiment.exact_sums else None,
             robust=self.experiment.federation.robust,
         )

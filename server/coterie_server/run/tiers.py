@@ -11,12 +11,40 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from coterie.arrays import Indices
-from coterie.errors import ProtocolError
+from coterie.errors import ConfigError, ProtocolError
+from coterie.experiment.config import Experiment
 from coterie.wire.messages import Message, PerCluster
 from coterie.wire.precision import Precision
-from coterie_server.interface.half import ClusterMethod, Counts, Federation, Outcome, Replies, StageHalf, Sum, Totals
+from coterie_server.interface.half import (
+    FLAT_ONLY,
+    ClusterMethod,
+    Counts,
+    Federation,
+    Outcome,
+    Replies,
+    StageHalf,
+    Sum,
+    Totals,
+    server_half,
+)
+from coterie_server.interface.peers import as_sent
 from coterie_server.interface.wanted import Wanted
 from coterie_server.record.rundb import BETWEEN
+
+
+def check_tiers(experiment: Experiment, methods: Sequence[str]) -> None:
+    """ConfigError unless all methods of a run have what its topology needs."""
+    rules = experiment.federation
+    if flat := [name for name in methods if server_half(name).tiers == FLAT_ONLY and rules.is_two_tier]:
+        raise ConfigError(f"method {flat[0]!r} has no clusters of its own, want federation.topology 'flat'")
+    if not rules.has_peers:
+        return
+    if experiment.references:
+        why = f"reference {experiment.references[0]!r} sends the coordinator what users compute, which topology 'peers' keeps from it"
+        raise ConfigError(f"{why}: want references: []")
+    if above := [name for name in methods if server_half(name).peers is None]:
+        why = f"the coordinator makes the averages of method {above[0]!r}, which aggregators cannot exchange among themselves"
+        raise ConfigError(f"{why}: want federation.topology 'clusters' or 'flat'")
 
 
 def for_aggregators(messages: Sequence[Message]) -> Sequence[PerCluster]:
@@ -49,20 +77,15 @@ class _Tier:
         sent = for_aggregators(messages)
         if not sent:
             return await self._below.exchange(*messages, to=to, wanted=wanted, within=within)
-        inbox: dict[type[Message], Message] = {type(message): self._rounded(message) for message in sent}
+        inbox: dict[type[Message], Message] = {type(message): as_sent(message, self._precision) for message in sent}
         self.state, answers = await self._half.step(self.state, inbox, self._below)
-        return Replies({type(answer): self._rounded(answer) for answer in answers}, None)
+        return Replies({type(answer): as_sent(answer, self._precision) for answer in answers}, None)
 
     async def total(self, *messages: Message, of: Sequence[Sum], to: Indices | None = None, wanted: Sequence[Wanted] = ()) -> Totals:
         """Of the users."""
         if for_aggregators(messages):
             raise ProtocolError("the coordinator asks for sums over users with messages for the aggregators, want it to ask the users")
         return await self._below.total(*messages, of=of, to=to, wanted=wanted)
-
-    def _rounded(self, message: PerCluster) -> PerCluster:
-        floats = {name: spec for name, spec in message.specs if spec.is_float and not spec.is_exact}
-        rounded: dict[str, Any] = {name: self._precision.rounded(getattr(message, name)) for name in floats}
-        return replace(message, **rounded) if floats else message
 
 
 def hosted(above: StageHalf[Any], half: ClusterMethod[Any], precision: Precision) -> StageHalf[HostedState]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 
+from coterie.errors import ConfigError
 from coterie.experiment.model import difference
+from coterie.text.addresses import host_and_port
 from coterie.v1 import session_pb2
 from coterie.wire.codec import PROTOCOL_VERSION
 from coterie_server.session.refusal import Refusal, short_name
@@ -12,7 +14,7 @@ from coterie_server.session.roster import Roster
 from coterie_server.session.schemas import check_schema, schema_of, why_not
 
 _MAX_NAME_CHARS = 255  # of hosts, users and clusters
-_MAX_CHARS = {"instance": 1000, "numerics": 1000, "run_id": 1000, "model": 4 << 20}  # of the other texts of a hello
+_MAX_CHARS = {"instance": 1000, "numerics": 1000, "run_id": 1000, "peer_address": 300, "model": 4 << 20}  # of the other texts of a hello
 _MOST_BREACHES = 3  # of the protocol: after so many a run does not take a host back
 
 
@@ -91,6 +93,10 @@ def _check_tier(parent: Roster, hello: session_pb2.Hello) -> None:
         raise Refusal("INVALID_ARGUMENT", f"{hello.host!r} is {found}, but this parent waits for {wanted} (federation.topology)")
     if hello.aggregator:
         _check_cluster(parent, hello.host, hello.users[0].cluster)
+    if parent.rules.has_peers and (why := _not_an_address(hello.peer_address)):
+        raise Refusal(
+            "INVALID_ARGUMENT", f"aggregator {hello.host!r} says no address for the others (federation.topology is 'peers'): {why}"
+        )
     wanted_cluster = hello.users[0].cluster if hello.aggregator else parent.cluster
     for user in hello.users if wanted_cluster is not None else ():
         if user.cluster != wanted_cluster:
@@ -99,6 +105,15 @@ def _check_tier(parent: Roster, hello: session_pb2.Hello) -> None:
             raise Refusal(
                 "INVALID_ARGUMENT", f"user {user.name!r} of {whose} {hello.host!r} is of {found}, wanted cluster {wanted_cluster!r}"
             )
+
+
+def _not_an_address(text: str) -> str:
+    """Why the text is not HOST:PORT; "" if it is."""
+    try:
+        host_and_port(text, "its address")
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _check_cluster(parent: Roster, aggregator: str, cluster: str) -> None:

@@ -49,6 +49,7 @@ class Attendance(Duty):
         self._note_findings(host.name, hello)
         if roster.is_numbered:
             self._outbox.send_frame(host, roster.welcome(host))
+            self._tell_peers()
         if state.finish is not None:
             finish = session_pb2.Finish(books_held=host.n_books)
             finish.MergeFrom(state.finish.finish)
@@ -87,8 +88,16 @@ class Attendance(Duty):
             roster.fix()
             for host in roster.connected if roster.is_numbered else ():
                 self._outbox.send_frame(host, roster.welcome(host))
+            self._tell_peers()
         state.has_started = True
         return roster.fixed
+
+    def _tell_peers(self) -> None:
+        """Tells the aggregators where the others are, one of which may have moved."""
+        if self._rules.has_peers:
+            frame = self._roster.peers()
+            for host in self._roster.connected:
+                self._outbox.send_frame(host, frame)
 
     def _join_timeout_s(self) -> float:
         """How long the barrier waits for one more host."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coterie.errors import ProtocolError, RunError
 from coterie.findings import Finding
-from coterie.record.ledger import DOWN, SESSION, UP, Row, check_ranges, link_below, unpack, unpack_own
+from coterie.record.ledger import DOWN, SESSION, UP, Row, check_ranges, link_below, peer_link, unpack, unpack_own
 from coterie.session.failures import finding_frame
 from coterie.v1 import session_pb2
 from coterie_server.session.duty import Duty, Shared
@@ -13,6 +13,7 @@ from coterie_server.session.strikes import Strikes
 
 _MAX_ROWS_ALONE = 1_000_000  # of a host's book without a counterpart in the parent's
 _LONGEST_S = 60.0  # for the books of hosts that are heard
+_MAX_SHOWN = 100  # characters of a name
 _REJOIN_S = 5.0  # a host that was cut in the middle of its books dials again
 
 
@@ -87,7 +88,7 @@ class Closing(Duty):
             self._complete.add(host.name)
             if host.link is not None:
                 host.link.close("OK", "it has brought its whole book")
-        elif book.link or book.events:
+        elif book.link or book.events or book.peer:
             self._take_below(host.name, book)
         else:
             rows = unpack(book)
@@ -100,6 +101,9 @@ class Closing(Duty):
         """An aggregator brings the books of one of its own links, or what has happened there."""
         if not self._rules.is_two_tier:
             raise ProtocolError(f"its book is of a link to {book.link!r}, but it is a client host")
+        if book.peer:
+            self._take_between(name, book)
+            return
         link = link_below(name, book.link)
         if book.of_parent:
             sets = book.user_sets.split("\n")
@@ -109,3 +113,17 @@ class Closing(Duty):
         elif book.link:
             self._recorder.book_host(link, unpack(book))
         self._recorder.events_of(name, book.events)
+
+    def _take_between(self, name: str, book: session_pb2.Book) -> None:
+        """An aggregator brings its side of a link to another one. The one of the cluster with the smaller number is the link's parent."""
+        names = [peer.name for peer in self._roster.peers().peers.peers] if self._rules.has_peers else []
+        if book.peer not in names or book.peer == name:
+            raise ProtocolError(f"its book is of a link to aggregator {book.peer[:_MAX_SHOWN]!r}, which the run does not have")
+        is_parent = names.index(name) < names.index(book.peer)
+        if book.of_parent != is_parent:
+            raise ProtocolError(f"its book is of the wrong side of its link to aggregator {book.peer!r}")
+        link = peer_link(*((name, book.peer) if is_parent else (book.peer, name)))
+        if is_parent:
+            self._recorder.book_peers(link, unpack_own(book))
+        else:
+            self._recorder.book_host(link, unpack(book))

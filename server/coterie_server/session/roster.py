@@ -68,7 +68,7 @@ class Roster:
         # Another process may have computed a reply anew.
         host.held, host.holds = host.held.reopened() if host.instance == hello.instance else Held(), hello.held
         host.link, host.instance, host.absent_since, host.heard_at, host.is_struck = link, hello.instance, None, now, False
-        host.reached = hello.last_seq
+        host.reached, host.peer_address = hello.last_seq, hello.peer_address
         self.schema = self.schema or schema_of(hello)
         self.model = self.model or hello.model
         return host
@@ -128,6 +128,13 @@ class Roster:
         welcome = session_pb2.Welcome(member_indices=indices, numbers=numbers, clusters=clusters)
         welcome.run_id, welcome.n_members, welcome.heartbeat_s = self.run_id, len(members), self.rules.heartbeat_s
         return session_pb2.JoinResponse(welcome=welcome)
+
+    def peers(self) -> session_pb2.JoinResponse:
+        """The aggregators in the order of their clusters, for each of them."""
+        number = {cluster: i for i, cluster in enumerate(self.fixed.cluster_names)}
+        hosts = sorted(self.hosts.values(), key=lambda host: number[host.clusters[0]])
+        listed = [session_pb2.Peer(name=host.name, address=host.peer_address, cluster=number[host.clusters[0]]) for host in hosts]
+        return session_pb2.JoinResponse(peers=session_pb2.PeerList(peers=listed))
 
     def _lay_out(self, members: Members) -> Members:
         place = {name: i for i, name in enumerate(members.names)}

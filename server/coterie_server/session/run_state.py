@@ -54,6 +54,7 @@ class Host:
     clusters: tuple[str, ...]
     link: Link | None = None
     instance: str = ""
+    peer_address: str = ""  # where other aggregators dial it
     log: deque[Sent] = field(default_factory=deque)
     asked: int = 0  # the last task that it was to answer
     acked: int = 0  # the last task that it answered

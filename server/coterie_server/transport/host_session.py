@@ -173,7 +173,7 @@ class HostSession:
 
     def _check_identity(self, hello: session_pb2.Hello) -> None:
         """Refusal of a host whose certificate is not for its name, its role or its users."""
-        identity = _identity(self._context)
+        identity = identity_in(self._context)
         reason: str | None = _nobody(hello.host)
         if identity is not None:
             users = ((user.name, user.cluster) for user in hello.users)
@@ -217,7 +217,7 @@ class HostSession:
                 raise ProtocolError(f"it sent a {_kind(item)} in the middle of its session")
 
 
-def _identity(context: Any) -> Identity | None:
+def identity_in(context: Any) -> Identity | None:
     """The identity in the peer's certificate."""
     uris = context.auth_context().get("x509_subject_alternative_name", ())
     return identity_of(uri.decode("utf-8", "replace") for uri in uris)
@@ -225,7 +225,7 @@ def _identity(context: Any) -> Identity | None:
 
 def not_named(context: Any, name: str) -> str | None:
     """Why the peer may not use this name; None when it may."""
-    identity = _identity(context)
+    identity = identity_in(context)
     if identity is None:
         return _nobody(short_name(name))
     found = identity.why_not_named(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,9 +72,15 @@ class Serving:
 
 @contextlib.asynccontextmanager
 async def serving(
-    hub: Hub, experiment_json: str, address: str, tls: Tls | None = None, *, insecure: bool = False
+    hub: Hub,
+    experiment_json: str,
+    address: str,
+    tls: Tls | None = None,
+    *,
+    insecure: bool = False,
+    more: Sequence[grpc.GenericRpcHandler] = (),
 ) -> AsyncIterator[Serving]:
-    """Serves `hub` at HOST:PORT while the block runs; streams still open at its end get UNAVAILABLE.
+    """Serves `hub` at HOST:PORT while the block runs, and `more` rpcs; streams still open at its end get UNAVAILABLE.
 
     With `tls` both sides show certificates, and a member's names its users. Raises ConfigError when the address is not a loopback address
     and there is neither `tls` nor `insecure`, and when the server cannot listen on it.
@@ -89,7 +95,7 @@ async def serving(
     n_connections, n_streams = 2 * hub.rules.hosts + _SPARE_CONNECTIONS, hub.rules.hosts + _SPARE_STREAMS
     most = (("grpc.max_allowed_incoming_connections", n_connections), ("grpc.max_concurrent_streams", n_streams))
     server = grpc.aio.server(options=(*OPTIONS, *most), interceptors=(limits,))
-    server.add_generic_rpc_handlers((handlers(service.get_experiment, service.join),))
+    server.add_generic_rpc_handlers((handlers(service.get_experiment, service.join), *more))
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     try:
         running = Serving(bound(server, address, tls), health_service)

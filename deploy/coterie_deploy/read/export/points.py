@@ -73,7 +73,7 @@ def points_of(folder: Path) -> Points:
             raise ConfigError(f"the run in {folder} has not begun, want one with an experiment in its run.db")
         facts["status"] = status_of(folder, facts)
         content = json.loads(facts["experiment"])
-        is_two_tier = content["federation"]["topology"] == "clusters"
+        is_two_tier = content["federation"]["topology"] != "flat"
         knows_bytes = facts["status"] == "finished" or not is_two_tier
         with_gap = content["stop"]["reference_objective"] is not None
         (began_at,) = connection.execute("SELECT COALESCE(MIN(at), 0.0) FROM events").fetchone()

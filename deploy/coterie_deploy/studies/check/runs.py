@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from coterie_deploy.studies.check.trial import Failed, NotApplicable, Trial
 from coterie_deploy.studies.check.world import CoordinatorKilledError, Faults, Leaving, Shuffled, World, random_faults
 from coterie_server.interface.half import server_half
 from coterie_server.record import summary
-from coterie_server.record.rundb import BETWEEN, WITHIN, read_run
+from coterie_server.record.rundb import BETWEEN, PEERS, WITHIN, read_run
 from coterie_server.run.engine import Progress
 from coterie_server.run.plan import stages_of, why_everyone
 
@@ -127,8 +128,20 @@ def aggregators(trial: Trial) -> str:
     clusters = by_cluster(trial.heads)
     below = min(_HOSTS_PER_CLUSTER, *(len(users) for users in clusters.values()))
     folder = trial.run_folder("aggregators")
-    results = trial.launched(folder, len(clusters), topology="clusters", hosts_per_cluster=below)
+    results = trial.launched(folder, len(clusters), {"topology": "clusters", "hosts_per_cluster": below})
     trial.compare_results(results, f"with {len(clusters)} aggregators")
+    _check_tiers(trial, folder, {BETWEEN, WITHIN})
+    if all(server_half(stage.method).peers is not None for stage in stages_of(trial.experiment)):
+        for shape, ring_above in (("", len(clusters)), (" around a ring", 1)):
+            folder = trial.run_folder(f"peers{shape}")
+            rules = {"topology": "peers", "hosts_per_cluster": below, "ring_above": ring_above}
+            trial.compare_results(trial.launched(folder, len(clusters), rules), f"with {len(clusters)} aggregators that are peers{shape}")
+            _check_tiers(trial, folder, {BETWEEN, WITHIN, PEERS})
+    return ""
+
+
+def _check_tiers(trial: Trial, folder: Path, wanted: AbstractSet[str]) -> None:
+    """Failed unless the ledger of a run with aggregators agrees, and has closed forms in these scopes."""
     try:
         check_ledger(folder)
     except Failed as error:
@@ -136,9 +149,8 @@ def aggregators(trial: Trial) -> str:
         raise Failed(f"{error} {_ADVICE}" if is_passed_on else str(error)) from error
     with read_run(folder) as connection:
         scopes = {row.scope for row in summary.traffic(connection) if row.expected or row.expected_scalars}
-    if missing := {BETWEEN, WITHIN} - scopes:
+    if missing := wanted - scopes:
         raise Failed(f"with aggregators, no step has a closed form of what travels {' and '.join(sorted(missing))}")
-    return ""
 
 
 # ---- restarts: snapshots and checkpoints hold all that has to survive a process

@@ -124,9 +124,9 @@ class Trial:
         states = {name: dumps(dict(host.tree())) for name, host in world.hosts.items()}
         return Run(finished, world.folder, results_of(finished, world.folder), states)
 
-    def launched(self, folder: Path, n_hosts: int, *, topology: str = "flat", hosts_per_cluster: int = 1, **how: Any) -> Results:
-        """What a run leaves whose members are processes of their own; `how` are fields of its `Launch`."""
-        changes = {"hosts": n_hosts, "topology": topology, "hosts_per_cluster": hosts_per_cluster}
+    def launched(self, folder: Path, n_hosts: int, federation: Mapping[str, Any] | None = None, **how: Any) -> Results:
+        """What a run leaves whose members are processes of their own; `how` are fields of its `Launch`. Without `federation` it is flat."""
+        changes = {"hosts": n_hosts, "topology": "flat", "hosts_per_cluster": 1, **(federation or {})}
         rules = self.experiment.federation.model_copy(update=changes)
         wanted = Launch("grpc", folder, self.case.data, start=self.start, **how)
         return results_of(asyncio.run(launch(self.experiment.model_copy(update={"federation": rules}), wanted)), folder)

@@ -26,6 +26,7 @@ from coterie.methods.async_al2sgd import (
     NOTHING,
     THETA,
     Advance,
+    AnchorPartialSums,
     AnchorSums,
     AskConstants,
     AskRowConstants,
@@ -37,7 +38,7 @@ from coterie.methods.async_al2sgd import (
     recorded_refreshes,
 )
 from coterie.wire.messages import Message, PerCluster
-from coterie_server.families import known_clusters
+from coterie_server.families import known_clusters, peers
 from coterie_server.families.known_clusters import (
     Clusters,
     cluster_sums,
@@ -46,7 +47,18 @@ from coterie_server.families.known_clusters import (
     private_outcome,
     weighted_average,
 )
-from coterie_server.interface.half import ENDED, ClusterSetting, Federation, Outcome, ServerHalf, Setting, StageHalf
+from coterie_server.families.peers import AmongPeers, Averaged
+from coterie_server.interface.half import (
+    ENDED,
+    ClusterMethod,
+    ClusterSetting,
+    Federation,
+    Outcome,
+    ServerHalf,
+    Setting,
+    StageHalf,
+)
+from coterie_server.interface.peers import Peers
 from coterie_server.interface.stages import Stage
 from coterie_server.methods.async_al2sgd.counts import ClosedForms
 from coterie_server.methods.async_al2sgd.rates import Rates, accelerated, given, refresh_coin
@@ -110,11 +122,11 @@ class Coordinator:
         config, numbers, k = self.config, self.clusters.numbers, self.clusters.size
         until, wanted = self._next(state)
         listed: list[Message] = [Advance(numbers, np.full(k, until), np.full(k, wanted))]
-        if state.owed != NOTHING:
+        if state.owed != NOTHING and not self.setting.has_peers:
             listed.append((MESSAGES.global_average if state.owed == THETA else GlobalAnchor)(numbers, np.tile(state.average, (k, 1))))
         replies = await federation.exchange(*listed)
         state = replace(state, at=until, owed=wanted, wants_anchor=False)
-        if wanted != NOTHING:
+        if wanted != NOTHING and not self.setting.has_peers:
             sums = replies[MESSAGES.cluster_sums] if wanted == THETA else replies[AnchorSums]
             average = weighted_average(sums.weighted, sums.weight) if sums.weight.any() else np.zeros(self.d)  # no user moves to it
             state = replace(state, average=self.setting.precision.rounded(average))
@@ -125,7 +137,7 @@ class Coordinator:
         if until >= config.iterations:
             figures |= self.counts.drawn_rounds(state.rates, self.setting.seed)
         if wanted != THETA and config.trace_every and until % config.trace_every == 0:
-            figures |= (await objective_of(federation, self.clusters, MESSAGES))[0]
+            figures |= (await objective_of(federation, self.clusters, MESSAGES, has_peers=self.setting.has_peers))[0]
         return state, {**figures, ENDED: float(until >= config.iterations)}
 
     def _next(self, state: State) -> tuple[int, int]:
@@ -151,9 +163,8 @@ class Coordinator:
             figures["contraction"] = rates.contraction  # the theorem holds for no other parameters
         figures |= {"between_rounds": float(state.between_rounds), "anchor_rounds": float(state.anchor_rounds)}
         figures |= self.counts.expected_rounds(rates, n)
-        return await private_outcome(
-            federation, self.clusters, MESSAGES, figures, self.setting.stage, collects=self.config.collect_models, cure=f"{n} iterations"
-        )
+        ends = {"collects": self.config.collect_models, "has_peers": self.setting.has_peers}
+        return await private_outcome(federation, self.clusters, MESSAGES, figures, self.setting.stage, cure=f"{n} iterations", **ends)
 
 
 def build(config: Config, setting: Setting) -> StageHalf[State]:
@@ -162,7 +173,7 @@ def build(config: Config, setting: Setting) -> StageHalf[State]:
     _check_coins(config, facts.n_rows, clusters.size)
     hosts, d = known_clusters.hosts_of(setting, clusters), facts.d
     counts = ClosedForms(clusters, hosts, d, config.iterations, config.coins, setting.start is not None, config.collect_models)
-    return Coordinator(config, setting, clusters, d, counts).as_half()
+    return peers.counted(Coordinator(config, setting, clusters, d, counts).as_half(), setting.peers, clusters.size, d)
 
 
 def _check_coins(config: Config, n_rows: Indices, n_clusters: int) -> None:
@@ -221,6 +232,20 @@ class ClusterHalf:
         return ClusterConstants(self._clusters.numbers, segments.maxima(found.smoothness), segments.minima(found.strong_convexity))
 
 
+def among_peers(config: Config, setting: ClusterSetting, others: Peers) -> ClusterMethod[Any]:
+    """The aggregators' half where the averages go between them."""
+    half, clusters = ClusterHalf(config, setting), clusters_of(config, setting.members, some_only=True)
+    averages = (
+        Averaged(MESSAGES.cluster_sums, MESSAGES.partial_sums, MESSAGES.global_average),
+        Averaged(AnchorSums, AnchorPartialSums, GlobalAnchor),
+    )
+    return AmongPeers(half, clusters, MESSAGES, averages, others, setting.precision)
+
+
 SERVER = ServerHalf(
-    build=build, stages=stages, needs_everyone="an average without some users belongs to another objective", tiers=ClusterHalf
+    build=build,
+    stages=stages,
+    needs_everyone="an average without some users belongs to another objective",
+    tiers=ClusterHalf,
+    peers=among_peers,
 )

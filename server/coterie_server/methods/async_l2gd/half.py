@@ -21,10 +21,23 @@ from coterie.experiment.config import Experiment
 from coterie.families.schedule import Schedule, schedule_by
 from coterie.methods.async_l2gd import MESSAGES, Advance, Config, Parameters
 from coterie.wire.messages import Message, PerCluster
-from coterie_server.families import coin_counts, known_clusters
+from coterie_server.families import coin_counts, known_clusters, peers
 from coterie_server.families.coin_counts import NO_REUSE, REUSE_ALL, REUSE_WITHIN
 from coterie_server.families.known_clusters import Clusters, cluster_sums, clusters_of, objective_of, private_outcome, weighted_average
-from coterie_server.interface.half import ENDED, ClusterSetting, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf, half_of
+from coterie_server.families.peers import AmongPeers, Averaged
+from coterie_server.interface.half import (
+    ENDED,
+    ClusterMethod,
+    ClusterSetting,
+    Counts,
+    Federation,
+    Outcome,
+    ServerHalf,
+    Setting,
+    StageHalf,
+    half_of,
+)
+from coterie_server.interface.peers import Peers
 from coterie_server.interface.stages import Stage
 from coterie_server.methods.async_l2gd.rates import Rates, rates_of
 from coterie_server.methods.async_l2gd.walk import ClusterHalfState, Walk
@@ -84,16 +97,22 @@ class Coordinator:
         until, is_stale = self._schedule().next_global(start, stop, is_stale=state.is_stale, is_reusable=self.reuses_bar)
         wants_pair = until < stop
         go = Advance(numbers, np.full(numbers.size, until), np.full(numbers.size, int(wants_pair)))
-        news = [MESSAGES.global_average(numbers, np.tile(state.average, (numbers.size, 1)))] if state.is_new else []
+        news = (
+            [MESSAGES.global_average(numbers, np.tile(state.average, (numbers.size, 1)))]
+            if state.is_new and not self.setting.has_peers
+            else []
+        )
         replies = await federation.exchange(go, *news)
         after = replace(state, at=until, is_new=False, is_stale=is_stale)
         if wants_pair:
-            sums = replies[MESSAGES.cluster_sums]
-            average = self.setting.precision.rounded(weighted_average(sums.weighted, sums.weight))
-            after = State(until, average, is_new=True, is_stale=False, between_rounds=state.between_rounds + 1)
+            after = replace(after, is_new=True, is_stale=False, between_rounds=state.between_rounds + 1)
+            if not self.setting.has_peers:
+                sums = replies[MESSAGES.cluster_sums]
+                average = self.setting.precision.rounded(weighted_average(sums.weighted, sums.weight))
+                after = replace(after, average=average)
         figures = {"iteration": float(until), "between_rounds": float(after.between_rounds)}
         if config.trace_every and until % config.trace_every == 0 and not wants_pair:
-            figures |= (await objective_of(federation, self.clusters, MESSAGES))[0]
+            figures |= (await objective_of(federation, self.clusters, MESSAGES, has_peers=self.setting.has_peers))[0]
         return after, {**figures, ENDED: float(until >= config.iterations)}
 
     def _schedule(self) -> Schedule:
@@ -107,9 +126,8 @@ class Coordinator:
         figures = {"between_rounds": float(state.between_rounds), "eta": rates.eta, "p0": rates.p0}
         figures |= {"between_rounds_expected": self._expected_between() * n, "within_rounds_expected": float(within.sum()) * n}
         cure = f"{n} iterations, or a smaller eta than {rates.eta:.3g}, to which the distance from the optimum in the limit is proportional"
-        return await private_outcome(
-            federation, self.clusters, MESSAGES, figures, self.setting.stage, collects=self.config.collect_models, cure=cure
-        )
+        ends = {"collects": self.config.collect_models, "has_peers": self.setting.has_peers}
+        return await private_outcome(federation, self.clusters, MESSAGES, figures, self.setting.stage, cure=cure, **ends)
 
     def _expected_between(self) -> float:
         """Global rounds that need a new bar, per iteration."""
@@ -193,7 +211,8 @@ def build(config: Config, setting: Setting) -> StageHalf[State]:
     products, may_reuse = clusters.alpha * clusters.segments.maxima(clusters.gamma), config.reuse != "never"
     reuses_bar = bool(may_reuse and clusters.is_even.all() and np.all(products == products[0]))
     reuse = np.where(np.logical_and(may_reuse, clusters.is_even), REUSE_ALL if reuses_bar else REUSE_WITHIN, NO_REUSE)
-    return Coordinator(config, setting, clusters, rates, facts.d, reuse, reuses_bar).as_half()
+    half = Coordinator(config, setting, clusters, rates, facts.d, reuse, reuses_bar).as_half()
+    return peers.counted(half, setting.peers, clusters.size, facts.d)
 
 
 def stages(config: Config, experiment: Experiment) -> Sequence[Stage]:
@@ -230,6 +249,17 @@ class ClusterHalf:
         return state, [await cluster_sums(federation, self._clusters, MESSAGES, inbox, state.within_rounds)]
 
 
+def among_peers(config: Config, setting: ClusterSetting, others: Peers) -> ClusterMethod[Any]:
+    """The aggregators' half where the average goes between them."""
+    half, clusters = ClusterHalf(config, setting), clusters_of(config, setting.members, some_only=True)
+    averages = (Averaged(MESSAGES.cluster_sums, MESSAGES.partial_sums, MESSAGES.global_average),)
+    return AmongPeers(half, clusters, MESSAGES, averages, others, setting.precision)
+
+
 SERVER = ServerHalf(
-    build=build, stages=stages, needs_everyone="an average without some users belongs to another objective", tiers=ClusterHalf
+    build=build,
+    stages=stages,
+    needs_everyone="an average without some users belongs to another objective",
+    tiers=ClusterHalf,
+    peers=among_peers,
 )
