@@ -112,6 +112,7 @@ def project(
     between: Annotated[str | None, typer.Option(metavar=LINK, help="Coordinator and aggregators.")] = None,
     within: Annotated[str | None, typer.Option(metavar=LINK, help="Aggregator and its hosts.")] = None,
     direct: Annotated[str | None, typer.Option(metavar=LINK, help="Coordinator and hosts, in a flat run.")] = None,
+    peers: Annotated[str | None, typer.Option(metavar=LINK, help="Two aggregators, with topology peers.")] = None,
 ) -> None:
     """Estimate how long a finished run would take on other links, such as 20Mbit/40ms, from its ledger and its measured time.
 
@@ -119,7 +120,7 @@ def project(
     """
     from coterie_deploy.view.project import print_projection
 
-    print_projection(run, {"direct": direct, "between": between, "within": within}, console_on())
+    print_projection(run, {"direct": direct, "between": between, "within": within, "peers": peers}, console_on())
 
 
 class FigureFormat(StrEnum):

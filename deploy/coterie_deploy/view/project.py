@@ -3,9 +3,11 @@
 The model: a parent makes one exchange after another. Each costs two delays, and the transmission of task and reply on its slowest link.
 Clusters run side by side, so in each round of the coordinator the slowest cluster counts, and then the exchange between clusters. The
 session costs five delays in each scope (request for the experiment, its answer, hello, finish, books; the welcome travels with the first
-task) and the transmission of its own messages. All other time counts as computing and stays the same. This is too much if waiting for one
-host overlaps with the computing of another. It is too little by some milliseconds a turn, because after a wait a process finds its caches
-used by others. Both errors are small if turns take tens of milliseconds.
+task) and the transmission of its own messages. Aggregators that are peers ask each other in each exchange: two delays, and the
+transmission of the larger direction, since all send at once. Around a ring one waits for the other: a delay for each message, and the
+transmission of all. All other time counts as computing and stays the same. This is too much if waiting for one host overlaps with the
+computing of another. It is too little by some milliseconds a turn, because after a wait a process finds its caches used by others. Both
+errors are small if turns take tens of milliseconds.
 """
 
 import json
@@ -18,17 +20,18 @@ from rich.console import Console
 
 from coterie.errors import ConfigError
 from coterie.experiment.links import LinkRule, link_rule
-from coterie.record.ledger import DOWN
+from coterie.record.ledger import DOWN, peers_of
 from coterie.wire.codec import GRPC_FRAME_HEADER_BYTES
 from coterie_deploy.terminal.tables import count, duration, is_narrow, say, say_left_out, size, table_of
 from coterie_server.record import summary
-from coterie_server.record.rundb import BETWEEN, DIRECT, WITHIN, read_run
+from coterie_server.record.rundb import BETWEEN, DIRECT, PEERS, WITHIN, read_run
 
-SCOPES = {"direct": DIRECT, "between": BETWEEN, "within": WITHIN}  # as the experiment and as the ledger call them
+SCOPES = {"direct": DIRECT, "between": BETWEEN, "within": WITHIN, "peers": PEERS}  # as the experiment and as the ledger call them
 DELAYS_OF_A_TURN = 2
 DELAYS_OF_THE_SESSION = 5
 NOTES = (
-    "turns: exchanges one after another; where clusters run side by side, those of the slowest in each round. down, up: wire bytes of all "
+    "turns: exchanges one after another; where clusters run side by side, those of the slowest in each round; around a ring half of the "
+    "messages. down, up: wire bytes of all "
     "links of the scope. computing: what is left of the measured time, starting processes included."
 )
 
@@ -52,12 +55,13 @@ class Scope:
     down_bytes: int
     up_bytes: int
     measured_on: LinkRule | None  # what its links were shaped to
+    session_delays: int = DELAYS_OF_THE_SESSION
 
     def seconds(self, rule: LinkRule | None) -> float:
         """The time on such links."""
         if rule is None:
             return 0.0
-        session_s = DELAYS_OF_THE_SESSION * rule.delay_s + rule.transmission_s(self.session_bytes)
+        session_s = self.session_delays * rule.delay_s + rule.transmission_s(self.session_bytes)
         return session_s + sum(max(turns.seconds(rule) for turns in parents) for parents in self.rounds)
 
     def n_turns(self, rule: LinkRule | None) -> int:
@@ -108,7 +112,7 @@ def _rules_of(links: Mapping[str, str | None]) -> dict[str, LinkRule]:
         except ValueError as error:
             raise ConfigError(f"--{name} {error}") from None
     if not rules:
-        raise ConfigError("no links are given, want at least one of --direct, --between and --within, such as --direct 20Mbit/40ms")
+        raise ConfigError("no links are given, want one of --direct, --between, --within and --peers, such as --direct 20Mbit/40ms")
     return rules
 
 
@@ -117,7 +121,7 @@ def projection_of(folder: Path) -> Projection:
     with read_run(folder) as connection:
         facts = summary.facts(connection)
         measured_s = _measured_s(connection, folder, facts)
-        scopes = _scopes(connection, len(facts.get("experiment", "")))
+        scopes = _scopes(connection, facts.get("experiment", ""))
         if not scopes:
             raise ConfigError(f"the run in {folder} has booked no traffic, want one that has")
         title = f"{facts.get('name', folder.name)}, run {facts.get('run_id', '?')}"
@@ -143,11 +147,37 @@ FROM (SELECT *, message_bytes + {GRPC_FRAME_HEADER_BYTES} * frames AS w FROM led
 """  # noqa: S608 - constants of ours
 
 
-def _scopes(connection: sqlite3.Connection, experiment_bytes: int) -> dict[str, Scope]:
+def _scopes(connection: sqlite3.Connection, experiment_json: str) -> dict[str, Scope]:
     links = [json.loads(data) for (data,) in connection.execute("SELECT data FROM events WHERE kind = 'links'")]
     shaped = {link["scope"]: LinkRule(link["bits_per_s"], link["delay_s"]) for link in links}
     found = {name: connection.execute(_BYTES, (scope,)).fetchall() for name, scope in SCOPES.items()}
-    return {name: _scope(rows, experiment_bytes, shaped.get(name), is_within=name == "within") for name, rows in found.items() if rows}
+    scopes = {
+        name: _scope(rows, len(experiment_json), shaped.get(name), is_within=name == "within")
+        for name, rows in found.items()
+        if rows and name != "peers"
+    }
+    if found["peers"]:
+        n_clusters = len({end for link, *_ in found["peers"] for end in peers_of(link) or ()})
+        is_ring = n_clusters > json.loads(experiment_json)["federation"]["ring_above"]
+        scopes["peers"] = _among_peers(found["peers"], is_ring=is_ring)
+    return scopes
+
+
+def _among_peers(rows: Sequence[tuple[str, int, int, int, int, int]], *, is_ring: bool) -> Scope:
+    """The links between aggregators: one exchange after another, all links of it at once, or around a ring one after another."""
+    exchanges: dict[tuple[int, int], dict[int, Turns]] = {}
+    for _, seq, stage, number, down, up in rows:
+        if seq:
+            found = exchanges.setdefault((stage, number), {})
+            before = found.get(seq, Turns(0, 0))
+            if is_ring:
+                found[seq] = Turns(before.n_turns + 1, before.wire_bytes + down + up)
+            else:
+                found[seq] = Turns(1, max(before.wire_bytes, down, up))
+    rounds = [
+        [Turns(sum(one.n_turns for one in found.values()), sum(one.wire_bytes for one in found.values()))] for found in exchanges.values()
+    ]
+    return Scope(rounds, 0, sum(row[4] for row in rows), sum(row[5] for row in rows), None, session_delays=0)
 
 
 def _scope(rows: Sequence[tuple[str, int, int, int, int, int]], experiment_bytes: int, rule: LinkRule | None, *, is_within: bool) -> Scope:
