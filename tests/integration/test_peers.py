@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,16 @@ import pytest
 
 import coterie
 from coterie.errors import ConfigError, RunError
-from coterie.experiment.config import experiment_from
+from coterie.experiment.config import experiment_from, experiment_to_json
+from coterie_client.data import list_users, load_users
+from coterie_deploy.read.shipped import load
 from coterie_deploy.read.verify import verdict_on
 from coterie_deploy.roles.listening import Listening
 from coterie_server.record.rundb import PEERS
 from coterie_server.run.plan import stages_of
 from coterie_server.run.tiers import check_tiers
 from coterie_server.session.peering import Peering
-from tests.two_tier import Death, Tiers, bits, flat, small
+from tests.two_tier import QUICK, Death, Tiers, bits, flat, small
 
 L2GD = {"name": "async_l2gd", "iterations": 60, "gamma": 1.0, "alpha": 0.4, "p0": 0.3, "p": 0.3, "collect_models": True}
 AL2SGD = {**L2GD, "name": "async_al2sgd", "rho": 0.2}
@@ -69,6 +72,39 @@ def test_peers_have_the_bits_of_a_flat_run_and_no_average_leaves_them(tmp_path: 
     assert told == {"ClusterPart", "ClusterGap", "Judgement", "Scores"} | (
         {"ClusterConstants"} if method == "al2sgd" else {"UserSmoothness"}
     )
+
+
+def shipped(name: str, **changes: Any) -> Any:
+    """A shipped experiment, shorter and without references."""
+    rules = ["references=[]", "method.iterations=120", "method.trace_every=60", "method.collect_models=true"]
+    content = json.loads(experiment_to_json(load(name, rules)))
+    return experiment_from({**content, **changes})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_schools_and_a_few_authorities_of_exams_have_the_same_bits_in_every_topology(tmp_path: Path) -> None:
+    """Ten authorities are more than `ring_above`."""
+    heads = [head for head in list_users(load("exams").data, 0) if head.cluster is not None]
+    chosen = sorted({str(head.cluster) for head in heads}, key=lambda name: sum(head.cluster == name for head in heads))[:10]
+    users = load_users(load("exams").data, 0, [head.name for head in heads if head.cluster in chosen])
+    sizes = [len(user.features) for user in users]
+    arrays = {
+        "features": np.concatenate([user.features for user in users]),
+        "target": np.concatenate([user.target for user in users]),
+        "user": np.repeat(np.arange(len(users)), sizes),
+        "cluster": np.repeat([str(user.cluster) for user in users], sizes),
+    }
+    np.savez(tmp_path / "exams.npz", **arrays)
+    few = {"source": "npz", "path": str(tmp_path / "exams.npz"), "cluster": "cluster", "standardize": True}
+    for experiment, n in ((shipped("schools"), 2), (shipped("exams", data=few), 10)):
+        found = {}
+        for topology in ("clusters", "peers"):
+            rules = experiment.federation.model_copy(update={"topology": topology, "hosts": n, **QUICK})
+            changed = experiment.model_copy(update={"federation": rules})
+            found[topology] = bits(Tiers(changed, tmp_path / f"{experiment.name}-{topology}").run(120))
+            assert verdict_on(tmp_path / f"{experiment.name}-{topology}" / "run").agrees
+        assert found["peers"] == found["clusters"] == bits(flat(experiment))
 
 
 def test_one_cluster_has_nobody_to_send_to(tmp_path: Path) -> None:

@@ -114,8 +114,11 @@ def test_masked_sums_with_certificates_have_signed_keys_and_the_bits_of_open_sum
 
 
 @pytest.mark.slow
-def test_two_tiers_with_certificates(start: Callable[..., Command], tmp_path: Path) -> None:
-    served = start("server", "tiers.yaml", "--listen", "127.0.0.1:0", "--tls", "ca/coordinator", "--output", "runs/tls")
+@pytest.mark.parametrize("topology", ["clusters", "peers"])
+def test_two_tiers_with_certificates(start: Callable[..., Command], tmp_path: Path, topology: str) -> None:
+    served = start(
+        "server", "tiers.yaml", "--topology", topology, "--listen", "127.0.0.1:0", "--tls", "ca/coordinator", "--output", "runs/tls"
+    )
     address = served.address()
     for cluster in ("c0", "c1"):
         options = ("--cluster", cluster, "--listen", "127.0.0.1:0", "--hosts", "1", "--state", f"state-{cluster}")
