@@ -19,7 +19,7 @@ from coterie.experiment.config import experiment_to_json
 from coterie.experiment.links import link_rule
 from coterie_deploy.cli.commands import app
 from coterie_deploy.engines.launch import Launch, launch
-from coterie_deploy.view.project import _among_peers, print_projection, projection_of
+from coterie_deploy.view.project import among_peers, print_projection, projection_of
 from tests.integration.test_links import flat, over_grpc, query, tiers
 from tests.tries import soon_enough
 from tests.two_tier import Tiers
@@ -93,7 +93,7 @@ def test_a_projection_says_what_each_scope_takes_and_refuses_what_it_cannot_know
 @pytest.mark.parametrize("is_ring", [False, True])
 def test_peers_send_at_once_or_wait_for_each_other_around_a_ring(is_ring: bool) -> None:
     rows = [("a<>b", 0, 0, 0, 9, 9), ("a<>b", 5, 0, 1, 100, 80), ("b<>c", 5, 0, 1, 90, 70), ("a<>b", 6, 0, 2, 10, 20)]
-    found = _among_peers(rows, is_ring=is_ring)
+    found = among_peers(rows, is_ring=is_ring)
     rule = link_rule("8kbit/1s")  # 1,000 bytes a second
     assert found.seconds(rule) == pytest.approx(3 * 2 + 0.37 if is_ring else 2 * 2 + 0.12)
     assert (found.down_bytes, found.up_bytes, found.n_turns(rule)) == (209, 179, 3 if is_ring else 2)

@@ -159,11 +159,11 @@ def _scopes(connection: sqlite3.Connection, experiment_json: str) -> dict[str, S
     if found["peers"]:
         n_clusters = len({end for link, *_ in found["peers"] for end in peers_of(link) or ()})
         is_ring = n_clusters > json.loads(experiment_json)["federation"]["ring_above"]
-        scopes["peers"] = _among_peers(found["peers"], is_ring=is_ring)
+        scopes["peers"] = among_peers(found["peers"], is_ring=is_ring)
     return scopes
 
 
-def _among_peers(rows: Sequence[tuple[str, int, int, int, int, int]], *, is_ring: bool) -> Scope:
+def among_peers(rows: Sequence[tuple[str, int, int, int, int, int]], *, is_ring: bool) -> Scope:
     """The links between aggregators: one exchange after another, all links of it at once, or around a ring one after another."""
     exchanges: dict[tuple[int, int], dict[int, Turns]] = {}
     for _, seq, stage, number, down, up in rows:
