@@ -32,7 +32,11 @@ SHARDS: Mapping[str, Sequence[str]] = {
     "claims-pdmm": ("tests/papers/test_pdmm.py", "tests/papers/test_pdmm_graph.py"),
     "claims-updates": ("tests/papers/test_pdmm_arrivals.py", "tests/papers/test_pdmm_rows.py"),
     "claims-rho": ("tests/papers/test_pdmm_rho.py",),
-    "claims-privacy": ("tests/papers/test_private_silos.py", "tests/integration/test_privacy.py"),
+    "claims-privacy": (
+        "tests/papers/test_private_silos.py",
+        "tests/integration/test_noise_of_hosts.py",
+        "tests/integration/test_privacy.py",
+    ),
     "claims-representations": (
         "tests/papers/test_fedrep.py",
         "tests/papers/test_fedrep_digits.py",

@@ -369,7 +369,11 @@ def test_a_run_stops_before_the_round_that_would_spend_more(archive: Path, tmp_p
         ({"name": "fed_mtl"}, {"privacy": USER}, "cannot protect it: its users return their own models, .* can have privacy.unit row"),
         ({"name": "fedavg", "average": "rows"}, {"privacy": USER}, "method.average is 'rows', but privacy.unit 'user'"),
         ({"name": "fedavg"}, {"changes": ["data.fold={number: 1, of: 2}"]}, "data.fold judges models on part of the training rows"),
-        ({"name": "fedavg"}, {"privacy": {**ROW, "epsilon": 1}}, "noise_multiplier and epsilon both say how much noise there is"),
+        (
+            {"name": "fedavg"},
+            {"privacy": {**ROW, "epsilon": 1}},
+            "noise_multiplier or epsilon says how much noise there is, but both are given",
+        ),
         ({"name": "fedavg"}, {"privacy": None, "stop": {"epsilon": 1}}, "stop.epsilon is 1, but there is no key 'privacy'"),
     ],
 )

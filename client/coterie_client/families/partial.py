@@ -234,8 +234,8 @@ class _Beside:
 
 def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split, update: LocalUpdate) -> tuple[State, list[Message]]:
     users = _listed(sent.users, local)
-    if (wanted := local.row_privacy) is not None and state.n_noised >= wanted.rounds:
-        raise ProtocolError(f"the parent asks for round {state.n_noised + 1} with noise, which is enough for {wanted.rounds} rounds")
+    if (most := local.noised_rounds) is not None and state.n_noised >= most:
+        raise ProtocolError(f"the parent asks for round {state.n_noised + 1} with noise, which is enough for {most} rounds")
     private, private_counts = state.private.copy(), state.private_counts.copy()
     kept = {name: rows.copy() for name, rows in state.kept.items()}
     n_weights, n_counts = (sum(tensor.size for tensor in split.returned if tensor.is_integer == kind) for kind in (False, True))
@@ -254,10 +254,9 @@ def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split
         beside.put(rows, moved.messages)
         for name, arrays in kept.items():
             arrays[own] = moved.kept[name]
-    is_noised = local.row_privacy is not None
-    state = replace(state, private=private, private_counts=private_counts, kept=kept, n_noised=state.n_noised + is_noised)
-    updated: list[Message] = [Updated(weights, counts, users=users)] if split.shared else []
-    told = [] if is_noised else [TrainingLoss(losses, users=users)]  # it has no noise
+    state = replace(state, private=private, private_counts=private_counts, kept=kept, n_noised=state.n_noised + (most is not None))
+    updated: list[Message] = [Updated(local.returned(weights, sent.weights), counts, users=users)] if split.shared else []
+    told = [] if most is not None else [TrainingLoss(losses, users=users)]  # it has no noise
     return state, [*updated, *beside.together(), *told]
 
 
@@ -322,6 +321,7 @@ def _scores(state: State, inbox: Inbox, local: Local, split: _Split, update: Loc
     sent = inbox.get(Trial)
     weights, counts = (sent.weights, sent.counts) if sent is not None else _delivered(state)
     modes = inbox[AskScores].modes
+    local.check_scores(modes.tolist())
     tensors = _learner(local).tensors
     loss, metric = np.full((local.n_own, modes.size), np.nan), np.full((local.n_own, modes.size), np.nan)
     judging = np.flatnonzero([len(user.test_features) > 0 for user in local.users])

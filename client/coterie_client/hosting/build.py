@@ -26,7 +26,7 @@ from coterie_client.interface.half import Local, client_half
 from coterie_client.problems import ConvexProblem, build_problem
 
 if TYPE_CHECKING:
-    from coterie_client.learning.private import RowPrivacy
+    from coterie_client.learning.private import RowPrivacy, UserPrivacy
     from coterie_client.nets import TorchNetwork
 
 
@@ -96,6 +96,16 @@ def _row_privacy(experiment: Experiment) -> RowPrivacy | None:
     return RowPrivacy(privacy.clip, lambda n_rows: privacy.multiplier(config.row_draws(n_rows), rounds), rounds)
 
 
+def _user_privacy(experiment: Experiment) -> UserPrivacy | None:
+    """Clipping of users' changes, if hosts add noise to their sum."""
+    privacy = experiment.privacy
+    if privacy is None or not privacy.is_shared:
+        return None
+    from coterie_client.learning.private import UserPrivacy  # noqa: PLC0415 - few clients need it
+
+    return UserPrivacy(privacy.clip, experiment.stop.rounds, experiment.method.keeps_models)
+
+
 def local_of(host: Host) -> Local:
     """The input of the halves: rows standardised by the agreed constants, and the losses on them."""
     preparation = host.states.get("prepare", Preparation())
@@ -121,5 +131,6 @@ def local_of(host: Host) -> Local:
         losses=losses,
         network=host.network,
         row_privacy=_row_privacy(experiment),
+        user_privacy=_user_privacy(experiment),
         fresh=fresh_rows(experiment.data, experiment.seed, [host.true_name(name) for name in names]),
     )

@@ -25,6 +25,7 @@ from coterie.wire.precision import first_bad
 from coterie_client.data import UserData
 from coterie_client.data.users import Note
 from coterie_client.hosting.noise_keys import NoiseKeys
+from coterie_client.hosting.noised_sums import share_of
 from coterie_client.hosting.totals import with_totals
 from coterie_client.interface.half import ClientHalf, Inbox, Local, client_half
 from coterie_client.problems import ConvexProblem
@@ -74,8 +75,10 @@ class Host(Member):
         if snapshot is not None:
             self._stage, self.states = snapshot["stage"], snapshot["states"]
         self._noise = None
-        if experiment.privacy is not None and experiment.privacy.unit == "row":
+        self._share = None
+        if experiment.privacy is not None and experiment.privacy.is_of_hosts:
             self._noise = NoiseKeys.of(experiment, run_id, users, store, None if snapshot is None else snapshot.get("noise"))
+            self._share = share_of(experiment, self._noise)
 
     def true_name(self, name: str) -> str:
         """A user's name in the data, from its name in the run."""
@@ -105,7 +108,7 @@ class Host(Member):
                 self._check_finite(message, asked.task.round)
             asks = [message for message in asked.messages if isinstance(message, AskTotal)]
             if asks or self._summed:
-                answers = with_totals(answers, asks, self.local, self._summed)
+                answers = with_totals(answers, asks, self.local, self._summed, self._share)
             if self._masks is not None:
                 answers = self._masks.answers(asked.task, asked.messages, answers, self.settled_until(asked.task))
             return self.close(asked, answers)

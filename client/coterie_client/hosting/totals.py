@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,15 @@ from coterie_client.interface.half import Local
 _KEY = "exact_sums"
 
 
-def with_totals(answers: Sequence[Message], asks: Sequence[AskTotal], local: Local, summed: Collection[str]) -> list[Message]:
+Noised = Callable[[AskTotal, Sequence[Rows]], Total]
+
+
+def with_totals(
+    answers: Sequence[Message], asks: Sequence[AskTotal], local: Local, summed: Collection[str], noised: Noised | None = None
+) -> list[Message]:
     """The answers of a half, with a `Total` instead of the messages of each kind that is asked for in sums.
+
+    `noised` adds up where hosts add noise to their sums: there is one in an exchange, since its noise counts once.
 
     ProtocolError where sums are not those of the users who have answered, and where a kind of the steps `summed` is not asked for in sums.
     RunError for a number out of the range of its sum.
@@ -32,15 +39,19 @@ def with_totals(answers: Sequence[Message], asks: Sequence[AskTotal], local: Loc
             said = f"the parent asks for {message.kind} of each user, but the experiment that this host serves sends sums alone"
             raise ProtocolError(said, Finding("C9"))
         kept.append(message)
-    return [*kept, *(_total(ask, [found for found in answers if isinstance(found, ask.of)], local) for ask in asks)]
+    if noised is not None and len(asks) > 1:
+        raise ProtocolError(f"the parent asks for {len(asks)} sums in one exchange, but the noise is enough for one", Finding("C9"))
+    return [*kept, *(_total(ask, [found for found in answers if isinstance(found, ask.of)], local, noised) for ask in asks)]
 
 
-def _total(ask: AskTotal, found: Sequence[Rows], local: Local) -> Total:
+def _total(ask: AskTotal, found: Sequence[Rows], local: Local, noised: Noised | None) -> Total:
     cls, everyone = ask.of, np.arange(local.n_own)
     asked = everyone if ask.users is None else ask.users
     owners = [everyone if message.users is None else message.users for message in found]
     if not found or not np.array_equal(np.sort(np.concatenate(owners)), asked):
         raise ProtocolError(f"the parent asks for sums of {cls.kind} over other users than those who answer")
+    if noised is not None:
+        return noised(ask, found)
     if ask.form.shape[0] != len(cls.specs) or ask.weight.shape[1] > 1 or ask.group.shape[1] > 1 or (ask.weight < 0).any():
         raise ProtocolError(f"the parent asks for sums of {cls.kind} in a form that they do not have")
     forms = [_form_of(row, ask) for row in ask.form.tolist()]

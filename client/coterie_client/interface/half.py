@@ -7,11 +7,12 @@ unless a declared message carries it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coterie.arrays import Indices
 from coterie.draws.secret import Secret
@@ -26,7 +27,7 @@ from coterie_client.problems import ConvexProblem
 
 if TYPE_CHECKING:
     from coterie_client.learning import Network, Tensors
-    from coterie_client.learning.private import RowPrivacy
+    from coterie_client.learning.private import RowPrivacy, UserPrivacy
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S")
@@ -53,10 +54,27 @@ class Local:
 
     #: Clipping and noise of local steps, with `privacy.unit: row`.
     row_privacy: RowPrivacy | None = None
+    #: Clipping of users' changes, whose sum gets the host's noise, with `privacy.where: hosts`.
+    user_privacy: UserPrivacy | None = None
 
     @property
     def n_own(self) -> int:
         return len(self.names)
+
+    @property
+    def noised_rounds(self) -> int | None:
+        """For how many rounds this host's noise is enough; None where it adds none."""
+        privacy = self.row_privacy or self.user_privacy
+        return None if privacy is None else privacy.rounds
+
+    def returned(self, rows: NDArray[Any], before: NDArray[Any]) -> NDArray[Any]:
+        """(k, size) what users return of their tensors: where hosts add noise to the sum, clipped changes of those `before`."""
+        return rows if self.user_privacy is None else self.user_privacy.changes(rows, before)
+
+    def check_scores(self, modes: Collection[int]) -> None:
+        """ProtocolError for scores of models as they are (0), or fine-tuned, that would tell what the noise of sums is to hide."""
+        if self.user_privacy is not None:
+            self.user_privacy.check_scores(modes)
 
     @property
     def problem(self) -> ConvexProblem:
@@ -74,7 +92,7 @@ class Inbox:
     stage: str  #: its name
     round: int  #: 0 at the start of a stage
     messages: Mapping[type[Message], Message]  #: by class
-    secret: Secret | None = None  #: the key of what this task draws in secret, with `privacy.unit: row`
+    secret: Secret | None = None  #: the key of what this task draws in secret, where hosts add noise
 
     def get(self, cls: type[M]) -> M | None:
         return self.messages.get(cls)  # type: ignore[return-value]

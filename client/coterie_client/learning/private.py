@@ -8,7 +8,7 @@ cross-silo federated learning". Without rows, noise alone is the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
 from coterie.draws.secret import SecretNumbers
-from coterie.errors import RunError
+from coterie.errors import ProtocolError, RunError
 from coterie.experiment.privacy import row_draws
 from coterie_client.learning.phases import Phase
 from coterie_client.learning.steps import Numbers, Slope
@@ -43,6 +43,24 @@ class RowPrivacy:
     def noise(self, n_rows: int, numbers: SecretNumbers) -> RowNoise:
         """That of one update of a user."""
         return RowNoise(self.clip, self.multiplier(n_rows), numbers)
+
+
+@dataclass(frozen=True)
+class UserPrivacy:
+    """What the experiment asks of what users return, where hosts add noise to its sum."""
+
+    clip: float
+    rounds: int  #: for which the noise is enough
+    keeps_models: bool  #: whether users keep models of their own, which have no noise
+
+    def changes(self, rows: NDArray[Any], before: NDArray[Any]) -> NDArray[Any]:
+        """(k, size) rows - before, each shortened to the clip."""
+        return clipped(rows.astype(np.float64) - before, self.clip).astype(rows.dtype)
+
+    def check_scores(self, modes: Collection[int]) -> None:
+        """ProtocolError for scores of models that were trained without noise, which would say more of a user than epsilon."""
+        if self.keeps_models or any(modes):
+            raise ProtocolError("the parent asks for scores of models that users train without noise, which privacy.where 'hosts' refuses")
 
 
 class RowSlope(Slope, Protocol):

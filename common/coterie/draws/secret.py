@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coterie.arrays import Array
 from coterie.errors import RunError
@@ -89,11 +90,24 @@ class SecretNumbers:
     def __init__(self, key: bytes) -> None:
         self._key, self._n_drawn = key, 0
 
-    def uniform(self, n: int) -> Array:
-        """(n,) numbers between 0 and 1, neither of which occurs."""
+    def words(self, n: int) -> NDArray[np.uint64]:
+        """(n,) numbers of 64 bits."""
         block = hashlib.shake_256(self._key + self._n_drawn.to_bytes(8, "big")).digest(8 * n)
         self._n_drawn += 1
-        found: Array = ((np.frombuffer(block, dtype="<u8") >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        return np.frombuffer(block, dtype="<u8")
+
+    def below(self, bound: int, n: int) -> NDArray[np.int64]:
+        """(n,) whole numbers from 0 that are less than the bound, from 1 to 2^63, each as likely as the others."""
+        found = self.words(n)
+        top = np.uint64((1 << 64) - (1 << 64) % bound - 1)  # the remainders of those up to it are equally likely
+        while (outside := np.flatnonzero(found > top)).size:
+            found = found.copy()
+            found[outside] = self.words(outside.size)
+        return (found % np.uint64(bound)).astype(np.int64)
+
+    def uniform(self, n: int) -> Array:
+        """(n,) numbers between 0 and 1, neither of which occurs."""
+        found: Array = ((self.words(n) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         return found
 
     def normal(self, n: int) -> Array:

@@ -145,7 +145,7 @@ class Experiment(Settings):
     @property
     def judges_training_rows(self) -> bool:
         """Whether users judge final models on their training rows too. Where these are protected they do not: scores have no noise."""
-        return self.evaluate and (self.privacy is None or self.privacy.unit != "row")
+        return self.evaluate and (self.privacy is None or not self.privacy.is_of_hosts)
 
     @model_validator(mode="before")
     @classmethod
@@ -258,7 +258,7 @@ class Experiment(Settings):
             value = {**found.convex_defaults, **value}
         if (privacy := info.data.get("privacy")) is not None:
             without = () if info.data.get("model") is None else found.meaningless.get("network", Meaningless()).keys
-            value = {**{key: one for key, one in found.private_defaults(privacy.unit).items() if key not in without}, **value}
+            value = {**{key: one for key, one in found.private_defaults(privacy).items() if key not in without}, **value}
         return found.config.model_validate({**value, "name": found.name})  # which may have been an import path
 
     @field_validator("packages")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
+    from coterie.experiment.privacy import Privacy
     from coterie.experiment.reveals import Reveal
     from coterie.experiment.settings import Settings
 
@@ -87,10 +88,10 @@ class Method(Room):
 
     #: The units (`privacy.unit`) that it can protect by clipping and noise.
     protects: frozenset[Literal["row", "user"]] = frozenset()
-    #: Given the unit that is protected: other defaults.
-    private_defaults: Callable[[Literal["row", "user"]], Mapping[str, Any]] = lambda _: {}
-    #: Given the configuration and the unit: what in it sends numbers without noise, and what is wanted instead; "" for nothing.
-    leaks: Callable[[Any, Literal["row", "user"]], str] = lambda *_: ""
+    #: Given the section `privacy`: other defaults.
+    private_defaults: Callable[[Privacy], Mapping[str, Any]] = lambda _: {}
+    #: Given the configuration and the section: what sends numbers without noise, and what is wanted instead; "" for nothing.
+    leaks: Callable[[Any, Privacy], str] = lambda *_: ""
     unprotected: str = "no mechanism is known to us that bounds what its messages tell"  #: why it cannot protect the others: a clause
 
     def fault(self, listed: Mapping[str, Any]) -> str:

@@ -71,9 +71,12 @@ class ClipRule(Settings):
 class Privacy(Settings):
     """Clipping and noise: what the run tells of a single row, or of a single user, is bounded by (epsilon, delta)."""
 
-    #: What is protected. row: each training row, by noise in the steps of its user (DP-SGD). user: all rows of a user, by noise that the
-    #: server adds to the sum of the users' changes.
+    #: What is protected. row: each training row, by noise in the steps of its user (DP-SGD). user: all rows of a user, by noise in the sum
+    #: of the users' changes.
     unit: Unit
+    #: With unit user: who adds the noise. server, the default: the coordinator, which sees each user's change without noise. hosts: each
+    #: host adds a share before its sum is masked, so that the coordinator sees the noised total alone. It wants `federation.sums: masked`.
+    where: Literal["server", "hosts"] | None = None
     clip: PositiveFloat  #: Largest Euclidean norm C of a row's gradient, or of a user's change. Longer ones are shortened to it.
     #: Standard deviation of the noise over `clip`. Give either this or `epsilon`.
     noise_multiplier: PositiveFloat | None = None
@@ -85,10 +88,25 @@ class Privacy(Settings):
     @model_validator(mode="after")
     def _one_of_noise_and_epsilon(self) -> Self:
         if (self.noise_multiplier is None) == (self.epsilon is None):
-            raise ValueError("noise_multiplier and epsilon both say how much noise there is: give one")
+            found = "neither is given" if self.epsilon is None else "both are given"
+            raise ValueError(f"noise_multiplier or epsilon says how much noise there is, but {found}: give one")
+        if self.where is not None and self.unit == "row":
+            raise ValueError(f"where is {self.where!r}, but the noise of unit row is in the steps of its hosts: want no such key")
+        if self.adapt is not None and self.is_shared:
+            raise ValueError("adapt is for noise of the server: hosts do not tell how many changes are shorter, want no such key")
         if self.adapt is not None and self.unit == "row":
             raise ValueError("adapt is for unit user: the clip of row stays as it is, want no such key")
         return self
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the noise of a sum of users' changes is that of the hosts together: of each a share."""
+        return self.unit == "user" and self.where == "hosts"
+
+    @property
+    def is_of_hosts(self) -> bool:
+        """Whether hosts add the noise, so that it protects from the coordinator too."""
+        return self.unit == "row" or self.is_shared
 
     def multiplier(self, per_round: Draws, rounds: int) -> float:
         """The noise multiplier with which so many rounds spend at most `epsilon`; or the given one."""
@@ -113,18 +131,24 @@ def refused(experiment: Any) -> str:
     if unit not in found.protects:
         others = f"it can have privacy.unit {' or '.join(sorted(found.protects))}" if found.protects else "want a method that can have it"
         return f"privacy.unit is {unit!r}, but method {config.name!r} cannot protect it: {found.unprotected}; {others}"
-    if sentence := found.leaks(config, unit):
+    if sentence := found.leaks(config, experiment.privacy):
         return sentence
-    if unit == "user" and experiment.exact_sums:
-        return "exact_sums is true, but privacy.unit 'user' shortens the change of each user, which a sum hides: want false"
+    if experiment.privacy.is_shared:
+        if not experiment.masks_sums:
+            said = "federation.sums is 'open', but with privacy.where 'hosts' each host adds a share of the noise, which alone hides little"
+            return f"{said}: want federation.sums: masked and exact_sums: true, or privacy.where: server"
+    elif unit == "user" and experiment.exact_sums:
+        said = "exact_sums is true, but privacy.unit 'user' shortens the change of each user, which a sum hides"
+        return f"{said}: want false, or privacy.where: hosts with federation.sums: masked"
     if experiment.references:
         return "references send models and derivatives without noise: want none beside privacy"
     if experiment.inference:
         return "inference sends second moments without noise: want false beside privacy"
     if experiment.data.standardize or experiment.data.fills_missing:
         return "data.standardize and filling of missing cells send sums without noise: want neither beside privacy"
-    if unit == "row" and experiment.data.fold is not None:
-        return "data.fold judges models on part of the training rows, whose scores have no noise: want none beside privacy.unit 'row'"
+    if experiment.privacy.is_of_hosts and experiment.data.fold is not None:
+        whose = "privacy.unit 'row'" if unit == "row" else "privacy.where 'hosts'"
+        return f"data.fold judges models on part of the training rows, whose scores have no noise: want none beside {whose}"
     if experiment.federation.is_two_tier:
         return f"federation.topology is {experiment.federation.topology!r}, but aggregators add no noise: want 'flat' beside privacy"
     return ""
@@ -135,9 +159,13 @@ def uncounted(experiment: Any) -> list[str]:
     privacy = experiment.privacy
     if privacy is None:
         return []
-    if privacy.unit == "user":
+    if not privacy.is_of_hosts:
         return ["privacy: the coordinator and readers of its run folder see each user's changes, losses and scores without noise"]
-    said = ["privacy: numbers of rows, what joining tells, and scores on held-out rows have no noise, and epsilon does not count them"]
+    has_scores = not (privacy.is_shared and experiment.method.keeps_models)
+    listed = "numbers of rows, what joining tells, and scores on held-out rows" if has_scores else "numbers of rows and what joining tells"
+    said = [f"privacy: {listed} have no noise, and epsilon does not count them"]
+    if not has_scores:
+        said.append("privacy: users do not judge models that they keep, since these are trained without noise: there are no scores")
     if getattr(experiment.data, "standardize_own", False):
         scaled = "data.standardize_own scales features by means and deviations of the same rows, without noise"
         said.append(f"privacy: {scaled}: epsilon holds as if these were public, want false and public constants if they are not")

@@ -34,6 +34,7 @@ _OF_MASKED_TIERS = (
     "the aggregator: the total over the hosts of its cluster; the coordinator: that over all clusters, and of a cluster with the help of "
     "its aggregator or of all others; nobody: a host's own part, but with the help of all other hosts of its cluster"
 )
+_OF_NOISED = "the total with the noise of all hosts that are asked, which tells little of a single user; hosts that help take theirs off"
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Reveal:
 
     `steps` are those of the messages that ask for it or carry it: "ROOM/STEP", or "ROOM" for all steps of a room of `coterie.methods`. It
     is sent if the method's settings have the values in `needs` (a set allows each of its values, a class its instances), and none in
-    `unless`. `kind` restricts it to one kind of models. `summed` is what is sent instead with `exact_sums`: one sum for each host.
+    `unless`. `kind` restricts it to one kind of models. `summed` is what is sent instead with `exact_sums`: one sum for each host, and
+    `noised` with `privacy.where: hosts`.
     """
 
     up: str
@@ -54,6 +56,7 @@ class Reveal:
     seen: Seen = "parents"
     title: str = ""  # instead of the method's name
     summed: str = ""
+    noised: str = ""
     concluded_of_sums: str = "of a host with one user, what is concluded without sums; of others, what the sum says of each"
 
     def holds(self, settings: Any, *, is_network: bool) -> bool:
@@ -95,8 +98,7 @@ def steps_of(experiment: Experiment) -> list[Step]:
                 if reveal.seen == "between" and experiment.federation.has_peers:
                     seen = AMONG_PEERS
                 if reveal.summed and sends_sums(experiment, whose):
-                    concluded = of_masked if experiment.masks_sums else reveal.concluded_of_sums
-                    reveal = replace(reveal, up=f"{_MASKED if experiment.masks_sums else ''}{reveal.summed}", concluded=concluded)  # noqa: PLW2901
+                    reveal = _as_sums(reveal, experiment, of_masked)  # noqa: PLW2901
                 listed.append(Step(reveal.title or name, seen, reveal))
 
     for name in BEFORE:
@@ -107,6 +109,15 @@ def steps_of(experiment: Experiment) -> list[Step]:
     for name in AFTER:
         add(name, name, experiment)
     return listed
+
+
+def _as_sums(reveal: Reveal, experiment: Experiment, of_masked: str) -> Reveal:
+    """What is sent of it as sums; `of_masked` is what can be concluded under masks."""
+    if not experiment.masks_sums:
+        return replace(reveal, up=reveal.summed, concluded=reveal.concluded_of_sums)
+    if reveal.noised and experiment.privacy is not None and experiment.privacy.is_shared:
+        return replace(reveal, up=f"{_MASKED}{reveal.noised}", concluded=_OF_NOISED)
+    return replace(reveal, up=f"{_MASKED}{reveal.summed}", concluded=of_masked)
 
 
 def facts_of(experiment: Experiment) -> frozenset[Fact]:

@@ -24,7 +24,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 from coterie.errors import ConfigError
 from coterie.experiment.method import ANY_MODEL, NETWORK, Kind, Method, Room
 from coterie.experiment.model import Part, Sharing, check_part
-from coterie.experiment.privacy import UNITS, Draws, Unit, row_draws
+from coterie.experiment.privacy import UNITS, Draws, Privacy, Unit, row_draws
 from coterie.experiment.reveals import Reveal
 from coterie.experiment.settings import Settings
 from coterie.families.evaluation import judged
@@ -139,6 +139,12 @@ class Training(Settings):
     def row_draws(self, n_rows: int) -> Draws:
         """The steps of a round on so many rows of a user, in all models that it trains, with `privacy.unit: row`."""
         return row_draws(n_rows, [*self.phases(), *self.own_phases()])
+
+    @property
+    def keeps_models(self) -> bool:
+        """Whether users keep part of a model, or all of one."""
+        how = self.how
+        return how.is_personal or how.sharing != "all" or bool(how.private_layers) or self.batch_norm == "private"
 
     @property
     def modes(self) -> list[int]:
@@ -261,6 +267,7 @@ SHARED_UPDATE = Reveal(
     "Private tensors (heads) have no message that could carry them",
     ("partial/start", "partial/shared", "partial/loss", "partial/delivery"),
     summed="of each host, the weighted sums of its drawn users' shared tensors after local training, and of their mean training losses",
+    noised="of each host, the sum of its drawn users' changes of the shared tensors, each shortened, with the host's share of the noise",
 )
 LOCAL_UPDATE: tuple[Reveal, ...] = (SHARED_UPDATE, judged("partial/evaluation"))
 
@@ -297,19 +304,22 @@ def _adapted(config: Training) -> Mapping[str, Any]:
 STEPS_AND_MEAN: frozenset[Unit] = frozenset(UNITS)
 
 
-def private_defaults(unit: Unit) -> Mapping[str, Any]:
-    """With row: all users take part in each round, and nobody judges a model that was trained without noise. With user: a plain mean."""
-    return {"participation": 1.0, "fine_tune": ()} if unit == "row" else {"average": "plain"}
+def private_defaults(privacy: Privacy) -> Mapping[str, Any]:
+    """Where hosts add the noise, all users take part in each round, and nobody judges a model that was trained without noise.
+
+    With user: a plain mean.
+    """
+    of_hosts = {"participation": 1.0, "fine_tune": ()} if privacy.is_of_hosts else {}
+    return {**of_hosts, "average": "plain"} if privacy.unit == "user" else of_hosts
 
 
-def leaks(config: Training, unit: Unit) -> str:
-    if unit == "user":
-        if config.average == "rows":
-            return "method.average is 'rows', but privacy.unit 'user' bounds each user's part in a plain mean: want plain"
-        return ""
-    if config.fine_tune:
-        return "method.fine_tune trains on rows without noise, which privacy.unit 'row' does not allow: want []"
-    if config.users_per_round is not None or config.participation < 1:
+def leaks(config: Training, privacy: Privacy) -> str:
+    if privacy.unit == "user" and config.average == "rows":
+        return "method.average is 'rows', but privacy.unit 'user' bounds each user's part in a plain mean: want plain"
+    if privacy.is_of_hosts and config.fine_tune:
+        key = "unit 'row'" if privacy.unit == "row" else "where 'hosts'"
+        return f"method.fine_tune trains on rows without noise, which privacy.{key} does not allow: want []"
+    if privacy.unit == "row" and (config.users_per_round is not None or config.participation < 1):
         return "privacy.unit is 'row', where every user takes part in each round: want method.participation 1 and no users_per_round"
     return ""
 
@@ -331,8 +341,8 @@ class LocalTraining(Method):
     #: With `exact_sums`, the server averages from sums for these kinds of models: none where `ServerUpdate.taken` uses each user's tensors.
     sums: frozenset[Kind] = ANY_MODEL
     needs_sizes: bool = True  #: for averages weighted by rows, and accuracies over users with held-out rows
-    private_defaults: Callable[[Unit], Mapping[str, Any]] = private_defaults  #: see `Method`
-    leaks: Callable[[Any, Unit], str] = leaks  #: see `Method`
+    private_defaults: Callable[[Privacy], Mapping[str, Any]] = private_defaults  #: see `Method`
+    leaks: Callable[[Any, Privacy], str] = leaks  #: see `Method`
     no_rule: Callable[[Any, Kind], str] = _no_rule  #: see `Method`
     sharing: Sharing = "all"  #: the shared part
     private_layers: tuple[str, ...] = ()  #: torch's names of layers that are always private

@@ -47,7 +47,7 @@ from pydantic import (
 )
 
 from coterie.experiment.method import ANY_MODEL, NETWORK, Meaningless
-from coterie.experiment.privacy import Unit
+from coterie.experiment.privacy import Privacy
 from coterie.experiment.reveals import Reveal
 from coterie.families.partial import LOCAL_UPDATE, JointTraining, LocalTraining, leaks, private_defaults
 from coterie.text.quoting import quoted
@@ -114,10 +114,10 @@ class Pulled(Rows):
     value: Annotated[Array, Scalars("rows")]
 
 
-def _leaks(config: Config, unit: Unit) -> str:
+def _leaks(config: Config, privacy: Privacy) -> str:
     if config.solver == "exact" and "solver" in config.model_fields_set:  # networks have no such key, and all their updates are steps
         return "method.solver is 'exact', but only steps on rows can be noised: want method.solver steps beside privacy"
-    return leaks(config, unit)
+    return leaks(config, privacy)
 
 
 METHOD = LocalTraining(
@@ -129,7 +129,7 @@ METHOD = LocalTraining(
     strengths=("mu",),
     protects=frozenset({"row"}),
     unprotected="its users return their own models, which a sum of noised changes does not replace",
-    private_defaults=lambda unit: {**private_defaults(unit), "solver": "steps"},
+    private_defaults=lambda privacy: {**private_defaults(privacy), "solver": "steps"},
     leaks=_leaks,
     no_rule=lambda config, kind: (
         "" if kind == "network" or config.solver == "steps" else "each user is pulled by its own mean of the others"

@@ -13,6 +13,7 @@ from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, load_experiment
 from coterie.experiment.privacy import uncounted
 from coterie.families.evaluation import COMMON, OWN
+from coterie.families.shares import n_noised, shared
 from coterie.registry import method
 from coterie_deploy.read.archives import arrays_of
 from coterie_deploy.read.cautions import cautions_of, events_of, shortfalls_of
@@ -308,9 +309,11 @@ def privacy_sentences(report: Report) -> list[str]:
     if privacy is None or "epsilon" not in results:
         return []
     unit = {"row": "a single training row", "user": "a single user"}[privacy.unit]
-    noise = f"clip {privacy.clip:g} and noise of at most {results['noise_multiplier']:.3g} clips"
+    most = "at most " if privacy.unit == "row" else ""  # by the users' numbers of rows
+    noise = f"clip {privacy.clip:g} and noise of {most}{results['noise_multiplier']:.3g} clips"
     spent = f"privacy of {unit}: epsilon {results['epsilon']:.3g} at delta {privacy.delta:g}, with {noise}"
-    return [spent, *uncounted(report.experiment)]
+    by_hosts = [f"privacy: noise is added by hosts; {shared(n_noised(report.experiment))}"] if privacy.is_shared else []
+    return [spent, *by_hosts, *uncounted(report.experiment)]
 
 
 def _n_clusters(folder: Path, stage: StageSummary) -> float | None:

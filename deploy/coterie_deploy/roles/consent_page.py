@@ -23,6 +23,8 @@ _FIRST = ("source", "path", *_ROLES)
 _NOISE: Mapping[str, str] = {
     "row": "what is trained here has noise before it is sent, so it tells little of a single training row; training losses are not sent; "
     "row counts, and scores on rows that are held out, have no noise",
+    "hosts": "this host adds a share of the noise to its sum, so the total tells the coordinator little of a single user; training losses, "
+    "and scores of models that users keep, are not sent; row counts, and scores on rows that are held out, have no noise",
     "user": "the coordinator sees all of the above without noise; what it sends to others tells little of a single user",
 }
 _MAX_LINE = 2000  # characters
@@ -77,7 +79,7 @@ def reveal_lines(experiment: Experiment) -> list[str]:
         name, verb = plain(step.name.partition(" (")[0]), "see" if " and " in step.seen_by or step.seen_by == AMONG_PEERS else "sees"
         lines.append(f"  {name}: the {step.seen_by} {verb} {plain(step.reveal.up)} -> {plain(step.reveal.concluded)}")
     if experiment.privacy is not None:
-        lines.append(f"  privacy: {_NOISE[experiment.privacy.unit]}")
+        lines.append(f"  privacy: {_NOISE['hosts' if experiment.privacy.is_shared else experiment.privacy.unit]}")
     return list(dict.fromkeys(lines))
 
 

@@ -141,7 +141,7 @@ class PartialSharing:
             return replace(half_of(self), labels_of=self.own.labels_of, warnings=found, notes=notes)
         if budget.privacy.unit == "user" and self.tensors and any(tensor.is_integer for tensor in self.tensors):
             raise ConfigError("privacy.unit is 'user', but shared tensors have counts that get no noise: want method.batch_norm private")
-        found += privacy.doubts(budget, self.n_rows)
+        found += privacy.doubts(budget, self.n_rows, self.config.n_selected(n_users), sum(extents(self.tensors).values()))
         return replace(
             half_of(self), labels_of=self.own.labels_of, warnings=found, notes=[*notes, privacy.said(budget)], epsilon=budget.spent
         )
@@ -150,12 +150,19 @@ class PartialSharing:
     def budget(self) -> privacy.Budget | None:
         """What rounds spend, with `privacy`."""
         wanted = self.setting.privacy
-        return None if wanted is None else privacy.Budget.of(wanted, self.config, self.n_rows, self.setting.rounds)
+        n_shares = 0 if self.setting.sums is None else self.setting.sums.n_shares
+        return None if wanted is None else privacy.Budget.of(wanted, self.config, self.n_rows, self.setting.rounds, n_shares)
 
     @property
     def _tells_losses(self) -> bool:
         """Whether users send their training losses, which have no noise."""
-        return self.setting.privacy is None or self.setting.privacy.unit != "row"
+        return self.setting.privacy is None or not self.setting.privacy.is_of_hosts
+
+    @property
+    def _modes(self) -> Sequence[int]:
+        """How users judge models: not at all where these are trained without noise, and noise of the hosts is to hide them."""
+        wanted = self.setting.privacy
+        return [] if wanted is not None and wanted.is_shared and self.config.keeps_models else self.config.modes
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -215,8 +222,9 @@ class PartialSharing:
         """The same from sums: what a single user has returned is not known."""
         assert self.setting.sums is not None  # noqa: S101 - see `round`
         sums = [Sum(TrainingLoss, self.n_rows)] if self._tells_losses else []
+        weights, form = self.n_rows if self.config.average == "rows" else None, None if self.budget is None else self.budget.form
         if self.tensors:
-            sums.append(Sum(Updated, self.n_rows if self.config.average == "rows" else None, extents=extents(self._returning)))
+            sums.append(Sum(Updated, weights, extents=extents(self._returning), form=form))
         totals = await federation.total(*asked, of=sums, to=chosen, wanted=self.own.returned(self, chosen))
         answered, figures = self._attendance(totals.replies, chosen)
         if n_absent := self.setting.sums.n_sums(chosen) - self.setting.sums.n_sums(answered):
@@ -225,8 +233,12 @@ class PartialSharing:
             figures |= {"loss": float(totals.mean(TrainingLoss).loss[0])} if self._tells_losses else {}
             figures[ROUNDING] = totals.rounding
         if answered.size and self.tensors:
-            mean = totals.mean(Updated)
-            state = self._moved(state, mean.weights[0].astype(self._dtype), np.rint(mean.counts[0]).astype(np.int64))
+            if form is not None:
+                m = self.config.n_selected(self.n_rows.size)
+                state = replace(state, weights=privacy.moved(state.weights, totals[Updated].weights[0], m))
+            else:
+                mean = totals.mean(Updated)
+                state = self._moved(state, mean.weights[0].astype(self._dtype), np.rint(mean.counts[0]).astype(np.int64))
             self._check_finite(state, number)
         return await self._closed(state, federation, number, figures)
 
@@ -248,7 +260,7 @@ class PartialSharing:
             if np.isnan(scores.metric[self.n_test[users] > 0]).any():
                 raise ProtocolError(f"{Scores.kind} came with a metric of nan for a user with held-out rows, wanted a number")
 
-        return [Wanted(Scores, None, {"modes": modes.size}, check)]
+        return [Wanted(Scores, None, {"modes": modes.size}, check)] if modes.size else []
 
     def wanted(self, kind: type[Rows], users: Indices) -> Wanted:
         """One message of this kind from each of these users (sorted), of as many numbers as the shared tensors."""
@@ -294,9 +306,9 @@ class PartialSharing:
     async def finish(self, state: SharedState, federation: Federation) -> Outcome:
         """Everyone receives the final tensors, and evaluates its model with and without fine-tuning."""
         everyone = np.arange(self.n_rows.size)
-        modes = np.array(self.config.modes, dtype=np.int64)
-        delivery = Delivery(state.weights, state.counts, users=everyone)
-        replies = await federation.exchange(delivery, AskScores(modes), wanted=[*self._scored(modes), *self.own.told(self)])
+        modes = np.array(self._modes, dtype=np.int64)
+        asked = [Delivery(state.weights, state.counts, users=everyone), *([AskScores(modes)] if modes.size else [])]
+        replies = await federation.exchange(*asked, wanted=[*self._scored(modes), *self.own.told(self)])
         figures, by_user = self.judged(replies, modes)
         figures |= replies.left_out(self.n_rows.size)
         figures |= privacy.closing(self.budget, state.beside)
@@ -335,7 +347,7 @@ class PartialSharing:
     def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """From each user, or in each sum, a training loss a round; a loss and an accuracy for each evaluation and mode."""
         n_judged = self._n_judging(figures) - sum(row.get("absent_judges", 0.0) for row in figures)
-        n_judged += len(self.config.modes) * (self.n_rows.size - last_of(figures, ABSENT))
+        n_judged += len(self._modes) * (self.n_rows.size - last_of(figures, ABSENT))
         losses: Counts = {("loss", "up"): self._n_answers(figures)} if self._tells_losses else {}
         return {**losses, ("evaluation", "up"): 2 * n_judged}
 
@@ -369,7 +381,7 @@ class PartialSharing:
 
     def _is_evaluated(self, number: int) -> bool:
         every = self.config.evaluate_every
-        if not self.n_test.any():
+        if not self.n_test.any() or not self._modes:
             return False
         return number > self.setting.rounds - self.config.evaluate_last or (every is not None and number % every == 0)
 
@@ -386,9 +398,9 @@ class PartialSharing:
         return found
 
     def judged(self, replies: Replies, modes: Indices) -> tuple[dict[str, float], dict[str, Array]]:
-        """Means and spreads over the users with held-out rows, and the scores by user; both empty where nobody has any."""
+        """Means and spreads over the users with held-out rows, and the scores by user; both empty where nobody is to judge, or has any."""
         whose = OWN if self.are_personal else COMMON
-        return judged(replies, modes, self.n_test, whose, self.setting.metric, self.setting.members.names)
+        return judged(replies, modes, self.n_test, whose, self.setting.metric, self.setting.members.names) if modes.size else ({}, {})
 
 
 def extents(tensors: Sequence[TensorInfo]) -> dict[str, int]:

@@ -7,6 +7,9 @@ the users' own. With `user` the server clips each user's change of the shared te
 
 DP-FedAvg of McMahan, Ramage, Talwar and Zhang (2018). With heads that are trained first and stay with their users it is CENTAUR of Shen,
 Ye, Kang, Hassani and Shokri (2023). The sum is divided by m also where some of the users drawn have not answered.
+
+With `where: hosts` the same sum comes with its noise, as a masked total of the hosts' noised sums (`coterie.draws.shares`). The server
+knows which users it draws, so a draw makes epsilon no smaller.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,9 +25,12 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Array, Indices
 from coterie.draws.secret import Secret, digest
+from coterie.draws.shares import Shares
 from coterie.experiment.config import Experiment
 from coterie.experiment.privacy import Draws, Privacy
 from coterie.families.partial import Single, Training
+from coterie.families.shares import EACH_ROUND, form_of, shared
+from coterie.wire.fixed_point import Form
 from coterie_server.interface.half import Facts
 from coterie_server.interface.stages import Stage
 
@@ -36,17 +43,20 @@ class Budget:
 
     privacy: Privacy
     parts: Sequence[tuple[Draws, float]]
+    n_shares: int = 0  #: see `SumLinks`
 
     @classmethod
-    def of(cls, privacy: Privacy, config: Training, n_rows: Indices, rounds: int) -> Budget:
+    def of(cls, privacy: Privacy, config: Training, n_rows: Indices, rounds: int, n_shares: int = 0) -> Budget:
         """That of users with these numbers of rows (n,). ConfigError if no noise is enough for `privacy.epsilon`, or for the count."""
         if privacy.unit == "row":
             draws = [config.row_draws(n) for n in np.unique(n_rows).tolist()]
+        elif privacy.is_shared:
+            draws = [EACH_ROUND]
         else:
             n_users = n_rows.size
             m = config.n_selected(n_users)
             draws = [Draws(1, m / n_users, "fixed" if m < n_users else "poisson", n_users)]
-        found = cls(privacy, [(one, privacy.multiplier(one, rounds)) for one in draws])
+        found = cls(privacy, [(one, privacy.multiplier(one, rounds)) for one in draws], n_shares)
         if privacy.adapt is not None:
             privacy.adapt.multiplier(found.multiplier, config.n_selected(n_rows.size))  # which is refused before the first round
         return found
@@ -59,6 +69,16 @@ class Budget:
     def multiplier(self) -> float:
         """The largest noise multiplier."""
         return max(multiplier for _, multiplier in self.parts)
+
+    @cached_property
+    def shares(self) -> Shares | None:
+        """The noise of the hosts; None where they add none to their sums."""
+        return Shares(self.privacy.clip, self.multiplier, self.n_shares) if self.privacy.is_shared else None
+
+    @property
+    def form(self) -> Form | None:
+        """How the sums of the users' changes are written, if hosts add noise to them."""
+        return None if self.shares is None else form_of(self.shares)
 
 
 async def compute_noise(experiment: Experiment, stage: Stage, facts: Facts | None) -> None:
@@ -109,6 +129,11 @@ def noised(
     return {**moved, "beside": {**beside, CLIP: np.array([following])}}
 
 
+def moved(before: Single, total: Array, m: int) -> Single:
+    """phi^{t+1}, from the sum (size,) of the clipped changes of m users that has its noise."""
+    return (before + total / m).astype(before.dtype)
+
+
 def first_clip(budget: Budget | None) -> Mapping[str, Array]:
     """What a state holds of a clip that is adapted, before the first round."""
     return {} if budget is None or budget.privacy.adapt is None else {CLIP: np.array([budget.privacy.clip])}
@@ -133,9 +158,14 @@ def drawn_in_secret(secret: Secret, n_users: int, m: int) -> Indices:
     return found
 
 
-def doubts(budget: Budget, n_rows: Indices) -> list[str]:
-    """A warning where delta is so large that it allows a single unit to be revealed entirely."""
+def doubts(budget: Budget, n_rows: Indices, m: int, size: int) -> list[str]:
+    """A warning where delta is so large that it allows a single unit to be revealed entirely.
+
+    ConfigError where sums over m users of `size` numbers do not fit the noise of hosts.
+    """
     privacy = budget.privacy
+    if budget.shares is not None:
+        budget.shares.check(m, size)
     n_units = int(n_rows.min()) if privacy.unit == "row" else n_rows.size
     if privacy.delta * n_units < 1:
         return []
@@ -151,4 +181,5 @@ def said(budget: Budget) -> str:
     noise = f"{least:.3g} to {most:.3g} clips, by the users' numbers of rows" if many else f"{most:.3g} clips"
     what = "gradients of rows" if privacy.unit == "row" else "changes of users"
     first = "" if privacy.adapt is None else ", which follows them"
-    return f"privacy: {what} are clipped at {privacy.clip:g}{first}; the noise of their sum is {noise}; delta is {privacy.delta:g}"
+    sentence = f"privacy: {what} are clipped at {privacy.clip:g}{first}; the noise of their sum is {noise}; delta is {privacy.delta:g}"
+    return sentence if budget.shares is None else f"{sentence}; {shared(budget.n_shares)}"

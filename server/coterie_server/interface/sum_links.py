@@ -21,6 +21,7 @@ class SumLinks:
     cluster_of: Indices  #: (n,) the user's known cluster, -1 for none
     hosts_below: Indices | None = None  #: (k,) in a run with aggregators, the hosts of each cluster
     has_all_groups: bool = False  #: whether a host sends a sum of every group, as with masks, which hide of which it has users
+    n_shares: int = 0  #: with `privacy.where: hosts`, how many hosts a total is of at least, each with its share of the noise
 
     def n_sums(self, users: Indices, groups: Indices | None = None) -> int:
         """How many sums come to the coordinator from these users, given the groups (n,) of all users."""

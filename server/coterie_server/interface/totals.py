@@ -37,6 +37,7 @@ class Sum:
     #: By field, what the absolute value of a number does not exceed, if known; by default 2^40, and 2^16 for parameters of networks.
     bounds: Mapping[str, float] = field(default_factory=dict)
     extents: Mapping[str, int] = field(default_factory=dict)  #: of the axes of its arrays, by name; others are not checked
+    form: Form | None = None  #: how numbers are written, where the noise of hosts decides it; None: as bounds and weights allow
 
     def weight_of(self, users: Indices) -> int:
         """The total weight of these members, at least 1."""
@@ -44,6 +45,8 @@ class Sum:
 
     def forms(self, asked: Indices, precision: Precision) -> dict[str, Form]:
         """How each field is written. RunError for weights or bounds that no form fits."""
+        if self.form is not None:
+            return {name: self.form for name, _ in self.kind.specs}
         try:
             weight = self.weight_of(asked)
             return {name: form_of(spec, weight, precision, self.bounds.get(name)) for name, spec in self.kind.specs}

@@ -8,6 +8,7 @@ from coterie.draws.secret import Secret, kept_key
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment, StopRule
 from coterie.experiment.privacy import uncounted
+from coterie.families.shares import n_noised
 from coterie.record.snapshot import SnapshotFile
 from coterie_server.interface.half import StageHalf
 from coterie_server.interface.stages import Stage
@@ -19,7 +20,7 @@ class NoiseKey:
     """The key of the noise that the server adds. It lies beside the checkpoints until the run is over."""
 
     def __init__(self, experiment: Experiment, checkpoints: SnapshotFile | None) -> None:
-        self._is_needed = experiment.privacy is not None and experiment.privacy.unit == "user"
+        self._is_needed = experiment.privacy is not None and not experiment.privacy.is_of_hosts
         self._path = None if checkpoints is None else checkpoints.folder / _KEY
         self._key: bytes | None = None
 
@@ -35,6 +36,12 @@ class NoiseKey:
         """Deletes it: who has the key can take the noise off what it was added to."""
         if self._is_needed and self._path is not None:
             self._path.unlink(missing_ok=True)
+
+
+def masks_of(experiment: Experiment) -> tuple[bool, int]:
+    """Whether sums are masked, and how many hosts' shares of the noise a total has at least: 0 where hosts add none to sums."""
+    is_shared = experiment.privacy is not None and experiment.privacy.is_shared
+    return experiment.masks_sums, n_noised(experiment) if is_shared else 0
 
 
 def notes_of(half: StageHalf[Any], experiment: Experiment) -> list[str]:

@@ -372,7 +372,7 @@ class Engine:
 
     def _sum_links(self, members: Members) -> SumLinks:
         below = self._hosts_of_cluster(members) if self.experiment.federation.is_two_tier else None
-        return SumLinks(self.hub.roster.layout.host_of, members.cluster_of, below, self.experiment.masks_sums)
+        return SumLinks(self.hub.roster.layout.host_of, members.cluster_of, below, *budget.masks_of(self.experiment))
 
     def _hosts_of_cluster(self, members: Members) -> Indices:
         """(k,) how many client hosts have users of each known cluster; with aggregators, `federation.hosts_per_cluster`."""
