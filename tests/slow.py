@@ -35,6 +35,7 @@ SHARDS: Mapping[str, Sequence[str]] = {
     "claims-privacy": (
         "tests/papers/test_private_silos.py",
         "tests/integration/test_noise_of_hosts.py",
+        "tests/integration/test_noise_under_kills.py",
         "tests/integration/test_privacy.py",
     ),
     "claims-representations": (
