@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from coterie.arrays import Array, Indices
 from coterie.experiment.problem import ProblemConfig
-from coterie.families.consensus import Curvatures, GroupModel, Slopes
+from coterie.families.consensus import AskConjugates, Curvatures, GroupModel, Slopes
 from coterie.methods.son_newton import Config
 from coterie.wire.precision import Precision
 from coterie_client.data import UserData
+from coterie_client.families import consensus
+from coterie_client.interface.half import Inbox
 from coterie_client.problems import build_problem
 from coterie_server.interface.half import Facts, Members, Outcome, Replies, Setting
 from coterie_server.methods.son_newton import Carry, SonNewton
@@ -35,7 +38,12 @@ class Users:
         self.problem = build_problem(ProblemConfig(loss=loss, **problem), list(names), list(features), list(targets))
         self.n, self.d, self.asked = len(names), self.problem.d, list[Indices]()
 
-    async def exchange(self, message: GroupModel, to: Indices | None = None) -> Replies:
+    async def exchange(self, message: GroupModel | AskConjugates, to: Indices | None = None) -> Replies:
+        if isinstance(message, AskConjugates):
+            (answer,) = consensus.step(
+                consensus.State(None, True), Inbox("x", 0, {AskConjugates: message}), SimpleNamespace(problem=self.problem)
+            )[1]  # type: ignore[arg-type]
+            return Replies({type(answer): answer}, None)
         self.asked.append(np.arange(self.n) if to is None else to)
         at, users, (first, second) = message.x, message.users, np.triu_indices(self.d)
         triangles = np.ascontiguousarray(self.problem.hessian(at, users)[:, first, second])

@@ -159,3 +159,34 @@ def test_hosts_answer_for_the_users_they_are_asked_about() -> None:
     assert curvatures.triangle.shape == (2, problem.d * (problem.d + 1) // 2)
     with pytest.raises(ProtocolError, match="asks some users for a stage with a ridge"):
         consensus.step(consensus.State(1.0, with_hessians=True), inbox, local)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_users_prove_each_solution_and_no_poor_one(loss: str) -> None:
+    """The certified gap bounds the distance to the optimum, also after one round, where the quadratic says nothing of the loss."""
+    users = of_loss(loss, rows({"labels": False}, 0))
+    half = users.half(Config(penalty=0.02 if loss == "huber_distance" else 0.05, tolerance=1e-18, certificate=True))
+    state, objectives, gaps = finished(half.init(users)), [], []
+    for number in range(1, 30):
+        state, figures = finished(half.round(state, users, number))
+        objectives.append(figures["objective"])
+        gaps.append(finished(half.finish(state, users)).figures["certified_gap"])
+        if figures["converged"]:
+            break
+    assert gaps[-1] < 1e-13
+    for objective, gap in zip(objectives, gaps, strict=True):
+        assert gap * abs(objective) >= objective - objectives[-1] - 1e-13 * abs(objective)
+
+
+def test_a_loss_without_a_bound_is_said() -> None:
+    """Separable rows without l2: the logistic loss of u0 has an infimum and no minimiser."""
+    users = Users("logistic", [user("u0", [[0.0], [1.0]], [-1.0, 1.0]), user("u1", [[0.0], [1.0], [2.0]], [1.0, -1.0, 1.0])])
+    half = users.half(Config(penalty=1e-9, certificate=True), np.zeros((2, 2)))
+    state = finished(half.init(users))
+    state = finished(half.round(state, users, 1))[0]
+    ended = finished(half.finish(replace(state, z=np.zeros_like(state.z)), users))
+    assert "certified_gap" not in ended.figures
+    assert ended.warnings == (
+        "stage 'x' has no certificate: 1 of 2 users find no bound of their losses "
+        "(wanted: losses with minimisers, as with problem.l2 above 0)",
+    )

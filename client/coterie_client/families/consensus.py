@@ -20,7 +20,7 @@ from coterie.arrays import Array
 from coterie.errors import ProtocolError
 from coterie.experiment.config import Experiment
 from coterie.experiment.data import MAX_USERS
-from coterie.families.consensus import AskLocalModels, AskModels, Curvatures, GroupModel, Slopes, UserModels
+from coterie.families.consensus import AskConjugates, AskLocalModels, AskModels, Conjugates, Curvatures, GroupModel, Slopes, UserModels
 from coterie.findings import Finding
 from coterie.wire.messages import Message
 from coterie_client.interface.half import ClientHalf, Inbox, Local
@@ -58,6 +58,8 @@ def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Mess
         if state.ridge is None:  # with several minimisers, each start could find another one
             raise ProtocolError("the parent asks for models near a point, but the stage has no ridge", Finding("C10"))
         return state, [UserModels(_proximal_points(state, inbox[AskModels].y, local))]
+    if AskConjugates in inbox:
+        return state, [_conjugates(inbox[AskConjugates].u, local)]
     point, users, ridge = inbox[GroupModel].x, inbox[GroupModel].users, state.ridge
     if ridge is None:
         value, gradient = local.problem.value(point, users), local.problem.gradient(point, users)
@@ -75,6 +77,15 @@ def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Mess
         rows, columns = np.triu_indices(hessian.shape[1])
         replies.append(Curvatures(np.ascontiguousarray(hessian[:, rows, columns]), users=users))
     return state, replies
+
+
+def _conjugates(u: Array, local: Local) -> Conjugates:
+    y = local.problem.argmin(u, 0.0, allow_unbounded=True)
+    is_lost = np.isnan(y[:, 0])
+    y[is_lost] = 0.0
+    value = (u * y).sum(axis=1) - local.problem.value(y)
+    value[is_lost] = 0.0
+    return Conjugates(value, 1.0 - is_lost)
 
 
 def _proximal_points(state: State, y: Array, local: Local) -> Array:

@@ -49,12 +49,33 @@ class AskLocalModels(Broadcast):
     """Asks each user for the minimizer of its own loss (2)."""
 
 
+@declare(method="consensus", step="conjugate")
+class AskConjugates(Rows):
+    """Asks how far u.y rises above a user's loss f_i(y): for the conjugate f_i^*(u)."""
+
+    u: Annotated[Array, Vectors("rows", "d", exact=True)]
+
+
+@declare(method="consensus", step="conjugate")
+class Conjugates(Rows):
+    """The conjugate sup_y u.y - f_i(y), and 1; or 0 and 0 where no maximiser is found."""
+
+    value: Annotated[Array, Scalars("rows")]
+    found: Annotated[Array, Scalars("rows")]
+
+
 # For methods that use these messages.
 SOLVED = Reveal(
     "value, gradient and Hessian at given models",
     "for few rows (at most as many as features) the rows up to rotation, and more for one row",
     ("consensus/query", "consensus/gradient", "consensus/hessian"),
     summed="sums of value, gradient and Hessian at given models over the users of a group on one host",
+)
+PROVED = Reveal(
+    "how far a given linear function rises above the loss",
+    "one number about the loss, less than a value with its gradient",
+    ("consensus/conjugate",),
+    needs={"certificate": True},
 )
 OWN_MODEL = Reveal("the final model", "what a model says of its rows", ("consensus/model",))
 ROOM = Room(
@@ -63,5 +84,6 @@ ROOM = Room(
         "gradient": "value and gradient there",
         "hessian": "second derivatives there",
         "model": "models where users are on their own",
+        "conjugate": "bounds that prove a solution",
     }
 )

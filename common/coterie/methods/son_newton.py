@@ -23,7 +23,7 @@ from pydantic import Field, PositiveFloat, model_validator
 from coterie.experiment.method import Method
 from coterie.experiment.reveals import Reveal
 from coterie.experiment.settings import Settings
-from coterie.families.consensus import SOLVED
+from coterie.families.consensus import PROVED, SOLVED
 from coterie.families.ties import OWN_MODELS, Graph, said
 
 
@@ -41,6 +41,8 @@ class Config(Settings):
     hessian: Literal["exact", "bfgs"] = "exact"
     #: A stage ends when the duality gap of the quadratic model is at most this share of the objective.
     tolerance: PositiveFloat = 1e-10
+    #: Whether users prove the solution at the end of each stage, with one more exchange: the figure `certified_gap`.
+    certificate: bool = False
     refit: bool = False  #: Whether a last stage fits one model for each found cluster.
 
     @model_validator(mode="after")
@@ -73,5 +75,6 @@ METHOD = Method(
             needs={"hessian": "bfgs"},
         ),
         replace(SOLVED, needs={"hessian": "bfgs", "refit": True}),
+        PROVED,
     ),
 )

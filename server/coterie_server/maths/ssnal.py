@@ -225,10 +225,14 @@ def minimise(
 
 def gap(graph: Graph, hessians: Array, slopes: Array, penalty: float, x: Array, z: Array) -> float:
     """The duality gap at x (n, d) and z (m, d) of quadratics with these slopes (n, d) at x."""
-    radii = penalty * graph.weights
-    inside = row_norms(z) < radii * (1 - 1e-12)
     r = slopes + graph.pulled(z)
-    return dot(r, each(np.asarray(np.linalg.inv(hessians), float), r)) / 2 + _mismatch(graph.apart(x), z, radii, inside)[0]
+    return dot(r, each(np.asarray(np.linalg.inv(hessians), float), r)) / 2 + missed(graph, penalty, x, z)
+
+
+def missed(graph: Graph, penalty: float, x: Array, z: Array) -> float:
+    """The part of a duality gap that is the ties': the sum of t |x_i - x_j| - z_ij.(x_i - x_j)."""
+    radii = penalty * graph.weights
+    return _mismatch(graph.apart(x), z, radii, row_norms(z) < radii * (1 - 1e-12))[0]
 
 
 def _inner(

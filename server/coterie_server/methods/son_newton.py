@@ -17,7 +17,7 @@ import numpy as np
 from coterie.arrays import Array, Indices
 from coterie.errors import RunError
 from coterie.experiment.config import Experiment
-from coterie.families.consensus import Curvatures, GroupModel, Slopes
+from coterie.families.consensus import AskConjugates, Conjugates, Curvatures, GroupModel, Slopes
 from coterie.methods import oracle
 from coterie.methods.son_newton import Config
 from coterie_server.families import ties
@@ -232,14 +232,31 @@ class SonNewton:
     def _norms(self, x: Array) -> float:
         return self.lam * float((self.graph.weights * ssnal.row_norms(self.graph.apart(x))).sum())
 
-    async def finish(self, state: State, federation: Federation) -> Outcome:  # noqa: ARG002
-        """The last accepted models; users are together whose ties are zero."""
+    async def finish(self, state: State, federation: Federation) -> Outcome:
+        """The last accepted models, with a certificate if it is wanted; users are together whose ties are zero."""
         if state.answers is None:
             raise RunError("son_newton has no models after 0 rounds")
         carry = Carry(self.graph, self.lam, state.z, state.answers)
         new = None if self.config.graph == "complete" or self.warm is not None else self.graph  # a path has one graph
-        figures, notes = self._figures(state), ties.notes_on(new)
-        return Outcome(state.answers.x, state.answers.labels, figures, carry=carry, notes=notes, ties=ties.outcome_of(new))
+        figures, warnings = self._figures(state), tuple[str, ...]()
+        if self.config.certificate:
+            found, warnings = await self._certified(state, state.answers, federation)
+            figures |= found
+        notes, tied = ties.notes_on(new), ties.outcome_of(new)
+        return Outcome(state.answers.x, state.answers.labels, figures, carry=carry, notes=notes, ties=tied, warnings=warnings)
+
+    async def _certified(self, state: State, answers: Answers, federation: Federation) -> tuple[dict[str, float], tuple[str, ...]]:
+        """The duality gap over the objective, or why there is none.
+
+        With u = -B'z it is the sum of f_i(x_i) + f_i*(u_i) - u_i.x_i, each at least 0, and of what the ties miss.
+        """
+        u = -self.graph.pulled(state.z)
+        told = (await federation.exchange(AskConjugates(u)))[Conjugates]
+        if n_lost := self.n - int(told.found.sum()):
+            why = f"{n_lost} of {self.n} users find no bound of their losses (wanted: losses with minimisers, as with problem.l2 above 0)"
+            return {}, (f"stage {self.setting.stage!r} has no certificate: {why}",)
+        apart = np.maximum(answers.values + told.value - (u * answers.x).sum(axis=1), 0.0)
+        return {"certified_gap": (float(apart.sum()) + ssnal.missed(self.graph, self.lam, answers.x, state.z)) / self._unit(state)}, ()
 
     def labels_of(self, state: State) -> Indices | None:
         """Clusters of the last accepted point."""
@@ -250,15 +267,17 @@ class SonNewton:
         return {"objective": state.objective, "duality_gap": state.gap, "clusters": float(state.answers.labels.max() + 1)}
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
-        """One vector down and one up for each user asked."""
+        """One vector down and one up for each user asked, and with a certificate one down."""
         n_asked = sum(row["asked"] for row in figures)
-        return {("query", "down"): n_asked, ("gradient", "up"): n_asked}
+        proved: dict[Key, float] = {("conjugate", "down"): float(self.n)} if self.config.certificate and figures else {}
+        return {("query", "down"): n_asked, ("gradient", "up"): n_asked, **proved}
 
     def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
-        """With each gradient a value, d + 1 scalars, and if they are exact the upper triangle of a Hessian, d(d+1)/2."""
+        """With each gradient a value, d + 1 scalars; if they are exact the upper triangle of a Hessian, d(d+1)/2; 2 for a certificate."""
         d, n_asked = self.setting.known_facts.d, sum(row["asked"] for row in figures)
         hessians: dict[Key, float] = {("hessian", "up"): n_asked * d * (d + 1) / 2} if self.config.hessian == "exact" else {}
-        return {("gradient", "up"): n_asked * (d + 1), **hessians}
+        proved: dict[Key, float] = {("conjugate", "up"): 2.0 * self.n} if self.config.certificate and figures else {}
+        return {("gradient", "up"): n_asked * (d + 1), **hessians, **proved}
 
 
 def definite(hessians: Array) -> tuple[Array, Array]:

@@ -239,7 +239,7 @@ CASES: Mapping[str, Case] = {
     "son_newton": pairwise({"name": "son_newton", "penalty": 0.3}),
     "son_newton bfgs": pairwise({"name": "son_newton", "penalty": 0.3, "hessian": "bfgs"}),
     "son_newton path": pairwise(
-        {"name": "son_newton", "path": [0.5, 0.2], "graph": {"neighbours": 2}, "refit": True}, references=["oracle"]
+        {"name": "son_newton", "path": [0.5, 0.2], "graph": {"neighbours": 2}, "refit": True, "certificate": True}, references=["oracle"]
     ),
     "hlm_exact": clustered({"name": "hlm_exact", "gamma": 1.0, "alpha": 0.4}),
     "hlm_exact inference": clustered({"name": "hlm_exact", "gamma": 1.0, "lam": 2.0}, references=["local", "global"], inference=True),
