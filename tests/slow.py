@@ -37,6 +37,8 @@ SHARDS: Mapping[str, Sequence[str]] = {
         "tests/integration/test_noise_of_hosts.py",
         "tests/integration/test_noise_under_kills.py",
         "tests/integration/test_privacy.py",
+        "tests/integration/test_privacy_clusters.py",
+        "tests/integration/test_privacy_sums.py",
     ),
     "claims-representations": (
         "tests/papers/test_fedrep.py",

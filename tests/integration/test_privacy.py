@@ -16,14 +16,16 @@ from coterie.draws.secret import KEY_BYTES, Secret, SecretNumbers
 from coterie.errors import ConfigError, ProtocolError, RunError
 from coterie.experiment.consent import consent_hash
 from coterie.experiment.privacy import ClipRule, uncounted
-from coterie.experiment.reveals import answered_by
+from coterie.families.evaluation import FinalModels
 from coterie.families.partial import Shared, TrainingLoss, Updated
 from coterie.record.snapshot import SnapshotFile
 from coterie.v1 import session_pb2
 from coterie.wire.codec import Encoded
 from coterie_client.data import load_users
+from coterie_client.families.evaluation import CLIENT as EVALUATION
 from coterie_client.families.partial import CLIENT
 from coterie_client.hosting import host as hosting
+from coterie_client.hosting.build import build_host
 from coterie_client.hosting.noise_keys import NoiseKeys
 from coterie_client.interface.half import Inbox, Local
 from coterie_client.learning.private import RowPrivacy, clipped
@@ -83,8 +85,6 @@ class Heard(World):
 
 def stepped(experiment: Any, rows: int, key: Secret) -> tuple[Any, Local, Any]:
     """The client half of the experiment's first user after one round from zero."""
-    from coterie_client.hosting.build import build_host
-
     found = build_host("h", experiment, "run", ["u0"])
     found.indices, found.n_members = np.arange(1), 1
     local = found.local
@@ -274,9 +274,15 @@ def test_a_row_whose_gradient_is_no_number_counts_as_zero() -> None:
 
 
 def test_a_host_that_protects_rows_judges_no_models_on_them(archive: Path) -> None:
-    method = OF_ROWS["fedavg"]
-    asked = {unit: answered_by(convex_experiment(archive, method, privacy={**ROW, "unit": unit})) for unit in ("row", "user")}
-    assert asked["user"] - asked["row"] == {"evaluation"}
+    found = {}
+    for privacy in (ROW, USER):
+        host = build_host("h", convex_experiment(archive, OF_ROWS["fedavg"], privacy=privacy), "run", ["u0"])
+        host.indices, host.n_members = np.arange(1), 1
+        _, (scores,) = EVALUATION.step(None, Inbox("stage", 1, {FinalModels: FinalModels(np.zeros((1, 4)))}), host.local)
+        found[privacy["unit"]] = scores
+    assert found["row"].objective[0] == np.inf
+    assert np.isfinite(found["user"].objective[0])
+    assert found["row"].test_loss == found["user"].test_loss
 
 
 def test_a_run_says_what_epsilon_does_not_count(archive: Path, tmp_path: Path) -> None:

@@ -54,8 +54,9 @@ class Users:
         """From local models unless there is a start."""
         members = Members(tuple(f"u{i}" for i in range(self.n)), ("",) * self.n)
         models = self.problem.argmin(np.zeros((self.n, self.d)), 0.0) if start is None else start
-        facts, is_quadratic = Facts(self.problem.n_rows, self.d, smoothness=self.problem.smoothness()), self.problem.config.is_quadratic
-        return SonNewton(config, Setting(0, "x", members, Precision.of("float64"), facts, Outcome(models), is_quadratic=is_quadratic))
+        facts = Facts(self.problem.n_rows, self.d, smoothness=self.problem.smoothness())
+        own = Setting(0, "x", members, Precision.of("float64"), facts, Outcome(models), problem=self.problem.config)
+        return SonNewton(config, own)
 
     def solved(self, config: Config, start: Array | None = None, limit: int = 80) -> Carry:
         """What a stage carries on, from local models unless there is a start. Its gradients are the users' own."""

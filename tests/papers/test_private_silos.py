@@ -23,8 +23,11 @@ from coterie.draws.accountant import Steps, epsilon
 from coterie.draws.secret import KEY_BYTES, Secret
 from coterie.experiment.model import X
 from coterie.experiment.problem import ProblemConfig
+from coterie.wire.precision import Precision
+from coterie_client.families.perturbed import noised
+from coterie_client.interface.half import Inbox, Local
 from coterie_client.learning import Draw, Phase, Rows
-from coterie_client.learning.private import RowNoise, train_privately
+from coterie_client.learning.private import RowNoise, RowPrivacy, train_privately
 from coterie_client.nets.losses import LEAST_SQUARES
 from coterie_client.nets.private import RowwiseSlope
 from coterie_client.problems import build_problem
@@ -66,6 +69,20 @@ def trained_network(multiplier: float, rate: float, *, is_there: bool, n_trials:
     return found
 
 
+def summed(multiplier: float, rate: float, *, is_there: bool, n_trials: int) -> NDArray[np.float64]:
+    """What the attack makes of the sums of gradients and Hessians of `global`, in one round: both, in units of their clips."""
+    features, target = np.full((N_ROWS, 1), 0.1), np.zeros(N_ROWS)
+    features[0], target[0] = (10.0, -100.0) if is_there else (0.0, 0.0)
+    problem = build_problem(ProblemConfig(loss="least_squares", intercept=False, reduction="sum"), ["u"], [features], [target])
+    privacy = RowPrivacy(CLIP, lambda _: multiplier, 1, 3 * CLIP)
+    local = Local(0, ("u",), np.arange(1), 1, Precision.of("float64", is_convex=True), (), problem, row_privacy=privacy)
+    key, found = Secret(bytes(KEY_BYTES)).child("sums", int(is_there)), np.empty(n_trials)
+    for trial in range(n_trials):
+        gradient, hessian = noised(np.zeros((1, 1)), Inbox("stage", 1, {}, key.child(trial)), local)
+        found[trial] = gradient[0, 0] / CLIP + hessian[0, 0, 0] / (3 * CLIP)
+    return found
+
+
 def audited(multiplier: float, rate: float, n_trials: int, attack: Attack = trained) -> float:
     """A lower bound on epsilon. Half of the trials choose the threshold, the other half judge it."""
     there, gone = (attack(multiplier, rate, is_there=is_there, n_trials=2 * n_trials) for is_there in (True, False))
@@ -85,12 +102,15 @@ def audited(multiplier: float, rate: float, n_trials: int, attack: Attack = trai
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("attack", "rate", "n_trials"), [(trained, 1.0, 1500), (trained, 0.5, 1500), (trained_network, 1.0, 500)])
+@pytest.mark.parametrize(
+    ("attack", "rate", "n_steps", "n_trials"),
+    [(trained, 1.0, N_STEPS, 1500), (trained, 0.5, N_STEPS, 1500), (trained_network, 1.0, N_STEPS, 500), (summed, 1.0, 1, 3000)],
+)
 def test_what_an_attack_finds_stays_below_the_claimed_epsilon_with_noise_and_exceeds_it_without(
-    attack: Attack, rate: float, n_trials: int
+    attack: Attack, rate: float, n_steps: int, n_trials: int
 ) -> None:
-    multiplier = 2.0
-    claimed = epsilon(Steps(multiplier, N_STEPS, rate), DELTA)
+    multiplier = 2.0 / np.sqrt(N_STEPS / n_steps)
+    claimed = epsilon(Steps(multiplier, n_steps, rate), DELTA)
     with_noise, without, with_little = (audited(one, rate, n_trials, attack) for one in (multiplier, 1e-9, multiplier / 8))
     assert 0.2 * claimed < with_noise < claimed  # the attack is no weak one
     assert without > claimed

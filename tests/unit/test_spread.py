@@ -41,7 +41,9 @@ def test_a_model_that_has_run_away_is_judged_without_a_warning() -> None:
 
 def test_means_of_what_has_run_away_are_infinite_and_nan_is_refused() -> None:
     rows, tensors = np.full(2, 10), (TensorInfo("x", (2,), False, "head"),)
-    setting = Setting(0, "fedavg", Members(("u0", "u1"), ("", "")), Precision.of("float64", is_convex=True), metric="squared_error")
+    setting = Setting(
+        0, "fedavg", Members(("u0", "u1"), ("", "")), Precision.of("float64", is_convex=True), problem=ProblemConfig(loss="least_squares")
+    )
     half = PartialSharing(Config(), setting, tensors, rows, rows, are_personal=False)
 
     def judged(second: float) -> dict[str, float]:

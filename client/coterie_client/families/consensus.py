@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from coterie.arrays import Array
+from coterie.arrays import Array, Indices
 from coterie.errors import ProtocolError
 from coterie.experiment.config import Experiment
 from coterie.experiment.data import MAX_USERS
 from coterie.families.consensus import AskConjugates, AskLocalModels, AskModels, Conjugates, Curvatures, GroupModel, Slopes, UserModels
 from coterie.findings import Finding
 from coterie.wire.messages import Message
-from coterie_client.interface.half import ClientHalf, Inbox, Local
+from coterie_client.families.perturbed import noised
+from coterie_client.interface.half import ClientHalf, Inbox, Local, check_rounds
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class State:
     ridge: float | None
     with_hessians: bool
     x: Array | None = None
+    n_noised: int = 0  # answers with noise so far
 
 
 def allows(options: Mapping[str, Any], experiment: Experiment, n_members: int) -> bool:
@@ -51,6 +53,8 @@ def _is_among(ridge: float, sizes: range, point: Any) -> bool:
 
 
 def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
+    if local.row_privacy is not None:
+        return _noised(state, inbox, local)
     if AskLocalModels in inbox:
         zeros = np.zeros((local.n_own, local.problem.d))
         return state, [UserModels(local.problem.argmin(zeros, 0.0))]
@@ -72,11 +76,29 @@ def step(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Mess
         value = local.problem.value(x) + ridge / 2 * np.square(x - point).sum(axis=1)
         gradient = ridge * (point - x)
         hessian = _envelope_hessian(local.problem.hessian(x), ridge) if state.with_hessians else None
+    return state, _replies(value, gradient, hessian, users)
+
+
+def _noised(state: State, inbox: Inbox, local: Local) -> tuple[State, Sequence[Message]]:
+    """Sums with noise, which protects rows. Values would need noise of their own, so 0 stands for them."""
+    if (asked := inbox.get(GroupModel)) is None or asked.users is not None or state.ridge is not None:
+        raise ProtocolError("the parent asks for models, but the rows are to be protected by noise", Finding("C10"))
+    check_rounds(local, state.n_noised)
+    gradient, hessian = noised(asked.x, inbox, local)
+    found = _replies(np.zeros(local.n_own), gradient, hessian if state.with_hessians else None)
+    return replace(state, n_noised=state.n_noised + 1), found
+
+
+def _replies(value: Array, gradient: Array, hessian: Array | None, users: Indices | None = None) -> list[Message]:
     replies: list[Message] = [Slopes(value, gradient, users=users)]
     if hessian is not None:
         rows, columns = np.triu_indices(hessian.shape[1])
         replies.append(Curvatures(np.ascontiguousarray(hessian[:, rows, columns]), users=users))
-    return state, replies
+    return replies
+
+
+def _init(options: Mapping[str, Any], local: Local, previous: State | None) -> State:  # noqa: ARG001
+    return State(options["ridge"], options["with_hessians"], n_noised=0 if previous is None else previous.n_noised)
 
 
 def _conjugates(u: Array, local: Local) -> Conjugates:
@@ -100,4 +122,4 @@ def _envelope_hessian(hessian: Array, q: float) -> Array:
     return (inner + inner.transpose(0, 2, 1)) / 2
 
 
-CLIENT = ClientHalf(allows=allows, init=lambda options, *_: State(options["ridge"], options["with_hessians"]), step=step)
+CLIENT = ClientHalf(allows=allows, init=_init, step=step)

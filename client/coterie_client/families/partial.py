@@ -39,7 +39,7 @@ from coterie.registry import is_method
 from coterie.text.quoting import quoted
 from coterie.wire.messages import Message, Rows, select
 from coterie_client.families.returned import Returned
-from coterie_client.interface.half import ClientHalf, Inbox, Local
+from coterie_client.interface.half import ClientHalf, Inbox, Local, check_rounds
 from coterie_client.interface.local_update import PHASES, Context, LocalUpdate, Received, local_update
 from coterie_client.learning import Draw, Fitted, Learner, Phase, Tensors
 from coterie_client.learning import Rows as UserRows
@@ -234,8 +234,7 @@ class _Beside:
 
 def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split, update: LocalUpdate) -> tuple[State, list[Message]]:
     users = _listed(sent.users, local)
-    if (most := local.noised_rounds) is not None and state.n_noised >= most:
-        raise ProtocolError(f"the parent asks for round {state.n_noised + 1} with noise, which is enough for {most} rounds")
+    check_rounds(local, state.n_noised)
     private, private_counts = state.private.copy(), state.private_counts.copy()
     kept = {name: rows.copy() for name, rows in state.kept.items()}
     n_weights, n_counts = (sum(tensor.size for tensor in split.returned if tensor.is_integer == kind) for kind in (False, True))
@@ -254,9 +253,11 @@ def _train(state: State, sent: Shared, inbox: Inbox, local: Local, split: _Split
         beside.put(rows, moved.messages)
         for name, arrays in kept.items():
             arrays[own] = moved.kept[name]
-    state = replace(state, private=private, private_counts=private_counts, kept=kept, n_noised=state.n_noised + (most is not None))
+    state = replace(
+        state, private=private, private_counts=private_counts, kept=kept, n_noised=state.n_noised + (local.noised_rounds is not None)
+    )
     updated: list[Message] = [Updated(local.returned(weights, sent.weights), counts, users=users)] if split.shared else []
-    told = [] if most is not None else [TrainingLoss(losses, users=users)]  # it has no noise
+    told = [] if local.noised_rounds is not None else [TrainingLoss(losses, users=users)]  # it has no noise
     return state, [*updated, *beside.together(), *told]
 
 

@@ -10,11 +10,12 @@ from coterie.errors import default_finding
 from coterie.experiment.config import Experiment
 from coterie.experiment.features import named_columns
 from coterie.experiment.plugins import check_versions
+from coterie.experiment.privacy import ALL_ONCE, noised_rounds
 from coterie.experiment.reveals import answered_by
 from coterie.extras import extra
 from coterie.findings import Finding
 from coterie.record.snapshot import SnapshotFile
-from coterie.registry import part
+from coterie.registry import method, part
 from coterie.session.tls import Tls
 from coterie.wire.precision import Precision
 from coterie_client.data import UserData, filled, fresh_rows, read_users, standardize
@@ -92,8 +93,12 @@ def _row_privacy(experiment: Experiment) -> RowPrivacy | None:
         return None
     from coterie_client.learning.private import RowPrivacy  # noqa: PLC0415 - few clients need it
 
-    rounds = experiment.stop.rounds
-    return RowPrivacy(privacy.clip, lambda n_rows: privacy.multiplier(config.row_draws(n_rows), rounds), rounds)
+    rounds, is_whole = noised_rounds(experiment), method(config.name).noises_sums
+
+    def multiplier(n_rows: int) -> float:
+        return privacy.multiplier(ALL_ONCE if is_whole else config.row_draws(n_rows), rounds)
+
+    return RowPrivacy(privacy.clip, multiplier, rounds, privacy.clip_hessian)
 
 
 def _user_privacy(experiment: Experiment) -> UserPrivacy | None:

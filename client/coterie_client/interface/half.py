@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Indices
 from coterie.draws.secret import Secret
-from coterie.errors import RunError
+from coterie.errors import ProtocolError, RunError
 from coterie.experiment.config import Experiment
 from coterie.experiment.model import TensorInfo
 from coterie.registry import is_method, method, typed_part
@@ -83,6 +83,12 @@ class Local:
             why = "no constants of the features yet" if self.network is None else "a network"
             raise RunError(f"the run's users have {why}, wanted the loss of a convex problem")
         return self.losses
+
+
+def check_rounds(local: Local, n_noised: int) -> None:
+    """ProtocolError for one more answer with noise of the host than this noise is enough for."""
+    if (most := local.noised_rounds) is not None and n_noised >= most:
+        raise ProtocolError(f"the parent asks for round {n_noised + 1} with noise, which is enough for {most} rounds")
 
 
 @dataclass(frozen=True)

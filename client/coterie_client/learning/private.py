@@ -39,6 +39,7 @@ class RowPrivacy:
     clip: float
     multiplier: Callable[[int], float]  #: given a user's number of rows
     rounds: int  #: for which the noise is enough
+    clip_hessian: float | None = None  #: of a row's part in a sum of Hessians, where such sums get the noise
 
     def noise(self, n_rows: int, numbers: SecretNumbers) -> RowNoise:
         """That of one update of a user."""

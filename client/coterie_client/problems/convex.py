@@ -110,6 +110,28 @@ class ConvexProblem:
                 whole[members] = part
         return result
 
+    def clipped_sums(self, x: Array, clip: float, clip_hessian: float) -> tuple[Array, Array, Array]:
+        """Of each user at x (n_users, d): gradient (n, d) and Hessian (n, d, d) without penalty; and the weight (n,) of a row, 1 or 1/m_i.
+
+        Both parts of a row are shortened, until they are no longer than the clips times this weight. ValueError for a distance loss.
+        """
+        if self.loss is None:
+            raise ValueError(f"the loss {self.config.loss} has no sums of rows, wanted one with targets")
+        x, n = self._models(x, self.n_users), self.n_users
+        gradients, hessians = np.empty((n, self.d)), np.empty((n, self.d, self.d))
+        for members, block in self.stacks:
+            assert isinstance(block, MarginBlock)  # noqa: S101 - a loss with targets has no others
+            gradients[members], hessians[members] = block.clipped_sums(x[members], clip, clip_hessian)
+        return gradients, hessians, np.ones(n) if self.config.reduction == "sum" else 1.0 / self.n_rows
+
+    @property
+    def shrink(self) -> Array:
+        """(d,) the factors of the penalty, 0 for the intercept."""
+        found = np.full(self.d, self.config.l2)
+        if self.config.has_intercept:
+            found[-1] = 0.0
+        return found
+
     def look_ahead(self, x: Array, ridge: Array | float | None = None) -> None:
         """Computes in idle time what a later `gradient` of all users at x (n_users, d), or `argmin` from x, will need.
 

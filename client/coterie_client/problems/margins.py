@@ -65,6 +65,21 @@ class MarginBlock(Block):
         squares = np.vecdot(slopes, slopes) if isinstance(self.loss, LeastSquares) else np.full(len(x), np.nan)
         return Moments(hessian, outer, gradient, squares)
 
+    def clipped_sums(self, x: Array, clip: float, clip_hessian: float) -> tuple[Array, Array]:
+        """(k, d) and (k, d, d) gradient and Hessian without the penalty, where no row's part is longer than its clip times its weight.
+
+        Both parts of a row are shortened by one factor, so the sums are those of rows with less weight. A row that is no number counts as
+        zero.
+        """
+        seen, squares = self.look(x), np.vecdot(self.rows, self.rows)
+        slopes, bends = self.loss.slope(seen, self.targets), self.loss.curvature(seen, self.targets)
+        lengths = (np.abs(slopes) * np.sqrt(squares), clip), (np.abs(bends) * squares, clip_hessian)
+        first, second = (np.where(np.isfinite(length), most / np.maximum(length, most), 0.0) for length, most in lengths)
+        factors = self.weights * np.minimum(first, second)
+        slopes, bends = (np.where(factors > 0.0, factors * of_rows, 0.0) for of_rows in (slopes, bends))
+        rows = np.where(np.isfinite(squares)[:, :, None], self.rows, 0.0)
+        return np.matmul(slopes[:, None, :], rows)[:, 0, :], np.matmul((rows * bends[:, :, None]).transpose(0, 2, 1), rows)
+
     def curvatures(self) -> tuple[Array, Array]:
         bound, floor = self.loss.curvature_bound, self.loss.curvature_floor
         of_bound = self._extremes(bound)

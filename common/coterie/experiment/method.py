@@ -92,6 +92,8 @@ class Method(Room):
     private_defaults: Callable[[Privacy], Mapping[str, Any]] = lambda _: {}
     #: Given the configuration and the section: what sends numbers without noise, and what is wanted instead; "" for nothing.
     leaks: Callable[[Any, Privacy], str] = lambda *_: ""
+    #: Whether noise goes to sums of gradients and Hessians, which `privacy.clip_hessian` bounds too.
+    noises_sums: bool = False
     unprotected: str = "no mechanism is known to us that bounds what its messages tell"  #: why it cannot protect the others: a clause
 
     def fault(self, listed: Mapping[str, Any]) -> str:

@@ -9,9 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Self
 
+import numpy as np
 from pydantic import Field, PositiveFloat, model_validator
 
+from coterie.arrays import Array
 from coterie.draws.accountant import Sampling, Steps, epsilon, noise_multiplier
+from coterie.draws.secret import SecretNumbers
 from coterie.errors import ConfigError
 from coterie.experiment.settings import Settings
 
@@ -27,6 +30,21 @@ class Draws:
     rate: float  #: share of the units in each
     sampling: Sampling = "poisson"
     n_units: int = 0  #: for fixed samples
+
+
+ALL_ONCE: Final = Draws(1, 1.0)  #: one step with all units
+# Noise of each of two sums in one step, in noise multipliers of the step: 1/s^2 of both add up.
+PARTS_PER_SUM: Final = 2.0**0.5
+
+
+def symmetric_noise(numbers: SecretNumbers, d: int) -> Array:
+    """(d, d) the noise of a symmetric matrix whose Frobenius norm is bounded: deviation 1 on the diagonal, and 1 / sqrt(2) beside it.
+
+    That is a standard normal vector of the diagonal and sqrt(2) times the upper triangle, whose length is that norm.
+    """
+    upper = np.triu(numbers.normal(d * d).reshape(d, d), 1) / np.sqrt(2.0)
+    found: Array = upper + upper.T + np.diag(numbers.normal(d))
+    return found
 
 
 def row_draws(n_rows: int, phases: Iterable[Mapping[str, Any]]) -> Draws:
@@ -81,6 +99,8 @@ class Privacy(Settings):
     #: Standard deviation of the noise over `clip`. Give either this or `epsilon`.
     noise_multiplier: PositiveFloat | None = None
     epsilon: PositiveFloat | None = None  #: What `stop.rounds` rounds may spend in all. The noise follows from it.
+    #: Largest Frobenius norm of a row's Hessian, or of a user's, for methods that send sums of gradients and Hessians.
+    clip_hessian: PositiveFloat | None = None
     adapt: ClipRule | None = None  #: With unit user: how `clip`, which is then the first one, follows the users' changes.
     #: Probability with which the bound of epsilon may fail. It should be well below one over the number of units.
     delta: Annotated[float, Field(gt=0, lt=1)]
@@ -120,6 +140,30 @@ class Privacy(Settings):
         return epsilon(Steps(multiplier, rounds * per_round.n, per_round.rate, per_round.sampling, per_round.n_units), self.delta)
 
 
+def noised_rounds(experiment: Any) -> int:
+    """The most rounds with noise. Sums of a quadratic loss tell all at one point, so they have noise once."""
+    from coterie.registry import method  # noqa: PLC0415 - methods import this module
+
+    return 1 if method(experiment.method.name).noises_sums and experiment.problem.is_quadratic else int(experiment.stop.rounds)
+
+
+def _unclipped(experiment: Any, found: Any) -> str:
+    """What is missing for noised sums of gradients and Hessians, or is there without them: a sentence, "" for nothing."""
+    privacy, name = experiment.privacy, experiment.method.name
+    if not found.noises_sums:
+        said = f"privacy.clip_hessian is for sums of Hessians, and method {name!r} sends none: want no such key"
+        return "" if privacy.clip_hessian is None else said
+    if privacy.is_shared:
+        return f"privacy.where is 'hosts', but method {name!r} sends sums of derivatives, which the coordinator shortens: want server"
+    if privacy.clip_hessian is None:
+        return f"method {name!r} sends sums of Hessians, and privacy.clip bounds gradients alone: want privacy.clip_hessian too"
+    if privacy.adapt is not None:
+        return f"privacy.adapt follows changes of models, and method {name!r} sends sums of derivatives: want no such key"
+    if experiment.problem.is_distance:
+        return f"problem.loss is {experiment.problem.loss!r}, whose Hessian has no parts of rows to shorten: want a loss with targets"
+    return ""
+
+
 def refused(experiment: Any) -> str:
     """What in an experiment would send numbers without noise, and what is wanted instead: a sentence, "" for nothing."""
     from coterie.registry import method  # noqa: PLC0415 - methods import this module
@@ -131,7 +175,7 @@ def refused(experiment: Any) -> str:
     if unit not in found.protects:
         others = f"it can have privacy.unit {' or '.join(sorted(found.protects))}" if found.protects else "want a method that can have it"
         return f"privacy.unit is {unit!r}, but method {config.name!r} cannot protect it: {found.unprotected}; {others}"
-    if sentence := found.leaks(config, experiment.privacy):
+    if sentence := found.leaks(config, experiment.privacy) or _unclipped(experiment, found):
         return sentence
     if experiment.privacy.is_shared:
         if not experiment.masks_sums:

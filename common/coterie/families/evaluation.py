@@ -19,7 +19,8 @@ class FinalModels(Rows):
 
 @declare(method="evaluation", step="evaluate")
 class Scores(Rows):
-    """f_i at the model, and the means of loss (without its l2 term) and metric over held-out rows, NaN for users without any.
+    """f_i at the model, infinite where training rows are protected; and the means of loss (without its l2 term) and metric over held-out
+    rows, NaN for users without any.
 
     The metric is the accuracy of a classifier, the deviance of loss "poisson", else the squared error.
     """
@@ -42,6 +43,6 @@ def judged(*steps: str, **more: Any) -> Reveal:
 
 
 ROOM = Room(
-    reveals=(judged("evaluation", needs={"judges_training_rows": True}, kind="convex"),),
+    reveals=(judged("evaluation", needs={"evaluate": True}, kind="convex"),),
     steps={"evaluate": "final models, and how their users judge them"},
 )

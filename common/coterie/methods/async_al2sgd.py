@@ -152,6 +152,7 @@ METHOD = Method(
     users_need_minimisers=False,
     no_rule=lambda *_: "",
     has_known_clusters=True,
+    unprotected="its rates follow from single rows, and the averages of its anchors have no noise: async_l2gd can have it",
     averages={**AVERAGES, "anchor_rounds": "for a new anchor"},
     steps={**STEPS, "within-anchor": "users' anchors, and their average", "between-anchor": "the same between clusters"},
     reveals=(

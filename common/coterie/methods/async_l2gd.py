@@ -21,6 +21,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from coterie.experiment.columns import Name
 from coterie.experiment.method import Method
+from coterie.experiment.privacy import Privacy
 from coterie.families.cluster_messages import messages_of
 from coterie.families.grid import Grid
 from coterie.families.known_clusters import AVERAGES, STEPS, Weights, averaged
@@ -117,6 +118,18 @@ class Centres(PerCluster):
 
 MESSAGES = messages_of("async_l2gd")
 
+
+def _leaks(config: Config, privacy: Privacy) -> str:
+    if privacy.is_shared:
+        return "privacy.where is 'hosts', but the coordinator shortens what users add to averages of clusters: want server"
+    missing = [name for name in ("eta", "p0", *(("p",) if config.variant == "two_coins" else ())) if getattr(config, name) is None]
+    if missing:
+        return f"method.{missing[0]} follows from the users' losses, without noise: want a number beside privacy"
+    if config.collect_models:
+        return "method.collect_models would put models into the run folder, which have no noise: want false beside privacy"
+    return ""
+
+
 METHOD = Method(
     config=Config,
     continues="users and aggregators go on with averages as they were sent",
@@ -124,6 +137,9 @@ METHOD = Method(
     no_rule=lambda *_: "",
     facts=lambda _: frozenset({"smoothness"}),  # of the default rates
     has_known_clusters=True,
+    protects=frozenset({"user"}),
+    leaks=_leaks,
+    unprotected="the steps of its users have no noise, only averages have",
     averages=AVERAGES,
     reveals=averaged("async_l2gd"),
     steps=STEPS,

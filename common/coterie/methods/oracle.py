@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from coterie.experiment.method import CONVEX, Method
+from coterie.experiment.privacy import UNITS
 from coterie.experiment.settings import Settings
 from coterie.families.consensus import SOLVED
 
@@ -25,6 +26,8 @@ METHOD = Method(
     room="consensus",
     sums=CONVEX,
     users_need_minimisers=False,
+    protects=frozenset(UNITS),
+    noises_sums=True,
     reveals=(SOLVED,),
     intervals=lambda _: "groups",
     one_model_for="cluster",

@@ -34,5 +34,10 @@ class Config(Grid):
 
 
 METHOD = Method(
-    config=Config, alternatives=(frozenset({"penalty", "gamma_eq4"}),), room="consensus", sums=CONVEX, reveals=(SOLVED, OWN_MODEL)
+    config=Config,
+    alternatives=(frozenset({"penalty", "gamma_eq4"}),),
+    room="consensus",
+    sums=CONVEX,
+    reveals=(SOLVED, OWN_MODEL),
+    unprotected="its users send models of their own at the end",
 )

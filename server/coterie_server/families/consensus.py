@@ -34,7 +34,7 @@ class GroupSolver:
 
     @property
     def client_options(self) -> Mapping[str, Any]:
-        return {"consensus": {"ridge": self.ridge, "with_hessians": self._has_hessians}}
+        return {"consensus": {"ridge": self.ridge, "with_hessians": self.has_hessians}}
 
     async def init(self, federation: Federation) -> consensus.State:  # noqa: ARG002
         """Starts at the means of the given models, or at zero."""
@@ -46,10 +46,7 @@ class GroupSolver:
 
     async def round(self, state: consensus.State, federation: Federation, number: int) -> tuple[consensus.State, Mapping[str, float]]:  # noqa: ARG002
         """Values and derivatives of all groups, once."""
-        listed = [Sum(Slopes, groups=self.labels, extents={"d": self.facts.d})]
-        if self._has_hessians:
-            listed.append(Sum(Curvatures, groups=self.labels, extents={"h": self.facts.d * (self.facts.d + 1) // 2}))
-        totals = await federation.total(GroupModel(state.query[self.labels]), of=listed)
+        totals = await federation.total(GroupModel(state.query[self.labels]), of=self.sums_asked)
         slopes, curvatures = totals[Slopes], totals.get(Curvatures)
         hessians = None if curvatures is None else symmetric(curvatures.triangle, self.facts.d)
         state = consensus.step(state, slopes.value, slopes.gradient, hessians, self.tolerance)
@@ -65,7 +62,15 @@ class GroupSolver:
         return state, figures
 
     @property
-    def _has_hessians(self) -> bool:
+    def sums_asked(self) -> Sequence[Sum]:
+        """Those of a round: of slopes, and by Newton's method of curvatures."""
+        slopes = Sum(Slopes, groups=self.labels, extents={"d": self.facts.d})
+        curvatures = Sum(Curvatures, groups=self.labels, extents={"h": self.facts.d * (self.facts.d + 1) // 2})
+        return [slopes, curvatures] if self.has_hessians else [slopes]
+
+    @property
+    def has_hessians(self) -> bool:
+        """Whether users send Hessians."""
         return self.facts.d <= self.newton_up_to
 
     async def finish(self, state: consensus.State, federation: Federation) -> Outcome:
@@ -88,7 +93,7 @@ class GroupSolver:
     def expected_scalars(self, figures: Sequence[Mapping[str, float]]) -> Counts:
         """With each gradient a value, d + 1 scalars, and by Newton's method the upper triangle of a Hessian, d(d+1)/2."""
         d, n_rounds = self.facts.d, len(figures)
-        hessians = self._up("hessian", n_rounds * d * (d + 1) / 2) if self._has_hessians else {}
+        hessians = self._up("hessian", n_rounds * d * (d + 1) / 2) if self.has_hessians else {}
         return {**self._up("gradient", n_rounds * (d + 1)), **hessians}
 
     def _up(self, step: str, times: float) -> dict[Key, float]:

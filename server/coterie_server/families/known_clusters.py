@@ -172,18 +172,18 @@ async def private_outcome(
     collects: bool,
     cure: str,
     has_peers: bool,
+    tells_centre: bool = True,
 ) -> Outcome:
     """The end of a stage whose models stay at their users, who evaluate them; models are returned only where `collects` is set.
 
     Figures: the objective, the norm of its gradient, and the least and, where known, the most that it can fall, by the curvature there.
+    Without `tells_centre` users do not receive the averages for that, which have no noise.
     """
     seen, centre = await objective_of(federation, clusters, messages, has_peers=has_peers)
-    asked = messages.ask_gap(clusters.numbers) if centre is None else messages.gap_centre(clusters.numbers, centre)
-    gap = (await federation.exchange(asked))[messages.cluster_gap]
-    figures = {**figures, **seen, "gradient_norm": float(gap.squared.sum()) ** 0.5, "gap_at_least": float(gap.least.sum())}
-    if not gap.n_flat.any():
-        figures["gap_at_most"] = float(gap.most.sum())
-    warning = far_from_optimum(stage, figures, cure)
+    figures, warning = {**figures, **seen}, ""
+    if tells_centre:
+        found, warning = await _distance(federation, clusters, messages, centre, seen, stage, cure)
+        figures |= found
     judged = (await federation.exchange(messages.judge()))[messages.judgement]
     figures["sum_of_losses"] = float(judged.objective.sum())
     with_rows = judged.n_test > 0
@@ -195,13 +195,31 @@ async def private_outcome(
     return Outcome(models, clusters.segments.place, figures, warnings=(warning,) if warning else ())
 
 
+async def _distance(
+    federation: Federation,
+    clusters: Clusters,
+    messages: ClusterMessages,
+    centre: Array | None,  # None: aggregators know them
+    seen: Mapping[str, float],
+    stage: str,
+    cure: str,
+) -> tuple[dict[str, float], str]:
+    """Figures of how far the optimum is from models with the points `centre` (k, d), and a warning where it is far."""
+    asked = messages.ask_gap(clusters.numbers) if centre is None else messages.gap_centre(clusters.numbers, centre)
+    gap = (await federation.exchange(asked))[messages.cluster_gap]
+    figures = {"gradient_norm": float(gap.squared.sum()) ** 0.5, "gap_at_least": float(gap.least.sum())}
+    if not gap.n_flat.any():
+        figures["gap_at_most"] = float(gap.most.sum())
+    return figures, far_from_optimum(stage, {**seen, **figures}, cure)
+
+
 def hosts_of(setting: Setting, clusters: Clusters) -> Indices:
     """(k,) the client hosts with users of each cluster: a message for a cluster goes to each of them."""
     return np.ones(clusters.size, dtype=np.int64) if setting.hosts_of_cluster is None else setting.hosts_of_cluster
 
 
 def fixed_counts(
-    clusters: Clusters, d: int, figures: Sequence[Mapping[str, float]], hosts: Indices, *, collects: bool
+    clusters: Clusters, d: int, figures: Sequence[Mapping[str, float]], hosts: Indices, *, collects: bool, tells_centre: bool = True
 ) -> tuple[Counts, Counts]:
     """The vectors and scalars that no coin decides: those of `objective_of` in rounds with an objective, and of `private_outcome`.
 
@@ -212,8 +230,9 @@ def fixed_counts(
     n_traces = 1.0 + sum("objective" in row for row in figures)
     vectors: dict[Key, float] = {("trace", "up", WITHIN): n_traces * n_users, ("trace", "up", BETWEEN): n_traces * k}
     scalars: dict[Key, float] = {("trace", "up", WITHIN): n_traces * n_users * (d + 1), ("trace", "up", BETWEEN): n_traces * k * (d + 3)}
-    vectors |= {("gap", "down", BETWEEN): float(k), ("gap", "down", WITHIN): float(hosts.sum())}
-    scalars |= {("gap", "up", BETWEEN): 4.0 * k, ("gap", "up", WITHIN): 4.0 * n_users}
+    if tells_centre:
+        vectors |= {("gap", "down", BETWEEN): float(k), ("gap", "down", WITHIN): float(hosts.sum())}
+        scalars |= {("gap", "up", BETWEEN): 4.0 * k, ("gap", "up", WITHIN): 4.0 * n_users}
     scalars["evaluate", "up"] = 3.0 * n_users
     return {**vectors, **({("models", "up"): float(n_users)} if collects else {})}, scalars
 

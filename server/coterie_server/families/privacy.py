@@ -27,7 +27,7 @@ from coterie.arrays import Array, Indices
 from coterie.draws.secret import Secret, digest
 from coterie.draws.shares import Shares
 from coterie.experiment.config import Experiment
-from coterie.experiment.privacy import Draws, Privacy
+from coterie.experiment.privacy import PARTS_PER_SUM, Draws, Privacy
 from coterie.families.partial import Single, Training
 from coterie.families.shares import EACH_ROUND, form_of, shared
 from coterie.wire.fixed_point import Form
@@ -171,6 +171,14 @@ def doubts(budget: Budget, n_rows: Indices, m: int, size: int) -> list[str]:
         return []
     whose = f"the {n_units:,} rows of the smallest user" if privacy.unit == "row" else f"{n_units:,} users"
     return [f"privacy.delta is {privacy.delta:g}, which is not below one over {whose}: want a smaller delta"]
+
+
+def said_of_sums(budget: Budget, rounds: int) -> str:
+    """As `said`, of sums of gradients and Hessians."""
+    privacy = budget.privacy
+    clips = f"gradients of {privacy.unit}s are clipped at {privacy.clip:g}, and their Hessians at {privacy.clip_hessian:g}"
+    noise = f"the noise of each sum is {PARTS_PER_SUM * budget.multiplier:.3g} of its clips"
+    return f"privacy: {clips}; {noise}, in at most {rounds} round{'s' * (rounds > 1)}; delta is {privacy.delta:g}"
 
 
 def said(budget: Budget) -> str:

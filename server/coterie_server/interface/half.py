@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from coterie.arrays import Array, Indices
 from coterie.draws.secret import Secret
 from coterie.errors import RunError
+from coterie.experiment import problem as problems
 from coterie.experiment.config import Experiment
 from coterie.experiment.federation import PeersShape
 from coterie.experiment.model import TensorInfo
@@ -218,6 +219,10 @@ class ClusterSetting:
     members: Members  #: of one cluster, or of all where the coordinator hosts the aggregators
     precision: Precision  #: of payloads and models
     robust: Robust | None = field(default=None, kw_only=True)  #: the rule that replaces means of users' answers
+    #: What is clipped and noised.
+    privacy: Privacy | None = field(default=None, kw_only=True)
+    #: The key of the server's noise and of users drawn in secret, with `privacy.unit: user`.
+    secret: Secret | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -230,11 +235,8 @@ class Setting(ClusterSetting):
     rounds: int = 0  #: the greatest number
     residual: float | None = None  #: with which the stage ends
     tensors: tuple[TensorInfo, ...] = ()  #: of the users' models
-    metric: str = "accuracy"  #: the users' score besides the loss (`ProblemConfig.metric`)
-    is_quadratic: bool = False  #: whether losses have the same second derivatives everywhere (`ProblemConfig.is_quadratic`)
+    problem: problems.ProblemConfig | None = None  #: what users minimise
     truth: Array | None = None  #: (d, k) the representation that generated the data, where it is known
-    privacy: Privacy | None = None  #: what is clipped and noised
-    secret: Secret | None = None  #: the key of the server's noise and of users drawn in secret, with `privacy.unit: user`
     hosts_of_cluster: Indices | None = None  #: (k,) client hosts with users of each known cluster; None: one
     sums: SumLinks | None = None  #: the links over which sums travel; None without `exact_sums`
     peers: PeersShape = ""  #: how aggregators average among themselves; "" where the coordinator averages
@@ -243,6 +245,16 @@ class Setting(ClusterSetting):
     def has_peers(self) -> bool:
         """Whether no average of clusters comes to the coordinator."""
         return bool(self.peers)
+
+    @property
+    def metric(self) -> str:
+        """The users' score besides the loss."""
+        return "accuracy" if self.problem is None else self.problem.metric
+
+    @property
+    def is_quadratic(self) -> bool:
+        """Whether losses have the same second derivatives everywhere."""
+        return self.problem is not None and self.problem.is_quadratic
 
     @property
     def known_facts(self) -> Facts:

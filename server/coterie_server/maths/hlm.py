@@ -49,6 +49,13 @@ def quadratics(features: Sequence[Array], targets: Sequence[Array], variance: fl
     return Quadratics(curvature, slope)
 
 
+def nearest_convex(curvature: Array) -> Array:
+    """The symmetric matrices (n, d, d), in which noise may have left negative eigenvalues, with 0 instead of these."""
+    values, axes = np.linalg.eigh(curvature)
+    found: Array = np.matmul(axes * np.maximum(values, 0.0)[:, None, :], axes.transpose(0, 2, 1))
+    return found
+
+
 def local(users: Quadratics) -> Array:
     """(n, d): each user on its own, of least norm where its rows do not span the space."""
     inverse: Array = np.linalg.pinv(users.curvature, rcond=_RANK_TOLERANCE, hermitian=True).astype(np.float64, copy=False)

@@ -16,8 +16,9 @@ from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError
 from coterie.experiment.config import Experiment
 from coterie.methods.hlm_exact import LOSSES, AskStatistics, Config, Models, Statistics
+from coterie_server.families import perturbed, privacy
 from coterie_server.interface.half import CONVERGED, Counts, Federation, Outcome, ServerHalf, Setting, StageHalf, half_of
-from coterie_server.interface.stages import Stage, single_stage
+from coterie_server.interface.stages import Stage
 from coterie_server.maths import hlm
 from coterie_server.maths.covariance import symmetric
 from coterie_server.methods.oracle import known_labels
@@ -43,6 +44,7 @@ class HlmExact:
     alpha: Array  # (k,)
     told: hlm.Quadratics | None = None  # by the users, in an earlier stage
     d: int = 0
+    budget: privacy.Budget | None = None  # with noise of users
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -57,7 +59,8 @@ class HlmExact:
         users = state.told
         if users is None:
             told = (await federation.exchange(AskStatistics()))[Statistics]
-            users = hlm.Quadratics(symmetric(told.triangle, told.slope.shape[1]), told.slope)
+            curvature = symmetric(told.triangle, told.slope.shape[1])
+            users = hlm.Quadratics(curvature if self.budget is None else hlm.nearest_convex(curvature), told.slope)
         sums = _gamma_sums(self.gamma, self.cluster_of, len(self.alpha))
         theta = hlm.known_clusters(users, self.cluster_of, self.gamma, hlm.lambda_of(self.alpha, sums)).theta
         await federation.exchange(Models(theta))
@@ -65,7 +68,7 @@ class HlmExact:
 
     async def finish(self, state: State, federation: Federation) -> Outcome:  # noqa: ARG002
         """The users' models. Their losses and the figure `penalty` add up to (2.1)."""
-        figures = {"penalty": self._penalty(state.theta), "clusters": float(len(self.alpha))}
+        figures = {"penalty": self._penalty(state.theta), "clusters": float(len(self.alpha)), **privacy.closing(self.budget, {})}
         return Outcome(state.theta, self.labels, figures, carry=state.told, warnings=_unequal_scales(state.told))
 
     def expected_vectors(self, figures: Sequence[Mapping[str, float]]) -> Counts:
@@ -87,7 +90,7 @@ def stages(config: Config, experiment: Experiment) -> Sequence[Stage]:
     loss = experiment.problem.loss
     if loss not in LOSSES:
         raise ConfigError(f"problem.loss is {loss!r}, want {' or '.join(LOSSES)}: method 'hlm_exact' solves quadratic losses only")
-    return single_stage(config, experiment)
+    return perturbed.stages(config, experiment)
 
 
 def build(config: Config, setting: Setting) -> StageHalf[State]:
@@ -99,7 +102,9 @@ def build(config: Config, setting: Setting) -> StageHalf[State]:
     d = 0 if setting.facts is None else setting.facts.d
     carried = None if setting.start is None else setting.start.carry
     told = carried if isinstance(carried, hlm.Quadratics) else None
-    return half_of(HlmExact(members.cluster_of, labels, gamma, config.alpha_of(members.cluster_names, sums), told, d))
+    budget = None if setting.privacy is None else perturbed.budget_of(setting)
+    half = half_of(HlmExact(members.cluster_of, labels, gamma, config.alpha_of(members.cluster_names, sums), told, d, budget))
+    return half if budget is None else perturbed.accounted(half, budget, setting)
 
 
 def _unequal_scales(told: hlm.Quadratics | None) -> tuple[str, ...]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from coterie.arrays import Indices
 from coterie.errors import ConfigError
 from coterie.methods.oracle import Config
 from coterie_server.families.consensus import GroupSolver
+from coterie_server.families.perturbed import noised_half, stages
 from coterie_server.interface.half import Members, ServerHalf, Setting, StageHalf, half_of
-from coterie_server.maths.consensus import State
 
 
-def build(config: Config, setting: Setting) -> StageHalf[State]:
+def build(config: Config, setting: Setting) -> StageHalf[Any]:
     """The server half for one stage. ConfigError when a user has no known cluster, and the known partition is wanted."""
     if config.partition == "known":
         labels = known_labels(setting.members)
@@ -21,7 +23,7 @@ def build(config: Config, setting: Setting) -> StageHalf[State]:
     else:
         raise ConfigError("method 'oracle' with partition 'found' needs a stage before it that finds clusters")
     solver = GroupSolver(setting.known_facts, labels, config.tolerance, config.newton_up_to, start=setting.start_models, sums=setting.sums)
-    return half_of(solver)
+    return half_of(solver) if setting.privacy is None else noised_half(solver, setting)
 
 
 def known_labels(members: Members) -> Indices:
@@ -34,4 +36,4 @@ def known_labels(members: Members) -> Indices:
     return np.array([order[cluster] for cluster in members.clusters], dtype=np.int64)
 
 
-SERVER = ServerHalf(build=build, needs_everyone="without some losses the sums are those of another problem")
+SERVER = ServerHalf(build=build, stages=stages, needs_everyone="without some losses the sums are those of another problem")

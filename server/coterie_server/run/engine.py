@@ -30,7 +30,7 @@ from coterie.registry import method
 from coterie.wire.precision import Precision
 from coterie_server.families.prepare import prepare, prepare_network
 from coterie_server.families.privacy import compute_noise
-from coterie_server.interface.half import ClusterSetting, Facts, Members, Outcome, Setting, StageHalf, server_half
+from coterie_server.interface.half import Facts, Members, Outcome, Setting, StageHalf, server_half
 from coterie_server.interface.stages import Stage
 from coterie_server.interface.sum_links import SumLinks
 from coterie_server.record import closed_forms
@@ -318,8 +318,8 @@ class Engine:
 
     async def _looked_at(self, stage: Stage, outcome: Outcome, forms: closed_forms.Forms) -> tuple[Outcome, closed_forms.Forms]:
         """The outcome with what users tell of its models, and the closed form with that of these steps."""
-        if self.experiment.judges_training_rows and outcome.models is not None and not outcome.is_judged:
-            outcome = await evaluated(outcome, self.hub, self.experiment.problem.metric)
+        if self.experiment.evaluate and outcome.models is not None and not outcome.is_judged:
+            outcome = await evaluated(outcome, self.hub, self.experiment.problem.metric, with_losses=self.experiment.judges_training_rows)
             forms = closed_forms.together(forms, closed_forms.of_evaluation(outcome))
         if self.experiment.inference and outcome.models is not None and method(stage.method).intervals(stage.config):
             outcome, sent = await with_moments(outcome, self.hub)
@@ -350,8 +350,7 @@ class Engine:
             rounds=stage.stop.rounds,
             residual=stage.stop.residual,
             tensors=self._network() if self.experiment.model else () if point.facts is None else convex_tensors(point.facts.d),
-            metric=self.experiment.problem.metric,
-            is_quadratic=self.experiment.problem.is_quadratic,
+            problem=self.experiment.problem,
             privacy=self.experiment.privacy,
             secret=self._noise.of(stage, has_begun=point.state is not None),
             truth=true_representation(self.experiment.data, self.experiment.seed),
@@ -364,8 +363,7 @@ class Engine:
         built = half.build(stage.config, setting)
         budget.check_budget(stage, built)
         if callable(half.tiers) and not self.experiment.federation.is_two_tier:
-            below = ClusterSetting(setting.seed, stage.name, members, setting.precision, robust=setting.robust)
-            built = hosted(built, half.tiers(stage.config, below), setting.precision)
+            built = hosted(built, half.tiers(stage.config, setting), setting.precision)
         if self.experiment.federation.late == "skip" and (why := why_everyone(stage)):
             self.database.event("wait", f"stage {stage.name!r} skips no late host, since it needs every user: {why}", stage=stage.name)
         return built

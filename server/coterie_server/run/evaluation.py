@@ -12,12 +12,15 @@ from coterie_server.interface.half import Federation, Outcome
 from coterie_server.interface.wanted import Wanted
 
 
-async def evaluated(outcome: Outcome, federation: Federation, metric_name: str) -> Outcome:
-    """Delivers the final models and collects the users' scores: by user, and means and spread over users with held-out rows."""
+async def evaluated(outcome: Outcome, federation: Federation, metric_name: str, *, with_losses: bool) -> Outcome:
+    """Delivers the final models and collects the users' scores: by user, and means and spread over users with held-out rows.
+
+    `with_losses`: whether users judge the models on their training rows too.
+    """
     assert outcome.models is not None  # noqa: S101 - the caller has checked
     replies = await federation.exchange(FinalModels(outcome.models), wanted=[Wanted(Scores)])
     scores, n_users = replies[Scores], len(outcome.models)
-    figures = {"sum_of_losses": float(scores.objective.sum()), **replies.left_out(n_users)}
+    figures = {**({"sum_of_losses": float(scores.objective.sum())} if with_losses else {}), **replies.left_out(n_users)}
     judged = scores.n_test > 0
     if not judged.any():
         return replace(outcome, figures={**outcome.figures, **figures})

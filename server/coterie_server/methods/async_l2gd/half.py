@@ -9,6 +9,7 @@ that all of them make it. The coins determine each user's steps in each iteratio
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,10 +19,12 @@ import numpy as np
 from coterie.arrays import Array, Indices
 from coterie.errors import ConfigError, RunError
 from coterie.experiment.config import Experiment
+from coterie.experiment.privacy import Draws, Privacy
 from coterie.families.schedule import Schedule, schedule_by
 from coterie.methods.async_l2gd import MESSAGES, Advance, Config, Parameters
 from coterie.wire.messages import Message, PerCluster
-from coterie_server.families import coin_counts, known_clusters, peers
+from coterie_server.families import cluster_noise, coin_counts, known_clusters, peers
+from coterie_server.families.cluster_noise import ClusterNoise
 from coterie_server.families.coin_counts import NO_REUSE, REUSE_ALL, REUSE_WITHIN
 from coterie_server.families.known_clusters import Clusters, cluster_sums, clusters_of, objective_of, private_outcome, weighted_average
 from coterie_server.families.peers import AmongPeers, Averaged
@@ -68,13 +71,22 @@ class Coordinator:
     reuses_bar: bool
 
     def as_half(self) -> StageHalf[State]:
+        privacy = self.setting.privacy
+        half = half_of(self)
+        if privacy is not None:
+            half = replace(half, epsilon=functools.partial(self.epsilon, privacy), notes=[self._said(privacy)])
         return replace(
-            half_of(self),
+            half,
             spread_of_vectors=self.spread_of_vectors,
             drawn_vectors=self.drawn_vectors,
             ends=lambda figures: f"{figures['iteration']:.0f} iterations" if figures[ENDED] >= 1 else "",
             part=lambda figures: figures["iteration"] / self.config.iterations,
         )
+
+    def _said(self, privacy: Privacy) -> str:
+        n = cluster_noise.n_averages(self._schedule(), self.clusters, self.reuse, self.config.iterations)
+        noise = f"the noise of each cluster's average is {self.multiplier(privacy):.3g} clips of one user"
+        return f"privacy: changes of users from the average are clipped at {privacy.clip:g}; {noise}, in at most {n} averages of a cluster"
 
     @property
     def client_options(self) -> Mapping[str, Any]:
@@ -86,16 +98,12 @@ class Coordinator:
         rates, ones = self.rates, np.ones(self.clusters.size)
         numbers, alpha = self.clusters.numbers, self.clusters.alpha
         await federation.exchange(Parameters(numbers, rates.p0 * ones, rates.p, rates.tau, alpha, rates.eta * ones, self.reuse))
-        return State(0, np.zeros(self.d), is_new=False, is_stale=True, between_rounds=0)
+        return self._begun()
 
     async def round(self, state: State, federation: Federation, _: int) -> tuple[State, Mapping[str, float]]:
         """To the next iteration that needs a new bar, or by `round_iterations`, or to the next trace."""
         config, numbers = self.config, self.clusters.numbers
-        trace = known_clusters.next_trace(config.trace_every, config.iterations, state.at)
-        stop = min(config.iterations, state.at + config.round_iterations, trace)
-        start = state.at + int(state.is_new)  # this iteration has the new average
-        until, is_stale = self._schedule().next_global(start, stop, is_stale=state.is_stale, is_reusable=self.reuses_bar)
-        wants_pair = until < stop
+        until, is_stale, wants_pair = self._next(state)
         go = Advance(numbers, np.full(numbers.size, until), np.full(numbers.size, int(wants_pair)))
         news = (
             [MESSAGES.global_average(numbers, np.tile(state.average, (numbers.size, 1)))]
@@ -115,18 +123,49 @@ class Coordinator:
             figures |= (await objective_of(federation, self.clusters, MESSAGES, has_peers=self.setting.has_peers))[0]
         return after, {**figures, ENDED: float(until >= config.iterations)}
 
+    def _next(self, state: State) -> tuple[int, bool, bool]:
+        """Where the next round ends, whether bar is out of date there, and whether it needs a new one."""
+        config = self.config
+        trace = known_clusters.next_trace(config.trace_every, config.iterations, state.at)
+        stop = min(config.iterations, state.at + config.round_iterations, trace)
+        start = state.at + int(state.is_new)  # this iteration has the new average
+        until, is_stale = self._schedule().next_global(start, stop, is_stale=state.is_stale, is_reusable=self.reuses_bar)
+        return until, is_stale, until < stop
+
+    def epsilon(self, privacy: Privacy, n_rounds: int) -> float:
+        """What so many rounds spend."""
+        state = self._begun()
+        end = 0
+        for _ in range(n_rounds):
+            if state.at >= self.config.iterations:
+                break
+            until, is_stale, wants_pair = self._next(state)
+            state = replace(state, at=until, is_new=wants_pair, is_stale=is_stale and not wants_pair)
+            end = until + int(wants_pair)
+        n = cluster_noise.n_averages(self._schedule(), self.clusters, self.reuse, end)
+        return privacy.spent(Draws(n, 1.0), self.multiplier(privacy), 1)
+
+    def multiplier(self, privacy: Privacy) -> float:
+        """The noise multiplier of the stage."""
+        return cluster_noise.multiplier_of(privacy, self._schedule(), self.clusters, self.reuse, self.config.iterations)
+
+    def _begun(self) -> State:
+        return State(0, np.zeros(self.d), is_new=False, is_stale=True, between_rounds=0)
+
     def _schedule(self) -> Schedule:
         return schedule_by(self.setting.seed, self.rates.p0, self.rates.p, self.clusters.numbers, self.config.coins)
 
     async def finish(self, state: State, federation: Federation) -> Outcome:
         """The objective and the users' scores. Models stay at the users unless `collect_models` is set."""
-        rates, n = self.rates, self.config.iterations
+        rates, n, privacy = self.rates, self.config.iterations, self.setting.privacy
         p0, p = rates.p0, rates.p
         within = np.where(self.reuse > NO_REUSE, (1 - p0) ** 2 * p * (1 - p), (1 - p0) * p)  # (k,) rounds in each cluster, per iteration
         figures = {"between_rounds": float(state.between_rounds), "eta": rates.eta, "p0": rates.p0}
+        if privacy is not None:
+            figures |= {"delta": privacy.delta, "clip": privacy.clip, "noise_multiplier": self.multiplier(privacy)}
         figures |= {"between_rounds_expected": self._expected_between() * n, "within_rounds_expected": float(within.sum()) * n}
         cure = f"{n} iterations, or a smaller eta than {rates.eta:.3g}, to which the distance from the optimum in the limit is proportional"
-        ends = {"collects": self.config.collect_models, "has_peers": self.setting.has_peers}
+        ends = {"collects": self.config.collect_models, "has_peers": self.setting.has_peers, "tells_centre": privacy is None}
         return await private_outcome(federation, self.clusters, MESSAGES, figures, self.setting.stage, cure=cure, **ends)
 
     def _expected_between(self) -> float:
@@ -186,7 +225,8 @@ class Coordinator:
         return known_clusters.hosts_of(self.setting, self.clusters)
 
     def _fixed_counts(self, figures: Sequence[Mapping[str, float]]) -> tuple[Counts, Counts]:
-        return known_clusters.fixed_counts(self.clusters, self.d, figures, self._hosts, collects=self.config.collect_models)
+        collects, tells_centre = self.config.collect_models, self.setting.privacy is None
+        return known_clusters.fixed_counts(self.clusters, self.d, figures, self._hosts, collects=collects, tells_centre=tells_centre)
 
 
 def _averages(between: float, models: float, targets: float) -> dict[tuple[str, ...], float]:
@@ -226,7 +266,7 @@ class ClusterHalf:
 
     def __init__(self, config: Config, setting: ClusterSetting) -> None:
         self._config = config
-        self._seed, self._precision = setting.seed, setting.precision
+        self._seed, self._precision, self._setting = setting.seed, setting.precision, setting
         self._clusters = clusters_of(config, setting.members, setting.robust, some_only=True)
 
     def init(self) -> ClusterHalfState:
@@ -244,9 +284,18 @@ class ClusterHalf:
             return replace(state, parameters=parameters), []
         if isinstance(go := inbox.get(Advance), Advance):
             news = inbox.get(MESSAGES.global_average)
-            walk = Walk(self._config, self._clusters, self._seed, self._precision, state)
+            walk = Walk(self._config, self._clusters, self._seed, self._precision, state, self._noise(state))
             return await walk.to(go, news if isinstance(news, MESSAGES.global_average) else None, federation)
         return state, [await cluster_sums(federation, self._clusters, MESSAGES, inbox, state.within_rounds)]
+
+    def _noise(self, state: ClusterHalfState) -> ClusterNoise | None:
+        """That of the averages, with `privacy`: of all clusters, since runs with aggregators have none."""
+        privacy, secret, sent = self._setting.privacy, self._setting.secret, state.parameters
+        if privacy is None or secret is None or sent is None:
+            return None
+        schedule = schedule_by(self._seed, float(sent.p0[0]), sent.p, self._clusters.numbers, self._config.coins)
+        multiplier = cluster_noise.multiplier_of(privacy, schedule, self._clusters, sent.is_reusable, self._config.iterations)
+        return ClusterNoise(privacy.clip, multiplier, secret)
 
 
 def among_peers(config: Config, setting: ClusterSetting, others: Peers) -> ClusterMethod[Any]:

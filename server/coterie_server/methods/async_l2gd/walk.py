@@ -19,6 +19,7 @@ from coterie.families.schedule import CLUSTER, GLOBAL, LOCAL, combined, moved, s
 from coterie.methods.async_l2gd import MESSAGES, Advance, Centres, Config, Parameters, Steps
 from coterie.wire.messages import Message, PerCluster
 from coterie.wire.precision import Precision
+from coterie_server.families.cluster_noise import ClusterNoise
 from coterie_server.families.coin_counts import NO_REUSE, REUSE_ALL
 from coterie_server.families.known_clusters import Clusters, centres_of
 from coterie_server.interface.half import Federation
@@ -71,10 +72,19 @@ _STEPS = {
 class Walk:
     """Takes some clusters from their iterations to those that the coordinator wants."""
 
-    def __init__(self, config: Config, clusters: Clusters, seed: int, precision: Precision, state: ClusterHalfState) -> None:
+    def __init__(
+        self,
+        config: Config,
+        clusters: Clusters,
+        seed: int,
+        precision: Precision,
+        state: ClusterHalfState,
+        noise: ClusterNoise | None = None,  # of the averages
+    ) -> None:
         if state.parameters is None:
             raise RunError("the coordinator sent no parameters before the first iteration")
         self._config, self._clusters, self._precision, self._p = config, clusters, precision, state.parameters
+        self._noise = noise
         self._schedule = schedule_by(seed, float(self._p.p0[0]), self._p.p, clusters.numbers, config.coins)
         self._at, self._known, self._within_rounds = state.at.copy(), state.known.copy(), state.within_rounds.copy()
         self._cluster_average, self._global_average = state.cluster_average.copy(), state.global_average.copy()
@@ -131,7 +141,11 @@ class Walk:
             models = replies[MESSAGES.models].theta
             if not self._cluster_average.shape[1]:
                 self._cluster_average = np.zeros((self._clusters.size, models.shape[1]))
-            self._cluster_average[asked] = self._precision.rounded(centres_of(self._clusters, asked, models))
+            if self._noise is None:
+                found = centres_of(self._clusters, asked, models)
+            else:
+                found = self._noise.averages(self._clusters, asked, models, self._cluster_average[asked], self._at[asked])
+            self._cluster_average[asked] = self._precision.rounded(found)
             self._known[asked] = FRESH
 
     def _targets(self, legs: Mapping[int, _Leg]) -> list[Message]:
