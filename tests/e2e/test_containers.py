@@ -72,9 +72,10 @@ def test_the_images_are_confined_and_say_what_they_are() -> None:
         assert config["User"] == "10001:10001"
         assert config["Labels"]["org.opencontainers.image.title"] == name
         assert config["Labels"]["org.opencontainers.image.version"] == coterie.__version__
-        code = "import importlib.util as u; print(*[n for n in ('torch', 'scipy', 'coterie_server', 'coterie_client') if u.find_spec(n)])"
+        packages = ("torch", "scipy", "dp_accounting", "coterie_server", "coterie_client")
+        code = f"import importlib.util as u; print(*[name for name in {packages} if u.find_spec(name)])"
         found = docker("run", "--rm", "--read-only", "--network", "none", "--entrypoint", "python", image, "-c", code)
-        assert found == {"server": "scipy coterie_server", "client": "coterie_client"}[target]
+        assert found == {"server": "scipy dp_accounting coterie_server", "client": "coterie_client"}[target]
     refused = docker("run", "--rm", "--read-only", f"coterie-client:{coterie.__version__}", "run", "hsb", check=False)
     assert refused.startswith("error: this command needs coterie_server")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -328,3 +330,40 @@ def test_owners_read_and_accept_who_adds_the_noise(archive: Path) -> None:
     assert consent_hash(other) != consent_hash(experiment)
     (step,) = [step for step in steps_of(experiment) if "partial/shared" in step.reveal.steps]
     assert "the total with the noise of all hosts that are asked" in step.reveal.concluded
+
+
+# ---- images: what a host needs
+
+
+def test_a_host_without_scipy_and_the_accountant_adds_its_share_where_the_multiplier_is_given(archive: Path) -> None:
+    """As in the image `client`."""
+    content = {**experiment_of(archive).model_dump(mode="json", exclude_unset=True), "method": {"name": "fedavg"}}
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys(["scipy", "scipy.special", "dp_accounting", "torch"]))
+import numpy as np
+from coterie.draws.secret import Secret
+from coterie.experiment.config import experiment_from
+from coterie.families.shares import shares_of
+from coterie_client.hosting.build import build_host
+host = build_host("h", experiment_from({content!r}), "run", ["u0"])
+shares = shares_of(host.experiment)
+assert shares.noise(Secret(bytes(32)).numbers(), 5).any() and host._share is not None
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "missing"),
+    [({"unit": "row", "where": None}, "scipy"), ({"noise_multiplier": None, "epsilon": 1.0}, "dp_accounting")],
+)
+def test_a_host_that_lacks_a_library_of_its_noise_says_so_before_it_joins(
+    privacy: Mapping[str, Any], missing: str, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = experiment_of(archive, privacy=privacy)
+    build_host("h", experiment, "run", ["u0"])
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(
+        ConfigError, match=rf"^the noise of this host needs {missing}, which is not installed: pip install 'coterie\[privacy\]'"
+    ):
+        build_host("h", experiment, "run", ["u0"])

@@ -48,6 +48,8 @@ def build_host(
     `admit` decides which of them take part, and under which names. `tls` signs the host's keys of masked sums.
     """
     check_versions(experiment.packages)
+    if experiment.privacy is not None:
+        experiment.privacy.check_libraries()
     reading = read_users(experiment.data, experiment.seed, users, data_dir)
     taken = None if admit is None else admit(reading.users)
     loaded = reading.users if taken is None else taken.users

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from coterie.arrays import Array
 from coterie.errors import RunError
+from coterie.extras import needed
 
 KEY_BYTES: Final = 32
 _TERMS: Final = 4  # quantiles in a normal number
@@ -112,9 +113,8 @@ class SecretNumbers:
 
     def normal(self, n: int) -> Array:
         """(n,) standard normal numbers."""
-        from scipy.special import ndtri  # noqa: PLC0415 - members without privacy start without scipy
-
-        found: Array = ndtri(self.uniform(_TERMS * n)).reshape(_TERMS, n).sum(axis=0) / np.sqrt(_TERMS)
+        quantiles = needed("scipy.special", "privacy", "normal noise is drawn with scipy").ndtri  # members without privacy have no scipy
+        found: Array = quantiles(self.uniform(_TERMS * n)).reshape(_TERMS, n).sum(axis=0) / np.sqrt(_TERMS)
         return found
 
     def order(self, n: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:

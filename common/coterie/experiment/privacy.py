@@ -5,6 +5,7 @@ A method says in `Method.protects` which units it can protect.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Self
@@ -17,6 +18,8 @@ from coterie.draws.accountant import Sampling, Steps, epsilon, noise_multiplier
 from coterie.draws.secret import SecretNumbers
 from coterie.errors import ConfigError
 from coterie.experiment.settings import Settings
+from coterie.extras import not_installed
+from coterie.findings import Finding
 
 Unit = Literal["row", "user"]
 UNITS: Final[tuple[Unit, ...]] = ("row", "user")
@@ -127,6 +130,13 @@ class Privacy(Settings):
     def is_of_hosts(self) -> bool:
         """Whether hosts add the noise, so that it protects from the coordinator too."""
         return self.unit == "row" or self.is_shared
+
+    def check_libraries(self) -> None:
+        """ConfigError if this process lacks a library of the noise that its host adds."""
+        uses_normal, counts = self.unit == "row", self.is_of_hosts and self.epsilon is not None
+        for module, is_needed in (("scipy", uses_normal or counts), ("dp_accounting", counts)):
+            if is_needed and importlib.util.find_spec(module) is None:
+                raise not_installed(f"the noise of this host needs {module}", "coterie[privacy]", Finding("T21"))
 
     def multiplier(self, per_round: Draws, rounds: int) -> float:
         """The noise multiplier with which so many rounds spend at most `epsilon`; or the given one."""
