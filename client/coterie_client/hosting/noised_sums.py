@@ -42,7 +42,8 @@ def share_of(experiment: Experiment, keys: NoiseKeys) -> Noised | None:
 def noised(ask: AskTotal, found: Sequence[Rows], shares: Shares, secret: Secret) -> Total:
     """The sum of the changes in the messages, each shortened, plus a share of the noise: once for this key.
 
-    ProtocolError for weights, groups, another form than that of the noise, and fields that are no vectors.
+    ProtocolError for weights, groups, another form than that of the noise, and fields that are no vectors. ConfigError where these are too
+    long for the noise.
     """
     cls = ask.of
     if ask.weight.shape[1] or ask.group.shape[1] or any(row != list(form_of(shares)) for row in ask.form.tolist()):
@@ -55,6 +56,7 @@ def noised(ask: AskTotal, found: Sequence[Rows], shares: Shares, secret: Secret)
         total = np.zeros(size, dtype=np.int64)
         if size:
             n_noised += 1
+            shares.check(sum(map(len, parts)), size)
             for part in parts:
                 for row in part:
                     total += shares.whole(row.reshape(1, -1))[0]

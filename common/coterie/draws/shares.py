@@ -5,7 +5,7 @@ masks let the coordinator see the total alone:
 
     T = sum_i k_i + sum_h y_h  modulo 2^64,   k_i = round(2^f clip(x_i; C')),   y_h ~ N_Z(0, s^2)^d                                      (1)
 
-N_Z(0, s^2) is the discrete Gaussian: P(y) is proportional to exp(-y^2 / 2 s^2) for whole numbers y. The host's part of the grid is 2^-f.
+N_Z(0, s^2) is the discrete Gaussian: P(y) is proportional to exp(-y^2 / 2 s^2) for whole numbers y. One stands for 2^-f.
 
 **Rounding.** Printed Algorithm 1 rounds at random, and again until the norm is small enough. Here rounding is to the nearest number, which
 moves a vector of d numbers by at most sqrt(d) / 2. So C' leaves room for it:
