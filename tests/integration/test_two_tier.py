@@ -157,7 +157,7 @@ def round_of(folder: Path, output: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("role", "name", "topology"),
     [("aggregator", "y", "clusters"), ("client", "host-2-1", "clusters"), ("both", "y", "clusters"), ("both", "y", "peers")],
@@ -177,7 +177,7 @@ def test_a_killed_aggregator_or_host_comes_back_and_the_bits_are_those_of_a_calm
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
             os.kill(processes_of(folder, of_role)[victim], signal.SIGKILL)
-        assert process.wait(DEADLINE_S) == 0, (folder / "run.log").read_text()
+        assert process.wait(2 * DEADLINE_S) == 0, (folder / "run.log").read_text()
     np.testing.assert_array_equal(models(folder, "fire"), models(folder, "calm"))
     check_books(folder, "fire")
     events = [text for (text,) in rows(folder, "fire", "SELECT text FROM events")]
