@@ -56,7 +56,7 @@ Topology = Annotated[
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plain text beyond this machine.")]
 TlsFolder = Annotated[Path | None, typer.Option("--tls", metavar="DIR", help="Its certificate: ca.crt, tls.crt, tls.key.")]
 TlsName = Annotated[str | None, typer.Option("--tls-name", metavar="NAME", help="In its certificate, instead of HOST.")]
-Announce = Annotated[str | None, typer.Option(metavar="HOST", help="In the address file.  [default: --listen's, or this machine]")]
+Announce = Annotated[str | None, typer.Option(metavar="HOST", help="As others dial it.  [default: --listen's, or this machine]")]
 Trace = Annotated[bool, typer.Option("--trace", help="Spans to an OpenTelemetry collector.")]
 Otlp = Annotated[str | None, typer.Option(metavar="URL", help="Where it is.  [default: OTEL_EXPORTER_OTLP_ENDPOINT]")]
 TraceEvery = Annotated[int | None, typer.Option(min=1, metavar="N", help="Every Nth round.  [default: ever fewer]")]
