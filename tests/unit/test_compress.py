@@ -313,7 +313,8 @@ def test_owners_are_asked() -> None:
     thin = experiment(up={"quantize": {"bits": 4}})
     assert consent_parts(thin)["compress"] == {"up": {"quantize": {"bits": 4}}}
     assert "compress" not in consent_parts(experiment())
-    assert "  vectors are compressed on their way: up (quantize (bits 4))" in asked_lines(thin)
+    told = "up (quantize (bits 4, stochastic true), against task, feedback false)"
+    assert f"  vectors are compressed on their way: {told}" in asked_lines(thin)
 
 
 def test_a_host_that_names_other_users_or_fields_is_told_so() -> None:

@@ -39,6 +39,7 @@ def asked_lines(experiment: Experiment) -> list[str]:
     asked = consent_parts(experiment)
     # The keys of a method, and so the hash, are known only by its code.
     before = " (that of the method is imported before its owner is asked)" if written(asked["method"]["name"]) in asked["code"] else ""
+    thin = experiment.federation.compress
     settings = {key: value for key, value in asked["method"].items() if key != "name"}
     lines = [
         *(f"  {name}: {value}" for name, value in _data(experiment, asked["data"])),
@@ -47,7 +48,7 @@ def asked_lines(experiment: Experiment) -> list[str]:
         f"  method: {asked['method']['name']}{f' ({_mapping(settings)})' if settings else ''}",
         f"  references: {_listed(asked['references']) or 'none'}",
         f"  vectors travel as {asked['payload']}; models are {'' if asked['evaluate'] else 'not '}judged on these rows",
-        *([f"  vectors are compressed on their way: {_mapping(asked['compress'])}"] if "compress" in asked else []),
+        *([] if thin is None else [f"  vectors are compressed on their way: {_mapping(thin.model_dump(mode='json', exclude_none=True))}"]),
         *([f"  sums below are {_SUMMED['sums' in asked]}"] if asked.get("exact_sums") else []),
         *(["  for standard errors second moments of these rows are sent"] if asked.get("inference") else []),
         *([f"  privacy: {_mapping(asked['privacy'])}"] if "privacy" in asked else []),

@@ -260,7 +260,7 @@ CASES: Mapping[str, Case] = {
     "fedavg": network({"name": "fedavg"}),
     "fedavg robust": network({"name": "fedavg", "participation": 1.0}, federation=_robust("multi_krum")),
     "fedavg thin": network({"name": "fedavg"}, federation=_thin(up={"top_k": 0.3, "lossless": "zlib"})),
-    "ditto thin": network({"name": "ditto", **_SHORT}, federation=_thin(up={"top_k": 0.1, "against": "last"})),
+    "ditto thin": network({"name": "ditto", **_SHORT}, federation=_thin(up={"top_k": 0.1, "feedback": True})),
     "fedavg thin convex": descent({"name": "fedavg"}, federation=_thin(up={"rand_k": 0.3, "feedback": True})),
     "fedrep thin": network(_FEDREP, federation=_thin(up={"quantize": {"bits": 4, "rotate": "hadamard"}}, down={"quantize": {}})),
     "lg_fedavg": network({"name": "lg_fedavg"}),
