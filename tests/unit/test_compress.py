@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from coterie.compress.choice import Drawn, Largest, kept
 from coterie.compress.draws import Draws
 from coterie.compress.link import Link, Place
+from coterie.compress.memory import Memory
 from coterie.compress.packing import Packing
 from coterie.compress.rotation import rotated, turned_back
 from coterie.errors import ConfigError, ProtocolError
@@ -402,3 +403,28 @@ def test_a_compressor_is_known_and_allowed() -> None:
         experiment(up={"by": "signs:SIGNS", "quantize": {}})
     with plugins.code_allowed(False), pytest.raises(ConfigError, match="--allow-code"):
         Packing.of(Thin(by="signs:SIGNS"), FLOAT32)
+
+
+# ---- memories
+
+
+def test_a_memory_knows_what_it_was_after_earlier_exchanges_of_the_round() -> None:
+    memory, users = Memory(), np.array([4, 9])
+    memory.begin(5, (1, 1))
+    memory.put("x", users, np.array([[1.0], [2.0]]))
+    after_round = memory.tree()
+    for seq, value in ((6, 3.0), (8, 5.0)):
+        memory.begin(seq, (1, 2))
+        memory.put("x", users[:1], np.array([[value]]))
+    memory.begin(9, (1, 2))
+    memory.put("y", users, np.zeros((2, 3)))
+
+    def held(seq: int | None) -> dict[str, list[float]]:
+        return {name: [float(row[0]) for row in one["rows"]] for name, one in memory.tree(seq).items()}
+
+    assert held(None) == held(9) == {"x": [5.0, 2.0], "y": [0.0, 0.0]}
+    assert held(8) == {"x": [5.0, 2.0]}
+    assert held(7) == held(6) == {"x": [3.0, 2.0]}
+    assert held(5) == {"x": [1.0, 2.0]}
+    again = Memory.from_tree(after_round)
+    assert [None if row is None else row.tolist() for row in again.of("x", np.array([9, 1, 4]))] == [[2.0], None, [1.0]]
