@@ -15,11 +15,15 @@ import pytest
 from rich.console import Console
 
 from coterie.errors import ConfigError
+from coterie.experiment.config import as_written
+from coterie.experiment.robust import RULES, Robust
 from coterie.families.partial import Updated
 from coterie_client.hosting.host import Host
 from coterie_deploy.engines.launch import Launch, launch
-from coterie_deploy.studies.attack import Asked, How, attack_here, choose
+from coterie_deploy.read.shipped import load
+from coterie_deploy.studies.attack import Asked, Attacking, How, attack_here, choose
 from coterie_deploy.studies.attack.lies import KINDS, Lies
+from coterie_deploy.studies.attack.plan import Cell
 from coterie_deploy.studies.check.federations import network
 from coterie_server.record.rundb import open_run
 
@@ -128,7 +132,16 @@ def test_a_drill_judges_honest_users_and_a_median_bears_what_a_mean_does_not(tmp
     assert found["local_network", "mean", "sign_flip"] == found["local_network", "mean", "nobody"]  # users share nothing
     printed = " ".join(out.getvalue().split())
     assert "2 of 10 hosts lie" in printed
-    assert "No rule fits local_network" in printed
+    assert "median: refused for local_network: the row is what it does by itself" in printed
+
+
+def test_rules_that_do_not_fit_a_method_are_left_out() -> None:
+    section = "{name: async_l2gd, gamma: 1.0, alpha: 0.5, iterations: 20}"
+    content = as_written(load("hlm", [f"method={section}", "references=[]"]))
+    attacking = Attacking(content, ["async_l2gd", "hlm_exact"], ["mean", *RULES], ["gauss"], [0], 10, 2)
+    assert attacking.rules_of("async_l2gd") == ["mean", *(rule for rule in RULES if rule != "norm_clip")]
+    assert attacking.rules_of("hlm_exact") == ["mean"]
+    assert attacking.experiment(Cell("async_l2gd", "krum", "gauss"), 0).federation.robust == Robust(rule="krum", fraction=0.2)
 
 
 @pytest.mark.parametrize(

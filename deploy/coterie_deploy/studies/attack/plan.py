@@ -89,7 +89,8 @@ class Attacking:
         if cell.kind == NOBODY:
             return Lies("label_flip", frozenset(), 0.0, seed)  # a run of a drill, in which nobody does
         names = frozenset(f"host-{number}" for number in range(self.hosts - self.liars + 1, self.hosts + 1))
-        return Lies(cell.kind, names, self.strength or STRENGTHS[cell.kind], seed)  # type: ignore[arg-type]
+        strength = STRENGTHS[cell.kind] if self.strength is None else self.strength
+        return Lies(cell.kind, names, strength, seed)  # type: ignore[arg-type]
 
     def wanted(self, folder: Path) -> list[Wanted]:
         """The runs, seed by seed."""

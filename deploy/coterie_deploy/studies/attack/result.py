@@ -154,9 +154,11 @@ def _shown(value: float, attacked: Attacked) -> str:
 def notes(attacked: Attacked, attacking: Attacking) -> list[str]:
     """What the table does not say by itself."""
     said = [f"{NOBODY}: the same hosts, none of which lies; the mean is over the same users."]
-    only = [name for name in attacking.methods if attacking.rules_of(name) == [MEAN]]
-    if only and len(attacking.rules) > 1:
-        said.append(f"No rule fits {', '.join(only)}: the row is what it does by itself.")
+    for name in attacking.methods:
+        fitting = attacking.rules_of(name)
+        if unfit := [rule for rule in attacking.rules if rule not in fitting]:
+            does = ": the row is what it does by itself" if fitting == [MEAN] else ""
+            said.append(f"{', '.join(unfit)}: refused for {name}{does}.")
     for name in attacking.methods:
         lied = [cell for cell in attacked.alone if (cell.method, cell.rule) == (name, MEAN) and cell.kind != NOBODY]
         found = [attacked.alone[cell] for cell in lied]
