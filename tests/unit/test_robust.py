@@ -143,7 +143,7 @@ def refusal(content: dict[str, Any], robust: dict[str, Any] | None = None, **fed
     [
         ({**NETWORK, "method": FEDAVG, "exact_sums": True}, {"sums": "masked", "hosts": 3}, "may lie about that too"),
         ({**NETWORK, "method": FEDAVG, "exact_sums": True}, {}, "with exact_sums hosts add them up"),
-        ({**CONVEX, "method": {"name": "pdmm", "penalty": 0.1}}, {}, "a user that lies ends in a cluster of its own"),
+        ({**CONVEX, "method": {"name": "pdmm", "penalty": 0.1}}, {}, "its penalties bound how far one user pulls another"),
         ({**CONVEX, "method": {"name": "global"}}, {}, "uses more than a mean"),
         ({**NETWORK, "method": {"name": "local_network"}}, {}, "users share nothing"),
         ({**CONVEX, "method": {"name": "fed_mtl"}}, {}, "its own mean of the others"),

@@ -58,7 +58,7 @@ class Config(Settings):
 METHOD = Method(
     config=Config,
     room="consensus",
-    no_rule=lambda *_: "no models are averaged: a user that lies ends in a cluster of its own",
+    no_rule=lambda *_: "no models are averaged: its penalties bound how far one user pulls another",
     alternatives=(frozenset({"penalty", "path"}),),
     tries="path",
     intervals=lambda config: "groups" if config is not None and config.refit else "",  # of the refits

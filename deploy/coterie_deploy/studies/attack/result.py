@@ -78,7 +78,7 @@ def _read(folder: Path, lying: set[str]) -> tuple[str, float, int | None]:
     with contextlib.closing(open_run(folder)) as connection:
         names = [name for (name,) in connection.execute("SELECT name FROM members ORDER BY position")]
         figures = list(connection.execute("SELECT name, member, value FROM user_results WHERE stage = ?", stage))
-        labels = connection.execute("SELECT labels FROM memberships WHERE stage = ? ORDER BY round DESC LIMIT 1", stage).fetchone()
+        labels = connection.execute("SELECT labels FROM memberships ORDER BY stage DESC, round DESC LIMIT 1").fetchone()  # refits have none
     known = {name for name, _, _ in figures}
     key = next((name for name in (*_FIRST, *sorted(known)) if name in known), None)
     if key is None:
